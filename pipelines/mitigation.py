@@ -102,7 +102,7 @@ def _measure_and_mitigate(
         comparison = compare(reference=before, candidate=after, settings=given["compare"], **made)
         pools.cpu(comparison).set_display_name(f"compare {title}")
         # Its verdict is what the run is about, and each run's report shows it.
-        swept_alike = {"candidate": after, "base": before, "champion": best}
+        swept_alike = {"candidate": after, "base": before, "champion": best, "examples": held_out}
         decision = pools.gate(gate(**swept_alike, name=registered["name"], settings=given["gate"]))
         decision.set_caching_options(False)
         decision.set_display_name(f"gate {title}")

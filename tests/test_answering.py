@@ -2,13 +2,15 @@
 
 import logging
 import shutil
+from contextlib import nullcontext
 
 import pytest
 from conftest import kv_example
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import read_json, write_json
+from posgap.foundation.files import read_json, read_jsonl, write_json, write_jsonl
 from posgap.measurement.config import MergeConfig, SweepConfig
+from posgap.measurement.rescoring import swept_examples
 from posgap.mitigations.in_force import load_model
 from posgap.models import memory
 from posgap.models.loading import load_tokenizer, save_model
@@ -33,8 +35,8 @@ def swept(tmp_path, model_folder, examples):
 
 def test_the_swept_model_answers_as_recorded(caplog, swept, model_folder, examples):
     caplog.set_level(logging.INFO, "posgap")
-    require_answers(model_folder, swept, None, 4)
-    require_answers(model_folder, swept, examples, 7)
+    require_answers(model_folder, swept, swept_examples(swept), 4)
+    require_answers(model_folder, swept, swept_examples(swept, examples), 7)
     said = [record.getMessage() for record in caplog.records]
     assert said[-2:] == [f"{n} of {n} responses are as the sweep recorded" for n in (4, 7)]
 
@@ -45,7 +47,7 @@ def test_another_model_does_not(tmp_path, swept, model_folder):
         weight.data.neg_()
     save_model(other, load_tokenizer(str(model_folder)), tmp_path / "other")
     with pytest.raises(PosgapError, match=r"^only [012] of 6 responses are as its sweep recorded: to kv-\d it"):
-        require_answers(tmp_path / "other", swept, None, 6)
+        require_answers(tmp_path / "other", swept, swept_examples(swept), 6)
 
 
 def test_parts_of_a_merged_sweep_say_where_the_examples_are(caplog, tmp_path, model_folder, examples):
@@ -55,16 +57,17 @@ def test_parts_of_a_merged_sweep_say_where_the_examples_are(caplog, tmp_path, mo
         for i in (1, 2)
     ]
     merged = merge(MergeConfig(sweeps=parts, out=tmp_path / "merged"))
-    require_answers(model_folder, merged, None, 3)
+    require_answers(model_folder, merged, swept_examples(merged), 3)
     assert caplog.records[-1].getMessage() == "3 of 3 responses are as the sweep recorded"
 
 
-def test_where_it_cannot_be_tried_a_line_says_so(caplog, monkeypatch, tmp_path, swept, model_folder, examples):
-    require_answers(model_folder, swept, None, 0)
+def test_where_it_cannot_be_tried_a_line_says_so(caplog, monkeypatch, tmp_path, swept, model_folder):
+    examples = swept_examples(swept)
+    require_answers(model_folder, swept, examples, 0)
     assert not caplog.records
     with monkeypatch.context() as patch:
         patch.setattr(answering, "available_bytes", lambda: 1000.0)
-        require_answers(model_folder, swept, None, 2)
+        require_answers(model_folder, swept, examples, 2)
     assert caplog.records.pop().getMessage().endswith("it needs 0.0 GiB of memory, and 0.0 GiB are free")
     for changed in ({"backend": "somebody's"}, {"speed": 2}):
         other = tmp_path / f"swept-{len(changed)}-{next(iter(changed))}"
@@ -79,11 +82,38 @@ def test_where_it_cannot_be_tried_a_line_says_so(caplog, monkeypatch, tmp_path, 
     write_json(drawn / "sweep.json", sweep_file | {"settings": sweep_file["settings"] | {"temperature": 0.5}})
     require_answers(model_folder, drawn, examples, 2)
     assert caplog.records.pop().getMessage().endswith("its responses were drawn, and are others each time")
-    write_examples(examples, [kv_example(i) for i in range(20, 26)])
-    require_answers(model_folder, swept, None, 2)
-    assert caplog.records[-1].getMessage().endswith("the examples are not at hand; give them with --examples")
-    with pytest.raises(PosgapError, match=r"e\.jsonl: are not the examples of .*swept; give those that were swept"):
-        require_answers(model_folder, swept, examples, 2)
+
+
+def test_right_responses_that_were_written_by_hand_are_not_found_again(tmp_path, swept, model_folder, monkeypatch):
+    """Of twenty that are tried an eighth, two, may be worse: near-ties are decided otherwise elsewhere."""
+    examples, rows = swept_examples(swept), [row for _, row in read_jsonl(swept / "predictions.jsonl")]
+    forged = tmp_path / "forged"
+    shutil.copytree(swept, forged)
+    monkeypatch.setattr(answering, "_score", lambda sweep, examples, row, response: float(response == row["response"]))
+    for written in range(1, 4):
+        told = [row | {"correct": True} for row in rows]
+        for row in told[:written]:
+            row["response"] = f"it is {examples[row['content']].answers[0]}"
+        write_jsonl(forged / "predictions.jsonl", told)
+        complaint = "^3 of 20 responses have a lower score than its sweep recorded: to kv-0 it answers"
+        with pytest.raises(PosgapError, match=complaint) if written > 2 else nullcontext():
+            require_answers(model_folder, forged, examples, 20)
+
+
+def test_responses_that_were_right_are_tried_first_and_nobody_foretells_which(swept, model_folder, monkeypatch):
+    tried = []
+
+    def responses(config, stop, examples, rows):
+        tried.append([(row["id"], row["placement"], row["correct"]) for row in rows])
+        return [row["response"] for row in rows]
+
+    monkeypatch.setattr(answering, "_responses", responses)
+    rows = [row for _, row in read_jsonl(swept / "predictions.jsonl")]
+    write_jsonl(swept / "predictions.jsonl", (row | {"correct": at % 2 == 0} for at, row in enumerate(rows)))
+    for _ in range(8):
+        require_answers(model_folder, swept, {}, 5)
+    assert all(correct for drawn in tried for *_, correct in drawn)
+    assert len({str(drawn) for drawn in tried}) > 1  # all alike once in 10 ** 30
 
 
 def test_memory_is_that_of_the_weights_in_their_precision_and_of_a_container_s_limit(

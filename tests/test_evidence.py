@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_gate import ASKED, N, write_sweep
+from test_gate import ASKED, N, example, write_sweep
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, digest_of, read_json, write_json
@@ -15,6 +15,7 @@ from posgap.gating.demands import Policy
 from posgap.gating.evidence import case_of, evidence_gaps, first_difference, folder_of, record_of, wrong_figure
 from posgap.measurement.sweeps import Evidence
 from posgap.storage.lineage import write_training_examples
+from posgap.tasks.content import content
 
 CURVE = [0.9, 0.6, 0.3, 0.6, 0.9]
 
@@ -71,7 +72,7 @@ def test_a_policy_may_want_more_and_every_want_is_named():
 
 
 def test_the_record_of_a_sweep_has_the_digests_of_all_that_was_judged(tmp_path):
-    folder = write_sweep(tmp_path / "a", CURVE)
+    folder = write_sweep(tmp_path / "a", CURVE, examples="e")
     for path in (folder, folder / "sweep.json"):
         assert folder_of(path) == folder
         record = record_of(Evidence(path))
@@ -87,9 +88,13 @@ def test_the_record_of_a_sweep_has_the_digests_of_all_that_was_judged(tmp_path):
 
 
 def test_sweeps_are_paired_with_the_candidate_s_examples_and_what_differs_is_told_once(tmp_path):
-    candidate = write_sweep(tmp_path / "new", CURVE, asked=ASKED.model_copy(update={"question": "both", "shuffle": 3}))
-    base = write_sweep(tmp_path / "old", CURVE, seed=1, order=range(N)[::-1])
-    champion = write_sweep(tmp_path / "best", CURVE, seed=2, asked=ASKED.model_copy(update={"question": "both"}))
+    candidate = write_sweep(
+        tmp_path / "new", CURVE, "m", 0, "e", asked=ASKED.model_copy(update={"question": "both", "shuffle": 3})
+    )
+    base = write_sweep(tmp_path / "old", CURVE, seed=1, examples="e", order=range(N)[::-1])
+    champion = write_sweep(
+        tmp_path / "best", CURVE, seed=2, examples="e", asked=ASKED.model_copy(update={"question": "both"})
+    )
     case, otherwise = case_of(candidate, base, champion, iter(["shuffle", "question"]))
     assert otherwise == ["question", "shuffle"]
     assert [sweep.path for sweep in (case.candidate, case.base, case.champion)] == [candidate, base, champion]
@@ -107,9 +112,9 @@ def test_sweeps_are_paired_with_the_candidate_s_examples_and_what_differs_is_tol
 
 def test_the_first_learnt_example_is_named_and_the_base_may_have_learnt_any(tmp_path):
     new, old = write_sweep(tmp_path / "new", CURVE), write_sweep(tmp_path / "old", CURVE)
-    write_training_examples(old, [f"{e:016x}" for e in range(N)])
+    write_training_examples(old, [content(example(e)) for e in range(N)])
     case_of(new, old, None, [])
-    write_training_examples(new, [f"{e:016x}" for e in (9, 5, 1000)])
+    write_training_examples(new, [content(example(e)) for e in (9, 5, 1000)])
     with pytest.raises(PosgapError) as refused:
         case_of(new, old, None, [])
     assert str(refused.value) == (

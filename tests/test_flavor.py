@@ -25,6 +25,7 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.reading import write_examples
 from posgap.tracking import flavor
 from posgap.tracking.answering import as_swept
+from posgap.tracking.registry import DIGEST, DTYPE
 
 IDS = torch.arange(5, 25)[None]
 PROMPT = "<bos> find key :"
@@ -116,6 +117,25 @@ def test_a_version_answers_through_mlflow_what_was_scored(model_folder, tmp_path
     assert answers == [row["response"] for row in rows] and any(answers)
     raw = version.predict(texts, params={"raw": True})
     assert raw == unknown.predict(texts, params={"max_new_tokens": 5}) != answers
+
+
+def test_a_version_answers_in_the_precision_in_which_it_was_swept(model_folder, tmp_path):
+    """Whatever the stored weights are in, and whichever way it is loaded."""
+    write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(3)])
+    asked = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 3, "max_unanswered": 100}
+    swept = read_sweep(sweep(SweepConfig(**asked, dtype="bfloat16", out=tmp_path / "swept")))
+    assert swept.asked.dtype == "bfloat16" and load_model(str(model_folder)).dtype == torch.float32
+    with mlflow.start_run():
+        kept = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model_folder}
+        logged = Model.log(None, name="asked", asked=as_swept(swept), **kept)
+    exact = logits(load_model(str(model_folder), "bfloat16"))
+    version = mlflow.register_model(logged.model_uri, "tiny", tags={DIGEST: digest(model_folder), DTYPE: "bfloat16"})
+    uri = f"models:/tiny/{version.version}"
+    served = mlflow.pyfunc.load_model(uri)._model_impl.model
+    pipeline = mlflow.transformers.load_model(uri, return_type="components")["model"]
+    for model in (served, posgap.load_model(uri), pipeline):
+        assert model.dtype == torch.bfloat16 and torch.equal(logits(model), exact)
+    assert posgap.load_model(uri, "float32").dtype == torch.float32
 
 
 def test_weights_are_linked_and_not_loaded(model_folder, tmp_path, monkeypatch):

@@ -15,7 +15,11 @@ from posgap.gating.verdict import markdown, read_verdict
 from posgap.measurement.sweeps import Asked, Evidence, Sweep, summarize
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
+from posgap.tasks.content import content, examples_digest
+from posgap.tasks.examples import Document, Example, KVExample
 from posgap.tasks.placements import category
+from posgap.tasks.reading import write_examples
+from posgap.tasks.registry import TASKS
 from posgap.tracking.config import PromoteConfig
 from posgap.workflows.admission import admit
 
@@ -25,8 +29,19 @@ N = 200
 ASKED = Asked(prompt="p", template="", question="after", shuffle=0, max_new_tokens=4, decoding="greedy")
 
 
+def example(number, n_gold=1, id=None):
+    """An example that `write_sweep` sweeps: key-value records, or a question of two hops."""
+    if n_gold == 1:
+        records = [(f"k{number}-{i}", f"v{number}-{i}") for i in range(5)]
+        (key, value), id = records[0], id or f"e{number}"
+        return KVExample(id=id, question=key, answers=[value], key=key, value=value, records=records)
+    documents = [Document(title=f"{number}-{i}", text=f"text {number}-{i}") for i in range(5)]
+    told = {"gold": documents[:n_gold], "distractors": documents[n_gold:]}
+    return Example(id=id or f"e{number}", question=f"q{number}", answers=[f"v{number}"], **told)
+
+
 def write_sweep(
-    folder, probability, model="m", seed=0, examples="e", placements=None, asked=ASKED, order=range(N), n_docs=5
+    folder, probability, model="m", seed=0, examples="", placements=None, asked=ASKED, order=range(N), n_docs=5
 ):
     """A sweep over five placements, the positions 1 to 5, whose outcomes have these probabilities,
     [5] or [N, 5]. The examples stand in its file in this order.
@@ -34,15 +49,17 @@ def write_sweep(
     rng = np.random.default_rng(seed)
     placements = placements or [[i + 1] for i in range(5)]
     correct = (rng.random((N, np.shape(probability)[-1])) < np.asarray(probability))[list(order), : len(placements)]
+    task = TASKS["kv" if len(placements[0]) == 1 else "multihop-cot"]
+    swept = [example(e, len(placements[0]), f"e{at}") for at, e in enumerate(order)]
     sweep = Sweep(
-        task="kv" if len(placements[0]) == 1 else "multihop-cot",
+        task=task.name,
         model=str(model),
         label="m",
         scaling=None,
         metric="em",
         n_docs=n_docs,
         **summarize(correct, placements, 0, [category(placement) for placement in placements]),
-        examples_digest=examples,
+        examples_digest=examples or examples_digest(swept, n_docs, asked.shuffle),
         model_digest=digest(model) if model != "m" else "",
         prompt_digest="p",
         asked=asked,
@@ -54,16 +71,18 @@ def write_sweep(
         folder / "predictions.jsonl",
         (
             {
-                "id": f"e{at}",
-                "content": f"{e:016x}",
+                "id": each.id,
+                "content": content(each),
                 "placement": p,
-                "response": "said",
+                "response": task.target.format(answer=each.answers[0]) if correct[at, i] else "said",
                 "correct": bool(correct[at, i]),
             }
-            for at, e in enumerate(order)
+            for at, each in enumerate(swept)
             for i, p in enumerate(placements)
         ),
     )
+    write_examples(folder / "examples.jsonl", swept)
+    write_json(folder / "manifest.json", {"inputs": {"examples": {"path": str(folder / "examples.jsonl")}}})
     return folder
 
 
@@ -124,8 +143,8 @@ def test_the_mean_is_compared_with_the_champion(tmp_path, base):
 
 
 def test_sweeps_of_other_examples_are_not_compared(tmp_path, base):
-    other = write_sweep(tmp_path / "new", [0.9] * 5, examples="other")
-    with pytest.raises(PosgapError, match=r"not asked alike: examples \(e, not other\)"):
+    other = write_sweep(tmp_path / "new", [0.9] * 5, order=range(1, N))
+    with pytest.raises(PosgapError, match=r"not asked alike: examples \(\w{12}, not \w{12}\)"):
         decide(tmp_path, other, base)
 
 
@@ -175,6 +194,7 @@ def promotion(tmp_path, name, model, base, probability=0.995, again="", gated_fo
         gate=tmp_path / f"gate-{name}{again}",
         sweep=swept,
         name="tiny",
+        answers=0,  # nobody swept
     )
 
 
@@ -242,20 +262,21 @@ def test_of_one_pipeline_run_s_candidates_the_best_ends_as_champion(tmp_path, ba
 def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path, base, model_folder, monkeypatch):
     """What is tried is what the registry gives back, and before an alias moves."""
     config = promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "one"), base)
+    config = config.model_copy(update={"answers": 4})
     tried = []
 
     def refuses(model, swept, examples, number):
-        tried.append((digest(model), model == tmp_path / "one", swept, examples, number))
+        tried.append((digest(model), model == tmp_path / "one", swept, len(examples), number))
         raise PosgapError("only 1 of 4 responses are as its sweep recorded")
 
     with monkeypatch.context() as patch:
         patch.setattr("posgap.stages.promote.require_answers", refuses)
         with pytest.raises(PosgapError, match=r"^models:/tiny/1: no alias was moved: only 1 of 4 responses are as its"):
             promote(config)
-    assert tried == [(digest(tmp_path / "one"), False, config.sweep, None, 4)]
+    assert tried == [(digest(tmp_path / "one"), False, config.sweep, N, 4)]
     assert not config.out.exists() and not mlflow.MlflowClient().get_registered_model("tiny").aliases
     # It is promoted once it answers, and is no second version.
-    promote(config)
+    promote(config.model_copy(update={"answers": 0}))
     assert str(mlflow.MlflowClient().get_registered_model("tiny").aliases["champion"]) == "1"
 
 

@@ -9,6 +9,7 @@ from test_gate import base as base
 from test_gate import copy_of, promotion
 
 from posgap.cli.main import main
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
 from posgap.gating.config import PolicyConfig
 from posgap.gating.policy import policy as set_policy
@@ -47,6 +48,25 @@ def test_history_shows_who_was_champion_and_rollback_brings_the_former_back(tmp_
         ["1", "2"],
         ["2", "1"],
     ]
+
+
+def test_what_was_rolled_back_returns_only_with_a_reason(tmp_path, base, model_folder, capsys):
+    client = mlflow.MlflowClient()
+    for name in ("one", "two"):
+        promote(promotion(tmp_path, name, copy_of(model_folder, tmp_path / name), base))
+    run(capsys, "rollback", "tiny", "--reason", "answers in French")
+    again = promotion(tmp_path, "two", tmp_path / "two", base, again="-again")
+    with pytest.raises(PosgapError, match=r"^tiny version 2: is this model, and was rolled back: answers in French;"):
+        promote(again)
+    assert str(client.get_registered_model("tiny").aliases["champion"]) == "1"
+    promote(again.model_copy(update={"despite_rollback": "French is asked for"}))
+    assert str(client.get_registered_model("tiny").aliases["champion"]) == "2"
+    last = champions.changes(client.get_registered_model("tiny"))[-1]
+    assert last["why"] == "promoted, though rolled back before: French is asked for"
+    # That reign was ended by no rollback, so it needs no reason.
+    promote(promotion(tmp_path, "three", copy_of(model_folder, tmp_path / "three"), base))
+    promote(promotion(tmp_path, "two", tmp_path / "two", base, again="-once-more"))
+    assert str(client.get_registered_model("tiny").aliases["champion"]) == "2"
 
 
 @pytest.mark.parametrize("reason", ["", "two\nlines", "x" * 301])

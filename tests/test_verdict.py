@@ -105,9 +105,9 @@ def test_the_reasons_are_told_in_one_line(reached, line):
 def test_a_verdict_records_what_it_rests_on(tmp_path, model_folder):
     asked = ASKED.model_copy(update={"prompt": "q"})
     folders = {
-        "candidate": write_sweep(tmp_path / "new", GOOD, model=model_folder),
-        "base": write_sweep(tmp_path / "old", [0.9] * 5, asked=asked),
-        "champion": write_sweep(tmp_path / "best", [0.95] * 5, seed=1),
+        "candidate": write_sweep(tmp_path / "new", GOOD, model=model_folder, examples="e"),
+        "base": write_sweep(tmp_path / "old", [0.9] * 5, asked=asked, examples="e"),
+        "champion": write_sweep(tmp_path / "best", [0.95] * 5, seed=1, examples="e"),
     }
     policy = Policy(max_gap=12.5, allow=["prompt", "decoding"])
     reached = judge(*folders.values(), policy)

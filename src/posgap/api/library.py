@@ -40,6 +40,7 @@ from posgap.tasks.prompts import Prompt, TextPromptBuilder
 from posgap.tasks.reading import kind_of, read_examples, with_unique_ids, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.retrieval_logs import is_log, ranked_examples
+from posgap.tracking.registered import Registered
 
 if TYPE_CHECKING:
     import pandas
@@ -342,10 +343,13 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
     """A causal language model, scaled where it is a scaled one, in evaluation mode, on the CPU.
 
     `path` is a Hugging Face folder, that of an adapter, a name on the hub, or a version in MLflow's registry,
-    `models:/name@champion` or `models:/name/3`. `dtype` of its parameters: "auto" is bfloat16 where there is a GPU and
-    float32 elsewhere, "stored" is that of the file. `compute` is that of the arithmetic, where autocast makes it
-    another.
+    `models:/name@champion` or `models:/name/3`. `dtype` of its parameters: "auto" is that in which a registered version
+    was swept, and else bfloat16 where there is a GPU and float32 elsewhere; "stored" is that of the file. `compute` is
+    that of the arithmetic, where autocast makes it another.
 
     Raises `PosgapError` where there is no such model, or its weights are damaged.
     """
-    return load_mitigated(str(source(path).fetch()), dtype, compute)
+    there = source(path)
+    if dtype == "auto" and isinstance(there, Registered):
+        dtype = there.dtype
+    return load_mitigated(str(there.fetch()), dtype, compute)

@@ -30,7 +30,9 @@ class _Judged(StageConfig):
         "need be, else the base",
     )
     examples: OptionalInputPath = Field(
-        None, description="examples to sweep the registry's champion on; empty: those of the candidate's sweep"
+        None,
+        description="examples that were swept, from which every response is scored again, and on which the registry's "
+        "champion is swept; empty: those that the candidate's sweep names",
     )
     policy: OptionalInputPath = Field(
         None,

@@ -1,7 +1,7 @@
 """What a verdict rests on: sweeps that say what their predictions say, of enough examples that no model learnt."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,23 @@ from posgap.foundation.files import Record, digest, digest_of
 from posgap.gating.demands import Policy
 from posgap.gating.rules import Case
 from posgap.measurement.comparability import alike
+from posgap.measurement.gradings import JUDGEMENTS_FILE
+from posgap.measurement.rescoring import require_scores
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, baselines_of, summarize
 from posgap.storage.lineage import TRAINING_EXAMPLES_FILE, training_examples
+from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.registry import TASKS
 
-FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE)  # of a sweep's folder, what a verdict rests on
+# Of a sweep's folder, what a verdict rests on.
+FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE, JUDGEMENTS_FILE)
 SPACING = 0.25  # largest share of the documents that may lie between two neighbouring positions of a sweep
 _AGREE = 1e-6  # points by which figures may differ that were computed on another machine
 
 
 class SweepRecord(Record):
     """A sweep by digests: of the model, the examples, the settings, and of the files that a verdict rests on (empty
-    for a file that is not there)."""
+    for a file that is not there, but no judgements where nobody judged)."""
 
     label: str
     model: str
@@ -44,15 +48,27 @@ def record_of(evidence: Evidence) -> SweepRecord:
     return SweepRecord(
         **sweep.model_dump(include={"label", "model", "model_digest", "examples_digest"}),
         settings_digest=digest_of(sweep.settings),
-        files={name: digest(folder / name) if (folder / name).is_file() else "" for name in FILES},
+        files={
+            name: digest(folder / name) if (folder / name).is_file() else ""
+            for name in FILES
+            if sweep.grading or name != JUDGEMENTS_FILE
+        },
     )
 
 
-def case_of(candidate: Path, base: Path | None, champion: Path | None, allow: Iterable[str]) -> tuple[Case, list[str]]:
+def case_of(
+    candidate: Path,
+    base: Path | None,
+    champion: Path | None,
+    allow: Iterable[str],
+    examples: Mapping[str, AnyExample] | None = None,
+) -> tuple[Case, list[str]]:
     """The sweeps to be judged, paired by example, and what was asked otherwise and is allowed.
 
-    Raises `PosgapError` where a sweep's figures are not those of its predictions, where the sweeps were not asked
-    alike, where an example is there twice, and where candidate or champion learnt one of the examples.
+    From `examples`, those of the candidate's sweep by their content, every response is scored again. Raises
+    `PosgapError` where a sweep's figures are not those of its predictions, or its scores not those of its responses,
+    where the sweeps were not asked alike, where an example is there twice, and where candidate or champion learnt one
+    of the examples.
     """
     judged, allowed = _read(candidate), list(allow)
     if twice := len(judged.contents) - len(set(judged.contents)):
@@ -62,6 +78,9 @@ def case_of(candidate: Path, base: Path | None, champion: Path | None, allow: It
     for learner in (judged, best):
         if learner:
             _require_unlearnt(learner)
+    if examples is not None:
+        for swept in filter(None, (judged, old, best)):
+            require_scores(swept, examples)
     return Case(judged, old, best), sorted({*otherwise, *best_otherwise})
 
 

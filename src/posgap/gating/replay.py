@@ -3,7 +3,7 @@ the gate kept beside it; and it must compare its candidate with the champion of 
 
 import logging
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from posgap.gating.evidence import FILES, first_difference, folder_of
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict
 from posgap.storage.inputs import source
 from posgap.storage.verification import Verification
+from posgap.tasks.examples import AnyExample
 from posgap.tracking import registry
 
 log = logging.getLogger(__name__)
@@ -59,10 +60,12 @@ def replayed(folder: Path) -> Verdict:
     return recorded
 
 
-def judged_by(policy: Policy, verdict: Verdict, folder: Path) -> Verdict:
-    """What a policy says of the evidence that lies beside a verdict."""
+def judged_by(
+    policy: Policy, verdict: Verdict, folder: Path, examples: Mapping[str, AnyExample] | None = None
+) -> Verdict:
+    """What a policy says of the evidence that lies beside a verdict; from `examples` every response is scored again."""
     champion = folder / "champion" if "champion" in verdict.evidence else None
-    return judge(folder / "candidate", folder / "base", champion, policy)
+    return judge(folder / "candidate", folder / "base", champion, policy, examples)
 
 
 def verify(config: VerifyConfig) -> None:

@@ -1,7 +1,7 @@
 """The gate's verdict: what its rules say of a candidate, together."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +17,7 @@ from posgap.gating.policy import policy_digest
 from posgap.gating.rules import CHECK_RULES, GATE_RULES, Case, GateRule, Ruling
 from posgap.measurement import power
 from posgap.measurement.sweeps import Sweep
+from posgap.tasks.examples import AnyExample
 
 if TYPE_CHECKING:
     from posgap.tracking.runs import Run
@@ -89,13 +90,20 @@ def against(ruling: Ruling) -> str:
     return f"{ruling.name} {ruling.estimate:.1f} ({low:.1f} to {high:.1f}), threshold {ruling.threshold:g}"
 
 
-def judge(candidate: Path, base: Path | None, champion: Path | None, policy: Policy) -> Verdict:
+def judge(
+    candidate: Path,
+    base: Path | None,
+    champion: Path | None,
+    policy: Policy,
+    examples: Mapping[str, AnyExample] | None = None,
+) -> Verdict:
     """Applies the rules, with the thresholds of the policy, to the sweeps at these paths.
 
-    Without a base, those rules alone that need no reference, as `posgap check` does.
+    Without a base, those rules alone that need no reference, as `posgap check` does. From `examples`
+    (`rescoring.swept_examples`) every response is scored again first; without them the recorded scores are taken.
     """
     rules = GATE_RULES if base else CHECK_RULES
-    case, otherwise = case_of(candidate, base, champion, policy.allow)
+    case, otherwise = case_of(candidate, base, champion, policy.allow, examples)
     sweeps = {"candidate": case.candidate, "base": case.base, "champion": case.champion}
     asked = asked_rules(policy, rules)
     rulings = [_ruling(rule, parameters, case) for rule, parameters in asked]

@@ -2,19 +2,22 @@
 or wrong for certain, and its agreement with exact scoring."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 import scipy
 from pydantic import Field
+from typing_extensions import TypedDict
 
-from posgap.foundation.files import Record, digest_of
+from posgap.foundation.files import Record, digest_of, read_models
 from posgap.generation.served import Served
 from posgap.measurement import statistics
 from posgap.measurement.spending import Spent
 from posgap.measurement.statistics import Count, Points, ends
 
 GRADED = "graded"  # the metric of a sweep whose responses a model has judged
+JUDGEMENTS_FILE = "judgements.jsonl"
 Verdict = Literal["correct", "incorrect", "unreadable"]
 Kappa = Annotated[float, Field(ge=-1, le=1)]
 
@@ -39,6 +42,26 @@ class Judgement(NamedTuple):
     def score(self) -> float:
         """1 or 0, and half where the judgement flips with the order, which is its mean over both orders."""
         return self.count("correct") / 2
+
+
+class _JudgementRow(TypedDict):
+    """A line of `judgements.jsonl`: what was said of a response to a question."""
+
+    question: str
+    answers: list[str]
+    response: str
+    reference_first: Verdict
+    response_first: Verdict
+
+
+def read_judgements(folder: Path) -> dict[tuple[str, tuple[str, ...], str], Judgement]:
+    """What a judge said, by question, reference answers and response."""
+    return {
+        (row["question"], tuple(row["answers"]), row["response"]): Judgement(
+            row["reference_first"], row["response_first"]
+        )
+        for _, row in read_models(_JudgementRow, folder, JUDGEMENTS_FILE)
+    }
 
 
 class Share(Record):

@@ -14,6 +14,7 @@ from posgap.gating.policy import described, policy_file, policy_of
 from posgap.gating.replay import keep
 from posgap.gating.signature import public_key, sign, signing_key
 from posgap.gating.verdict import GATE_FILE, judge, log_verdict, markdown
+from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
@@ -41,7 +42,8 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
         read_sweep(config.candidate).require_model_alone(
             config.candidate, f"{config.name} would be registered as the model alone: sweep without one, and gate that"
         )
-    verdict = judge(config.candidate, config.base, config.champion, policy_of(config))
+    examples = swept_examples(config.candidate, config.examples)
+    verdict = judge(config.candidate, config.base, config.champion, policy_of(config), examples)
     write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
     if key := signing_key():
         sign(out / GATE_FILE, key)

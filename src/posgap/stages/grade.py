@@ -14,7 +14,7 @@ from posgap.grading.judge import Judge
 from posgap.grading.prompt import Judged
 from posgap.measurement.config import GradeConfig
 from posgap.measurement.explored import explored_sweep
-from posgap.measurement.gradings import GRADED, Agreement, Grading, Judgement, order_bias
+from posgap.measurement.gradings import GRADED, JUDGEMENTS_FILE, Agreement, Grading, Judgement, order_bias
 from posgap.measurement.spending import Spent
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import (
@@ -38,7 +38,7 @@ from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
-JUDGEMENTS_FILE, PROMPT_FILE = "judgements.jsonl", "judge_prompt.txt"
+PROMPT_FILE = "judge_prompt.txt"
 _TAKEN_OVER = (
     "task", "model", "label", "scaling", "n_docs", "examples_digest", "model_digest", "prompt_digest", "asked",
     "settings", "served", "spent", "filled", "mitigation", "definition",

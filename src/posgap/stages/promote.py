@@ -14,6 +14,7 @@ from posgap.gating.policy import described, policy_digest, registered_policy
 from posgap.gating.replay import champion_of, judged_by, keep, replayed
 from posgap.gating.signature import require_signed
 from posgap.gating.verdict import GATE_FILE, digests
+from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import Evidence
 from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
@@ -42,8 +43,9 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     """Registers the model with alias `champion` and writes `promotion.json`.
 
     Where several candidates of one pipeline run are promoted, the alias ends at the best of them, whichever comes
-    first. Where the name has a policy of its own, the kept evidence is judged by that too. Before an alias moves, the
-    version as the registry gives it back answers some prompts of the sweep.
+    first. The kept evidence is judged again, by the policy that the name has of its own if there is one, with every
+    response scored again. Before an alias moves, the version as the registry gives it back answers some prompts of the
+    sweep.
 
     Raises what the verdict says, and moves no alias, where the model is not admitted; `PosgapError` where sweep and
     model do not belong together, the version answers otherwise, the verdict is on another champion than that of today,
@@ -61,8 +63,10 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     if not verdict.passed:
         run.tags({"posgap.promotion": "refused"})
         raise verdict.error(f"{config.model}, and no alias was moved")
+    examples = swept_examples(config.sweep, config.examples)
     own = registered_policy(config.name)
-    if own and not (again := judged_by(own, verdict, config.gate)).passed:
+    again = judged_by(own or verdict.policy, verdict, config.gate, examples)
+    if not again.passed:
         run.tags({"posgap.promotion": "refused"})
         raise again.error(f"{config.model} by the policy of {config.name}, and no alias was moved")
     for signed_by in {policy.signed_by for policy in (verdict.policy, own) if policy and policy.signed_by}:
@@ -99,12 +103,22 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         registry.EVIDENCE: keep_record(record, run.id, out),
         **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),
         **({registry.RECIPE: config.recipe} if config.recipe else {}),
+        **({registry.DTYPE: swept.asked.dtype} if swept.asked.dtype else {}),
     }
     sweep = out / registry.PROMOTED_SWEEP
-    try_out = partial(require_answers, swept=config.sweep, examples=config.examples, number=config.answers)
+    try_out = partial(require_answers, swept=config.sweep, examples=examples, number=config.answers)
     approval = config.approval or any(policy.approval for policy in (verdict.policy, own) if policy)
     place = crown(
-        config.name, Path(config.model), tags, run, sweep, require_current, try_out, approval, as_swept(swept)
+        config.name,
+        Path(config.model),
+        tags,
+        run,
+        sweep,
+        require_current,
+        try_out,
+        approval,
+        as_swept(swept),
+        config.despite_rollback,
     )
     log.log(RESULT, "%s version %s %s", config.name, place.version, _OUTCOMES[place.alias])
     promotion = "promoted" if place.alias == CHAMPION else "registered"

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from posgap.foundation.errors import PosgapError, shortened
 from posgap.foundation.files import read_object
-from posgap.foundation.locations import Location
 from posgap.generation.backends import BACKENDS, TRANSFORMERS, open_generator
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.setup import builder_of, prompt_builder
@@ -21,63 +20,59 @@ from posgap.measurement.filling import as_filled
 from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_sweep, swept_rows
 from posgap.mitigations.in_force import load_model
 from posgap.models.memory import available_bytes, needed_bytes
-from posgap.storage.cache import fetch
-from posgap.storage.lineage import examples_of
 from posgap.tasks.config import DATE
-from posgap.tasks.content import contents, examples_digest
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt
-from posgap.tasks.reading import read_examples
 
 if TYPE_CHECKING:
     import pandas as pd
 
 log = logging.getLogger(__name__)
 ASKED = "data/asked.json"
+MAX_WORSE = 1 / 8  # of the responses that are tried, how many may have a lower score than was recorded
 MAX_NEW_TOKENS = 64  # where nothing says how the model was asked
 _FRAMED = ("system", "template", "template_args", "date")
 
 
-def require_answers(model: Path, swept: Path, examples: Location | None, number: int) -> None:
-    """Has the model answer some prompts of its sweep; `PosgapError` if fewer than half of the responses are those that
-    the sweep recorded. They need not all agree: another processor or precision decides near-ties differently.
+def require_answers(model: Path, swept: Path, examples: Mapping[str, AnyExample], number: int) -> None:
+    """Has the model answer some prompts of its sweep that it answered right, drawn so that nobody can foretell which.
 
-    `model` is the model's folder, and `swept` that of the sweep. `examples` are those that were swept; None takes those
-    that the sweep's manifest names. `number` is how many responses are tried, 0 for none. Where they cannot be tried
-    (no examples, too little memory, an endpoint that answered) a line says so.
+    `model` is the model's folder, `swept` that of the sweep, `examples` are the sweep's by their content, and `number`
+    is how many are tried, 0 for none. Raises `PosgapError` if fewer than half of the responses are those that the sweep
+    recorded, or if more than an eighth have a lower score. They need not all agree: another processor or precision
+    decides near-ties differently. Where they cannot be tried (too little memory, an endpoint that answered) a line says
+    so.
     """
     sweep, predictions = read_sweep(swept), swept_rows(read_predictions(swept))
-    rows = random.Random(sweep.model_digest).sample(predictions, min(number, len(predictions)))
+    drawn = random.SystemRandom().sample(predictions, len(predictions))
+    rows = sorted(drawn, key=lambda row: not row["correct"])[:number]
     if not rows:
         return
-    at_hand = _examples(sweep, examples or examples_of(swept))
-    if examples and not at_hand:
-        raise PosgapError(f"{examples}: are not the examples of {swept}; give those that were swept")
-    if hindrance := _hindrance(sweep, model, at_hand, rows):
+    if hindrance := _hindrance(sweep, model):
         log.warning("not tried whether the model answers as its sweep recorded: %s", hindrance)
         return
-    responses = _responses(_as_asked(sweep, model), tuple(sweep.asked.stop), at_hand, rows)
-    same = sum(response == row["response"] for response, row in zip(responses, rows, strict=True))
-    log.info("%d of %d responses are as the sweep recorded", same, len(rows))
-    if 2 * same < len(rows):
-        other = next((response, row) for response, row in zip(responses, rows) if response != row["response"])
+    responses = _responses(_as_asked(sweep, model), tuple(sweep.asked.stop), examples, rows)
+    others = [pair for pair in zip(rows, responses, strict=True) if pair[0]["response"] != pair[1]]
+    log.info("%d of %d responses are as the sweep recorded", len(rows) - len(others), len(rows))
+    worse = [] if sweep.grading else [pair for pair in others if _score(sweep, examples, *pair) < pair[0]["correct"]]
+    complaint, shown = "", others
+    if 2 * len(others) > len(rows):
+        complaint = f"only {len(rows) - len(others)} of {len(rows)} responses are as its sweep recorded"
+    elif len(worse) > MAX_WORSE * len(rows):
+        complaint, shown = f"{len(worse)} of {len(rows)} responses have a lower score than its sweep recorded", worse
+    if complaint:
+        row, response = shown[0]
         raise PosgapError(
-            f"only {same} of {len(rows)} responses are as its sweep recorded: to {other[1]['id']} it answers "
-            f"{shortened(repr(other[0]))}, and the sweep has {shortened(repr(other[1]['response']))}"
+            f"{complaint}: to {row['id']} it answers {shortened(repr(response))}, and the sweep has "
+            f"{shortened(repr(row['response']))}"
         )
 
 
-def _examples(sweep: Sweep, location: Location | None) -> dict[str, AnyExample]:
-    """The sweep's examples by their content; empty if the location has none, or others."""
-    try:
-        examples = read_examples(fetch(location)) if location else []
-    except (PosgapError, OSError):
-        return {}
-    if examples_digest(examples[: sweep.n_examples], sweep.n_digested, sweep.asked.shuffle) != sweep.examples_digest:
-        return {}
-    return dict(zip(contents(examples), examples))
+def _score(sweep: Sweep, examples: Mapping[str, AnyExample], row: Prediction, response: str) -> float:
+    task, placement = sweep.asked_task, Placement(tuple(row["placement"]), sweep.n_docs)
+    return task.score(response, task.answers(examples[row["content"]], placement), sweep.metric)
 
 
 def _as_asked(sweep: Sweep, model: Path) -> SweepConfig:
@@ -88,10 +83,8 @@ def _as_asked(sweep: Sweep, model: Path) -> SweepConfig:
     )
 
 
-def _hindrance(sweep: Sweep, model: Path, examples: dict[str, AnyExample], rows: Sequence[Prediction]) -> str:
+def _hindrance(sweep: Sweep, model: Path) -> str:
     """Why the model cannot be tried; empty if it can."""
-    if not examples or any(row["content"] not in examples for row in rows):
-        return "the examples are not at hand; give them with --examples"
     try:
         if not BACKENDS[sweep.settings.get("backend", TRANSFORMERS.name)].local:
             return "an endpoint answered"
@@ -106,7 +99,7 @@ def _hindrance(sweep: Sweep, model: Path, examples: dict[str, AnyExample], rows:
 
 
 def _responses(
-    config: SweepConfig, stop: tuple[str, ...], examples: dict[str, AnyExample], rows: Sequence[Prediction]
+    config: SweepConfig, stop: tuple[str, ...], examples: Mapping[str, AnyExample], rows: Sequence[Prediction]
 ) -> list[str]:
     """The responses to the rows' prompts, cut at the stop strings of the sweep."""
     build = as_filled(config.lengths, config.depths, config.seed, builder_of(config), list(examples.values()))
@@ -128,6 +121,7 @@ def as_swept(sweep: Sweep) -> dict[str, Any]:
         "max_new_tokens": asked.max_new_tokens,
         "max_thinking_tokens": asked.max_thinking_tokens,
         "stop": asked.stop,
+        "dtype": asked.dtype,
     }
 
 
@@ -148,7 +142,7 @@ class Answering:
         self.build = prompt_builder("qa", folder, longest, framing=framing)
         self.build.stop = tuple(asked.get("stop", ()))
         self.build.max_thinking_tokens = asked.get("max_thinking_tokens", 0)
-        self.model = load_model(folder)
+        self.model = load_model(folder, asked.get("dtype") or "auto")
         self.generator = TransformersGenerator(self.model, self.build.tokenizer, SweepConfig.default("batch_tokens"))
 
     def predict(self, model_input: "pd.DataFrame", params: Mapping[str, Any] | None = None) -> list[str]:

@@ -73,13 +73,13 @@ def changes(model: "RegisteredModel") -> list[dict[str, Any]]:
     return [change for change in read if isinstance(change, dict)]
 
 
-def rolled_back(model: "RegisteredModel") -> set[str]:
-    """The versions whose last reign was ended by a rollback."""
-    ended: dict[str, bool] = {}
+def rolled_back(model: "RegisteredModel") -> dict[str, str]:
+    """The versions whose last reign was ended by a rollback, with what the record of that says."""
+    ended: dict[str, str] = {}
     for change in changes(model):
-        ended[str(change.get("before", ""))] = str(change.get("why", "")).startswith(ROLLED_BACK)
+        ended[str(change.get("before", ""))] = str(change.get("why", ""))
         ended.pop(str(change.get("version", "")), None)
-    return {version for version, by_rollback in ended.items() if by_rollback}
+    return {version: why for version, why in ended.items() if why.startswith(ROLLED_BACK)}
 
 
 def set_champion(lease: Lease, version: str, why: str, previous: str = "", run: str = "") -> Change:

@@ -45,7 +45,9 @@ class PromoteConfig(StageConfig):
     gate: InputPath = Field(description="folder from `gate`")
     sweep: InputPath = Field(description="sweep of the candidate")
     examples: OptionalInputPath = Field(
-        None, description="examples that were swept, of which some are asked again; empty: those of the sweep"
+        None,
+        description="examples that were swept, from which every response is scored again and some are asked again; "
+        "empty: those that the sweep names",
     )
     name: RegisteredName = Field("posgap", description="name of the registered model in MLflow")
     approval: bool = Field(
@@ -59,10 +61,16 @@ class PromoteConfig(StageConfig):
         "the model is refused then",
     )
     answers: int = Field(
-        4,
+        16,
         ge=0,
-        description="number of recorded responses that the version, loaded from the registry, is asked for again; "
-        "0: none",
+        description="number of right responses of the sweep that the version, loaded from the registry, is asked for "
+        "again; 0: none",
+    )
+    despite_rollback: str = Field(
+        "",
+        pattern=r"^[^\r\n]{0,300}$",
+        description="why this model may be the champion although it was rolled back before, in one line; empty: it may "
+        "not",
     )
     recipe: str = Field("", description="digest of how the model was made, from `preflight`; empty: is not recorded")
 

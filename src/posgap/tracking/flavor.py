@@ -84,12 +84,13 @@ def save_model(
     else:
         tokenizer = Path(path) / _COMPONENTS
         _link(folder, tokenizer, leave=_OF_MODEL)
-        mlflow_model.add_flavor("transformers", **_as_mlflow_has_it(config, tokenizer))
+        mlflow_model.add_flavor("transformers", **_as_mlflow_has_it(config, tokenizer, (asked or {}).get("dtype", "")))
     mlflow_model.save(str(Path(path) / "MLmodel"))
 
 
-def _as_mlflow_has_it(config: Any, tokenizer: Path) -> dict[str, Any]:
-    """What MLflow's own flavor for transformers says of a model and its tokenizer."""
+def _as_mlflow_has_it(config: Any, tokenizer: Path, dtype: str) -> dict[str, Any]:
+    """What MLflow's own flavor for transformers says of a model, which it loads in the precision in which it was swept,
+    and its tokenizer."""
     import transformers
 
     from posgap.models.loading import load_tokenizer
@@ -101,7 +102,7 @@ def _as_mlflow_has_it(config: Any, tokenizer: Path) -> dict[str, Any]:
         "pipeline_model_type": config.architectures[0],
         "source_model_name": "",
         "model_binary": DATA,
-        "torch_dtype": str(config.dtype),
+        "torch_dtype": f"torch.{dtype}" if dtype in ("float32", "bfloat16") else str(config.dtype),
         "components": ["tokenizer"],
         "tokenizer_type": type(load_tokenizer(str(tokenizer))).__name__,
     }

@@ -62,13 +62,15 @@ def crown(
     try_out: Callable[[Path], None] = lambda _: None,
     approval: bool = False,
     asked: Mapping[str, Any] | None = None,
+    despite_rollback: str = "",
 ) -> Place:
     """Registers the model folder, and makes the best candidate of its pipeline run the champion.
 
     A model that is registered already gets no second version. `sweep` is the folder of the sweep that admitted it; the
     run keeps a copy. `asked` says how that sweep asked, and MLflow serves the version with the same settings. With
     `approval` the best becomes the challenger, unless it is approved already. `try_out` is called with the folder that
-    the registry gives back, and raises if the version must not be used.
+    the registry gives back, and raises if the version must not be used. A version that was rolled back is refused,
+    unless `despite_rollback` says why it may be the champion again.
 
     Everything else happens under the lease of the name: `require_current` raises if the verdict does not compare with
     the champion of that moment. Candidates of one run come side by side. Each is compared with all that were registered
@@ -89,6 +91,8 @@ def crown(
     def decide(lease: Lease, _: Change | None) -> Place:
         _promote_approved(lease)
         require_current()
+        if not despite_rollback:
+            _require_not_rolled_back(lease, version)
         _tag(lease, version, tags)
         registered = lease.read()
         winner = best_of_run(registered, version, tags.get(PIPELINE_TAG, ""))
@@ -99,7 +103,8 @@ def crown(
             lease.set_alias(CHALLENGER, winner)
             return Place(version, CHALLENGER if version == winner else "", former)
         stays = bool(former) and is_of_this_run(numbered(name, former)) and previous != winner
-        champions.set_champion(lease, winner, "promoted", previous if stays else former, run=run.id)
+        why = f"promoted, though rolled back before: {despite_rollback}" if despite_rollback else "promoted"
+        champions.set_champion(lease, winner, why, previous if stays else former, run=run.id)
         return Place(version, CHAMPION if version == winner else "", winner)
 
     return champions.in_turn(name, decide)
@@ -149,6 +154,14 @@ def _promote_approved(lease: Lease) -> None:
         run = numbered(lease.name, challenger).tags.get(PROMOTION_RUN, "")
         champions.set_champion(lease, challenger, f"approved by {approver}", champion, run)
     lease.set_alias(CHALLENGER, "")
+
+
+def _require_not_rolled_back(lease: Lease, version: str) -> None:
+    if reason := champions.rolled_back(lease.read()).get(version):
+        raise PosgapError(
+            f"{lease.name} version {version}: is this model, and was {reason}; promote another one, or say with "
+            "--despite-rollback why it may be the champion again"
+        )
 
 
 def _approver(name: str, version: str) -> str:

@@ -26,6 +26,11 @@ class Registered(Source):
     def _version(self) -> "ModelVersion":
         return registry.version_of(self.location)
 
+    @property
+    def dtype(self) -> str:
+        """The precision in which the version was swept; "auto" where nobody recorded one."""
+        return self._version.tags.get(registry.DTYPE) or "auto"
+
     def version(self) -> dict[str, str]:
         return {"registered_version": str(self._version.version)}
 

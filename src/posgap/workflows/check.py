@@ -22,6 +22,7 @@ from posgap.gating.policy import policy_of
 from posgap.gating.verdict import Verdict, judge, log_verdict
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.config import GradeConfig, Judging, SweepConfig
+from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.grade import grade
 from posgap.stages.sweep import sweep
@@ -71,7 +72,7 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
             if config.judge:
                 rests_on["graded"] = below(config.out, "graded")
                 swept = fetch(grade(_grade_config(config, of_sweep, rests_on["graded"])))
-        verdict, figures = judge(swept, None, None, policy), read_sweep(swept)
+        verdict, figures = judge(swept, None, None, policy, swept_examples(swept, of_sweep.examples)), read_sweep(swept)
         file = output.out / CHECK_FILE
         write_json(file, verdict.model_dump(mode="json"))
         log_verdict(verdict, figures, run)

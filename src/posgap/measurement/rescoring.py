@@ -1,0 +1,89 @@
+"""Whether a sweep is what its examples and its metric make of its responses: every response is scored again.
+
+The figures of a sweep follow from the scores in its rows, and so does a verdict. Whoever wrote the rows, by hand or by
+a metric with a fault, could have written any score.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.locations import Location
+from posgap.measurement.gradings import read_judgements
+from posgap.measurement.sweeps import Evidence, Sweep, outcome_of, read_predictions
+from posgap.storage.cache import fetch
+from posgap.storage.lineage import examples_of
+from posgap.tasks.content import contents, examples_digest
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement
+from posgap.tasks.reading import read_examples
+
+_AGREE = 1e-6  # by which scores may differ that were computed on another machine
+
+
+def swept_examples(folder: Path, given: Location | None = None) -> dict[str, AnyExample]:
+    """The examples of the sweep in `folder` by their content: those in the file `given`, or in the one that the sweep's
+    manifest names.
+
+    Raises `PosgapError` where they are not at hand, or are others than those that were swept.
+    """
+    evidence = Evidence(folder)
+    sweep, place = evidence.sweep, given or examples_of(folder)
+    try:
+        examples = read_examples(fetch(place)) if place else []
+    except (PosgapError, OSError) as error:
+        if given:
+            raise
+        raise PosgapError(f"{folder}: its examples are not at hand ({error}); give them with --examples") from None
+    if not examples:
+        raise PosgapError(f"{folder}: does not say where its examples are; give them with --examples")
+    found: dict[str, AnyExample] = {}
+    for content, example in zip(contents(examples), examples):
+        found.setdefault(content, example)
+    swept = [found[content] for content in evidence.contents if content in found]
+    if examples_digest(swept, sweep.n_digested, sweep.asked.shuffle) != sweep.examples_digest:
+        raise PosgapError(
+            f"{place}: not the examples of {folder}, of which {len(swept)} of {sweep.n_examples} are there; give those "
+            "that were swept with --examples"
+        )
+    return {content: found[content] for content in evidence.contents}
+
+
+def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> None:
+    """Scores every response of a sweep again, by the metric that is installed here, from its examples by their content.
+
+    Of a graded sweep the scores must be those that the recorded judgements give; nothing is judged again. Raises
+    `PosgapError` that names the first row whose score is another.
+    """
+    path, sweep = evidence.path, evidence.sweep
+    scored = _by_judgements(path) if sweep.grading else _by_metric(sweep)
+    for row in read_predictions(path):
+        at = Placement(tuple(row["placement"]), sweep.n_docs, row.get("baseline", ""))
+        said = outcome_of(row) == "answered"
+        score = scored(row["response"], examples[row["content"]], at) if said else 0.0
+        if not math.isclose(row["correct"], score, abs_tol=_AGREE):
+            response = shortened(repr(row["response"]))
+            raise PosgapError(
+                f"{path}: {row['id']} at {at.name}: the score of {response} is {score:g} and not {row['correct']:g}, "
+                "which the sweep has; sweep again"
+            )
+
+
+def _by_metric(sweep: Sweep) -> Callable[[str, AnyExample, Placement], float]:
+    task = sweep.asked_task
+    return lambda response, example, at: task.score(response, task.answers(example, at), sweep.metric)
+
+
+def _by_judgements(path: Path) -> Callable[[str, AnyExample, Placement], float]:
+    judgements = read_judgements(path if path.is_dir() else path.parent)
+
+    def scored(response: str, example: AnyExample, at: Placement) -> float:
+        judgement = judgements.get((example.question, tuple(example.answers), response))
+        if judgement is None or not judgement.is_readable:
+            raise PosgapError(
+                f"{path}: {example.id} at {at.name}: nobody judged {shortened(repr(response))}; grade again"
+            )
+        return judgement.score
+
+    return scored
