@@ -230,7 +230,7 @@ def test_examples_that_are_gone_are_asked_for(tmp_path, real, real_champion):
         gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX)
     examples = tmp_path / "moved.jsonl"
     assert read_verdict(gated(tmp_path, "1", candidate, candidate, name="tiny", examples=examples, **LAX)).passed
-    with pytest.raises(PosgapError, match="not asked alike: examples"):
+    with pytest.raises(PosgapError, match="old.jsonl: not the examples of .*, of which 0 of 4 are there"):
         gated(tmp_path, "2", candidate, candidate, name="tiny", examples=tmp_path / "old.jsonl", **LAX)
 
 

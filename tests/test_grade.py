@@ -12,7 +12,7 @@ from endpoint import Endpoint, served
 from test_champion import LAX
 
 from posgap.foundation.errors import PosgapError, Rejected
-from posgap.foundation.files import read_jsonl
+from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.config import GateConfig
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import read_verdict
@@ -21,7 +21,8 @@ from posgap.grading.controls import INSTRUCTION
 from posgap.grading.prompt import Judged, judge_prompt, own_prompt
 from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig, MergeConfig, SweepConfig
 from posgap.measurement.gradings import cohen_kappa, kappa_interval
-from posgap.measurement.sweeps import read_predictions, read_sweep
+from posgap.measurement.rescoring import require_scores, swept_examples
+from posgap.measurement.sweeps import Evidence, read_predictions, read_sweep
 from posgap.stages.compare import compare
 from posgap.stages.diagnose import diagnose
 from posgap.stages.grade import grade
@@ -309,6 +310,21 @@ def test_a_graded_candidate_meets_a_champion_that_is_graded_alike(local, tmp_pat
     assert replayed(folder) == read_verdict(folder)
     with pytest.raises(PosgapError, match="is graded by a model; diagnose the sweep that it was made from"):
         diagnose(DiagnoseConfig(sweep=graded, examples=local["examples"], model=str(model_folder), out=tmp_path / "d"))
+
+
+def test_scores_of_a_graded_sweep_are_those_of_its_judgements(local, tmp_path):
+    with served(Endpoint(honest)) as judge:
+        graded = grade(GradeConfig(out=tmp_path / "g", judge="a-judge", judge_url=judge.url, controls=0, **local))
+    examples, file = swept_examples(graded), graded / "predictions.jsonl"
+    require_scores(Evidence(graded), examples)
+    rows = [row for _, row in read_jsonl(file)]
+    for change, complaint in (
+        ({"correct": not rows[0]["correct"]}, f"{rows[0]['id']} at 1: the score of "),
+        ({"response": "nobody said this"}, f"{rows[0]['id']} at 1: nobody judged 'nobody said this'; grade again"),
+    ):
+        write_jsonl(file, [rows[0] | change, *rows[1:]])
+        with pytest.raises(PosgapError, match=complaint):
+            require_scores(Evidence(graded), examples)
 
 
 def test_a_judge_may_run_on_this_machine(local, tmp_path, model_folder):
