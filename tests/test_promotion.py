@@ -1,36 +1,85 @@
 """Promotion as a transaction: what a command left half done the next completes, and one at a time moves aliases."""
 
 import json
-import os
-import random
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlflow
-import numpy as np
 import pytest
-from test_gate import write_sweep
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST
 
 from posgap.foundation.errors import PosgapError
-from posgap.measurement.sweeps import Evidence
-from posgap.tracking import champions, leases
-from posgap.tracking.candidates import best
+from posgap.tracking import champions, leases, server
 from posgap.tracking.champions import CHAMPION, PREVIOUS, UNDER_WAY, set_champion
 from posgap.tracking.leases import Lease, Lost
 
-SEED = int(os.environ.get("CHAOS_SEED", "0"))
+
+class Registry:
+    """MLflow's registry of one model, in memory: as quick as `make mutants` needs it."""
+
+    def __init__(self):
+        self.tags: dict[str, str] = {}
+        self.aliases: dict[str, str] = {}
+        self.versions: list[str] = []
+
+    def create_registered_model(self, name: str) -> None:
+        self.name = name
+
+    def create_model_version(self, name: str, source: str) -> None:
+        self.versions.append(str(len(self.versions) + 1))
+
+    def get_registered_model(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, tags=dict(self.tags), aliases=dict(self.aliases))
+
+    def get_model_version(self, name: str, version: str) -> None:
+        if version not in self.versions:
+            raise MlflowException(f"{name} has no version {version}", RESOURCE_DOES_NOT_EXIST)
+
+    def delete_model_version(self, name: str, version: str) -> None:
+        self.versions.remove(version)
+        self.aliases = {alias: other for alias, other in self.aliases.items() if other != version}
+
+    def set_registered_model_tag(self, name: str, tag: str, value: str) -> None:
+        self.tags[tag] = value
+
+    def delete_registered_model_tag(self, name: str, tag: str) -> None:
+        self.tags.pop(tag, None)
+
+    def set_registered_model_alias(self, name: str, alias: str, version: str) -> None:
+        self.get_model_version(name, version)
+        self.aliases[alias] = version
+
+    def delete_registered_model_alias(self, name: str, alias: str) -> None:
+        self.aliases.pop(alias, None)
 
 
-@pytest.fixture
-def client(monkeypatch):
-    """Of a registry with a model `tiny` of four versions without an alias."""
-    monkeypatch.setenv(leases.VARIABLE, "2")
-    client = mlflow.MlflowClient()
+def with_four_versions(client):
     client.create_registered_model("tiny")
     for number in range(4):
         client.create_model_version("tiny", f"file:///{number}")
     return client
+
+
+@pytest.fixture
+def registry(monkeypatch) -> Registry:
+    """One in memory, with a model `tiny` of four versions without an alias."""
+    registry = Registry()
+    monkeypatch.setenv(leases.VARIABLE, "2")
+    monkeypatch.setattr(mlflow, "MlflowClient", lambda: registry)
+    monkeypatch.setattr(server, "_client", lambda: registry)
+    return with_four_versions(registry)
+
+
+@pytest.fixture(params=["memory", "MLflow"])
+def client(request, monkeypatch):
+    """Of such a registry, in memory and MLflow's own."""
+    monkeypatch.setenv(leases.VARIABLE, "2")
+    if request.param == "memory":
+        return request.getfixturevalue("registry")
+    return with_four_versions(mlflow.MlflowClient())
 
 
 def model():
@@ -229,29 +278,110 @@ def test_a_flag_that_somebody_wrote_by_hand_expires(client, monkeypatch):
     assert not leases.holders(model())
 
 
-def test_the_best_candidate_does_not_depend_on_the_order(tmp_path):
-    probabilities = {"best": [0.99] * 5, "uneven": [1.0, 1.0, 1.0, 1.0, 0.95], "worse": [0.9] * 5, "poor": [0.5] * 5}
-    candidates = {
-        name: Evidence(write_sweep(tmp_path / name, probability, seed=seed))
-        for seed, (name, probability) in enumerate(probabilities.items())
-    }
-    # The uneven one has the higher mean, but not for certain, and a larger gap.
-    means = {name: float(np.mean(each.correct)) for name, each in candidates.items()}
-    assert max(means, key=means.__getitem__) == "uneven"
-    draw = random.Random(SEED)
-    for _ in range(6):
-        names = draw.sample(list(candidates), len(candidates))
-        assert best({name: candidates[name] for name in names}) == "best"
-    assert best({name: candidates[name] for name in ("poor", "worse")}) == "worse"
-    # Of the same sweep twice the model's digest decides.
-    for order in ("ab", "ba"):
-        twins = {name: Evidence(tmp_path / "best") for name in order}
-        for name, twin in twins.items():
-            twin.sweep = twin.sweep.model_copy(update={"model_digest": name})
-        assert best(twins) == "a"
+def test_a_change_is_recorded_with_all_that_is_known_of_it(registry, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.25)
+    moved(("1", ""))
+    made = champions.in_turn("tiny", lambda lease, _: set_champion(lease, "2", "it is better", "1", "run-7"))
+    first, second = sorted(tag for tag in registry.tags if tag.startswith(champions.CHANGE))
+    assert made.tag == second and first.startswith(f"{champions.CHANGE}1700000000250-")
+    assert second.startswith(f"{champions.CHANGE}1700000000251-")  # later than any other, though the clock stood still
+    assert first.rpartition("-")[2] != second.rpartition("-")[2] and len(second.rpartition("-")[2]) == 8
+    record = {"at": "2023-11-14 22:13:20", "version": "2", "before": "1", "previous": "1"}
+    assert json.loads(registry.tags[second]) == record | {"why": "it is better", "run": "run-7"}
+    assert champions.changes(model()) == [json.loads(registry.tags[tag]) for tag in (first, second)]
+    assert champions.utc(86_399_999) == "1970-01-01 23:59:59"
 
 
-def test_candidates_that_were_not_asked_alike_are_not_compared(tmp_path):
-    one, other = (Evidence(write_sweep(tmp_path / name, [0.9] * 5, examples=name)) for name in "ab")
-    with pytest.raises(PosgapError, match="not asked alike: examples"):
-        best({"1": one, "2": other})
+def test_what_is_no_record_of_a_change_is_not_taken_for_one(registry):
+    moved(("1", ""))
+    for tag, value in {"5-a": "[1]", "x-b": "{}", "": "{}"}.items():
+        registry.tags[champions.CHANGE + tag] = value
+    registry.tags["other.6-a"] = "{}"
+    assert [change["version"] for change in champions.changes(model())] == ["1"]
+    registry.tags[f"{champions.CHANGE}7-a"] = "{"
+    with pytest.raises(PosgapError, match=f"^tiny: tag {champions.CHANGE}7-a"):
+        champions.changes(model())
+
+
+@pytest.mark.parametrize(
+    ("steps", "rolled_back"),
+    [
+        ([], set()),
+        ([("1", ""), ("2", "")], set()),
+        ([("1", ""), ("2", ""), ("1", "rolled back: slow")], {"2"}),
+        ([("1", ""), ("2", ""), ("1", "rolled back: slow"), ("2", "better now")], set()),  # it reigns
+        ([("1", ""), ("2", ""), ("1", "rolled back: slow"), ("2", "better now"), ("3", "")], set()),
+        ([("1", ""), ("2", ""), ("1", "rolled back: slow"), ("3", ""), ("1", "rolled back: slower")], {"2", "3"}),
+        ([("1", ""), ("2", ""), ("1", "not rolled back: slow")], set()),
+    ],
+    ids=len,
+)
+def test_a_version_is_rolled_back_if_its_last_reign_ended_so(registry, steps, rolled_back):
+    for version, why in steps:
+        champions.in_turn("tiny", lambda lease, _: set_champion(lease, version, why))  # noqa: B023
+    assert champions.rolled_back(model()) == rolled_back
+
+
+def test_a_champion_that_was_deleted_is_followed_by_the_previous_one_and_that_by_the_one_before(registry, caplog):
+    moved(("1", ""), ("2", "1"), ("4", "2"), ("3", "4"))
+    registry.delete_model_version("tiny", "2")
+    registry.delete_model_version("tiny", "3")
+    assert healed() is None and aliases() == ("4", "1")
+    assert champions.changes(model())[-1]["why"] == "version 3 was deleted"
+    assert "tiny: its champion, version 3, was deleted; version 4 follows" in caplog.messages
+    # Where there is none to follow, nothing is done.
+    registry.delete_model_version("tiny", "4")
+    registry.delete_registered_model_alias("tiny", PREVIOUS)
+    before = dict(registry.tags)
+    assert healed() is None and aliases() == ("", "") and registry.tags == before
+
+
+def test_whether_a_version_is_there_is_not_guessed(registry, monkeypatch):
+    moved(("1", ""), ("2", "1"))
+    registry.delete_model_version("tiny", "2")
+
+    def answers(code: int) -> None:
+        def refuse(name: str, version: str) -> None:
+            raise MlflowException("no", code)
+
+        monkeypatch.setattr(registry, "get_model_version", refuse)
+
+    answers(PERMISSION_DENIED)
+    with pytest.raises(server.Refused):
+        healed()
+    assert aliases() == ("", "1")
+    answers(INVALID_PARAMETER_VALUE)  # of what is no number
+    assert not champions._is_there("tiny", "x")
+
+
+def test_what_was_written_after_the_lease_was_lost_is_taken_back_by_the_record(registry):
+    moved(("1", ""), ("2", "1"))
+
+    def repaired(stale: dict[str, str], champion: str, previous: str) -> tuple[str, str]:
+        registry.aliases = {CHAMPION: champion, PREVIOUS: previous}
+        lease = Lease("tiny", stale=stale)
+        lease.acquire()
+        champions.repair(lease)
+        lease.release()
+        return aliases()
+
+    assert repaired({CHAMPION: "3", PREVIOUS: "4"}, "3", "4") == ("2", "1")
+    # What another has written since is not this process's: it is recorded, as what hands have done.
+    assert repaired({CHAMPION: "3"}, "4", "1") == ("4", "1")
+    assert repaired({"other": "3"}, "4", "1") == ("4", "1")
+    assert champions.changes(model())[-1]["why"] == champions.ELSEWHERE
+
+
+def test_an_alias_that_moves_while_a_change_is_made_is_moved_back(registry, monkeypatch):
+    moved(("1", ""))
+    late = [("champion", "3"), ("previous", "4")]  # requests of others, which arrive between two of ours
+    set_alias = Lease.set_alias
+
+    def interrupted(lease, alias, version):
+        set_alias(lease, alias, version)
+        if late:
+            registry.set_registered_model_alias("tiny", *late.pop())
+
+    monkeypatch.setattr(Lease, "set_alias", interrupted)
+    moved(("2", "1"))
+    assert not late and aliases() == ("2", "1") and len(champions.changes(model())) == 2
