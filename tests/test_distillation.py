@@ -328,21 +328,6 @@ def test_where_a_gradient_cannot_be_scaled_all_rows_are_weighed_first(lively, co
     assert (parameters(once) - parameters(twice.model)).norm() < 1e-4 * (parameters(once) - parameters(lively)).norm()
 
 
-@pytest.mark.parametrize(
-    ("factors", "gives_up"), [([1e-4, 1e-4, 1e8], True), ([1e-3, 1e-2], False), ([1e-6], False), ([], False)]
-)
-def test_only_small_factors_end_scaling_and_only_once(model, factors, gives_up):
-    """The least product of a step's factors so far counts, of any step."""
-    gradient = Gradient(Accelerator(cpu=True), model, torch.optim.SGD(model.parameters()), max_norm=1.0)
-    assert gradient.can_be_scaled and not gradient.disable_scaling_if_underflowed()
-    for factor in factors:
-        gradient.scale(factor)
-    gradient.clear()
-    gradient.scale(0.5)
-    assert gradient.disable_scaling_if_underflowed() is gives_up and gradient.can_be_scaled is not gives_up
-    assert not gradient.disable_scaling_if_underflowed()
-
-
 def test_a_gradient_that_overflows_by_its_factors_is_computed_again(model, collate, tmp_path, monkeypatch, caplog):
     """As under ZeRO-2, which then skips the update: its gradient cannot be multiplied before the last pass."""
     objective, teacher = Means(AT_FIRST, "balanced", 0.5), teacher_of(model, collate, tmp_path / "t")
