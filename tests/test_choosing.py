@@ -60,6 +60,44 @@ def test_a_response_that_chooses_none_or_two(response):
     assert not any(OPTIONS.score(response, OPTIONS.answers(CITIES, Placement((i,), 4))) for i in (1, 2, 3, 4))
 
 
+@pytest.mark.parametrize(
+    "response",
+    [
+        "\nB, as I see it, not A",  # what stands before the first line is none
+        "**B** - not A",  # emphasis is no sign that sets letters apart
+        "B \nQuestion: another\nAnswer: C",
+        "Not A: the answer is B  \nThat is all.",  # at the end of a line
+    ],
+)
+def test_white_space_and_emphasis_are_no_part_of_what_is_said(response):
+    assert chosen_letter(response) == "B"
+
+
+@pytest.mark.parametrize(
+    ("task", "items", "ending"),
+    [
+        (OPTIONS, "A. York\nB. Paris\nC. London\nD. New York", "Answer:"),
+        (JUDGE, "Answer A:\nYork\n\nAnswer B:\nParis\n\nAnswer C:\nLondon\n\nAnswer D:\nNew York", "Best answer:"),
+    ],
+)
+def test_items_stand_under_their_letters_after_the_question_whatever_the_order(task, items, ending):
+    arranged, question = task.slots.arrange(CITIES, Placement((2,), 4), 0), "Question: Capital of France?\n"
+    for order, last in (("before", ""), ("after", ""), ("both", question)):
+        text = task.text(arranged, CITIES.question, Order(order))
+        assert text.partition("\n\n")[2] == f"{question}\n{items}\n\n{last}{ending}"
+
+
+def test_slots_can_be_chosen_and_other_metrics_asked_for():
+    assert OPTIONS.placements(4, ["2", "4"]) == [Placement((2,), 4), Placement((4,), 4)]
+    assert len(OPTIONS.placements(4)) == 4
+    right = OPTIONS.answers(CITIES, Placement((2,), 4))
+    assert right == ["B", "Paris"]
+    for metric, score in {"": 0, "em": 0, "sub_em": 1}.items():
+        assert OPTIONS.score("It is Paris, I think", right, metric) == score, metric
+        assert OPTIONS.score("It is London, I think", right, metric) == 0
+    assert OPTIONS.score("\n Paris\nLondon", right) == 1
+
+
 def test_an_item_is_named_by_its_text_too_but_not_by_a_part_of_it_nor_where_two_have_it():
     items = OPTIONS.slots.arrange(CITIES, Placement((2,), 4), 0)
     assert [item.text for item in items] == ["York", "Paris", "London", "New York"]
