@@ -1,0 +1,182 @@
+"""The plan of a distillation from what a micro-batch takes, which is made up here: by closed forms and brute force."""
+
+import json
+import logging
+from dataclasses import replace
+from math import ceil
+
+import pytest
+from test_planning import SHAPE
+
+from posgap.distillation import planning
+from posgap.distillation.config import PlanDistillConfig
+from posgap.distillation.footprint import MicroBatchShape, Size
+from posgap.distillation.planning import LORA_RANK, Way, need, plan_distill, standing, ways
+from posgap.foundation.errors import PosgapError
+
+GB = 10**9
+OF_ALL = Size(parameters=GB, trained=GB, head=GB // 10, layer=GB // 20, outside=GB // 5)
+OF_ADAPTERS = replace(OF_ALL, trained=GB // 100)
+A_ROW, FIXED = GB, 5 * GB
+
+
+def sized(lora_rank: int) -> Size:
+    return OF_ADAPTERS if lora_rank else OF_ALL
+
+
+def taken(shape: MicroBatchShape) -> int:
+    """A tenth of it where activations are computed again."""
+    return (FIXED + shape.rows * A_ROW) // (10 if shape.checkpointing else 1)
+
+
+@pytest.fixture
+def config(tmp_path) -> PlanDistillConfig:
+    SHAPE.save_pretrained(tmp_path / "model")
+    return PlanDistillConfig(
+        model=str(tmp_path / "model"), prompt_tokens=120, response_tokens=8, gpu_memory=80, n_examples=100, k=4,
+        epochs=2, batch_size=32, gpu_tflops=200, mfu=0.25,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+@pytest.mark.parametrize("memory", [2, 6, 17, 20, 22, 24, 25, 30, 80])
+def test_as_many_prompts_are_read_at_once_as_fit_beside_what_stands(config, gpus, memory):
+    """Of a process's share of a step; where torch's optimizer steps, it takes memory while nothing is read."""
+    asked = config.model_copy(update={"gpus": gpus, "gpu_memory": memory})
+    for way in ways(gpus):
+        size = sized(way.lora_rank)
+        stands, usable = standing(way, size, gpus), 0.92 * memory * GB
+        stepping = {"alone": 4, "data parallel": 4, "fsdp": 4 / gpus}.get(way.strategy, 0) * size.trained
+        of_rows = [taken(MicroBatchShape(rows, 128, 8, checkpointing=way.checkpointing)) for rows in range(33)]
+        fits = [rows for rows in range(1, ceil(32 / gpus) + 1) if stands + of_rows[rows] <= usable]
+        found = need(asked, way, sized, taken)
+        assert found.way == way and found.standing == stands
+        if stands + stepping > usable:
+            assert (found.rows, found.memory) == (0, 0)
+            continue
+        assert found.rows == max(fits, default=0)
+        assert found.memory == pytest.approx(stands + max(of_rows[max(found.rows, 1)], stepping))
+
+
+def test_a_micro_batch_is_asked_for_as_the_way_reads_it(config):
+    asked = []
+    need(config, Way("zero3", True, 16), sized, lambda shape: asked.append(shape) or 1)
+    assert asked == [MicroBatchShape(rows, 128, 8, "bfloat16 parameters", True, 16) for rows in (1, 2)]
+    # Where the second row takes no more, as in a plan of so little that it cannot be told, one byte is counted.
+    found = need(config, Way("alone", False, 0), sized, lambda shape: GB)
+    assert found.rows == 32 and found.memory == pytest.approx(found.standing + 4 * GB)
+
+
+@pytest.mark.parametrize(
+    ("way", "arithmetic", "activations", "options"),
+    [
+        (Way("alone", False, 0), "bfloat16", "kept", []),
+        (Way("data parallel", True, 0), "bfloat16", "computed again", ["--gradient-checkpointing"]),
+        (Way("zero2", False, 8), "bfloat16 parameters", "kept", ["--deepspeed zero2", "--lora-rank 8"]),
+        (Way("zero3", False, 0), "bfloat16 parameters", "kept", ["--deepspeed zero3"]),
+        (Way("fsdp", True, 0), "bfloat16 parameters", "computed again", ["--fsdp", "--gradient-checkpointing"]),
+    ],
+    ids=str,
+)
+def test_a_way_is_asked_for_by_its_options(way, arithmetic, activations, options):
+    assert (way.arithmetic, way.activations, way.options()) == (arithmetic, activations, options)
+
+
+def test_ways_come_in_the_order_in_which_they_are_preferred():
+    several = ("data parallel", "zero2", "zero3", "fsdp")
+    for gpus, strategies in ((1, ("alone",)), (2, several)):
+        assert list(ways(gpus)) == [
+            Way(strategy, checkpointing, rank)
+            for rank in (0, LORA_RANK)
+            for checkpointing in (False, True)
+            for strategy in strategies
+        ]
+
+
+@pytest.mark.parametrize(
+    ("way", "size", "gpus", "gigabytes"),
+    [
+        # Parameters and Adam's means and gradients in float32, and the head in bfloat16.
+        (Way("alone", False, 0), OF_ALL, 1, 16 + 0.2),
+        (Way("alone", False, 16), OF_ADAPTERS, 1, 4 + 0.12 + 0.2),
+        (Way("data parallel", False, 0), OF_ALL, 4, 20 + 0.2),
+        # Parameters in bfloat16; of four processes each has a quarter of the rest, and buckets.
+        (Way("zero2", False, 0), OF_ALL, 4, 2 + 18 / 4 + 2 + 0.2),
+        (Way("zero2", False, 16), OF_ADAPTERS, 4, 2 + 0.18 / 4 + 2 + 0.2),
+        (Way("zero3", False, 0), OF_ALL, 4, 20 / 4 + 2 + 2 + 0.2),
+        # What is outside of layers and two of them, gathered, and their gradients.
+        (Way("fsdp", False, 0), OF_ALL, 4, 16 / 4 + 2 * 0.3 + 6 * 0.25 + 0.2),
+        (Way("fsdp", False, 16), OF_ADAPTERS, 4, (4 + 0.12) / 4 + 2 * 0.3 + 6 * 0.01 + 0.2),
+    ],
+    ids=str,
+)
+def test_what_stands_is_so_many_bytes_a_parameter(way, size, gpus, gigabytes):
+    assert standing(way, size, gpus) == pytest.approx(gigabytes * GB)
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    monkeypatch.setattr(planning, "size_of", lambda model, rank: sized(rank))
+    monkeypatch.setattr(planning, "activation_bytes", lambda model, shape: taken(shape))
+    monkeypatch.setattr(planning, "flops", lambda model, shape: 10**15 * (1 + shape.checkpointing))
+
+
+def test_figures_of_a_plan_follow_from_what_is_trained(config, made_up, capsys, caplog):
+    caplog.set_level(logging.INFO)
+    plan = plan_distill(config.model_copy(update={"gpu_memory": 24.2}))
+    # 16.2 GB stand, and of 22.264 GB that can be used five are fixed and one is a prompt's.
+    best = need(config.model_copy(update={"gpu_memory": 24.2}), Way("alone", False, 0), sized, taken)
+    assert best.rows == 1 and plan["options"] == ["--micro-batch-tokens 128"]
+    prompts, size = 2 * 100 * 5, OF_ALL
+    assert plan["updates"] == ceil(prompts / 32) and plan["tokens"] == prompts * 128
+    assert plan["operations"] == (prompts + 100 / 3) * 10**15
+    assert plan["hours"] == pytest.approx(plan["operations"] / (200e12 * 0.25) / 3600)
+    assert plan["memory_gb"] == pytest.approx(16.2 + 6)
+    states = 2 * 100 * 8 * SHAPE.hidden_size
+    assert plan["disk_gb"] == pytest.approx((2 * 12 * size.trained + 2 * size.parameters + states) / GB)
+    assert [way["rows"] for way in plan["ways"]] == [1] and json.loads(capsys.readouterr().out) == plan
+    assert caplog.messages == [
+        "| processes | trained | activations | always there | with prompts | prompts at once |",
+        "|-----------|---------|-------------|-------------:|-------------:|----------------:|",
+        "| alone     | all     | kept        |      16.2 GB |      22.2 GB |               1 |",
+        f"suggested: posgap distill --model {config.model} --micro-batch-tokens 128",
+        "32 updates, 1.28e+05 tokens, 1.03e+18 operations: 5.74 hours at 25 % of 200 TFLOP/s a GPU; 26 GB of disk for "
+        "two checkpoints, the teacher's states and the model",
+    ]
+
+
+def test_the_first_way_that_fits_is_suggested_and_what_was_tried_before_is_told(config, made_up, caplog):
+    caplog.set_level(logging.INFO)
+    plan = plan_distill(config.model_copy(update={"gpu_memory": 24}))  # with activations computed again
+    assert plan["options"] == ["--gradient-checkpointing", "--micro-batch-tokens 4096"]
+    assert plan["operations"] == (1000 + 100 / 3) * 2 * 10**15
+    caplog.clear()
+    plan = plan_distill(config.model_copy(update={"gpu_memory": 6.05}))
+    assert plan["options"] == ["--gradient-checkpointing", "--lora-rank 16", f"--micro-batch-tokens {7 * 128}"]
+    assert [line.split("|")[1:] for line in caplog.messages if line.startswith("| alone")] == [
+        [" alone     ", " all      ", " kept           ", "      16.2 GB ", "            - ", "    does not fit ", ""],
+        [" alone     ", " all      ", " computed again ", "      16.2 GB ", "            - ", "    does not fit ", ""],
+        [" alone     ", " adapters ", " kept           ", "       4.3 GB ", "      10.3 GB ", "    does not fit ", ""],
+        [" alone     ", " adapters ", " computed again ", "       4.3 GB ", "       5.5 GB ", "               7 ", ""],
+    ]
+
+
+def test_ways_that_spread_the_same_work_otherwise_are_told_too(config, made_up):
+    plan = plan_distill(config.model_copy(update={"gpus": 4, "gpu_memory": 17}))
+    told = [(each["way"]["strategy"], each["way"]["checkpointing"], each["rows"]) for each in plan["ways"]]
+    assert told == [("data parallel", False, 0), ("zero2", False, 1), ("zero3", False, 1), ("fsdp", False, 4)]
+    assert plan["options"] == ["--deepspeed zero2", "--micro-batch-tokens 128"]
+    assert plan["hours"] == pytest.approx(plan["operations"] / (4 * 200e12 * 0.25) / 3600)
+
+
+def test_a_context_is_long_enough_for_prompt_and_response_together(config, made_up):
+    assert plan_distill(config.model_copy(update={"prompt_tokens": 504}))["tokens"] == 1000 * 512
+    with pytest.raises(PosgapError) as refusal:
+        plan_distill(config.model_copy(update={"prompt_tokens": 505}))
+    assert str(refusal.value) == ("--prompt-tokens: with the response longer than the model's context of 512 tokens")
+    with pytest.raises(PosgapError) as refusal:
+        plan_distill(config.model_copy(update={"gpu_memory": 2.5, "gpus": 2}))
+    assert str(refusal.value) == (
+        f"{config.model}: not one prompt at a time fits into 2 GPUs of 2.5 GB, in any way to train; take more GPUs, or "
+        "shorter prompts"
+    )
