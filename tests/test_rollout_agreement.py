@@ -8,6 +8,7 @@ from posgap.rollout.agreement import agreement
 from posgap.rollout.agreement import summary_text as agreement_summary
 
 
+@pytest.mark.filterwarnings("error")  # of what has no ranks nothing is said
 def test_agreement_is_scipy_s_over_each_text_s_documents():
     rng = np.random.default_rng(0)
     one, other = rng.random((9, 6)), rng.random((9, 6))
@@ -28,3 +29,32 @@ def test_agreement_is_scipy_s_over_each_text_s_documents():
     assert "agrees (Spearman) with that by gradient 1.00 (1.00 to 1.00), value norm -1.00" in agreement_summary(found)
     nothing = agreement({"rollout": np.ones((2, 3)), "gradient": one[:2, :3]}, "tokens", 0)
     assert nothing["pairs"][0]["spearman"] is None and "orders no text's tokens" in agreement_summary(nothing)
+
+
+def test_where_documents_draw_alike_they_share_their_ranks():
+    rng = np.random.default_rng(1)
+    one, other = rng.integers(0, 3, (2, 7, 5)).astype(float)
+    ((pair,), again) = (agreement({"a": one, "b": other}, "documents", seed)["pairs"] for seed in (0, 0))
+    each = [stats.spearmanr(a, b).statistic for a, b in zip(one, other) if a.any() and b.any()]
+    assert pair["spearman"] == pytest.approx(np.mean(each)) and pair["texts"] == 7 == len(each) and again == [pair]
+
+
+def test_a_summary_names_the_measures_that_are_made_otherwise_and_their_intervals_where_there_are_any():
+    def pair(one: str, other: str, spearman: float | None, interval: list[float] | None = None):
+        return {"measures": [one, other], "spearman": spearman, "spearman_ci95": interval}
+
+    pairs = [
+        pair("rollout", "attention", 0.9),
+        pair("gradient", "rollout", 0.5, [0.254, 0.746]),
+        pair("rollout", "value_norm", -0.125),
+        pair("gradient", "value_norm", 0.375),
+    ]
+    begins = "the order of a text's tokens by {} agrees (Spearman) with that by "
+    found = {"of": "tokens", "pairs": pairs}
+    assert agreement_summary(found) == begins.format("rollout") + "gradient 0.50 (0.25 to 0.75), value norm -0.12"
+    assert agreement_summary(found, "gradient") == begins.format("gradient") + "value norm 0.38"
+    assert agreement_summary(found, "attention") == (
+        "the attention orders no text's tokens, so that no other measure can agree with it"
+    )
+    nowhere = {"of": "documents", "pairs": [pair("rollout", "gradient", None), *pairs[3:]]}
+    assert agreement_summary(nowhere).startswith("the rollout orders no text's documents")

@@ -38,8 +38,7 @@ def agreement(shares: Mapping[str, np.ndarray], of: str, seed: int) -> dict[str,
 
 def _ranks(values: np.ndarray) -> np.ndarray:
     """Ranks of each row of `values [E, n]`, less their mean and of length one; nan where all are the same."""
-    ranks = rankdata(values, axis=1)
-    ranks -= ranks.mean(axis=1, keepdims=True)
+    ranks = rankdata(values, axis=1) - (values.shape[1] + 1) / 2
     with np.errstate(invalid="ignore"):
         return ranks / np.linalg.norm(ranks, axis=1, keepdims=True)
 
