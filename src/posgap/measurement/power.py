@@ -78,7 +78,7 @@ def _largest_passing(n: int, limit: float, variance: float, pooled: int, error: 
     wrongs it is the mean absolute difference too. Where scores are means over `pooled` placements, that is taken to
     be a normal distribution's, and the sample counts as larger, as in `statistics.difference_interval`.
     """
-    absolute = variance if pooled == 1 else min(pooled * variance, math.sqrt(2 * variance / math.pi))
+    absolute = min(pooled * variance, math.sqrt(2 * variance / math.pi))
     size = n * (n * absolute + VARIANCE_OF_TWO) / (n * variance + VARIANCE_OF_TWO)
     low, high = -1.0, limit
     for _ in range(40):
@@ -130,9 +130,9 @@ def examples_for_rate(rate: Callable[[int], float], power: float) -> int | None:
     """The least number of examples at which `rate(n)`, which grows with n, reaches `power`; None beyond ten million."""
     high = 1
     while rate(high) < power:
-        high *= 2
-        if high > _MAX_EXAMPLES:
+        if high == _MAX_EXAMPLES:
             return None
+        high = min(2 * high, _MAX_EXAMPLES)
     return high // 2 + 1 + bisect_left(range(high // 2 + 1, high), power, key=rate)
 
 
