@@ -16,6 +16,7 @@ from posgap.distillation.footprint import (
     OPERATIONS,
     MicroBatchShape,
     Storages,
+    _of_all_layers,
     _of_layers,
     activation_bytes,
     counted_flops,
@@ -90,6 +91,58 @@ def test_what_a_deep_model_takes_is_found_from_eight_of_its_layers():
     micro = MicroBatchShape(2, 128, 8, "float32", checkpointing=True)
     assert activation_bytes(layers(10), micro) == measured_activation_bytes(layers(10), micro)
     assert flops(layers(10), micro) == counted_flops(layers(10), micro)
+
+
+@pytest.mark.parametrize(("n", "read"), [(1, [1]), (8, [8]), (9, [4, 8]), (10, [4, 8]), (61, [4, 8])])
+def test_of_each_layer_beyond_eight_as_much_is_counted_as_of_one_of_the_last_four(n, read):
+    seen = []
+
+    def figure(config, shape) -> int:
+        seen.append((config.num_hidden_layers, shape))
+        return 1000 + 30 * config.num_hidden_layers
+
+    micro = MicroBatchShape(2, 128, 8)
+    assert _of_all_layers(figure, layers(n), micro) == 1000 + 30 * n
+    assert seen == [(number, micro) for number in read]
+
+
+def test_storages_are_counted_once_each_from_birth_to_end_and_the_most_there_were():
+    storages = Storages(collect=False)
+    there = torch.empty(25)
+    storages.add(there)
+    storages.add(there.view(5, 5))  # the same storage
+    with storages:
+        one = torch.empty(100)
+        assert (storages.now, storages.most) == (500, 500)
+        same = one[:10]
+        halves = torch.empty(50, dtype=torch.bfloat16), torch.empty(0)
+        assert (storages.now, storages.most) == (600, 600)
+        del one
+        assert storages.now == 600  # a part of it is still there
+        del same, halves
+        assert (storages.now, storages.most) == (100, 600)
+        torch.empty(10)
+        assert (storages.now, storages.most) == (100, 600)
+
+
+def test_storages_in_cycles_are_no_more_than_those_that_live():
+    """Of two that are in cycles of references, the first is collected before a new maximum is believed."""
+    gc.disable()
+    try:
+        most = {}
+        for collect in (True, False):
+            storages = Storages(collect)
+            with storages:
+                for _ in range(2):
+                    cycle = [torch.empty(100)]
+                    cycle.append(cycle)
+                    del cycle
+            most[collect] = storages.most
+            gc.collect()
+            assert storages.now == 0
+    finally:
+        gc.enable()
+    assert most == {True: 400, False: 800}
 
 
 def layers(n: int) -> LlamaConfig:
