@@ -1,6 +1,8 @@
 """Promotion as a transaction: what a command left half done the next completes, and one at a time moves aliases."""
 
 import json
+import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -9,9 +11,15 @@ from types import SimpleNamespace
 import mlflow
 import pytest
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, PERMISSION_DENIED, RESOURCE_DOES_NOT_EXIST
+from mlflow.protos.databricks_pb2 import (
+    INTERNAL_ERROR,
+    INVALID_PARAMETER_VALUE,
+    PERMISSION_DENIED,
+    RESOURCE_DOES_NOT_EXIST,
+)
 
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.retries import RetryPolicy
 from posgap.tracking import champions, leases, server
 from posgap.tracking.champions import CHAMPION, PREVIOUS, UNDER_WAY, set_champion
 from posgap.tracking.leases import Lease, Lost
@@ -385,3 +393,230 @@ def test_an_alias_that_moves_while_a_change_is_made_is_moved_back(registry, monk
     monkeypatch.setattr(Lease, "set_alias", interrupted)
     moved(("2", "1"))
     assert not late and aliases() == ("2", "1") and len(champions.changes(model())) == 2
+
+
+# The lease itself
+
+
+@pytest.fixture
+def clock(monkeypatch, registry) -> list[float]:
+    """The time that leases see; nothing beats, and who waits or sleeps does it at once."""
+    clock = [1000.0]
+    monkeypatch.setattr(leases, "now", lambda: clock[0])
+    monkeypatch.setattr(Lease, "_beat", lambda self: None)
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(leases, "time", SimpleNamespace(sleep=sleep, time=lambda: 1_700_000_000.5))
+    return clock
+
+
+def fails(error: Exception):
+    def call(client):
+        raise error
+
+    return call
+
+
+UNREACHED = MlflowException("down", INTERNAL_ERROR)
+REFUSED = MlflowException("no", PERMISSION_DENIED)
+
+
+def test_flags_say_who_wrote_them_when_and_with_which_number(registry, clock):
+    lease = Lease("tiny")
+    lease.acquire()
+    (flag,) = registry.tags
+    assert flag.startswith(f"{leases.FLAG}00000001.1700000000500-") and len(flag.rpartition("-")[2]) == 8
+    value = {"by": f"process {os.getpid()} on {socket.gethostname()}", "seconds": 2.0, "beat": 2}
+    assert json.loads(registry.tags[flag]) == value
+    assert leases.holders(model()) == {flag: value["by"]}
+    assert leases.since(flag) == 1_700_000_000_500 and leases._number(flag) == 1
+    for other in (leases.FLAG, "", f"{leases.FLAG}choosing", f"{leases.FLAG}1.x-1", f"{leases.FLAG}choosing.-1"):
+        assert leases.since(other) == 0
+    assert leases.since(f"{leases.FLAG}choosing.17-ab") == 17 and leases._number(f"{leases.FLAG}choosing.17-ab") == 0
+    # The next number is one more than the highest; a tag of posgap's that is no flag is left alone.
+    registry.tags |= {f"{leases.FLAG}00000007.1-other": "{}", "posgap.else": "1"}
+    another = Lease("tiny")
+    another._raise(f"{leases.FLAG}00000005{another._own}")
+    assert set(lease._flags()) == {f"{leases.FLAG}00000007.1-other", another._flag}
+    assert lease._is_before(f"{leases.FLAG}00000000.0") is False and another._is_before(flag)
+    assert not another._is_before(f"{leases.FLAG}00000007.1-other") and not another._is_before(
+        f"{leases.FLAG}choosing.1"
+    )
+    lease.release()
+    assert flag not in registry.tags and another._flag in registry.tags
+
+
+@pytest.mark.parametrize(
+    ("value", "holder"),
+    [
+        ('{"by": "x", "seconds": 7}', ("x", 7)),
+        ('{"by": 3, "seconds": "7"}', ("3", 7)),
+        ('{"by": "x", "seconds": 0.5}', ("x", leases.MIN_SECONDS)),
+        ('{"by": "x", "seconds": 1e9}', ("x", leases.MAX_SECONDS)),
+        ('{"by": "x"}', ("somebody", leases.SECONDS)),
+        ('{"seconds": 7}', ("somebody", leases.SECONDS)),
+        ("[]", ("somebody", leases.SECONDS)),
+        ("{", ("somebody", leases.SECONDS)),
+        ('{"by": "x", "seconds": [1]}', ("somebody", leases.SECONDS)),
+    ],
+)
+def test_a_flag_expires_after_as_many_seconds_as_it_says_within_limits(value, holder):
+    assert leases._holder(value) == holder
+
+
+def test_the_seconds_of_a_lease_are_those_of_the_variable(registry, monkeypatch):
+    for text, seconds in {"": 120, "1": 1, "3600": 3600, "2.5": 2.5}.items():
+        monkeypatch.setenv(leases.VARIABLE, text)
+        assert Lease("tiny").seconds == seconds
+    for text in ("0.9", "3601", "two"):
+        monkeypatch.setenv(leases.VARIABLE, text)
+        with pytest.raises(PosgapError) as refusal:
+            Lease("tiny")
+        assert str(refusal.value) == (f"{leases.VARIABLE}: {text!r} is no number of seconds from 1 to 3600; correct it")
+
+
+@pytest.mark.parametrize(("place", "seconds"), [("sqlite:///a.db", 0), ("http://server", 1)])
+def test_a_request_that_a_server_left_unanswered_may_take_effect_for_half_the_lease(
+    registry, clock, monkeypatch, place, seconds
+):
+    monkeypatch.setattr(leases, "address", lambda: place)
+    lease = Lease("tiny")
+    lease.acquire()
+    lease.write(lambda client: None)
+    assert lease.quiet_at == 0  # as all was answered
+    for error, kind, quiet in ((REFUSED, server.Refused, 0), (UNREACHED, server.Unanswered, 1000 + seconds)):
+        with pytest.raises(kind):
+            lease._send(fails(error), leases.ONCE, 1.0)
+        assert lease.quiet_at == quiet
+    clock[0] += 0.25
+    lease._send(fails_once := flaky(), RetryPolicy(tries=2, first_wait=0.0), 1.0)
+    assert fails_once.calls == 2 and lease.quiet_at == 1000.25 + seconds  # of the first try nobody knows
+    lease.await_inflight()
+    assert clock[0] == 1000.25 + seconds
+
+
+def flaky():
+    """A call that is not answered the first time."""
+
+    def call(client):
+        call.calls += 1
+        if call.calls == 1:
+            raise UNREACHED
+
+    call.calls = 0
+    return call
+
+
+def test_who_could_not_write_its_flag_for_half_its_time_does_nothing_more(registry, clock):
+    lease = Lease("tiny")
+    lease.acquire()
+    clock[0] += 1.0
+    lease.read()
+    clock[0] += 1e-3
+    for act in (lease.read, lambda: lease.write(lambda client: None), lambda: lease._raise("posgap.lease.2")):
+        with pytest.raises(Lost, match="^tiny: MLflow was not reached for too long to be sure of the lease; run this"):
+            act()
+
+
+def test_a_waiting_process_gives_up_after_its_time_and_names_who_it_waits_for(registry, clock, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(leases, "WAIT", 30.0)
+    holder, waiting, beats = Lease("tiny"), Lease("tiny"), 0
+    holder.acquire()
+
+    def sleep(seconds: float) -> None:
+        nonlocal beats
+        assert 0.25 <= seconds <= 0.5
+        clock[0] += 0.5
+        beats += 1
+        for lease in (holder, waiting):
+            lease._show(leases.ONCE, 1.0)
+
+    leases.time.sleep = sleep
+    with pytest.raises(PosgapError) as tired:
+        waiting.acquire()
+    by = f"process {os.getpid()} on {socket.gethostname()}"
+    assert str(tired.value) == f"tiny: {by} has held its lease for 30 s; run this again later"
+    assert 60 <= beats <= 62 and caplog.messages.count(f"tiny: waiting for {by}") == 1
+    # And where it could not renew its own flag for too long, it may have been taken for dead.
+    clock[0] += 1.1
+    with pytest.raises(Lost, match="MLflow was not reached for too long to wait for the lease"):
+        waiting._pause(clock[0] + 1)
+
+
+def test_a_lease_is_given_back_after_an_error_unless_a_request_may_still_take_effect(registry, clock, caplog):
+    first, second, third = (Lease("tiny") for _ in range(3))
+    first.acquire()
+    first.abandon()
+    assert not registry.tags and not caplog.messages
+    second.acquire()
+    second.quiet_at = clock[0] + 1
+    second.abandon()
+    assert list(registry.tags) == [second._flag]
+    third._flag, third._raised = "x", ["x"]
+    registry.delete_registered_model_tag = lambda *_: fails(REFUSED)(None)
+    third.abandon()
+    second.quiet_at = 0.0
+    second.release()
+    expires = "tiny: its lease is left to expire, in 2 s"
+    assert [text[: len(expires)] for text in caplog.messages] == [expires] * 3
+    assert caplog.messages[0] == expires and all("no" in text for text in caplog.messages[1:])
+
+
+def test_work_whose_lease_was_lost_is_done_again_thrice_and_then_no_more(registry, clock, caplog):
+    seen = []
+
+    def loses(lease) -> str:
+        seen.append((dict(lease.stale), lease.quiet_at))
+        lease.aliases[f"{len(seen)}"] = "7"
+        lease.quiet_at = clock[0] + 1
+        registry.tags.clear()  # as if another had taken over, and was done
+        if len(seen) < times:
+            raise Lost("gone")
+        return "done"
+
+    times = 4
+    assert leases.in_turn("tiny", loses) == "done" and len(seen) == 4
+    assert [stale for stale, _ in seen] == [{str(i): "7" for i in range(1, n)} for n in (1, 2, 3, 4)]
+    # Each waits until no request of the one before can take effect.
+    assert [quiet for _, quiet in seen] == [0, 1001, 1002, 1003] and caplog.messages.count("gone") == 3
+    seen, times = [], 9
+    with pytest.raises(Lost):
+        leases.in_turn("tiny", loses)
+    assert len(seen) == 4
+
+
+def test_an_alias_is_moved_or_removed_and_remembered(registry, clock):
+    lease = Lease("tiny")
+    lease.acquire()
+    lease.set_alias(CHAMPION, "2")
+    lease.set_alias(PREVIOUS, "1")
+    assert aliases() == ("2", "1")
+    lease.set_alias(PREVIOUS, "")
+    assert registry.aliases == {CHAMPION: "2"} and lease.aliases == {CHAMPION: "2", PREVIOUS: ""}
+    del registry.tags[lease._flag]
+    with pytest.raises(Lost, match="^tiny: another process has taken over; run this again"):
+        lease.read()
+
+
+def test_a_flag_is_renewed_while_its_process_may_be_sure_of_it(registry, monkeypatch):
+    clock, waits = [1000.0], []
+    monkeypatch.setattr(leases, "now", lambda: clock[0])
+    lease = Lease("tiny")
+    steps = iter([0.25, 0.9, 0.0, 1.1])  # seconds that pass until the next beat; MLflow is not reached in the third
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        clock[0] += next(steps)
+        registry.set_registered_model_tag = (lambda *_: fails(UNREACHED)(None)) if len(waits) == 3 else write
+        return False
+
+    write = registry.set_registered_model_tag
+    lease._over = SimpleNamespace(wait=wait)
+    lease._flag = f"{leases.FLAG}00000001.1-a"
+    lease._show(leases.ONCE, 1.0)
+    lease._beat()  # ends where it slept for too long, and writes nothing then
+    assert waits == [0.25] * 4 and lease._holds_until == 1001.15 + 1
+    assert json.loads(registry.tags[lease._flag])["beat"] == 3
