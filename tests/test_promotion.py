@@ -34,26 +34,32 @@ class Registry:
         self.versions: list[str] = []
 
     def create_registered_model(self, name: str) -> None:
-        self.name = name
+        assert name == "tiny"
 
     def create_model_version(self, name: str, source: str) -> None:
+        assert name == "tiny"
         self.versions.append(str(len(self.versions) + 1))
 
     def get_registered_model(self, name: str) -> SimpleNamespace:
+        assert name == "tiny"
         return SimpleNamespace(name=name, tags=dict(self.tags), aliases=dict(self.aliases))
 
     def get_model_version(self, name: str, version: str) -> None:
+        assert name == "tiny"
         if version not in self.versions:
             raise MlflowException(f"{name} has no version {version}", RESOURCE_DOES_NOT_EXIST)
 
     def delete_model_version(self, name: str, version: str) -> None:
+        assert name == "tiny"
         self.versions.remove(version)
         self.aliases = {alias: other for alias, other in self.aliases.items() if other != version}
 
     def set_registered_model_tag(self, name: str, tag: str, value: str) -> None:
+        assert name == "tiny"
         self.tags[tag] = value
 
     def delete_registered_model_tag(self, name: str, tag: str) -> None:
+        assert name == "tiny"
         self.tags.pop(tag, None)
 
     def set_registered_model_alias(self, name: str, alias: str, version: str) -> None:
@@ -61,6 +67,7 @@ class Registry:
         self.aliases[alias] = version
 
     def delete_registered_model_alias(self, name: str, alias: str) -> None:
+        assert name == "tiny"
         self.aliases.pop(alias, None)
 
 
@@ -194,6 +201,18 @@ def test_what_hands_have_done_is_mended_or_recorded(client):
     assert aliases() == ("", "3")
 
 
+def test_who_is_champion_and_previous_at_once_has_the_last_other_one_before_it_if_there_is_any(client):
+    moved(("1", ""))
+    client.set_registered_model_alias("tiny", PREVIOUS, "1")
+    healed()
+    assert aliases() == ("1", "")
+    moved(("2", "1"))
+    for alias in (CHAMPION, PREVIOUS):
+        client.set_registered_model_alias("tiny", alias, "3")
+    healed()
+    assert aliases() == ("3", "2")
+
+
 def test_changes_are_in_order_whatever_the_clock_says(client, monkeypatch):
     moved(("1", ""))
     monkeypatch.setattr(time, "time", lambda: 1e9)
@@ -297,7 +316,16 @@ def test_a_change_is_recorded_with_all_that_is_known_of_it(registry, monkeypatch
     record = {"at": "2023-11-14 22:13:20", "version": "2", "before": "1", "previous": "1"}
     assert json.loads(registry.tags[second]) == record | {"why": "it is better", "run": "run-7"}
     assert champions.changes(model()) == [json.loads(registry.tags[tag]) for tag in (first, second)]
-    assert champions.utc(86_399_999) == "1970-01-01 23:59:59"
+
+
+def test_moments_are_those_of_no_time_zone(monkeypatch):
+    try:
+        monkeypatch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        assert champions.utc(86_399_999) == "1970-01-01 23:59:59"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_what_is_no_record_of_a_change_is_not_taken_for_one(registry):
