@@ -86,7 +86,7 @@ class Scalings:
         """The model scaled by a method at a length."""
         how = {"found": self.searched(model, method, n)} if METHODS[method] else self.by_head(model, method, n)
         out = self.bench.folder / _name(model, method, n)
-        return apply(ApplyConfig(model=str(model), **how, out=out, seed=self.bench.seed))
+        return apply(ApplyConfig(model=str(model), **how, out=out))
 
     def by_head(self, model: Path, method: str, n: int) -> dict:
         """Ms-PoE's factors as `apply` takes them, from the prompts of the search."""

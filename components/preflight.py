@@ -19,7 +19,6 @@ def preflight(
         ("layered", bool),
         ("parts", list),
         ("recipe", str),
-        ("seed", int),
         ("only_new", bool),
         ("approval", bool),
         ("validate", dict),
@@ -43,5 +42,5 @@ def preflight(
 
     plan = read_plan(preflight(to_config(PreflightConfig, arguments)))
     show_preflight(out, checks)
-    chosen = (plan[name] for name in ("candidates", "layered", "parts", "recipe", "seed", "only_new", "approval"))
+    chosen = (plan[name] for name in ("candidates", "layered", "parts", "recipe", "only_new", "approval"))
     return *chosen, *(plan["settings"].get(stage, {}) for stage in STAGES)

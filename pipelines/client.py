@@ -46,7 +46,7 @@ class Client(kfp.Client):
                 ssl_ca_cert=os.environ.get("SSL_CERT_FILE"),
             )
         api = self._run_api.api_client  # one object, shared by all its APIs
-        api.rest_client = Transport(api.configuration, config, source)
+        api.rest_client = Transport(api.configuration, source)
 
     def get_kfp_healthz(self, sleep_duration: int = 5) -> kfp_server_api.V2beta1GetHealthzResponse:
         """Answers without a request: KFP's client only uses it to find a namespace, and on failure waits 25 s."""
@@ -110,7 +110,7 @@ class Client(kfp.Client):
         """The id of the experiment, which is created if there is none of that name."""
         wanted = kfp_server_api.V2beta1Experiment(display_name=config.experiment, namespace=config.namespace or None)
         create = partial(self.experiments.experiment_service_create_experiment, experiment=wanted)
-        return _ensured(lambda: self.find_experiment(config), lambda: create().experiment_id, config.retries)
+        return _ensured(lambda: self.find_experiment(config), lambda: create().experiment_id)
 
     def find_pipeline(self, config: KfpConfig, name: str) -> str | None:
         """The id of the pipeline of this name, or None if there is none."""
@@ -123,12 +123,12 @@ class Client(kfp.Client):
         """The id of the pipeline of this name, which is created, without a version, if there is none."""
         wanted = kfp_server_api.V2beta1Pipeline(name=name, display_name=name, namespace=config.namespace or None)
         create = partial(self._pipelines_api.pipeline_service_create_pipeline, pipeline=wanted)
-        return _ensured(lambda: self.find_pipeline(config, name), lambda: create().pipeline_id, config.retries)
+        return _ensured(lambda: self.find_pipeline(config, name), lambda: create().pipeline_id)
 
 
-def _ensured(find: Callable[[], str | None], create: Callable[[], str], retries: int) -> str:
+def _ensured(find: Callable[[], str | None], create: Callable[[], str]) -> str:
     """The id of an object, which is created once if there is none."""
-    return find() or once(create, lambda: {found: found} if (found := find()) else {}, retries)
+    return find() or once(create, lambda: {found: found} if (found := find()) else {})
 
 
 def _equal(fields: dict[str, str]) -> str:

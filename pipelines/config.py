@@ -53,8 +53,6 @@ class KfpConfig(Config):
         "", description="address of KFP, like http://localhost:8080; empty: $KFP_HOST or $KF_PIPELINES_ENDPOINT"
     )
     namespace: str = Field("", description="your namespace, if KFP is a multi-user installation; empty: it is not")
-    request_timeout: float = Field(30.0, gt=0, description="seconds to wait for the server's answer")
-    retries: int = Field(5, ge=0, description="number of retries of a request before giving up")
 
 
 class ServerConfig(KfpConfig):
@@ -105,7 +103,6 @@ class PipelineSubmitConfig(PipelineOnCluster):
     timeout: float = Field(
         86400.0, gt=0, description="with --wait: seconds to wait at most; after that exit code 6, while the run goes on"
     )
-    interval: float = Field(10.0, gt=0, description="with --wait: seconds between two polls")
 
 
 class ScheduleConfig(PipelineOnCluster):

@@ -47,8 +47,8 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
         with dsl.ExitHandler(ending, name="mitigation"):
             plan = pools.small(preflight(trainer=cluster.trainer, **parameters)).set_caching_options(False)
             source = {"data": parameters["data_train"], "data_eval": parameters["data_eval"], "model": model}
-            seed, made = plan.outputs["seed"], {each: plan.outputs[each] for each in ("recipe", "only_new")}
-            data = pools.small(data_version(name=name, seed=seed, **source, **made)).set_caching_options(False)
+            made = {each: plan.outputs[each] for each in ("recipe", "only_new")}
+            data = pools.small(data_version(name=name, **source, **made)).set_caching_options(False)
             # The loop below reads a step's output; KFP's local runner resolves that only from an enclosing group, hence
             # this If.
             with dsl.If(data.outputs["Output"] == True, name="something to do"):  # noqa: E712  KFP reads it
@@ -72,7 +72,7 @@ def _measure_and_mitigate(
     step has a digest of all that it goes back to as a parameter: `measured` where that is evaluation data and base
     model, `made` where it is the training data, too, and one of its own for the champion.
     """
-    measured, made, seed = {"cache_key": data["eval_key"]}, {"cache_key": data["train_key"]}, given["seed"]
+    measured, made = {"cache_key": data["eval_key"]}, {"cache_key": data["train_key"]}
     base = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).set_display_name("base model").output
     train_raw = dsl.importer(artifact_uri=data["uri"], artifact_class=dsl.Dataset).set_display_name("train data").output
     eval_raw = dsl.importer(artifact_uri=data["eval_uri"], artifact_class=dsl.Dataset)
@@ -89,11 +89,11 @@ def _measure_and_mitigate(
         with dsl.ParallelFor(given["parts"], name=f"sweep {title}") as shard:
             part = sweep(examples=held_out, model=model, shard=shard, settings=given["sweep"], **key, **label)
             pools.inference(part).set_display_name(f"sweep {title}")
-        merged = pools.cpu(merge(sweeps=dsl.Collected(part.outputs["out"]), seed=seed, **key))
+        merged = pools.cpu(merge(sweeps=dsl.Collected(part.outputs["out"]), **key))
         return merged.set_display_name(f"curve {title}").outputs["out"]
 
     before = swept(base, "base", measured, label="base")
-    rival = {"name": registered["name"], "version": data["champion"], "cache_key": data["champion_key"], "seed": seed}
+    rival = {"name": registered["name"], "version": data["champion"], "cache_key": data["champion_key"]}
     best = pools.inference(champion(examples=held_out, like=before, **rival)).outputs["out"]
 
     def judge(candidate, title: str) -> None:
@@ -108,7 +108,7 @@ def _measure_and_mitigate(
         decision.set_display_name(f"gate {title}")
         with dsl.If(decision.outputs["Output"] == True, name="admitted"):  # noqa: E712
             judged = {"model": candidate, "gate": decision.outputs["out"], "sweep": after, "examples": held_out}
-            crowned = promote(**judged, **registered, recipe=given["recipe"], seed=seed)
+            crowned = promote(**judged, **registered, recipe=given["recipe"])
             # Its effect is on the registry, which no cache can repeat.
             pools.promote(crowned).set_caching_options(False).set_display_name(f"promote {title}")
 
@@ -117,7 +117,7 @@ def _measure_and_mitigate(
         tried = {"examples": train, "exclude": held_out, "model": model, "settings": settings}
         found = pools.inference(mitigate(**tried, **made)).set_display_name(f"mitigate{of}").outputs["out"]
         # Whether it helps for certain is the gate's to say.
-        applied = pools.cpu(apply(model=model, found=found, certain=False, seed=seed, **made))
+        applied = pools.cpu(apply(model=model, found=found, certain=False, **made))
         judge(applied.set_display_name(f"apply{of}").outputs["out"], title)
 
     with dsl.ParallelFor(given["candidates"], name="candidates") as method:

@@ -92,7 +92,6 @@ def _create(config: ScheduleConfig) -> None:
                 **source,
             ),
             existing,
-            config.retries,
         )
     done = "unchanged" if same else "replaced" if before else "created"
     then = f"next run {_next_run(current)}" if _enabled(current) else "paused"

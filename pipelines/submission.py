@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from posgap.pipelines.client import Client
 
 log = logging.getLogger(__name__)
+POLL_SECONDS = 10.0  # between two looks at a run
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 
 
@@ -42,7 +43,6 @@ def submit(config: PipelineSubmitConfig) -> None:
                 **source,
             ),
             lambda: {run.run_id: run for run in client.find_runs(experiment, display_name=name)},
-            config.retries,
         )
     url = client.run_url(run.run_id)
     show(f"run {run.run_id}\n{url}", {"run": run.run_id, "url": url, "state": None})
@@ -90,7 +90,7 @@ def _wait(client: "Client", run_id: str, compiled: Compiled, config: PipelineSub
                 f"run {run_id} has not ended after {config.timeout:g} s (last seen {state or 'never'}); it goes on: "
                 f"{client.run_url(run_id)}"
             )
-        time.sleep(min(config.interval, left))
+        time.sleep(min(POLL_SECONDS, left))
 
 
 def _report(run: kfp_server_api.V2beta1Run, compiled: Compiled, url: str) -> None:

@@ -16,7 +16,7 @@ from posgap.pipelines.config import KfpConfig
 
 T = TypeVar("T")
 HOST_VARIABLES = ("KFP_HOST", "KF_PIPELINES_ENDPOINT")
-FIRST_WAIT = RetryPolicy.first_wait  # seconds
+FIRST_WAIT, ANSWER_SECONDS, TRIES = RetryPolicy.first_wait, 30.0, 6  # waits in seconds; tries of a request
 TRANSIENT = {408, 429, 500, 502, 503, 504}  # statuses of failures that may pass
 
 
@@ -42,12 +42,12 @@ def address(config: KfpConfig) -> str:
     return host
 
 
-def retry_policy(retries: int) -> RetryPolicy:
+def retry_policy() -> RetryPolicy:
     """How often KFP is asked again."""
-    return RetryPolicy(tries=retries + 1, first_wait=FIRST_WAIT)
+    return RetryPolicy(tries=TRIES, first_wait=FIRST_WAIT)
 
 
-def once(create: Callable[[], T], find: Callable[[], dict[str, T]], retries: int) -> T:
+def once(create: Callable[[], T], find: Callable[[], dict[str, T]]) -> T:
     """Creates one object, and never two: if an answer was lost, it looks for the object before it tries again.
 
     `find` returns the existing objects of that name, by id. Status 409 (conflict) is treated in the same way, since
@@ -75,7 +75,7 @@ def once(create: Callable[[], T], find: Callable[[], dict[str, T]], retries: int
             raise _Taken from None
 
     with suppress(TransientError, _Taken):
-        return retrying(retry_policy(retries), Waits("KFP"))(attempt)
+        return retrying(retry_policy(), Waits("KFP"))(attempt)
     if new := created():
         return new
     assert lost is not None  # at least one try has failed
@@ -92,10 +92,10 @@ class Transport(rest.RESTClientObject):
     A failure worth a retry is retried, unless that could create an object twice (see `once`).
     """
 
-    def __init__(self, configuration: kfp_server_api.Configuration, config: KfpConfig, token_source: str):
+    def __init__(self, configuration: kfp_server_api.Configuration, token_source: str):
         configuration.retries = False  # urllib3's own retries do not wait, and follow redirects to login pages
         super().__init__(configuration)
-        self.host, self.config, self.token_source = configuration.host, config, token_source
+        self.host, self.token_source = configuration.host, token_source
         self.waits = Waits(self.host)
 
     def request(self, method: str, url: str, **options: object) -> rest.RESTResponse:
@@ -111,22 +111,21 @@ class Transport(rest.RESTClientObject):
                 raise
 
         try:
-            return retrying(retry_policy(self.config.retries), self.waits)(send)
+            return retrying(retry_policy(), self.waits)(send)
         except _Again as again:
             raise Unanswered(str(again)) from None
 
     def _send(self, method: str, url: str, options: dict) -> rest.RESTResponse:
-        seconds = self.config.request_timeout
         try:
             # As a pair: KFP's code ignores a single float, and then there would be no limit at all.
-            limited = options | {"_request_timeout": (seconds, seconds)}
-            response = within(seconds, lambda: rest.RESTClientObject.request(self, method, url, **limited))
+            limited = options | {"_request_timeout": (ANSWER_SECONDS, ANSWER_SECONDS)}
+            response = within(ANSWER_SECONDS, lambda: rest.RESTClientObject.request(self, method, url, **limited))
             json.loads(response.data)
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
             hint = "is this the address of KFP?"
             raise _Again(f"{self.host}: cannot be reached ({_reason(error)}): {hint}", may_have_worked=False) from None
         except (urllib3.exceptions.TimeoutError, TimeoutError):
-            raise _Again(f"{self.host}: no answer within {seconds:g} s") from None
+            raise _Again(f"{self.host}: no answer within {ANSWER_SECONDS:g} s") from None
         except urllib3.exceptions.HTTPError as error:
             raise _Again(f"{self.host}: {_reason(error)}") from None
         except kfp_server_api.ApiException as error:

@@ -44,7 +44,6 @@ def upload(compiled: Compiled, config: PipelineCompileConfig) -> None:
         held = there or once(
             lambda: client.quietly_uploaded(package, version, pipeline, f"posgap {__version__} {digest}"),
             existing,
-            config.retries,
         )
     done, url = "unchanged" if there else "uploaded", client.version_url(held)
     show(

@@ -24,19 +24,19 @@ def watch_pipeline(cluster: ClusterConfig) -> Callable:
     @form(FORMS["watch"])
     def watch(**parameters: Any):
         """data version -> champion -> watch."""
-        name, seed = parameters["registered_name"], parameters["seed"]
+        name = parameters["registered_name"]
         pools = Pools(cluster)
         ending = pools.small(report(registered_name=name)).set_caching_options(False)
         with dsl.ExitHandler(ending, name="watch"):
-            data = pools.small(data_version(data=parameters["data_eval"], name=name, only_new=False, seed=seed))
+            data = pools.small(data_version(data=parameters["data_eval"], name=name, only_new=False))
             data.set_caching_options(False)
             fresh = dsl.importer(artifact_uri=data.outputs["uri"], artifact_class=dsl.Dataset)
             fresh = fresh.set_display_name("fresh data").output
             version = {"version": data.outputs["champion"], "cache_key": data.outputs["champion_key"]}
-            swept = pools.inference(champion(examples=fresh, name=name, seed=seed, **version)).outputs["out"]
+            swept = pools.inference(champion(examples=fresh, name=name, **version)).outputs["out"]
             mitigation = {"mitigate": parameters["mitigate"], "namespace": parameters["namespace"]}
             # Its outcome is what the run is about, and it may start another run.
-            pools.watch(judge(champion=swept, seed=seed, **mitigation)).set_caching_options(False)
+            pools.watch(judge(champion=swept, **mitigation)).set_caching_options(False)
 
     return watch
 

@@ -335,12 +335,13 @@ def toy_file(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def no_kfp_settings(tmp_path, monkeypatch):
-    """Nothing of this machine's KFP settings, and no waits between tries."""
+    """Nothing of this machine's KFP settings, and no waits between tries and looks."""
     import kfp
 
-    from posgap.pipelines import transport
+    from posgap.pipelines import submission, transport
 
     monkeypatch.setattr(transport, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(submission, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(kfp.Client, "_LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
     for name in ("KFP_HOST", "KF_PIPELINES_ENDPOINT", "KF_PIPELINES_UI_ENDPOINT", "KFP_TOKEN"):

@@ -134,6 +134,6 @@ def test_the_tests_that_go_with_a_component_pass_and_can_fail(modules):
     written, tests = modules["gate"]
     function = written.python_func
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(written, "python_func", wraps(function)(lambda **given: function(**given | {"seed": 1})))
+        patch.setattr(written, "python_func", wraps(function)(lambda **given: function(**given | {"max_gap": 1.0})))
         with pytest.raises(AssertionError):
             tests.test_every_argument_reaches_the_stage()

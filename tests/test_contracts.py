@@ -92,7 +92,6 @@ def test_a_component_takes_a_field_that_its_config_gets_later():
     assert (inputs["stops"].type, inputs["stops"].optional) == ("List", False)
     step = dict.fromkeys(("model", "gate", "gate_again", "sweep", "out")) | {
         "name": "m",
-        "seed": 0,
         "stops": [1],
         "speed": 2.0,
     }
@@ -128,7 +127,7 @@ def test_a_component_whose_artifacts_are_not_those_of_its_config_is_refused():
 
 def test_preflight_returns_what_the_pipeline_gives_to_every_stage():
     returned = load("preflight").component_spec.outputs.keys() - {"out", "checks"}
-    of_run = {"candidates", "layered", "parts", "recipe", "seed", "only_new", "approval"}
+    of_run = {"candidates", "layered", "parts", "recipe", "only_new", "approval"}
     assert returned == of_run | {*GIVEN_STAGES}
 
 

@@ -28,7 +28,7 @@ def a_day_in_november(monkeypatch):
 def schedule(capsys, toy_file):
     def run(server, *words):
         spec = ("--file", toy_file, *GIVEN) if "--cron" in words else ()
-        code, out, err = posgap(capsys, "schedule", *words, *spec, "--host", server.url, "--retries", "2")
+        code, out, err = posgap(capsys, "schedule", *words, *spec, "--host", server.url)
         assert code == 0, err
         return out.strip(), err
 

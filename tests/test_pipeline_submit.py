@@ -10,8 +10,9 @@ import pytest
 from kfp_server import Server, conforms, served
 from toy_pipeline import GIVEN, fails, posgap, toy
 
-from posgap.pipelines import compilation, uploading
+from posgap.pipelines import compilation, transport, uploading
 from posgap.pipelines.compilation import load
+from posgap.pipelines.transport import TRIES
 
 HTML = (200, {"Content-Type": "text/html"}, "<html>Log in</html>")
 
@@ -240,37 +241,40 @@ def test_a_failing_server_is_asked_again(capsys, submit, status):
         return (status, {}, "busy") if times < 2 else None
 
     with served(Server(misbehave=misbehave)) as server:
-        assert posgap(capsys, *submit(server, "--retries", "3"))[0] == 0
+        assert posgap(capsys, *submit(server))[0] == 0
     assert len(server.runs) == 1 and len(server.experiments) == 1
 
 
 def test_a_server_that_goes_on_failing_is_given_up_in_one_line(capsys, submit):
     with served(Server(misbehave=lambda *_: (503, {}, "upstream\nconnect error"))) as server:
-        complaint = fails(capsys, *submit(server, "--retries", "2"))
+        complaint = fails(capsys, *submit(server))
     assert complaint == f"{server.url}: 503 Service Unavailable: upstream connect error"
-    assert server.seen["GET", "/apis/v2beta1/experiments"] == 3
+    assert server.seen["GET", "/apis/v2beta1/experiments"] == TRIES
 
 
 def test_a_server_that_cannot_be_reached_is_named(capsys, submit):
     with served(Server()) as server:
         pass
-    complaint = fails(capsys, *submit(server, "--retries", "1"))
+    complaint = fails(capsys, *submit(server))
     assert complaint.startswith(f"{server.url}: cannot be reached (") and complaint.endswith(
         "is this the address of KFP?"
     )
 
 
-def test_a_server_that_does_not_answer_is_given_up_after_the_time_limit(capsys, submit):
+def test_a_server_that_does_not_answer_is_given_up_after_the_time_limit(capsys, submit, monkeypatch):
+    monkeypatch.setattr(transport, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(transport, "TRIES", 2)
     with served(Server(misbehave=at("experiments", 5, method="GET"))) as server:
         started = time.monotonic()
-        complaint = fails(capsys, *submit(server, "--request-timeout", "0.2", "--retries", "1"))
+        complaint = fails(capsys, *submit(server))
     assert complaint == f"{server.url}: no answer within 0.2 s" and time.monotonic() - started < 3
 
 
 @pytest.mark.parametrize("lost", [(502, {}, "bad gateway", True), 0.6])
-def test_a_run_whose_answer_was_lost_is_found_and_not_started_twice(capsys, submit, lost):
+def test_a_run_whose_answer_was_lost_is_found_and_not_started_twice(capsys, submit, lost, monkeypatch):
+    monkeypatch.setattr(transport, "ANSWER_SECONDS", 0.3)
     with served(Server(misbehave=at("runs", lost, until=1))) as server:
-        posgap(capsys, *submit(server, "--name", "nightly", "--request-timeout", "0.3"))
+        posgap(capsys, *submit(server, "--name", "nightly"))
         code, out, _ = posgap(capsys, *submit(server, "--name", "nightly"))
     assert code == 0 and len(server.runs) == 2, "a name may come again, but each submission is one run"
     assert out.splitlines()[0] == f"run {list(server.runs)[1]}"
@@ -282,7 +286,7 @@ def test_a_quicker_submission_may_make_the_experiment_meanwhile(capsys, submit):
     assert len(server.experiments) == len(server.runs) == 1
 
 
-WAIT = ("--wait", "--interval", "0.01")
+WAIT = ("--wait",)
 
 
 def test_waiting_ends_with_success(capsys, submit):
@@ -342,7 +346,7 @@ def test_the_wait_outlives_a_server_that_is_down_for_a_while(capsys, submit):
 
     with served(Server(misbehave=misbehave)) as server:
         server.states = ["RUNNING", "SUCCEEDED"]
-        code, _, err = posgap(capsys, *submit(server, *WAIT, "--retries", "1"))
+        code, _, err = posgap(capsys, *submit(server, *WAIT))
     assert code == 0 and "503 Service Unavailable: down; trying again" in err
 
 

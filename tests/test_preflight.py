@@ -42,7 +42,7 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
     values = {"methods": "r1+lpes", "shards": 4, "max_gap": 12.0}
     values["settings"] = "shards: 2\nseed: 3\napproval: true\ndtype: float32\nepochs: 1\nlimit: 9\nsweep: {limit: 5}\n"
     plan = read_plan(preflight(form.model_copy(update=values)))
-    assert [plan[name] for name in ("seed", "approval", "only_new")] == [3, True, False]
+    assert [plan[name] for name in ("approval", "only_new")] == [True, False]
     said = {"shards": 2, "seed": 3, "approval": True, "dtype": "float32", "epochs": 1, "limit": 9, "sweep.limit": 5}
     assert plan["given"] == said
     assert (
@@ -53,14 +53,14 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
     )
     prompts = {"task": "kv", "n_docs": 4, "seed": 3}
     assert plan["settings"] == {
-        "validate": prompts | {"limit": 9},
+        "validate": {"task": "kv", "n_docs": 4, "limit": 9},
         "sweep": prompts | {"backend": "transformers", "dtype": "float32", "limit": 5},
         "teacher": prompts | {"backend": "transformers", "dtype": "float32", "limit": 9},
         "distill": {"task": "kv", "seed": 3, "limit": 9, "dtype": "float32", "epochs": 1},
         "train_job": {"task": "kv", "seed": 3, "gpus_per_node": "1", "limit": 9, "dtype": "float32", "epochs": 1},
         "mitigate": prompts | {"dtype": "float32", "limit": 9, "methods": ["lpes"]},
-        "compare": {"seed": 3},
-        "gate": {"seed": 3, "max_gap": 12.0},
+        "compare": {},
+        "gate": {"max_gap": 12.0},
     }
     assert as_config("sweep", plan["settings"]["sweep"]).limit == 5
 
@@ -266,7 +266,7 @@ def test_a_trainjob_wants_a_place_in_s3(form):
 
 
 def test_nothing_but_its_own_parameters_reaches_a_stage(form):
-    assert settings(form)["compare"] == {"seed": 0}
+    assert settings(form)["compare"] == {}
     assert list(complaints(form.model_copy(update={"settings": settings_text({"compare.task": "qa"})}))) == [
         "settings: compare.task: is set by the form or the pipeline, and cannot be set here"
     ]

@@ -28,26 +28,26 @@ def test_predict_from_the_command_line(capsys, tmp_path):
     ("more", "complaint"),
     [
         ([], "sequence_length: must be given, or taken from a `measurement`"),
-        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--residual-strength", 2], "--residual-strength: Input"),
+        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--residual-strength", 2], "residual strength 2 of"),
         (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--head-weights", "1"], "give one positive weight for"),
         (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--mask", "prefix"], "prefix: mask prefix needs a size"),
         (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--rope-factors", "1,2"], "give `encoding` rope"),
         ([*ROPE, "--rope-factors", "1,2,3"], "3 given for 2 layers"),
-        ([*ROPE, "--slopes", "1,2"], "slopes: they are those of a decay: give `encoding` decay"),
-        ([*DECAY, "--slopes", "1,2,3"], "slopes: 3 given for 2 heads"),
-        ([*DECAY, "--slopes", "1,2;1;1,2"], "slopes: 1 given for 2 heads in layer 2"),
-        ([*DECAY, "--slopes", "1,2;1,2;1,2"], "slopes: 3 rows given for 2 layers"),
-        ([*DECAY, "--slopes", "1;-2"], "slopes: give one that is not negative for each of 2 heads"),
-        ([*DECAY, "--slopes", "1,-2"], "slopes: give one that is not negative for each of 2 heads"),
-        ([*DECAY, "--residual-strengths", "0.5"], "residual_strengths: 1 given for 2 layers"),
-        ([*DECAY, "--residual-strengths", "0.5,1.5"], "residual strength 1.5 of layer 2: must lie in [0, 1]"),
-        ([*DECAY, "--content-scores", "1,2,3"], "content_scores: 3 given for 2 layers"),
-        ([*DECAY, "--content-scores", "1,2,3;4,5,6"], "content_scores: 3 given for 2 heads in layer 1"),
-        ([*ROPE, "--rope-thetas", "10,100,1000"], "rope_thetas: 3 given for 2 layers"),
-        ([*ROPE, "--rope-thetas", "10,-1"], "rope_thetas: give one that is not negative for each layer"),
-        ([*DECAY, "--rope-thetas", "10,100"], "rope_thetas: they are the bases of RoPE: give `encoding` rope"),
-        ([*ROPE, "--mask", "window", "--windows", "1,2,3"], "windows: 3 given for 2 layers"),
-        ([*ROPE, "--windows", "1,2"], "windows: they are those of a mask: give `mask` window"),
+        ([*ROPE, "--slope", "1,2"], "slope: is that of a decay: give `encoding` decay"),
+        ([*DECAY, "--slope", "1,2,3"], "slope: 3 given for 2 heads"),
+        ([*DECAY, "--slope", "1,2;1;1,2"], "slope: 1 given for 2 heads in layer 2"),
+        ([*DECAY, "--slope", "1,2;1,2;1,2"], "slope: 3 rows given for 2 layers"),
+        ([*DECAY, "--slope", "1;-2"], "slope: give one that is not negative, for all or for each of 2 heads"),
+        ([*DECAY, "--slope", "1,-2"], "slope: give one that is not negative, for all or for each of 2 heads"),
+        ([*DECAY, "--residual-strength", "0.5,0.5,0.5"], "residual_strength: 3 given for 2 layers"),
+        ([*DECAY, "--residual-strength", "0.5,1.5"], "residual strength 1.5 of layer 2: must lie in [0, 1]"),
+        ([*DECAY, "--content-score", "1,2,3"], "content_score: 3 given for 2 layers"),
+        ([*DECAY, "--content-score", "1,2,3;4,5,6"], "content_score: 3 given for 2 heads in layer 1"),
+        ([*ROPE, "--rope-theta", "10,100,1000"], "rope_theta: 3 given for 2 layers"),
+        ([*ROPE, "--rope-theta", "10,-1"], "rope_theta: give one that is not negative"),
+        ([*DECAY, "--rope-theta", "10,100"], "rope_theta: is the base of RoPE: give `encoding` rope"),
+        ([*ROPE, "--mask", "window", "--window", "1,2,3"], "window: 3 given for 2 layers"),
+        ([*ROPE, "--window", "1,2"], "window: is that of a mask: give `mask` window"),
         ([*ROPE, "--mask", "measured"], "mask: needs measured values: give a `measurement`"),
         (["--measurement", "nowhere"], "measurement: nowhere: no such file or folder"),
     ],
@@ -77,17 +77,17 @@ TURNED = [
     [2 * np.mean([np.cos(0.3 - AWAY / f * b ** (-k / 4)) for k in (0, 2)], axis=0) if b else 0 * AWAY] * 2
     for b, f in zip(BASES, FACTORS)
 ]
-SIZES = {"sequence_length": N, "layers": 3, "heads": 2, "residual_strengths": LAMBDAS}
-WITH_DECAY = SIZES | {"encoding": "decay", "mask": "window", "windows": [3, 0, 4], "slopes": SLOPES}
+SIZES = {"sequence_length": N, "layers": 3, "heads": 2, "residual_strength": LAMBDAS}
+WITH_DECAY = SIZES | {"encoding": "decay", "mask": "window", "window": [3, 0, 4], "slope": SLOPES}
 WITH_ROPE = SIZES | {"encoding": "rope", "head_size": 4, "rope_angle": 0.3, "rope_strength": 2}
 ARCHITECTURES = [
     (
-        SIZES | {"encoding": "decay", "slopes": SLOPES[0], "content_scores": [0.0, 1.5, -0.5]},
+        SIZES | {"encoding": "decay", "slope": SLOPES[0], "content_score": [0.0, 1.5, -0.5]},
         ([[-s * AWAY for s in SLOPES[0]]] * 3, [[0.0] * 2, [1.5] * 2, [-0.5] * 2], [AWAY >= 0] * 3),
     ),
-    (WITH_DECAY | {"content_scores": OWN}, ([[-s * AWAY for s in row] for row in SLOPES], OWN, WINDOWS)),
+    (WITH_DECAY | {"content_score": OWN}, ([[-s * AWAY for s in row] for row in SLOPES], OWN, WINDOWS)),
     (
-        WITH_ROPE | {"rope_thetas": BASES, "rope_factors": FACTORS, "mask": "window", "windows": [3, 0, 4]},
+        WITH_ROPE | {"rope_theta": BASES, "rope_factors": FACTORS, "mask": "window", "window": [3, 0, 4]},
         (TURNED, [[0.0] * 2] * 3, WINDOWS),
     ),
 ]
@@ -135,15 +135,15 @@ def typed(value):
 
 
 def test_predict_from_a_file(capsys, tmp_path):
-    values = {"layers": 2, "heads": 1, "mask": "window", "windows": [2, 0], "residual_strengths": [1, 1]}
-    values["content_scores"] = [[0.0], [0.0]]
+    values = {"layers": 2, "heads": 1, "mask": "window", "window": [2, 0], "residual_strength": [1, 1]}
+    values["content_score"] = [[0.0], [0.0]]
     (tmp_path / "a.yaml").write_text(json.dumps({"rollout predict": values}))
     words = ["--config", tmp_path / "a.yaml", "--sequence-length", 3]
     assert run(capsys, "rollout", "predict", "--out", tmp_path / "p", *words)[0] == 0
     predicted = read_json(tmp_path / "p" / "prediction.json")
     # The last token takes a third of each; the first layer halves what tokens 2 and 3 hold with those before them.
     assert predicted["distribution"] == pytest.approx([1 / 3 + 1 / 6, 1 / 6 + 1 / 6, 1 / 6])
-    assert predicted["settings"]["windows"] == [2, 0] and predicted["settings"]["layers"] == 2
+    assert predicted["settings"]["window"] == [2, 0] and predicted["settings"]["layers"] == 2
 
 
 def test_measure_names_texts_that_are_too_short_or_too_long(capsys, tmp_path, model_folder):

@@ -7,7 +7,7 @@ import mlflow
 import pytest
 
 from posgap.cli.main import main
-from posgap.foundation.config import StageConfig
+from posgap.foundation.config import SeededConfig
 from posgap.foundation.errors import PosgapError, Rejected
 from posgap.foundation.fields import InputPath
 from posgap.stages.frame import stage
@@ -17,7 +17,7 @@ from posgap.tracking.outbox import place_of
 from posgap.tracking.runs import start_run
 
 
-class CopyConfig(StageConfig):
+class CopyConfig(SeededConfig):
     source: InputPath
     shout: bool = False
 

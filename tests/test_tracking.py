@@ -19,7 +19,7 @@ from fault_proxy import FAULTS, FINE, Fault, faulty
 from mlflow_server import serving
 
 from posgap.cli.main import main
-from posgap.foundation.config import StageConfig
+from posgap.foundation.config import SeededConfig
 from posgap.foundation.retries import RetryPolicy
 from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 
 
-class Work(StageConfig):
+class Work(SeededConfig):
     steps: int = 5
 
 

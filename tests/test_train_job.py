@@ -120,11 +120,14 @@ def test_what_is_in_s3_stays_where_it_is(config, cluster, tmp_path, bucket):
     for file in Path(config.model).iterdir():
         (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
     publish(tmp_path / "copy", f"{bucket}/models/tiny")
-    there = config.model_copy(update={"model": f"{bucket}/models/tiny", "out": f"{bucket}/trained"})
+    machines = {"cpus_per_node": 8, "memory_per_node": "256Gi"}
+    there = config.model_copy(update={"model": f"{bucket}/models/tiny", "out": f"{bucket}/trained"} | machines)
     as_pods_do(cluster, tmp_path / "pod", "who-knows")
     assert train_job(there) == f"{bucket}/trained"
     assert arguments(cluster)["model"] == f"{bucket}/models/tiny"
     assert arguments(cluster)["out"] == f"{bucket}/trained"
+    asked = cluster.created[0]["spec"]["trainer"]["resourcesPerNode"]["limits"]
+    assert asked == {"nvidia.com/gpu": 4, "cpu": 8, "memory": "256Gi"}
     assert (fetch(f"{bucket}/trained") / "weights").read_text() == "trained"
 
 

@@ -167,7 +167,8 @@ def command(words: str, verb: Verb) -> click.Command:
                 _Argument([field], description=info.description, required=info.is_required(), **several, **_kind(info))
             )
             continue
-        shown = json.dumps(info.default) if isinstance(info.default, dict | list) else info.default
+        shown = json.dumps(info.default) if isinstance(info.default, dict) else info.default
+        shown = ",".join(map(str, shown)) if isinstance(shown, list) else shown
         default = {} if info.default in (None, "", [], {}) else {"default": shown}
         word = field.replace("_", "-")
         options.append(

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from posgap.distillation.methods import METHODS
 from posgap.distillation.recipes import RECIPES
 from posgap.foundation.choices import Number, WholeNumber
-from posgap.foundation.config import Config, StageConfig
+from posgap.foundation.config import Config, SeededConfig
 from posgap.foundation.fields import RARE, InputPath, ModelName, OptionalInputPath, Role, WorkPath, in_s3
 from posgap.foundation.locations import Location, as_location
 from posgap.generation.backends import BACKENDS, BackendConfig
@@ -40,7 +40,7 @@ class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[mis
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
 
 
-class _Distilled(StageConfig):
+class _Distilled(SeededConfig):
     examples_for: ClassVar[str] = "training"
     examples: InputPath = Field(description="examples that the responses answer")
     responses: InputPath = Field(description="folder from `teacher`")

@@ -24,7 +24,10 @@ WITHOUT_EFFECT = "without effect"  # marks a parameter that changes the speed, b
 
 
 def split_commas(value: Any) -> Any:
-    """A list as a command line gives it, "1,2" or "1 2", in its parts; anything else as it is."""
+    """A list as a command line gives it, "1,2" or "1 2", in its parts; a single number as a list of it; anything else
+    as it is."""
+    if isinstance(value, int | float):
+        return [value]
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 

@@ -77,7 +77,6 @@ class FileConfig(Config):
 
 class StageConfig(Config):
     out: OutputPath = Field(description="folder to write")
-    seed: int = Field(0, ge=0, description="seed of all random numbers in this stage")
     force: bool = Field(False, description="run again even if the output is complete")
     examples_for: ClassVar[str] = ""  # what a stage that has the input `examples` uses them for
     _digests: Mapping[str, str] = PrivateAttr(default_factory=dict)
@@ -99,3 +98,9 @@ class StageConfig(Config):
         """The sha256 of an input, which the stage's frame has computed before the stage began to work, so that a model
         of many gigabytes is not read for it again; empty for a model on the hub."""
         return self._digests[name]
+
+
+class SeededConfig(StageConfig):
+    """The base of the configs of stages that draw random numbers."""
+
+    seed: int = Field(0, ge=0, description="seed of all random numbers in this stage")

@@ -5,13 +5,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from posgap.foundation.choices import WITHOUT_EFFECT
+from posgap.foundation.config import SeededConfig
 from posgap.foundation.fields import RARE, StopStrings
 from posgap.tasks.config import PromptConfig
 from posgap.tasks.fields import OptionalMetricName
 from posgap.tasks.metrics import METRICS
 
 
-class GenerationConfig(PromptConfig):
+class GenerationConfig(PromptConfig, SeededConfig):
     metric: OptionalMetricName = Field(
         "", description=f"metric that scores responses; {METRICS.described()}; empty: the task's own"
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from posgap.foundation.choices import WITHOUT_EFFECT, Parameters
-from posgap.foundation.config import Config, StageConfig
+from posgap.foundation.config import Config, SeededConfig, StageConfig
 from posgap.foundation.errors import first_fault
 from posgap.foundation.fields import (
     POSITIONAL,
@@ -198,7 +198,7 @@ class GradeConfig(
     Judging,
     MaxUnanswered,
     BACKENDS["openai"].requests,  # type: ignore[misc]
-    StageConfig,
+    SeededConfig,
 ):
     """Scores the responses of a finished sweep again, by a model that judges them; the swept one is not asked."""
 
@@ -257,7 +257,7 @@ class CompareConfig(StageConfig):
     allow: Allowed = Field([], description=ALLOW)
 
 
-class DiagnoseConfig(StageConfig):
+class DiagnoseConfig(SeededConfig):
     """Diagnoses why a model errs at some positions, by the tokens of its answers and by its attention."""
 
     examples_for: ClassVar[str] = "evaluation"

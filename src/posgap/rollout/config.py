@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from posgap.foundation.choices import Numbers, NumbersOrRows, PositiveNumbers, split_commas
-from posgap.foundation.config import StageConfig
+from posgap.foundation.config import SeededConfig
 from posgap.foundation.fields import RARE, InputPath, ModelName, OptionalInputPath, WorkPath
 from posgap.generation.config import GenerationConfig
 from posgap.rollout.position_encodings import POSITION_ENCODINGS
@@ -17,7 +17,7 @@ Influence = Literal["gradient", "gradient_times_input", "rollout", "rollout_with
 TokenCounts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_commas)]
 
 
-class _Described(StageConfig):
+class _Described(SeededConfig):
     measurement: OptionalInputPath = Field(
         None,
         description="folder from `rollout measure`; supplies options left at 0 or set to `measured`, and is compared "
@@ -29,10 +29,10 @@ class _Described(StageConfig):
     mask: Literal["causal", "full", "window", "prefix", "measured"] = Field(
         "causal", description="which tokens a token sees; measured: causal, with the measured model's windows"
     )
-    window: int = Field(0, ge=0, description="window: number of tokens seen, the token itself included (w)")
-    windows: Annotated[TokenCounts, RARE] = Field(
+    window: TokenCounts = Field(
         [],
-        description="window: one for each layer, separated by commas, in place of `window`; 0: all tokens before it",
+        description="window: number of tokens seen, the token itself included (w): one for all layers, or one for "
+        "each, separated by commas, where 0 is all tokens before it",
     )
     prefix: Annotated[int, RARE] = Field(0, ge=0, description="prefix: number of first tokens that all tokens see (K)")
     encoding: Annotated[str, POSITION_ENCODINGS, AfterValidator(POSITION_ENCODINGS.checked)] = Field(
@@ -51,11 +51,10 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
         description="residual strength by layer; constant: the same in all; power: lambda * layer^-power; "
         "measured: the measurement's",
     )
-    residual_strength: float = Field(
-        0.5, ge=0, le=1, description="lambda: share of attention in a layer, R = (1 - lambda) I + lambda A"
-    )
-    residual_strengths: Annotated[Numbers, RARE] = Field(
-        [], description="lambda of each layer, from the first, separated by commas, in place of `residual`"
+    residual_strength: Annotated[Numbers, Field(min_length=1)] = Field(
+        [0.5],
+        description="lambda: share of attention in a layer, R = (1 - lambda) I + lambda A; or, in place of `residual`, "
+        "that of each layer, from the first, separated by commas",
     )
     residual_power: float = Field(1.0, ge=0, description="residual power: exponent of the decay with depth")
     content: Literal["none", "constant", "mean", "heads"] = Field(
@@ -63,11 +62,10 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
         description="extra score of a token on itself; constant: `content-score`; mean: the measurement's mean; heads: "
         "the measurement's of each layer and head",
     )
-    content_score: float = Field(0.0, description="content constant: the extra score of a token on itself")
-    content_scores: Annotated[NumbersOrRows, RARE] = Field(
-        [],
-        description="extra scores of a token on itself, in place of `content`: one for each layer, separated by "
-        "commas; or, by head, a row for each layer, separated by semicolons",
+    content_score: Annotated[NumbersOrRows, Field(min_length=1)] = Field(
+        [0.0],
+        description="content constant: the extra score of a token on itself; or, in place of `content`, one for each "
+        "layer, separated by commas, or, by head, a row for each layer, separated by semicolons",
     )
     head_weights: Annotated[PositiveNumbers, RARE] = Field(
         [], description="one positive weight per head for the average over heads; empty: uniform"
@@ -84,7 +82,7 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
     label: str = Field("predicted", description="what plots and tables call this prediction")
 
 
-class RolloutMeasureConfig(StageConfig):
+class RolloutMeasureConfig(SeededConfig):
     """Measures a model's residual strengths, its attention, and how much each input position reaches the last token."""
 
     texts: InputPath = Field(
@@ -103,7 +101,6 @@ class RolloutMeasureConfig(StageConfig):
     limit: int = Field(0, ge=0, description="use only the first `limit` texts; 0: all")
     batch_tokens: int = Field(4096, ge=1, description="tokens in a batch")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
-    sink_threshold: float = Field(0.2, gt=0, lt=1, description="attention above which a token counts as a sink (tau)")
     attributions: bool = Field(
         False,
         description="also measure attention weighted by the norms of values; takes longer",
@@ -123,7 +120,7 @@ class RolloutAdviseConfig(GenerationConfig):
     label: str = Field("model", description="what plots and tables call this model")
 
 
-class RolloutExperimentConfig(StageConfig):
+class RolloutExperimentConfig(SeededConfig):
     """Trains small attention-only networks with one cause of position bias at a time, and reports its effect."""
 
     preset: Literal["quick", "learned"] = Field(

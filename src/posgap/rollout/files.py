@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, atomic, read_model
 
+SINK_THRESHOLD = 0.2  # attention above which a token counts as a sink (tau)
 PREDICTION_FILE, MEASUREMENT_FILE, ARRAYS_FILE = "prediction.json", "measurement.json", "arrays.npz"
 
 

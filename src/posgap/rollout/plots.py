@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from posgap.measurement.plots import COLORS, plain
-from posgap.rollout.files import Measurement
+from posgap.rollout.files import SINK_THRESHOLD, Measurement
 
 MIN_DECADES = 6  # the axis ends at 10^-6 of a uniform share
 
@@ -117,8 +117,7 @@ def layer_panels(measured: Measurement, arrays: Mapping[str, np.ndarray]) -> Fig
         extent=(0.5, measured.sequence_length + 0.5, measured.layers + 0.5, 0.5),
     )  # fmt: skip
     figure.colorbar(picture, ax=sinks)
-    threshold = measured.settings["sink_threshold"]
-    sinks.set(title=f"share of queries with attention > {threshold:g}", xlabel="token attended to", ylabel="layer")
+    sinks.set(title=f"share of queries with attention > {SINK_THRESHOLD:g}", xlabel="token attended to", ylabel="layer")
     shades = plt.get_cmap("viridis")(np.linspace(0, 0.9, measured.layers))
     for layer, (values, shade) in enumerate(zip(arrays["distance"].mean(axis=1), shades), start=1):
         shown = {"label": f"layer {layer}"} if layer in (1, measured.layers) else {}

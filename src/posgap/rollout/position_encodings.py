@@ -48,18 +48,18 @@ class PositionEncoding:
 
 
 class Slope(Parameters):
-    slope: float = Field(0.223, ge=0, description="decay: how much the score falls per token of distance (m)")
-    slopes: Annotated[NumbersOrRows, RARE] = Field(
-        [],
-        description="decay: one for each head, separated by commas; or a row of those for each layer, separated by "
-        "semicolons; empty: `slope` for all",
+    slope: NumbersOrRows = Field(
+        [0.223],
+        description="decay: how much the score falls per token of distance (m): one number, or one for each head, "
+        "separated by commas, or a row of those for each layer, separated by semicolons",
     )
 
 
 class Rotation(Parameters):
-    rope_theta: float = Field(10000.0, gt=0, description="rope: base of RoPE's angles (theta)")
-    rope_thetas: Annotated[Numbers, RARE] = Field(
-        [], description="rope: the base of each layer, separated by commas; 0: a layer without positions"
+    rope_theta: Numbers = Field(
+        [10000.0],
+        description="rope: base of RoPE's angles (theta): one number, or one for each layer, separated by commas; 0: a "
+        "layer without positions",
     )
     head_size: int = Field(64, ge=2, multiple_of=2, description="rope: size of a head (d)")
     rope_angle: Annotated[float, RARE] = Field(
@@ -74,10 +74,10 @@ class Rotation(Parameters):
 
 
 def _decay(parameters: Slope, measured: Mapping[str, Any], n_heads: int) -> Encoded:
-    rows = [row if isinstance(row, list) else [row] for row in parameters.slopes]
-    if rows and min(min(row, default=0) for row in rows) < 0:
-        raise PosgapError(f"slopes: give one that is not negative for each of {n_heads} heads")
-    return Encoded(slopes=parameters.slopes or (parameters.slope,))
+    rows = [row if isinstance(row, list) else [row] for row in parameters.slope]
+    if not rows or min(min(row, default=0) for row in rows) < 0:
+        raise PosgapError(f"slope: give one that is not negative, for all or for each of {n_heads} heads")
+    return Encoded(slopes=parameters.slope)
 
 
 def _alibi(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) -> Encoded:
@@ -89,7 +89,9 @@ def _alibi(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) ->
 def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> Encoded:
     from posgap.rollout.encodings import rope_angles, turned_scores
 
-    theta, size = measured.get("theta", parameters.rope_theta), measured.get("head_size", parameters.head_size)
+    bases, size = parameters.rope_theta, measured.get("head_size", parameters.head_size)
+    if min(bases, default=-1) < 0:
+        raise PosgapError("rope_theta: give one that is not negative, for all layers or for each")
     factors = parameters.rope_factors or measured.get("factors", [])
     if any(isinstance(factor, list) for factor in factors):
         raise PosgapError(
@@ -101,18 +103,17 @@ def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> En
         return partial(turned_scores, angles=angles, angle=parameters.rope_angle, strength=parameters.rope_strength)
 
     seen = measured.get("frequencies", [])
-    if min(parameters.rope_thetas, default=0) < 0:
-        raise PosgapError("rope_thetas: give one that is not negative for each layer")
-    if parameters.rope_thetas:
+    if len(bases) > 1:
         # Layers of one base share a function, so that they are computed once.
-        by_base = {base: turned(rope_angles(base, size)) if base else None for base in parameters.rope_thetas}
-        return Encoded(scores=[by_base[base] for base in parameters.rope_thetas], factors=factors)
+        by_base = {base: turned(rope_angles(base, size)) if base else None for base in bases}
+        return Encoded(scores=[by_base[base] for base in bases], factors=factors)
     if seen and None not in seen and not parameters.rope_factors:
         # As the layers were seen to turn, with whatever base, scaling or factors.
         by_angles = {tuple(angles): turned(angles) if any(angles) else None for angles in seen}
         each = [by_angles[tuple(angles)] for angles in seen]
         return Encoded(scores=each if len(by_angles) > 1 else each[0])  # of which there may be any number of layers
-    return Encoded(scores=turned(rope_angles(theta, size)), factors=factors)
+    base = measured.get("theta", bases[0])
+    return Encoded(scores=turned(rope_angles(base, size)) if base else None, factors=factors)
 
 
 def _nothing(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) -> Encoded:

@@ -11,11 +11,11 @@ from torch import Generator, Tensor
 from posgap.foundation import files
 from posgap.foundation.locations import Location
 from posgap.foundation.progress import track
+from posgap.rollout.files import SINK_THRESHOLD
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes
 from posgap.rollout.networks import Design, NetworkStack
 from posgap.storage.folders import ResumableFolder
 
-SINK_THRESHOLD = 0.2
 EVALUATED_AT_ONCE = 1000  # test sequences in a batch, for each trial
 SIDE_BY_SIDE = 8  # networks trained as one stack
 

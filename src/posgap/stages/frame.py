@@ -154,7 +154,7 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
         manifest = about | {
             "files": listed,
             "versions": _versions(),
-            "seed": config.seed,
+            "seed": getattr(config, "seed", None),
             "started": started.isoformat(timespec="seconds"),
             "seconds": round(seconds, 3),
             "mlflow_run_id": run.id,

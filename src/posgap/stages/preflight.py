@@ -42,7 +42,7 @@ def _preflight(config: PreflightConfig, out: Path, run: Run) -> None:
     if not wrong:
         plan |= {"candidates": candidates(config.methods), "layered": has_on_top(config.methods)}
         plan |= {"parts": parts(config.shards), "recipe": recipe(config)}
-        plan |= {name: getattr(config, name) for name in ("seed", "only_new", "approval")}
+        plan |= {name: getattr(config, name) for name in ("only_new", "approval")}
     write_json(out / PREFLIGHT_FILE, plan)
     run.artifact(out)
     if wrong:

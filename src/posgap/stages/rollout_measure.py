@@ -22,7 +22,7 @@ from posgap.rollout.decoders import n_heads, position_encoding
 from posgap.rollout.distributions import describe, summary_text
 from posgap.rollout.documents import by_document, summary
 from posgap.rollout.documents import summary_text as by_documents_summary
-from posgap.rollout.files import MEASUREMENT_FILE, Measurement, write_arrays
+from posgap.rollout.files import MEASUREMENT_FILE, SINK_THRESHOLD, Measurement, write_arrays
 from posgap.rollout.measurement import measure
 from posgap.rollout.plots import distribution_curves, document_panels, layer_panels
 from posgap.rollout.texts import Sequences, read_prompts, read_text
@@ -51,7 +51,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         sequences.batches(config.batch_tokens, f"measure {config.label}"),
         n,
         np.array(encoding.get("slopes", np.zeros(heads))),
-        config.sink_threshold,
+        SINK_THRESHOLD,
         sequences.asked,
         config.attributions,
     )

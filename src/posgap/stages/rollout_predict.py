@@ -176,21 +176,22 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
     encoded = _encoding(config, measured, n_heads)
     if config.rope_factors and encoded.scores is None:
         raise PosgapError("rope_factors: they divide RoPE's positions: give `encoding` rope, or leave them out")
-    if config.slopes and config.encoding != "decay":
-        raise PosgapError("slopes: they are those of a decay: give `encoding` decay, or leave them out")
-    if config.rope_thetas and encoded.scores is None:
-        raise PosgapError("rope_thetas: they are the bases of RoPE: give `encoding` rope, or leave them out")
+    if config.slope != config.default("slope") and config.encoding != "decay":
+        raise PosgapError("slope: is that of a decay: give `encoding` decay, or leave it out")
+    if config.rope_theta != config.default("rope_theta") and encoded.scores is None:
+        raise PosgapError("rope_theta: is the base of RoPE: give `encoding` rope, or leave it out")
     if encoded.factors:
         _of_each_layer("rope_factors", encoded.factors, n_layers)
     if isinstance(encoded.scores, Sequence):
-        _of_each_layer("rope_thetas" if config.rope_thetas else "the measured encoding", encoded.scores, n_layers)
+        by = "rope_theta" if len(config.rope_theta) > 1 else "the measured encoding"
+        _of_each_layer(by, encoded.scores, n_layers)
     if config.head_weights and (len(config.head_weights) != n_heads or min(config.head_weights) <= 0):
         raise PosgapError(f"head_weights: give one positive weight for each of {n_heads} heads")
     architecture = Architecture(
         n,
         _masks(config, measured, n, n_layers),
         _schedule(config, measured, n_layers),
-        _table("slopes", encoded.slopes if _has_rows(encoded.slopes) else [encoded.slopes], n_layers, n_heads),
+        _table("slope", encoded.slopes if _has_rows(encoded.slopes) else [encoded.slopes], n_layers, n_heads),
         scores=encoded.scores,
         factors=encoded.factors,
         diagonal=_content(config, measured, n_layers, n_heads),
@@ -202,8 +203,8 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
 
 def _masks(config: RolloutPredictConfig, measured: Measurement | None, n: int, n_layers: int) -> Mask | list[Mask]:
     """The mask of all layers, or of each."""
-    if config.windows and config.mask != "window":
-        raise PosgapError("windows: they are those of a mask: give `mask` window, or leave them out")
+    if config.window and config.mask != "window":
+        raise PosgapError("window: is that of a mask: give `mask` window, or leave it out")
     if measured and config.mask == "measured":
         masks = []
         for layer, seen in enumerate(_of_each_layer("the measured windows", measured.windows, n_layers), start=1):
@@ -215,15 +216,16 @@ def _masks(config: RolloutPredictConfig, measured: Measurement | None, n: int, n
             # What saw all of the texts is taken for a layer without a window.
             masks.append(Mask.causal(n) if seen == measured.sequence_length else Mask.window(seen))
         return masks
-    if config.windows:
-        widths = _of_each_layer("windows", config.windows, n_layers)
+    if len(config.window) > 1:
+        widths = _of_each_layer("window", config.window, n_layers)
         return [Mask.window(width) if width else Mask.causal(n) for width in widths]
-    if config.mask in ("window", "prefix") and not getattr(config, config.mask):
+    width = config.window[0] if config.window else 0
+    if {"window": width, "prefix": config.prefix}.get(config.mask) == 0:
         raise PosgapError(f"{config.mask}: mask {config.mask} needs a size: give at least 1 token")
     return {
         "causal": lambda: Mask.causal(n),
         "full": lambda: Mask.full(n),
-        "window": lambda: Mask.window(config.window),
+        "window": lambda: Mask.window(width),
         "prefix": lambda: Mask.prefixed(n, config.prefix),
     }[config.mask]()
 
@@ -237,15 +239,15 @@ def _encoding(config: RolloutPredictConfig, measured: Measurement | None, n_head
 
 
 def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int) -> np.ndarray:
-    if config.residual_strengths:
-        return checked_lambdas(_of_each_layer("residual_strengths", config.residual_strengths, n_layers))
+    if len(config.residual_strength) > 1:
+        return checked_lambdas(_of_each_layer("residual_strength", config.residual_strength, n_layers))
     if measured and config.residual == "measured":
         if len(measured.lambdas) != n_layers:
             raise PosgapError(f"residual: measured for {len(measured.lambdas)} layers, but `layers` is {n_layers}")
         return checked_lambdas(measured.lambdas)
     if config.residual == "power":
-        return power_schedule(config.residual_strength, config.residual_power, n_layers)
-    return np.full(n_layers, config.residual_strength)
+        return checked_lambdas(power_schedule(config.residual_strength[0], config.residual_power, n_layers))
+    return checked_lambdas(np.full(n_layers, config.residual_strength[0]))
 
 
 def _of_each_layer(name: str, values: Sequence[T], n_layers: int) -> Sequence[T]:
@@ -272,13 +274,13 @@ def _table(name: str, rows: Sequence[Any], n_layers: int, n_heads: int) -> np.nd
 
 def _content(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int, n_heads: int) -> np.ndarray:
     """The extra scores of tokens on themselves: [1, 1] for all layers and heads, [L, 1], or [L, H]."""
-    if _has_rows(config.content_scores):
-        return _table("content_scores", config.content_scores, n_layers, n_heads)
-    if config.content_scores:
-        return np.array([_of_each_layer("content_scores", config.content_scores, n_layers)]).T
+    if _has_rows(config.content_score):
+        return _table("content_score", config.content_score, n_layers, n_heads)
+    if len(config.content_score) > 1:
+        return np.array([_of_each_layer("content_score", config.content_score, n_layers)]).T
     match config.content:
         case "constant":
-            return np.array([[config.content_score]])
+            return np.array([config.content_score])
         case "mean" if measured:
             return np.array([[np.mean(measured.content)]])
         case "heads" if measured:
