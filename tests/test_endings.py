@@ -1,6 +1,7 @@
 """Where responses end before their end token: at stop strings, which change no score, and at limits on thoughts."""
 
 import pytest
+from conftest import kv_example
 from endpoint import Endpoint, served
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,15 +9,21 @@ from test_generation import llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from posgap.generation.backends import OPENAI
 from posgap.generation.endings import ResponseStream, before_stop
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.openai import OpenAIGenerator
 from posgap.generation.setup import builder_of
 from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.comparability import differing
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.sweeps import read_sweep
+from posgap.scaling.config import ScaleSearchConfig
+from posgap.stages.sweep import sweep
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
+from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 
 PIECES = ["<end>", "<think>", "</think>", "\n", "\n\n", " ", "a", "b\nc", "Question:", "[THINK]", "[/THINK]", "é"]
@@ -132,6 +139,33 @@ def test_a_base_model_stops_where_its_benchmark_scores_no_further_and_a_chat_mod
     assert Sampling.of(PromptBuilder(TASKS["qa"], tokenizer, 512, 1)).opened == ""
     assert Sampling.of(TextPromptBuilder(TASKS["qa"], 1, template="endpoint's own")).opened is None
     assert Sampling.of(TextPromptBuilder(TASKS["qa"], 1)).opened == ""
+
+
+def test_a_base_model_ends_a_key_s_value_with_its_line_unless_told_otherwise(model_folder):
+    """A base model would write further records until the limit. The public script scores these too: `none` does."""
+    paths = {"examples": "e", "model": str(model_folder), "out": "o"}
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert builder_of(SweepConfig(**paths)).stop == ("\n",)
+    assert builder_of(SweepConfig(**paths, metric="litm")).stop == ("\n",)
+    assert builder_of(SweepConfig(**paths, template=template)).stop == ()
+    assert builder_of(SweepConfig(**paths, stop="none")).stop == ()
+    assert builder_of(SweepConfig(**paths, stop="none", metric="litm")).stop == ()
+    assert builder_of(SweepConfig(**paths, stop=["x"])).stop == ("x",)
+    assert builder_of(ScaleSearchConfig(**paths)).stop == ("\n",)
+    endpoint = paths | {"backend": "openai", "base_url": "http://localhost"}
+    for kind, stop in (("completions", ("\n",)), ("chat", ())):
+        assert OPENAI.builder(SweepConfig(**endpoint, endpoint=kind)).stop == stop
+
+
+def test_where_responses_ended_is_recorded_and_compared(tmp_path, model_folder):
+    write_examples(tmp_path / "kv.jsonl", [kv_example(i) for i in range(2)])
+    asked = {"examples": tmp_path / "kv.jsonl", "model": str(model_folder), "n_docs": 6, "positions": ["1", "6"]}
+    usual, never = (
+        read_sweep(sweep(SweepConfig(**asked, stop=stop, max_unanswered=100, out=tmp_path / f"swept-{stop or 0}")))
+        for stop in ("", "none")
+    )
+    assert (usual.asked.stop, never.asked.stop) == (["\n"], [])
+    assert differing(usual, never) == ["stop"]
 
 
 def test_an_endpoint_that_stops_before_any_text_is_asked_again_without(tmp_path):

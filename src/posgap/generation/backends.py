@@ -59,7 +59,7 @@ class Backend:
         task, template = TASKS[config.task], self.template(config)
         longest = config.max_new_tokens or task.max_new_tokens
         order, framing = order_of(config), self.framing(config)
-        stop = tuple(config.stop) or (() if template else task.stop(config.metric))
+        stop = config.stop_strings(() if template else task.stop_of_base(config.metric))
         return TextPromptBuilder(task, longest, order, template, framing, stop, config.max_thinking_tokens)
 
     def template(self, config: "BackendConfig") -> str:

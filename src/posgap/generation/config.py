@@ -1,5 +1,6 @@
 """The parameters of everything that generates responses."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -10,6 +11,8 @@ from posgap.foundation.fields import RARE, StopStrings
 from posgap.tasks.config import PromptConfig
 from posgap.tasks.fields import OptionalMetricName
 from posgap.tasks.metrics import METRICS
+
+NO_STOP = "none"  # asks for no stop string, where there are usual ones
 
 
 class GenerationConfig(PromptConfig, SeededConfig):
@@ -24,10 +27,14 @@ class GenerationConfig(PromptConfig, SeededConfig):
     )
     stop: Annotated[StopStrings, RARE] = Field(
         [],
-        description="strings that end a response, as a JSON list, or one as it is; empty: without a chat template the "
-        "metric's own, which change no score",
+        description=f"strings that end a response, as a JSON list, or one as it is; {NO_STOP}: no string ends it; "
+        "empty: without a chat template the end of the first line with task kv or metric litm",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
     batch_tokens: Annotated[int, WITHOUT_EFFECT, RARE] = Field(
         32768, ge=1, description="transformers: tokens in a batch, padding included"
     )
+
+    def stop_strings(self, usual: Sequence[str]) -> tuple[str, ...]:
+        """The strings that end a response: those that are asked for, else the `usual` ones."""
+        return () if self.stop == [NO_STOP] else tuple(self.stop or usual)

@@ -47,10 +47,11 @@ def builder_with(
     task = TASKS[config.task]
     most = longest or getattr(config, "max_new_tokens", 0) or task.max_new_tokens
     build = PromptBuilder(task, tokenizer, context, most, order_of(config), Framing.of(config))
+    # A chat model ends by itself.
+    usual = () if build.chat else task.stop_of_base(getattr(config, "metric", ""))
+    build.stop = usual
     if isinstance(config, GenerationConfig):
-        build.max_thinking_tokens = config.max_thinking_tokens
-        # A chat model ends by itself.
-        build.stop = tuple(config.stop) or (() if build.chat else build.task.stop(config.metric))
+        build.max_thinking_tokens, build.stop = config.max_thinking_tokens, config.stop_strings(usual)
     return build
 
 

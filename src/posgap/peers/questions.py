@@ -74,7 +74,7 @@ class Questions:
         self.config = parsed(SweepConfig, reached | {"task": task} | options, where)
         self.build = BACKENDS["openai"].builder(self.config)
         asked_of, metric = self.build.task, self.config.metric
-        self.scoring = Scoring(asked_of, metric, tuple(self.config.stop) or asked_of.stop(metric))
+        self.scoring = Scoring(asked_of, metric, self.config.stop_strings(asked_of.stop(metric)))
         self.placements = asked_of.placements(self.config.n_docs, self.config.positions)
         asked = self._examples(examples)[: self.config.limit or None]
         self.all = [Question(example, placement) for example in asked for placement in self.placements]

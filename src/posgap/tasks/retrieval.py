@@ -23,6 +23,7 @@ KV = Task(
     max_new_tokens=100,
     target='"{answer}"',
     one_wording=True,
+    base_stop=("\n",),
     chance=one_of_all,
     synthetic="kv",
 )

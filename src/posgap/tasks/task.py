@@ -51,9 +51,10 @@ class Task:
     `closed_book` is the template of a prompt without documents; empty: the question and the cue alone.
 
     `target` is the form of a right response, with the field `answer`; `one_wording` says that right responses have no
-    other form. `chance(n_docs)` is the share of right answers (0 to 1) of a model that guesses among what the prompt
-    offers. `extract` returns the part of a response that is compared with the answers. `synthetic` names the data of
-    `posgap data make` that the task can ask about; empty where there is none.
+    other form. `base_stop` are strings at which a response of a model without a chat template ends: such a model goes
+    on writing after its answer. `chance(n_docs)` is the share of right answers (0 to 1) of a model that guesses among
+    what the prompt offers. `extract` returns the part of a response that is compared with the answers. `synthetic`
+    names the data of `posgap data make` that the task can ask about; empty where there is none.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Task:
     closed_book: str = ""
     target: str = "{answer}"
     one_wording: bool = False
+    base_stop: tuple[str, ...] = ()
     chance: Callable[[int], float] = no_chance
     extract: Callable[[str], str] = str
     synthetic: str = ""
@@ -116,6 +118,10 @@ class Task:
     def stop(self, metric: str = "") -> tuple[str, ...]:
         """The strings after which nothing of a response changes its score by a metric ("" means the task's own)."""
         return METRICS[metric or self.metric].stop if self.extract is str else ()
+
+    def stop_of_base(self, metric: str = "") -> tuple[str, ...]:
+        """The strings at which a response of a model without a chat template ends, unless others are asked for."""
+        return tuple(dict.fromkeys([*self.stop(metric), *self.base_stop]))
 
     def baselines(self, names: Sequence[str], n_docs: int) -> list[Placement]:
         """What is asked beside a sweep's placements of `n_docs` documents, by the baselines' names.
