@@ -250,7 +250,7 @@ def _function(verb: Verb) -> Callable[[Any], Any]:
 
 def _at_revision(parsed: Config, revision: str) -> str:
     """The name of a config's model at a revision."""
-    model = str(parsed.model)  # type: ignore[attr-defined]  # where there is this option there is a model
+    model = str(parsed.model or "")  # type: ignore[attr-defined]  # where there is this option there is a model
     if parsed.is_served("model") or os.path.exists(model) or "@" in model or not is_hub_name(model):
         raise PosgapError(f"--revision: {shortened(model)} takes none; give the name of a model on the hub without one")
     return f"{model}@{revision}"

@@ -42,32 +42,39 @@ class _Question(Record):
 def read_litm_kv(
     path: Path, key_digits: int = 0, value_digits: int = 0, queries: int = 1, seed: int = 0
 ) -> Iterator[tuple[int, KVExample]]:
-    """Yields (line, example) of the lost-in-the-middle key-value file: `ordered_kv_records, key, value`.
+    """Yields (line, example) of the lost-in-the-middle key-value file: `ordered_kv_records, key, value`; of each line
+    as `litm_kv_examples` says."""
+    for line, row in read_jsonl(path):
+        for example in litm_kv_examples(row, f"{path}:{line}", line, key_digits, value_digits, queries, seed):
+            yield line, example
+
+
+def litm_kv_examples(
+    row: dict, where: str, line: int, key_digits: int = 0, value_digits: int = 0, queries: int = 1, seed: int = 0
+) -> Iterator[KVExample]:
+    """Yields the examples of one line of that file; errors say `where` it stands.
 
     `key_digits` and `value_digits` cut each key and value to its first characters (0: whole). If cut keys are equal,
     only the first of their records is kept, or the queried one if it is among them. `queries` makes that many examples
     of each line: one that asks for the line's own key, and others whose keys are drawn with `seed`.
     """
-    for line, row in read_jsonl(path):
-        item = parsed(_KeyValues, row, f"{path}:{line}")
-        records, cut = item.ordered_kv_records, item.cut(key_digits, value_digits)
-        if (item.key, item.value) not in records:
-            raise PosgapError(f"{path}:{line}: field `key`: no record holds the queried key with its value")
-        own = [k for k, _ in records].index(item.key)
-        others = np.random.default_rng([seed, line]).permutation([i for i in range(len(records)) if i != own])
-        if queries > len(records):
-            raise PosgapError(
-                f"{path}:{line}: `queries` is {queries}, but there are only {len(records)} records to ask for"
-            )
-        for q, queried in enumerate([own, *others[: queries - 1]]):
-            wanted, value = cut[queried]
-            keys, kept = {wanted}, []
-            for i, (k, v) in enumerate(cut):
-                if i == queried or k not in keys:
-                    keys.add(k)
-                    kept.append((k, v))
-            id = f"kv-{line:05d}-{q}"
-            yield line, KVExample(id=id, question=wanted, answers=[value], key=wanted, value=value, records=kept)
+    item = parsed(_KeyValues, row, where)
+    records, cut = item.ordered_kv_records, item.cut(key_digits, value_digits)
+    if (item.key, item.value) not in records:
+        raise PosgapError(f"{where}: field `key`: no record holds the queried key with its value")
+    own = [k for k, _ in records].index(item.key)
+    others = np.random.default_rng([seed, line]).permutation([i for i in range(len(records)) if i != own])
+    if queries > len(records):
+        raise PosgapError(f"{where}: `queries` is {queries}, but there are only {len(records)} records to ask for")
+    for q, queried in enumerate([own, *others[: queries - 1]]):
+        wanted, value = cut[queried]
+        keys, kept = {wanted}, []
+        for i, (k, v) in enumerate(cut):
+            if i == queried or k not in keys:
+                keys.add(k)
+                kept.append((k, v))
+        id = f"kv-{line:05d}-{q}"
+        yield KVExample(id=id, question=wanted, answers=[value], key=wanted, value=value, records=kept)
 
 
 def read_litm_qa(path: Path) -> Iterator[tuple[int, Example]]:

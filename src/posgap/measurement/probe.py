@@ -46,6 +46,16 @@ def response(prompt: str, said: str, cut: bool, answers: Sequence[str], right: b
     return Response(said, right, cut, is_echo(prompt, said, answers), answer_after(said, answers, target))
 
 
+def seen(
+    build: TextPromptBuilder, example: AnyExample, placement: Placement, completion: Completion, metric: str = ""
+) -> Response:
+    """What is seen of the completion of a builder's prompt; it is right by `metric` ("" means the task's own)."""
+    answers = build.task.answers(example, placement)
+    right = build.task.score(completion.text, answers, metric) >= 0.5
+    cut = completion.cut or completion.outcome == "truncated"
+    return response(build.text(example, placement), completion.text, cut, answers, right, target_of(build))
+
+
 def answer_after(said: str, answers: Sequence[str], target: str = "") -> int | None:
     """After how many words and signs the first of the right answers stands in a response; None where none does.
 
@@ -180,11 +190,7 @@ class FirstAnswers:
         self.count += 1
         if placement.baseline or completion.outcome not in ("answered", "truncated") or self.is_over:
             return
-        task, answers = self.build.task, self.build.task.answers(example, placement)
-        right = task.score(completion.text, answers, self.metric) >= 0.5
-        cut = completion.cut or completion.outcome == "truncated"
-        prompt = self.build.text(example, placement)
-        self.responses.append(response(prompt, completion.text, cut, answers, right, target_of(self.build)))
+        self.responses.append(seen(self.build, example, placement, completion, self.metric))
         n = len(self.responses)
         if n in LOOKS or (n == self.total and n >= LOOKS[0]):
             limit = self.build.max_new_tokens + self.build.max_thinking_tokens

@@ -205,7 +205,7 @@ def on_this_machine(config: C, input_sources: dict[str, Source]) -> C:
         elif role(field) is Role.INPUT and isinstance(value, list):
             changed[name] = [input_sources[f"{name}.{i}"].fetch() for i, _ in enumerate(value, start=1)]
         elif role(field) is Role.INPUT and value is not None and not isinstance(input_sources[name], OnDisk | ByName):
-            changed[name] = (str if field.annotation is str else Path)(input_sources[name].fetch())
+            changed[name] = (str if field.annotation in (str, str | None) else Path)(input_sources[name].fetch())
     return config.model_copy(update=changed)
 
 
