@@ -323,6 +323,21 @@ def test_answers_of_one_token_have_no_attention_of_their_own(diagnosed):
     assert "From the last prompt token" in (out / "diagnosis.html").read_text()
 
 
+def test_a_page_says_that_the_last_prompt_token_decides_on_a_preamble(diagnosed):
+    def seen(out):
+        page = diagnose(diagnosed.model_copy(update={"tokens": 0, "out": diagnosed.out.with_name(out)}))
+        told = "its last prompt token decides on these words" in (page / "diagnosis.html").read_text()
+        return read_diagnosis(page).attention.preamble, told
+
+    assert seen("at-once") == ("", False)
+    rows = [json.loads(line) for line in (diagnosed.sweep / "predictions.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["response"] = f"The value of it is {row['response']}"
+    (diagnosed.sweep / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    preamble, told = seen("later")
+    assert "The value of it is" in preamble and told
+
+
 def test_parts_can_be_left_out(diagnosed):
     diagnosis = read_diagnosis(diagnose(diagnosed.model_copy(update={"tokens": 0, "attention": 0})))
     assert diagnosis.tokens is diagnosis.attention is None

@@ -1,12 +1,15 @@
 """`mitigate` and `apply`: what they try, on which examples, what they write, and what they refuse."""
 
 import json
+import logging
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from conftest import kv_example
+from test_probe import Saying
 
 from posgap.demo import tiny_model
 from posgap.distillation.methods import method_of
@@ -14,6 +17,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, work_folder, write_json
 from posgap.measurement.comparison import compare_sweeps
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.probe import Probe, Response
 from posgap.measurement.sweeps import Evidence, read_predictions
 from posgap.mitigating import trials
 from posgap.mitigating.config import ApplyConfig, MitigateConfig, seconds_of
@@ -26,11 +30,14 @@ from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.loading import save_model
+from posgap.scaling import forcing
 from posgap.stages.apply import _best, apply
 from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
 from posgap.tasks.content import contents
+from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.reading import read_examples, write_examples
+from posgap.tasks.registry import TASKS
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +146,31 @@ def test_the_model_as_it_is_answers_as_a_sweep_of_it_does(config, tmp_path):
     )
     assert responses(swept) == responses(out / "sweeps" / "base")
     assert read_mitigate(out).base_mean == Evidence(swept).sweep.mean
+
+
+def test_what_the_model_says_as_it_is_is_looked_at_once(config, tmp_path, tokenizer, caplog):
+    build = PromptBuilder(TASKS["kv"], tokenizer, 512, 20)
+    asking = trials.Asking(None, build, build.task.placements(4, ["1", "4"]), lambda *_: 0.0, config, Saying("well"))
+    parts = {"search": [kv_example(i) for i in range(6)], "selection": [kv_example(i) for i in range(6, 12)]}
+    with caplog.at_level(logging.INFO):
+        tries = trials.Trials(asking, parts, tmp_path / "state.json", "these")
+        assert [tries(part, trials.BASE).accuracy for part in parts] == [[0, 0]] * 2
+    (line,) = [message for message in caplog.messages if "the first answers" in message]
+    assert "8 of 8 responses are cut at 20 tokens" in line and "--max-new-tokens 40" in line
+
+
+def test_what_is_found_by_forcing_is_not_for_a_model_that_answers_later(config, tokenizer, monkeypatch, model_folder):
+    build, examples = PromptBuilder(TASKS["kv"], tokenizer, 512, 20), [kv_example(i) for i in range(3)]
+    model = load_model(str(model_folder), "float32")
+    score = partial(build.task.score, metric="contains_any")
+    asking = trials.Asking(model, build, build.task.placements(4, ["1", "4"]), score, config)
+    right = Response("The value is 3", right=True, cut=False, echo=False, answer_after=3)
+    said = forcing.Tried(0, Probe([right] * 4))
+    monkeypatch.setattr(trials, "tried", lambda *asked: said)
+    with pytest.raises(trials.CannotHave, match="answers 4 of 4 questions rightly, but only 0 of them at once"):
+        trials.tried_settings(MITIGATIONS["head-gates"], asking, examples)
+    monkeypatch.setattr(trials, "tried", lambda *asked: said._replace(begin=4))
+    assert trials.tried_settings(MITIGATIONS["head-gates"], asking, examples)
 
 
 def test_what_was_tried_is_not_tried_again(config, monkeypatch):

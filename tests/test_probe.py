@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posgap.foundation.errors import PosgapError
-from posgap.generation.generator import Completion
+from posgap.generation.generator import Completion, Sampling
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.probe import (
     LOOKS,
@@ -18,8 +18,11 @@ from posgap.measurement.probe import (
     answer_after,
     at_most,
     in_words,
+    listened,
 )
 from posgap.scaling.forcing import Tried, require_at_once
+from posgap.scaling.forcing import tried as asked_by_itself
+from posgap.scaling.questions import Question
 from posgap.stages.sweep import sweep
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
@@ -75,6 +78,36 @@ def test_a_preamble_is_told_where_no_answer_is_right():
     # Wrong values that differ, and one word over and over, are none.
     assert Probe([of(f"{i}a0 is it") for i in range(4)]).answers_at_once
     assert Probe([of("no no no no")] * 4).answers_at_once
+
+
+class Saying:
+    """A generator that says the same to every prompt, of which the limit of tokens cuts it."""
+
+    def __init__(self, text, cut=True):
+        self.completion = Completion(text, [7, 8], cut=cut)
+
+    def generate(self, groups, sampling):
+        for which, group in enumerate(groups):
+            for at, _ in enumerate(group):
+                yield which, at, self.completion
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_who_forces_tokens_is_told_where_the_limit_cuts_what_a_model_says_by_itself(caplog, cut):
+    questions = [[Question([1, 2], [7], ["1f2e"])] * 3] * 9
+    with caplog.at_level(logging.INFO):
+        found = asked_by_itself(Saying("well", cut), questions, lambda *_: 0.0, Sampling(40))
+    assert len(found.probe.responses) == 24 and found.begin == 24
+    told = [("cut at 40 tokens" in line, "--max-new-tokens 80" in line) for line in caplog.messages]
+    assert told == [(True, True)] * cut
+
+
+def test_what_a_model_says_to_some_examples_is_heard(build):
+    asked = [(kv_example(i), Placement((1 + i,), 6)) for i in range(4)]
+    probe = listened(Saying("The value of it is 3"), build, asked)
+    assert [each.text for each in probe.responses] == ["The value of it is 3"] * 4
+    assert probe.preamble.startswith('after words like "The value of it is')
+    assert listened(Saying(""), build, []).responses == []
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=40))

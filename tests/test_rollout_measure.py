@@ -28,6 +28,7 @@ from transformers import (
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.generation.setup import prompt_builder
+from posgap.measurement.probe import Probe, Response
 from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models.loading import eager_attention, load_tokenizer, save_model
 from posgap.rollout.attention import MatrixAttention, last_row
@@ -319,6 +320,25 @@ def test_encodings_are_read_off_the_config():
     assert position_encoding(bloom().config)["slopes"] == alibi_slopes(HEADS).tolist()
 
 
+@pytest.mark.parametrize("task", ["kv", ""])
+def test_a_measurement_says_that_the_last_token_decides_on_a_preamble(tmp_path, model_folder, monkeypatch, task):
+    said = Probe([Response(f"The value of it is {i}", i == 0, False, False, 5 if i == 0 else None) for i in range(6)])
+    heard = []
+    monkeypatch.setattr(
+        "posgap.stages.rollout_measure.listened", lambda generator, build, asked: heard.extend(asked) or said
+    )
+    rows = [kv_example(i) for i in range(10)]
+    write_examples(tmp_path / "e.jsonl", rows)
+    (tmp_path / "text.txt").write_text("find key" * 4000)
+    texts = tmp_path / ("e.jsonl" if task else "text.txt")
+    asked = {"texts": texts, "model": str(model_folder), "task": task, "n_docs": 4, "length": 0 if task else 8}
+    measured = rollout_measure(RolloutMeasureConfig(**asked, limit=9, out=tmp_path / "measured"))
+    told = 'answers after words like "The value of it is ...": what reaches the last token decides on these words'
+    assert (told in read_measurement(measured).summary) == bool(task)
+    # The first of the prompts that are measured, each at its own position.
+    assert heard == [(rows[i], Placement((i % 4 + 1,), 4)) for i in range(8 if task else 0)]
+
+
 def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_folder):
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(6)])
     measured = rollout_measure(
@@ -360,6 +380,7 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     assert set(documents["measures"]) == set(measurement.influence) == {*INFLUENCES, *ATTRIBUTIONS}
     assert measurement.agreement["of"] == "documents" and len(measurement.agreement["pairs"]) == 10
     assert "agrees (Spearman) with that by gradient" in measurement.summary
+    assert "decides on these words" not in measurement.summary
     assert {p.name for p in measured.iterdir()} == {
         "measurement.json", "arrays.npz", "influence.png", "layers.png", "manifest.json",
     }  # fmt: skip

@@ -62,6 +62,7 @@ def diagnose_attention(swept: Swept, generator: TransformersGenerator, most: int
         even=[share for (share,) in percent["even"]],
         answer_gold=percent["answer_gold"],
         answer_sink=percent["answer_sink"],
+        preamble=swept.preamble,
     )
 
 

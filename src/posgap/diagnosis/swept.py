@@ -1,15 +1,18 @@
 """A finished sweep, read back for diagnosis: its examples, prompts and outcomes."""
 
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parsed
 from posgap.generation.backends import BACKENDS
+from posgap.generation.generator import Completion
 from posgap.generation.setup import builder_of
 from posgap.measurement.config import DiagnoseConfig, SweepConfig
 from posgap.measurement.filling import as_filled
+from posgap.measurement.probe import LOOKS, Probe, seen
 from posgap.measurement.sweeps import Evidence, Prediction, Sweep, read_predictions, read_sweep, swept_rows
 from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import AnyExample
@@ -34,6 +37,23 @@ class Swept:
     def placements(self) -> list[Placement]:
         """The sweep's placements, P in all."""
         return [Placement(tuple(positions), self.sweep.n_docs) for positions in self.sweep.placements]
+
+    @property
+    def preamble(self) -> str:
+        """After what words the model answers, by its first responses; empty where it answers at once."""
+        by_id = {example.id: example for example in self.examples}
+        return Probe(
+            [
+                seen(
+                    self.build,
+                    by_id[row["id"]],
+                    Placement(tuple(row["placement"]), self.sweep.n_docs),
+                    Completion(row["response"], [], cut=row.get("cut", False)),
+                    self.metric,
+                )
+                for row in islice((row for row in self.predictions if "outcome" not in row), LOOKS[-1])
+            ]
+        ).preamble
 
     @property
     def best(self) -> int:

@@ -57,6 +57,7 @@ class AttentionFigures(Record):
     layer, and `sink [P][L]` its share for the first token. `answer_gold` and `answer_sink` are the same for the
     answer's own tokens, averaged over them; a placement's row is empty if no answer there has two tokens. `even [P]`
     is the gold documents' share of the prompt's tokens: what they would get if attention were spread evenly.
+    `preamble` says after what words the model answers; it is empty where it answers at once.
     """
 
     n_examples: int
@@ -65,6 +66,7 @@ class AttentionFigures(Record):
     even: list[float]
     answer_gold: list[list[float]] = Field([])
     answer_sink: list[list[float]] = Field([])
+    preamble: str = Field("")
 
     @property
     def views(self) -> list[tuple[str, list[list[float]], list[list[float]]]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from posgap.generation.generator import Completion
+from posgap.generation.generator import Completion, Generator, Sampling, complete
 from posgap.tasks.echo import is_echo, pieces
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -54,6 +54,15 @@ def seen(
     right = build.task.score(completion.text, answers, metric) >= 0.5
     cut = completion.cut or completion.outcome == "truncated"
     return response(build.text(example, placement), completion.text, cut, answers, right, target_of(build))
+
+
+def listened(
+    generator: Generator, build: TextPromptBuilder, asked: Sequence[tuple[AnyExample, Placement]], metric: str = ""
+) -> "Probe":
+    """What a model's responses to these examples at these placements have in common."""
+    prompts = [build.prompt(example, placement) for example, placement in asked]
+    said = complete(generator, prompts, Sampling.of(build))
+    return Probe([seen(build, *one, completion, metric) for one, completion in zip(asked, said, strict=True)])
 
 
 def answer_after(said: str, answers: Sequence[str], target: str = "") -> int | None:

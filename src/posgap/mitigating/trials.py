@@ -19,7 +19,7 @@ from posgap.generation.generator import Sampling
 from posgap.generation.served import MUST_STAY, AsServed, Changed, Served
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.mitigated import Mitigated, Question
-from posgap.measurement.probe import target_of
+from posgap.measurement.probe import FirstAnswers, target_of
 from posgap.mitigating.config import MitigateConfig, seconds_of
 from posgap.mitigations.in_force import apply, remove
 from posgap.mitigations.mitigation import Mitigation, ModelMitigation, PromptMitigation, Settings, TriedOn
@@ -187,6 +187,7 @@ class Trials:
         asking, examples = self.asking, self.parts[part]
         build, placements, sampling = asking.build, asking.placements, Sampling.of(asking.build)
         right, unanswered = np.zeros((len(examples), len(placements))), 0
+        first = FirstAnswers(build, right.size, asking.config.metric)
         with asking.under(name, settings) as generator:
             if by := asking.mitigated(name, settings):
                 questions = ([Question(example, placement) for placement in placements] for example in examples)
@@ -195,6 +196,8 @@ class Trials:
                 prompts = ([build.prompt(example, placement) for placement in placements] for example in examples)
                 answered = generator.generate(prompts, sampling)
             for example, at, completion in track(answered, right.size, f"{name} on the {part} examples"):
+                if (part, name) == ("search", BASE):
+                    first(examples[example], placements[at], completion)
                 if completion.outcome == "answered":
                     answers = build.task.answers(examples[example], placements[at])
                     right[example, at] = asking.score(completion.text, answers)

@@ -16,7 +16,8 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.foundation.progress import track
 from posgap.rollout.documents import Asked, shortened
-from posgap.tasks.placements import all_placements
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement, all_placements
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.reading import read_examples
 
@@ -67,9 +68,7 @@ def read_prompts(path: Path, build: PromptBuilder, n_docs: int, length: int, lim
     A longer prompt loses tokens right behind its first one, so that the first token and the question stay.
     A shorter prompt is left out.
     """
-    examples = read_examples(path)[: limit or None]
-    placements = all_placements(n_docs, build.task.n_gold)
-    placed = [(example, placements[i % len(placements)]) for i, example in enumerate(examples)]
+    placed = placed_examples(path, build, n_docs, limit)
     prompts = [build(example, placement) for example, placement in placed]
     length = length or min(map(len, prompts))
     asked: list[Asked] = []
@@ -94,6 +93,13 @@ def read_prompts(path: Path, build: PromptBuilder, n_docs: int, length: int, lim
 
     sequences = _sequences(fitting(), path, "prompt", length, len(prompts))
     return dataclasses.replace(sequences, asked=asked)
+
+
+def placed_examples(path: Path, build: PromptBuilder, n_docs: int, limit: int) -> list[tuple[AnyExample, Placement]]:
+    """The examples of a file, or the first `limit`, each at another of all placements in turn."""
+    examples = read_examples(path)[: limit or None]
+    placements = all_placements(n_docs, build.task.n_gold)
+    return [(example, placements[i % len(placements)]) for i, example in enumerate(examples)]
 
 
 def _sequences(texts: Iterator[list[int]], path: Path, what: str, length: int, most: int) -> Sequences:

@@ -4,6 +4,7 @@ Forced tokens stand right behind the prompt. Of a model that first says "The val
 log-probability tells nothing, and accuracy is 0 though it may answer well.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from posgap.measurement.probe import Probe, response
 from posgap.scaling.questions import Question
 from posgap.tasks.prompts import Prompt
 
+log = logging.getLogger(__name__)
 TRIED = 8  # examples of which the model generates answers, at three placements each
 
 
@@ -42,7 +44,8 @@ def tried(
     target: str = "",
 ) -> Tried:
     """What the model says to the first `TRIED` examples of `questions [E][P]` at the first, middle and last of their
-    placements. `target` is what right responses begin with, before the answer."""
+    placements. `target` is what right responses begin with, before the answer. Where the limit of tokens cuts most of
+    them that is told."""
     some = sorted({0, len(questions[0]) // 2, len(questions[0]) - 1})
     asked = [[row[i] for i in some] for row in questions[:TRIED]]
     groups = [[Prompt("", question.prompt) for question in row] for row in asked]
@@ -52,7 +55,10 @@ def tried(
             begin += list(said.token_ids[: len(question.response)]) == list(question.response)
             right = score(said.text, question.answers) == 1
             responses.append(response("", said.text, said.cut, question.answers, right, target))
-    return Tried(begin, Probe(responses))
+    probe = Probe(responses)
+    if cut := probe.findings(sampling.limit).get("cut"):
+        log.info("what the model says by itself: %s", cut)
+    return Tried(begin, probe)
 
 
 def require_at_once(tried: Tried, model: str, instead: str) -> None:

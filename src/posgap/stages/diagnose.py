@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 
 @stage
 def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
-    """Writes `diagnosis.json`, `diagnosis.html` and, if attention is measured, `diagnosis.png`."""
+    """Writes `diagnosis.json`, `diagnosis.html` and, if attention is measured, `diagnosis.png`.
+
+    Tokens are forced upon the model only as it wrote them itself, so that it need not answer at once.
+    """
     swept = read_swept(config)
     model = load_model(config.model, config.dtype)
     generator = TransformersGenerator(model, swept.build.tokenizer, config.batch_tokens)
@@ -46,6 +49,12 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
         save_picture(attention_map(diagnosis.attention, swept.sweep.names, diagnosis.label), out / "diagnosis.png")
         for layer, shares in enumerate(zip(*diagnosis.attention.gold), start=1):
             run.metrics({"attention_to_gold": sum(shares) / len(shares)}, step=layer)
+        if preamble := diagnosis.attention.preamble:
+            log.info(
+                "the model answers %s: the attention of its last prompt token decides on these words; that of the "
+                "answer's tokens is in the page too",
+                preamble,
+            )
     run.artifact(out)
     if (tokens := diagnosis.tokens) and tokens.diagnosed:
         figures = {"recovery_rate": tokens.recovery_rate, "turning_is_peak": tokens.turning_is_peak}

@@ -5,13 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.generation.setup import prompt_builder
+from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.plots import save_picture
+from posgap.measurement.probe import LOOKS, listened
 from posgap.mitigations.in_force import load_model
 from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_tokenizer, on_device
@@ -25,7 +28,7 @@ from posgap.rollout.documents import summary_text as by_documents_summary
 from posgap.rollout.files import MEASUREMENT_FILE, SINK_THRESHOLD, Measurement, write_arrays
 from posgap.rollout.measurement import measure
 from posgap.rollout.plots import distribution_curves, document_panels, layer_panels
-from posgap.rollout.texts import Sequences, read_prompts, read_text
+from posgap.rollout.texts import Sequences, placed_examples, read_prompts, read_text
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
@@ -76,6 +79,8 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         by_documents = {name: by_document(rows, spans) for name, rows in influence.items()}
         documents = summary(sequences.asked, by_documents, measured.documents, config.seed)
         said += f"; {by_documents_summary(documents)}"
+    if preamble := _preamble(config, model):
+        said += f"; the model answers {preamble}: what reaches the last token decides on these words, not on the answer"
     agreed = agreement(by_documents or influence, "documents" if by_documents else "tokens", config.seed)
     said += f"; {agreement_summary(agreed)}"
     result = Measurement(
@@ -116,6 +121,17 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     run.tags({"posgap.label": config.label, "posgap.shape": result.descriptions["rollout"]["shape"]})
     run.artifact(out)
     log.log(RESULT, "%s: %s", config.label, result.summary)
+
+
+def _preamble(config: RolloutMeasureConfig, model: PreTrainedModel) -> str:
+    """After what words a model answers the first of the prompts that are measured; empty where it answers at once, or
+    where there is no task."""
+    if not config.task:
+        return ""
+    build = prompt_builder(config.task, config.model, 0)
+    generator = TransformersGenerator(model, build.tokenizer, config.batch_tokens)
+    asked = placed_examples(config.texts, build, config.n_docs, config.limit)
+    return listened(generator, build, asked[: LOOKS[0]]).preamble
 
 
 def _sequences(config: RolloutMeasureConfig) -> Sequences:

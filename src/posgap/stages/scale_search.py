@@ -82,9 +82,10 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         return Generated(model, build.tokenizer, questions, score, Sampling.of(build), config.batch_tokens)
 
     ones = (1.0,) * layer_scaling(model).n_layers
-    if teacher_forced and config.evaluation == "auto":
+    if config.evaluation != "teacher_forced":
         generator = TransformersGenerator(model, build.tokenizer, config.batch_tokens)
-        if why := tried(generator, questions, score, Sampling.of(build), target_of(build)).hindrance:
+        said = tried(generator, questions, score, Sampling.of(build), target_of(build))
+        if teacher_forced and (why := said.hindrance):
             log.info("the model %s: its responses are generated, since teacher forcing misses such answers", why)
             teacher_forced = False
     evaluator = (forced if teacher_forced else generated)(questions)
