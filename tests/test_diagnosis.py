@@ -1,6 +1,7 @@
 """Diagnosis: token shifts and recovery, attention shares, and the stage that writes them."""
 
 import json
+import logging
 from types import SimpleNamespace
 
 import mlflow
@@ -336,6 +337,34 @@ def test_a_page_says_that_the_last_prompt_token_decides_on_a_preamble(diagnosed)
     (diagnosed.sweep / "predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     preamble, told = seen("later")
     assert "The value of it is" in preamble and told
+
+
+@pytest.mark.parametrize(
+    ("swept", "asked", "loaded"),
+    [("bfloat16", "auto", "bfloat16"), ("bfloat16", "float32", "float32"), ("", "auto", "auto")],
+)
+def test_a_model_is_diagnosed_in_the_precision_of_its_sweep(diagnosed, monkeypatch, swept, asked, loaded):
+    """In another one it gives other answers than those that are to be explained."""
+    file = diagnosed.sweep / "sweep.json"
+    record = json.loads(file.read_text())
+    assert record["asked"]["dtype"] == "float32"
+    file.write_text(json.dumps(record | {"asked": record["asked"] | {"dtype": swept}}))
+    seen = []
+    monkeypatch.setattr("posgap.stages.diagnose.load_model", lambda path, dtype: seen.append(dtype) or load_model(path))
+    diagnose(diagnosed.model_copy(update={"dtype": asked, "tokens": 0, "attention": 1}))
+    assert seen == [loaded]
+
+
+def test_the_line_counts_wrong_answers_that_only_the_position_can_explain(diagnosed, caplog):
+    """A question that is answered wrongly at every position is none of them."""
+    caplog.set_level(logging.INFO, logger="posgap")
+    tokens = read_diagnosis(diagnose(diagnosed.model_copy(update={"attention": 0}))).tokens
+    which = "wrong answers to questions that are answered rightly at placement 2"
+    assert f"{tokens.wrong} of {tokens.wrong} {which} diagnosed: {tokens.recovery_rate:.0f} %" in caplog.text
+    at = {"sweep": diagnosed.sweep.with_name("plain"), "examples": diagnosed.examples.with_name("plain.jsonl")}
+    nowhere_right = diagnosed.model_copy(update=at | {"attention": 0, "out": diagnosed.out.with_name("nothing")})
+    assert read_diagnosis(diagnose(nowhere_right)).tokens.wrong == 0
+    assert "nothing to diagnose token by token: no wrong answers to questions" in caplog.text
 
 
 def test_parts_can_be_left_out(diagnosed):

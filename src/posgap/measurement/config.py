@@ -284,5 +284,8 @@ class DiagnoseConfig(SeededConfig):
     attention: int = Field(
         8, ge=0, description="number of examples to measure attention on, at every placement; 0: none"
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="auto: that of the sweep, if the sweep says it; else bfloat16 on a GPU and float32 elsewhere",
+    )
     batch_tokens: int = Field(32768, ge=1, description="tokens in a batch, padding included")

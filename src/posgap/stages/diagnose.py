@@ -7,9 +7,10 @@ from posgap.diagnosis.attention import diagnose_attention
 from posgap.diagnosis.swept import read_swept
 from posgap.diagnosis.wrong_answers import diagnose_tokens
 from posgap.foundation.files import write_json
+from posgap.foundation.printing import RESULT
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.config import DiagnoseConfig
-from posgap.measurement.diagnoses import DIAGNOSIS_FILE, Diagnosis
+from posgap.measurement.diagnoses import DIAGNOSIS_FILE, Diagnosis, TokenFigures
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.plots import attention_map, save_picture
 from posgap.measurement.report import write_page
@@ -27,7 +28,9 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
     Tokens are forced upon the model only as it wrote them itself, so that it need not answer at once.
     """
     swept = read_swept(config)
-    model = load_model(config.model, config.dtype)
+    # In another precision than the sweep's, some of its wrong answers would be right.
+    dtype = swept.sweep.asked.dtype if config.dtype == "auto" else config.dtype
+    model = load_model(config.model, dtype or "auto")
     generator = TransformersGenerator(model, swept.build.tokenizer, config.batch_tokens)
     diagnosis = Diagnosis(
         label=swept.sweep.label,
@@ -56,11 +59,18 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
                 preamble,
             )
     run.artifact(out)
-    if (tokens := diagnosis.tokens) and tokens.diagnosed:
+    if tokens := diagnosis.tokens:
         figures = {"recovery_rate": tokens.recovery_rate, "turning_is_peak": tokens.turning_is_peak}
         run.metrics({name: figure for name, figure in figures.items() if figure is not None})
-        log.info(
-            "%d of %d wrong answers diagnosed: %.0f %% become right when one token is corrected; in %d of them that "
-            "token alone is not yet the answer",
-            *(tokens.diagnosed, tokens.wrong, tokens.recovery_rate, tokens.unsettled),
-        )
+        log.log(RESULT, "%s", _summary(tokens, swept.sweep.names[swept.best]))
+
+
+def _summary(tokens: TokenFigures, best: str) -> str:
+    which = f"wrong answers to questions that are answered rightly at placement {best}"
+    if not tokens.diagnosed:
+        again = f"{tokens.wrong} {which}, and asked again, those looked at are right"
+        return f"nothing to diagnose token by token: {again if tokens.wrong else f'no {which}'}"
+    return (
+        f"{tokens.diagnosed} of {tokens.wrong} {which} diagnosed: {tokens.recovery_rate:.0f} % become right when one "
+        f"token is corrected; in {tokens.unsettled} of them that token alone is not yet the answer"
+    )
