@@ -5,26 +5,38 @@
 
 import copy
 import random
-from itertools import product
+from itertools import islice, product
 
+import mlflow
+import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from posgap.api import library
+from posgap.cli.main import main
+from posgap.foundation.files import read_json, read_jsonl
+from posgap.generation.generator import Sampling, complete
 from posgap.generation.setup import prompt_builder
+from posgap.generation.transformers import TransformersGenerator
 from posgap.mitigations.in_force import load_model, scale_model
-from posgap.models.loading import load_tokenizer, save_model
+from posgap.models.loading import eager_attention, load_tokenizer, save_model
+from posgap.scaling.fitness import Generated, TeacherForced
+from posgap.scaling.questions import Question
 from posgap.tasks.examples import KVExample
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import Prompt
+from posgap.tasks.reading import write_examples
 
 pytestmark = pytest.mark.real
 POSITIONS = ["1", "5", "10"]
 LIMIT = 40
 
 
-def records(number: int) -> KVExample:
-    """An example of ten records whose keys and values have eight hex digits, which SmolLM2 can answer now and then."""
+def records(number: int, n: int = 10) -> KVExample:
+    """An example of n records whose keys and values have eight hex digits, which SmolLM2 can answer now and then."""
     rng = random.Random(number)
-    pairs = [(f"{rng.getrandbits(32):08x}", f"{rng.getrandbits(32):08x}") for _ in range(10)]
+    pairs = [(f"{rng.getrandbits(32):08x}", f"{rng.getrandbits(32):08x}") for _ in range(n)]
     key, value = pairs[0]
     return KVExample(id=f"kv-{number}", question=key, answers=[value], key=key, value=value, records=pairs)
 
@@ -71,3 +83,251 @@ def test_factors_for_each_layer_outlive_saving(smollm2, tmp_path):
     again = load_model(str(tmp_path / "scaled"), "float32")(ids).logits
     assert (expected - unscaled).abs().max() > 0.1
     torch.testing.assert_close(again, expected)
+
+
+def test_shared_prefixes_change_no_answer(smollm2):
+    model, tokenizer = load_model(str(smollm2), "float32"), load_tokenizer(str(smollm2))
+    build = prompt_builder("kv", str(smollm2), LIMIT)
+    prompts = [build.prompt(EXAMPLES[0], placement) for placement in build.task.placements(10, POSITIONS)]
+    sharing, whole = (TransformersGenerator(model, tokenizer, 8192, reuse) for reuse in (True, False))
+    assert sharing.reuse and not whole.reuse
+    by_sharing, by_whole = (
+        [each.token_ids for each in complete(generator, prompts, Sampling(LIMIT))] for generator in (sharing, whole)
+    )
+    assert by_sharing == by_whole and len(set(map(tuple, by_whole))) > 1
+
+
+def test_forced_tokens_are_judged_as_generated_ones(smollm2):
+    """Of each prompt, its own answer, another prompt's, and its own with the last word changed: under two scalings."""
+    model, tokenizer = load_model(str(smollm2), "float32"), load_tokenizer(str(smollm2))
+    build = prompt_builder("kv", str(smollm2), LIMIT)
+    prompts = [build(example, Placement((1,), 10)) for example in EXAMPLES]
+    asked = [Prompt("", prompt) for prompt in prompts]
+    said = [
+        list(each.token_ids[:12])
+        for each in complete(TransformersGenerator(model, tokenizer, 4096), asked, Sampling(LIMIT))
+    ]
+    changed = [[*answer[:-1], answer[0]] for answer in said]
+    forced = [[answer, other, other_end] for answer, other, other_end in zip(said, reversed(said), changed)]
+    questions = [
+        [Question(prompt, response, [tokenizer.decode(response)]) for response in row]
+        for prompt, row in zip(prompts, forced)
+    ]
+    scalings = [(1.0,) * 30, (1.3,) * 30]
+    verdicts = TeacherForced(model, questions, tokenizer.pad_token_id, 4096).correct(scalings)
+
+    def said_so(text, answers):
+        return float(text.strip() == answers[0].strip())
+
+    generated = Generated(model, tokenizer, questions, said_so, Sampling(12), 4096).correct(scalings)
+    np.testing.assert_array_equal(verdicts, generated)
+    assert verdicts[0].tolist() == [[1, 0, 0], [1, 0, 0]] and not np.array_equal(verdicts[0], verdicts[1])
+
+
+# What follows are the verbs, each once, on few examples of five records. With the gold document last, SmolLM2 answers
+# 4 and 5 of those that are learnt, and all three that are swept.
+LEARNT = [records(number, 5) for number in (0, 4, 5, 6)]
+SWEPT = [records(number, 5) for number in (1, 3, 5)]
+HOW = ("--task", "kv", "--n-docs", 5, "--max-new-tokens", LIMIT, "--dtype", "float32")
+
+
+def posgap(*words) -> int:
+    """The exit code of a command."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    return stopped.value.code or 0
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder, whose path has a space, with the examples."""
+    folder = tmp_path_factory.mktemp("real runs")
+    write_examples(folder / "learnt.jsonl", LEARNT)
+    write_examples(folder / "swept.jsonl", [*SWEPT[:2], records(2, 5)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(smollm2, place):
+    at = ("--positions", "1,5", "--max-unanswered", 100)
+    assert (
+        posgap("sweep", "--model", smollm2, "--examples", place / "swept.jsonl", *HOW, *at, "--out", place / "base")
+        == 0
+    )
+    return place / "base"
+
+
+@pytest.fixture(scope="module")
+def responses(smollm2, place, base):
+    words = ("--model", smollm2, "--examples", place / "learnt.jsonl", "--sweep", base, "--max-unanswered", 100)
+    assert posgap("teacher", *words, *HOW, "--out", place / "responses") == 0
+    return place / "responses"
+
+
+@pytest.fixture(scope="module")
+def candidate(smollm2, place, responses):
+    words = ("--model", smollm2, "--examples", place / "learnt.jsonl", "--responses", responses, "--dtype", "float32")
+    small = ("--k", 1, "--epochs", 1, "--batch-size", 4, "--limit", 2)
+    assert posgap("distill", *words, *small, "--out", place / "candidate") == 0
+    return place / "candidate"
+
+
+@pytest.fixture(scope="module")
+def after(candidate, place):
+    at = ("--positions", "1,5", "--max-unanswered", 100)
+    words = ("--model", candidate, "--examples", place / "swept.jsonl", *HOW, *at)
+    assert posgap("sweep", *words, "--out", place / "after") == 0
+    return place / "after"
+
+
+def test_a_second_sweep_is_the_first(smollm2, place, base, caplog):
+    written = (base / "sweep.json").stat().st_mtime_ns
+    words = (
+        "--model",
+        smollm2,
+        "--examples",
+        place / "swept.jsonl",
+        *HOW,
+        "--positions",
+        "1,5",
+        "--max-unanswered",
+        100,
+    )
+    assert posgap("sweep", *words, "--out", base) == 0
+    assert (base / "sweep.json").stat().st_mtime_ns == written
+
+
+def test_the_teacher_s_responses_are_its_own(responses, smollm2):
+    rows = [row for _, row in read_jsonl(responses / "responses.jsonl")]
+    assert {row["id"] for row in rows if row["correct"]} >= {"kv-4", "kv-5"}
+    tokenizer = load_tokenizer(str(smollm2))
+    assert all(tokenizer.decode(row["token_ids"], skip_special_tokens=True).strip() == row["response"] for row in rows)
+
+
+@torch.inference_mode()
+def test_what_is_trained_is_what_is_written(candidate, smollm2):
+    """The folder loads as it is, without posgap, and holds what training did to the weights."""
+    ids = torch.arange(100, 140)[None]
+    trained = load_model(str(candidate), "float32")(ids).logits
+    plain = AutoModelForCausalLM.from_pretrained(candidate, dtype=torch.float32)(ids).logits
+    assert torch.equal(trained, plain)
+    assert 0 < (trained - load_model(str(smollm2), "float32")(ids).logits).abs().max() < 1
+    assert read_json(candidate / "export.json")["kept_update"] == pytest.approx(1, abs=0.01)
+    text = "<|im_start|>user\nWhich value?<|im_end|>\n"
+    assert load_tokenizer(str(candidate))(text) == load_tokenizer(str(smollm2))(text)
+
+
+def test_a_model_that_is_admitted_answers_through_mlflow_as_it_was_swept(base, after, candidate, place, capsys):
+    lenient = ("--least-examples", 1, "--least-placements", 2, "--max-gap", 100, "--mean-tolerance", 100)
+    lenient += ("--advantageous-tolerance", 100, "--min-mean", 0, "--max-unanswered", 100)
+    judged = ("--candidate", after, "--base", base, "--name", "smollm2", "--out", place / "gate")
+    assert posgap("gate", "--candidate", after, "--base", base, "--out", place / "strict") == 7
+    assert posgap("gate", *judged, *lenient) == 0
+    promoted = ("--model", candidate, "--sweep", after, "--gate", place / "gate", "--name", "smollm2")
+    assert posgap("promote", *promoted, "--out", place / "promotion") == 0
+    capsys.readouterr()
+    assert posgap("history", "smollm2") == 0
+    assert "champion" in capsys.readouterr().out
+    some = [row for _, row in islice(read_jsonl(after / "predictions.jsonl"), 2)]
+    by_id = {example.id: example for example in [*SWEPT, records(2, 5)]}
+    build = prompt_builder("kv", str(candidate), LIMIT)
+    texts = [build.text(by_id[row["id"]], Placement(tuple(row["placement"]), 5)) for row in some]
+    version = mlflow.pyfunc.load_model("models:/smollm2@champion")
+    assert version.predict(texts) == [row["response"] for row in some]
+
+
+def test_check_says_that_three_examples_are_few(smollm2, place, capsys):
+    words = (
+        "--model",
+        smollm2,
+        "--examples",
+        place / "swept.jsonl",
+        *HOW,
+        "--positions",
+        "1,5",
+        "--max-unanswered",
+        100,
+    )
+    assert posgap("check", *words, "--max-gap", 10, "--junit", place / "check.xml", "--out", place / "check") == 7
+    shown = capsys.readouterr()
+    assert "3 examples, and the gate asks for 100" in shown.out and (place / "check.xml").is_file()
+
+
+def test_diagnose(smollm2, base, place):
+    words = ("--sweep", base, "--examples", place / "swept.jsonl", "--model", smollm2, "--attention", 1)
+    assert posgap("diagnose", *words, "--out", place / "why") == 0
+    diagnosis = read_json(place / "why" / "diagnosis.json")
+    assert diagnosis["tokens"]["diagnosed"] > 0
+    for shift in diagnosis["tokens"]["shifts"]:
+        assert shift["prediction"] != shift["response"] and shift["kl"][shift["turning"]] > 0
+    assert np.shape(diagnosis["attention"]["gold"]) == (2, 30)
+
+
+def test_compare_and_validate_and_verify(smollm2, base, after, place, capsys):
+    assert posgap("compare", base, after, "--out", place / "comparison") == 0
+    given = ("--model", smollm2, "--examples", place / "swept.jsonl", "--task", "kv", "--n-docs", 5)
+    assert posgap("validate", *given, "--exclude", place / "learnt.jsonl", "--out", place / "valid") == 0
+    assert posgap("verify", base) == 0
+
+
+def test_factors_are_searched_by_generating_and_applied(smollm2, place, capsys):
+    """SmolLM2 has a preamble before its answers, so that forcing them would find none right."""
+    small = ("--limit", 2, "--positions", "1,5", "--generations", 1, "--population", 2)
+    words = ("--model", smollm2, "--examples", place / "learnt.jsonl", *HOW, *small)
+    assert posgap("scale", "search", *words, "--out", place / "scaling") == 0
+    assert "its responses are generated" in capsys.readouterr().err
+    assert posgap("apply", "--model", smollm2, "--found", place / "scaling", "--out", place / "scaled") == 0
+    factors = read_json(place / "scaling" / "scaling.json")["factors"]
+    ids = torch.arange(100, 140)[None]
+    with torch.inference_mode():
+        expected = scale_model(load_model(str(smollm2), "float32"), factors)(ids).logits
+        torch.testing.assert_close(load_model(str(place / "scaled"), "float32")(ids).logits, expected)
+    with pytest.raises(ValueError, match="Unrecognized model"):
+        AutoModelForCausalLM.from_pretrained(place / "scaled")
+
+
+def test_mitigations_are_compared_and_the_best_is_applied(smollm2, place):
+    small = ("--methods", "linear,reordering", "--search", 1, "--selection", 1, "--positions", "1,5", "--budget", "1s")
+    words = ("--model", smollm2, "--examples", place / "learnt.jsonl", *HOW, *small)
+    assert posgap("mitigate", *words, "--out", place / "mitigate") == 0
+    assert {each["name"] for each in read_json(place / "mitigate" / "mitigate.json")["finalists"]}
+
+
+def test_rollout_is_the_product_of_the_attention_maps(smollm2, place):
+    words = ("--model", smollm2, "--texts", place / "swept.jsonl", "--task", "kv", "--n-docs", 5, "--limit", 1)
+    assert posgap("rollout", "measure", *words, "--dtype", "float32", "--out", place / "measurement") == 0
+    measured = read_json(place / "measurement" / "measurement.json")
+    prompt = prompt_builder("kv", str(smollm2), LIMIT)(SWEPT[0], Placement((1,), 5))
+    with torch.inference_mode(), eager_attention(model := load_model(str(smollm2), "float32")):
+        maps = model(torch.tensor([prompt]), output_attentions=True).attentions
+    row = torch.zeros(len(prompt), dtype=torch.float64)
+    row[-1] = 1
+    for attention in reversed(maps):
+        row = row @ attention[0].double().mean(0)
+    np.testing.assert_allclose(measured["influence"]["rollout_without_residuals"], row, atol=1e-5)
+    assert sum(measured["influence"]["rollout"]) == pytest.approx(1)
+    predicted = ("--encoding", "rope", "--layers", 30, "--measurement", place / "measurement")
+    assert posgap("rollout", "predict", *predicted, "--out", place / "prediction") == 0
+
+
+def test_advice_is_refused_to_a_model_with_a_preamble(smollm2, place, capsys):
+    words = (
+        "--model",
+        smollm2,
+        "--examples",
+        place / "learnt.jsonl",
+        "--task",
+        "kv",
+        "--n-docs",
+        5,
+        "--positions",
+        "1,5",
+    )
+    assert posgap("rollout", "advise", *words, "--max-new-tokens", LIMIT, "--out", place / "advice") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert "at once" in line and "The value corresponding to the key" in line
+
+
+def test_memory_is_planned(smollm2, capsys):
+    assert posgap("plan", "distill", "--model", smollm2) == 0
+    assert posgap("doctor", "--model", smollm2) == 0

@@ -1,6 +1,7 @@
 """Measurements on random-weight models of seven families, each against a brute-force twin."""
 
 import itertools
+import logging
 import math
 import sys
 
@@ -463,6 +464,17 @@ def test_texts_are_cut_to_one_length(tmp_path, tokenizer):
     (tmp_path / "t.jsonl").write_text('{"words": 1}\n')
     with pytest.raises(PosgapError, match=r"t\.jsonl:1: field `text` is missing"):
         read_text(tmp_path / "t.jsonl", tokenizer, 8, 0)
+
+
+def test_texts_count_as_measured_once_they_are(tmp_path, tokenizer, caplog):
+    """Each batch is read before it is measured, which takes long on a real model."""
+    caplog.set_level(logging.INFO, logger="posgap")
+    (tmp_path / "t.txt").write_text("0123456789abcdef" * 4)
+    batches = read_text(tmp_path / "t.txt", tokenizer, 11, 3).batches(33, "measure")
+    assert next(batches).shape == (3, 11) and not caplog.messages
+    assert next(batches, None) is None
+    (line,) = caplog.messages
+    assert line.startswith("measure: 3 of 3 in ")
 
 
 def test_a_long_text_is_read_in_blocks_and_no_further_than_asked(tmp_path, tokenizer, monkeypatch):

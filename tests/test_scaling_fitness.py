@@ -1,5 +1,6 @@
 """Fitness: teacher forcing is generation, scores are computed once, weights mean what they say."""
 
+import logging
 import sys
 from unittest import mock
 
@@ -17,7 +18,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.models.layer_scaling import layer_scaling
-from posgap.scaling.fitness import TeacherForced, fitness, position_weights
+from posgap.scaling.fitness import Generated, TeacherForced, fitness, position_weights
 from posgap.scaling.questions import Question, right_response
 from posgap.scaling.scores import Scores
 from posgap.tasks.placements import Placement
@@ -159,3 +160,16 @@ def test_a_broken_state_file_is_named(tmp_path):
     (tmp_path / "state.json").write_text("[]")
     with pytest.raises(PosgapError, match=r"state.json: expected a JSON object; delete it"):
         Scores(Table(3, names), np.mean, state=tmp_path / "state.json")
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_progress_counts_candidates(model, tokenizer, caplog, forced):
+    """Not the batches or examples of one candidate after another, which do not say how long it takes."""
+    caplog.set_level(logging.INFO, logger="posgap")
+    questions = [[Question(prompt, [7, 8], ["a"])] for prompt in PROMPTS]
+    if forced:
+        TeacherForced(model, questions, tokenizer.pad_token_id, 60).correct(CANDIDATES)
+    else:
+        Generated(model, tokenizer, questions, lambda *_: 0.0, Sampling(2), 60).correct(CANDIDATES)
+    (line,) = caplog.messages
+    assert line.startswith("scaling candidates: 4 of 4 in ")

@@ -1,6 +1,6 @@
 """Parameters of sweeps, and of the stages that read them."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -10,6 +10,7 @@ from posgap.foundation.errors import first_fault
 from posgap.foundation.fields import (
     POSITIONAL,
     RARE,
+    Allowable,
     Allowed,
     InputPath,
     InputPaths,
@@ -29,10 +30,7 @@ from posgap.tasks.task import BASELINES
 MODEL = (
     "Hugging Face model folder, hub name, or models:/NAME@champion in MLflow; openai: the model's name at the endpoint"
 )
-ALLOW = (
-    "what may differ between the sweeps, like prompt,template; also question, shuffle, max_new_tokens, decoding, "
-    "system, template_args, max_thinking_tokens, stop, date, body"
-)
+ALLOW = f"what may differ between the sweeps, separated by commas: any of {', '.join(get_args(Allowable))}"
 
 
 class Swept(Parameters):

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
-from posgap.foundation.progress import track
+from posgap.foundation.progress import meter
 from posgap.rollout.documents import Asked, shortened
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, all_placements
@@ -42,11 +42,12 @@ class Sequences:
     def batches(self, batch_tokens: int, what: str) -> Iterator[Tensor]:
         """Batches of `ids [B, N]` with at most `batch_tokens` tokens, but at least one sequence, in each.
 
-        `what` names the work in the progress line.
+        `what` names the work in the progress line, where a batch counts once whoever took it asks for the next.
         """
-        stream = track(self.stream, self.most, what)
-        while batch := list(islice(stream, max(1, batch_tokens // self.length))):
-            yield torch.tensor(batch)
+        with meter(self.most, what) as done:
+            while batch := list(islice(self.stream, max(1, batch_tokens // self.length))):
+                yield torch.tensor(batch)
+                done(len(batch))
 
 
 def read_text(path: Path, tokenizer: PreTrainedTokenizerBase, length: int, limit: int) -> Sequences:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posgap.foundation.progress import track
+from posgap.foundation.progress import meter
 from posgap.generation.batching import batches, reading_order
 from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
@@ -77,9 +77,11 @@ class TeacherForced:
         lengths = [max(len(question.read) for question in self.questions[example]) for _, example in pairs]
         groups = list(batches(lengths, self.batch_tokens))
         right = np.empty((len(pairs), len(self.questions[0])), dtype=bool)
-        for rows in track(groups, len(groups), "scaling candidates"):
-            own = factors[[pairs[row][0] for row in rows]]
-            right[rows] = self._match([pairs[row][1] for row in rows], own)
+        with meter(len(pairs), "scaling candidates", unit=len(self.questions)) as done:
+            for rows in groups:
+                own = factors[[pairs[row][0] for row in rows]]
+                right[rows] = self._match([pairs[row][1] for row in rows], own)
+                done(len(rows))
         self.forward_passes += right.size
         return right.reshape(len(candidates), len(self.questions), -1)
 
@@ -135,11 +137,12 @@ class Generated:
     def correct(self, candidates: Sequence[Candidate]) -> np.ndarray:
         right = np.empty((len(candidates), len(self.questions), len(self.questions[0])))
         groups = [[Prompt("", question.prompt) for question in row] for row in self.questions]
-        for scores, factors in zip(right, candidates):
-            self.scaling.set(factors)
-            answered = complete_groups(self.generator, groups, self.sampling)
-            for which, completions in track(answered, len(groups), "scaling candidates"):
-                pairs = zip(self.questions[which], completions)
-                scores[which] = [self.score(c.text, q.answers) for q, c in pairs]
-                self.forward_passes += sum(len(completion.token_ids) for completion in completions)
+        with meter(right[..., 0].size, "scaling candidates", unit=len(groups)) as done:
+            for scores, factors in zip(right, candidates):
+                self.scaling.set(factors)
+                for which, completions in complete_groups(self.generator, groups, self.sampling):
+                    pairs = zip(self.questions[which], completions)
+                    scores[which] = [self.score(c.text, q.answers) for q, c in pairs]
+                    self.forward_passes += sum(len(completion.token_ids) for completion in completions)
+                    done(1)
         return right

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.progress import track
 from posgap.generation.generator import Generator, Sampling, complete_groups
 from posgap.measurement.probe import Probe, response
 from posgap.scaling.questions import Question
@@ -50,7 +51,8 @@ def tried(
     asked = [[row[i] for i in some] for row in questions[:TRIED]]
     groups = [[Prompt("", question.prompt) for question in row] for row in asked]
     begin, responses = 0, []
-    for which, completions in complete_groups(generator, groups, sampling):
+    answered = complete_groups(generator, groups, sampling)
+    for which, completions in track(answered, len(groups), "whether the model answers at once"):
         for question, said in zip(asked[which], completions, strict=True):
             begin += list(said.token_ids[: len(question.response)]) == list(question.response)
             right = score(said.text, question.answers) == 1
