@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlflow
 import pytest
@@ -82,6 +83,18 @@ def test_prompts_beyond_what_a_rope_begins_with_are_refused_before_anything_is_r
     monkeypatch.setattr(distilling, "load_model", None)
     with pytest.raises(PosgapError, match=r"27: its RoPE \(longrope\) changes .* beyond 27 tokens, .*such lengths$"):
         distill(config.model_copy(update={"model": bounded(27), "out": tmp_path / "long"}))
+
+
+@pytest.mark.parametrize(("update", "bytes_each"), [({}, 4), ({"export_dtype": "bfloat16"}, 2)])
+def test_a_model_that_the_disk_has_no_room_for_is_not_trained(update, bytes_each, config, model_folder, monkeypatch):
+    n = load_model(str(model_folder)).num_parameters()
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=n * bytes_each - 1))
+    monkeypatch.setattr(distilling, "train", None)
+    with pytest.raises(PosgapError, match="writing the trained model takes .* or give an --out on another disk"):
+        distill(config.model_copy(update=update))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=n * bytes_each))
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # as far as training
+        distill(config.model_copy(update=update))
 
 
 @pytest.mark.parametrize("method", ["sft", "seqkd"])

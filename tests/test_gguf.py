@@ -1,5 +1,7 @@
 """GGUF files as models: equal to the folder that they were made of, and refused in a line where they cannot be."""
 
+from types import SimpleNamespace
+
 import gguf
 import pytest
 import tiny_gguf
@@ -31,6 +33,14 @@ def test_a_file_gives_the_logits_of_the_weights_that_it_holds(kind, tmp_path):
     expected = logits(tiny_gguf.rounded(model, kind) if kind != KINDS.F32 else model)
     torch.testing.assert_close(logits(loaded), expected, atol=1e-5, rtol=1e-4)
     assert tokenizer.decode(tokenizer("the cat")["input_ids"]) == "the cat" and tokenizer.chat_template
+
+
+def test_a_file_that_the_disk_has_no_room_for_is_not_begun(tmp_path, monkeypatch):
+    file = tiny_gguf.write(tmp_path / "tiny.gguf", tiny_gguf.llama())
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(PosgapError, match=r"^tiny\.gguf: dequantising it to float32 takes .* or set POSGAP_CACHE to"):
+        convert(file, tmp_path / "new" / "out", file.name)
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_answer_ends_where_the_chat_template_closes_a_turn(tmp_path):

@@ -29,8 +29,8 @@ from posgap.tasks.prompts import Prompt
 from posgap.tasks.reading import write_examples
 
 pytestmark = pytest.mark.real
-POSITIONS = ["1", "5", "10"]
-LIMIT = 40
+POSITIONS = ["1", "10"]
+LIMIT = 30
 
 
 def records(number: int, n: int = 10) -> KVExample:

@@ -6,7 +6,6 @@ The metadata of a file say what config, tokenizer and chat template its model ha
 import contextlib
 import io
 import logging
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from posgap.foundation.extras import needed
 from posgap.foundation.files import digest, write_json
 from posgap.models import GGUF_RECORD
 from posgap.models.loading import require_causal_family, require_whole, save_model, without_reports
-from posgap.models.memory import require_memory
+from posgap.models.memory import require_disk, require_memory
 
 log = logging.getLogger(__name__)
 _MAGIC = b"GGUF"
@@ -61,12 +60,7 @@ def convert(file: Path, out: Path, name: str) -> None:
         size / 1e9,
     )
     require_memory(name, size, "dequantising it to float32")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if (free := shutil.disk_usage(out.parent).free) < size:
-        raise PosgapError(
-            f"{name}: dequantised it takes {size / 1e9:.1f} GB, and {out.parent} has {free / 1e9:.1f} GB free; make "
-            "room, or set POSGAP_CACHE to a folder of another disk"
-        )
+    require_disk(name, out.parent, size, "dequantising it to float32", "set POSGAP_CACHE to a folder of another disk")
     with _alone(file) as where, without_reports(), contextlib.redirect_stderr(io.StringIO()):
         try:
             config = AutoConfig.from_pretrained(**where)

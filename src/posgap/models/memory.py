@@ -1,6 +1,7 @@
-"""How much memory a model takes, and how much this machine has."""
+"""How much memory and disk a model takes, and how much this machine has."""
 
 import math
+import shutil
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
@@ -42,6 +43,17 @@ def require_memory(what: str, needed: float, doing: str) -> None:
         raise PosgapError(
             f"{what}: {doing} takes {needed / 1e9:.1f} GB of memory, of which this machine has {available / 1e9:.1f} "
             "GB free; end other programs, or take a smaller model or another machine"
+        )
+
+
+def require_disk(what: str, folder: Path, needed: float, doing: str, elsewhere: str) -> None:
+    """`PosgapError` where the disk of `folder`, which need not exist yet, has not so many bytes free. `elsewhere` says
+    how to take another disk."""
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if needed > (free := shutil.disk_usage(there).free):
+        raise PosgapError(
+            f"{what}: {doing} takes {needed / 1e9:.2g} GB of disk, of which {there} has {free / 1e9:.2g} GB free; make "
+            f"room, or {elsewhere}"
         )
 
 

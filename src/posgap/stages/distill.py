@@ -37,6 +37,7 @@ from posgap.generation.setup import builder_of
 from posgap.mitigations.in_force import load_model
 from posgap.models.checkpointing import checkpoint_activations
 from posgap.models.loading import commit_on_hub, load_config, resolve_dtype
+from posgap.models.memory import require_disk
 from posgap.models.rope_lengths import RopeLengths
 from posgap.stages.frame import stage
 from posgap.storage.folders import ResumableFolder
@@ -71,6 +72,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
 
     accelerator = processes.accelerator(mixed, config.deepspeed, config.max_grad_norm, config.fsdp)
     model = _model(config)
+    _require_room(config, out, model)
     by_deepspeed = accelerator.state.deepspeed_plugin is not None
     if is_main_process() and (line := _rounded_at_the_start(config.model, mixed, by_deepspeed)):
         log.warning("%s", line)
@@ -202,6 +204,16 @@ def _model(config: DistillConfig) -> PreTrainedModel:
     if config.gradient_checkpointing:
         checkpoint_activations(model)
     return model
+
+
+def _require_room(config: DistillConfig, out: Path, model: PreTrainedModel) -> None:
+    """`PosgapError` before training where what it is for cannot be written. Adapters alone are small."""
+    if config.lora_export == "adapter":
+        return
+    stored = load_config(config.model).dtype or torch.float32
+    dtype = stored if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
+    size = model.num_parameters() * dtype.itemsize
+    require_disk(config.model, out, size, "writing the trained model", "give an --out on another disk")
 
 
 def _teacher(
