@@ -213,7 +213,7 @@ def test_the_verb_makes_what_it_predicts_and_leaves_no_gate_behind(tmp_path, mod
     write_examples(tmp_path / "kv.jsonl", [kv_example(i) for i in range(8)])
     config = {"examples": tmp_path / "kv.jsonl", "model": str(model_folder), "task": "kv", "n_docs": 6, "check": 2}
     given = RolloutAdviseConfig(**config, positions=["1", "3", "6"], out=tmp_path / "refused")
-    with pytest.raises(PosgapError, match="of 24 questions rightly, but only 0 of them at once.*--system"):
+    with pytest.raises(PosgapError, match="of 24 questions rightly, but none of them at once.*--system"):
         rollout_advise(given)  # an untrained model writes digits until it is cut, without the space before an answer
     monkeypatch.setattr("posgap.stages.rollout_advise.tried", lambda *asked: Tried(1, Probe([])))
     out = rollout_advise(RolloutAdviseConfig(**config, positions=["1", "3", "6"], out=tmp_path / "advice"))

@@ -75,6 +75,10 @@ def test_a_preamble_is_told_where_no_answer_is_right():
     probe = Probe([of(f'The value corresponding to {i} is "{i}{i}"') for i in range(4)])
     assert not probe.answers_at_once
     assert probe.beginning == "The value corresponding to"
+    # A question that is asked at two placements gets one answer twice, which is no part of the preamble.
+    twice = Probe([of(f'The value corresponding to {i} is "{i}{i}"') for i in (1, 1, 2, 2)])
+    assert twice.beginning == "The value corresponding to"
+    assert Probe([of("I cannot say that")] * 4).beginning == "I cannot say that"
     # Wrong values that differ, and one word over and over, are none.
     assert Probe([of(f"{i}a0 is it") for i in range(4)]).answers_at_once
     assert Probe([of("no no no no")] * 4).answers_at_once

@@ -130,7 +130,7 @@ def test_a_model_that_says_more_than_its_answer_is_searched_by_what_it_generates
     wordy = config.model_copy(update={"max_new_tokens": 8, "generations": 1})
     scaling = read_scaling(scale_search(wordy))
     assert re.search(
-        r"answers \d+ of 24 questions rightly, but only \d of them at once( \(.+\))?: its responses", caplog.text
+        r"answers \d+ of 24 questions rightly, but (none|only \d) of them at once( \(.+\))?: its responses", caplog.text
     )
     asked = {"model": config.model, "n_docs": 4, "max_new_tokens": 8}
     swept = read_sweep(sweep(SweepConfig(examples=config.examples, out=config.out.with_name("swept"), **asked)))
@@ -139,6 +139,17 @@ def test_a_model_that_says_more_than_its_answer_is_searched_by_what_it_generates
     caplog.clear()
     scaling = read_scaling(scale_search(wordy.model_copy(update={"evaluation": "teacher_forced", "force": True})))
     assert "at once" not in caplog.text and np.mean(scaling.unscaled_accuracy) < 15
+
+
+def test_factors_of_one_are_said_to_be_no_gain(config, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "posgap")
+    scale_search(config.model_copy(update={"high": 1.0, "generations": 1}))
+    assert "the factors gain nothing: all are 1, since none that were tried did better" in caplog.text
+    for name, factors in (("ones", [1.0, 1.0]), ("others", [1.0, 1.5])):
+        caplog.clear()
+        more = {"mitigation": "lpes", "mitigation_settings": {"factors": factors}, "out": tmp_path / name}
+        apply(ApplyConfig(model=config.model, **more))
+        assert ("these settings change nothing" in caplog.text) == (name == "ones")
 
 
 def test_in_16_bits_the_finalists_are_judged_by_what_they_generate(config):

@@ -8,7 +8,7 @@ from posgap.distillation.methods import METHODS
 from posgap.distillation.recipes import RECIPES
 from posgap.foundation.choices import Number, WholeNumber
 from posgap.foundation.config import Config, SeededConfig
-from posgap.foundation.fields import RARE, InputPath, ModelName, OptionalInputPath, Role, WorkPath, in_s3
+from posgap.foundation.fields import MODEL, RARE, InputPath, ModelName, OptionalInputPath, Role, WorkPath, in_s3
 from posgap.foundation.locations import Location, as_location
 from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.tasks.config import QUESTION, SHUFFLE, WORDED, Framed
@@ -45,10 +45,7 @@ class _Distilled(SeededConfig):
     examples: InputPath = Field(description="examples that the responses answer")
     responses: InputPath = Field(description="folder from `teacher`")
     limit: int = Field(0, ge=0, description="learn only the first `limit` responses; 0: all")
-    model: ModelName = Field(
-        description="Hugging Face model folder, hub name, or models:/NAME@champion in MLflow; it is the teacher, and "
-        "the student starts from it"
-    )
+    model: ModelName = Field(description=f"{MODEL}; it is the teacher, and the student starts from it")
     task: TaskName = Field("kv", description=WORDED)
     question: Annotated[QuestionPlace, RARE] = Field("after", description=QUESTION)
     shuffle: Annotated[int, RARE] = Field(0, ge=0, description=SHUFFLE)
@@ -200,7 +197,7 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
 
 
 class _OnGpus(Config):
-    model: ModelName = Field(description="Hugging Face model folder, or hub name")
+    model: ModelName = Field(description=MODEL)
     gpus: int = Field(1, ge=1, le=4096, description="number of GPUs, one process each")
     gpu_memory: float = Field(80.0, gt=0, description="memory of each GPU, in GB of 10^9 bytes")
     gpu_tflops: float = Field(

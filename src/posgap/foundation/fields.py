@@ -166,6 +166,7 @@ InputPaths = Annotated[list[Annotated[Local, BeforeValidator(as_location)]], Rol
 ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder
 ModelName = Annotated[ModelPath, ON_HUB]  # such a folder, or a model's name on the hub, NAME or NAME@REVISION
 OptionalModelName = Annotated[str | None, Role.INPUT, BeforeValidator(lambda value: _model(value) or None), ON_HUB]
+MODEL = "Hugging Face model folder, .gguf file, hub name, or models:/NAME@champion in MLflow"
 HubName = Annotated[str, AfterValidator(_hub_name)]  # of a model that need not be there yet
 Place = Annotated[str, Role.PLACE]
 _Written = AfterValidator(_written)

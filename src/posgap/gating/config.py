@@ -18,7 +18,7 @@ from posgap.foundation.fields import (
 from posgap.gating.demands import PUBLIC_KEY, Demands, Enough
 from posgap.gating.rules import CHECK_RULES, GATE_RULES
 from posgap.generation.backends import BACKENDS, BackendConfig
-from posgap.measurement.config import MODEL, ExpectedConfig, Judging, Mitigating, Sampled, Swept
+from posgap.measurement.config import SWEPT_MODEL, ExpectedConfig, Judging, Mitigating, Sampled, Swept
 
 
 class _Judged(StageConfig):
@@ -72,7 +72,7 @@ class CheckConfig(
     examples: OptionalInputPath = Field(  # type: ignore[assignment]  # the other stages do not make their own
         None, description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`; empty: makes some"
     )
-    model: ModelName = Field(description=MODEL)
+    model: ModelName = Field(description=SWEPT_MODEL)
     backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.checked_if_any)] = Field(
         "", description="backend that generates; empty: openai where there is a base_url, else transformers"
     )

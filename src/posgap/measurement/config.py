@@ -8,6 +8,7 @@ from posgap.foundation.choices import WITHOUT_EFFECT, Parameters
 from posgap.foundation.config import Config, SeededConfig, StageConfig
 from posgap.foundation.errors import first_fault
 from posgap.foundation.fields import (
+    MODEL,
     POSITIONAL,
     RARE,
     Allowable,
@@ -27,9 +28,7 @@ from posgap.mitigations.registry import PROMPT_MITIGATIONS
 from posgap.tasks.fields import MAX_DOCS, BaselineNames, Depths, JudgePromptText, Lengths, Placements, Shard
 from posgap.tasks.task import BASELINES
 
-MODEL = (
-    "Hugging Face model folder, hub name, or models:/NAME@champion in MLflow; openai: the model's name at the endpoint"
-)
+SWEPT_MODEL = f"{MODEL}; openai: the model's name at the endpoint"
 ALLOW = f"what may differ between the sweeps, separated by commas: any of {', '.join(get_args(Allowable))}"
 
 
@@ -105,7 +104,7 @@ class SweepConfig(
 
     examples_for: ClassVar[str] = "evaluation"
 
-    model: ModelName = Field(description=MODEL)
+    model: ModelName = Field(description=SWEPT_MODEL)
     shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
     baselines: BaselineNames = Field(
         [],

@@ -122,11 +122,16 @@ class Probe:
     @property
     def beginning(self) -> str:
         """The words, two or more, with which at least half of those responses begin that do not begin with a right
-        answer; empty where there are none, or those that do are more. It tells a preamble where no answer is right."""
+        answer; empty where there are none, or those that do are more. It tells a preamble where no answer is right.
+
+        A response that is given twice, as at two placements of one question, counts once, or its answer were part of
+        the preamble; not where there is no other.
+        """
         others = [each.text for each in self.responses if each.answer_after != 0]
         if len(others) < 2 or len(others) <= self.at_once:
             return ""
-        words = [text.lstrip(_AROUND).split() for text in others]
+        different = list(dict.fromkeys(others))
+        words = [text.lstrip(_AROUND).split() for text in (different if len(different) > 1 else others)]
         best: list[str] = []
         for length in range(_MIN_BEGINNING, min(12, max(map(len, words))) + 1):
             often = Counter(tuple(each[:length]) for each in words if len(each) >= length).most_common(1)

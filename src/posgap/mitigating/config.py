@@ -10,7 +10,7 @@ from posgap.foundation.config import StageConfig
 from posgap.foundation.fields import ModelName, OptionalInputPath, Values
 from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.measurement.answered import MaxUnanswered
-from posgap.measurement.config import MODEL
+from posgap.measurement.config import SWEPT_MODEL
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.tasks.fields import Placements
 
@@ -52,7 +52,7 @@ class MitigateConfig(
 
     examples_for: ClassVar[str] = "search"
 
-    model: ModelName = Field(description=MODEL)
+    model: ModelName = Field(description=SWEPT_MODEL)
     backend: Annotated[str, _ASKED, AfterValidator(_ASKED.checked)] = Field(
         "transformers", description=f"backend that answers; {_ASKED.described()}"
     )

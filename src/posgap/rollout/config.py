@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from posgap.foundation.choices import Numbers, NumbersOrRows, PositiveNumbers, split_commas
 from posgap.foundation.config import SeededConfig
-from posgap.foundation.fields import RARE, InputPath, ModelName, OptionalInputPath, WorkPath
+from posgap.foundation.fields import MODEL, RARE, InputPath, ModelName, OptionalInputPath, WorkPath
 from posgap.generation.config import GenerationConfig
 from posgap.rollout.position_encodings import POSITION_ENCODINGS
 from posgap.tasks.fields import MAX_DOCS, OptionalTaskName, Placements
@@ -88,7 +88,7 @@ class RolloutMeasureConfig(SeededConfig):
     texts: InputPath = Field(
         description="a text file, a .jsonl(.gz) with a field `text` or, with `task`, a file of examples"
     )
-    model: ModelName = Field(description="Hugging Face model folder, hub name, or models:/NAME@champion in MLflow")
+    model: ModelName = Field(description=MODEL)
     task: OptionalTaskName = Field(
         "", description=f"task whose examples `texts` holds; {TASKS.described()}; empty: `texts` holds plain text"
     )

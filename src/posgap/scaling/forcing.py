@@ -34,7 +34,8 @@ class Tried(NamedTuple):
         if 2 * self.begin >= right and (self.begin or not self.probe.beginning):
             return ""
         where = f" ({self.probe.preamble})" if self.probe.preamble else ""
-        return f"answers {right} of {n} questions rightly, but only {self.begin} of them at once{where}"
+        at_once = f"only {self.begin}" if self.begin else "none"
+        return f"answers {right} of {n} questions rightly, but {at_once} of them at once{where}"
 
 
 def tried(

@@ -74,6 +74,8 @@ class Scaling(Record):
     @property
     def gained(self) -> str:
         """What the factors gain, in words."""
+        if set(self.factors) == {1.0}:
+            return "nothing: all are 1, since none that were tried did better than the model as it is"
         own = f"{self.search_gain:+.1f} in fitness on the {len(self.example_contents)} examples that chose them"
         if self.gain is None or self.gain_ci95 is None or self.holdout is None:
             return f"{own}, which is too high; none were kept aside to say by how much"

@@ -65,6 +65,8 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     model = load_model(config.model)
     factors = _factors(model, mitigation, given) if config.in_weights else None
     put_in_force(model, name, given)  # which says why a model cannot have it
+    if given == mitigation.neutral(model.config):
+        log.warning("%s: these settings change nothing; what is written answers as %s does", name, config.model)
     applied = Applied(
         name=name,
         settings=given.model_dump(mode="json"),

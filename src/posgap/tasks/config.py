@@ -6,7 +6,7 @@ from pydantic import Field
 
 from posgap.foundation.choices import Parameters
 from posgap.foundation.config import StageConfig
-from posgap.foundation.fields import RARE, Day, InputPath, ModelName, Values
+from posgap.foundation.fields import MODEL, RARE, Day, InputPath, ModelName, Values
 from posgap.tasks.fields import MAX_DOCS, ChatTemplateText, QuestionPlace, TaskName
 from posgap.tasks.registry import TASKS
 
@@ -60,7 +60,7 @@ class Prompting(Protocol):
 
 class _Prompt(StageConfig):
     examples: InputPath = Field(description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`")
-    model: ModelName = Field(description="Hugging Face model folder, hub name, or models:/NAME@champion in MLflow")
+    model: ModelName = Field(description=MODEL)
     task: TaskName = Field("kv", description=WORDED)
     n_docs: int = Field(20, ge=1, le=MAX_DOCS, description="documents in a prompt")
     max_new_tokens: int = Field(0, ge=0, description="longest response, in tokens; 0: the task's own limit")
