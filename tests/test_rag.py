@@ -11,21 +11,21 @@ from hypothesis import strategies as st
 
 import posgap
 from posgap.cli.main import main as command_line
-from posgap.data.config import MakeConfig, ValidateConfig
+from posgap.data.config import ImportConfig, MakeConfig, ValidateConfig
 from posgap.data.expectations import answering_distractors, expectations
-from posgap.data.verbs import make
+from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError, Rejected
-from posgap.foundation.files import read_json
+from posgap.foundation.files import read_json, write_jsonl
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.validate import validate
 from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import Document, Example, Passage, RankedExample
+from posgap.tasks.metrics import METRICS, holds_answer
 from posgap.tasks.placements import Placement
 from posgap.tasks.rag import as_retrieved
 from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
-from posgap.tasks.retrieval_logs import holds_answer
 
 RAG_TASKS = ("rag", "rag-one", "rag-alone")
 
@@ -99,8 +99,38 @@ def test_validate_takes_any_number_of_relevant_passages_and_counts_those_that_an
     suite = expectations(4, 100, of_any_number=TASKS["rag"].slots.of_any_number)
     (of_gold,) = [e for e in suite if e.column == "n_gold"]
     assert (of_gold.min_value, getattr(of_gold, "max_value", None)) == (1, None)
-    counted = answering_distractors([ranked_example("-x-x"), qa_example()])
+    counted = answering_distractors([ranked_example("-x-x"), qa_example()], "litm")
     assert counted == {"examples_with_answering_distractors": 1, "answering_distractors": 2}
+
+
+def test_a_passage_holds_an_answer_by_the_task_s_own_metric():
+    quality = Document(title="on", text="High\nquality, for 12,50 euros.")
+    for answer, found_by in {
+        "Ali": {"litm", "contains_any"},  # within a word
+        "high quality": {"litm", "contains_any", "sub_em"},
+        "quali": {"litm", "contains_any"},
+        "Alice": set(),
+    }.items():
+        holding = {name for name in ("litm", "contains_any", "sub_em") if holds_answer(quality, [answer], name)}
+        assert holding == found_by, answer
+    # What copies the whole passage is right by the metric where the passage holds an answer, and only there.
+    assert METRICS["litm"].score("on High quality", ["Ali"]) and holds_answer(quality, ["Ali"])
+    assert not METRICS["sub_em"].score("on High quality", ["Ali"])
+    example = Example(
+        id="q", question="?", answers=["Ali"], gold=[Document(title="", text="Ali")], distractors=[quality]
+    )
+    assert answering_distractors([example], "litm")["answering_distractors"] == 1
+    assert answering_distractors([example], "sub_em")["answering_distractors"] == 0
+
+
+def test_relevance_by_answers_goes_by_whole_words(tmp_path):
+    """A log's passage about quality is no evidence for Ali, and yet none that may stand beside the relevant one."""
+    texts = ["Ali won.", "Of good quality.", "Another."]
+    log = tmp_path / "log.jsonl"
+    write_jsonl(log, [{"question": "Who won?", "answers": ["Ali"], "passages": [{"text": text} for text in texts]}])
+    assert [p.relevant for p in read_examples(log)[0].passages] == [True, False, False]
+    config = ImportConfig(format="rag", input=log, out=tmp_path / "kept.jsonl", answering="drop")
+    assert [p.text for p in read_examples(import_examples(config))[0].passages] == ["Ali won.", "Another."]
 
 
 def test_a_log_is_validated_and_comes_out_as_examples(log_file, tmp_path, model_folder, caplog):

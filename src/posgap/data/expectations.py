@@ -55,11 +55,11 @@ def describe(
     )
 
 
-def answering_distractors(examples: list[AnyExample]) -> dict[str, int]:
-    """How many documents that are not gold hold an answer, and in how many examples; answers of yes or no, and the
-    records of key-value examples, tell nothing."""
+def answering_distractors(examples: list[AnyExample], metric: str) -> dict[str, int]:
+    """How many documents that are not gold hold an answer by this metric, and in how many examples; answers of yes or
+    no, and the records of key-value examples, tell nothing."""
     numbers = [
-        sum(holds_answer(document, example.answers) for document in example.distractors)
+        sum(holds_answer(document, example.answers, metric) for document in example.distractors)
         for example in examples
         if not isinstance(example, KVExample) and not _yes_or_no(example)
     ]

@@ -39,7 +39,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     longest, task = build.context - build.max_new_tokens, build.task
     of_choices = bool(task.slot_names)
     suite = expectations(config.n_docs, longest, task.n_gold, of_choices, task.slots.of_any_number)
-    answering = answering_distractors([] if of_choices else examples)
+    answering = answering_distractors([] if of_choices else examples, task.metric)
     report = {"examples": len(table), **answering} | check(table, suite)
     write_json(out / "validation.json", report)
     rows_failed = len({row["id"] for each in report["checks"] for row in each["rows"]})
@@ -54,9 +54,10 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     log.log(RESULT, "%d examples pass %d expectations", len(table), report["evaluated"])
     if among := answering["examples_with_answering_distractors"]:
         log.warning(
-            "in %d of %d examples passages that are not relevant hold an answer, %d in all: a response can be right "
-            "without the relevant ones (docs/rag.md)",
-            among, len(table), answering["answering_distractors"],
+            "in %d of %d examples passages that are not relevant hold an answer, %d in all: a response that copies "
+            "one is right by the metric %s; drop them with `data import --format rag --answering drop`, or draw others "
+            "with `data make qa` (docs/rag.md)",
+            among, len(table), answering["answering_distractors"], task.metric,
         )  # fmt: skip
 
 

@@ -43,9 +43,14 @@ def sub_exact_match(response: str, answers: Sequence[str]) -> bool:
     return any(_stands_in(answer, simplified) for answer, simplified in _comparable(response, answers))
 
 
-def holds_answer(document: "Document", answers: Sequence[str]) -> bool:
-    """Whether a document's title or text contains an answer, both normalised."""
-    return sub_exact_match(f"{document.title} {document.text}", answers)
+def holds_answer(document: "Document", answers: Sequence[str], metric: str = "litm") -> bool:
+    """Whether a document's title or text contains the words of an answer, or a metric scores a copy of it as right.
+
+    `litm` finds an answer within a word too ("Ali" in "quality"). It is the default because no metric that looks for
+    an answer finds more: what holds no answer by `litm` is a distractor whatever the response is scored by.
+    """
+    copied = " ".join(f"{document.title} {document.text}".split())
+    return METRICS[metric].score(copied, answers) == 1 or sub_exact_match(copied, answers)
 
 
 def lost_in_the_middle(response: str, answers: Sequence[str]) -> bool:

@@ -20,8 +20,8 @@ from typing import Any, Literal, NamedTuple
 from posgap.foundation.errors import PosgapError, shortened
 from posgap.foundation.files import read_rows
 from posgap.foundation.json_text import parse
-from posgap.tasks.examples import Document, Passage, RankedExample
-from posgap.tasks.metrics import holds_answer, normalize
+from posgap.tasks.examples import Passage, RankedExample
+from posgap.tasks.metrics import holds_answer, normalize, sub_exact_match
 
 log = logging.getLogger(__name__)
 Relevance = Literal["id", "label", "answer"]
@@ -212,7 +212,8 @@ class _Retrieved(NamedTuple):
 def _tells(passage: _Retrieved, by: str, answers: Sequence[str], ids: Sequence[str]) -> bool:
     """Whether the passage is relevant, told by its ids, its label or an answer."""
     if by == "answer":
-        return holds_answer(Document(title=passage.title, text=passage.text), answers)
+        # Whole words alone: what `holds_answer` finds within a word is no evidence that a passage answers.
+        return sub_exact_match(f"{passage.title} {passage.text}", answers)
     return bool(passage.label) if by == "label" else any(name in ids for name in passage.ids)
 
 
