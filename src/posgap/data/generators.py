@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from posgap.data.needles import chain_examples, fact_examples, value_examples
 from posgap.data.synthetic import animal_examples, needle_examples, two_hop_examples, uuid_examples, uuid_records
 from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
@@ -145,6 +146,26 @@ GENERATORS: Choices[Generator] = Choices(
         _needles,
         SpansParameters,
         least=2,
+        most=5000,
+    ),
+    Generator(
+        "facts",
+        "questions for the tasks facts and facts-literal, each for a person of whom one sentence says something",
+        fact_examples,
+        most=129,
+    ),
+    Generator(
+        "values",
+        "questions for the task values, each for the two numbers that belong to one place",
+        value_examples,
+        least=2,
+        most=5000,
+    ),
+    Generator(
+        "tracking",
+        "questions for the task tracking, each for the variables that have one number",
+        chain_examples,
+        least=3,
         most=5000,
     ),
     Generator(

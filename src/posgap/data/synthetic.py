@@ -64,9 +64,7 @@ def needle_examples(
         raise PosgapError(f"digits={digits}: too few numbers for {n_docs} documents of {facts} facts")
     rng = random.Random(seed)
     for number in range(1, n_examples + 1):
-        places: dict[str, None] = {}
-        while len(places) < n_docs:
-            places[_place(rng)] = None
+        places = place_names(rng, n_docs)
         values = rng.sample(range(10 ** (digits - 1), 10**digits), n_docs * facts)
         statements = [dict(zip(rng.sample(ATTRIBUTES, facts), values[i::n_docs])) for i in range(n_docs)]
         documents = [
@@ -82,6 +80,14 @@ def needle_examples(
             gold=documents[:needles],
             distractors=documents[needles:],
         )
+
+
+def place_names(rng: random.Random, number: int) -> list[str]:
+    """So many invented places, all different."""
+    places: dict[str, None] = {}
+    while len(places) < number:
+        places[_place(rng)] = None
+    return list(places)
 
 
 def _place(rng: random.Random) -> str:

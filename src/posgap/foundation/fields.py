@@ -181,6 +181,7 @@ StopStrings = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], B
 Day = Annotated[str, AfterValidator(_day)]
 Arguments = Annotated[dict[str, str], BeforeValidator(pairs)]
 Allowable = Literal[
+    "task",
     "prompt",
     "template",
     "question",

@@ -89,6 +89,15 @@ def all_of(response: str, answers: Sequence[str]) -> bool:
     return bool(answers) and all(sub_exact_match(response, [answer]) for answer in answers)
 
 
+def set_match(response: str, answers: Sequence[str]) -> bool:
+    """The response is a list of the answers, which are parts of one: all of them and nothing else, in any order.
+
+    Parts stand between commas or on lines of their own, and are compared as by EM.
+    """
+    parts = [part for part in _pattern(r",|\n").split(response) if part.strip()]
+    return bool(parts) and all(exact_match(p, answers) for p in parts) and all(exact_match(a, parts) for a in answers)
+
+
 def numeric(response: str, answers: Sequence[str]) -> bool:
     """The last number in the response equals that of an answer; 1,234.50 and 1234.5 are the same number.
 
@@ -209,6 +218,7 @@ CONTAINS_ANY = Metric("contains_any", "the response contains an answer as it is 
 NUMERIC = Metric("numeric", "the response's last number is an answer's", numeric)
 REGEX = Metric("regex", "the response has a match of an answer, which is a regular expression", matches_pattern)
 ALL_OF = Metric("all_of", "the response contains the words of every answer, which are parts of one", all_of)
+SET_EM = Metric("set_em", "the response lists every answer, which are parts of one, and nothing else", set_match)
 SHARE_OF = Metric("share_of", "the share of such parts that the response contains", share_of)
 
 METRICS: Choices[Metric] = Choices(
@@ -223,4 +233,5 @@ METRICS: Choices[Metric] = Choices(
     REGEX,
     ALL_OF,
     SHARE_OF,
+    SET_EM,
 )

@@ -4,11 +4,13 @@ from posgap.foundation.choices import Choices
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.choosing import JUDGE, OPTIONS
 from posgap.tasks.multihop import COC, COT
+from posgap.tasks.needles import CITE, TRACKING, TURNS, VALUES
 from posgap.tasks.rag import RAG, RAG_ALONE, RAG_ONE
 from posgap.tasks.retrieval import KV, QA
 from posgap.tasks.spans import SPANS, SPANS_3, SPANS_4
 from posgap.tasks.task import Task
 from posgap.tasks.task_file import is_definition, task_of
+from posgap.tasks.world import FACTS, FACTS_LITERAL
 
 
 class _Tasks(Choices[Task]):
@@ -43,4 +45,10 @@ TASKS: Choices[Task] = _Tasks(
     SPANS,
     SPANS_3,
     SPANS_4,
+    FACTS,
+    FACTS_LITERAL,
+    VALUES,
+    TRACKING,
+    CITE,
+    TURNS,
 )

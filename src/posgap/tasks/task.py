@@ -53,8 +53,9 @@ class Task:
     `target` is the form of a right response, with the field `answer`; `one_wording` says that right responses have no
     other form. `base_stop` are strings at which a response of a model without a chat template ends: such a model goes
     on writing after its answer. `chance(n_docs)` is the share of right answers (0 to 1) of a model that guesses among
-    what the prompt offers. `extract` returns the part of a response that is compared with the answers. `synthetic`
-    names the data of `posgap data make` that the task can ask about; empty where there is none.
+    what the prompt offers. `extract` returns the part of a response that is compared with the answers. `asked` words
+    an example's question as the task puts it. `synthetic` names the data of `posgap data make` that the task can ask
+    about; empty where there is none.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Task:
     base_stop: tuple[str, ...] = ()
     chance: Callable[[int], float] = no_chance
     extract: Callable[[str], str] = str
+    asked: Callable[[str], str] = str
     synthetic: str = ""
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
@@ -82,7 +84,14 @@ class Task:
         return self.text(self.slots.arrange(example, placement, order.shuffle), example.question, order)
 
     def placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
-        """The placements of a sweep: those chosen, written as text, or else those that the task's slots ask for."""
+        """The placements of a sweep: those chosen, written as text, or else those that the task's slots ask for.
+
+        Raises `PosgapError` where responses name slots, and there are more documents than names.
+        """
+        if self.slot_names and n_docs > len(self.slot_names):
+            raise PosgapError(
+                f"task {self.name}: {n_docs} documents, of which only {len(self.slot_names)} have a name; lower n_docs"
+            )
         return swept_placements(n_docs, self.n_gold, chosen, self.slots.swept)
 
     def categories(self, placements: Sequence[Placement]) -> list[str]:
@@ -92,11 +101,11 @@ class Task:
 
     def text(self, documents: Sequence[Document], question: str, order: Order = AS_GIVEN) -> str:
         """The prompt's text with the documents in the order given."""
-        return self.ordered_template(order).format(documents=self.render(documents), question=question)
+        return self._filled(documents, self.asked(question), order)
 
     def closed_book_text(self, question: str) -> str:
         """The text of a prompt without documents."""
-        return (self.closed_book or self.template.split("\n\n")[-1]).format(question=question)
+        return (self.closed_book or self.template.split("\n\n")[-1]).format(question=self.asked(question))
 
     def ordered_template(self, order: Order) -> str:
         """The template with the question after the documents, before them, or on both sides
@@ -113,7 +122,10 @@ class Task:
     def wording(self) -> str:
         """Digest of how prompts are worded, whatever they ask and wherever the question stands."""
         documents = [Document(title="title 1", text="text 1"), Document(title="title 2", text="text 2")]
-        return digest_of(self.text(documents, "question"))
+        return digest_of(self._filled(documents, "question", AS_GIVEN))
+
+    def _filled(self, documents: Sequence[Document], question: str, order: Order) -> str:
+        return self.ordered_template(order).format(documents=self.render(documents), question=question)
 
     def stop(self, metric: str = "") -> tuple[str, ...]:
         """The strings after which nothing of a response changes its score by a metric ("" means the task's own)."""

@@ -1,0 +1,98 @@
+"""Synthetic needles beyond one literal statement. Equal arguments give equal examples."""
+
+import random
+from collections.abc import Iterator
+from string import ascii_uppercase
+
+from posgap.data.synthetic import ATTRIBUTES, place_names
+from posgap.foundation.errors import PosgapError
+from posgap.tasks.examples import Document, Example
+from posgap.tasks.world import names, relations
+
+
+def fact_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
+    """Yields examples of `n_docs` documents, each a sentence that says one thing of one person.
+
+    The question asks who it is of whom the first says it, by a fact of the world. All sentences have the verb of the
+    question, as far as there are enough of these, so that the verb alone finds nothing; the others follow. A document's
+    title is the thing, which no prompt shows. Raises `PosgapError` where there are too few names.
+    """
+    people, facts = names(), relations()
+    if n_docs > len(people):
+        raise PosgapError(f"n_docs={n_docs}: there are only {len(people)} names, one for each document")
+    rng = random.Random(seed)
+    every = [fact for of_verb in facts for fact in of_verb]
+    for number in range(1, n_examples + 1):
+        gold = rng.choice(every)
+        like = [fact for fact in every if fact.verb == gold.verb and fact != gold]
+        others = [fact for fact in every if fact.verb != gold.verb]
+        shown = [gold, *rng.sample(like, len(like)), *rng.sample(others, len(others))][:n_docs]
+        said = [
+            Document(title=fact.thing, text=fact.statement(name))
+            for fact, name in zip(shown, rng.sample(people, n_docs))
+        ]
+        answer, _, _ = said[0].text.partition(" ")
+        yield Example(
+            id=f"facts-{number:05d}",
+            question=gold.question,
+            answers=[answer],
+            gold=said[:1],
+            distractors=said[1:],
+        )
+
+
+VALUES = 2  # of a key
+CHAIN = 3  # variables that have a number
+
+
+def value_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
+    """Yields examples of `n_docs` documents, each with one of two numbers that belong to an invented place.
+
+    The question asks for both numbers of one place, which two documents give. Every other place has two as well, but
+    for the last where the documents are odd in number.
+    """
+    rng = random.Random(seed)
+    for number in range(1, n_examples + 1):
+        attribute, places = rng.choice(ATTRIBUTES), place_names(rng, (n_docs + 1) // VALUES)
+        keys = [place for place in places for _ in range(VALUES)][:n_docs]
+        values = rng.sample(range(10**6, 10**7), n_docs)
+        documents = [
+            Document(title=place, text=f"One {attribute} of {place} is {value}.") for place, value in zip(keys, values)
+        ]
+        others = documents[VALUES:]
+        yield Example(
+            id=f"values-{number:05d}",
+            question=f"What are the two {attribute}s of {keys[0]}?",
+            answers=[str(value) for value in values[:VALUES]],
+            gold=documents[:VALUES],
+            distractors=rng.sample(others, len(others)),
+        )
+
+
+def chain_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
+    """Yields examples of `n_docs` documents, each one assignment, as in RULER's variable tracking (Hsieh et al. 2024).
+
+    A chain gives a variable a number, a second one the first, and a third one the second. The question asks for all
+    three by the number. The other documents are of further chains, in random order, each in its own order; the last of
+    these may be incomplete.
+    """
+    rng = random.Random(seed)
+    for number in range(1, n_examples + 1):
+        length = -(-n_docs // CHAIN) * CHAIN
+        names: dict[str, None] = {}
+        while len(names) < length:
+            names["".join(rng.choices(ascii_uppercase, k=5))] = None
+        variables, values = list(names), [str(value) for value in rng.sample(range(10**4, 10**5), length // CHAIN)]
+        lines = [
+            f"VAR {name} = {values[i // CHAIN] if i % CHAIN == 0 else f'VAR {variables[i - 1]}'}"
+            for i, name in enumerate(variables)
+        ]
+        chains = [iter(lines[start : start + CHAIN]) for start in range(CHAIN, length, CHAIN)]
+        order = rng.sample([chain for chain in chains for _ in range(CHAIN)], length - CHAIN)
+        yield Example(
+            id=f"tracking-{number:05d}",
+            question=f"Which variables have the value {values[0]}?",
+            answers=variables[:CHAIN],
+            gold=[Document(title="", text=line) for line in lines[:CHAIN]],
+            distractors=[Document(title="", text=next(chain)) for chain in order][: n_docs - CHAIN],
+        )

@@ -1,0 +1,101 @@
+"""Needles that share no words with their questions, as in NoLiMa (Modarressi et al. 2025): a fact of the world links
+them. "Marta lives in Vienna" answers "Who lives in the capital of Austria?".
+
+Three things are known of each fact, in `world_facts.json` beside this module: the verb, what a document says ("in
+Vienna"), and how the question calls it ("in the capital of Austria"). The literal control asks with the document's own
+words, so both questions have the same documents and the same answer.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from posgap.foundation.errors import PosgapError, shortened
+from posgap.tasks.examples import Document
+from posgap.tasks.naming import named
+from posgap.tasks.task import Task, one_of_all
+
+FILE = Path(__file__).with_name("world_facts.json")
+
+
+class Fact(NamedTuple):
+    """What is said of somebody, "in Vienna" behind the verb "lives", and its `hint`: "in the capital of Austria"."""
+
+    verb: str
+    thing: str
+    hint: str
+
+    def statement(self, name: str) -> str:
+        return f"{name} {self.verb} {self.thing}."
+
+    @property
+    def question(self) -> str:
+        """Asks who it is, by a fact of the world."""
+        return f"Who {self.verb} {self.hint}?"
+
+    @property
+    def literal_question(self) -> str:
+        """Asks the same in the words of the statement."""
+        return f"Who {self.verb} {self.thing}?"
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The people's names, none of which stands in a fact."""
+    return tuple(json.loads(FILE.read_text(encoding="utf-8"))["names"])
+
+
+@cache
+def relations() -> tuple[tuple[Fact, ...], ...]:
+    """The facts by their verb. Of those with one verb, each hint belongs to one thing alone."""
+    known = json.loads(FILE.read_text(encoding="utf-8"))["relations"]
+    return tuple(tuple(Fact(of["verb"], *pair) for pair in of["things"].items()) for of in known)
+
+
+def literal(question: str) -> str:
+    """The literal question that asks the same as a question by a fact of the world.
+
+    Raises `PosgapError` where the question is none of `posgap data make facts`.
+    """
+    if (fact := _by_question().get(question)) is None:
+        raise PosgapError(
+            f"task facts-literal: the question {shortened(repr(question))} is none by a fact of the world; make "
+            "examples with `posgap data make facts`"
+        )
+    return fact.literal_question
+
+
+@cache
+def _by_question() -> dict[str, Fact]:
+    return {fact.question: fact for of_verb in relations() for fact in of_verb}
+
+
+def sentences(documents: Sequence[Document]) -> str:
+    """Writes the documents' texts, one on a line, without their titles."""
+    return "\n".join(document.text for document in documents)
+
+
+def _named(response: str) -> str:
+    return named(rf"(?i)\b(?:{'|'.join(names())})\b")(response)
+
+
+FACTS = Task(
+    name="facts",
+    help="who does it, where a fact of the world alone links question and document",
+    template=(
+        "Each line below says something about one person. Answer the question by the lines, with the name of the "
+        "person alone.\n\n{documents}\n\nQuestion: {question}\nName:"
+    ),
+    render=sentences,
+    metric="set_em",
+    max_new_tokens=32,
+    chance=one_of_all,
+    extract=_named,
+    synthetic="facts",
+)
+FACTS_LITERAL = replace(
+    FACTS, name="facts-literal", help="the same, asked in the document's own words: the control of facts", asked=literal
+)
