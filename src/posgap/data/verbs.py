@@ -6,6 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from posgap.data.config import FetchConfig, ImportConfig, MakeConfig, ReleaseConfig
+from posgap.data.documents import read_documents
 from posgap.data.fetching import fetched
 from posgap.data.generators import GENERATORS
 from posgap.data.readers import read_dpr, read_hotpotqa, read_litm_kv, read_litm_qa, read_musique, read_own
@@ -26,6 +27,7 @@ _READERS: dict[str, Callable[[Path], Iterator[tuple[int, AnyExample | None]]]] =
     "litm-qa": read_litm_qa,
     "dpr": read_dpr,
     "own": read_own,
+    "document": read_documents,
     "hotpotqa": read_hotpotqa,
     "2wiki": read_hotpotqa,  # the same format
     "musique": read_musique,

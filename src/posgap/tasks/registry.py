@@ -5,6 +5,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.tasks.choosing import JUDGE, OPTIONS
 from posgap.tasks.multihop import COC, COT
 from posgap.tasks.needles import CITE, TRACKING, TURNS, VALUES
+from posgap.tasks.own_documents import DOCUMENT
 from posgap.tasks.rag import RAG, RAG_ALONE, RAG_ONE
 from posgap.tasks.retrieval import KV, QA
 from posgap.tasks.spans import SPANS, SPANS_3, SPANS_4
@@ -51,4 +52,5 @@ TASKS: Choices[Task] = _Tasks(
     TRACKING,
     CITE,
     TURNS,
+    DOCUMENT,
 )

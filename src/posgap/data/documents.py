@@ -1,0 +1,91 @@
+"""Reads questions about documents of one's own, and cuts each document into parts that a sweep can turn as a ring."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from pydantic import AliasChoices, BaseModel, Field
+
+from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.files import parsed, read_rows
+from posgap.tasks.examples import Document, Example, Texts
+
+PARTS = 20  # of a document, as many as a prompt has documents unless somebody says otherwise
+# Where a text may be cut, the best first: between paragraphs, sentences and words.
+_BORDERS = (r"\n\s*\n", r"(?<=[.!?])\s+", r"\s+")
+
+
+class _Question(BaseModel):
+    id: str = ""
+    question: str = Field(min_length=1)
+    answers: Texts = Field(validation_alias=AliasChoices("answers", "answer"))
+    file: str = Field(min_length=1)
+    quote: str = Field(min_length=1, pattern=r"\S")
+
+
+def read_documents(path: Path) -> Iterator[tuple[int, Example]]:
+    """Yields (row, example) of a table with `question, answer, file, quote`, which lies in the folder of the files.
+
+    A file is text or Markdown in UTF-8. It is cut into about 20 parts of equal length, but never within the quote,
+    whose part is the gold document. The distractors are the parts behind it, and then those before it: turned as a
+    ring they are the text in its own order. Raises `PosgapError` that names the row, and what is wrong with it.
+    """
+    folder = path.parent.resolve()
+
+    @cache
+    def text_of(name: str) -> str:
+        file = (folder / name).resolve()
+        if not file.is_relative_to(folder):
+            raise PosgapError(f"field `file`: {name} is not in the table's folder")
+        try:
+            return file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise PosgapError(f"field `file`: {name}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise PosgapError(f"field `file`: {name} is no text in UTF-8") from None
+
+    for number, row in read_rows(path):
+        item = parsed(_Question, row, f"{path}:{number}")
+        try:
+            parts, at = parts_around(text_of(item.file), item.quote)
+        except PosgapError as error:
+            raise PosgapError(f"{path}:{number}: {error}") from None
+        gold, *others = (Document(title="", text=part) for part in [*parts[at:], *parts[:at]])
+        name = item.id or f"document-{number:06d}"
+        yield number, Example(id=name, question=item.question, answers=item.answers, gold=[gold], distractors=others)
+
+
+def parts_around(text: str, quote: str) -> tuple[list[str], int]:
+    """The parts of a text, in its order, and the index of that which holds the quote.
+
+    White space in the quote may differ from the text's. Raises `PosgapError` where the quote does not stand in the
+    text, or more than once, or where there are no two parts.
+    """
+    found = [each.span() for each in re.finditer(r"\s+".join(map(re.escape, quote.split())), text)]
+    if len(found) != 1:
+        where = f"{len(found)} times in the file; give a longer one" if found else "nowhere in the file"
+        raise PosgapError(f"field `quote`: {shortened(repr(quote))} stands {where}")
+    ((first, last),) = found
+    width, cuts = len(text) / PARTS, {0, len(text)}
+    borders = [
+        [at for each in re.finditer(border, text) if not first < (at := each.end()) < last] for border in _BORDERS
+    ]
+    for number in range(1, PARTS):
+        near = [_nearest(of, number * width) for of in borders]
+        # A better kind of border is worth a quarter of a part; between words any will do.
+        cuts.add(next((at for at in near if abs(at - number * width) <= width / 4), near[-1]))
+    ordered = sorted(cuts)
+    pieces = [(start, text[start:end].strip()) for start, end in pairwise(ordered)]
+    kept = [(start, piece) for start, piece in pieces if piece]
+    if len(kept) < 2:
+        raise PosgapError("field `file`: there is nothing around the quote")
+    return [piece for _, piece in kept], max(i for i, (start, _) in enumerate(kept) if start <= first)
+
+
+def _nearest(borders: Sequence[int], place: float) -> int:
+    """That of the borders, which are in order, that is nearest to a place; 0 where there is none."""
+    after = bisect_left(borders, place)
+    return min(borders[max(0, after - 1) : after + 1], key=lambda at: abs(at - place), default=0)

@@ -1,0 +1,101 @@
+"""Questions about documents of one's own: the parts, what stands where, and what is wrong with a table."""
+
+import random
+
+import pytest
+
+from posgap.data.config import ImportConfig
+from posgap.data.documents import PARTS, parts_around, read_documents
+from posgap.data.verbs import import_examples
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_jsonl
+from posgap.tasks.placements import Placement
+from posgap.tasks.reading import read_examples
+from posgap.tasks.registry import TASKS
+
+TASK = TASKS["document"]
+
+
+def written(paragraphs: int, seed: int = 0) -> str:
+    """A Markdown text whose sentences all differ; paragraph 7 of it says where the key lies."""
+    rng = random.Random(seed)
+    texts = []
+    for i in range(paragraphs):
+        sentences = [f"Item {i}.{j} weighs {rng.randint(10**4, 10**5)} grams." for j in range(rng.randint(1, 9))]
+        texts.append(f"## Part {i}\n\n{' '.join(sentences)}")
+    texts[7] += " The key lies\nin the blue drawer."
+    return "\n\n".join(texts)
+
+
+QUOTE = "The key lies in the blue drawer."
+ROW = {"question": "Where is the key?", "answer": "blue drawer", "file": "house.md", "quote": QUOTE}
+
+
+@pytest.fixture
+def table(tmp_path):
+    """What writes a table of one row beside the file that it names, and returns its path."""
+
+    def write(**changes):
+        (tmp_path / "house.md").write_text(written(60), encoding="utf-8")
+        write_jsonl(tmp_path / "table.jsonl", [ROW | changes])
+        return tmp_path / "table.jsonl"
+
+    return write
+
+
+@pytest.mark.parametrize("paragraphs", [8, 20, 60, 400])
+def test_parts_are_the_text_in_its_order_about_equally_long_and_the_quote_is_whole_in_one(paragraphs):
+    for seed in range(5):
+        text = written(paragraphs, seed)
+        parts, at = parts_around(text, QUOTE)
+        assert " ".join(parts).split() == text.split()
+        assert [QUOTE in " ".join(part.split()) for part in parts] == [i == at for i in range(len(parts))]
+        if paragraphs > 20:
+            assert len(parts) == PARTS and max(map(len, parts)) < 2 * len(text) / PARTS + len(QUOTE)
+
+
+def test_at_its_own_position_the_text_stands_as_it_was_written_and_elsewhere_it_is_turned(table, tmp_path):
+    out = import_examples(ImportConfig(format="document", input=table(), out=tmp_path / "e.jsonl"))
+    (example,) = read_examples(out)
+    text = written(60)
+    _, at = parts_around(text, QUOTE)
+    orders = {p: TASK.prompt(example, Placement((p,), PARTS)).split("\n\n", 1)[1] for p in range(1, PARTS + 1)}
+    shown = {p: order.rpartition("\n\nQuestion:")[0].split() for p, order in orders.items()}
+    assert shown[at + 1] == text.split() and example.answers == ["blue drawer"]
+    assert len({tuple(words) for words in shown.values()}) == PARTS
+    for words in shown.values():
+        turn = next(i for i in range(len(words)) if words[i:] + words[:i] == text.split())
+        assert 0 <= turn < len(words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"quote": "The key is gone."}, r"table.jsonl:1: field `quote`: 'The key is gone.' stands nowhere in the file"),
+        ({"quote": "weighs"}, r"field `quote`: 'weighs' stands \d+ times in the file; give a longer one"),
+        ({"quote": " "}, r"table.jsonl:1: field `quote`"),
+        ({"file": "../secret.txt"}, r"field `file`: ../secret.txt is not in the table's folder"),
+        ({"file": "/etc/hostname"}, r"field `file`: /etc/hostname is not in the table's folder"),
+        ({"file": "none.md"}, r"table.jsonl:1: field `file`: none.md: No such file"),
+        ({"file": "table.bin"}, r"field `file`: table.bin is no text in UTF-8"),
+        ({"file": "short.md"}, r"field `file`: there is nothing around the quote"),
+        ({"answer": None}, r"table.jsonl:1: field `answer"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_named(table, tmp_path, changes, complaint):
+    (tmp_path / "table.bin").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "short.md").write_text(QUOTE)
+    with pytest.raises(PosgapError, match=complaint):
+        list(read_documents(table(**changes)))
+
+
+def test_a_short_answer_is_right_and_a_copy_of_the_text_is_not(table):
+    ((_, example),) = read_documents(table())
+    for position in (1, 10, 20):
+        placement = Placement((position,), PARTS)
+        right = TASK.answers(example, placement)
+        for response in ("blue drawer", "It lies in the blue drawer.\nQuestion: And the lamp?"):
+            assert TASK.score(response, right) == 1
+        copy = " ".join(TASK.prompt(example, placement).split("\n\n", 1)[1].split())
+        for response in (copy, copy[: 60 * 6], example.gold[0].text.replace("\n", " "), "", "the red drawer"):
+            assert TASK.score(response, right) == 0
