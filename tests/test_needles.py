@@ -10,8 +10,8 @@ from posgap.data.made import made_examples
 from posgap.data.needles import chain_examples, value_examples
 from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
+from posgap.tasks.mentions import mentioned, numbers
 from posgap.tasks.metrics import METRICS
-from posgap.tasks.naming import named, numbers
 from posgap.tasks.needles import cited
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import read_examples
@@ -35,7 +35,7 @@ def lines_of(prompt: str) -> str:
 )
 def test_what_is_named_before_another_question(response, taken):
     assert numbers(response) == taken
-    assert named("[a-z]")("bab") == "b, a"
+    assert mentioned("[a-z]")("bab") == "b, a"
 
 
 def test_a_set_is_all_of_the_answers_and_nothing_else():
@@ -100,6 +100,7 @@ def test_an_answer_is_right_at_every_placement_and_an_echo_at_none(name, n_docs)
             shown = lines_of(task.prompt(example, placement))
             for response in RIGHT[name](right):
                 assert task.score(response, right) == 1, response
+            assert task.score(task.right_response(example, placement), right) == 1
             wrong = [shown, shown.replace("\n", " "), "", "I do not know."]
             if len(right) > 1:
                 wrong += right  # a part is not the whole

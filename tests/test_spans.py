@@ -64,6 +64,10 @@ def test_made_examples_ask_for_a_number_of_each_gold_document(tmp_path, needles)
             attribute = re.search(rf"The ([a-z ]+) of {document.title} is {answer}\.", document.text)[1]
             assert f"the {attribute} of {document.title}" in example.question
             assert not any(answer in d.text for d in example.distractors)
+        # What `sft` trains on has every number, since the first alone would be no right response.
+        task = TASKS["spans" if needles == 2 else f"spans-{needles}"]
+        placement = task.placements(24)[0]
+        assert task.score(task.right_response(example, placement), task.answers(example, placement)) == 1
     name = "spans" if needles == 2 else f"spans-{needles}"
     assert len(next(made_examples(TASKS[name], 1, 12, 0)).gold) == needles
 

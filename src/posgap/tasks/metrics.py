@@ -193,7 +193,8 @@ class Metric:
 
     `right_after` says from where on a response that has the task's only form is right: its "answer", whatever follows,
     or its "end". Without it responses have to be generated to be scored. What stands behind a string of `stop`, the
-    first after other text, changes no score.
+    first after other text, changes no score. `of_parts` says that the answers are parts of one, all of which are asked
+    for, and not several wordings.
     """
 
     name: str
@@ -201,6 +202,7 @@ class Metric:
     score: Callable[[str, Sequence[str]], float]
     right_after: Literal["answer", "end", ""] = ""
     stop: tuple[str, ...] = ()
+    of_parts: bool = False
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
 
@@ -217,9 +219,11 @@ LITM = Metric(
 CONTAINS_ANY = Metric("contains_any", "the response contains an answer as it is written", contains_any, "answer")
 NUMERIC = Metric("numeric", "the response's last number is an answer's", numeric)
 REGEX = Metric("regex", "the response has a match of an answer, which is a regular expression", matches_pattern)
-ALL_OF = Metric("all_of", "the response contains the words of every answer, which are parts of one", all_of)
-SET_EM = Metric("set_em", "the response lists every answer, which are parts of one, and nothing else", set_match)
-SHARE_OF = Metric("share_of", "the share of such parts that the response contains", share_of)
+ALL_OF = Metric(
+    "all_of", "the response contains the words of every answer, which are parts of one", all_of, of_parts=True
+)
+SHARE_OF = Metric("share_of", "the share of such parts that the response contains", share_of, of_parts=True)
+SET_EM = Metric("set_em", "the response lists every such part and nothing else", set_match, of_parts=True)
 
 METRICS: Choices[Metric] = Choices(
     "metric",

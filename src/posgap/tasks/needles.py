@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from posgap.tasks.examples import Document
-from posgap.tasks.naming import named, numbers
+from posgap.tasks.mentions import mentioned, numbers
 from posgap.tasks.slots import ROTATED
 from posgap.tasks.spans import SPANS
 from posgap.tasks.task import Task, one_of_all, search_results
 from posgap.tasks.world import sentences
 
-_in_brackets, _short_numbers = named(r"(?<=\[)\d+(?=\])"), named(r"(?<![\d.,])\d{1,3}(?!\d)")
+_in_brackets, _short_numbers = mentioned(r"(?<=\[)\d+(?=\])"), mentioned(r"(?<![\d.,])\d{1,3}(?!\d)")
 
 # Two needles of RULER (Hsieh et al. 2024), which asks them at random depths, and scores the share of the answers found.
 VALUES = replace(
@@ -37,7 +37,7 @@ TRACKING = replace(
     metric="set_em",
     max_new_tokens=60,
     n_gold=3,
-    extract=named(r"\b[A-Z]{5}\b"),
+    extract=mentioned(r"\b[A-Z]{5}\b"),
     synthetic="tracking",
 )
 

@@ -231,9 +231,8 @@ class PromptBuilder(TextPromptBuilder):
         return [*ids, self.tokenizer.eos_token_id]
 
     def gold_response(self, example: AnyExample, placement: Placement) -> list[int]:
-        """The token ids of the right response, with the first of the right answers, and the end token."""
-        right, *_ = self.task.answers(example, placement)
-        return self.response_ids(example, placement, self.task.target.format(answer=right))
+        """The token ids of the task's right response, and the end token."""
+        return self.response_ids(example, placement, self.task.right_response(example, placement))
 
     def digest(self) -> str:
         """A digest of wording, order, chat template and vocabulary: two builders with equal digests make equal

@@ -150,6 +150,11 @@ class Task:
         matters."""
         return [self.slot_names[placement.positions[0] - 1]] if self.slot_names else example.answers
 
+    def right_response(self, example: AnyExample, placement: Placement) -> str:
+        """A right response: the first answer, or all of them where they are parts of one."""
+        first, *others = self.answers(example, placement)
+        return self.target.format(answer=", ".join([first, *others]) if METRICS[self.metric].of_parts else first)
+
     def score(self, response: str, answers: Sequence[str], metric: str = "") -> float:
         """A response's score, from 0 to 1, where these answers are right; `metric` "" means the task's own metric."""
         return METRICS[metric or self.metric].score(self.extract(response), answers)

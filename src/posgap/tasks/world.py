@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from posgap.foundation.errors import PosgapError, shortened
 from posgap.tasks.examples import Document
-from posgap.tasks.naming import named
+from posgap.tasks.mentions import mentioned
 from posgap.tasks.task import Task, one_of_all
 
 FILE = Path(__file__).with_name("world_facts.json")
@@ -79,7 +79,7 @@ def sentences(documents: Sequence[Document]) -> str:
 
 
 def _named(response: str) -> str:
-    return named(rf"(?i)\b(?:{'|'.join(names())})\b")(response)
+    return mentioned(rf"(?i)\b(?:{'|'.join(names())})\b")(response)
 
 
 FACTS = Task(

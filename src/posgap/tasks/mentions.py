@@ -1,6 +1,6 @@
-"""What a response names: names, numbers or other words of a kind, in whatever sentence they stand.
+"""What a response mentions: names, numbers or other words of a kind, in whatever sentence they stand.
 
-A response that repeats the prompt names what the other documents hold too, and so it is told from an answer.
+A response that repeats the prompt mentions what the other documents hold too, and so it is told from an answer.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable
 _GOES_ON = re.compile(r"\n\s*(?:\n|question\s*:)", re.IGNORECASE)
 
 
-def named(pattern: str) -> Callable[[str], str]:
+def mentioned(pattern: str) -> Callable[[str], str]:
     """What takes from a response everything that matches a pattern, each once, with commas between.
 
     The response counts up to its first blank line, or the line in which it asks another question.
@@ -27,4 +27,4 @@ def named(pattern: str) -> Callable[[str], str]:
     return taken
 
 
-numbers = named(r"\d+")
+numbers = mentioned(r"\d+")
