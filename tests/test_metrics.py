@@ -1,21 +1,32 @@
 """Metrics against values worked by hand, and their invariants."""
 
+import re
+import string
+import uuid
+
 import pytest
+from conftest import kv_example
 from hypothesis import given
 from hypothesis import strategies as st
 
 from posgap.foundation.errors import PosgapError
+from posgap.tasks.examples import KVExample
 from posgap.tasks.metrics import (
     METRICS,
+    Answers,
     contains_any,
     exact_match,
     f1,
     lost_in_the_middle,
     matches_pattern,
+    named,
     normalize,
     numeric,
+    sole_answer,
     sub_exact_match,
 )
+from posgap.tasks.placements import Placement
+from posgap.tasks.registry import TASKS
 
 
 @pytest.mark.parametrize(
@@ -192,3 +203,92 @@ def test_sub_em_finds_whole_words_only(response, answer):
     words, wanted = (f" {' '.join(text.split())} " for text in (response, answer))
     if normalize(response) == words.strip() and normalize(answer) == wanted.strip():
         assert sub_exact_match(response, [answer]) is (wanted in words)
+
+
+SAID = "The JSON data contains the following key-value pairs:\n\n```json\n{\n    "
+RECORDS = [
+    ("c5e76911-b221-4b27-99fb-194bcc21232a", "68143a50-d08d-41bd-9c74-f56e875d4020"),
+    ("62368721-cffd-473e-b60a-fe3b31d6afe6", "633ecc42-5c36-41ad-bef1-9411da263450"),
+]
+(KEY_1, VALUE_1), (KEY_2, VALUE_2) = RECORDS
+SOLE = Answers([VALUE_1], [KEY_2, VALUE_2])
+
+
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        (f'"{VALUE_1}"', True),
+        (f"The value of {KEY_1} is {VALUE_1.upper()}.", True),
+        (f'{{"{KEY_1}": "{VALUE_1}"}}', True),
+        (f'"{VALUE_2}"', False),
+        ("There is no such key.", False),
+        ("", False),
+        # SmolLM2 was right so, by the old metric, where the limit of tokens ended its copy of the records.
+        (f'{SAID}"{KEY_1}": "{VALUE_1}",\n    "62', False),
+        (f'{SAID}"{KEY_1}": "{VALUE_1}",\n    "6236872', False),
+        (f'{SAID}"{KEY_1}": "{VALUE_1}",\n    "{KEY_2}"', False),
+        (f'{SAID}"{KEY_2}": "{VALUE_2}",\n    "{KEY_1}": "{VALUE_1}"', False),
+        (f"{VALUE_1} or {VALUE_2}", False),
+        (f"{VALUE_2} is wrong, {VALUE_1} is right", False),
+        (f"{VALUE_1}0", False),  # within a word
+    ],
+)
+def test_an_answer_must_be_the_only_candidate(response, right):
+    assert sole_answer(response, SOLE) is right
+
+
+def test_of_a_plain_list_no_others_are_known():
+    assert sole_answer(f"{VALUE_1} or {VALUE_2}", [VALUE_1])
+    assert Answers([VALUE_1], [KEY_2]) == [VALUE_1]
+
+
+@pytest.mark.parametrize(
+    ("response", "answers", "others", "said"),
+    [
+        ("New York", ["New York"], ["York"], [True]),
+        ("New York", ["York"], ["New York"], [False]),
+        ("York, not New York", ["York"], ["New York"], [True, False]),
+        ("it is 12", ["12"], ["1234"], [True]),  # and no beginning of the other
+        ("it is 123", ["12"], ["1234"], [False]),
+        ("1", ["7"], ["1234"], []),  # one character stands there by chance
+        ("7 7 5", ["7"], ["5", "7"], [True, True, False]),  # another record has the same value
+        ("東京都", ["東京"], ["京都"], [True]),
+    ],
+)
+def test_candidates_are_named_once_and_the_longest_first(response, answers, others, said):
+    assert named(response, Answers(answers, others)) == said
+
+
+@given(st.integers(0, 5), st.data())
+def test_no_copy_of_the_records_is_right(position, data):
+    """Wherever the gold record stands, and wherever the limit of tokens ends the copy beyond the first record."""
+    task, records = TASKS["kv"], [(str(uuid.UUID(int=7**40 * i)), str(uuid.UUID(int=5**50 * i))) for i in range(1, 7)]
+    key, value = records[0]
+    example = KVExample(id="1", question=key, answers=[value], key=key, value=value, records=records)
+    at = Placement((position + 1,), 6)
+    copied = task.prompt(example, at).partition("JSON data:\n")[2].partition("\n\nKey")[0]
+    second = task.slots.arrange(example, at)[1]
+    end = data.draw(st.integers(copied.index(second.title) + 2, len(copied)))
+    assert task.score(copied[:end], task.answers(example, at)) == 0
+    assert task.score(f'"{value}"', task.answers(example, at)) == 1
+
+
+def test_each_of_the_records_values_is_right_for_its_own_key_alone():
+    example = kv_example()
+    answers = TASKS["kv"].answers(example, Placement((1,), 6))
+    right = [TASKS["kv"].score(f'"{value}"', answers) for _, value in example.records]
+    assert right == [value == example.value for _, value in example.records]
+
+
+def public_normalization(text):
+    kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+
+
+@given(st.text('aThe n1-,.\n"', max_size=20), st.lists(st.text("aThe n1-", min_size=1, max_size=4), max_size=3))
+def test_parity_with_the_scripts_of_lost_in_the_middle(response, answers):
+    """`contains_any` and `litm` are what scripts/evaluate_kv_responses.py and evaluate_qa_responses.py do."""
+    assert contains_any(response, answers) == any(answer.lower() in response.lower() for answer in answers)
+    line = public_normalization(response.split("\n")[0])
+    whole = [answer for answer in answers if public_normalization(answer)]  # there the others are in every response
+    assert lost_in_the_middle(response, whole) == any(public_normalization(answer) in line for answer in whole)

@@ -47,7 +47,7 @@ def test_sweep_json_keeps_the_contract(swept):
         *("mean", "mean_ci95", "gap", "gap_ci95", "gap_noise", "worst"),
     }
     assert written["placements"] == [[1], [2], [3], [4]]
-    assert (written["metric"], written["n_examples"]) == ("contains_any", 4)
+    assert (written["metric"], written["n_examples"]) == ("sole_answer", 4)
 
 
 def test_what_a_sweep_of_a_local_model_took_is_counted_as_an_endpoint_s_is(swept, model_folder):

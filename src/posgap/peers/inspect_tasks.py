@@ -14,7 +14,8 @@ from inspect_ai.model import GenerateConfig
 from inspect_ai.scorer import Metric, SampleScore, Score, Scorer, Target, metric, scorer
 from inspect_ai.solver import TaskState
 
-from posgap.peers.questions import Figures, Questions, Scoring
+from posgap.peers.questions import Figures, Question, Questions, Scoring
+from posgap.tasks.metrics import Answers
 from posgap.tasks.placements import Placement
 from posgap.tasks.positions import format_positions, parse_positions
 from posgap.tasks.registry import TASKS
@@ -34,15 +35,7 @@ def _task(name: str) -> Callable[..., Task]:
         """
         questions = Questions(f"posgap/{name}", name, examples, **options)
         scoring, names = questions.scoring, [format_positions(at.positions) for at in questions.placements]
-        samples = [
-            Sample(
-                id=f"{question.example.id} at {question.name}",
-                input=questions.prompt(question),
-                target=questions.answers(question),
-                metadata={"example": question.example.id, "placement": question.name},
-            )
-            for question in questions.all
-        ]
+        samples = [_sample(questions, question) for question in questions.all]
         return Task(
             dataset=MemoryDataset(samples, name=name),
             scorer=sweep_score(name, scoring.metric, list(scoring.stop)),
@@ -55,6 +48,16 @@ def _task(name: str) -> Callable[..., Task]:
     return position_task
 
 
+def _sample(questions: Questions, question: Question) -> Sample:
+    answers = questions.answers(question)
+    return Sample(
+        id=f"{question.example.id} at {question.name}",
+        input=questions.prompt(question),
+        target=list(answers),
+        metadata={"example": question.example.id, "placement": question.name, "candidates": answers.others},
+    )
+
+
 POSITION_TASKS = {choice.name: _task(choice.name) for choice in TASKS}
 
 
@@ -65,7 +68,7 @@ def sweep_score(task: str, metric: str, stop: Sequence[str]) -> Scorer:
 
     async def score(state: TaskState, target: Target) -> Score:
         response = scoring.response(state.input_text, state.output.completion)
-        value = scoring.score(response, list(target))
+        value = scoring.score(response, Answers(target, (state.metadata or {}).get("candidates", ())))
         if math.isnan(value):  # Inspect would leave it out of the metrics
             return Score(value=0.0, answer=response, reason=_NO_ANSWER)
         return Score(value=value, answer=response)

@@ -13,10 +13,10 @@ from string import ascii_uppercase as LETTERS
 
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document
-from posgap.tasks.metrics import METRICS, exact_match
+from posgap.tasks.metrics import METRICS, Answers, exact_match
 from posgap.tasks.placements import Placement
 from posgap.tasks.slots import ROTATED, Slots
-from posgap.tasks.task import Order, Task, one_of_all
+from posgap.tasks.task import Order, Task, one_of_all, other_texts
 
 _EMPHASIS = str.maketrans("", "", "*_`\"'“”‘’")
 # What stands around a letter that is set apart: "(B)", "[B]", "[[B]]", "B)", "B.", "B:". Before a word, a letter alone
@@ -76,6 +76,7 @@ class Choosing(Task):
     slots: Slots = ROTATED
     slot_names: Sequence[str] = LETTERS
     chance: Callable[[int], float] = one_of_all
+    candidates: Callable[[AnyExample], list[str]] = other_texts
     extract: Callable[[str], str] = chosen_letter
 
     def ordered_template(self, order: Order) -> str:
@@ -89,9 +90,10 @@ class Choosing(Task):
             )
         return super().placements(n_docs, chosen)
 
-    def answers(self, example: AnyExample, placement: Placement) -> list[str]:
+    def answers(self, example: AnyExample, placement: Placement) -> Answers:
         """What is right at this placement: first the letter of the slot, then the item's text."""
-        return [*super().answers(example, placement), *example.answers]
+        of_slot = super().answers(example, placement)
+        return Answers([*of_slot, *example.answers], of_slot.others)
 
     def score(self, response: str, answers: Sequence[str], metric: str = "") -> float:
         if metric not in ("", self.metric):

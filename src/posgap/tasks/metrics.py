@@ -2,7 +2,7 @@
 
 import string
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
@@ -22,6 +22,18 @@ _ARTICLES = r"\b(a|an|the)\b"
 _SPACELESS = r"[\p{Thai}\p{Lao}\p{Myanmar}\p{Khmer}\p{Hiragana}\p{Katakana}\p{Han}]"
 _NUMBER = r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+−]?\.\d+"
 PATTERN_SECONDS = 1.0  # for a pattern that somebody wrote, on one response
+_BEGUN = 2  # characters of a candidate at a response's end that do not stand there by chance
+
+
+class Answers(list[str]):
+    """The answers that are right, and beside them the `others`: what else in the prompt a response could name.
+
+    Without others nobody knows of any, as of a plain list of answers.
+    """
+
+    def __init__(self, right: Iterable[str], others: Iterable[str] = ()):
+        super().__init__(right)
+        self.others = list(others)
 
 
 def normalize(text: str) -> str:
@@ -70,6 +82,36 @@ def contains_any(response: str, answers: Sequence[str]) -> bool:
     retrieval (scripts/evaluate_kv_responses.py)."""
     lowered = response.lower()
     return any(answer.lower() in lowered for answer in answers)
+
+
+def sole_answer(response: str, answers: Sequence[str]) -> bool:
+    """The response names an answer as it is written, and nothing else that the prompt has to choose from: see `named`.
+
+    A copy of the prompt names other candidates too, or is cut within one, and so is never right. Where the others are
+    not known (`answers` is a plain list), any response is right that names an answer.
+    """
+    said = named(response, answers)
+    return bool(said) and all(said)
+
+
+def named(response: str, answers: Sequence[str]) -> list[bool]:
+    """Whether each candidate that the response names is right, in the order in which it names them.
+
+    Candidates are the answers and, where these are `Answers`, the others. One is named where it stands in the response
+    as it is written, in whatever case and within no word. Where one holds another ("New York", "York") the longer one
+    is named. Another candidate is also named where the response ends within it, after two characters or more: there
+    the limit of tokens has cut a copy of the prompt.
+    """
+    text = response.lower()
+    right = {answer.lower() for answer in answers} - {""}
+    others = {other.lower() for other in getattr(answers, "others", ())} - right - {""}
+    spans = [(at, at + len(each), each in right) for each in right | others for at in _places(each, text)]
+    spans += [(at, len(text), False) for other in others if (at := _begun(other, text)) is not None]
+    kept: list[tuple[int, int, bool]] = []
+    for start, end, is_right in sorted(spans, key=lambda span: (span[0] - span[1], not span[2], span[0])):
+        if all(end <= before or start >= after for before, after, _ in kept):
+            kept.append((start, end, is_right))
+    return [is_right for _, _, is_right in sorted(kept)]
 
 
 def f1(response: str, answers: Sequence[str]) -> float:
@@ -143,19 +185,33 @@ def _token_f1(response: list[str], answer: list[str]) -> float:
 
 def _stands_in(answer: str, response: str) -> bool:
     """Whether an answer is in a response, and begins and ends no word in part."""
-    spaceless = _pattern(_SPACELESS)
+    return next(_places(answer, response), None) is not None
 
-    def is_cut(inner: str, outer: str) -> bool:
-        return _is_of_word(inner) and _is_of_word(outer) and not (spaceless.match(inner) or spaceless.match(outer))
 
+def _places(answer: str, response: str) -> Iterator[int]:
+    """Yields where an answer begins in a response, without the places where it begins or ends a word in part."""
     start = response.find(answer)
     while start >= 0:
         end = start + len(answer)
         before, after = response[start - 1 : start] if start else "", response[end : end + 1]
-        if not (is_cut(answer[0], before) or is_cut(answer[-1], after)):
-            return True
+        if not (_cuts_word(answer[0], before) or _cuts_word(answer[-1], after)):
+            yield start
         start = response.find(answer, start + 1)
-    return False
+
+
+def _begun(candidate: str, response: str) -> int | None:
+    """Where a candidate begins within which the response ends; None where it does not."""
+    for length in range(min(len(candidate) - 1, len(response)), _BEGUN - 1, -1):
+        at = len(response) - length
+        if response.endswith(candidate[:length]) and not _cuts_word(candidate[0], response[at - 1 : at] if at else ""):
+            return at
+    return None
+
+
+def _cuts_word(inner: str, outer: str) -> bool:
+    """Whether a border between these two characters is within a word."""
+    spaceless = _pattern(_SPACELESS)
+    return _is_of_word(inner) and _is_of_word(outer) and not (spaceless.match(inner) or spaceless.match(outer))
 
 
 def _is_of_word(letter: str) -> bool:
@@ -189,7 +245,8 @@ def _lowered(text: str) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric by name: `score(response, answers)` is from 0 to 1, and True counts as 1.
+    """A metric by name: `score(response, answers)` is from 0 to 1, and True counts as 1. The answers of a task are
+    `Answers`, so that a metric can look at the other candidates too.
 
     `right_after` says from where on a response that has the task's only form is right: its "answer", whatever follows,
     or its "end". Without it responses have to be generated to be scored. What stands behind a string of `stop`, the
@@ -217,6 +274,12 @@ LITM = Metric(
     stop=("\n",),
 )
 CONTAINS_ANY = Metric("contains_any", "the response contains an answer as it is written", contains_any, "answer")
+SOLE_ANSWER = Metric(
+    "sole_answer",
+    "the response names an answer as it is written, and no other candidate of the prompt",
+    sole_answer,
+    "end",
+)
 NUMERIC = Metric("numeric", "the response's last number is an answer's", numeric)
 REGEX = Metric("regex", "the response has a match of an answer, which is a regular expression", matches_pattern)
 ALL_OF = Metric(
@@ -233,6 +296,7 @@ METRICS: Choices[Metric] = Choices(
     F1,
     LITM,
     CONTAINS_ANY,
+    SOLE_ANSWER,
     NUMERIC,
     REGEX,
     ALL_OF,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from posgap.tasks.examples import Document
-from posgap.tasks.task import Task, one_of_all, search_results
+from posgap.tasks.task import Task, one_of_all, other_titles_and_texts, search_results
 
 
 def json_records(documents: Sequence[Document]) -> str:
@@ -19,12 +19,13 @@ KV = Task(
         'JSON data:\n{documents}\n\nKey: "{question}"\nCorresponding value:'
     ),
     render=json_records,
-    metric="contains_any",
+    metric="sole_answer",
     max_new_tokens=100,
     target='"{answer}"',
     one_wording=True,
     base_stop=("\n",),
     chance=one_of_all,
+    candidates=other_titles_and_texts,
     synthetic="kv",
 )
 QA = Task(

@@ -13,7 +13,7 @@ from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.tasks.examples import AnyExample, Document
-from posgap.tasks.metrics import METRICS
+from posgap.tasks.metrics import METRICS, Answers
 from posgap.tasks.placements import Placement, swept_placements
 from posgap.tasks.slots import INSERTED, Slots
 
@@ -40,6 +40,21 @@ def one_of_all(n_docs: int) -> float:
     return 1 / n_docs
 
 
+def unknown_candidates(example: AnyExample) -> list[str]:
+    """Nobody knows what the distractors would answer."""
+    return []
+
+
+def other_titles_and_texts(example: AnyExample) -> list[str]:
+    """The titles and texts of the distractors: the keys and values of other records."""
+    return [text for document in example.distractors for text in (document.title, document.text)]
+
+
+def other_texts(example: AnyExample) -> list[str]:
+    """The texts of the distractors, of which each would be an answer by itself."""
+    return [document.text for document in example.distractors]
+
+
 @dataclass(frozen=True)
 class Task:
     """A task: the wording of its prompts and the scoring of its responses.
@@ -53,9 +68,10 @@ class Task:
     `target` is the form of a right response, with the field `answer`; `one_wording` says that right responses have no
     other form. `base_stop` are strings at which a response of a model without a chat template ends: such a model goes
     on writing after its answer. `chance(n_docs)` is the share of right answers (0 to 1) of a model that guesses among
-    what the prompt offers. `extract` returns the part of a response that is compared with the answers. `asked` words
-    an example's question as the task puts it. `synthetic` names the data of `posgap data make` that the task can ask
-    about; empty where there is none.
+    what the prompt offers. `candidates(example)` is what else in the prompt a response could name, none of it right.
+    `extract` returns the part of a response that is compared with the answers. `asked` words an example's question as
+    the task puts it. `synthetic` names the data of `posgap data make` that the task can ask about; empty where there is
+    none.
     """
 
     name: str
@@ -72,6 +88,7 @@ class Task:
     one_wording: bool = False
     base_stop: tuple[str, ...] = ()
     chance: Callable[[int], float] = no_chance
+    candidates: Callable[[AnyExample], list[str]] = unknown_candidates
     extract: Callable[[str], str] = str
     asked: Callable[[str], str] = str
     synthetic: str = ""
@@ -145,10 +162,11 @@ class Task:
                 raise PosgapError(f"baselines: the task {self.name} has none that is {name}; leave it out")
         return [Placement((), n_docs, name) for name in names]
 
-    def answers(self, example: AnyExample, placement: Placement) -> list[str]:
+    def answers(self, example: AnyExample, placement: Placement) -> Answers:
         """What is right at this placement: the example's answers, or the name of the slot that holds the item that
-        matters."""
-        return [self.slot_names[placement.positions[0] - 1]] if self.slot_names else example.answers
+        matters; with the other candidates."""
+        right = [self.slot_names[placement.positions[0] - 1]] if self.slot_names else example.answers
+        return Answers(right, self.candidates(example))
 
     def right_response(self, example: AnyExample, placement: Placement) -> str:
         """A right response: the first answer, or all of them where they are parts of one."""
@@ -156,7 +174,8 @@ class Task:
         return self.target.format(answer=", ".join([first, *others]) if METRICS[self.metric].of_parts else first)
 
     def score(self, response: str, answers: Sequence[str], metric: str = "") -> float:
-        """A response's score, from 0 to 1, where these answers are right; `metric` "" means the task's own metric."""
+        """A response's score, from 0 to 1, where these answers are right; `metric` "" means the task's own metric.
+        Answers of `Task.answers` tell the metric of the other candidates, a plain list does not."""
         return METRICS[metric or self.metric].score(self.extract(response), answers)
 
     def chosen(self, response: str, items: Sequence[Document]) -> int:
