@@ -2,7 +2,10 @@
 
 import os
 import re
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from types import SimpleNamespace
 
 import mlflow
 import pytest
@@ -15,7 +18,8 @@ from posgap.foundation.files import digest, digest_of, read_json
 from posgap.foundation.redaction import redacted
 from posgap.gating.demands import Policy
 from posgap.gating.policy import MAX_BYTES, parsed_policy, policy_digest, policy_text, read_policy
-from posgap.gating.replay import replayed
+from posgap.gating.replay import replayed, require_valid
+from posgap.gating.verdict import read_verdict
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest
 from posgap.tracking.version_record import record_of
@@ -129,13 +133,14 @@ def test_an_option_may_say_what_the_policy_says(tmp_path, base):  # noqa: F811
     ("demand", "complaint"),
     [
         ("task: qa", "task kv, and the policy asks for qa"),
-        (f"data: {'a' * 64}", "examples e, and the policy asks for aaaaaaaaaaaa"),
+        (f"data: {'a' * 64}", r"examples \w{12}, and the policy asks for aaaaaaaaaaaa"),
     ],
 )
 def test_a_policy_can_ask_for_a_task_and_for_data(tmp_path, base, demand, complaint):  # noqa: F811
     new = write_sweep(tmp_path / "new", [0.995] * 5)
     verdict, rules = decide(tmp_path, new, base, policy=policy_file(tmp_path, demand))
-    assert verdict.outcome == "not enough evidence" and all(rules.values()) and verdict.evidence_gaps == [complaint]
+    assert verdict.outcome == "not enough evidence" and all(rules.values())
+    assert len(verdict.evidence_gaps) == 1 and re.fullmatch(complaint, verdict.evidence_gaps[0])
     assert complaint in str(verdict.error("it"))
     right, _ = decide(tmp_path, new, base, policy=policy_file(tmp_path, "task: kv"), force=True)
     assert right.passed
@@ -249,7 +254,7 @@ def signed(tmp_path, monkeypatch, capsys):
 
 
 def test_only_a_signed_verdict_promotes(tmp_path, base, model_folder, signed):  # noqa: F811
-    admitted = promotion(tmp_path, "admitted", model_folder, base)
+    admitted = promotion(tmp_path, "admitted", model_folder, base, gated_for="tiny")
     signature, verdict = admitted.gate / "gate.json.sig", admitted.gate / "gate.json"
     assert read_manifest(admitted.gate)["config"]["signer"] == signed
     right = signature.read_text()
@@ -273,9 +278,42 @@ def test_the_signature_of_another_promotes_nothing(tmp_path, base, model_folder,
     posgap("policy", "--keygen", tmp_path / "stranger")
     monkeypatch.setenv("POSGAP_SIGNING_KEY", (tmp_path / "stranger").read_text())
     with pytest.raises(PosgapError, match="not the signature of this verdict by"):
-        promote(promotion(tmp_path, "other", model_folder, base))
+        promote(promotion(tmp_path, "other", model_folder, base, gated_for="tiny"))
     with pytest.raises(PosgapError, match=f"--signer {re.escape(signed)}: POSGAP_SIGNING_KEY holds ed25519:"):
         decide(tmp_path, base, base, signer=signed)
+
+
+def test_a_verdict_is_for_one_name(tmp_path, base, model_folder, signed):  # noqa: F811
+    other = promotion(tmp_path, "other", model_folder, base, gated_for="another")
+    assert read_verdict(other.gate).name == "another"
+    with pytest.raises(
+        PosgapError, match="gate-other: judged for another, and this is tiny; gate again with --name tiny"
+    ):
+        promote(other)
+    unnamed = promotion(tmp_path, "unnamed", model_folder, base, gated_for="")
+    with pytest.raises(PosgapError, match="judged for no name, and this is tiny; gate again with --name tiny"):
+        promote(unnamed)
+
+
+@pytest.mark.parametrize(
+    ("judged_at", "most", "complaint"),
+    [
+        (timedelta(days=-2.5), 2.4, "was judged 2.5 days ago, and 2.4 days are allowed"),
+        (timedelta(days=-2.5), 2.6, ""),
+        (timedelta(days=-9999), 0, ""),
+        (timedelta(hours=1), 2, "was judged in the future, and 2 days are allowed"),
+        ("", 2, "does not say when it was judged"),
+        ("yesterday", 2, "does not say when it was judged"),
+        ("2026-11-24T10:00:00", 2, "does not say when it was judged"),  # in which zone?
+    ],
+)
+def test_a_verdict_may_end(judged_at, most, complaint):
+    if isinstance(judged_at, timedelta):
+        judged_at = (datetime.now(UTC) + judged_at).isoformat(timespec="seconds")
+    verdict = SimpleNamespace(name="tiny", judged_at=judged_at)
+    policies = [Policy(max_age_days=most), Policy(), Policy(max_age_days=most and 9)]
+    with pytest.raises(PosgapError, match=f"^g: {complaint}.*; gate again$") if complaint else nullcontext():
+        require_valid(verdict, "tiny", policies, "g")
 
 
 def test_a_gate_is_signed_when_the_key_comes_later(tmp_path, base, signed, monkeypatch):  # noqa: F811

@@ -47,6 +47,9 @@ class _About(Config):
         pattern=PUBLIC_KEY,
         description="public key of whoever must have signed the verdict before it promotes a model; empty: nobody",
     )
+    max_age_days: float = Field(
+        0, ge=0, description="days after which a verdict promotes no model any more; 0: it does not age"
+    )
     approval: bool = Field(
         False, description="let what passes wait, as alias challenger, until `posgap approve` makes it the champion"
     )

@@ -3,7 +3,8 @@ the gate kept beside it; and it must compare its candidate with the champion of 
 
 import logging
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,27 @@ def judged_by(
 ) -> Verdict:
     """What a policy says of the evidence that lies beside a verdict; from `examples` every response is scored again."""
     champion = folder / "champion" if "champion" in verdict.evidence else None
-    return judge(folder / "candidate", folder / "base", champion, policy, examples)
+    again = judge(folder / "candidate", folder / "base", champion, policy, examples)
+    return again.model_copy(update={"name": verdict.name, "judged_at": verdict.judged_at})
+
+
+def require_valid(verdict: Verdict, name: str, policies: Sequence[Policy], folder: Path) -> None:
+    """Raises `PosgapError` where a verdict is for another registered name than `name`, or for none though one of the
+    `policies` wants it signed, or is older than one of them allows. `folder` is the verdict's, for the error."""
+    if verdict.name != name and (verdict.name or any(policy.signed_by for policy in policies)):
+        judged_for = f"judged for {verdict.name}" if verdict.name else "judged for no name"
+        raise PosgapError(f"{folder}: {judged_for}, and this is {name}; gate again with --name {name}")
+    if not (most := min((policy.max_age_days for policy in policies if policy.max_age_days), default=0.0)):
+        return
+    try:
+        age = (datetime.now(UTC) - datetime.fromisoformat(verdict.judged_at)).total_seconds() / 86400
+    except (ValueError, TypeError):
+        raise PosgapError(
+            f"{folder}: does not say when it was judged, and the policy asks for that; gate again"
+        ) from None
+    if not 0 <= age <= most:
+        when = f"{age:.1f} days ago" if age >= 0 else "in the future"
+        raise PosgapError(f"{folder}: was judged {when}, and {most:g} days are allowed; gate again")
 
 
 def verify(config: VerifyConfig) -> None:

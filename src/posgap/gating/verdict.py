@@ -42,9 +42,10 @@ class Verdict(Record):
     """All rulings, what follows from them, and what they rest on.
 
     `evidence_gaps` says why the sweeps are too little to judge by, `asked_otherwise` what was allowed to differ between
-    them, and does. `policy` is what was demanded. `evidence` has the digests of the sweeps of `candidate`, `base` and
-    `champion`. `needs` says, where no rule is broken and some are unsure, with how many examples a flat model that lost
-    nothing would be admitted in 80 %, if that is more than there were.
+    them, and does. `policy` is what was demanded. `name` is the registered name that it is for, empty where none was
+    named, and `judged_at` when `gate` judged (UTC), empty in an older file. `evidence` has the digests of the sweeps of
+    `candidate`, `base` and `champion`. `needs` says, where no rule is broken and some are unsure, with how many
+    examples a flat model that lost nothing would be admitted in 80 %, if that is more than there were.
     """
 
     model_digest: str
@@ -54,6 +55,8 @@ class Verdict(Record):
     evidence: dict[str, SweepRecord]
     rules: list[Ruling]
     needs: int | None = None
+    name: str = ""
+    judged_at: str = ""
 
     @computed_field  # type: ignore[prop-decorator]
     @property

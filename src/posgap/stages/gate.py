@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
@@ -44,6 +45,8 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
         )
     examples = swept_examples(config.candidate, config.examples)
     verdict = judge(config.candidate, config.base, config.champion, policy_of(config), examples)
+    judged_at = datetime.now(UTC).isoformat(timespec="seconds")
+    verdict = verdict.model_copy(update={"name": config.name, "judged_at": judged_at})
     write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
     if key := signing_key():
         sign(out / GATE_FILE, key)

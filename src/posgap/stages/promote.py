@@ -11,7 +11,7 @@ from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.gating.evidence import record_of
 from posgap.gating.policy import described, policy_digest, registered_policy
-from posgap.gating.replay import champion_of, judged_by, keep, replayed
+from posgap.gating.replay import champion_of, judged_by, keep, replayed, require_valid
 from posgap.gating.signature import require_signed
 from posgap.gating.verdict import GATE_FILE, digests
 from posgap.measurement.rescoring import swept_examples
@@ -69,6 +69,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     if not again.passed:
         run.tags({"posgap.promotion": "refused"})
         raise again.error(f"{config.model} by the policy of {config.name}, and no alias was moved")
+    require_valid(verdict, config.name, [policy for policy in (verdict.policy, own) if policy], config.gate)
     for signed_by in {policy.signed_by for policy in (verdict.policy, own) if policy and policy.signed_by}:
         require_signed(config.gate / GATE_FILE, signed_by, f"the policy of {config.name}")
     if not Path(config.model).is_dir():
