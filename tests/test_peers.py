@@ -15,6 +15,7 @@ from test_generation import random_model
 import posgap
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
+from posgap.generation.endings import before_stop
 from posgap.models.loading import save_model
 from posgap.peers.questions import Questions
 from posgap.tasks.reading import write_examples
@@ -54,7 +55,10 @@ def test_the_harness_answers_and_counts_as_a_sweep(family, chat, tmp_path, kv_fi
     theirs = by_harness(tmp_path / "model", "posgap_kv", chat, examples=str(kv_file), **options)
     samples = theirs["samples"]["posgap_kv"]
     assert len({row["response"] for row in swept.predictions}) > 5 and 0 < swept.figures.mean < 100
-    answered = [(*sample["accuracy"][:2], sample["filtered_resps"][0].strip()) for sample in samples]
+    # The harness shows the whole response, of which a base model's first line is scored.
+    stop = swept.figures.asked.stop
+    assert stop == ([] if chat else ["\n"])
+    answered = [(*sample["accuracy"][:2], before_stop(sample["filtered_resps"][0], stop)) for sample in samples]
     assert answered == [(row["id"], str(row["placement"][0]), row["response"]) for row in swept.predictions]
     scores = np.nan_to_num([sample["accuracy"][2] for sample in samples])
     assert scores.tolist() == [row["correct"] for row in swept.predictions]

@@ -136,6 +136,11 @@ def test_right_answers_that_repeat_the_prompt_are_not_counted():
     assert "repeat the prompt" in copied.sentence(100)
 
 
+def test_where_most_responses_are_cut_the_position_does_not_decide():
+    assert [trial(Setting(5), 0.4, cut=cut).ease for cut in (True, False)] == ["too hard", "useful"]
+    assert trial(Setting(5), 0.6, cut=True).ease == "useful"  # most go on after a right answer
+
+
 def test_a_trial_in_words():
     said = trial(Setting(5, SHORT), 0.4).sentence(100)
     assert said == (
@@ -175,19 +180,19 @@ def test_what_is_said_of_a_model():
 
 
 def test_the_plan_rests_on_what_was_tried_and_says_how_long_it_takes(tmp_path, monkeypatch, caplog, capsys):
-    monkeypatch.setattr(power, "pilot", lambda model, n_docs: made(0.4, cut=True))
+    monkeypatch.setattr(power, "pilot", lambda model, n_docs: made(0.6, cut=True))
     with caplog.at_level(logging.INFO):
         (folder := tmp_path / "a model").mkdir()
         needed = power.plan(PlanConfig(model=str(folder), detect=10, n_docs=12))
-    by_hand = power.plan(PlanConfig(mean=40, n_docs=5, detect=10))
+    by_hand = power.plan(PlanConfig(mean=60, n_docs=5, detect=10))
     assert needed == by_hand
     lines = "\n".join(caplog.messages)
-    assert "assuming a mean of 40.0 over 5 placements" in lines
+    assert "assuming a mean of 60.0 over 5 placements" in lines
     minutes = needed["gap"] * 5 * 50 / 25 / 60  # two seconds a prompt
     assert f"{needed['gap']} examples (power 80 %), about {minutes:.0f} minutes for a model" in lines
     sweep = next(line for line in caplog.messages if line.startswith("posgap sweep"))
     assert f"--model '{folder}'" in sweep
-    assert "--n-docs 10 --positions 1,3,6,8,10 --max-new-tokens 200" in sweep
+    assert "--n-docs 10 --positions 1,3,6,8,10 --max-new-tokens 16 --out" in sweep
     assert f"--n-examples {needed['gap']} " in lines
     first, *_ = capsys.readouterr().out.splitlines()
     assert json.loads(first)["pilot"]["useful"] and json.loads(first)["examples"] == needed

@@ -106,8 +106,11 @@ class Trial(NamedTuple):
 
     @property
     def ease(self) -> Ease:
-        """Whether a sweep of such questions could show a curve."""
-        return "too hard" if self.share < MIN_SHARE else "too easy" if self.share > MAX_SHARE else "useful"
+        """Whether a sweep of such questions could show a curve. They are too hard too where most responses are cut: the
+        position is not what decides then."""
+        if self.share < MIN_SHARE or "cut" in self.probe.findings(0):
+            return "too hard"
+        return "too easy" if self.share > MAX_SHARE else "useful"
 
     @property
     def prompt_tokens(self) -> int:

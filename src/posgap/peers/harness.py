@@ -28,6 +28,8 @@ class PositionTask(ConfigurableTask):
     `posgap sweep` by their names. Other entries of it, such as the model's own arguments, are left alone.
     """
 
+    in_chat = False  # whether the harness puts prompts into a chat template
+
     def __init__(self, config: Mapping[str, Any]):
         name, metadata = config["task"], dict(config.get("metadata") or {})
         self.questions = Questions(name, name.removeprefix(PREFIX), **options_among(metadata))
@@ -68,12 +70,17 @@ class PositionTask(ConfigurableTask):
         ]
         self.dataset = datasets.DatasetDict({"test": datasets.Dataset.from_list(rows)})
 
+    def build_all_requests(self, **options: Any) -> None:
+        """Makes the prompts, in a chat template or not."""
+        self.in_chat = bool(options.get("apply_chat_template"))
+        super().build_all_requests(**options)
+
     def _prompt(self, doc: Mapping[str, Any]) -> str:
         return self.questions.prompt(self.questions.all[doc["question_id"]])
 
     def _scored(self, doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Scored]:
         question = self.questions.all[doc["question_id"]]
-        scoring = self.questions.scoring
+        scoring = self.questions.scoring if self.in_chat else self.questions.scoring_of_base
         score = scoring.score(scoring.response(self._prompt(doc), results[0]), self.questions.answers(question))
         return dict.fromkeys(self.figures.higher_is_better, (doc["id"], doc["placement"], score))
 

@@ -81,6 +81,12 @@ class Questions:
         self.all = [Question(example, placement) for example in asked for placement in self.placements]
 
     @property
+    def scoring_of_base(self) -> Scoring:
+        """How responses of a model without a chat template are scored, which a sweep ends earlier."""
+        usual = self.scoring.task.stop_of_base(self.scoring.metric)
+        return self.scoring._replace(stop=self.config.stop_strings(usual))
+
+    @property
     def categories(self) -> list[str]:
         """The category of each placement; empty where there are none."""
         return self.build.task.categories(self.placements)
