@@ -45,11 +45,11 @@ EXAMPLES = [records(number) for number in range(2)]
 
 
 def plain_responses(model, tokenizer, prompts):
-    """What `generate` answers to each prompt by itself, as text."""
+    """What `generate` answers to each prompt by itself, as text; posgap keeps no white space around a response."""
     for prompt in prompts:
         ids = torch.tensor([prompt])
         output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=LIMIT, do_sample=False)
-        yield tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+        yield tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True).strip()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

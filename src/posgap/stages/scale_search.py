@@ -52,8 +52,8 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     examples, aside = kept_aside(given := searched_examples(config), config.holdout)
     if config.holdout and not aside:
         log.info(
-            "%d examples are too few to keep %g of them aside (%d or more): all are searched on, and what the factors "
-            "gain there is too high",
+            "%d examples are too few: %g of them kept aside must be %d or more; all are searched on, and what the "
+            "factors gain there is too high",
             len(given), config.holdout, MIN_EXAMPLES,
         )  # fmt: skip
     build = builder_of(config)
