@@ -131,18 +131,12 @@ def swept(tmp_path) -> list[Evidence]:
     swept = []
     for tokens, at_middle in ((1000, 0.9), (2000, 0.3)):
         evidence = Evidence(write_sweep(tmp_path / f"{tokens}", [0.9, 0.9, at_middle, 0.9, 0.9]))
-        filled = {
-            "length": f"{tokens // 40}%",
-            "tokens": tokens,
-            "depths": [0, 25, 50, 75, 100],
-            "seed": 0,
-            "pool": "p",
-        }
-        spent = Spent(prompts=3, prompt_tokens=tokens - 1, completion_tokens=9)
-        update = {
-            "filled": Filled(**filled, seed=0, pool="p", documents=tokens // 100),
-            "spent": spent if tokens == 1000 else None,
-        }
+        depths = [0, 25, 50, 75, 100]
+        filled = Filled(
+            length=f"{tokens // 40}%", tokens=tokens, depths=depths, seed=0, pool="p", documents=tokens // 100
+        )
+        spent = Spent(prompts=3, prompt_tokens=tokens - 1, completion_tokens=9) if tokens == 1000 else None
+        update = {"filled": filled, "spent": spent}
         evidence.sweep = evidence.sweep.model_copy(update=update)
         swept.append(evidence)
     return swept

@@ -247,7 +247,7 @@ def test_what_a_sweep_s_file_says_of_its_filler(kv):
     assert said.depth_names == ["0 %", "33.3 %"]
     assert said.pool == digest_of([[document.model_dump() for document in each.distractors] for each in tiny()])
     assert at_length.fill.described == said.model_dump(include={"tokens", "depths", "seed", "pool"})
-    assert [tuple(each) for each in at_length.fill.placements] == [((1,), 2), ((2,), 2)]
+    assert at_length.fill.placements == [Placement((1,), 2), Placement((2,), 2)]
 
 
 @pytest.mark.parametrize(("gold", "other", "is_taken"), [("", "", True), ("Rome", "ROME", False), ("Rome", "", True)])
