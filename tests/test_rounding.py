@@ -108,6 +108,21 @@ def test_rounding_is_to_the_nearest_while_that_keeps_nine_tenths_of_the_update()
     assert rounded(model, {name: 1 + small}, BF16, "nearest").rounding == "nearest"
 
 
+def test_weights_are_rounded_as_is_asked_each_by_draws_of_its_own_and_said_to_be():
+    model = tiny_model.untrained(0).to(BF16)
+    after = {name: weight.float() * 1.001 for name, weight in model.named_parameters()}
+    nearest, at_random = (rounded(model, after, BF16, rounding, seed=3) for rounding in ("nearest", "stochastic"))
+    for name, weight in after.items():
+        assert torch.equal(nearest.state[name], weight.to(BF16))
+        assert torch.equal(at_random.state[name], stochastic(weight, BF16, 3, name))
+    assert (at_random.dtype, at_random.rounding) == (BF16, "stochastic")
+    kept = 100 * at_random.kept.update
+    assert str(at_random) == f"in bfloat16, rounded up or down at random, the weights keep {kept:.1f} %"
+    assert str(nearest).startswith("in bfloat16, rounded to the nearest numbers, the weights keep ")
+    wide = stochastic(after["model.norm.weight"], torch.float64, 0)
+    assert wide.dtype == torch.float64 and torch.equal(wide.float(), after["model.norm.weight"])
+
+
 def test_an_update_that_the_nearest_numbers_lose_works_rounded_at_random():
     """One step against the gradient's signs, a fifteenth of bfloat16's steps, over all weights: rounded at random, its
     noise has no direction, and so the loss falls as it does in float32."""
