@@ -53,6 +53,13 @@ def test_padding_counts_towards_what_fits():
     assert [part.rows for part in in_micro_batches([0, 1], [100, 96], 1, 196, padded=False)] == [(0, 1)]
 
 
+def test_groups_are_padded_or_not_as_their_micro_batches_are():
+    for key in ("a", None):
+        for padded, rows in ((True, [(0,), (1,)]), (False, [(0, 1)])):
+            groups = in_groups([key, key], [100, 96], 1, 196, padded)
+            assert [part.rows for group in groups for part in group] == rows
+
+
 @given(steps, st.integers(1, 4), st.integers(1, 200), st.booleans())
 def test_a_micro_batch_has_as_many_of_the_longest_rows_as_fit(step, world, most_tokens, padded):
     lengths = [length for length, _ in step]
