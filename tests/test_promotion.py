@@ -495,6 +495,8 @@ def test_a_flag_expires_after_as_many_seconds_as_it_says_within_limits(value, ho
 
 
 def test_the_seconds_of_a_lease_are_those_of_the_variable(registry, monkeypatch):
+    monkeypatch.delenv(leases.VARIABLE)
+    assert Lease("tiny").seconds == 120
     for text, seconds in {"": 120, "1": 1, "3600": 3600, "2.5": 2.5}.items():
         monkeypatch.setenv(leases.VARIABLE, text)
         assert Lease("tiny").seconds == seconds
@@ -648,3 +650,46 @@ def test_a_flag_is_renewed_while_its_process_may_be_sure_of_it(registry, monkeyp
     lease._beat()  # ends where it slept for too long, and writes nothing then
     assert waits == [0.25] * 4 and lease._holds_until == 1001.15 + 1
     assert json.loads(registry.tags[lease._flag])["beat"] == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "flag", "write", "beat"), [(2, 0.5, 1, 0.25), (100, 25, 25, 12.5), (3600, 900, 30, 450)]
+)
+def test_requests_wait_for_an_answer_by_the_length_of_the_lease(
+    registry, clock, monkeypatch, seconds, flag, write, beat
+):
+    monkeypatch.setenv(leases.VARIABLE, str(seconds))
+    ask, given = leases.ask, []
+    monkeypatch.setattr(leases, "ask", lambda call, *limits: given.append(limits) or ask(call, *limits))
+    lease = Lease("tiny")
+    for act, expected in (
+        (lambda: lease._raise(f"{leases.FLAG}1.1-a"), (leases.WRITING, flag)),
+        (lambda: lease._remove(f"{leases.FLAG}1.1-a"), (leases.WRITING, flag)),
+        (lambda: lease.write(lambda client: None), (leases.WRITING, write)),
+    ):
+        act()
+        assert given.pop() == expected
+    monkeypatch.undo()
+    monkeypatch.setattr(leases, "now", lambda: clock[0])
+    beaten = []
+    lease._show = lambda *limits: beaten.append(limits)
+    lease._over = SimpleNamespace(wait=lambda _: bool(beaten))
+    lease._beat()
+    assert beaten == [(leases.ONCE, beat)]
+
+
+def test_a_waiting_process_looks_again_by_the_length_of_the_lease(registry, clock, monkeypatch):
+    monkeypatch.setattr(leases, "random", SimpleNamespace(uniform=lambda low, high: high))
+    for seconds, pause in ((2, 0.5), (30, 0.5), (600, 10)):
+        monkeypatch.setenv(leases.VARIABLE, str(seconds))
+        before = clock[0]
+        Lease("tiny")._pause(clock[0])
+        assert clock[0] - before == pause
+
+
+def test_nothing_renews_a_lease_that_was_given_back(registry):
+    lease = Lease("tiny")
+    lease.acquire()
+    assert lease._beating.is_alive() and lease._beating.daemon
+    lease.release()
+    assert not lease._beating.is_alive() and not registry.tags
