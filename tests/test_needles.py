@@ -31,6 +31,11 @@ def lines_of(prompt: str) -> str:
         ("7\nQuestion: What is 8?", "7"),
         ("7\n 8", "7, 8"),
         ("none", ""),
+        ("The numbers are:\n\n1. 123\n2. 456\n\nThe first is not 789.", "123, 456"),
+        ("1. 123\n\n2) 456\n\n- 789\n\n5", "123, 456, 789"),
+        ("12. It is.", ""),
+        ("It is 12.", "12"),
+        ("Question: 3?", ""),
     ],
 )
 def test_what_is_named_before_another_question(response, taken):

@@ -6,25 +6,33 @@ A response that repeats the prompt mentions what the other documents hold too, a
 import re
 from collections.abc import Callable
 
-# Base models go on to ask a question of their own.
-_GOES_ON = re.compile(r"\n\s*(?:\n|question\s*:)", re.IGNORECASE)
+_MARKER = r"\d{1,2}[.)]\s"  # of a list
+_GOES_ON = re.compile(r"\n\s*question\s*:", re.IGNORECASE)  # as base models do
+_BLANK, _OF_LIST = re.compile(r"\n\s*\n"), re.compile(rf"\s*(?:{_MARKER}|[-*•]\s)")
 
 
-def mentioned(pattern: str) -> Callable[[str], str]:
+def mentioned(pattern: str, but: str = "") -> Callable[[str], str]:
     """What takes from a response everything that matches a pattern, each once, with commas between.
 
-    The response counts up to its first blank line, or the line in which it asks another question.
+    The first paragraph in which anything matches counts, with the items of a list that follow it, and nothing behind
+    another question. What matches `but` does not count.
     """
-    kind = re.compile(pattern)
+    kind, left_out = re.compile(pattern), re.compile(but) if but else None
+
+    def found(text: str) -> list[str]:
+        return kind.findall(left_out.sub(" ", text) if left_out else text)
 
     def taken(response: str) -> str:
-        answer, *_ = _GOES_ON.split(response.strip())
+        answer, *_ = _GOES_ON.split(f"\n{response.strip()}")
         once: dict[str, str] = {}
-        for found in kind.findall(answer):
-            once.setdefault(found.casefold(), found)
+        for paragraph in _BLANK.split(answer):
+            if once and not _OF_LIST.match(paragraph):
+                break
+            for each in found(paragraph):
+                once.setdefault(each.casefold(), each)
         return ", ".join(once.values())
 
     return taken
 
 
-numbers = mentioned(r"\d+")
+numbers = mentioned(r"\d+", but=rf"(?m)^\s*{_MARKER}")
