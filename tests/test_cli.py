@@ -108,11 +108,20 @@ def test_make_and_import(capsys, tmp_path):
     [
         ("kv --hard 0.5", "`hard` is an option of choice, not of kv"),
         ("two-hop --needles 2", "`needles` is an option of spans, not of two-hop"),
-        ("qa --n-examples 3", "`n_examples` is an option of kv, needle, spans, two-hop, choice, not of qa"),
-        ("kv --n-docs 3", "`n_docs` is an option of qa, needle, spans, two-hop, choice, not of kv"),
+        (
+            "qa --n-examples 3",
+            "`n_examples` is an option of kv, needle, spans, facts, values, tracking, two-hop, choice, not of qa",
+        ),
+        (
+            "kv --n-docs 3",
+            "`n_docs` is an option of qa, needle, spans, facts, values, tracking, two-hop, choice, not of kv",
+        ),
         ("choice --n-docs 17", "`n_docs` of choice must lie in 2 to 16, got 17"),
         ("qa", "data make qa: give the questions by --examples"),
-        ("sand", "'sand' is not one of 'kv', 'qa', 'needle', 'spans', 'two-hop', 'choice'"),
+        (
+            "sand",
+            "'sand' is not one of 'kv', 'qa', 'needle', 'spans', 'facts', 'values', 'tracking', 'two-hop', 'choice'",
+        ),
     ],
 )
 def test_what_a_kind_of_data_does_not_take_is_refused(capsys, tmp_path, monkeypatch, words, complaint):
@@ -227,8 +236,8 @@ def test_who_stops_what_starts_over_is_promised_nothing(capsys, tmp_path, monkey
         ("rollout predict --out o --encoding rope --rope-factors 1,nan", "--rope-factors.1: Input should be a finite"),
         ("rollout predict --out o --head-weights 1,-1", "--head-weights.1: Input should be greater than 0"),
         ("rollout predict --out o --residual-power -1", "--residual-power: Input should be greater than or equal to 0"),
-        ("rollout predict --out o --content-score nan", "--content-score: Input should be a finite number"),
-        ("rollout predict --out o --slope nan", "--slope: Input should be a finite number"),
+        ("rollout predict --out o --content-score nan", "--content-score.0: Input should be a finite number"),
+        ("rollout predict --out o --slope nan", "--slope.0: Input should be a finite number"),
         ("rollout predict --out o --sequence-length 4000000000", "--sequence-length: Input should be less than"),
         ("preflight --data-train t --data-eval e --base-model m --out o --settings " + "[" * 9999, "nested too deep"),
         ("preflight --data-train t --data-eval e --base-model m --out o --settings [NaN]", "must be like {shards: 4"),

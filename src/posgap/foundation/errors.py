@@ -84,8 +84,8 @@ def first_fault(error: ValidationError) -> str:
 
 
 def place_of_fault(fault: Mapping[str, Any]) -> list[str]:
-    """The names and numbers that lead to one of pydantic's errors, without those of its own validators."""
-    return [str(part) for part in fault["loc"] if "[" not in str(part)]
+    """The names and numbers that lead to one of pydantic's errors, without its validators and the types of a union."""
+    return [str(part) for part in fault["loc"] if "[" not in str(part) and part not in ("float", "int", "str")]
 
 
 def complaint_of(fault: Mapping[str, Any]) -> str:
