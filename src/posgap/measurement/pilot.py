@@ -10,6 +10,7 @@ import shlex
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
 from posgap.data.readers import litm_kv_examples
@@ -304,7 +305,8 @@ class Pilot(NamedTuple):
         }
 
 
-class Asking(NamedTuple):
+@dataclass(frozen=True)
+class Asking:
     """A model that answers, with what makes its prompts."""
 
     build: PromptBuilder
@@ -354,7 +356,7 @@ def pilot(model: str, n_docs: int) -> Pilot:
     if found.first is None:
         raise PosgapError(f"{model}: {found.untried}: {found.why}; lower n_docs")
     del asking  # two of a model might not fit into memory
-    rates, alike = {config.dtype: found.first.tokens_per_second}, (0, 0)
+    rates, alike = {str(config.dtype): found.first.tokens_per_second}, (0, 0)
     left = MAX_SECONDS - sum(trial.seconds for trial in found.trials)
     if config.dtype != "float32" and 3 * found.first.seconds < left and _fits_in_float32(model):
         single = config.model_copy(update={"dtype": "float32"})

@@ -46,7 +46,7 @@ def power_schedule(strength: float, power: float, n_layers: int) -> np.ndarray:
     return strength * np.arange(1, n_layers + 1, dtype=float) ** -power
 
 
-def checked_lambdas(lambdas: Sequence[float]) -> np.ndarray:
+def checked_lambdas(lambdas: Sequence[float] | np.ndarray) -> np.ndarray:
     """The schedule [L] as floats; raises `PosgapError` if any of them lies outside [0, 1]."""
     values = np.asarray(lambdas, dtype=float)
     outside = np.flatnonzero((values < 0) | (values > 1) | np.isnan(values))

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -211,7 +212,7 @@ def _require_room(config: DistillConfig, out: Path, model: PreTrainedModel) -> N
     if config.lora_export == "adapter":
         return
     stored = load_config(config.model).dtype or torch.float32
-    dtype = stored if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
+    dtype: Any = stored if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
     size = model.num_parameters() * dtype.itemsize
     require_disk(config.model, out, size, "writing the trained model", "give an --out on another disk")
 
