@@ -66,6 +66,7 @@ def config(tmp_path, model_folder):
         out=tmp_path / "scaling",
         n_docs=4,
         max_new_tokens=1,
+        metric="contains_any",  # which an untrained model can pass, and without its end token
         population=6,
         genetic={"elite": 1},
         generations=3,
@@ -100,7 +101,7 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
     unrecorded = tmp_path / "sweepable"  # on the examples of the search
     shutil.copytree(scaled, unrecorded)
     (unrecorded / "scaling.json").unlink()
-    common = {"n_docs": 4, "max_new_tokens": 1}
+    common = {"n_docs": 4, "max_new_tokens": 1, "metric": "contains_any"}
     for folder, accuracy, applied in (
         (unrecorded, scaling.accuracy, {"factors": scaling.factors}),
         (model_folder, scaling.unscaled_accuracy, None),
@@ -132,7 +133,7 @@ def test_a_model_that_says_more_than_its_answer_is_searched_by_what_it_generates
     assert re.search(
         r"answers \d+ of 24 questions rightly, but (none|only \d) of them at once( \(.+\))?: its responses", caplog.text
     )
-    asked = {"model": config.model, "n_docs": 4, "max_new_tokens": 8}
+    asked = {"model": config.model, "n_docs": 4, "max_new_tokens": 8, "metric": "contains_any"}
     swept = read_sweep(sweep(SweepConfig(examples=config.examples, out=config.out.with_name("swept"), **asked)))
     assert scaling.unscaled_accuracy == pytest.approx(swept.accuracy) and scaling.generated is None
     assert swept.mean > 25

@@ -104,7 +104,7 @@ def named(response: str, answers: Sequence[str]) -> list[bool]:
     """
     text = response.lower()
     right = {answer.lower() for answer in answers} - {""}
-    others = {other.lower() for other in getattr(answers, "others", ())} - right - {""}
+    others = {other.lower() for other in (answers.others if isinstance(answers, Answers) else ())} - right - {""}
     spans = [(at, at + len(each), each in right) for each in right | others for at in _places(each, text)]
     spans += [(at, len(text), False) for other in others if (at := _begun(other, text)) is not None]
     kept: list[tuple[int, int, bool]] = []
