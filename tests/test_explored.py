@@ -56,6 +56,7 @@ def swept_folder(folder, examples, n_docs, skill, label, task="qa", said=None, s
             "placement": placement,
             "response": said(at, column) if said else f"{'yes' if right[at, column, k] else 'no'} {column}",
             "correct": bool(right[at, column, k]),
+            "echo": False,
         }
         | ({"sample": k} if k else {})
         for at, example in enumerate(examples)

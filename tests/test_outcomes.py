@@ -117,18 +117,23 @@ def test_beyond_the_bound_there_are_no_figures_and_nothing_is_paid_for_twice(tmp
         with pytest.raises(PosgapError, match=r"at most 4.0 % at a placement \(3\), and 2 % is allowed; give --max"):
             sweep(SweepConfig(**options(tmp_path, endpoint)))
         assert not endpoint.seen
-    assert read_sweep(swept).outcomes.by_placement[MIDDLE - 1] == OutcomeCounts(**COUNTS)
+    assert read_sweep(swept).outcomes.by_placement[MIDDLE - 1] == OutcomeCounts(**COUNTS, unclean=2)
 
 
 def test_the_counts_stand_wherever_the_figures_do(filtered):
     written = read_json(filtered / "sweep.json")
-    at = [COUNTS if position == MIDDLE else {"answered": N} for position in range(1, DOCS + 1)]
-    total = {"answered": DOCS * N - 4, "refused": 3, "empty": 1, "cut": 2}
+    middle, elsewhere = COUNTS | {"unclean": 2}, {"answered": N, "unclean": 0}
+    at = [middle if position == MIDDLE else elsewhere for position in range(1, DOCS + 1)]
+    total = {"answered": DOCS * N - 4, "refused": 3, "empty": 1, "cut": 2, "unclean": 2}
     assert written["outcomes"] == {**total, "by_placement": at}
     assert written["accuracy"] == [100, 100, 96, 100, 100]
     sentence = "4 of 500 prompts were not answered (refused 3, empty 1), at most 4.0 % at a placement (3)"
     page = (filtered / "sweep.html").read_text()
-    assert sentence in page and "How the prompts ended" in page and "The limit of tokens ended 2 of 496" in page
+    assert (
+        sentence in page
+        and "How the prompts ended" in page
+        and "Of 496 answers 2 are cut at the limit of tokens" in page
+    )
     embedded = gzip.decompress(base64.b64decode(re.search(r'id="data-answers">([^<]*)<', page)[1])).decode()
     assert "refused" in embedded and "content_filter" in embedded
     assert sentence in (filtered / "model_card.md").read_text()
@@ -138,7 +143,7 @@ def test_a_sweep_that_was_answered_says_nothing_of_it(answered):
     assert read_sweep(answered).outcomes.unanswered == 0
     shown = re.sub(r"<script.*?</script>", "", (answered / "sweep.html").read_text(), flags=re.DOTALL)
     assert "not answered" not in shown + (answered / "model_card.md").read_text()
-    usual = {"id", "content", "placement", "response", "correct"}
+    usual = {"id", "content", "placement", "response", "correct", "echo"}
     assert all(row.keys() == usual for _, row in read_jsonl(answered / "predictions.jsonl"))
 
 

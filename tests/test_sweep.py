@@ -71,7 +71,9 @@ def test_predictions_give_the_accuracies_back(swept):
     assert ids == [f"kv-{i}" for i in range(4)]
     assert (100 * correct.mean(axis=0)).tolist() == read_sweep(swept).accuracy
     rows = [row for _, row in read_jsonl(swept / "predictions.jsonl")]
-    assert len(rows) == 16 and rows[5].keys() - {"cut"} == {"id", "content", "placement", "response", "correct"}
+    assert len(rows) == 16 and rows[5].keys() - {"cut", "others"} == {
+        "id", "content", "placement", "response", "correct", "echo"
+    }  # fmt: skip
 
 
 def test_the_page_needs_no_network_and_escapes_what_users_wrote(swept):

@@ -47,13 +47,13 @@ def diagnose_tokens(
     mended = corrected(
         generator, [r for _, r, _, _ in turned], [at for _, _, _, at in turned], build.max_new_tokens, decode
     )
-    said = {(row["id"], tuple(row["placement"])): row["response"] for row in swept.predictions}
+    said = {(row["id"], tuple(row["placement"])): row for row in swept.predictions}
     shifts = [
         TokenShift(
             id=example.id,
             placement=list(placement.positions),
             response=decode(r.response),
-            prediction=said[example.id, placement.positions],
+            prediction=said[example.id, placement.positions]["response"],
             tokens=[build.tokenizer.decode([token]) for token in r.response],
             kl=shift.kl,
             turning=at,
@@ -64,4 +64,5 @@ def diagnose_tokens(
         )
         for ((example, placement), r, shift, at), text in zip(turned, mended)
     ]
-    return summarize_shifts(shifts, len(wrong))
+    rows = [said[shift.id, tuple(shift.placement)] for shift in shifts]
+    return summarize_shifts(shifts, len(wrong), sum(row.get("cut") or row.get("echo") or False for row in rows))

@@ -7,6 +7,8 @@ from pydantic import Field
 from posgap.foundation.choices import Parameters
 from posgap.foundation.fields import RARE
 
+NOTABLE = 10.0  # percent of the answers at a placement: so many can make a gap as large as a gate admits, or hide one
+
 
 class MaxUnanswered(Parameters):
     max_unanswered: Annotated[float, RARE] = Field(

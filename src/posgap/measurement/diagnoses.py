@@ -36,7 +36,7 @@ class TokenFigures(Record):
     """Token shifts in numbers; rates are percentages, divergences are medians in nats.
 
     `unsettled` counts the shifts in which the corrected token did not complete the answer by itself. Only in those
-    can the model be said to recover.
+    can the model be said to recover. `unclean` counts those of wrong answers that repeat the prompt or were cut.
     """
 
     wrong: int
@@ -47,6 +47,7 @@ class TokenFigures(Record):
     kl_turning: float | None
     kl_elsewhere: float | None
     turning_is_peak: float | None
+    unclean: int = 0
     shifts: list[TokenShift]
 
 
@@ -91,8 +92,9 @@ class Diagnosis(Record):
     prompt_digest: str
 
 
-def summarize_shifts(shifts: list[TokenShift], wrong: int) -> TokenFigures:
-    """The figures of `shifts`, which were drawn from `wrong` answers that could be diagnosed."""
+def summarize_shifts(shifts: list[TokenShift], wrong: int, unclean: int = 0) -> TokenFigures:
+    """The figures of `shifts`, which were drawn from `wrong` answers that could be diagnosed; `unclean` of them are of
+    answers that repeat the prompt or were cut."""
     unsettled = [shift for shift in shifts if not shift.settled]
     elsewhere = [kl for shift in shifts for t, kl in enumerate(shift.kl) if t != shift.turning]
     return TokenFigures(
@@ -104,6 +106,7 @@ def summarize_shifts(shifts: list[TokenShift], wrong: int) -> TokenFigures:
         kl_turning=_median([shift.kl[shift.turning] for shift in shifts]),
         kl_elsewhere=_median(elsewhere),
         turning_is_peak=_percent([shift.kl[shift.turning] == max(shift.kl) for shift in shifts]),
+        unclean=unclean,
         shifts=shifts,
     )
 

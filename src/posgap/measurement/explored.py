@@ -190,8 +190,7 @@ def _answers_line(
         more: dict[str, Any] = {name: index(row[name]) for name in ("thoughts", "reason") if row.get(name)}
         if (outcome := outcome_of(row)) != "answered":
             more["outcome"] = outcome
-        if row.get("cut"):
-            more["cut"] = True
+        more |= {name: True for name in ("cut", "echo") if row.get(name)}
         if sweep.asked.samples > 1:
             more["score"] = float(row["correct"])
         text = index(row["response"])

@@ -1,21 +1,40 @@
-"""How the prompts of a sweep ended, counted: what was not answered is neither right nor wrong, and scores 0."""
+"""How the prompts of a sweep ended, counted.
+
+What was not answered is neither right nor wrong, and scores 0. What was answered may be cut, or a copy of the prompt:
+then its score says little of the model.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Self, get_args
+from typing import NamedTuple, Self, get_args
 
 from pydantic import model_validator
 
 from posgap.foundation.files import Record
 from posgap.generation.generator import Outcome
 from posgap.measurement.statistics import Count
+from posgap.tasks.echo import Others
 from posgap.tasks.positions import format_positions
 
 UNANSWERED: tuple[Outcome, ...] = tuple(name for name in get_args(Outcome) if name != "answered")
 
 
+class Ending(NamedTuple):
+    """How a prompt ended: its outcome; whether the limit of tokens ended its answer; whether that repeats the prompt,
+    None where nobody looked; and where it names other candidates beside the right answer."""
+
+    outcome: Outcome
+    cut: bool = False
+    echo: bool | None = None
+    others: Others = ""
+
+
 class OutcomeCounts(Record):
-    """How many prompts ended in each way; `cut` is how many of the answers the limit of tokens ended."""
+    """How many prompts ended in each way. Of the answers `cut` is how many the limit of tokens ended, `echo` how many
+    repeat the prompt, and `unclean` how many do one of both; `others_after` and `others_before` is how many name other
+    candidates after the right answer, or before it. `unclean` is None where nobody looked at the answers, as an older
+    posgap did not.
+    """
 
     answered: Count = 0
     truncated: Count = 0
@@ -24,15 +43,38 @@ class OutcomeCounts(Record):
     failed: Count = 0
     ungraded: Count = 0
     cut: Count = 0
+    echo: Count = 0
+    unclean: Count | None = None
+    others_after: Count = 0
+    others_before: Count = 0
 
     @classmethod
-    def of(cls, endings: Iterable[tuple[Outcome, bool]]) -> Self:
-        """The counts of prompts, of each of which the outcome is given, and whether the limit ended its answer."""
-        counts: Counter[str] = Counter()
-        for outcome, cut in endings:
-            counts[outcome] += 1
-            counts["cut"] += cut and outcome == "answered"
+    def of(cls, endings: Iterable[Ending]) -> Self:
+        """The counts of prompts that ended so."""
+        endings = list(endings)
+        counts: Counter[str] = Counter(ending.outcome for ending in endings)
+        said = [ending for ending in endings if ending.outcome == "answered"]
+        counts["cut"] = sum(ending.cut for ending in said)
+        counts["echo"] = sum(bool(ending.echo) for ending in said)
+        counts["others_after"] = sum(ending.others == "after" for ending in said)
+        counts["others_before"] = sum(ending.others == "before" for ending in said)
+        if said and all(ending.echo is not None for ending in said):
+            counts["unclean"] = sum(ending.cut or bool(ending.echo) for ending in said)
         return cls(**counts)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether somebody looked at what the answers copy."""
+        return self.unclean is not None or not self.answered
+
+    @property
+    def others(self) -> int:
+        """How many answers name other candidates beside the right one."""
+        return self.others_after + self.others_before
+
+    def percent(self, count: int | None) -> float:
+        """A number of prompts in percent of all."""
+        return 100 * (count or 0) / (self.prompts or 1)
 
     @property
     def unanswered(self) -> int:
@@ -47,7 +89,7 @@ class OutcomeCounts(Record):
     @property
     def share(self) -> float:
         """The share of the prompts that were not answered, in percent."""
-        return 100 * self.unanswered / (self.prompts or 1)
+        return self.percent(self.unanswered)
 
     @property
     def listed(self) -> str:
@@ -63,7 +105,7 @@ class Outcomes(OutcomeCounts):
     @classmethod
     def at(cls, by_placement: Sequence[OutcomeCounts]) -> Self:
         """The counts of a sweep from those at each placement."""
-        return cls(**_total(by_placement), by_placement=list(by_placement))
+        return cls(**_total(by_placement), by_placement=list(by_placement))  # type: ignore[arg-type]
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -84,14 +126,33 @@ class Outcomes(OutcomeCounts):
         return self.by_placement[self.worst].share
 
     @property
+    def worst_unclean(self) -> float:
+        """The largest share of prompts at any placement whose answers repeat the prompt or are cut, in percent; 0 where
+        nobody looked."""
+        return max(counts.percent(counts.unclean) for counts in self.by_placement)
+
+    @property
     def figures(self) -> dict[str, float]:
-        """The percent of prompts that were not answered, in all and at the placement with the most, and of those
-        whose answer the limit of tokens ended; by the names that MLflow and KFP show."""
-        return {
-            "unanswered": round(self.share, 2),
-            "unanswered_worst": round(self.worst_share, 2),
-            "cut": round(100 * self.cut / (self.prompts or 1), 2),
+        """The percent of prompts that were not answered, in all and at the placement with the most; of those whose
+        answer the limit of tokens ended; and, where it is known, of those whose answer repeats the prompt, and of those
+        that do either at the placement with the most. By the names that MLflow and KFP show."""
+        figures = {"unanswered": self.share, "unanswered_worst": self.worst_share, "cut": self.percent(self.cut)}
+        if self.unclean is not None:
+            figures |= {"echo": self.percent(self.echo), "unclean_worst": self.worst_unclean}
+        return {name: round(value, 2) for name, value in figures.items()}
+
+    @property
+    def copies(self) -> str:
+        """How many answers are cut or copies, in words; empty where none is."""
+        first_named = f" ({self.others_before} of them before it)" * bool(self.others_before)
+        parts = {
+            f"{self.cut} are cut at the limit of tokens": self.cut,
+            f"{self.echo} repeat the prompt at length": self.echo,
+            f"{self.others} name other candidates beside the right answer{first_named}": self.others,
         }
+        *first, last = [phrase for phrase, count in parts.items() if count] or [""]
+        listed = f"{', '.join(first)} and {last}" if first else last
+        return listed and f"of {self.answered} answers {listed}"
 
     def phrase(self, placements: Sequence[Sequence[int]]) -> str:
         """What was not answered, in words; empty where all was."""
@@ -109,5 +170,10 @@ class Outcomes(OutcomeCounts):
         return phrase and f"{phrase}; they count as wrong."
 
 
-def _total(by_placement: Sequence[OutcomeCounts]) -> dict[str, int]:
-    return {name: sum(getattr(c, name) for c in by_placement) for name in OutcomeCounts.model_fields}
+def _total(by_placement: Sequence[OutcomeCounts]) -> dict[str, int | None]:
+    """The sums of all counts; None of what is known of no placement."""
+    known = {
+        name: [count for counts in by_placement if (count := getattr(counts, name)) is not None]
+        for name in OutcomeCounts.model_fields
+    }
+    return {name: sum(counts) if counts else None for name, counts in known.items()}

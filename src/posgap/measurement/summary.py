@@ -1,5 +1,6 @@
 """A sweep in words, as one would cite it."""
 
+from posgap.measurement.answered import NOTABLE
 from posgap.measurement.statistics import ends
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions
@@ -32,6 +33,8 @@ def summary_text(sweep: Sweep) -> list[str]:
             "With the relevant passages where the model reads best, accuracy differs from that of the retriever's "
             f"order by {retrieved.best_over:+.1f} points ({ends(retrieved.best_over_ci95, SIGNED)})."
         )
+    if copies := copies_sentence(sweep):
+        sentences.append(copies)
     if sweep.outcomes and (unanswered := sweep.outcomes.sentence(sweep.placements)):
         sentences.append(unanswered)
     test = f"sign-flip test, {p_value(sweep.flatness.p)}"
@@ -51,6 +54,33 @@ def summary_text(sweep: Sweep) -> list[str]:
     if sweep.grading:
         sentences += sweep.grading.sentences()
     return sentences
+
+
+def copies_sentence(sweep: Sweep) -> str:
+    """How many answers are cut or copies; empty where none is."""
+    copies = sweep.outcomes.copies if sweep.outcomes else ""
+    return copies and f"{copies[0].upper()}{copies[1:]}."
+
+
+def copies_warning(sweep: Sweep) -> str:
+    """The same with what to do about it; empty where at no placement more answers are cut or copies than `NOTABLE`."""
+    if not sweep.outcomes:
+        return ""
+    worst = {
+        name: max(counts.percent(getattr(counts, name)) for counts in sweep.outcomes.by_placement)
+        for name in ("cut", "echo", "others")
+    }
+    if max(worst.values()) <= NOTABLE:
+        return ""
+    remedies = []
+    if not sweep.asked.template and not sweep.asked.stop:
+        remedies.append("""--stop '["\\n\\n"]', at which a model without a chat template ends its answer""")
+    if sweep.asked.template and max(worst["echo"], worst["others"]) > NOTABLE:
+        remedies.append('a system message, --system "Reply with the answer alone."')
+    if worst["cut"] > NOTABLE:
+        remedies.append(f"a higher limit, --max-new-tokens {2 * sweep.asked.max_new_tokens}")
+    tried = f": try {', or '.join(remedies)}" if remedies else ""
+    return f"{copies_sentence(sweep)} What is cut or copied may be right by chance{tried}."
 
 
 def _precision(sweep: Sweep) -> str:

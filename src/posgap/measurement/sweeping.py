@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -34,6 +35,7 @@ from posgap.measurement.sweeps import (
     swept_rows,
 )
 from posgap.tasks.content import contents, examples_digest
+from posgap.tasks.echo import copied
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, shard_of
 from posgap.tasks.positions import parse_shard
@@ -107,11 +109,12 @@ def answered(
         generator=generator, mitigated=mitigated_by(config, build),
     )  # fmt: skip
     asked = product(zip(examples, contents(examples)), everywhere, range(config.samples))
-    task, score = build.task, build.task.score
-    predictions: list[Prediction] = [
-        prediction(example, content, at, sample, said, score(said.text, task.answers(example, at), config.metric))
-        for ((example, content), at, sample), said in zip(asked, completions, strict=True)
-    ]
+    predictions = list[Prediction]()
+    for ((example, content), at, sample), said in zip(asked, completions, strict=True):
+        right = build.task.answers(example, at)
+        copies = copied(partial(build.text, example, at), said.text, right)
+        score = build.task.score(said.text, right, config.metric)
+        predictions.append(prediction(example, content, at, sample, said, score, copies))
     predictions.sort(key=lambda row: "baseline" in row)
     outcomes = outcomes_of(predictions, [placement.positions for placement in placements])
     spent = Spent.of(completion.usage for completion in completions)

@@ -19,10 +19,11 @@ from posgap.measurement.choices import Choices
 from posgap.measurement.filling import Filled
 from posgap.measurement.gradings import Grading
 from posgap.measurement.grid import Grid, grid_of
-from posgap.measurement.outcomes import OutcomeCounts, Outcomes
+from posgap.measurement.outcomes import Ending, OutcomeCounts, Outcomes
 from posgap.measurement.shape import Shape, shape_of
 from posgap.measurement.spending import Spent
 from posgap.measurement.statistics import Points
+from posgap.tasks.echo import Copied, Others
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, in_order
 from posgap.tasks.positions import format_positions
@@ -314,8 +315,9 @@ class Prediction(TypedDict):
     """A line of `predictions.jsonl`: the response to an example at a placement, and its score from 0 to 1.
 
     The fields of a completion that are as usual are left out: `outcome` where it was answered, `thoughts` and `reason`
-    where there are none, `cut` where the limit of tokens did not end the response. `sample` counts the responses to one
-    prompt, from 0, which is left out. A prompt of a `baseline` has no placement.
+    where there are none, `cut` where the limit of tokens did not end the response, `others` where no other candidate is
+    named beside the right answer. `echo` says whether an answer repeats the prompt; an older posgap did not look.
+    `sample` counts the responses to one prompt, from 0, which is left out. A prompt of a `baseline` has no placement.
     """
 
     id: str
@@ -327,30 +329,42 @@ class Prediction(TypedDict):
     thoughts: NotRequired[str]
     reason: NotRequired[str]
     cut: NotRequired[bool]
+    others: NotRequired[Others]
     sample: NotRequired[Annotated[int, Field(ge=0)]]
     baseline: NotRequired[str]
+    echo: NotRequired[bool]
 
 
 def prediction(
-    example: AnyExample, content: str, placement: Placement, sample: int, completion: Completion, score: float
+    example: AnyExample,
+    content: str,
+    placement: Placement,
+    sample: int,
+    completion: Completion,
+    score: float,
+    copied: Copied,
 ) -> Prediction:
-    """The line of `predictions.jsonl` for a completion; where it is no answer its score counts for nothing."""
+    """The line of `predictions.jsonl` for a completion, of which it is known what it copies; where it is no answer its
+    score counts for nothing."""
+    answered = completion.outcome == "answered"
     row: Prediction = {
         "id": example.id,
         "content": content,
         "placement": list(placement.positions),
         "response": completion.text,
-        "correct": score if completion.outcome == "answered" else False,
+        "correct": score if answered else False,
     }
     unusual = {
-        "baseline": placement.baseline,
-        "sample": sample,
-        "outcome": completion.outcome if completion.outcome != "answered" else "",
+        "outcome": "" if answered else completion.outcome,
         "thoughts": completion.thoughts,
         "reason": completion.reason,
         "cut": completion.cut,
+        "others": copied.others if answered else "",
+        "sample": sample,
+        "baseline": placement.baseline,
     }
-    return cast(Prediction, row | {name: value for name, value in unusual.items() if value})
+    kept = {name: value for name, value in unusual.items() if value}
+    return cast(Prediction, row | kept | ({"echo": copied.echo} if answered else {}))
 
 
 def read_predictions(path: Path) -> list[Prediction]:
@@ -370,11 +384,16 @@ def outcome_of(row: Prediction) -> Outcome:
     return "empty" if outcome == "answered" and not row["response"].strip() else outcome
 
 
+def ending_of(row: Prediction) -> Ending:
+    """How a prompt ended, and what its answer copies."""
+    return Ending(outcome_of(row), row.get("cut", False), row.get("echo"), row.get("others", ""))
+
+
 def outcomes_of(predictions: Iterable[Prediction], placements: Sequence[Sequence[int]]) -> Outcomes:
     """How the prompts of these predictions ended, counted at each placement."""
-    endings: dict[tuple[int, ...], list[tuple[Outcome, bool]]] = {tuple(placement): [] for placement in placements}
+    endings: dict[tuple[int, ...], list[Ending]] = {tuple(placement): [] for placement in placements}
     for row in swept_rows(predictions):
-        endings[tuple(row["placement"])].append((outcome_of(row), row.get("cut", False)))
+        endings[tuple(row["placement"])].append(ending_of(row))
     return Outcomes.at([OutcomeCounts.of(of_placement) for of_placement in endings.values()])
 
 
@@ -443,7 +462,7 @@ def baseline_scores(
     for name, by_id in rows.items():
         if by_id.keys() != set(ids) or any(len(of_example) != samples for of_example in by_id.values()):
             raise PosgapError(f"{where}: predictions of {name} are not one of each example; sweep again")
-        endings = [(outcome_of(row), row.get("cut", False)) for of_example in by_id.values() for row in of_example]
+        endings = [ending_of(row) for of_example in by_id.values() for row in of_example]
         scores = np.array([np.mean([row["correct"] for row in by_id[id]]) for id in ids])
         found[name] = BaselineScores(scores, OutcomeCounts.of(endings))
     return found

@@ -14,6 +14,7 @@ from posgap.measurement.diagnoses import DIAGNOSIS_FILE, Diagnosis, TokenFigures
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.plots import attention_map, save_picture
 from posgap.measurement.report import write_page
+from posgap.measurement.summary import copies_warning
 from posgap.mitigations.in_force import load_model
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
@@ -58,11 +59,19 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
                 "answer's tokens is in the page too",
                 preamble,
             )
+    if warning := copies_warning(swept.sweep):
+        log.log(RESULT, "%s", warning)
     run.artifact(out)
     if tokens := diagnosis.tokens:
         figures = {"recovery_rate": tokens.recovery_rate, "turning_is_peak": tokens.turning_is_peak}
         run.metrics({name: figure for name, figure in figures.items() if figure is not None})
         log.log(RESULT, "%s", _summary(tokens, swept.sweep.names[swept.best]))
+        if tokens.unclean:
+            log.info(
+                "%d of them repeat the prompt or are cut: there the turning token says where a copy begins, not what "
+                "the model found",
+                tokens.unclean,
+            )
 
 
 def _summary(tokens: TokenFigures, best: str) -> str:

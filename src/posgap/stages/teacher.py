@@ -14,7 +14,7 @@ from posgap.foundation.printing import RESULT
 from posgap.generation.backends import BACKENDS
 from posgap.generation.generator import Completion, Sampling
 from posgap.measurement.asking import answers
-from posgap.measurement.outcomes import OutcomeCounts
+from posgap.measurement.outcomes import Ending, OutcomeCounts
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.frame import stage
 from posgap.tasks.content import content
@@ -67,7 +67,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     completions, _ = answers(
         config, examples, placements, build, sampling, what, beside, require_any_right, token_ids=True
     )
-    outcomes = OutcomeCounts.of((completion.outcome, completion.cut) for completion in completions)
+    outcomes = OutcomeCounts.of(Ending(completion.outcome, completion.cut) for completion in completions)
     rows: list[dict[str, Any]] = [
         {
             "id": example.id,

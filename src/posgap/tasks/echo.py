@@ -1,15 +1,38 @@
-"""Whether a response repeats its prompt instead of answering.
+"""Whether a response copies from its prompt instead of answering: repeats it, or lists candidates.
 
 Texts are compared by their pieces: words, groups of digits or of hex digits, and single signs, without white space. A
 tokenizer is not needed, so responses of endpoints are judged like those of a model on this machine.
 """
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from posgap.tasks.metrics import named
 
 MIN_RUN = 24  # pieces beside the answer's: a record of two UUIDs has 23 in all, one of eight digits 7
 _PIECES = re.compile(r"\w+|[^\w\s]")
+
+
+Others = Literal["", "after", "before"]
+
+
+class Copied(NamedTuple):
+    """What a response copies: whether it repeats the prompt at length, and whether it names other candidates beside the
+    right answer, the first of them "before" that or "after" it."""
+
+    echo: bool
+    others: Others
+
+
+def copied(prompt: Callable[[], str], response: str, answers: Sequence[str]) -> Copied:
+    """What a response copies of the prompt, where these answers are right. `prompt` makes its text, and is called only
+    where the response is long enough for an echo."""
+    long_enough = len(pieces(response)) >= MIN_RUN
+    said = named(response, answers)
+    others: Others = "" if all(said) or not any(said) else "after" if said[0] else "before"
+    # An answer is mostly a quotation, but one that goes on to other candidates is none.
+    return Copied(long_enough and is_echo(prompt(), response, () if others else answers), others)
 
 
 class Run(NamedTuple):

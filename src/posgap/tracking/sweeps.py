@@ -4,7 +4,7 @@ import logging
 
 from posgap.foundation.printing import RESULT
 from posgap.measurement.lengths import LengthMap
-from posgap.measurement.summary import p_value
+from posgap.measurement.summary import copies_warning, p_value
 from posgap.measurement.sweeps import Sweep
 from posgap.tracking.runs import Run
 
@@ -61,6 +61,8 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
     )  # fmt: skip
     if sweep.outcomes and (sentence := sweep.outcomes.sentence(sweep.placements)):
         log.log(RESULT, "%s: %s", sweep.label, sentence)
+    if warning := copies_warning(sweep):
+        log.log(RESULT, "%s: %s", sweep.label, warning)
     for sentence in sweep.grading.sentences() if sweep.grading else ():
         log.log(RESULT, "%s: %s", sweep.label, sentence)
     for name, baseline in sweep.baselines.items():

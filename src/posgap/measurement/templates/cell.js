@@ -30,6 +30,7 @@ function Answer({ answer, label }) {
     answer.outcome && h("p", null, h("strong", { class: "wrong" }, answer.outcome), answer.reason ? `: ${answer.reason}` : ""),
     (answer.text || !answer.outcome) && h(Text, { text: answer.text, label }),
     answer.score !== undefined && h("p", { class: "soft" }, inWords(answer.score)),
+    answer.echo && h("p", { class: "soft" }, "This answer repeats the prompt."),
     answer.cut && h("p", { class: "soft" }, "The limit of tokens ended this answer."),
     answer.thoughts &&
       h("details", null, h("summary", null, "Thoughts"), h(Text, { text: answer.thoughts, label: "Thoughts" })),
