@@ -69,7 +69,7 @@ def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_p
     assert shown.err.splitlines()[-1].startswith("posgap: error: the gate refused served: gap 100.0 (")
     verdict = read_json(tmp_path / "biased" / "check.json")
     assert verdict["outcome"] == "refused" and list(verdict["evidence"]) == ["candidate"]
-    assert [rule["name"] for rule in verdict["rules"]] == ["gap", "useful", "answered"]
+    assert [rule["name"] for rule in verdict["rules"]] == ["gap", "useful", "answered", "clean"]
     assert read_sweep(tmp_path / "biased" / "sweep").accuracy == [100, 0, 0, 0, 100]
     assert ElementTree.parse(tmp_path / "j.xml").find(".//failure") is not None
     assert "# Refused: `served`" in (tmp_path / "s.md").read_text()
@@ -271,7 +271,7 @@ def test_a_check_applies_all_rules_that_look_at_the_model_alone(tmp_path):
     assert {rule.name for rule in GATE_RULES} - {rule.name for rule in CHECK_RULES} == {"mean", "advantageous"}
     of = checked(tmp_path, [1, 0.9, 0.9, 0.9, 1], min_worst=99, max_region_gap=1)
     assert {rule.name: rule.outcome for rule in of.verdict.rules} == {
-        "gap": "unsure", "useful": "pass", "worst": "fail", "regions": "fail", "answered": "pass"
+        "gap": "unsure", "useful": "pass", "worst": "fail", "regions": "fail", "answered": "pass", "clean": "pass"
     }  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def test_an_admission_says_what_is_certain(tmp_path):
     assert all(rule.help in reason(verdict, sweeps["candidate"]) for rule in GATE_RULES if rule.name in
                {ruling.name for ruling in verdict.rules})  # fmt: skip
     spare = [f"holds, with {abs(rule.threshold - rule.value):.1f} points to spare" for rule in verdict.rules]
-    assert len(spare) == 5 and all(words in text for words in spare)
+    assert len(spare) == 6 and all(words in text for words in spare)
     assert more_examples(verdict, sweeps["candidate"]) == ""
 
 

@@ -76,6 +76,7 @@ def write_sweep(
                 "placement": p,
                 "response": task.target.format(answer=each.answers[0]) if correct[at, i] else "said",
                 "correct": bool(correct[at, i]),
+                "echo": False,
             }
             for at, each in enumerate(swept)
             for i, p in enumerate(placements)
@@ -99,7 +100,9 @@ def decide(tmp_path, candidate, base, **options):
 def test_a_flat_and_better_model_passes(tmp_path, base):
     verdict, rules = decide(tmp_path, write_sweep(tmp_path / "new", [0.995] * 5), base)
     assert (
-        verdict.passed and set(rules) == {"gap", "mean", "advantageous", "useful", "answered"} and all(rules.values())
+        verdict.passed
+        and set(rules) == {"gap", "mean", "advantageous", "useful", "answered", "clean"}
+        and all(rules.values())
     )
 
 
@@ -130,7 +133,9 @@ def test_the_interval_decides_not_the_estimate(tmp_path, base):
 
 def test_a_flat_but_poor_model_is_refused(tmp_path, base):
     _, rules = decide(tmp_path, write_sweep(tmp_path / "new", [0.0] * 5), base)
-    assert rules == {"gap": True, "mean": False, "advantageous": False, "useful": False, "answered": True}
+    assert rules == {
+        "gap": True, "mean": False, "advantageous": False, "useful": False, "answered": True, "clean": True
+    }  # fmt: skip
 
 
 def test_the_mean_is_compared_with_the_champion(tmp_path, base):

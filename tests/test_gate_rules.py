@@ -123,12 +123,12 @@ def test_of_a_sweep_at_a_length_guessing_is_among_all_documents_of_its_prompts(t
 
 def test_rules_that_ask_for_nothing_are_left_out_and_others_are_asked_for(tmp_path):
     outcomes = wrong(10, 20, 40, 20, 10)
-    least = rulings(tmp_path, outcomes, outcomes, min_mean=0, max_unanswered=100)
+    least = rulings(tmp_path, outcomes, outcomes, min_mean=0, max_unanswered=100, max_unclean=100)
     assert least.keys() == {"gap", "mean", "advantageous"}
     without_documents = rulings(tmp_path, outcomes, outcomes, min_mean=0, closed_book=95)["useful"]
     assert without_documents.threshold == 95 and without_documents.outcome == "fail"
     asked = rulings(tmp_path, outcomes, outcomes, min_worst=70, max_region_gap=15)
-    assert asked.keys() == {"gap", "mean", "advantageous", "useful", "worst", "regions", "answered"}
+    assert asked.keys() == {"gap", "mean", "advantageous", "useful", "worst", "regions", "answered", "clean"}
     # Wilson's one-sided bound of 160 of 200 right.
     low = 100 * (0.8 + Z**2 / 400 - Z * np.sqrt(0.8 * 0.2 / 200 + Z**2 / 160000)) / (1 + Z**2 / 200)
     assert asked["worst"].value == pytest.approx(low) and asked["worst"].outcome == "pass"
@@ -164,7 +164,7 @@ def test_without_a_base_the_rules_that_compare_with_none_judge_alike(tmp_path):
     folder = write_sweep(tmp_path / "a", wrong(10, 20, 40, 20, 10))
     policy = Policy(max_gap=18, min_worst=70, max_region_gap=15)
     alone, beside = (judge(folder, base, None, policy).rules for base in (None, folder))
-    assert [rule.name for rule in alone] == ["gap", "useful", "worst", "regions", "answered"]
+    assert [rule.name for rule in alone] == ["gap", "useful", "worst", "regions", "answered", "clean"]
     assert alone == [rule for rule in beside if rule.name not in ("mean", "advantageous")]
 
 
@@ -182,6 +182,7 @@ def test_every_claim_is_a_sentence(tmp_path):
         "accuracy at the worst position: at least 50 for certain",
         "gap between regions (beginning, middle, end): at most 12.5 for certain",
         "prompts without an answer, in percent, at the worst position: at most 2 for certain",
+        "answers that repeat the prompt or are cut, in percent, at the worst position: at most 10 for certain",
     ]
 
 
@@ -215,7 +216,7 @@ def test_what_was_not_answered_is_counted_where_it_is_most(tmp_path):
 def test_regions_of_pairs_are_their_categories(tmp_path):
     pairs = [[1, 2], [4, 5], [1, 5], [2, 1], [5, 1]]
     folder = write_sweep(tmp_path / "pairs", wrong(0, 0, 20, 60, 60), placements=pairs)
-    ruling = judge(folder, folder, None, Policy(max_region_gap=20, max_unanswered=100)).rules[-1]
+    ruling = judge(folder, folder, None, Policy(max_region_gap=20, max_unanswered=100, max_unclean=100)).rules[-1]
     assert ruling.name == "regions" and ruling.estimate == pytest.approx(30) and ruling.outcome == "fail"
     assert "connected, disconnected, reversed" in ruling.meaning
 

@@ -122,6 +122,7 @@ def test_a_verdict_records_what_it_rests_on(tmp_path, model_folder):
         "gap",
         "useful",
         "answered",
+        "clean",
     ]
     assert digests(alone) == {
         "candidate": {
@@ -147,6 +148,7 @@ def test_each_rule_is_asked_with_its_own_parameters():
         "advantageous": {"advantageous_tolerance": 5.0},
         "worst": {"min_worst": 50.0},
         "answered": {"max_unanswered": 2.0},
+        "clean": {"max_unclean": 10.0},
     }
 
 
@@ -154,7 +156,7 @@ def test_only_a_rule_that_is_unsure_says_how_many_examples_it_needs(tmp_path):
     right = write_sweep(tmp_path / "right", np.ones((N, 5)))
     rules = {rule.name: rule for rule in judge(right, right, None, Policy(max_gap=2, mean_tolerance=1)).rules}
     assert {name: rule.outcome for name, rule in rules.items()} == {
-        "gap": "pass", "mean": "unsure", "advantageous": "pass", "useful": "pass", "answered": "pass"
+        "gap": "pass", "mean": "unsure", "advantageous": "pass", "useful": "pass", "answered": "pass", "clean": "pass"
     }  # fmt: skip
     # Of n examples that are all alike, Tango's upper 95 % bound is z^2 / (n + z^2).
     assert rules["mean"].needs == math.ceil(99 * Z**2)
@@ -232,7 +234,7 @@ def test_a_run_is_told_the_verdict_and_the_figures_that_it_rests_on(tmp_path):
         log_verdict(reached, swept, run)
     (logged,) = mlflow.search_runs(experiment_names=["posgap"], output_format="list")
     values = {f"{rule.name}_value": pytest.approx(rule.value) for rule in reached.rules}
-    assert values.keys() == {"gap_value", "useful_value", "answered_value"}
+    assert values.keys() == {"gap_value", "useful_value", "answered_value", "clean_value"}
     assert logged.data.metrics == {"gap": 1.5, "mean": 98.5, **values}
     tags = {name: logged.data.tags[f"posgap.{name}"] for name in ("gate", "label", "policy_digest")}
     assert tags == {"gate": "admitted", "label": "after", "policy_digest": reached.policy_digest}

@@ -73,6 +73,7 @@ def measure(examples: str, model: str, out: Path) -> None:
             "placement": placement,
             "response": "said",
             "correct": bool(correct[n, at]),
+            "echo": False,
         }
         for n in numbers
         for at, placement in enumerate(placements)

@@ -118,6 +118,16 @@ def unanswered_references(case: Case, policy: Policy) -> list[str]:
     ]
 
 
+def unknown_copies(candidate: Evidence, policy: Policy) -> list[str]:
+    """Why nobody can tell whether the candidate's answers are copies of the prompt, where a policy asks for that."""
+    if policy.max_unclean == 100 or all(counts.is_known for counts in candidate.outcomes.by_placement):
+        return []
+    return [
+        "an older posgap swept the candidate, and did not look for answers that repeat the prompt: sweep again, or do "
+        "not ask for that (max_unclean 100)"
+    ]
+
+
 def wrong_figure(evidence: Evidence) -> str:
     """The first figure of a sweep that its predictions do not give, in words; empty where they give all."""
     sweep, seed, categories = evidence.sweep, evidence.sweep.settings.get("seed"), evidence.sweep.categories

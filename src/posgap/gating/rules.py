@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from posgap.measurement.power import Assumed
     from posgap.measurement.sweeps import Evidence
-from posgap.measurement.answered import MaxUnanswered
+from posgap.measurement.answered import NOTABLE, MaxUnanswered
 
 
 class Ruling(Record):
@@ -369,6 +369,33 @@ def _consistency(parameters: MinConsistency, case: Case) -> Ruling:
     )
 
 
+class MaxUnclean(Parameters):
+    max_unclean: Annotated[float, RARE] = Field(
+        NOTABLE,
+        ge=0,
+        le=100,
+        description="percent of the prompts at any placement whose answers may repeat the prompt or be cut at the "
+        "limit of tokens, and so be right by chance; 100: not asked",
+    )
+
+
+def _clean(parameters: MaxUnclean, case: Case) -> Ruling:
+    """What answers repeat and where they are cut is known of every prompt, but for sweeps by an older posgap: of these
+    only how many are cut."""
+    outcomes = case.candidate.outcomes
+    cut = max(counts.percent(counts.cut) for counts in outcomes.by_placement)
+    known = all(counts.is_known for counts in outcomes.by_placement)
+    share = outcomes.worst_unclean if known else cut
+    return Ruling(
+        name="clean",
+        meaning="answers that repeat the prompt or are cut, in percent, at the worst position",
+        claim="at most",
+        threshold=parameters.max_unclean,
+        estimate=share,
+        interval=(share, share if known else 100.0),
+    )
+
+
 ANSWERED = GateRule(
     "answered",
     "nearly every prompt was answered, at every position",
@@ -433,6 +460,15 @@ REGIONS = GateRule(
     needs_reference=False,
     broken="the beginning, the middle or the end is much worse than the rest",
 )
+CLEAN = GateRule(
+    "clean",
+    "answers are neither copies of the prompt nor cut",
+    _clean,
+    MaxUnclean,
+    asked=lambda p: p.max_unclean < 100,
+    needs_reference=False,
+    broken="too many answers at some position repeat the prompt or are cut at the limit of tokens",
+)
 CONSISTENCY = GateRule(
     "consistency",
     "the order makes no difference to what is chosen",
@@ -453,6 +489,7 @@ GATE_RULES: Choices[GateRule] = Choices(
     WORST,
     REGIONS,
     ANSWERED,
+    CLEAN,
     CONSISTENCY,
 )
 

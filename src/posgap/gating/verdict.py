@@ -12,7 +12,7 @@ from posgap.foundation.choices import Parameters
 from posgap.foundation.errors import GateFailed, NotEnoughEvidence, PosgapError
 from posgap.foundation.files import Record, read_model
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import SweepRecord, case_of, evidence_gaps, record_of, unanswered_references
+from posgap.gating.evidence import SweepRecord, case_of, evidence_gaps, record_of, unanswered_references, unknown_copies
 from posgap.gating.policy import policy_digest
 from posgap.gating.rules import CHECK_RULES, GATE_RULES, Case, GateRule, Ruling
 from posgap.measurement import power
@@ -112,7 +112,11 @@ def judge(
     rulings = [_ruling(rule, parameters, case) for rule, parameters in asked]
     return Verdict(
         model_digest=case.candidate.sweep.model_digest,
-        evidence_gaps=[*evidence_gaps(case.candidate.sweep, policy), *unanswered_references(case, policy)],
+        evidence_gaps=[
+            *evidence_gaps(case.candidate.sweep, policy),
+            *unknown_copies(case.candidate, policy),
+            *unanswered_references(case, policy),
+        ],
         asked_otherwise=otherwise,
         policy=policy,
         evidence={role: record_of(sweep) for role, sweep in sweeps.items() if sweep},
