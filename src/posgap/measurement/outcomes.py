@@ -146,9 +146,11 @@ class Outcomes(OutcomeCounts):
         """How many answers are cut or copies, in words; empty where none is."""
         first_named = f" ({self.others_before} of them before it)" * bool(self.others_before)
         parts = {
-            f"{self.cut} are cut at the limit of tokens": self.cut,
-            f"{self.echo} repeat the prompt at length": self.echo,
-            f"{self.others} name other candidates beside the right answer{first_named}": self.others,
+            f"{self.cut} {'is' if self.cut == 1 else 'are'} cut at the limit of tokens": self.cut,
+            f"{self.echo} repeat{'s' * (self.echo == 1)} the prompt at length": self.echo,
+            f"{self.others} name{'s' * (self.others == 1)} other candidates beside the right answer{first_named}": (
+                self.others
+            ),
         }
         *first, last = [phrase for phrase, count in parts.items() if count] or [""]
         listed = f"{', '.join(first)} and {last}" if first else last
