@@ -1,12 +1,13 @@
 """A sweep against one `generate` call per batch, lm-evaluation-harness and vLLM, on the same model and prompts.
 
     python benchmarks/sweep.py [--quick] [--write] [--n-docs 20] [--document-tokens 24] [--batch-size 4] ...
-    python benchmarks/sweep.py --model FOLDER [--quick] [--write] [--n-docs 10] [--positions 1,5,10] ...
+    python benchmarks/sweep.py --model smollm2 [--quick] [--write] [--n-docs 10] [--positions 1,5,10] ...
 
 All sides answer the same prompts greedily with the same model, `batch_size` prompts at a time: `examples` examples
 with their gold document at each of `n_docs` positions among distractors that keep their order. Without `--model` the
-model is a Llama with random weights, and documents are random tokens. With it the model is that of a folder, and is
-asked for one of `n_docs` key-value records of eight digits each, as `posgap sweep --task kv` asks.
+model is a Llama with random weights, and documents are random tokens. With it the model is one of real_models.py or
+that of a folder. It is asked for one of `n_docs` key-value records of eight digits each, as `posgap sweep --task kv`
+asks.
 
 - theirs: `model.generate` for each `batch_size` prompts.
 - lm_eval: `HFLM.generate_until` of lm-evaluation-harness (pip install 'posgap[harness]'; left out where it is missing).
@@ -41,6 +42,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from real_models import MODELS, folder
 from report import write_section
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -263,7 +265,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one batch, once: under a minute on two cores")
     parser.add_argument("--write", action="store_true", help="write a table over --scale into build/results/")
     parser.add_argument("--scale", default="5,10,20,40", help="numbers of documents of that table")
-    parser.add_argument("--model", default="", help="folder of a model, in place of random weights")
+    parser.add_argument("--model", default="", help="name in real_models.py, or folder; else random weights")
     parser.add_argument("--positions", default="", help="of --model: which, like 1,5,10; all where it is left out")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
@@ -279,6 +281,9 @@ def main() -> None:
     if options.quick:
         options.examples, options.repeats = options.batch_size, 1
     torch.set_num_threads(options.threads)
+    name = Path(options.model).name or options.device
+    if options.model in MODELS:
+        options.model = str(folder(options.model))
     if options.model:
         model = load_model(options.model, options.dtype).to(options.device).eval()
         tokenizer = load_tokenizer(options.model)
@@ -298,9 +303,8 @@ def main() -> None:
         same = "the same" if all(f["identical"] for f, _ in compared.values()) else "NOT the same"
         vllm = importlib.import_module("vllm").__version__ if served else "not installed"
         fields = {"table": table, "date": date.today(), "where": where, "harness": harness, "vllm": vllm, "same": same}
-        fields["asked"] = (KV if options.model else RANDOM).format(**vars(options))
-        name = Path(options.model).name or "sweep"
-        write_section("results", f"{name}-{options.device}", TEXT.format(**fields, **vars(options)))
+        fields["asked"] = (KV if options.model else RANDOM).format(**vars(options) | {"model": name})
+        write_section("results", f"sweep-{name}", TEXT.format(**fields, **vars(options)))
     else:
         print(table)
     print(json.dumps(figures))
@@ -309,7 +313,7 @@ def main() -> None:
 
 
 RANDOM = "A random-weight Llama of {layers} layers, width {width}, with documents of {document_tokens} tokens,"
-KV = "The model of {model}, with key-value records of eight digits each,"
+KV = "{model}, with key-value records of eight digits each,"
 
 TEXT = """\
 ## A sweep against one `generate` per batch, lm-evaluation-harness and vLLM

@@ -67,7 +67,7 @@ class PrefixCache:
         A row keeps the common beginning of its last prompt and the next one, but never the next one's last `outputs`
         tokens, whose outputs are needed. In kept columns `input_ids` holds padding, since they are not read again.
         """
-        kept = [_shared(old, new, outputs) for old, new in zip(self.prompts, prompts)]
+        kept = [min(shared_length(old, new), max(0, len(new) - outputs)) for old, new in zip(self.prompts, prompts)]
         width = self._cut(torch.tensor(kept, device=self.mask.device))
         rest = [list(prompt[n:]) for prompt, n in zip(prompts, kept)]
         longest = max(map(len, rest))
@@ -141,6 +141,22 @@ def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
     return together
 
 
-def _shared(old: Sequence[int], new: Sequence[int], outputs: int) -> int:
-    longest = max(0, min(len(old), len(new) - outputs))
+def without_gaps(states: DynamicCache, mask: Tensor, rows: Sequence[int]) -> Tensor:
+    """Drops all rows but these from `states`, with the columns that hold no token of these; returns their mask."""
+    mask = mask[list(rows)]
+    width = min(mask.shape[1], int(mask.sum(1).max()) + 1)  # with padding before, as in `Pool.laid_out`
+    columns = mask.argsort(dim=1, stable=True)[:, mask.shape[1] - width :]
+    layers: list[Any] = states.layers
+    for layer in layers:
+        if layer.is_initialized:
+            layer.keys, layer.values = (
+                torch.stack([held[row][:, those] for row, those in zip(rows, columns)])
+                for held in (layer.keys, layer.values)
+            )
+    return mask.gather(1, columns)
+
+
+def shared_length(old: Sequence[int], new: Sequence[int]) -> int:
+    """The number of tokens with which both begin."""
+    longest = min(len(old), len(new))
     return next((i for i in range(longest) if old[i] != new[i]), longest)
