@@ -4,6 +4,7 @@
 """
 
 import copy
+import json
 import random
 from itertools import islice, product
 
@@ -308,6 +309,11 @@ def test_advice_is_refused_to_a_model_with_a_preamble(smollm2, place, capsys):
     assert "at once" in line and "The value corresponding to the key" in line
 
 
-def test_memory_is_planned(smollm2, capsys):
+def test_memory_is_planned_and_what_is_applied_is_shown(smollm2, capsys):
     assert posgap("plan", "distill", "--model", smollm2) == 0
+    (way, *_) = json.loads(capsys.readouterr().out.splitlines()[-1])["ways"]
+    # Weights, gradients and both of AdamW's moments in float32, and little beside them before any prompt.
+    n = load_model(str(smollm2), "float32").num_parameters()
+    assert 16 * n <= way["standing"] < 17 * n
     assert posgap("doctor", "--model", smollm2) == 0
+    assert capsys.readouterr().out.count("applied 1.0000") == 30
