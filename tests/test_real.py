@@ -84,8 +84,6 @@ def test_factors_for_each_layer_outlive_saving(smollm2, tmp_path):
     again = load_model(str(tmp_path / "scaled"), "float32")(ids).logits
     assert (expected - unscaled).abs().max() > 0.1
     torch.testing.assert_close(again, expected)
-    with pytest.raises(ValueError, match="Unrecognized model"):  # and never in silence without them
-        AutoModelForCausalLM.from_pretrained(tmp_path / "scaled")
 
 
 def test_shared_prefixes_change_no_answer(smollm2):
