@@ -11,6 +11,7 @@ from posgap.foundation.fields import plain_type
 from posgap.pipelines.config import PipelineArguments
 from posgap.pipelines.forms import FORMS, SETTINGS, fields_of, filled
 from posgap.preflight.form import given, settable, unknown
+from posgap.tasks.task_file import definition_of, is_file
 
 
 def arguments(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -42,6 +43,8 @@ def checked(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) ->
         from posgap.pipelines.smoke import PARAMETERS
 
         values = {name: value for name, value in PARAMETERS.items() if name in parameters} | values
+    if is_file(str(values.get("task", ""))):
+        values["task"] = definition_of(values["task"])  # which no step could read here
     values = filled(values, {name: spec.get("literals", ()) for name, spec in parameters.items()})
     if SETTINGS in values and (wrong := [*unknown(given(values[SETTINGS]))]):
         raise PosgapError("; ".join(wrong))

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from posgap.foundation import yaml_text
 from posgap.foundation.config import Config
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.fields import IN_SETTINGS, MAX_SETTINGS, plain_type, settings_of, settings_text
+from posgap.foundation.fields import IN_SETTINGS, MAX_SETTINGS, choices_of, plain_type, settings_of, settings_text
 from posgap.pipelines.config import WatchFormConfig
 from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import settable
@@ -80,7 +80,8 @@ def filled(values: Mapping[str, Any], offered: Mapping[str, Sequence[Any]]) -> d
     if SETTINGS not in offered:
         return dict(values)
     taken = settable()
-    apart = {n for n in values if n in taken and (n not in offered or (offered[n] and values[n] not in offered[n]))}
+    unoffered = {n for n in values if n in offered and offered[n] and values[n] not in offered[n]}
+    apart = {n for n in values if n in taken and (n not in offered or (n in unoffered and _can_be(n, values[n])))}
     kept = {name: value for name, value in values.items() if name not in apart}
     try:
         said = settings_of(settings_text(values.get(SETTINGS, "")))
@@ -88,6 +89,12 @@ def filled(values: Mapping[str, Any], offered: Mapping[str, Sequence[Any]]) -> d
         raise PosgapError(f"{SETTINGS}: {error}") from None
     said |= {name: _plain(values[name]) for name in values if name in apart}
     return kept | ({SETTINGS: settings_text(said)} if apart or isinstance(values.get(SETTINGS), dict) else {})
+
+
+def _can_be(name: str, value: Any) -> bool:
+    """Whether `settings` may say this of a field whose dropdown does not offer it: a misspelt name is refused."""
+    choices = choices_of(PreflightConfig.model_fields[name])
+    return choices is None or choices.takes(str(value))
 
 
 def _plain(value: Any) -> Any:

@@ -20,7 +20,7 @@ from posgap.pipelines import compilation, smoke, uploading
 from posgap.pipelines.arguments import checked, uncompiled
 from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.pipelines.config import PipelineLintConfig
-from posgap.preflight.form import candidates, commonly
+from posgap.preflight.form import candidates, commonly, given
 from posgap.tasks.registry import TASKS
 
 COMMITTED = ROOT / "pipelines" / "mitigation.yaml"
@@ -76,6 +76,18 @@ def test_choices_are_dropdowns_of_what_the_steps_take():
         candidates(methods)
     assert all(parameters[name]["defaultValue"] in choices for name, choices in offered.items())
     assert not any("literals" in spec for spec in load(ROOT / "pipelines" / "watch.yaml").parameters.values())
+
+
+def test_a_task_s_file_goes_into_the_settings_as_what_it_says(tmp_path):
+    (tmp_path / "own.yaml").write_text('name: own\ntemplate: "a\\n\\n{documents}\\n\\n{question}\\nb"\nmetric: em\n')
+    parameters = load(COMMITTED).parameters
+    sent = checked(PipelineLintConfig(param={"task": str(tmp_path / "own.yaml"), "shards": "2"}), parameters)
+    said = given(sent["settings"])
+    assert sent.keys() == {"settings"} and said["shards"] == 2 and said["task"]["metric"] == "em"
+    with pytest.raises(PosgapError, match="--param task: the pipeline does not offer 'kvv'; did you mean kv?"):
+        checked(PipelineLintConfig(param={"task": "kvv"}), parameters)
+    with pytest.raises(PosgapError, match=r"nowhere.yaml: No such file"):
+        checked(PipelineLintConfig(param={"task": "nowhere.yaml"}), parameters)
 
 
 @pytest.mark.parametrize(

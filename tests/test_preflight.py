@@ -1,10 +1,11 @@
 """The pipeline's form is checked, and what a run needs, before anything is spent on it."""
 
 import shutil
+from textwrap import indent
 
 import boto3
 import pytest
-from conftest import kv_example
+from conftest import kv_example, qa_example
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from posgap.cli.main import main
@@ -77,6 +78,27 @@ def test_the_form_takes_every_task(form, task, tmp_path):
     values = {"task": task, "n_docs": 12, "methods": methods, "settings": settings_text(more)}
     plan = read_plan(preflight(form.model_copy(update=values)))
     assert not plan["wrong"] and plan["settings"]["sweep"]["task"] == task
+
+
+OWN = """name: own
+template: "Find it.\\n\\n{documents}\\n\\nWhere is {question}?\\nAnswer:"
+metric: em
+"""
+
+
+def test_the_form_takes_a_task_of_ones_own_by_its_file_and_in_its_settings(form, tmp_path):
+    """Each stage is given what the file says, since no step of a cluster has the file."""
+    (tmp_path / "own.yaml").write_text(OWN)
+    write_examples(tmp_path / "train.jsonl", [qa_example(i) for i in range(3)])
+    write_examples(tmp_path / "eval.jsonl", [qa_example(i) for i in range(3, 6)])
+    by_file = {**form.model_dump(), "task": str(tmp_path / "own.yaml")}
+    plans = [read_plan(preflight(PreflightConfig(**by_file)))]
+    plans.append(read_plan(preflight(form.model_copy(update={"settings": f"task:\n{indent(OWN, '  ')}"}))))
+    assert plans[0]["recipe"] == plans[1]["recipe"] and not plans[0]["wrong"]
+    for stage in ("validate", "sweep", "teacher", "distill", "mitigate"):
+        assert TASKS[plans[1]["settings"][stage]["task"]].name == "own"
+    wrong = form.model_copy(update={"settings": "task: {name: own, colour: red}"})
+    assert next(complaints(wrong)).startswith("settings: task: the task: a task has no field `colour`; it may have")
 
 
 def test_all_that_is_wrong_is_said_at_once(form, tmp_path):

@@ -1,10 +1,12 @@
 """A task in a YAML file of one's own is a task like any other, and known by what it says."""
 
 import json
+import re
 
 import pytest
 from conftest import qa_example
 from pydantic import ValidationError
+from test_cli import fails, run
 
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.config import SweepConfig
@@ -12,6 +14,7 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.stages.sweep import sweep
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.placements import Placement, all_placements
+from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.task import Order
@@ -75,12 +78,29 @@ def test_a_config_holds_what_the_file_says_so_that_another_text_is_another_task(
         (("metric: litm", "metrics: litm"), "metrics"),
         (("Answer:", ""), "three paragraphs"),
         (("name: tickets\n", ""), "name"),
+        (("metric: litm", "metrc: em"), "a task has no field `metrc`; did you mean metric?"),
+        (("metric: litm", "colour: red"), "a task has no field `colour`; it may have name, template, document"),
+        (("[1, 3]", "[1, 0]"), "placements.1"),
+        (("[1, 3]", "[1, 3, 1]"), "placements`: names a position twice"),
+        (("[1, 3]", "1,3"), "placements"),
+        (("metric: litm", "document: '{text} {title[0]}'"), "may have {text}, {title}, {number} and no other braces"),
+        (("metric: litm", "document: '{text} {number:99999999}'"), "and no other braces"),
+        (("metric: litm", "document: '{text} {title!r}'"), "and no other braces"),
+        (("metric: litm", "document: '{text} {'"), "and no other braces"),
+        (("metric: litm", "document: '{title}'"), "must have {text} in it once, and has it 0 times"),
+        (("metric: litm", "target: the answer"), "must have {answer} in it once"),
+        (("metric: litm", "closed_book: '{question} {documents}'"), "may have {question} and no other braces"),
+        (("{documents}", "{documents} {documents}"), "must have {documents} in it once, and has it 2 times"),
+        ((FILE, "- tickets"), "holds no task; write lines like `name: tickets`"),
+        ((FILE, ""), "holds no task"),
+        ((FILE, "name: [a"), "not YAML"),
+        ((FILE, f"{FILE}name: other"), "'name' is there twice"),
     ],
 )
 def test_a_file_that_is_no_task_is_refused_by_what_is_wrong(tmp_path, file, change, said):
     assert change[0] in FILE
     file.write_text(FILE.replace(*change))
-    with pytest.raises(ValidationError, match=said.replace("{", "\\{").replace("}", "\\}")):
+    with pytest.raises(ValidationError, match=re.escape(said)):
         config(tmp_path, file)
 
 
@@ -99,3 +119,44 @@ def test_a_sweep_by_a_file_says_its_name_and_keeps_its_definition(tmp_path, file
     )
     again = SweepConfig(**read_manifest(swept)["config"])
     assert TASKS[again.task].name == "tickets"
+
+
+def test_the_command_line_takes_a_file_and_tells_two_texts_of_one_name_apart(
+    capsys, tmp_path, model_folder, monkeypatch
+):
+    """From another folder, with spaces in its path; what changed is named, in prompts or beside them."""
+    write_examples(tmp_path / "e.jsonl", [qa_example(i, 3) for i in range(3)])
+    (tmp_path / "my tasks").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    texts = {"first": FILE, "worded": FILE.replace("Answer:", "Label:"), "guessed": f"{FILE}chance: 0.5\n"}
+    texts["written"] = f"{FILE}document: '{{number}} {{text}}'\n"
+    asked = ["--examples", "../e.jsonl", "--model", model_folder, "--n-docs", 3, "--max-new-tokens", 2]
+    for name, text in texts.items():
+        (tmp_path / "my tasks" / "my own.yaml").write_text(text)
+        words = ["sweep", "--task", "../my tasks/my own.yaml", *asked, "--max-unanswered", 100, "--out", name]
+        assert run(capsys, *words)[0] == 0
+    for name, said in (("worded", "prompt ("), ("written", "prompt ("), ("guessed", "tickets with chance ")):
+        complaint = fails(capsys, "compare", "first", name, "--out", f"compared-{name}")
+        assert "not asked alike" in complaint and said in complaint
+    assert run(capsys, "compare", "first", "worded", "--allow", "prompt", "--out", "allowed")[0] == 0
+    gate = ["gate", "--base", "first", "--candidate", "guessed", "--out", "gate"]
+    assert "tickets with chance " in fails(capsys, *gate)
+
+
+def test_the_command_line_says_what_is_wrong_with_a_file_and_still_knows_the_names(capsys, tmp_path, file):
+    words = ["sweep", "--examples", tmp_path, "--model", "m", "--out", tmp_path / "out", "--task"]
+    file.write_text(FILE.replace("metric", "metrik"))
+    assert "--task: " in (said := fails(capsys, *words, file)) and "no field `metrik`; did you mean metric?" in said
+    assert "nowhere.yml: No such file" in fails(capsys, *words, tmp_path / "nowhere.yml")
+    assert "'tickets' is not one of 'kv', 'qa'" in fails(capsys, *words, "tickets")
+    assert "FILE.yaml" in run(capsys, "sweep", "--help")[1]
+
+
+def test_prompts_whose_documents_are_written_otherwise_have_another_digest(tmp_path, file):
+    """A teacher's responses to them, for one, are not taken for those to the others."""
+    tasks = [TASKS[config(tmp_path, file).task]]
+    file.write_text(f"{FILE}document: '{{number}} {{text}}'\n")
+    tasks.append(TASKS[config(tmp_path, file).task])
+    assert tasks[0].template == tasks[1].template
+    assert len({TextPromptBuilder(task, 5).digest() for task in tasks}) == 2

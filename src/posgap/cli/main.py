@@ -53,7 +53,8 @@ def _kind(info: FieldInfo) -> dict[str, Any]:
     if registered:
         # MLproject has no way to leave a parameter out: an empty one leaves the choice open.
         names = registered.names() + ([""] if info.default == "" else [])
-        return {"type": click.Choice(names), "metavar": f"[{'|'.join(registered.names())}]"}
+        shown = filter(None, [*registered.names(), registered.instead])
+        return {"type": _Named(names, registered.takes), "metavar": f"[{'|'.join(shown)}]"}
     if annotation is bool:
         return {"is_flag": True}
     if choices := [a for a in get_args(annotation) if isinstance(a, str)]:
@@ -66,6 +67,17 @@ def _kind(info: FieldInfo) -> dict[str, Any]:
         return {"type": config_file.WordsOfVerb()}
     kind = plain_type(info)
     return {"type": kind if kind in (int, float) else config_file.Text(is_path=role(info) is not None)}
+
+
+class _Named(click.Choice):
+    """A choice by its name, or by what its registry takes in place of one, as a task's file."""
+
+    def __init__(self, names: list[str], takes: Callable[[str], bool]):
+        super().__init__(names)
+        self.takes = takes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if self.takes(str(value)) else super().convert(value, param, ctx)
 
 
 def is_argument(field: FieldInfo) -> bool:

@@ -91,6 +91,7 @@ class Choices(Generic[T]):
     """
 
     all: ClassVar[list["Choices[Any]"]] = []
+    instead: ClassVar[str] = ""  # what may be given in place of a name, as help shows it; empty: nothing
 
     def __init__(self, kind: str, group: str, *builtin: T):
         self.kind, self.group, self.builtin = kind, group, builtin
@@ -123,6 +124,10 @@ class Choices(Generic[T]):
         if name not in self._by_name:
             raise PosgapError(f"unknown {self.kind} {name!r}: choose {self.listed()}")
         return self._by_name[name]
+
+    def takes(self, text: str) -> bool:
+        """Whether a text is given in place of a name."""
+        return False
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._by_name.values())

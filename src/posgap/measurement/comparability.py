@@ -14,7 +14,7 @@ from posgap.tasks.positions import format_positions
 ALLOWABLE: tuple[str, ...] = get_args(Allowable)
 _SHOWN = 12  # characters of a digest
 _ASKED: dict[str, Callable[[Sweep], Any]] = {
-    "task": lambda sweep: sweep.task,
+    "task": lambda sweep: sweep.task + _beside_wording(sweep),
     "metric": lambda sweep: sweep.metric,
     "n_docs": lambda sweep: sweep.n_docs,
     "examples": lambda sweep: sweep.examples_digest[:_SHOWN],
@@ -35,6 +35,14 @@ _ASKED: dict[str, Callable[[Sweep], Any]] = {
     "filling": lambda sweep: _filling(sweep) if sweep.filled else "none",
     "grading": lambda sweep: sweep.grading.by[:_SHOWN] if sweep.grading else "none",
 }
+
+
+def _beside_wording(sweep: Sweep) -> str:
+    """What a task's own file says that no prompt and no metric shows, by name and digest; empty where it says
+    nothing."""
+    said = json.loads(sweep.definition) if sweep.definition else {}
+    beside = {name: said[name] for name in sorted(said) if name in ("chance", "closed_book", "target", "one_wording")}
+    return f" with {' and '.join(beside)} {digest_of(beside)[:_SHOWN]}" if beside else ""
 
 
 def _filling(sweep: Sweep) -> str:

@@ -12,7 +12,7 @@ from posgap.gating.config import GateConfig
 from posgap.measurement.config import SweepConfig
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.tasks.config import WORDED
-from posgap.tasks.registry import TASKS
+from posgap.tasks.fields import GivenTask
 from posgap.tracking.config import PromoteConfig
 
 AUTHORITY = "/etc/mlflow-ca"  # the folder of the file that MLFLOW_TRACKING_SERVER_CERT_PATH names
@@ -144,7 +144,7 @@ class PreflightConfig(PlacedConfig):
     data_train: str = Field(
         description="examples to train on; if it is the beginning of the names of several versions, the newest is taken"
     )
-    task: Annotated[str, TASKS] = Field(SweepConfig.default("task"), description=WORDED)
+    task: GivenTask = Field(SweepConfig.default("task"), description=WORDED)
     n_docs: int = Field(SweepConfig.default("n_docs"), description="documents in a prompt")
     methods: str = Field(
         "r1",
@@ -161,7 +161,7 @@ class PreflightConfig(PlacedConfig):
     settings: SettingsText = Field(
         "{}",  # KFP's form takes an empty default for a value that is missing
         description="everything else, as YAML like {learning_rate: 1e-5, sweep.limit: 99}: parameters by name, of all "
-        "stages or of one; and shards, seed, only_new, approval and methods",
+        "stages or of one; and shards, seed, only_new, approval, methods, and a task of your own as its file has it",
     )
     shards: Annotated[int, IN_SETTINGS] = Field(1, description="number of parts of each sweep, which run in parallel")
     seed: Annotated[int, IN_SETTINGS] = Field(0, ge=0, description="seed of all random numbers in every stage")

@@ -35,8 +35,9 @@ STAGES: dict[str, type[Config]] = {
 JUDGING = ("compare", "gate")  # stages that change no model
 # The form's fields that are passed on to stages, by the stages' names for them.
 FORM_FIELDS = {name: name for name in ("task", "n_docs", "seed", "max_gap")} | {"backend": "inference_backend"}
-# What `settings` may say of the run itself, rather than of a stage: methods that no dropdown offers, too.
-OF_RUN = [*(name for name, field in PreflightConfig.model_fields.items() if IN_SETTINGS in field.metadata), "methods"]
+# What `settings` may say of the run itself, rather than of a stage: methods and tasks that no dropdown offers, too.
+_SAID = [name for name, field in PreflightConfig.model_fields.items() if IN_SETTINGS in field.metadata]
+OF_RUN = [*_SAID, "methods", "task"]
 # An adapter names its base by a path of the step that trained it, which other steps do not have.
 _OWN = {*FORM_FIELDS, "model", "method", "label", "shard", "name", "gpus_per_node", "lora_export", "methods"}
 _ELSEWHERE = {name for name in PreflightConfig.model_fields if name not in OF_RUN}

@@ -14,17 +14,17 @@ from posgap.tasks.metrics import METRICS
 from posgap.tasks.positions import parse_depths, parse_length, parse_positions, parse_shard
 from posgap.tasks.registry import TASKS
 from posgap.tasks.task import BASELINES
-from posgap.tasks.task_file import ENDINGS, definition_of
+from posgap.tasks.task_file import defined, definition_of, is_file
 
 MAX_DOCS = 100_000
 JUDGE_PLACES = ("{question}", "{first}", "{second}")  # of what a judge is shown, in its prompt
 
 
 def _task(value: Any) -> Any:
-    if not str(value).endswith(ENDINGS):
-        return value
     try:
-        return definition_of(value)
+        if isinstance(value, dict):
+            return defined(value, "the task")
+        return definition_of(value) if is_file(str(value)) else value
     except PosgapError as error:
         raise ValueError(str(error)) from None
 
@@ -95,6 +95,7 @@ def _shard(text: str) -> str:
     return text
 
 
+GivenTask = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task)]  # which another config checks
 TaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task), AfterValidator(TASKS.checked)]
 OptionalTaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task), AfterValidator(TASKS.checked_if_any)]
 OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.checked_if_any)]

@@ -135,7 +135,7 @@ class TextPromptBuilder:
         # What is not asked for is left out, so that digests written before the option existed stay valid.
         fill = self.fill.described if self.fill else {}
         options = [option for option in (self.order.shuffle, self.framed, fill) if option]
-        described = [self.task.ordered_template(self.order), *parts, *options]
+        described = [self.task.ordered_template(self.order), self.task.wording(), *parts, *options]
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 

@@ -10,12 +10,17 @@ from posgap.tasks.rag import RAG, RAG_ALONE, RAG_ONE
 from posgap.tasks.retrieval import KV, QA
 from posgap.tasks.spans import SPANS, SPANS_3, SPANS_4
 from posgap.tasks.task import Task
-from posgap.tasks.task_file import is_definition, task_of
+from posgap.tasks.task_file import is_definition, is_file, task_of
 from posgap.tasks.world import FACTS, FACTS_LITERAL
 
 
 class _Tasks(Choices[Task]):
     """Tasks by name; a definition, as a config holds that of a file, is a task too."""
+
+    instead = "FILE.yaml"
+
+    def takes(self, text: str) -> bool:
+        return is_definition(text) or is_file(text)
 
     def __getitem__(self, name: str) -> Task:
         return task_of(name) if is_definition(name) else super().__getitem__(name)

@@ -4,7 +4,9 @@ A config holds the definition itself, as JSON, and not the file's path: so it is
 stands in its manifest.
 """
 
+import difflib
 import json
+import string
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,13 @@ from posgap.tasks.task import Task
 
 MAX_BYTES = 65_536  # of a definition
 ENDINGS = (".yaml", ".yml")
-_PARTS = {"document": ("{text}",), "template": ("{documents}", "{question}"), "closed_book": ("{question}",)}
+# The places that each text may have; the first ones it must have, once.
+_PLACES = {
+    "document": (1, ("text", "title", "number")),
+    "template": (2, ("documents", "question")),
+    "closed_book": (1, ("question",)),
+    "target": (1, ("answer",)),
+}
 
 
 class TaskDefinition(BaseModel):
@@ -38,33 +46,47 @@ class TaskDefinition(BaseModel):
     document: str = "Document [{number}](Title: {title}) {text}"
     metric: Annotated[str, AfterValidator(METRICS.checked)] = "litm"
     max_new_tokens: int = Field(100, ge=1)
-    placements: list[int] = []
+    placements: list[Annotated[int, Field(ge=1)]] = []
     closed_book: str = "{question}"
     target: str = "{answer}"
     one_wording: bool = False
     chance: float = Field(0.0, ge=0, lt=1)
 
+    @field_validator("placements")
+    @classmethod
+    def _each_once(cls, placements: list[int]) -> list[int]:
+        if len(set(placements)) < len(placements):
+            raise ValueError("names a position twice; name each once")
+        return placements
+
+    @field_validator(*_PLACES)
+    @classmethod
+    def _has_its_places(cls, text: str, info) -> str:
+        n_needed, places = _PLACES[info.field_name]
+        try:
+            parts = [(name, how, kind) for _, name, how, kind in string.Formatter().parse(text) if name is not None]
+        except ValueError:
+            parts = [("", "", None)]
+        # Formats and attributes, as in {text:>99}, are no places either.
+        if any(name not in places or how or kind for name, how, kind in parts):
+            allowed = ", ".join(f"{{{place}}}" for place in places)
+            raise ValueError(f"may have {allowed} and no other braces; write {{{{ and }}}} for braces")
+        for place in places[:n_needed]:
+            if (times := [name for name, *_ in parts].count(place)) != 1:
+                raise ValueError(f"must have {{{place}}} in it once, and has it {times} times")
+        return text
+
     @field_validator("template")
     @classmethod
     def _three_paragraphs(cls, template: str) -> str:
         paragraphs = template.strip("\n").split("\n\n")
-        if len(paragraphs) != 3 or len(paragraphs[-1].split("\n")) != 2:
+        in_order = len(paragraphs) == 3 and "{documents}" in paragraphs[1] and "{question}" in paragraphs[2]
+        if not in_order or [line.count("{question}") for line in paragraphs[2].split("\n")] != [1, 0]:
             raise ValueError(
                 "must have three paragraphs: the instruction, {documents}, and {question} with the cue for the answer "
                 "on the line below it"
             )
         return template.strip("\n")
-
-    @field_validator(*_PARTS)
-    @classmethod
-    def _has_its_places(cls, text: str, info) -> str:
-        try:
-            text.format(documents="", question="", number=1, title="", text="")
-        except (LookupError, ValueError, AttributeError):
-            raise ValueError("has other braces than those of its places; write {{ and }} for braces") from None
-        if missing := [place for place in _PARTS[info.field_name] if place not in text]:
-            raise ValueError(f"must have {missing[0]} in it")
-        return text
 
     def task(self) -> Task:
         """The task that this defines."""
@@ -97,6 +119,11 @@ def is_definition(name: str) -> bool:
     return name.startswith("{")
 
 
+def is_file(name: str) -> bool:
+    """Whether the name of a task is that of a file."""
+    return name.lower().endswith(ENDINGS)
+
+
 def definition_of(path: str | Path) -> str:
     """The definition in a task's file, as JSON. Raises `PosgapError` where the file holds none."""
     from posgap.foundation import yaml_text  # late: few commands need yaml
@@ -105,8 +132,20 @@ def definition_of(path: str | Path) -> str:
         data = fetch(as_location(path)).read_bytes()
     except OSError as error:
         raise PosgapError(f"{path}: {error.strerror}") from None
-    value = yaml_text.parse(data, str(path), "a task", MAX_BYTES, typed=True)
-    return parsed(TaskDefinition, value, str(path)).model_dump_json(exclude_defaults=True)
+    return defined(yaml_text.parse(data, str(path), "a task", MAX_BYTES, typed=True), str(path))
+
+
+def defined(value: object, where: str) -> str:
+    """The definition, as JSON, that a YAML or JSON value is. Raises `PosgapError`, which names the place, where it is
+    none."""
+    if not isinstance(value, dict):
+        raise PosgapError(f"{where}: holds no task; write lines like `name: tickets` (docs/extending.md)")
+    known = [*TaskDefinition.model_fields]
+    if unknown := [str(name) for name in value if name not in known]:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(known)}"
+        raise PosgapError(f"{where}: a task has no field `{unknown[0]}`; {hint}")
+    return parsed(TaskDefinition, value, where).model_dump_json(exclude_defaults=True)
 
 
 def task_of(definition: str) -> Task:
