@@ -85,6 +85,7 @@ def test_the_bounds_of_the_effective_length_are_wrong_in_at_most_five_percent():
     assert sum(each.high < 200 for each in found) <= 0.08 * runs
 
 
+@pytest.mark.filterwarnings("error")
 def test_one_depth_shows_no_gap():
     found = effective_length([100, 200], [np.ones((100, 1))] * 2, 10)
     assert (found.tokens, found.low, found.high) == (200, 0, 200)
@@ -135,7 +136,7 @@ def swept(tmp_path) -> list[Evidence]:
         filled = Filled(
             length=f"{tokens // 40}%", tokens=tokens, depths=depths, seed=0, pool="p", documents=tokens // 100
         )
-        spent = Spent(prompts=3, prompt_tokens=tokens - 1, completion_tokens=9) if tokens == 1000 else None
+        spent = Spent(prompts=7, prompt_tokens=tokens - 1, completion_tokens=9) if tokens == 1000 else None
         update = {"filled": filled, "spent": spent}
         evidence.sweep = evidence.sweep.model_copy(update=update)
         swept.append(evidence)
@@ -150,7 +151,7 @@ def test_a_map_has_a_row_of_each_sweep(swept, tmp_path):
     for name in FIGURES:
         assert getattr(found, name) == [getattr(each.sweep, name) for each in swept], name
     assert (found.lengths, found.tokens, found.documents) == (["25%", "50%"], [1000, 2000], [10, 20])
-    assert found.prompt_tokens == [333, None] and found.context == 4000
+    assert found.prompt_tokens == [142.71, None] and found.context == 4000
     sweep = swept[0].sweep
     for name in ("task", "model", "label", "metric", "n_examples"):
         assert getattr(found, name) == getattr(sweep, name)
@@ -166,6 +167,9 @@ def test_a_map_has_a_row_of_each_sweep(swept, tmp_path):
         f"the depths is {first.mean:.1f} % at 1,000 tokens and {last.mean:.1f} % at 2,000, of the same 200 examples; "
         "the model reads 4,000 tokens.",
     ]
+    whole = EffectiveLength(most_gap=20, tokens=2000, low=0, high=2000)
+    other = found.model_copy(update={"gap_noise": [50.0, 1.0], "effective": whole})
+    assert other.summary_text() == [whole.sentence([1000, 2000]), found.summary_text()[1]]
     write_json(tmp_path / LENGTHS_FILE, found.model_dump(mode="json"))
     assert read_lengths(tmp_path) == read_lengths(tmp_path / LENGTHS_FILE) == found
     assert is_of_lengths(tmp_path) and is_of_lengths(tmp_path / LENGTHS_FILE)

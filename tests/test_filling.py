@@ -220,6 +220,42 @@ def test_filler_is_the_fewest_documents_of_which_the_end_of_the_last_is_cut(leng
         assert there.text.startswith(cut.text) and cut.title == there.title
 
 
+def test_where_whole_documents_make_the_length_none_is_cut():
+    build = PromptBuilder(TASKS["qa"], trained_tokenizer("bytes"), 5000, 7)
+    example, whole = EXAMPLES[1], EXAMPLES[1].distractors
+    for number in range(1, len(whole)):
+        documents = [*whole[:number], *example.gold]
+        (at_length,) = filled(build, [len(build.token_ids(build.worded(example, documents))) + 7], EXAMPLES, "0,100")
+        assert at_length.documents(example, at_length.fill.placements[1]) == documents, number
+
+
+def test_a_document_that_several_examples_have_is_drawn_once():
+    build = PromptBuilder(TASKS["qa"], trained_tokenizer("bytes"), 5000, 7)
+    shared = Document(title="shared", text=passage(random.Random(1), 9))
+    one, *others = (example.model_copy(update={"distractors": [shared]}) for example in EXAMPLES)
+    one = one.model_copy(update={"distractors": EXAMPLES[0].distractors[:2]})
+    every = len(build.token_ids(build.worded(one, [*one.gold, *one.distractors, shared]))) + 7
+    (at_length,) = filled(build, [every], [one, *others], "0,100")
+    assert at_length.documents(one, at_length.fill.placements[1]) == [*one.distractors, shared, *one.gold]
+    (at_length,) = filled(build, [every + 1], [one, *others], "0,100")
+    with pytest.raises(PosgapError, match=f"is filled to {every} tokens"):
+        at_length.documents(one, at_length.fill.placements[1])
+
+
+def test_the_filler_is_cut_for_each_depth_by_itself(monkeypatch):
+    """As where a tokenizer joins what meets at a border: here each document after the gold one takes one token more."""
+    build, token_ids = PromptBuilder(TASKS["qa"], trained_tokenizer("bytes"), 5000, 7), PromptBuilder.token_ids
+
+    def after(text: str) -> int:
+        return text.partition("gold 1")[2].count("Title:")
+
+    monkeypatch.setattr(PromptBuilder, "token_ids", lambda self, text: token_ids(self, text) + [0] * after(text))
+    (at_length,) = filled(build, [700], EXAMPLES, "0,50,100")
+    places = at_length.fill.placements
+    assert [len(at_length(EXAMPLES[1], at)) for at in places] == [693] * 3
+    assert len({after(at_length.text(EXAMPLES[1], at)) for at in places}) == 3
+
+
 def test_few_prompts_are_worded_before_one_is_filled(kv, monkeypatch):
     """However many documents it takes: from their sizes it is known about how many."""
     worded, count = PromptBuilder.worded, []
@@ -287,8 +323,8 @@ def test_what_cannot_be_filled_is_said_with_what_to_do(kv, lengths, complaint):
 
 
 def test_lengths_come_in_order_each_once_and_the_context_is_not_too_long(kv):
-    at_lengths = filled(kv, ["512", "100", "512"], tiny())
-    assert [each.fill.tokens for each in at_lengths] == [100, 512]
+    at_lengths = filled(kv, ["512", "100", "99", "512"], tiny())
+    assert [each.fill.tokens for each in at_lengths] == [99, 100, 512]
     assert as_filled([], "5", 0, kv, tiny()) is kv
     assert (
         as_filled(["100"], "2", 3, kv, tiny()).fill.described == filled(kv, ["100"], tiny(), "2", 3)[0].fill.described

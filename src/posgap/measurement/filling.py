@@ -174,7 +174,7 @@ class Fill:
         nearest = _FittedFiller(pool.first(number - 1), number - 1, 0, -count(pool.first(number - 1)))
         for spare in _SPARE:
             tried: set[int] = set()
-            fewer = max(excess - spare, 0 if spare else 1)
+            fewer = max(excess - spare, 0)
             while fewer + spare > 0 and fewer >= 0 and fewer not in tried and len(tried) < _TRIES:
                 tried.add(fewer)
                 cut = pool.shortened(fillers, fewer, spare)
