@@ -106,6 +106,14 @@ def test_of_each_layer_beyond_eight_as_much_is_counted_as_of_one_of_the_last_fou
     assert seen == [(number, micro) for number in read]
 
 
+def test_no_keys_and_values_are_kept_of_a_micro_batch():
+    """As training keeps none."""
+    model, caches = LlamaForCausalLM(SHAPE).train(), []
+    model.model.register_forward_hook(lambda module, args, output: caches.append(output.past_key_values))
+    run_micro_batch(model, MicroBatchShape(1, 16, 8, "float32"))
+    assert caches == [None]
+
+
 def test_storages_are_counted_once_each_from_birth_to_end_and_the_most_there_were():
     storages = Storages(collect=False)
     there = torch.empty(25)
