@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from posgap.data.synthetic import animal_examples
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.choices import choices_of, same_item
-from posgap.tasks.choosing import chosen_letter
+from posgap.tasks.choosing import chosen_letter, lettered
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import Placement
 from posgap.tasks.registry import TASKS
@@ -85,6 +85,11 @@ def test_items_stand_under_their_letters_after_the_question_whatever_the_order(t
     for order, last in (("before", ""), ("after", ""), ("both", question)):
         text = task.text(arranged, CITIES.question, Order(order))
         assert text.partition("\n\n")[2] == f"{question}\n{items}\n\n{last}{ending}"
+
+
+def test_items_are_written_in_a_form_with_something_between_them():
+    items = [Document(title="none", text=text) for text in ("one", "two", "three")]
+    assert lettered("<{letter}: {text}>", " / ")(items) == "<A: one> / <B: two> / <C: three>"
 
 
 def test_slots_can_be_chosen_and_other_metrics_asked_for():

@@ -655,9 +655,7 @@ def test_a_flag_is_renewed_while_its_process_may_be_sure_of_it(registry, monkeyp
 @pytest.mark.parametrize(
     ("seconds", "flag", "write", "beat"), [(2, 0.5, 1, 0.25), (100, 25, 25, 12.5), (3600, 900, 30, 450)]
 )
-def test_requests_wait_for_an_answer_by_the_length_of_the_lease(
-    registry, clock, monkeypatch, seconds, flag, write, beat
-):
+def test_requests_wait_by_the_length_of_the_lease(registry, clock, monkeypatch, seconds, flag, write, beat):
     monkeypatch.setenv(leases.VARIABLE, str(seconds))
     ask, given = leases.ask, []
     monkeypatch.setattr(leases, "ask", lambda call, *limits: given.append(limits) or ask(call, *limits))
