@@ -79,6 +79,8 @@ def test_a_preamble_is_told_where_no_answer_is_right():
     twice = Probe([of(f'The value corresponding to {i} is "{i}{i}"') for i in (1, 1, 2, 2)])
     assert twice.beginning == "The value corresponding to"
     assert Probe([of("I cannot say that")] * 4).beginning == "I cannot say that"
+    of_one_key = Probe([of('The value corresponding to the key "77" is "5"') for _ in range(4)])
+    assert of_one_key.beginning == "The value corresponding to the key"
     # Wrong values that differ, and one word over and over, are none.
     assert Probe([of(f"{i}a0 is it") for i in range(4)]).answers_at_once
     assert Probe([of("no no no no")] * 4).answers_at_once

@@ -24,7 +24,7 @@ LOOKS = (8, 16, 32, 64)  # after so many responses they are looked at, and what 
 MIN_SECONDS = 60.0  # of work that is long enough to say how long it takes
 _PAUSE = 1.0  # seconds without an answer: what came before them was a batch
 _AROUND = " \t\n\"'`*“”‘’«»([{"  # may stand before an answer that is given at once
-_MIN_BEGINNING = 2  # words
+_MIN_BEGINNING, _MAX_BEGINNING = 2, 6  # words: what follows more of them is mostly a key
 _LEVEL = 0.05
 
 
@@ -133,7 +133,7 @@ class Probe:
         different = list(dict.fromkeys(others))
         words = [text.lstrip(_AROUND).split() for text in (different if len(different) > 1 else others)]
         best: list[str] = []
-        for length in range(_MIN_BEGINNING, min(12, max(map(len, words))) + 1):
+        for length in range(_MIN_BEGINNING, min(_MAX_BEGINNING, max(map(len, words))) + 1):
             often = Counter(tuple(each[:length]) for each in words if len(each) >= length).most_common(1)
             if not often or often[0][1] < max(2, len(words) / 2):
                 break
