@@ -276,10 +276,10 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     if options.model:
-        parser.set_defaults(n_docs=10, new_tokens=40, scale="10")
+        parser.set_defaults(n_docs=10, new_tokens=40, batch_size=10, repeats=1, scale="10")
         options = parser.parse_args()
     if options.quick:
-        options.examples, options.repeats = options.batch_size, 1
+        options.examples, options.repeats = 2 if options.model else options.batch_size, 1
     torch.set_num_threads(options.threads)
     name = Path(options.model).name or options.device
     if options.model in MODELS:
