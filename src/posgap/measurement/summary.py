@@ -77,7 +77,7 @@ def copies_warning(sweep: Sweep) -> str:
         remedies.append("""--stop '["\\n\\n"]', at which a model without a chat template ends its answer""")
     if sweep.asked.template and max(worst["echo"], worst["others"]) > NOTABLE:
         remedies.append('a system message, --system "Reply with the answer alone."')
-    if worst["cut"] > NOTABLE:
+    if worst["cut"] > NOTABLE >= worst["echo"]:  # of a copy there would only be more
         remedies.append(f"a higher limit, --max-new-tokens {2 * sweep.asked.max_new_tokens}")
     tried = f": try {', or '.join(remedies)}" if remedies else ""
     return f"{copies_sentence(sweep)} What is cut or copied may be right by chance{tried}."
