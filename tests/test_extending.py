@@ -25,10 +25,14 @@ def posgap(tmp_path_factory):
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(PACKAGE, site, dirs_exist_ok=True)
 
-    def run(*commands: list[object], entry_points: str = "") -> list[subprocess.CompletedProcess]:
+    def run(
+        *commands: list[object], entry_points: str = "", more: dict[str, str] | None = None
+    ) -> list[subprocess.CompletedProcess]:
         if entry_points:
             shutil.copytree(site, other := site.with_name("other"), dirs_exist_ok=True)
             (other / "acme_posgap-1.0.dist-info" / "entry_points.txt").write_text(entry_points)
+            for name, text in (more or {}).items():
+                (other / "acme_posgap" / name).write_text(text)
         environment = os.environ | {"PYTHONPATH": str(other if entry_points else site)}
         return [
             subprocess.run(["posgap", *map(str, words)], env=environment, capture_output=True, text=True, timeout=300)
@@ -167,6 +171,15 @@ def test_a_package_that_is_broken_or_takes_a_name_is_left_out_with_a_warning(pos
     assert codes(done) == [0]
     assert "metric missing of acme_posgap.nothing:HERE is left out: No module named 'acme_posgap.nothing'" in said(done)
     assert "task kv of posgap.tasks.retrieval:QA is left out: the name 'qa' is taken" in said(done)
+
+
+def test_a_task_in_one_module_with_a_backend_is_left_out_with_the_reason(posgap):
+    """It is loaded while what a backend's module imports is still being read."""
+    entries = "[posgap.tasks]\nnotes = acme_posgap.both:NOTES\n"
+    both = "from acme_posgap.backend import RULE\nfrom acme_posgap.task import NOTES\n"
+    done = posgap(["sweep", "--help"], entry_points=entries, more={"both.py": both})
+    assert codes(done) == [0] and "task notes of acme_posgap.both:NOTES is left out: cannot import name" in said(done)
+    assert "define it in a module of its own" in said(done)
 
 
 def test_every_kind_has_an_example_and_the_docs_say_how_long_it_is():

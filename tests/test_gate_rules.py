@@ -11,16 +11,18 @@ from scipy import stats
 from test_gate import N, write_sweep
 
 from posgap.cli.main import main
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.config import PlanGateConfig
 from posgap.gating.demands import Policy
 from posgap.gating.planning import plan_gate
-from posgap.gating.rules import Case, MinMean, Ruling, _useful
+from posgap.gating.rules import CONSISTENCY, Case, MinConsistency, MinMean, Ruling, _useful
 from posgap.gating.verdict import Verdict, judge
 from posgap.measurement import power, statistics
 from posgap.measurement.filling import Filled
 from posgap.measurement.power import Assumed
 from posgap.measurement.sweeps import read_sweep
+from posgap.tasks.registry import TASKS
 
 Z = stats.norm.isf(0.05)
 NOTHING_DIFFERS = 100 * Z**2 / (N + Z**2)  # Tango's upper 95 % bound where no example differs: 1.33 points
@@ -341,3 +343,21 @@ def test_the_gate_says_how_many_examples_it_wants(tmp_path):
     assert ruling.outcome == "unsure"
     enough = [statistics.gap_interval(simulated([0.9] * 5, ruling.needs, rng))[1] <= 5 for _ in range(100)]
     assert 0.6 < np.mean(enough) <= 0.97
+
+
+def test_consistency_is_the_share_of_examples_in_which_every_order_leaves_the_same_choice(tmp_path):
+    folder = write_sweep(tmp_path / "judged", wrong(0, 0, 0, 0, 0))
+    rows = [row for _, row in read_jsonl(folder / "predictions.jsonl")]
+    for row in rows:  # the right item wherever it stands, but for ten examples the first one
+        row["response"] = "ABCDE"[row["placement"][0] - 1] if int(row["id"][1:]) >= 10 else "A"
+    write_jsonl(folder / "predictions.jsonl", rows)
+    sweep = SimpleNamespace(asked_task=TASKS["options"], n_docs=5)
+    case = Case(SimpleNamespace(sweep=sweep, path=folder))
+    for least, outcome in ((90, "pass"), (95, "unsure"), (99, "fail")):
+        asked = MinConsistency(min_consistency=least)
+        ruling = CONSISTENCY.judge(asked, case)
+        assert CONSISTENCY.asked(asked) and (ruling.outcome, ruling.estimate) == (outcome, pytest.approx(95))
+    assert not CONSISTENCY.asked(MinConsistency())
+    sweep.asked_task = TASKS["kv"]
+    with pytest.raises(PosgapError, match="min_consistency: the task kv has no items to choose from; leave it out"):
+        CONSISTENCY.judge(asked, case)

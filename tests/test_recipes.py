@@ -1,5 +1,6 @@
 """Recipes: every value has a source, and what a user gives replaces it."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from pydantic import ValidationError
 
 from posgap.cli.mlproject import mlproject
 from posgap.distillation.config import DistillConfig
+from posgap.distillation.engine import Optimization
 from posgap.distillation.recipes import RECIPES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -67,3 +69,11 @@ def test_what_is_given_comes_before_the_recipe():
     config = DistillConfig(**paths, **given)
     assert {name: getattr(config, name) for name in given} == given
     assert config.learning_rate == DistillConfig(**paths).learning_rate
+    halfway = {"linear": 0.5 + 0.5 * 0.2, "cosine": 0.5 + 0.5 * 0.2, "constant": 1.0}
+    for schedule, rate in halfway.items():
+        asked = DistillConfig(**paths, schedule=schedule, final_rate=0.2, warmup_steps=0)
+        course = Optimization(**{field.name: getattr(asked, field.name) for field in fields(Optimization)})
+        assert course.rate(50, 100) == pytest.approx(rate)
+        assert course.rate(25, 100) == pytest.approx(
+            {"linear": 0.8, "cosine": 0.883, "constant": 1}[schedule], abs=1e-3
+        )

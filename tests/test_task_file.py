@@ -7,6 +7,7 @@ import pytest
 from conftest import qa_example
 from pydantic import ValidationError
 from test_cli import fails, run
+from test_verbs import shown
 
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.config import SweepConfig
@@ -150,7 +151,7 @@ def test_the_command_line_says_what_is_wrong_with_a_file_and_still_knows_the_nam
     assert "--task: " in (said := fails(capsys, *words, file)) and "no field `metrik`; did you mean metric?" in said
     assert "nowhere.yml: No such file" in fails(capsys, *words, tmp_path / "nowhere.yml")
     assert "'tickets' is not one of 'kv', 'qa'" in fails(capsys, *words, "tickets")
-    assert "FILE.yaml" in run(capsys, "sweep", "--help")[1]
+    assert "|FILE.yaml]" in shown("sweep")
 
 
 def test_prompts_whose_documents_are_written_otherwise_have_another_digest(tmp_path, file):

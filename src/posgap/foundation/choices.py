@@ -20,6 +20,8 @@ from posgap.foundation.errors import PosgapError
 
 log = logging.getLogger(__name__)
 SECRET = "secret"  # marks a field that is written down nowhere
+# A task is loaded while what a backend's module imports is still being read.
+_OWN_MODULE = "; define it in a module of its own, since those of other kinds import more of posgap than is there yet"
 WITHOUT_EFFECT = "without effect"  # marks a parameter that changes the speed, but not the result
 
 
@@ -105,7 +107,8 @@ class Choices(Generic[T]):
                 choice = entry.load()
                 self._require_new(choice, choices)
             except Exception as error:  # anything that a package's import can raise
-                log.warning("%s %s of %s is left out: %s", self.kind, entry.name, entry.value, error)
+                hint = _OWN_MODULE if "partially initialized module" in str(error) else ""
+                log.warning("%s %s of %s is left out: %s%s", self.kind, entry.name, entry.value, error, hint)
                 continue
             choices[choice.name] = choice
         return choices

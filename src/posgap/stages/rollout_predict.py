@@ -176,7 +176,8 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
     encoded = _encoding(config, measured, n_heads)
     if config.rope_factors and encoded.scores is None:
         raise PosgapError("rope_factors: they divide RoPE's positions: give `encoding` rope, or leave them out")
-    if config.slope != config.default("slope") and config.encoding != "decay":
+    taken = POSITION_ENCODINGS[config.encoding].parameters.model_fields
+    if config.slope != config.default("slope") and "slope" not in taken:
         raise PosgapError("slope: is that of a decay: give `encoding` decay, or leave it out")
     if config.rope_theta != config.default("rope_theta") and encoded.scores is None:
         raise PosgapError("rope_theta: is the base of RoPE: give `encoding` rope, or leave it out")
