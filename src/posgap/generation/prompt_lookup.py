@@ -44,7 +44,7 @@ class PromptLookup:
         the most tokens for its time.
         """
         found = [continuation(text, min(limit, MAX_DRAFT)) for text, limit in zip(texts, limits)]
-        expected = [len(texts)]  # tokens that a forward pass gains, by the length of drafts
+        expected = [float(len(texts))]  # tokens that a forward pass gains, by the length of drafts
         for length in range(1, MAX_DRAFT + 1):
             right = (self._right / self._checked) ** length
             expected.append(expected[-1] + right * sum(len(draft) >= length for draft in found))
