@@ -82,6 +82,7 @@ def test_only_promotion_s_log_in_changes_a_protected_name(server, tmp_path, mode
         str(judged),
         "--out",
         f"{place}-out",
+        *("--answers", "0"),  # nobody swept
     ]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
     for name, value in ADMIN.items():

@@ -56,9 +56,9 @@ class Served:
 def test_an_endpoint_gives_the_predictions_of_the_model_it_serves(endpoint, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE if endpoint == "chat" else None)
     save_model(llama(), tokenizer, tmp_path / "model")
-    here = sweep(SweepConfig(out=tmp_path / "here", **sweep_options(tmp_path, tmp_path / "model")))
+    here = sweep(SweepConfig(out=tmp_path / "here", **sweep_options(tmp_path, tmp_path / "model"), stop="none"))
     with served(Endpoint(Served(tmp_path / "model", endpoint == "chat"))) as server:
-        changes = sweep_options(tmp_path, "tiny", backend="openai", base_url=server.url, endpoint=endpoint)
+        changes = sweep_options(tmp_path, "tiny", backend="openai", base_url=server.url, endpoint=endpoint, stop="none")
         there = sweep(SweepConfig(out=tmp_path / "there", **changes))
     assert predictions(here) == predictions(there)
     assert server.seen.total() == 48

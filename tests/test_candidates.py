@@ -94,7 +94,9 @@ def run(tmp_path, monkeypatch):
         return write_sweep(tmp_path / f"{folder.name}-{len(run.folders)}", [means[version.version]] * 5)
 
     monkeypatch.setattr(
-        champions, "rolled_back", lambda registered: set(run.rolled_back) if registered is TINY else None
+        champions,
+        "rolled_back",
+        lambda registered: dict.fromkeys(run.rolled_back, "rolled back: slow") if registered is TINY else None,
     )
     monkeypatch.setattr(candidates, "tagged", tagged)
     monkeypatch.setattr(candidates, "judged_sweep", judged_sweep)

@@ -177,7 +177,7 @@ def real(tmp_path):
 
 
 LAX = {"max_gap": 100, "mean_tolerance": 100, "advantageous_tolerance": 100, "min_mean": 0, "least_examples": 1}
-LAX |= {"least_placements": 2}
+LAX |= {"least_placements": 2, "max_unclean": 100}
 
 
 @pytest.fixture

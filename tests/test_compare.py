@@ -88,10 +88,10 @@ def test_equal_models_are_told_apart_at_some_position_in_few_of_many_comparisons
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"examples": "other"}, r"not asked alike: examples \(other, not e\)"),
-        ({"order": [*range(1, N), 1]}, "predictions of other examples"),
+        ({"examples": "other"}, r"not asked alike: examples \(other, not \w{12}\)"),
+        ({"order": [*range(1, N), 1]}, "not asked alike: examples"),
         ({"placements": [[i + 1] for i in (0, 1, 2, 4, 3)]}, r"placements \(1 2 3 5 4, not 1 2 3 4 5\)"),
-        ({"asked": ASKED.model_copy(update={"shuffle": 3})}, r"shuffle \(3, not 0\); .*: --allow shuffle"),
+        ({"asked": ASKED.model_copy(update={"shuffle": 3})}, r"shuffle \(3, not 0\)"),
     ],
 )
 def test_sweeps_of_other_questions_are_refused(tmp_path, change, complaint):

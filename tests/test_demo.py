@@ -71,7 +71,7 @@ def test_the_summary_is_what_the_sweeps_say(demo):
         assert demo.summary[key]["accuracy"] == pytest.approx(accuracy.tolist())
         assert demo.summary[key]["gap"] == pytest.approx(accuracy.max() - accuracy.min())
         assert demo.summary[key]["gap_ci95"] == list(read_sweep(demo.steps[folder]).gap_ci95)
-    assert demo.summary["gate"]["passed"] and len(demo.summary["gate"]["rules"]) == 5
+    assert demo.summary["gate"]["passed"] and len(demo.summary["gate"]["rules"]) == 6
     assert demo.summary["seconds"].keys() == {"tiny_model", *demo.steps}
     assert {"validate_train", "sweep_base", "teacher", "distill", "sweep_candidate", "promote"} <= demo.steps.keys()
 
@@ -87,7 +87,9 @@ def test_the_gate_admits_the_distilled_model_and_refuses_the_base(demo, tmp_path
     base, candidate = demo.steps["merge_base"], demo.steps["merge_candidate"]
     verdict = read_verdict(demo.steps["gate"])
     assert verdict.policy == Policy() and verdict.outcome == "admitted" and "champion" not in verdict.evidence
-    assert read_verdict(gate(GateConfig(out=tmp_path / "1", candidate=candidate, base=base))) == verdict
+    again = read_verdict(gate(GateConfig(out=tmp_path / "1", candidate=candidate, base=base)))
+    # Another moment, and for no name.
+    assert again == verdict.model_copy(update={"name": again.name, "judged_at": again.judged_at})
     refused = read_verdict(gate(GateConfig(out=tmp_path / "2", candidate=base, base=base)))
     assert refused.outcome == "refused"
     assert [rule.name for rule in refused.rules if not rule.passed] == ["gap"]

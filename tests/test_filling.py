@@ -309,7 +309,7 @@ def test_filler_of_the_gold_document_s_title_is_left_out_but_not_where_neither_h
                  "longer one, or lower max_new_tokens"),
         (["24"], "length 24: the filler of example kv-0 is 3 documents, too few for 5 depths; ask for a longer one, or "
                  "for fewer --depths"),
-        (["400"], "length 400: example kv-0 is filled to 156 tokens with its own distractors and all that may be taken "
+        (["400"], "length 400: example kv-0 is filled to 136 tokens with its own distractors and all that may be taken "
                   "from the other examples; ask for a shorter one, or give more examples, or examples with more "
                   "distractors"),
     ],

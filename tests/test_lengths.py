@@ -16,6 +16,7 @@ from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.config import CompareConfig, DiagnoseConfig, MergeConfig, SweepConfig
 from posgap.measurement.diagnoses import read_diagnosis
 from posgap.measurement.lengths import folder_at, read_lengths
+from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.compare import compare
 from posgap.stages.diagnose import diagnose
@@ -188,7 +189,7 @@ def test_a_sweep_at_one_length_goes_through_merge_diagnosis_and_the_tried_answer
     plain = SweepConfig(out=tmp_path / "plain", n_docs=21, positions="1,6,11,16,21", **asked)
     by_hand = config.model_copy(update={"sweep": sweep(plain), "out": tmp_path / "plain-why"})
     assert attention == read_diagnosis(diagnose(by_hand)).attention
-    require_answers(model_folder, whole, asked["examples"], 8)
+    require_answers(model_folder, whole, swept_examples(whole, asked["examples"]), 8)
     assert "8 of 8 responses are as the sweep recorded" in caplog.text
     with pytest.raises(PosgapError, match="whose placements are depths; give `advantageous`"):
         given = {name: asked[name] for name in ("examples", "model")}

@@ -167,7 +167,7 @@ def test_what_is_found_by_forcing_is_not_for_a_model_that_answers_later(config, 
     right = Response("The value is 3", right=True, cut=False, echo=False, answer_after=3)
     said = forcing.Tried(0, Probe([right] * 4))
     monkeypatch.setattr(trials, "tried", lambda *asked: said)
-    with pytest.raises(trials.CannotHave, match="answers 4 of 4 questions rightly, but only 0 of them at once"):
+    with pytest.raises(trials.CannotHave, match="answers 4 of 4 questions rightly, but none of them at once"):
         trials.tried_settings(MITIGATIONS["head-gates"], asking, examples)
     monkeypatch.setattr(trials, "tried", lambda *asked: said._replace(begin=4))
     assert trials.tried_settings(MITIGATIONS["head-gates"], asking, examples)

@@ -91,7 +91,7 @@ def test_rules_are_passed_as_often_as_is_planned(placements):
     rng, n, runs = np.random.default_rng(4), 250, 150
     assumed = assumed_of_pair(*correlated(60_000, placements, rng))
     # Of five placements the middle has three: the plan, which takes regions for equally large, is on the safe side.
-    policy = Policy(max_gap=9, max_region_gap=5 if placements == 16 else 100, max_unanswered=100)
+    policy = Policy(max_gap=9, max_region_gap=5 if placements == 16 else 100, max_unanswered=100, max_unclean=100)
     rules = asked_rules(policy)
     cases = [Case(*map(evidence, correlated(n, placements, rng))) for _ in range(runs)]
     for rule, parameters in rules:

@@ -38,6 +38,7 @@ PARAMETERS = {
         **{"k": 1, "epochs": 1, "batch_size": 16, "learning_rate": 1e-4},
         **{"population": 2, "generations": 1, "finalists": 1},
         **{"mean_tolerance": 100, "advantageous_tolerance": 100, "min_mean": 0, "least_examples": 1},
+        **{"max_unclean": 100},  # an untrained model writes up to the limit
         "max_unanswered": 100,  # some of its tokens are no text
     },
 }
@@ -111,7 +112,7 @@ def test_what_the_run_page_shows(runs):
 
     curve = shown(f"{DISTILLED}/merge-3")
     figures = curve["metrics"]["metadata"]
-    outcomes = {"unanswered", "unanswered_worst", "cut"}
+    outcomes = {"unanswered", "unanswered_worst", "cut", "echo", "unclean_worst"}
     assert figures.keys() == {"mean", "gap", "gap_ci95_low", "gap_ci95_high", "worst", "flatness_p"} | outcomes
     assert (runs.first.folder / DISTILLED / "merge-3/curve").read_text().startswith("<!doctype html>")
     assert curve["out"]["metadata"]["label"] == "r1"

@@ -141,7 +141,7 @@ def test_a_policy_can_ask_for_a_task_and_for_data(tmp_path, base, demand, compla
     verdict, rules = decide(tmp_path, new, base, policy=policy_file(tmp_path, demand))
     assert verdict.outcome == "not enough evidence" and all(rules.values())
     assert len(verdict.evidence_gaps) == 1 and re.fullmatch(complaint, verdict.evidence_gaps[0])
-    assert complaint in str(verdict.error("it"))
+    assert re.search(complaint, str(verdict.error("it")))
     right, _ = decide(tmp_path, new, base, policy=policy_file(tmp_path, "task: kv"), force=True)
     assert right.passed
 

@@ -105,7 +105,7 @@ def test_who_forces_tokens_is_told_where_the_limit_cuts_what_a_model_says_by_its
         found = asked_by_itself(Saying("well", cut), questions, lambda *_: 0.0, Sampling(40))
     assert len(found.probe.responses) == 24 and found.begin == 24
     told = [("cut at 40 tokens" in line, "--max-new-tokens 80" in line) for line in caplog.messages]
-    assert told == [(True, True)] * cut
+    assert [each for each in told if any(each)] == [(True, True)] * cut
 
 
 def test_what_a_model_says_to_some_examples_is_heard(build):
