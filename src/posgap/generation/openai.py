@@ -13,6 +13,7 @@ import ssl
 import string
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -101,7 +102,9 @@ class OpenAIGenerator:
             finally:
                 for task in tasks:
                     task.cancel()
-                runner.run(client.aclose())
+                # After a signal the loop may still stop for what was awaited then; the runner ends the rest.
+                with suppress(RuntimeError):
+                    runner.run(client.aclose())
 
     async def _work(
         self, client: httpx2.AsyncClient, questions: Iterator[Question], sampling: Sampling, answers: asyncio.Queue

@@ -6,10 +6,27 @@ from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
+from typing_extensions import TypedDict
 
 from posgap.rollout.distributions import mean_interval
 
 OTHERS = ("gradient", "value_norm")  # those that a summary names
+
+
+class Pair(TypedDict):
+    """How two measures agree."""
+
+    measures: list[str]
+    spearman: float | None
+    spearman_ci95: tuple[float, float] | None
+    texts: int
+
+
+class Agreement(TypedDict):
+    """What `agreement` finds."""
+
+    of: str
+    pairs: list[Pair]
 
 
 def agreement(shares: Mapping[str, np.ndarray], of: str, seed: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, atomic, read_model
+from posgap.rollout.agreement import Agreement
 
 SINK_THRESHOLD = 0.2  # attention above which a token counts as a sink (tau)
 PREDICTION_FILE, MEASUREMENT_FILE, ARRAYS_FILE = "prediction.json", "measurement.json", "arrays.npz"
@@ -89,7 +90,7 @@ class Measurement(Record):
     windows: list[int | None] = Field(default_factory=list)  # those written before it was measured lack it
     unattended: dict[str, Share] = Field(default_factory=dict)
     attention_layers: list[int] = Field(default_factory=list)
-    agreement: dict | None = None
+    agreement: Agreement | None = None
     documents: dict | None = None  # see documents.summary; None where texts are no prompts with documents
     summary: str
     settings: dict
