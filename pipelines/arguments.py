@@ -1,12 +1,11 @@
 """A run's arguments, checked against the pipeline's parameters before anything is sent."""
 
-import difflib
 import json
 import math
 from collections.abc import Callable
 from typing import Any
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import PosgapError, suggestion
 from posgap.foundation.fields import plain_type
 from posgap.pipelines.config import PipelineArguments
 from posgap.pipelines.forms import FORMS, SETTINGS, fields_of, filled
@@ -54,8 +53,7 @@ def checked(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) ->
 def _value(name: str, value: Any, parameters: dict[str, dict[str, Any]]) -> Any:
     if name not in parameters:
         known = [*parameters, *(settable() if SETTINGS in parameters else ())]
-        close = difflib.get_close_matches(name, known, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(parameters)}"
+        hint = suggestion(name, known, f"there are {', '.join(parameters)}")
         raise PosgapError(f"--param {name}: the pipeline has no such parameter; {hint}")
     kind = parameters[name]["parameterType"]
     parse, wording = _KINDS.get(kind, (str, "text"))
@@ -68,8 +66,7 @@ def _value(name: str, value: Any, parameters: dict[str, dict[str, Any]]) -> Any:
     if offered and value not in offered:
         # KFP's form offers nothing else, and newer servers take nothing else.
         names = [str(choice) for choice in offered]
-        close = difflib.get_close_matches(str(value), names, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names)}"
+        hint = suggestion(str(value), names, f"choose from {', '.join(names)}")
         raise PosgapError(f"--param {name}: the pipeline does not offer {value!r}; {hint}")
     return value
 

@@ -80,12 +80,13 @@ def test_who_stops_a_sweep_is_told_that_it_goes_on(options, number, code, how):
         assert endpoint.seen.total() <= N * DOCS - 4
 
 
-def test_a_signal_that_comes_as_an_answer_is_read_stops_the_sweep(options, monkeypatch):
+@pytest.mark.parametrize("moment", [0, 1, 4, 9])
+def test_a_signal_that_comes_as_an_answer_is_read_stops_the_sweep(options, monkeypatch, moment):
     """asyncio takes an `Exception` in a connection's callback for a broken connection, and goes on."""
     received, parts = StreamProtocol.data_received, itertools.count()
 
     def data_received(self, data):
-        if next(parts) == 4:
+        if next(parts) == moment:
             signal.raise_signal(signal.SIGTERM)
         received(self, data)
 

@@ -15,6 +15,7 @@ from posgap.rollout import comparison
 from posgap.rollout.comparison import compare
 from posgap.rollout.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.rollout.distributions import normalized, shape, spearman, summary_text, wasserstein
+from posgap.rollout.files import read_measurement
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
 
@@ -87,6 +88,18 @@ def measured(tmp_path, model_folder):
     return rollout_measure(
         RolloutMeasureConfig(texts=tmp_path / "t.txt", model=str(model_folder), length=24, out=tmp_path / "measured")
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("measures", -0.5), ("spearman", "high"), ("spearman_ci95", [0.1]), ("texts", None)]
+)
+def test_an_agreement_that_was_edited_is_refused_in_one_line(measured, name, value):
+    told = read_json(measured / "measurement.json")
+    assert len(told["agreement"]["pairs"]) > 1
+    told["agreement"]["pairs"][1][name] = value
+    (measured / "measurement.json").write_text(json.dumps(told))
+    with pytest.raises(PosgapError, match=rf"measurement.json: field `agreement.pairs.1.{name}"):
+        read_measurement(measured)
 
 
 def test_a_prediction_is_compared_with_its_measurement_and_a_sweep(tmp_path, measured, caplog):

@@ -4,7 +4,6 @@ A flag comes before the environment (POSGAP_SWEEP_N_DOCS), and that before the f
 key `tracking` beside the sections says where runs go, unless MLFLOW_TRACKING_URI does.
 """
 
-import difflib
 import json
 import os
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from posgap.cli.config import ConfigFileConfig
-from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.errors import PosgapError, shortened, suggestion
 from posgap.foundation.printing import show as show_result
 
 TRACKING = "tracking"
@@ -124,8 +123,7 @@ def _require_known(where: str, given: Iterable[str], known: list[str], what: str
     for name in given:
         if (plain := name.replace("_", "-")) in known or name in known:
             continue
-        near = difflib.get_close_matches(plain, known, n=1)
-        meant = f"did you mean {near[0]}?" if near else f"it may be {', '.join(known[:12])}, ..."
+        meant = suggestion(plain, known, f"it may be {', '.join(known[:12])}, ...", at_most=1)
         raise PosgapError(f"{where}: no {what} is called {shortened(name)}; {meant}")
 
 

@@ -31,7 +31,7 @@ from posgap.storage.folders import ResumableFolder
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import among, contents
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.placements import Placement, require_n_gold
+from posgap.tasks.placements import Placement, require_n_gold, spaced_positions
 from posgap.tasks.positions import format_positions
 from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
@@ -72,8 +72,7 @@ def watched_placements(config: DistillConfig, advantageous: Sequence[Placement])
     if config.watch_placements or n_gold > 1:
         others = TASKS[config.task].placements(n_docs, config.watch_placements)
     else:
-        spread = np.linspace(1, n_docs, SPREAD).round().astype(int)
-        others = [Placement((int(position),), n_docs) for position in dict.fromkeys(spread.tolist())]
+        others = [Placement((position,), n_docs) for position in spaced_positions(n_docs, SPREAD)]
     for placement in others:
         require_n_gold(placement, n_gold)
     return [*advantageous, *(placement for placement in others if placement not in advantageous)]

@@ -1,6 +1,7 @@
 """Errors that a user can do something about, and the exit codes of the command line."""
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -114,6 +115,12 @@ def _fault(fault: Mapping[str, Any]) -> str:
 def first_line(error: BaseException) -> str:
     """What an error of another package says, in one line; its kind where it says nothing."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def suggestion(name: str, known: Iterable[str], otherwise: str, at_most: int = 3) -> str:
+    """Asks whether one of the known names was meant that are nearest to an unknown one; `otherwise` if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=at_most)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def shortened(text: str) -> str:

@@ -57,7 +57,7 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
     `PosgapError` that names the first row whose score is another.
     """
     path, sweep = evidence.path, evidence.sweep
-    scored = _by_judgements(path) if sweep.grading else _by_metric(sweep)
+    scored = _by_judgements(path) if sweep.grading else by_metric(sweep)
     for row in read_predictions(path):
         at = Placement(tuple(row["placement"]), sweep.n_docs, row.get("baseline", ""))
         said = outcome_of(row) == "answered"
@@ -70,7 +70,8 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
             )
 
 
-def _by_metric(sweep: Sweep) -> Callable[[str, AnyExample, Placement], float]:
+def by_metric(sweep: Sweep) -> Callable[[str, AnyExample, Placement], float]:
+    """What scores a response to an example at a placement as a sweep did that no judge graded."""
     task = sweep.asked_task
     return lambda response, example, at: task.score(response, task.answers(example, at), sweep.metric)
 

@@ -1,6 +1,5 @@
 """Turns the pipeline's form into the parameters of its stages, and checks them."""
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -12,7 +11,7 @@ from posgap.data.config import ValidateConfig
 from posgap.distillation.config import DistillConfig, TeacherConfig, TrainJobConfig
 from posgap.distillation.methods import METHODS, MITIGATE
 from posgap.foundation.config import Config
-from posgap.foundation.errors import faults
+from posgap.foundation.errors import faults, suggestion
 from posgap.foundation.fields import IN_SETTINGS, Role, registered_name, role, settings_of
 from posgap.foundation.files import digest_of
 from posgap.gating.config import GateConfig
@@ -233,8 +232,8 @@ def unknown(said: Iterable[str]) -> Iterator[str]:
         elif name.rpartition(".")[2] in _OWN:
             yield f"settings: {name}: is set by the form or the pipeline, and cannot be set here"
         else:
-            close = difflib.get_close_matches(name, names if "." in name else plain, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(sorted(plain))}"
+            there_are = f"there are {', '.join(sorted(plain))}"
+            hint = suggestion(name, names if "." in name else plain, there_are)
             yield f"settings: {name}: no stage has such a parameter; {hint}"
 
 

@@ -4,7 +4,6 @@ A config holds the definition itself, as JSON, and not the file's path: so it is
 stands in its manifest.
 """
 
-import difflib
 import json
 import string
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import PosgapError, suggestion
 from posgap.foundation.files import parsed
 from posgap.foundation.locations import as_location
 from posgap.storage.cache import fetch
@@ -142,8 +141,7 @@ def defined(value: object, where: str) -> str:
         raise PosgapError(f"{where}: holds no task; write lines like `name: tickets` (docs/extending.md)")
     known = [*TaskDefinition.model_fields]
     if unknown := [str(name) for name in value if name not in known]:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(known)}"
+        hint = suggestion(unknown[0], known, f"it may have {', '.join(known)}", at_most=1)
         raise PosgapError(f"{where}: a task has no field `{unknown[0]}`; {hint}")
     return parsed(TaskDefinition, value, where).model_dump_json(exclude_defaults=True)
 
