@@ -117,7 +117,7 @@ def _compare(
     figures = {name: compare(predicted, texts[name], np.random.default_rng(config.seed)) for name in names}
     chosen, influence = np.array(measurement.influence[config.influence]), config.influence.replace("_", " ")
     sentences = [comparison_summary(figures[config.influence], predicted, chosen, influence)]
-    result = {
+    result: dict[str, Any] = {
         "prediction": prediction.label,
         "measurement": measurement.label,
         "influence": config.influence,
