@@ -74,17 +74,15 @@ class FaultProxy:
             self.always(FINE)
             assert self.lock.wait_for(lambda: not self.under_way, timeout=60)
 
-    def next_fault(self, method: str, path: str) -> Fault:
+    @contextmanager
+    def next_fault(self, method: str, path: str) -> Iterator[Fault]:
+        """The fault of one exchange, which is under way from this decision on, not only once it is sent on."""
         with self.lock:
             self.seen.append(f"{method} {path}")
-            return self.fault(len(self.seen) - 1, method, path)
-
-    @contextmanager
-    def passing(self) -> Iterator[None]:
-        with self.lock:
             self.under_way += 1
+            fault = self.fault(len(self.seen) - 1, method, path)
         try:
-            yield
+            yield fault
         finally:
             with self.lock:
                 self.under_way -= 1
@@ -102,23 +100,19 @@ def faulty(target: str) -> Iterator[FaultProxy]:
 
         def exchange(self) -> None:
             body = self._body()
-            fault = proxy.next_fault(self.command, self.path)
+            answer: tuple[int, list[tuple[str, str]], bytes] = (0, [], b"")
+            with proxy.next_fault(self.command, self.path) as fault:
+                proxy.closing.wait(fault.delay)
+                if fault.status:
+                    answer = (fault.status, list(fault.headers), fault.body)
+                elif not fault.hang and fault.drop != "before":
+                    answer = self._forwarded(body)
             if fault.hang:
                 proxy.closing.wait()
+            if fault.hang or fault.drop:
                 self._reset()
-                return
-            proxy.closing.wait(fault.delay)
-            if fault.drop == "before":
-                self._reset()
-            elif fault.status:
-                self._send(fault.status, list(fault.headers), fault.body, fault)
             else:
-                with proxy.passing():
-                    status, headers, answer = self._forwarded(body)
-                if fault.drop == "after":
-                    self._reset()
-                else:
-                    self._send(status, headers, answer, fault)
+                self._send(*answer, fault)
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = exchange
 
