@@ -109,7 +109,7 @@ class _Transformers(Backend):
         processes = TransformersParameters.of(config).processes or torch.cuda.device_count()
         if processes > 1:
             return ParallelGenerator(config.model, config.dtype, tokenizer, config.batch_tokens, processes)
-        return TransformersGenerator(load_model(config.model, config.dtype), tokenizer, config.batch_tokens)
+        return TransformersGenerator(load_model(config.model, config.dtype), tokenizer, config.batch_tokens, pack=True)
 
 
 class _VLLM(Backend):

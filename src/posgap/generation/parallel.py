@@ -89,7 +89,8 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the others
     torch.set_num_threads(threads)
     try:
-        generator = TransformersGenerator(load_model(model, dtype), tokenizer, batch_tokens, device=device)
+        loaded = load_model(model, dtype)
+        generator = TransformersGenerator(loaded, tokenizer, batch_tokens, device=device, pack=True)
         while True:
             number, groups, sampling = connection.recv()
             for answer in generator.answer(number, groups, sampling):

@@ -26,6 +26,7 @@ from posgap.mitigations.state import needs_document_spans, needs_own_batch
 from posgap.models.attention_reading import attention_rows
 from posgap.models.layout import Span, during_forward
 from posgap.models.loading import on_device
+from posgap.models.packing import pack_weights
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 from posgap.tasks.prompts import Prompt
 
@@ -55,9 +56,13 @@ class TransformersGenerator:
         batch_tokens: int,
         reuse: bool = True,
         device: str = "",
+        pack: bool = False,
     ):
+        """`pack`: the model is nobody else's to train, so its weights may be copied into a quicker order."""
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: Any = on_device(model, self.device)  # the type lacks `generate`
+        if pack:
+            pack_weights(model)
         self.tokenizer, self.batch_tokens = tokenizer, batch_tokens
         self.lengths = RopeLengths.of(model.config)
         self.one_by_one = model.config.model_type in READS_PADDING or needs_own_batch(model)

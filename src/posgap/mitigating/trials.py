@@ -107,7 +107,7 @@ class Asking(NamedTuple):
             apply(model, name, settings)
         try:
             build.marks_documents = needs_document_spans(model)
-            yield TransformersGenerator(model, build.tokenizer, self.config.batch_tokens)
+            yield TransformersGenerator(model, build.tokenizer, self.config.batch_tokens, pack=True)
         finally:
             build.marks_documents = marked
             if changes and name in before:

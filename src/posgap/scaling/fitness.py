@@ -129,7 +129,7 @@ class Generated:
         sampling: Sampling,
         batch_tokens: int,
     ):
-        self.generator = TransformersGenerator(model, tokenizer, batch_tokens)
+        self.generator = TransformersGenerator(model, tokenizer, batch_tokens, pack=True)
         self.scaling, self.questions = layer_scaling(model), questions
         self.score, self.sampling = score, sampling
         self.forward_passes = 0
