@@ -20,14 +20,14 @@ def pack_weights(model: PreTrainedModel) -> None:
     they are rounded otherwise, as in a batch of another size. Nothing is done on a GPU, without oneDNN, or where the
     copies would take more than `SHARE` of the memory that is free.
     """
-    layers = [module for module in model.modules() if _gains(module)]
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear) and _gains(module)]
     size = sum(layer.weight.nbytes for layer in layers)
     if torch.backends.mkldnn.is_available() and size <= SHARE * available_bytes():
         for layer in layers:
             layer.forward = _PackedLinear(layer)  # type: ignore[method-assign]
 
 
-def _gains(module: nn.Module) -> bool:
+def _gains(module: nn.Linear) -> bool:
     if type(module) is not nn.Linear or "forward" in vars(module):  # another kind of linear layer, or a wrapped one
         return False
     weight = module.weight
