@@ -57,7 +57,7 @@ def config(tmp_path, model_folder, bucket) -> TrainJobConfig:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(following, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("posgap.cluster.worker_logs.AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("posgap.cluster.following.AGAIN_SECONDS", 0.05)
 
 
 @pytest.fixture
