@@ -36,7 +36,7 @@ from posgap.rollout.documents import gold_shares
 from posgap.rollout.experiment_summary import gap_table, sink_table
 from posgap.rollout.files import Measurement, read_document_shares, read_measurement, read_prediction
 from posgap.rollout.plots import styled
-from posgap.rollout.presets import PRESETS
+from posgap.rollout.trials import PRESETS
 from posgap.stages.rollout_experiment import rollout_experiment
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict

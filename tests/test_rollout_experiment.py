@@ -15,8 +15,7 @@ from posgap.rollout.config import RolloutExperimentConfig
 from posgap.rollout.experiment_summary import gap_table, sink_table, summary_text
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes, distinct
 from posgap.rollout.networks import Design, NetworkStack
-from posgap.rollout.presets import PRESETS
-from posgap.rollout.trials import Training, Trial, nulls, run_trials, trained
+from posgap.rollout.trials import PRESETS, Training, Trial, nulls, run_trials, trained
 from posgap.stages.rollout_experiment import rollout_experiment
 
 SMALL = TaskSizes(size=16, classes=40, labels=12)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -156,3 +156,28 @@ def nulls(trial: Trial) -> dict:
 def stack_mask(stack: Sequence[Trial]) -> Tensor:
     """Which tokens each network's mask allows to be seen, [R, T, T]."""
     return torch.stack([trial.design.bias(trial.sizes.tokens) > -torch.inf for trial in stack])
+
+
+@dataclass(frozen=True)
+class Preset:
+    """An experiment: its designs by name, each trained for `seeds` seeds."""
+
+    designs: dict[str, Design]
+    sizes: TaskSizes
+    training: Training
+    seeds: int
+
+
+_DESIGNS = {
+    "causal, depth 2": Design(2),
+    "causal, depth 3": Design(3),
+    "window 9, depth 2": Design(2, "window", width=9),
+    "prefix 4, depth 2": Design(2, "prefix", prefix=4),
+}
+# A task that networks learn: items of a class hardly differ, two of each of four classes stand in a sequence (a
+# copier is right in a quarter), and so many classes with so few labels cannot be learned by heart.
+_SIZES = TaskSizes(size=32, burstiness=2, classes=8192, labels=8, spread=0.1)
+_LEARNED = Preset(_DESIGNS, _SIZES, Training(3000, 64, 3e-3, tests=2000), seeds=5)
+_QUICK = {name: _DESIGNS[name] for name in ("causal, depth 2", "window 9, depth 2")}
+
+PRESETS = {"quick": replace(_LEARNED, designs=_QUICK, seeds=1), "learned": _LEARNED}

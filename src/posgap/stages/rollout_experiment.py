@@ -9,10 +9,8 @@ from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import RESULT
 from posgap.measurement.plots import save_picture
 from posgap.rollout.config import RolloutExperimentConfig
-from posgap.rollout.experiment_plots import gap_bars
-from posgap.rollout.experiment_summary import gap_table, sink_table, summarize, summary_text
-from posgap.rollout.presets import PRESETS
-from posgap.rollout.trials import Trial, nulls, run_trials
+from posgap.rollout.experiment_summary import gap_bars, gap_table, sink_table, summarize, summary_text
+from posgap.rollout.trials import PRESETS, Trial, nulls, run_trials
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
