@@ -23,8 +23,7 @@ from posgap.foundation.fields import (
 )
 from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.measurement.answered import MaxUnanswered
-from posgap.mitigations.fields import PromptMitigationName
-from posgap.mitigations.registry import PROMPT_MITIGATIONS
+from posgap.mitigations.registry import PROMPT_MITIGATIONS, PromptMitigationName
 from posgap.tasks.fields import MAX_DOCS, BaselineNames, Depths, JudgePromptText, Lengths, Placements, Shard
 from posgap.tasks.task import BASELINES
 

@@ -1,6 +1,8 @@
 """The mitigations that users choose by name: posgap's own, and those of installed packages."""
 
-from typing import cast
+from typing import Annotated, cast
+
+from pydantic import AfterValidator
 
 from posgap.foundation.choices import Choices
 from posgap.mitigations.attention_buckets import ATTENTION_BUCKETS
@@ -38,3 +40,6 @@ MITIGATIONS: Choices[Mitigation] = Choices(
 PROMPT_MITIGATIONS = cast(  # all that a sweep can ask by
     "Choices[PromptMitigation]", MITIGATIONS.where(lambda mitigation: not mitigation.of_model)
 )
+
+
+PromptMitigationName = Annotated[str, PROMPT_MITIGATIONS, AfterValidator(PROMPT_MITIGATIONS.checked_if_any)]

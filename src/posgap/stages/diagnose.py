@@ -5,7 +5,7 @@ from pathlib import Path
 
 from posgap.diagnosis.attention import diagnose_attention
 from posgap.diagnosis.swept import read_swept
-from posgap.diagnosis.wrong_answers import diagnose_tokens
+from posgap.diagnosis.token_shifts import diagnose_tokens
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
 from posgap.generation.transformers import TransformersGenerator
