@@ -23,7 +23,7 @@ from posgap.models import CONFIG_KEY, loading
 from posgap.models.loading import save_model
 from posgap.scaling.config import ScaleSearchConfig
 from posgap.scaling.fitness import TeacherForced, position_weights
-from posgap.scaling.scaling_file import read_scaling
+from posgap.scaling.scaling_file import MAX_UNLIKE, Forced, read_scaling
 from posgap.stages.apply import apply
 from posgap.stages.scale_search import scale_search
 from posgap.stages.sweep import sweep
@@ -139,7 +139,49 @@ def test_a_model_that_says_more_than_its_answer_is_searched_by_what_it_generates
     assert swept.mean > 25
     caplog.clear()
     scaling = read_scaling(scale_search(wordy.model_copy(update={"evaluation": "teacher_forced", "force": True})))
-    assert "at once" not in caplog.text and np.mean(scaling.unscaled_accuracy) < 15
+    assert np.mean(scaling.unscaled_accuracy) < 15
+    assert re.search(r"at once.*: teacher forcing misses such answers; take `evaluation` generation", caplog.text)
+
+
+def test_candidates_that_forcing_misjudges_are_searched_by_what_they_generate(config, caplog, monkeypatch):
+    caplog.set_level(logging.INFO, "posgap")
+    config = config.model_copy(update={"generations": 2})
+    generated = same(scale_search(config.model_copy(update={"evaluation": "generation"})))
+    told = (
+        r"of 72 prompts to the best candidates (\d+) are right by teacher forcing and (\d+) as generated; .* at (\d+)"
+    )
+    correct = TeacherForced.correct
+
+    def misses_scaled(self, candidates):
+        """The model without factors is judged rightly, and every candidate as if it answered nothing at once."""
+        right = correct(self, candidates)
+        right[[max(candidate) > 1 for candidate in candidates]] = False
+        return right
+
+    monkeypatch.setattr(TeacherForced, "correct", misses_scaled)
+    fell_back = same(scale_search(config.model_copy(update={"force": True})))
+    forced, passes = fell_back.pop("forced"), fell_back.pop("forward_passes")
+    said = [int(number) for number in re.search(told, caplog.text).groups()]
+    assert [forced["right"], forced["generated_right"], forced["differ"]] == said and forced["prompts"] == 72
+    assert forced["right"] < forced["generated_right"] and forced["differ"] > MAX_UNLIKE * 72
+    assert "more than 5 %: the search begins again, by generation" in caplog.text
+    assert passes > generated.pop("forward_passes") and generated.pop("forced") is None and fell_back == generated
+    caplog.clear()
+    explicit = read_scaling(
+        scale_search(config.model_copy(update={"evaluation": "teacher_forced", "force": True, "holdout": 0}))
+    )
+    assert explicit.forced.model_dump() == forced or explicit.forced.unlike
+    assert "teacher forcing misjudges the best candidates; take `evaluation` generation" in caplog.text
+    assert "begins again" not in caplog.text
+
+
+def test_what_forcing_and_generation_say_is_counted_prompt_by_prompt():
+    forced, generated = np.zeros((2, 8, 3)), np.zeros((2, 8, 3))
+    forced[0, :2, 0], generated[0, 1:4, 0] = 1, 1  # as many less one, but of other prompts
+    counted = Forced.of(forced, generated)
+    assert tuple(counted.model_dump().values()) == (48, 2, 3, 3) and counted.unlike
+    generated[0, 0, 0] = 1
+    assert Forced.of(forced, generated).differ == 2 and not Forced.of(forced, generated).unlike
 
 
 def test_factors_of_one_are_said_to_be_no_gain(config, tmp_path, caplog):
@@ -187,7 +229,10 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(config, tmp_path, monk
 def test_both_evaluations_find_the_same(config, tmp_path):
     forced = same(scale_search(config.model_copy(update={"evaluation": "teacher_forced"})))
     generated = same(scale_search(config.model_copy(update={"evaluation": "generation", "out": tmp_path / "g"})))
-    assert generated == forced
+    assert (
+        forced.pop("forced") | {"differ": 0} == same(scale_search(config.model_copy(update={"force": True})))["forced"]
+    )
+    assert generated.pop("forced") is None and generated == forced
 
 
 def test_a_model_card_keeps_its_head_and_its_text(config, tmp_path, model_folder):

@@ -60,7 +60,7 @@ class ScaleSearchConfig(*CURVES.bases(), GenerationConfig):  # type: ignore[misc
     evaluation: Literal["auto", "teacher_forced", "generation"] = Field(
         "auto",
         description="how answers are judged; auto: teacher_forced if each question has only one right response, and "
-        "the model begins with it",
+        "the model begins with it, scaled too",
     )
     holdout: float = Field(
         0.25,

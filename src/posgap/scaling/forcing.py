@@ -38,6 +38,12 @@ class Tried(NamedTuple):
         return f"answers {right} of {n} questions rightly, but {at_once} of them at once{where}"
 
 
+def few(questions: Sequence[Sequence[Question]]) -> list[list[Question]]:
+    """The first `TRIED` examples of `questions [E][P]` at the first, middle and last of their placements."""
+    some = sorted({0, len(questions[0]) // 2, len(questions[0]) - 1})
+    return [[row[i] for i in some] for row in questions[:TRIED]]
+
+
 def tried(
     generator: Generator,
     questions: Sequence[Sequence[Question]],
@@ -45,11 +51,9 @@ def tried(
     sampling: Sampling,
     target: str = "",
 ) -> Tried:
-    """What the model says to the first `TRIED` examples of `questions [E][P]` at the first, middle and last of their
-    placements. `target` is what right responses begin with, before the answer. Where the limit of tokens cuts most of
-    them that is told."""
-    some = sorted({0, len(questions[0]) // 2, len(questions[0]) - 1})
-    asked = [[row[i] for i in some] for row in questions[:TRIED]]
+    """What the model says to a `few` of `questions [E][P]`. `target` is what right responses begin with, before the
+    answer. Where the limit of tokens cuts most of them that is told."""
+    asked = few(questions)
     groups = [[Prompt("", question.prompt) for question in row] for row in asked]
     begin, responses = 0, []
     answered = complete_groups(generator, groups, sampling)

@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, parsed, read_model, read_object, write_json
 from posgap.mitigations.applied import copy_model, refuse_chosen_by, warn_in_card
@@ -14,6 +16,7 @@ from posgap.tasks.content import among
 from posgap.tasks.examples import AnyExample
 
 SCALING_FILE = "scaling.json"
+MAX_UNLIKE = 0.05  # share of prompts at which forcing and generation may differ; in 32 bits an exact match never does
 
 
 class Spoken(Record):
@@ -23,6 +26,40 @@ class Spoken(Record):
     accuracy: list[float]
     unscaled_fitness: float
     unscaled_accuracy: list[float]
+
+
+class Forced(Record):
+    """Whether teacher forcing judges the best candidates as it should: how many of `prompts` were right by it and as
+    generated, and at how many the two differ."""
+
+    prompts: int
+    right: int
+    generated_right: int
+    differ: int
+
+    @classmethod
+    def of(cls, forced: np.ndarray, generated: np.ndarray) -> "Forced":
+        """From scores of the same questions, in the same order: those by forcing, and those of what was generated."""
+        by_forcing, spoken = forced == 1, generated == 1
+        return cls(
+            prompts=forced.size,
+            right=int(by_forcing.sum()),
+            generated_right=int(spoken.sum()),
+            differ=int((by_forcing != spoken).sum()),
+        )
+
+    @property
+    def unlike(self) -> bool:
+        """Whether they differ at more than `MAX_UNLIKE` of the prompts."""
+        return self.differ > MAX_UNLIKE * self.prompts
+
+    @property
+    def told(self) -> str:
+        """What was found, in words."""
+        return (
+            f"of {self.prompts} prompts to the best candidates {self.right} are right by teacher forcing and "
+            f"{self.generated_right} as generated; the two differ at {self.differ}"
+        )
 
 
 class Holdout(Record):
@@ -39,7 +76,8 @@ class Scaling(Record):
     """RoPE factors, the curve they lie on, and the search that chose them. Accuracies are in points.
 
     `factors` holds one factor per layer. `generated` is there where the search was by teacher forcing in 16 bits, which
-    loses right answers to ties. `search_gain` is what the factors gain in fitness on the examples that chose them, and
+    loses right answers to ties; `forced` compares teacher forcing with generation for the best candidates, and is there
+    where the search began by it. `search_gain` is what the factors gain in fitness on the examples that chose them, and
     so too much; `gain`, with its 95 % interval, is what they gain on those of `holdout`. All three are None where
     nothing was kept aside or, as `search_gain`, in files of an older posgap.
     """
@@ -66,6 +104,7 @@ class Scaling(Record):
     prompt_digest: str
     settings: dict
     generated: Spoken | None = None
+    forced: Forced | None = None
     search_gain: float | None = None
     gain: float | None = None
     gain_ci95: tuple[float, float] | None = None

@@ -18,7 +18,7 @@ from posgap.generation.setup import builder_of
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.probe import target_of
 from posgap.mitigations.curve_kinds import CURVES
-from posgap.mitigations.curves import Curve
+from posgap.mitigations.curves import Candidate, Curve
 from posgap.mitigations.factor_search import Genetic, search
 from posgap.mitigations.in_force import load_model
 from posgap.models.layer_scaling import layer_scaling
@@ -26,11 +26,11 @@ from posgap.models.loading import commit_on_hub, load_config
 from posgap.models.rope_lengths import RopeLengths
 from posgap.scaling.config import ScaleSearchConfig
 from posgap.scaling.fitness import Evaluator, Generated, TeacherForced, fitness, position_weights
-from posgap.scaling.forcing import tried
+from posgap.scaling.forcing import few, tried
 from posgap.scaling.holdout import MIN_EXAMPLES, gain, kept_aside
 from posgap.scaling.plots import write_plot
 from posgap.scaling.questions import Question, ask, one_right_response, unlike_generation
-from posgap.scaling.scaling_file import Holdout, Scaling, Spoken, write_scaling
+from posgap.scaling.scaling_file import MAX_UNLIKE, Forced, Holdout, Scaling, Spoken, write_scaling
 from posgap.scaling.scores import Scores
 from posgap.stages.frame import stage
 from posgap.tasks.content import among, contents
@@ -40,6 +40,7 @@ from posgap.tasks.reading import examples_file, read_examples
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
+STATES = ("search.json", "generated.json")  # scores of the search, and of a second one by generation
 
 
 @stage
@@ -82,13 +83,16 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         return Generated(model, build.tokenizer, questions, score, Sampling.of(build), config.batch_tokens)
 
     ones = (1.0,) * layer_scaling(model).n_layers
-    if config.evaluation != "teacher_forced":
+    by_forcing = config.evaluation == "teacher_forced"
+    if by_forcing or config.evaluation == "auto":
         generator = TransformersGenerator(model, build.tokenizer, config.batch_tokens)
         said = tried(generator, questions, score, Sampling.of(build), target_of(build))
         if teacher_forced and (why := said.hindrance):
-            log.info("the model %s: its responses are generated, since teacher forcing misses such answers", why)
-            teacher_forced = False
-    evaluator = (forced if teacher_forced else generated)(questions)
+            if by_forcing:
+                log.warning("the model %s: teacher forcing misses such answers; take `evaluation` generation", why)
+            else:
+                log.info("the model %s: its responses are generated, since teacher forcing misses such answers", why)
+                teacher_forced = False
     weights = position_weights(config.weights, positions, config.n_docs)
     searched_on = {
         "task": config.task,
@@ -100,29 +104,48 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         "example_contents": contents(examples),
         "prompt_digest": build.digest(),
     }
-    state = work_folder(config.out) / "search.json"
+    folder = work_folder(config.out)
     if config.force:
-        remove(state)
-    scores = Scores(
-        evaluator,
-        partial(fitness, weights=weights, objective=config.objective),
-        state,
-        digest_of([searched_on, config.dtype, asdict(Sampling.of(build)), teacher_forced]),
-    )
-    (unscaled,) = scores([ones])
-    unscaled_accuracy = scores.accuracy(ones)
-    if not unscaled_accuracy.any():
-        log.warning("%s; the search fails unless some factors change that", _silence(config.model, teacher_forced))
-    loses_ties = teacher_forced and model.dtype.itemsize == 2
+        for name in STATES:
+            remove(folder / name)
+
+    def searched(teacher_forced: bool, state: str) -> tuple[Scores, dict, np.ndarray, list[Candidate]]:
+        scores = Scores(
+            (forced if teacher_forced else generated)(questions),
+            partial(fitness, weights=weights, objective=config.objective),
+            folder / state,
+            digest_of([searched_on, config.dtype, asdict(Sampling.of(build)), teacher_forced]),
+        )
+        scores([ones])
+        if not scores.accuracy(ones).any():
+            log.warning("%s; the search fails unless some factors change that", _silence(config.model, teacher_forced))
+        ties = teacher_forced and loses_ties
+        return scores, *_search(config, scores, len(ones), run, generated(questions) if ties else None)
+
+    loses_ties = model.dtype.itemsize == 2
+    scores, chosen, accuracy, finalists = searched(teacher_forced, STATES[0])
+    forward_passes = scores.evaluator.forward_passes
+    checked = None
+    if teacher_forced:
+        some = few(questions)
+        checked = Forced.of(forced(some).correct(finalists), generated(some).correct(finalists))
+        log.info("%s", checked.told)
+        if checked.unlike and not loses_ties:  # in 16 bits the finalists were chosen by what they generate
+            if by_forcing:
+                log.warning("teacher forcing misjudges the best candidates; take `evaluation` generation")
+            else:
+                log.info("that is more than %g %%: the search begins again, by generation", 100 * MAX_UNLIKE)
+                teacher_forced = False
+                scores, chosen, accuracy, _ = searched(False, STATES[1])
+                forward_passes += scores.evaluator.forward_passes
+    (unscaled,), unscaled_accuracy = scores([ones]), scores.accuracy(ones)
     judge = (forced if teacher_forced and not loses_ties else generated)(others) if others else None
-    before = judge.correct([ones])[0] if judge else None
-    chosen, accuracy = _search(config, scores, len(ones), run, generated(questions) if loses_ties else None)
     _refuse_silence(config.model, np.stack([accuracy, unscaled_accuracy]), teacher_forced)
     spoken = chosen.get("generated")
-    searched = (spoken.fitness, spoken.unscaled_fitness) if spoken else (chosen["fitness"], unscaled)
-    chosen["search_gain"] = searched[0] - searched[1]
-    if judge and before is not None:
-        after = judge.correct([tuple(chosen["factors"])])[0]
+    best, base = (spoken.fitness, spoken.unscaled_fitness) if spoken else (chosen["fitness"], unscaled)
+    chosen["search_gain"] = best - base
+    if judge:
+        before, after = judge.correct([ones, tuple(chosen["factors"])])
         chosen["gain"], chosen["gain_ci95"] = gain(after, before, scores.fitness, config.seed)
         chosen["holdout"] = Holdout(
             examples=len(aside),
@@ -137,7 +160,8 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         accuracy=accuracy.tolist(),
         unscaled_fitness=unscaled,
         unscaled_accuracy=unscaled_accuracy.tolist(),
-        forward_passes=evaluator.forward_passes,
+        forward_passes=forward_passes,
+        forced=checked,
         settings=config.chosen(),
         **searched_on,
         **chosen,
@@ -155,9 +179,9 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
 
 def _search(
     config: ScaleSearchConfig, scores: Scores, n_layers: int, run: Run, spoken: Evaluator | None
-) -> tuple[dict, np.ndarray]:
-    """The best candidate of the search as fields of `Scaling`, and its accuracy [P]; with `spoken`, the best of the
-    finalists by the responses that they generate."""
+) -> tuple[dict, np.ndarray, list[Candidate]]:
+    """The best candidate of the search as fields of `Scaling`, its accuracy [P], and all finalists; with `spoken`, the
+    best of these by the responses that they generate."""
 
     def record(row: dict[str, float]) -> None:
         run.metrics({name: row[name] for name in row if name != "generation"}, step=int(row["generation"]))
@@ -187,7 +211,7 @@ def _search(
         )  # fmt: skip
     accuracy = scores.accuracy(factors)
     chosen |= {"control_points": best.finalists[factors].tolist(), "factors": list(factors)}
-    return chosen | {"fitness": scores.fitness(accuracy)}, accuracy
+    return chosen | {"fitness": scores.fitness(accuracy)}, accuracy, list(best.finalists)
 
 
 def searched_examples(config: ScaleSearchConfig) -> list[AnyExample]:
