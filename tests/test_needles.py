@@ -7,7 +7,7 @@ from conftest import qa_example
 
 from posgap.data.config import MakeConfig
 from posgap.data.made import made_examples
-from posgap.data.needles import chain_examples, value_examples
+from posgap.data.needles import chain_examples, count_examples, value_examples
 from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.mentions import mentioned, numbers
@@ -92,6 +92,11 @@ RIGHT = {
     "values": lambda a: ["{} and {}".format(*a), "The codes are {1}, {0}.".format(*a)],
     "tracking": lambda a: [", ".join(a), "VAR {2}, VAR {0} and VAR {1}".format(*a)],
     "cite": lambda a: [a[0], f"[{a[0]}]", f"Document [{a[0]}] says that it is 1234567.", f"Document {a[0]}"],
+    "counting": lambda a: [
+        a[0],
+        f"The name is listed {a[0]} times.",
+        f"{a[0]}\nQuestion: How many times is Anna listed? 9",
+    ],
     "turns": lambda a: [a[0], f"The number is {a[0]}.\nUser: Thanks.\n\nUser: And 12?"],
 }
 
@@ -111,6 +116,18 @@ def test_an_answer_is_right_at_every_placement_and_an_echo_at_none(name, n_docs)
                 wrong += right  # a part is not the whole
             for response in wrong:
                 assert task.score(response, right) == 0, response
+
+
+def test_all_mentions_of_a_counted_name_stand_in_one_line():
+    for example in count_examples(40, 9, seed=2):
+        asked = re.fullmatch(r"How many times is (\w+) listed\?", example.question)[1]
+        lines = [re.findall(r"\w+", document.text) for document in [*example.gold, *example.distractors]]
+        assert [line.count(asked) for line in lines] == [int(example.answers[0])] + [0] * 8
+        for line in lines:  # of one form: one name several times, the others once
+            most, *others = sorted((line.count(name) for name in set(line)), reverse=True)
+            assert len(line) == 10 and most in range(3, 8) and set(others) == {1}
+    assert {e.answers[0] for e in count_examples(40, 1, 2)} == set("34567")
+    assert list(count_examples(2, 6, 3)) == list(count_examples(2, 6, 3)) != list(count_examples(2, 6, 4))
 
 
 def test_a_citation_names_where_the_document_stands():

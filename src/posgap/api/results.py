@@ -98,8 +98,8 @@ class SweepResult:
     @cached_property
     def frame(self) -> "pandas.DataFrame":
         """A row a response: `id` of the example, `placement` as text, `sample`, `response`, `correct` from 0 to 1,
-        `outcome` ("answered", or why not), `cut`, `thoughts` and `reason`; and `position`, where there is one gold
-        document."""
+        `outcome` ("answered", or why not), `cut`, `echo`, `others`, `thoughts` and `reason`, as docs/formats.md
+        has them; and `position`, where there is one gold document."""
         pd = needed("pandas")
         swept = swept_rows(self.predictions)
         rows = [
@@ -111,6 +111,8 @@ class SweepResult:
                 "correct": float(row["correct"]),
                 "outcome": outcome_of(row),
                 "cut": row.get("cut", False),
+                "echo": row.get("echo"),
+                "others": row.get("others", ""),
                 "thoughts": row.get("thoughts", ""),
                 "reason": row.get("reason", ""),
             }

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from posgap.data.needles import chain_examples, fact_examples, value_examples
+from posgap.data.needles import chain_examples, count_examples, fact_examples, value_examples
 from posgap.data.synthetic import animal_examples, needle_examples, two_hop_examples, uuid_examples, uuid_records
 from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
@@ -166,6 +166,12 @@ GENERATORS: Choices[Generator] = Choices(
         "questions for the task tracking, each for the variables that have one number",
         chain_examples,
         least=3,
+        most=5000,
+    ),
+    Generator(
+        "counting",
+        "questions for the task counting, each for how often one of many lines lists a name",
+        count_examples,
         most=5000,
     ),
     Generator(

@@ -7,6 +7,7 @@ from string import ascii_uppercase
 from posgap.data.synthetic import ATTRIBUTES, place_names
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import Document, Example
+from posgap.tasks.needles import COUNTS
 from posgap.tasks.world import names, relations
 
 
@@ -95,4 +96,31 @@ def chain_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]
             answers=variables[:CHAIN],
             gold=[Document(title="", text=line) for line in lines[:CHAIN]],
             distractors=[Document(title="", text=next(chain)) for chain in order][: n_docs - CHAIN],
+        )
+
+
+LISTED = 10  # names in a line of `counting`
+
+
+def count_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
+    """Yields examples of `n_docs` documents, each a line of ten names, some of them several times.
+
+    In every line one name stands three to seven times, and each other name once. The question asks how often the first
+    line lists its name, which no other line has. All lines have the same form, so that repetition alone finds nothing.
+    """
+    rng, people = random.Random(seed), names()
+    for number in range(1, n_examples + 1):
+        asked, *others = rng.sample(people, len(people))
+        count, lines = rng.choice(COUNTS), []
+        for line in range(n_docs):
+            often = count if line == 0 else rng.choice(COUNTS)
+            repeated, *once = [asked] * (line == 0) + rng.sample(others, LISTED - often + (line != 0))
+            lines.append(", ".join(rng.sample([repeated] * often + once, LISTED)) + ".")
+        documents = [Document(title="", text=line) for line in lines]
+        yield Example(
+            id=f"counting-{number:05d}",
+            question=f"How many times is {asked} listed?",
+            answers=[str(count)],
+            gold=documents[:1],
+            distractors=documents[1:],
         )

@@ -1,4 +1,5 @@
-"""Needles of other shapes: several values of one key, a chain of variables, a document to cite, a turn to recall."""
+"""Needles of other shapes: several values of one key, a chain of variables, a document to cite, a turn to recall,
+repetitions to count."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -82,4 +83,20 @@ TURNS = Task(
     max_new_tokens=32,
     extract=numbers,
     synthetic="needle",
+)
+
+COUNTS = range(3, 8)  # how often a name is listed of which `counting` asks
+COUNTING = Task(
+    name="counting",
+    help="how often a name is listed, all of whose mentions stand in one line",
+    template=(
+        "Each line below lists names, and a name may be listed more than once. Answer with one number, in digits."
+        "\n\n{documents}\n\nQuestion: {question}\nNumber:"
+    ),
+    render=sentences,
+    metric="set_em",
+    max_new_tokens=16,
+    chance=lambda n_docs: 1 / len(COUNTS),
+    extract=numbers,
+    synthetic="counting",
 )
