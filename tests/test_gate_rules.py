@@ -95,7 +95,6 @@ def test_the_best_position_is_that_of_the_reference(tmp_path):
         (0.06, {"n_docs": 50}, "unsure"),
         (0.03, {"n_docs": 50}, "fail"),
         (0.5, {}, "pass"),
-        (0.5, {"closed_book": 60.0}, "fail"),
         (0.5, {"min_mean": 60.0}, "fail"),
     ],
 )
@@ -127,7 +126,7 @@ def test_rules_that_ask_for_nothing_are_left_out_and_others_are_asked_for(tmp_pa
     outcomes = wrong(10, 20, 40, 20, 10)
     least = rulings(tmp_path, outcomes, outcomes, min_mean=0, max_unanswered=100, max_unclean=100)
     assert least.keys() == {"gap", "mean", "advantageous"}
-    without_documents = rulings(tmp_path, outcomes, outcomes, min_mean=0, closed_book=95)["useful"]
+    without_documents = rulings(tmp_path, outcomes, outcomes, min_mean=95)["useful"]
     assert without_documents.threshold == 95 and without_documents.outcome == "fail"
     asked = rulings(tmp_path, outcomes, outcomes, min_worst=70, max_region_gap=15)
     assert asked.keys() == {"gap", "mean", "advantageous", "useful", "worst", "regions", "answered", "clean"}

@@ -59,9 +59,6 @@ def test_the_rate_of_passing_follows_from_the_covariance_of_outcomes(assumed, n)
         ("useful", "min_mean", 100 * assumed.mean - 6): power.above_rate(
             n, assumed.mean - 0.06, assumed.mean, variance(assumed, *mean)
         ),
-        ("useful", "closed_book", 100 * assumed.mean - 6): power.above_rate(
-            n, assumed.mean - 0.06, assumed.mean, variance(assumed, *mean)
-        ),
         ("worst", "min_worst", 100 * assumed.mean - 9): power.above_rate(
             n, assumed.mean - 0.09, assumed.mean, variance(assumed, 1)
         )

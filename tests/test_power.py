@@ -197,7 +197,13 @@ def test_where_nothing_is_left_to_chance_there_is_nothing_to_plan(monkeypatch, a
 
 
 def test_what_a_sweep_shows_takes_the_place_of_what_is_expected(tmp_path):
-    assert power.assumed_of_config(PlanConfig(n_docs=7, mean=60, correlation=0.4, agreement=0.7)) == (7, 0.6, 0.4, 0.7)
+    assert power.assumed_of_config(PlanConfig(n_docs=7, mean=60, correlation=0.4, agreement=0.7)) == (
+        7,
+        0.6,
+        0.4,
+        0.7,
+        1.0,
+    )
     folder = write_sweep(tmp_path / "sweep", [0.9, 0.7, 0.6, 0.7, 0.8])
     correct = outcomes_in(folder)
     off_diagonal = np.corrcoef(correct.T)[np.triu_indices(5, 1)]
@@ -239,7 +245,7 @@ def test_the_agreement_of_two_models_is_that_of_what_is_hard_for_each(shares, ag
 def test_models_of_which_nothing_is_hard_for_one_agree():
     rng = np.random.default_rng(3)
     varied = np.repeat(rng.random((30, 1)) < 0.5, 3, axis=1).astype(float)
-    assert power.assumed_of_pair(varied, varied) == pytest.approx((3, varied.mean(), 1, 1))
+    assert power.assumed_of_pair(varied, varied) == pytest.approx((3, varied.mean(), 1, 1, 1))
     assert power.assumed_of_pair(varied, np.ones((30, 3))).agreement == 1
     assert power.assumed_of_pair(varied, 1 - varied).agreement == 0
     same_mean = np.stack([varied[:, 0], 1 - varied[:, 0]], axis=1)

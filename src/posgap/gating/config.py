@@ -53,6 +53,10 @@ class _Judged(StageConfig):
 class GateConfig(*GATE_RULES.bases(), Demands, _Judged):  # type: ignore[misc]  # registered choices' parameters
     """Decides whether a model may enter the registry. Exit code 3: it may not; 7: there is not enough evidence."""
 
+    candidates: Annotated[int, RARE] = Field(
+        1, ge=1, description="candidates that were made beside each other, of which any may pass: they share the error"
+    )
+
 
 class CheckConfig(
     *CHECK_RULES.bases(),  # type: ignore[misc]  # registered choices' parameters

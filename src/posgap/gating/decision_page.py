@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from posgap.gating.rules import GATE_RULES, Ruling
-from posgap.gating.verdict import MORE, Verdict
+from posgap.gating.verdict import MORE, Verdict, share_of_error
 from posgap.measurement.explored import Explored, explored_folders
 from posgap.measurement.report import rendered, save_page
+from posgap.measurement.statistics import LEVEL
 from posgap.measurement.sweeps import Evidence, Sweep
 from posgap.tasks.positions import format_positions
 
@@ -41,6 +42,7 @@ def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep], explored: Explo
         explored,
         title=f"{candidate.label}: {verdict.outcome}",
         verdict=verdict,
+        percent_wrong=100 * LEVEL * share_of_error(verdict.look, verdict.candidates),
         candidate=candidate,
         reason=reason(verdict, candidate),
         rows=[_row(ruling) for ruling in verdict.rules],

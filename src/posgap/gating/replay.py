@@ -66,7 +66,8 @@ def judged_by(
 ) -> Verdict:
     """What a policy says of the evidence that lies beside a verdict; from `examples` every response is scored again."""
     champion = folder / "champion" if "champion" in verdict.evidence else None
-    again = judge(folder / "candidate", folder / "base", champion, policy, examples)
+    shared = {"look": verdict.look, "candidates": verdict.candidates}
+    again = judge(folder / "candidate", folder / "base", champion, policy, examples, **shared)
     return again.model_copy(update={"name": verdict.name, "judged_at": verdict.judged_at})
 
 

@@ -3,7 +3,7 @@
 Each rule is a claim of which the candidate has to convince us. It passes where the one-sided 95 % bound that speaks
 against the candidate still fulfils the claim, and fails where the other bound breaks it. Between them the evidence
 allows both. As all claims must hold, a model that breaks one is admitted in at most 5 %. Why each rule is what it is
-stands in docs/statistics.md.
+stands in docs/statistics.md. Where several verdicts share the error, each has a part of the 5 %.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,8 @@ from posgap.measurement.answered import NOTABLE, MaxUnanswered
 class Ruling(Record):
     """What a rule found on its claim that a figure is `at most` or `at least` so much.
 
-    The `interval` ends at the lower and the upper one-sided 95 % bound. `needs` says, where the evidence allows
+    The `interval` ends at the lower and the upper one-sided bound, of 95 % where the verdict has all of the error
+    (`Case`). `needs` says, where the evidence allows
     both, how many examples a flat model that lost nothing would need to pass in 80 %, if that is more than there were.
     """
 
@@ -73,12 +74,21 @@ class Ruling(Record):
 class Case:
     """The sweeps a gate looks at. Where there is no champion, the base stands in for it; a check has neither.
 
-    Rules take every figure from the scores, and none that a file says of them.
+    Rules take every figure from the scores, and none that a file says of them. `share` is the part of the error of 5 %
+    that this verdict may spend, where it is one of several (`verdict.share_of_error`).
     """
 
     candidate: "Evidence"
     base: "Evidence | None" = None
     champion: "Evidence | None" = None
+    share: float = 1.0
+
+    @property
+    def error(self) -> float:
+        """The chance with which each bound of this verdict may be wrong."""
+        from posgap.measurement import statistics
+
+        return statistics.LEVEL * self.share
 
     @property
     def best(self) -> "Evidence":
@@ -149,14 +159,14 @@ def _gap(parameters: MaxGap, case: Case) -> Ruling:
         claim="at most",
         threshold=parameters.max_gap,
         estimate=statistics.gap(statistics.accuracy(correct)),
-        interval=statistics.gap_interval(correct),
+        interval=statistics.gap_interval(correct, case.error),
     )
 
 
 def _gap_rate(parameters: MaxGap, assumed: "Assumed", n: int) -> float:
     from posgap.measurement import power
 
-    return power.flat_rate(n, parameters.max_gap / 100, assumed.placements, assumed.own_variance)
+    return power.flat_rate(n, parameters.max_gap / 100, assumed.placements, assumed.own_variance, error=assumed.error)
 
 
 class MeanTolerance(Parameters):
@@ -167,14 +177,14 @@ class MeanTolerance(Parameters):
 
 def _mean(parameters: MeanTolerance, case: Case) -> Ruling:
     differences = (case.candidate.correct - case.best.correct).mean(axis=1)
-    return _lost("mean", f"mean against the {case.reference}", differences, parameters.mean_tolerance)
+    return _lost("mean", f"mean against the {case.reference}", differences, parameters.mean_tolerance, case.error)
 
 
 def _mean_rate(parameters: MeanTolerance, assumed: "Assumed", n: int) -> float:
     from posgap.measurement import power
 
     variance = assumed.between_models + 2 * assumed.own_variance / assumed.placements
-    return power.equal_rate(n, parameters.mean_tolerance / 100, variance, assumed.placements)
+    return power.equal_rate(n, parameters.mean_tolerance / 100, variance, assumed.placements, assumed.error)
 
 
 class AdvantageousTolerance(Parameters):
@@ -196,17 +206,17 @@ def _advantageous(parameters: AdvantageousTolerance, case: Case) -> Ruling:
     differences = case.candidate.correct[rows, chosen] - reference.correct[rows, chosen]
     where = " or ".join(format_positions(reference.sweep.placements[column]) for column in sorted(set(chosen)))
     meaning = f"accuracy where the {case.reference} is best (position {where}), against it"
-    return _lost("advantageous", meaning, differences, parameters.advantageous_tolerance)
+    return _lost("advantageous", meaning, differences, parameters.advantageous_tolerance, case.error)
 
 
 def _advantageous_rate(parameters: AdvantageousTolerance, assumed: "Assumed", n: int) -> float:
     from posgap.measurement import power
 
     variance = assumed.between_models + 2 * assumed.own_variance
-    return power.equal_rate(n, parameters.advantageous_tolerance / 100, variance)
+    return power.equal_rate(n, parameters.advantageous_tolerance / 100, variance, error=assumed.error)
 
 
-def _lost(name: str, meaning: str, differences: "np.ndarray", tolerance: float) -> Ruling:
+def _lost(name: str, meaning: str, differences: "np.ndarray", tolerance: float, error: float) -> Ruling:
     """Of paired differences [E], candidate minus reference, no more than `tolerance` was lost on average."""
     from posgap.measurement import statistics
 
@@ -216,7 +226,7 @@ def _lost(name: str, meaning: str, differences: "np.ndarray", tolerance: float) 
         claim="at least",
         threshold=0.0 - tolerance,  # which is never "-0"
         estimate=100 * differences.mean(),
-        interval=statistics.difference_interval(differences, statistics.LEVEL).tolist(),
+        interval=statistics.difference_interval(differences, error).tolist(),
     )
 
 
@@ -226,13 +236,6 @@ class MinMean(Parameters):
         ge=0,
         lt=100,
         description="points that the mean must reach, or the task's chance level if that is higher; 0: none",
-    )
-    closed_book: Annotated[float, RARE] = Field(
-        0.0,
-        ge=0,
-        le=100,
-        description="accuracy without the documents, where it is known beside the sweeps' own baselines: the mean must "
-        "reach it too",
     )
 
 
@@ -247,9 +250,9 @@ def _useful(parameters: MinMean, case: Case) -> Ruling:
         name="useful",
         meaning="mean, against guessing",
         claim="at least",
-        threshold=max(parameters.min_mean, chance, parameters.closed_book),
+        threshold=max(parameters.min_mean, chance),
         estimate=100 * means.mean(),
-        interval=statistics.mean_interval(means, statistics.LEVEL).tolist(),
+        interval=statistics.mean_interval(means, case.error).tolist(),
     )
     sweeps = {"its own": case.candidate, "the base's": case.base, "the champion's": case.champion}
     closed = {
@@ -259,7 +262,7 @@ def _useful(parameters: MinMean, case: Case) -> Ruling:
     }
     # Documents must not lose against none: a paired difference, since easy questions are easy without documents too.
     differences = [
-        _lost("useful", f"mean, against {of} answers without documents", means - scores, 0.0)
+        _lost("useful", f"mean, against {of} answers without documents", means - scores, 0.0, case.error)
         for of, scores in closed.items()
     ]
     worst_first = ("fail", "unsure", "pass")
@@ -270,7 +273,7 @@ def _useful_rate(parameters: MinMean, assumed: "Assumed", n: int) -> float:
     from posgap.measurement import power
 
     variance = assumed.shared_variance + assumed.own_variance / assumed.placements
-    return power.above_rate(n, max(parameters.min_mean, parameters.closed_book) / 100, assumed.mean, variance)
+    return power.above_rate(n, parameters.min_mean / 100, assumed.mean, variance, assumed.error)
 
 
 class MinWorst(Parameters):
@@ -285,8 +288,8 @@ def _worst(parameters: MinWorst, case: Case) -> Ruling:
     from posgap.measurement import statistics
 
     correct = case.candidate.correct
-    low = statistics.mean_interval(correct, statistics.LEVEL)[:, 0].min()
-    high = statistics.mean_interval(correct, statistics.LEVEL / correct.shape[1])[:, 1].min()
+    low = statistics.mean_interval(correct, case.error)[:, 0].min()
+    high = statistics.mean_interval(correct, case.error / correct.shape[1])[:, 1].min()
     return Ruling(
         name="worst",
         meaning="accuracy at the worst position",
@@ -301,7 +304,7 @@ def _worst_rate(parameters: MinWorst, assumed: "Assumed", n: int) -> float:
     from posgap.measurement import power
 
     variance = assumed.shared_variance + assumed.own_variance
-    return power.above_rate(n, parameters.min_worst / 100, assumed.mean, variance) ** assumed.placements
+    return power.above_rate(n, parameters.min_worst / 100, assumed.mean, variance, assumed.error) ** assumed.placements
 
 
 class MaxRegionGap(Parameters):
@@ -327,7 +330,7 @@ def _regions(parameters: MaxRegionGap, case: Case) -> Ruling:
         claim="at most",
         threshold=parameters.max_region_gap,
         estimate=statistics.gap(statistics.accuracy(pooled)),
-        interval=statistics.gap_interval(pooled),
+        interval=statistics.gap_interval(pooled, case.error),
     )
 
 
@@ -335,7 +338,8 @@ def _regions_rate(parameters: MaxRegionGap, assumed: "Assumed", n: int) -> float
     from posgap.measurement import power
 
     pooled = max(1, assumed.placements // 3)
-    return power.flat_rate(n, parameters.max_region_gap / 100, 3, assumed.own_variance / pooled, pooled)
+    variance = assumed.own_variance / pooled
+    return power.flat_rate(n, parameters.max_region_gap / 100, 3, variance, pooled, assumed.error)
 
 
 class MinConsistency(Parameters):
@@ -365,7 +369,7 @@ def _consistency(parameters: MinConsistency, case: Case) -> Ruling:
         claim="at least",
         threshold=parameters.min_consistency,
         estimate=100 * same.mean(),
-        interval=statistics.mean_interval(same, statistics.LEVEL).tolist(),
+        interval=statistics.mean_interval(same, case.error).tolist(),
     )
 
 
@@ -436,7 +440,7 @@ USEFUL = GateRule(
     _useful,
     MinMean,
     _useful_rate,
-    asked=lambda p: p.min_mean > 0 or p.closed_book > 0,
+    asked=lambda p: p.min_mean > 0,
     needs_reference=False,
     broken="its mean is too low to be of use",
 )

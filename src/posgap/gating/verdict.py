@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import computed_field
+from pydantic import Field, computed_field
 
 from posgap.foundation import tables
 from posgap.foundation.choices import Parameters
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from posgap.tracking.runs import Run
 
 GATE_FILE = "gate.json"
+# A first look has the whole error of 5 %, and each later one this part of what the look before it had. All looks
+# together then err in at most 6.7 %.
+LATER = 1 / 4
 OFTEN = f"{100 * power.USUAL:.0f} %"  # how often a flat model passes with the number of examples that is said to do
 MORE = f"With {{needs}} examples a model that is flat and has lost nothing would be admitted in {OFTEN} of all cases."
 
@@ -44,8 +48,10 @@ class Verdict(Record):
     `evidence_gaps` says why the sweeps are too little to judge by, `asked_otherwise` what was allowed to differ between
     them, and does. `policy` is what was demanded. `name` is the registered name that it is for, empty where none was
     named, and `judged_at` when `gate` judged (UTC), empty in an older file. `evidence` has the digests of the sweeps of
-    `candidate`, `base` and `champion`. `needs` says, where no rule is broken and some are unsure, with how many
-    examples a flat model that lost nothing would be admitted in 80 %, if that is more than there were.
+    `candidate`, `base` and `champion`. `look` counts the verdicts on this model up to this one, and `candidates` those
+    of its run: they share the error (`share_of_error`). `needs` says, where no rule is broken and some are unsure, with
+    how many examples a flat model that lost nothing would be admitted in 80 % by the next look, if that is more than
+    there were.
     """
 
     model_digest: str
@@ -55,6 +61,8 @@ class Verdict(Record):
     evidence: dict[str, SweepRecord]
     rules: list[Ruling]
     needs: int | None = None
+    look: int = Field(1, ge=1)
+    candidates: int = Field(1, ge=1)
     name: str = ""
     judged_at: str = ""
 
@@ -87,6 +95,21 @@ class Verdict(Record):
         return NotEnoughEvidence(f"there is not enough evidence to admit {what}: {reasons}{advice}")
 
 
+def share_of_error(look: int, candidates: int) -> float:
+    """The share (0 to 1) of the error that one of so many candidates of a run has at this look at it."""
+    return LATER ** (look - 1) / candidates
+
+
+def shared_error(verdict: Verdict) -> str:
+    """Why the verdict has not all of the error, as a sentence; empty where it has."""
+    share = share_of_error(verdict.look, verdict.candidates)
+    if share == 1:
+        return ""
+    among = [f"this is look {verdict.look} at the model"] if verdict.look > 1 else []
+    among += [f"the run has {verdict.candidates} candidates"] if verdict.candidates > 1 else []
+    return f"Each bound may be wrong in {100 * power.LEVEL * share:.2g} % instead of 5, since {' and '.join(among)}."
+
+
 def against(ruling: Ruling) -> str:
     """The rule's name, figure, bounds and threshold, in a phrase."""
     low, high = ruling.interval
@@ -99,14 +122,18 @@ def judge(
     champion: Path | None,
     policy: Policy,
     examples: Mapping[str, AnyExample] | None = None,
+    look: int = 1,
+    candidates: int = 1,
 ) -> Verdict:
     """Applies the rules, with the thresholds of the policy, to the sweeps at these paths.
 
     Without a base, those rules alone that need no reference, as `posgap check` does. From `examples`
-    (`rescoring.swept_examples`) every response is scored again first; without them the recorded scores are taken.
+    (`rescoring.swept_examples`) every response is scored again first; without them the recorded scores are taken. At a
+    later look at the model, or with other candidates in its run, the bounds are stricter (`share_of_error`).
     """
     rules = GATE_RULES if base else CHECK_RULES
     case, otherwise = case_of(candidate, base, champion, policy.allow, examples)
+    case = replace(case, share=share_of_error(look, candidates))
     sweeps = {"candidate": case.candidate, "base": case.base, "champion": case.champion}
     asked = asked_rules(policy, rules)
     rulings = [_ruling(rule, parameters, case) for rule, parameters in asked]
@@ -121,6 +148,8 @@ def judge(
         policy=policy,
         evidence={role: record_of(sweep) for role, sweep in sweeps.items() if sweep},
         rules=rulings,
+        look=look,
+        candidates=candidates,
         needs=_needed_for_all(asked, rulings, case, policy.least_examples),
     )
 
@@ -150,11 +179,11 @@ def _needed_for_all(
 
 
 def _needed(rules: Sequence[tuple[GateRule, Parameters]], case: Case) -> int | None:
-    """With how many examples a flat model that lost nothing passes all of these rules in 80 %; None where these were as
-    many, or no number is known to be enough."""
+    """With how many examples a flat model that lost nothing passes all of these rules in 80 % at the next look; None
+    where these were as many, or no number is known to be enough."""
     rates = [(rule.pass_rate, parameters) for rule, parameters in rules if rule.pass_rate]
     reference = case.champion or case.base or case.candidate
-    assumed = power.assumed_of_pair(case.candidate.correct, reference.correct)
+    assumed = power.assumed_of_pair(case.candidate.correct, reference.correct)._replace(share=case.share * LATER)
     needs = power.examples_for_rate(lambda n: math.prod(rate(p, assumed, n) for rate, p in rates), power.USUAL)
     return needs if needs and needs > len(case.candidate.correct) else None
 
@@ -197,7 +226,7 @@ def markdown(verdict: Verdict) -> str:
         ]
         for r in verdict.rules
     ]
-    columns = ["", "rule", "value", "threshold", "estimate", "95 % bounds", "examples needed"]
+    columns = ["", "rule", "value", "threshold", "estimate", "bounds", "examples needed"]
     table = tables.markdown(columns, rows, left=2)
     otherwise = verdict.asked_otherwise
     little = (
@@ -205,4 +234,5 @@ def markdown(verdict: Verdict) -> str:
     )
     more = f"\n{MORE.format(needs=verdict.needs)}\n" if verdict.needs else ""
     note = f"\nThe sweeps were not asked alike, as was allowed: {', '.join(otherwise)}.\n" if otherwise else ""
-    return f"# {verdict.outcome.capitalize()}\n\n{table}\n{little}{more}{note}"
+    shared = f"\n{sentence}\n" if (sentence := shared_error(verdict)) else ""
+    return f"# {verdict.outcome.capitalize()}\n\n{table}\n{little}{more}{shared}{note}"

@@ -32,12 +32,19 @@ _MAX_EXAMPLES = 10_000_000
 
 
 class Assumed(NamedTuple):
-    """What a sweep is expected to find: number of placements, mean (0 to 1), correlation and agreement."""
+    """What a sweep is expected to find: number of placements, mean (0 to 1), correlation and agreement; and the share
+    (0 to 1) of the error of 5 % that the gate's verdict on it has."""
 
     placements: int
     mean: float
     correlation: float
     agreement: float
+    share: float = 1.0
+
+    @property
+    def error(self) -> float:
+        """The chance with which each bound of the gate's rules may be wrong."""
+        return LEVEL * self.share
 
     @property
     def own_variance(self) -> float:
@@ -93,13 +100,15 @@ def _largest_passing(n: int, limit: float, variance: float, pooled: int, error: 
     return low
 
 
-def flat_rate(n: int, limit: float, placements: int, own_variance: float, pooled: int = 1) -> float:
+def flat_rate(
+    n: int, limit: float, placements: int, own_variance: float, pooled: int = 1, error: float = LEVEL
+) -> float:
     """How often (0 to 1) the gap's upper end is at most `limit` (a share) for a flat model and n examples.
 
     The placements' own errors are taken to be normal, and their range to pass up to the difference of a pair that
     just passes. Where regions are compared, they take the place of `placements`, and each is a mean over `pooled`.
     """
-    largest = _largest_passing(n, limit, 2 * own_variance, pooled, upper_error(placements))
+    largest = _largest_passing(n, limit, 2 * own_variance, pooled, upper_error(placements, error))
     if largest < 0:
         return 0.0
     return _range_chance(largest / math.sqrt(own_variance / n), placements) if own_variance > 0 else 1.0
@@ -113,19 +122,22 @@ def _range_chance(width: float, size: int) -> float:
     return float(min(1.0, chances.sum() * (least[1] - least[0])))
 
 
-def equal_rate(n: int, tolerance: float, variance: float, pooled: int = 1) -> float:
+def equal_rate(n: int, tolerance: float, variance: float, pooled: int = 1, error: float = LEVEL) -> float:
     """How often (0 to 1) a model that lost nothing is shown by n examples to have lost at most `tolerance` (a share).
 
     `variance` is that of an example's paired difference, of means over `pooled` placements.
     """
-    largest = _largest_passing(n, min(1.0, tolerance), variance, pooled)
+    largest = _largest_passing(n, min(1.0, tolerance), variance, pooled, error)
     return float(scipy.special.ndtr(largest / math.sqrt(variance / n))) if variance > 0 else float(largest >= 0)
 
 
-def above_rate(n: int, least: float, mean: float, variance: float) -> float:
-    """How often (0 to 1) the lower 95 % bound of a mean is at least `least` (shares), of n examples' scores."""
+def above_rate(n: int, least: float, mean: float, variance: float, error: float = LEVEL) -> float:
+    """How often (0 to 1) the lower bound of a mean is at least `least` (shares), of n examples' scores.
+
+    The bound is too high with chance `error`.
+    """
     ratio = (n * variance + VARIANCE_OF_TWO) / (n * mean * (1 - mean) + VARIANCE_OF_TWO)
-    margin = mean - least + scipy.special.ndtri(LEVEL) * math.sqrt(least * (1 - least) * ratio / n)
+    margin = mean - least + scipy.special.ndtri(error) * math.sqrt(least * (1 - least) * ratio / n)
     return float(scipy.special.ndtr(margin / math.sqrt(variance / n))) if variance > 0 else float(margin >= 0)
 
 
@@ -144,7 +156,7 @@ def certifiable_gap(n: int, assumed: Assumed, power: float) -> float:
     low, high = 0.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2
-        passes = flat_rate(n, middle, assumed.placements, assumed.own_variance) >= power
+        passes = flat_rate(n, middle, assumed.placements, assumed.own_variance, error=assumed.error) >= power
         low, high = (low, middle) if passes else (middle, high)
     return high
 

@@ -142,32 +142,32 @@ def pair_bounds(correct: np.ndarray, error: float, less: np.ndarray | None = Non
     return bounds
 
 
-def upper_error(placements: int) -> float:
+def upper_error(placements: int, error: float = LEVEL) -> float:
     """How often the upper bound of a pair of so many placements is too low, where all of them bound the gap.
 
-    With two placements one pair is the gap, and each end of its interval is wrong in 2.5 %, so that both together hold
-    in 95 %. With more the interval's lower end hardly ever misses, and the upper one may in 5 %.
+    With two placements one pair is the gap, and each end of its interval is wrong in half of `error`, so that both
+    together hold in all else. With more the interval's lower end hardly ever misses, and the upper one may in `error`.
     """
-    return EACH_END if placements == 2 else LEVEL
+    return error / 2 if placements == 2 else error
 
 
-def gap_interval(correct: np.ndarray) -> tuple[float, float]:
-    """Interval of the gap: either end is wrong in at most 5 %, whatever the number of placements.
+def gap_interval(correct: np.ndarray, error: float = LEVEL) -> tuple[float, float]:
+    """Interval of the gap: either end is wrong with a chance of at most `error`, whatever the number of placements.
 
     The upper end is the largest upper bound of any ordered pair of placements. It covers the gap whenever the bound
-    of the one pair at which the gap is attained does, so that no more is asked of each pair than 95 %
-    (intersection-union: to call the gap at most G where it ends there is a test of level 5 %). The lower end is the
+    of the one pair at which the gap is attained does, so that no more is asked of each pair than that
+    (intersection-union: to call the gap at most G where it ends there is a test of this level). The lower end is the
     largest lower bound of a pair, all of which hold together (Bonferroni), and 0 where `flatness_p` does not refute
-    that accuracy is the same everywhere. With two placements each end is wrong in 2.5 % (`upper_error`).
+    that accuracy is the same everywhere. With two placements each end is wrong in half of `error` (`upper_error`).
     One placement says nothing of a gap: 0 to 100.
     """
     placements = correct.shape[1]
     if placements < 2:
         return 0.0, 100.0
-    high = float(np.nanmax(pair_bounds(correct, upper_error(placements))))
-    if flatness_p(correct) >= LEVEL:
+    high = float(np.nanmax(pair_bounds(correct, upper_error(placements, error))))
+    if flatness_p(correct) >= error:
         return 0.0, high
-    lower_bounds = -pair_bounds(correct, LEVEL / (placements * (placements - 1)))
+    lower_bounds = -pair_bounds(correct, error / (placements * (placements - 1)))
     return max(0.0, float(np.nanmax(lower_bounds))), high
 
 

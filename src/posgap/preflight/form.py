@@ -89,6 +89,12 @@ def has_on_top(methods: str) -> bool:
     return bool(_named(methods)[1])
 
 
+def _number_of_candidates(methods: str) -> int:
+    """How many models a run judges: its candidates, and with mitigations on top one more of each that trains."""
+    named = candidates(methods)
+    return len(named) + has_on_top(methods) * sum(map(_trains, named))
+
+
 def remedies(methods: str, backend: str, on_top: bool = False) -> list[str]:
     """The mitigations that the candidate `mitigate` is chosen from, or the one on top of a trained model: those named,
     or all that a model can have and the backend serves. Raises `ValueError` for one that the backend does not serve."""
@@ -149,9 +155,10 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
     form, said = decided(form), given(form.settings)
     from_form = {name: getattr(form, field) for name, field in FORM_FIELDS.items()}
     from_form["gpus_per_node"] = form.gpus_train
-    tried, layered = dict[str, list[str]](), False
+    tried, layered, made = dict[str, list[str]](), False, 1
     with suppress(ValueError):  # which `complaints` reports
         layered = has_on_top(form.methods)
+        made = _number_of_candidates(form.methods)
         tried["mitigate"] = remedies(form.methods, form.inference_backend)
         tried["on_top"] = remedies(form.methods, form.inference_backend, on_top=True)
     by_stage = {}
@@ -162,6 +169,7 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
         if config is MitigateConfig:
             own.pop("backend")  # mitigations are put in force in memory, whatever measures the model that comes of it
         own |= {"methods": tried[stage]} if stage in tried else {}
+        own |= {"candidates": made} if stage == "gate" else {}
         shared = {name: value for name, value in said.items() if name in _open(config)}
         alone = {name: said[f"{stage}.{name}"] for name in _open(config) if f"{stage}.{name}" in said}
         by_stage[stage] = own | shared | alone

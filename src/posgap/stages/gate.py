@@ -11,10 +11,11 @@ from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT, coloured
 from posgap.gating.config import GateConfig
 from posgap.gating.decision_page import GATE_PAGE, explored_roles, write_decision
+from posgap.gating.looks import look_at, remember
 from posgap.gating.policy import described, policy_file, policy_of
 from posgap.gating.replay import keep
 from posgap.gating.signature import public_key, sign, signing_key
-from posgap.gating.verdict import GATE_FILE, judge, log_verdict, markdown
+from posgap.gating.verdict import GATE_FILE, judge, log_verdict, markdown, shared_error
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.frame import stage
@@ -39,12 +40,15 @@ def gate(config: GateConfig) -> Location:
 
 @stage
 def _gate(config: GateConfig, out: Path, run: Run) -> None:
+    swept = read_sweep(config.candidate)
     if config.name:
-        read_sweep(config.candidate).require_model_alone(
+        swept.require_model_alone(
             config.candidate, f"{config.name} would be registered as the model alone: sweep without one, and gate that"
         )
     examples = swept_examples(config.candidate, config.examples)
-    verdict = judge(config.candidate, config.base, config.champion, policy_of(config), examples)
+    shared = {"look": look_at(swept), "candidates": config.candidates}
+    verdict = judge(config.candidate, config.base, config.champion, policy_of(config), examples, **shared)
+    remember(verdict, swept)
     judged_at = datetime.now(UTC).isoformat(timespec="seconds")
     verdict = verdict.model_copy(update={"name": config.name, "judged_at": judged_at})
     write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
@@ -61,5 +65,7 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
         log.info("judged by policy %s", described(verdict.policy))
     for rule in verdict.rules:
         log.log(RESULT, "%s %s (%.1f): %s", coloured(rule.outcome, sys.stderr), rule.name, rule.value, rule.sentence)
+    if sentence := shared_error(verdict):
+        log.info("%s", sentence)
     for complaint in verdict.evidence_gaps:
         log.log(RESULT, "too little to judge by: %s", complaint)

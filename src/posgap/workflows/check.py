@@ -18,6 +18,7 @@ from posgap.gating.ci_reports import Checked, Reports, text
 from posgap.gating.config import CheckConfig
 from posgap.gating.decision_page import explored_roles, write_decision
 from posgap.gating.demands import Policy
+from posgap.gating.looks import look_at, remember
 from posgap.gating.policy import policy_of
 from posgap.gating.verdict import Verdict, judge, log_verdict
 from posgap.generation.backends import BACKENDS
@@ -72,7 +73,9 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
             if config.judge:
                 rests_on["graded"] = below(config.out, "graded")
                 swept = fetch(grade(_grade_config(config, of_sweep, rests_on["graded"])))
-        verdict, figures = judge(swept, None, None, policy, swept_examples(swept, of_sweep.examples)), read_sweep(swept)
+        figures, examples = read_sweep(swept), swept_examples(swept, of_sweep.examples)
+        verdict = judge(swept, None, None, policy, examples, look=look_at(figures))
+        remember(verdict, figures)
         file = output.out / CHECK_FILE
         write_json(file, verdict.model_dump(mode="json"))
         log_verdict(verdict, figures, run)

@@ -1,0 +1,47 @@
+"""How often a model was judged. Whoever sweeps more examples and judges again has another chance to pass by luck.
+
+The looks are counted in posgap's cache, and each verdict says which one it was.
+"""
+
+from posgap.foundation.files import digest_of, read_json, write_json
+from posgap.foundation.locations import cache_folder
+from posgap.gating.verdict import Verdict
+from posgap.generation.backends import BACKENDS
+from posgap.measurement.config import SweepConfig
+from posgap.measurement.sweeps import Sweep
+from posgap.storage.cache import locked
+
+
+def look_at(sweep: Sweep) -> int:
+    """Which look at the sweep's model this is, from 1 on.
+
+    Those before it were verdicts on other examples of the same task and number of documents that did not admit the
+    model. An endpoint is always looked at for the first time: nobody knows whether its model is still the same.
+    """
+    before = _before(sweep)
+    return before.index(sweep.examples_digest) + 1 if sweep.examples_digest in before else len(before) + 1
+
+
+def remember(verdict: Verdict, sweep: Sweep) -> None:
+    """Counts a verdict that did not admit the sweep's model."""
+    if verdict.passed or not _is_counted(sweep):
+        return
+    with locked(f"looks-{_key(sweep)}"):
+        before = _before(sweep)
+        if sweep.examples_digest not in before:
+            write_json(cache_folder() / "looks" / f"{_key(sweep)}.json", [*before, sweep.examples_digest])
+
+
+def _before(sweep: Sweep) -> list[str]:
+    """The examples, by digest, on which the sweep's model was judged and not admitted, in that order."""
+    file = cache_folder() / "looks" / f"{_key(sweep)}.json"
+    return read_json(file) if _is_counted(sweep) and file.is_file() else []
+
+
+def _is_counted(sweep: Sweep) -> bool:
+    backend = sweep.settings.get("backend", SweepConfig.default("backend"))
+    return backend in BACKENDS.names() and BACKENDS[backend].local
+
+
+def _key(sweep: Sweep) -> str:
+    return digest_of([sweep.model_digest, sweep.task, sweep.n_docs])[:16]
