@@ -4,9 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from test_gate import write_sweep
 
-from posgap.gating.verdict import LATER, share_of_error
+from posgap.gating.config import GateConfig
+from posgap.gating.replay import replayed
+from posgap.gating.verdict import LATER, markdown, read_verdict, share_of_error
 from posgap.measurement.statistics import LEVEL, tango_bound, upper_error
+from posgap.stages.gate import gate
 
 
 def test_the_shares_add_up_to_little_more_than_a_first_look_has():
@@ -44,3 +48,26 @@ def test_seven_looks_pass_hardly_more_often_than_one(passed):
 def test_ten_candidates_pass_hardly_more_often_than_one(passed):
     alone, shared = (passed([LEVEL * share] * 7)[:, -1].reshape(-1, 10).any(axis=1) for share in (1, 1 / 10))
     assert alone.mean() > 0.18 and 0.005 < shared.mean() < 0.05
+
+
+def test_a_model_that_was_not_admitted_has_less_of_the_error_on_other_examples(tmp_path):
+    """On the same examples it has as much as before, and what was recorded is judged again alike."""
+    model = tmp_path / "weights"
+    model.write_text("w")
+
+    def judged(name, n, of=model, **options):
+        unsure, before = [0.97, 0.97, 0.93, 0.97, 0.97], [1.0, 0.6, 0.3, 0.6, 0.9]
+        swept = write_sweep(tmp_path / f"new-{name}", unsure, model=of, order=range(n))
+        base = write_sweep(tmp_path / f"base-{name}", before, order=range(n))
+        return read_verdict(gate(GateConfig(out=tmp_path / name, candidate=swept, base=base, **options)))
+
+    one, two, again = judged("one", 190), judged("two", 200), judged("again", 190)
+    assert [one.look, two.look, again.look] == [1, 2, 1] and not one.passed
+    assert replayed(tmp_path / "two").look == 2
+    assert "Each bound may be wrong in 1.2 % instead of 5, since this is look 2 at the model." in markdown(two)
+    other = tmp_path / "others"
+    other.write_text("v")
+    first, ten = judged("first", 200, of=other), judged("ten", 200, of=other, candidates=10)
+    assert first.look == ten.look == 1 and ten.candidates == 10
+    gaps = [verdict.rules[0].interval[1] for verdict in (first, two, ten)]
+    assert gaps == sorted(set(gaps))  # 5, 1.25 and 0.5 percent of error

@@ -62,7 +62,7 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
         "train_job": {"task": "kv", "seed": 3, "gpus_per_node": "1", "limit": 9, "dtype": "float32", "epochs": 1},
         "mitigate": prompts | {"dtype": "float32", "limit": 9, "methods": ["lpes"]},
         "compare": {},
-        "gate": {"max_gap": 12.0},
+        "gate": {"max_gap": 12.0, "candidates": 2},
     }
     assert as_config("sweep", plan["settings"]["sweep"]).limit == 5
 
@@ -177,6 +177,7 @@ def test_a_mitigation_on_top_of_what_is_trained_has_settings_of_its_own(form):
     }
     plan = read_plan(preflight(form.model_copy(update=values)))
     assert plan["candidates"] == ["r1", "mitigate"] and plan["layered"]
+    assert plan["settings"]["gate"]["candidates"] == 3  # one more on top of what r1 trains
     base, on_top = plan["settings"]["mitigate"], plan["settings"]["on_top"]
     assert base["methods"] == ["lpes"]
     assert on_top == base | {"methods": ["yarn", "linear"], "finalists": 2} and base["finalists"] == 1

@@ -54,7 +54,7 @@ def verdict(*rules: Ruling, evidence_gaps=(), otherwise=(), needs=None) -> Verdi
 
 TABLE = """# Refused
 
-|            | rule                           | value | threshold | estimate | 95 % bounds | examples needed |
+|            | rule                           | value | threshold | estimate |      bounds | examples needed |
 |------------|--------------------------------|------:|----------:|---------:|------------:|----------------:|
 | pass       | wide: at most 12.5 for certain |   8.0 |      12.5 |      5.0 |  2.0 to 8.0 |                 |
 | **unsure** | gap: at most 5 for certain     |   8.0 |         5 |      5.0 |  2.0 to 8.0 |             300 |

@@ -40,7 +40,8 @@ def _before(sweep: Sweep) -> list[str]:
 
 def _is_counted(sweep: Sweep) -> bool:
     backend = sweep.settings.get("backend", SweepConfig.default("backend"))
-    return backend in BACKENDS.names() and BACKENDS[backend].local
+    known = backend in BACKENDS.names() and BACKENDS[backend].local
+    return known and bool(sweep.model_digest)
 
 
 def _key(sweep: Sweep) -> str:
