@@ -64,7 +64,7 @@ def test_a_model_that_was_not_admitted_has_less_of_the_error_on_other_examples(t
     one, two, again = judged("one", 190), judged("two", 200), judged("again", 190)
     assert [one.look, two.look, again.look] == [1, 2, 1] and not one.passed
     assert replayed(tmp_path / "two").look == 2
-    assert "Each bound may be wrong in 1.2 % instead of 5, since this is look 2 at the model." in markdown(two)
+    assert "Each bound may be wrong in 1.25 % instead of 5, since this is look 2 at the model." in markdown(two)
     other = tmp_path / "others"
     other.write_text("v")
     first, ten = judged("first", 200, of=other), judged("ten", 200, of=other, candidates=10)

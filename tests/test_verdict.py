@@ -14,13 +14,23 @@ from posgap.foundation.files import digest, digest_of, write_json
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import case_of
 from posgap.gating.rules import Case, GateRule, Ruling
-from posgap.gating.verdict import Verdict, _ruling, asked_rules, digests, judge, log_verdict, markdown, read_verdict
+from posgap.gating.verdict import (
+    LATER,
+    Verdict,
+    _ruling,
+    asked_rules,
+    digests,
+    judge,
+    log_verdict,
+    markdown,
+    read_verdict,
+)
 from posgap.measurement.power import assumed_of_pair
 from posgap.measurement.sweeps import Evidence
 from posgap.tracking.runs import start_run
 
 GOOD = [0.995] * 5
-Z = stats.norm.isf(0.05)
+Z_NEXT = stats.norm.isf(0.05 * LATER)
 
 
 def ruling(name: str, limit: float, needs: int | None = None) -> Ruling:
@@ -54,11 +64,11 @@ def verdict(*rules: Ruling, evidence_gaps=(), otherwise=(), needs=None) -> Verdi
 
 TABLE = """# Refused
 
-|            | rule                           | value | threshold | estimate |      bounds | examples needed |
-|------------|--------------------------------|------:|----------:|---------:|------------:|----------------:|
-| pass       | wide: at most 12.5 for certain |   8.0 |      12.5 |      5.0 |  2.0 to 8.0 |                 |
-| **unsure** | gap: at most 5 for certain     |   8.0 |         5 |      5.0 |  2.0 to 8.0 |             300 |
-| **fail**   | narrow: at most 1 for certain  |   8.0 |         1 |      5.0 |  2.0 to 8.0 |                 |
+|            | rule                           | value | threshold | estimate |     bounds | examples needed |
+|------------|--------------------------------|------:|----------:|---------:|-----------:|----------------:|
+| pass       | wide: at most 12.5 for certain |   8.0 |      12.5 |      5.0 | 2.0 to 8.0 |                 |
+| **unsure** | gap: at most 5 for certain     |   8.0 |         5 |      5.0 | 2.0 to 8.0 |             300 |
+| **fail**   | narrow: at most 1 for certain  |   8.0 |         1 |      5.0 | 2.0 to 8.0 |                 |
 """
 
 
@@ -158,19 +168,19 @@ def test_only_a_rule_that_is_unsure_says_how_many_examples_it_needs(tmp_path):
     assert {name: rule.outcome for name, rule in rules.items()} == {
         "gap": "pass", "mean": "unsure", "advantageous": "pass", "useful": "pass", "answered": "pass", "clean": "pass"
     }  # fmt: skip
-    # Of n examples that are all alike, Tango's upper 95 % bound is z^2 / (n + z^2).
-    assert rules["mean"].needs == math.ceil(99 * Z**2)
+    # Of n examples that are all alike, Tango's upper bound is z^2 / (n + z^2), and the next look's is stricter.
+    assert rules["mean"].needs == math.ceil(99 * Z_NEXT**2)
     assert rules["gap"].needs is rules["advantageous"].needs is rules["useful"].needs is None
-    assert judge(right, None, None, Policy(max_gap=1)).rules[0].needs == math.ceil(99 * Z**2)
+    assert judge(right, None, None, Policy(max_gap=1)).rules[0].needs == math.ceil(99 * Z_NEXT**2)
 
 
 def test_models_that_err_on_other_examples_need_more_of_them(tmp_path):
     wrong = np.arange(N)[:, None].repeat(5, axis=1) // 20  # the first twenty, the next twenty ...
     new, alike, apart = (write_sweep(tmp_path / f, wrong != i) for f, i in (("new", 0), ("alike", 0), ("apart", 1)))
     needs = [judge(new, base, None, Policy(mean_tolerance=1)).rules[1].needs for base in (alike, apart)]
-    assert needs[0] == math.ceil(99 * Z**2)
+    assert needs[0] == math.ceil(99 * Z_NEXT**2)
     # A difference of two such models varies by 0.18: the number is that of a paired test with 80 % power.
-    assert needs[1] == pytest.approx(0.18 * ((Z + stats.norm.isf(0.2)) / 0.01) ** 2, rel=0.02)
+    assert needs[1] == pytest.approx(0.18 * ((Z_NEXT + stats.norm.isf(0.2)) / 0.01) ** 2, rel=0.02)
 
 
 def test_the_number_of_examples_for_a_verdict_is_that_for_all_rules_together(tmp_path):
@@ -181,7 +191,7 @@ def test_the_number_of_examples_for_a_verdict_is_that_for_all_rules_together(tmp
     reached = judge(one, other, None, policy)
     assert reached.outcome == "not enough evidence"
     case, _ = case_of(one, other, None, [])
-    assumed = assumed_of_pair(case.candidate.correct, case.best.correct)
+    assumed = assumed_of_pair(case.candidate.correct, case.best.correct)._replace(share=LATER)
 
     def rate(n: int) -> float:
         rates = [(rule.pass_rate, parameters) for rule, parameters in asked_rules(policy) if rule.pass_rate]
@@ -195,8 +205,8 @@ def test_more_examples_are_not_asked_for_where_a_flat_model_would_have_passed_wi
     outcomes = np.ones((N, 5))
     outcomes[:8, 4] = 0  # an uneven model: it is not the number of examples that it lacks
     uneven = write_sweep(tmp_path / "uneven", outcomes)
-    # With 4.27 the gap alone would have needed 200, as there are, and all rules together 201.
-    for max_gap, of_gap, of_all in ((6, None, None), (4.27, None, 201), (4.2, 205, 206)):
+    # With 4.27 the gap alone would have needed 200, as there are, and all rules together 201; the next look needs more.
+    for max_gap, of_gap, of_all in ((6, None, None), (4.27, None, 289), (4.2, 295, 295)):
         reached = judge(uneven, uneven, None, Policy(max_gap=max_gap))
         assert reached.rules[0].outcome == "unsure" and reached.rules[0].needs == of_gap
         assert reached.needs == of_all
@@ -221,7 +231,7 @@ def test_no_fewer_examples_are_asked_for_than_the_policy_does(tmp_path):
         return judge(folder, folder, None, Policy(max_gap=max_gap, least_examples=least)).needs
 
     assert (needs(right, N), needs(right, N + 1), needs(right, 500)) == (None, N + 1, 500)
-    assert (needs(unsure, N), needs(unsure, 205), needs(unsure, 206), needs(unsure, 207)) == (206, 206, 206, 207)
+    assert (needs(unsure, N), needs(unsure, 205), needs(unsure, 206), needs(unsure, 207)) == (295, 206, 206, 207)
     assert needs(unsure, N + 1, max_gap=6) == N + 1  # where no number would do by the rules
     assert needs(worse, 500) is None
 

@@ -15,16 +15,17 @@ from posgap.storage.cache import locked
 def look_at(sweep: Sweep) -> int:
     """Which look at the sweep's model this is, from 1 on.
 
-    Those before it were verdicts on other examples of the same task and number of documents that did not admit the
-    model. An endpoint is always looked at for the first time: nobody knows whether its model is still the same.
+    Those before it were verdicts on other examples of the same task and number of documents that could have admitted
+    the model, and did not. An endpoint is always looked at for the first time: nobody knows whether its model is still
+    the same.
     """
     before = _before(sweep)
     return before.index(sweep.examples_digest) + 1 if sweep.examples_digest in before else len(before) + 1
 
 
 def remember(verdict: Verdict, sweep: Sweep) -> None:
-    """Counts a verdict that did not admit the sweep's model."""
-    if verdict.passed or not _is_counted(sweep):
+    """Counts a verdict that could have admitted the sweep's model and did not."""
+    if verdict.passed or verdict.evidence_gaps or not _is_counted(sweep):
         return
     with locked(f"looks-{_key(sweep)}"):
         before = _before(sweep)

@@ -107,7 +107,7 @@ def shared_error(verdict: Verdict) -> str:
         return ""
     among = [f"this is look {verdict.look} at the model"] if verdict.look > 1 else []
     among += [f"the run has {verdict.candidates} candidates"] if verdict.candidates > 1 else []
-    return f"Each bound may be wrong in {100 * power.LEVEL * share:.2g} % instead of 5, since {' and '.join(among)}."
+    return f"Each bound may be wrong in {100 * power.LEVEL * share:.3g} % instead of 5, since {' and '.join(among)}."
 
 
 def against(ruling: Ruling) -> str:
@@ -136,21 +136,23 @@ def judge(
     case = replace(case, share=share_of_error(look, candidates))
     sweeps = {"candidate": case.candidate, "base": case.base, "champion": case.champion}
     asked = asked_rules(policy, rules)
-    rulings = [_ruling(rule, parameters, case) for rule, parameters in asked]
+    complaints = [
+        *evidence_gaps(case.candidate.sweep, policy),
+        *unknown_copies(case.candidate, policy),
+        *unanswered_references(case, policy),
+    ]
+    later = 1.0 if complaints else LATER  # what cannot admit spends nothing
+    rulings = [_ruling(rule, parameters, case, later) for rule, parameters in asked]
     return Verdict(
         model_digest=case.candidate.sweep.model_digest,
-        evidence_gaps=[
-            *evidence_gaps(case.candidate.sweep, policy),
-            *unknown_copies(case.candidate, policy),
-            *unanswered_references(case, policy),
-        ],
+        evidence_gaps=complaints,
         asked_otherwise=otherwise,
         policy=policy,
         evidence={role: record_of(sweep) for role, sweep in sweeps.items() if sweep},
         rules=rulings,
         look=look,
         candidates=candidates,
-        needs=_needed_for_all(asked, rulings, case, policy.least_examples),
+        needs=_needed_for_all(asked, rulings, case, policy.least_examples, later),
     )
 
 
@@ -160,32 +162,37 @@ def asked_rules(config: Any, rules: Iterable[GateRule] = GATE_RULES) -> list[tup
     return [(rule, parameters) for rule, parameters in with_parameters if rule.asked(parameters)]
 
 
-def _ruling(rule: GateRule, parameters: Parameters, case: Case) -> Ruling:
+def _ruling(rule: GateRule, parameters: Parameters, case: Case, later: float = LATER) -> Ruling:
     """The rule's ruling, with the number of examples that it needs where these were too few."""
     ruling = rule.judge(parameters, case)
     if ruling.outcome != "unsure":
         return ruling
-    return ruling.model_copy(update={"needs": _needed([(rule, parameters)], case)})
+    return ruling.model_copy(update={"needs": _needed([(rule, parameters)], case, later)})
 
 
 def _needed_for_all(
-    asked: Sequence[tuple[GateRule, Parameters]], rulings: Sequence[Ruling], case: Case, least: int
+    asked: Sequence[tuple[GateRule, Parameters]], rulings: Sequence[Ruling], case: Case, least: int, later: float
 ) -> int | None:
     """The verdict's `needs`, which are no fewer than the `least` examples that the policy asks for."""
     outcome = outcome_of(rulings)
-    needs = _needed(asked, case) if outcome == "not enough evidence" else None
+    needs = _needed(asked, case, later) if outcome == "not enough evidence" else None
     too_few = outcome != "refused" and len(case.candidate.correct) < least
     return max(needs or 0, least) if too_few else needs
 
 
-def _needed(rules: Sequence[tuple[GateRule, Parameters]], case: Case) -> int | None:
-    """With how many examples a flat model that lost nothing passes all of these rules in 80 % at the next look; None
-    where these were as many, or no number is known to be enough."""
+def _needed(rules: Sequence[tuple[GateRule, Parameters]], case: Case, later: float) -> int | None:
+    """With how many examples a flat model that lost nothing passes all of these rules in 80 % at the next look, which
+    has the part `later` of this one's error; None where these were enough now, or no number is known to be enough."""
     rates = [(rule.pass_rate, parameters) for rule, parameters in rules if rule.pass_rate]
     reference = case.champion or case.base or case.candidate
-    assumed = power.assumed_of_pair(case.candidate.correct, reference.correct)._replace(share=case.share * LATER)
-    needs = power.examples_for_rate(lambda n: math.prod(rate(p, assumed, n) for rate, p in rates), power.USUAL)
-    return needs if needs and needs > len(case.candidate.correct) else None
+    assumed = power.assumed_of_pair(case.candidate.correct, reference.correct)
+
+    def at(share: float) -> int | None:
+        expected = assumed._replace(share=share)
+        return power.examples_for_rate(lambda n: math.prod(rate(p, expected, n) for rate, p in rates), power.USUAL)
+
+    needs = at(case.share)
+    return at(case.share * later) if needs and needs > len(case.candidate.correct) else None
 
 
 def digests(verdict: Verdict) -> dict[str, dict[str, str]]:
