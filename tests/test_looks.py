@@ -52,8 +52,10 @@ def test_ten_candidates_pass_hardly_more_often_than_one(passed):
 
 def test_a_model_that_was_not_admitted_has_less_of_the_error_on_other_examples(tmp_path):
     """On the same examples it has as much as before, and what was recorded is judged again alike."""
-    model = tmp_path / "weights"
-    model.write_text("w")
+    model, other = tmp_path / "one-model", tmp_path / "other-model"
+    for folder in (model, other):
+        folder.mkdir()
+        (folder / "weights").write_text(folder.name)
 
     def judged(name, n, of=model, **options):
         unsure, before = [0.97, 0.97, 0.93, 0.97, 0.97], [1.0, 0.6, 0.3, 0.6, 0.9]
@@ -65,8 +67,6 @@ def test_a_model_that_was_not_admitted_has_less_of_the_error_on_other_examples(t
     assert [one.look, two.look, again.look] == [1, 2, 1] and not one.passed
     assert replayed(tmp_path / "two").look == 2
     assert "Each bound may be wrong in 1.25 % instead of 5, since this is look 2 at the model." in markdown(two)
-    other = tmp_path / "others"
-    other.write_text("v")
     first, ten = judged("first", 200, of=other), judged("ten", 200, of=other, candidates=10)
     assert first.look == ten.look == 1 and ten.candidates == 10
     gaps = [verdict.rules[0].interval[1] for verdict in (first, two, ten)]
