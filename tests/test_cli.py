@@ -110,7 +110,8 @@ def test_make_and_import(capsys, tmp_path):
         ("two-hop --needles 2", "`needles` is an option of spans, not of two-hop"),
         (
             "qa --n-examples 3",
-            "`n_examples` is an option of kv, needle, spans, facts, values, tracking, counting, two-hop, choice, not of qa",
+            "`n_examples` is an option of kv, needle, spans, facts, values, tracking, counting, two-hop, choice, "
+            "not of qa",
         ),
         (
             "kv --n-docs 3",
@@ -120,7 +121,8 @@ def test_make_and_import(capsys, tmp_path):
         ("qa", "data make qa: give the questions by --examples"),
         (
             "sand",
-            "'sand' is not one of 'kv', 'qa', 'needle', 'spans', 'facts', 'values', 'tracking', 'counting', 'two-hop', 'choice'",
+            "'sand' is not one of 'kv', 'qa', 'needle', 'spans', 'facts', 'values', 'tracking', 'counting', 'two-hop', "
+            "'choice'",
         ),
     ],
 )
