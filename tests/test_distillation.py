@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, get_scheduler
 
 from posgap.distillation import engine
-from posgap.distillation import losses as losses_module
+from posgap.distillation import head as head_module
 from posgap.distillation.batches import Batch, Draw, Row, advantageous_rows, plan
 from posgap.distillation.checkpoints import Checkpoints
 from posgap.distillation.engine import Loop, NotFinite, Optimization, train
@@ -40,7 +40,7 @@ KL = R1(AT_FIRST, "none", anchoring=1.0)
 
 
 def teacher_of(model, collate, folder, mixed=False) -> Teacher:
-    teacher = Teacher(TeacherStates(folder, OURS), frozen_head(model, mixed), collate)
+    teacher = Teacher(TeacherStates(folder, OURS), frozen_head(model, False), collate)
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         teacher.read(Student(model, KL), torch.device("cpu"), 150)
     return teacher
@@ -123,7 +123,7 @@ def test_the_student_begins_as_the_teacher(family, mixed, most, collate, tmp_pat
     teacher = teacher_of(model, collate, tmp_path / "t", mixed)
     rows = advantageous_rows(collate.pairs)
     batch = collate(rows)
-    assert teacher.hidden(batch).dtype == (torch.bfloat16 if mixed else torch.float32)
+    assert teacher.hidden(batch).dtype == torch.float32  # under autocast too
     student = Student(model, KL, teacher)
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed), torch.no_grad():
         together, alone = student(batch), torch.cat([student(collate([row])) for row in rows])
@@ -427,7 +427,7 @@ def test_gradient_checkpointing_and_chunks_do_not_change_the_numbers(lively, col
     teacher, objective = teacher_of(lively, collate, tmp_path / "t"), R1(AT_FIRST, "paper", 1.0)
     plain, frugal = copy.deepcopy(lively), copy.deepcopy(lively)
     plain_run = run(plain, collate, objective, teacher, epochs=2)
-    monkeypatch.setattr(losses_module, "LOGITS_AT_ONCE", 60)
+    monkeypatch.setattr(head_module, "NUMBERS_AT_ONCE", 60)
     checkpoint_activations(frugal)
     again = run(frugal, collate, objective, teacher, epochs=2)
     for a, b in zip(plain_run, again):

@@ -1,5 +1,6 @@
 """The losses as mathematics."""
 
+import copy
 import math
 
 import pytest
@@ -8,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from posgap.distillation import losses as losses_module
-from posgap.distillation.losses import alignment_weights, in_chunks, per_row, token_cross_entropy, token_kl
+from posgap.distillation import head as head_module
+from posgap.distillation.head import Head
+from posgap.distillation.losses import alignment_weights, per_row, token_cross_entropy, token_kl
 
 
 def logits(*shape, seed=0):
@@ -57,42 +59,85 @@ def test_cross_entropy_is_minus_the_log_of_the_target_s_probability():
     assert token_cross_entropy(targets, q).tolist() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("at_once", [1, 50, 101, 10_000])
-def test_in_chunks_it_is_the_same_loss_with_the_same_gradients(at_once, monkeypatch):
-    monkeypatch.setattr(losses_module, "LOGITS_AT_ONCE", at_once)
+DTYPES = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 0.02}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("at_once", "soft_cap", "bias"), [(1, None, True), (50, 3.0, False), (101, None, False), (10_000, 3.0, True)]
+)
+def test_of_a_head_it_is_the_same_loss_with_the_same_gradients(at_once, soft_cap, bias, dtype, in_place, monkeypatch):
+    monkeypatch.setattr(head_module, "NUMBERS_AT_ONCE", at_once)
     torch.manual_seed(0)
-    head, twin = nn.Linear(4, 50), nn.Linear(4, 50)
-    twin.load_state_dict(head.state_dict())
-    hidden, teacher, weights = torch.randn(7, 4), torch.randn(7, 50), torch.rand(7)
-    inputs = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
-    chunked = in_chunks(lambda t, h: token_kl(t, head(h)), 50, teacher, inputs[0])
-    plain = token_kl(teacher, twin(inputs[1]))
-    torch.testing.assert_close(chunked, plain)
-    (weights * chunked).sum().backward()
-    (weights * plain).sum().backward()
-    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
-    torch.testing.assert_close(head.weight.grad, twin.weight.grad)
+    linear, twin = nn.Linear(4, 50, bias, dtype=dtype), nn.Linear(4, 50, bias).double()
+    twin.load_state_dict(linear.state_dict())
+    head = Head(linear, 0.7, soft_cap)
+    head.in_place = in_place
+    hidden, teacher, weights = torch.randn(7, 4).to(dtype), torch.randn(7, 50).double(), torch.rand(7).double()
+    inputs = hidden.clone().requires_grad_(), hidden.double().requires_grad_()
+    chunked = head.losses(lambda logits, t: double_kl(t, logits), inputs[0], teacher)
+    logits = twin(inputs[1]) * 0.7
+    plain = double_kl(teacher, torch.tanh(logits / soft_cap) * soft_cap if soft_cap else logits)
+    # Logits of 16-bit weights are as exact as the weights.
+    torch.testing.assert_close(chunked.double(), plain, rtol=0, atol=min(DTYPES[dtype], 1e-5))
+    for _ in range(2):  # the second time there is a gradient already
+        (weights * head.losses(lambda logits, t: double_kl(t, logits), inputs[0], teacher)).sum().backward()
+    (2 * weights * plain).sum().backward()
+    tolerance = {"rtol": DTYPES[dtype], "atol": DTYPES[dtype]}
+    torch.testing.assert_close(inputs[0].grad.double(), inputs[1].grad, **tolerance)
+    for own, wanted in zip(linear.parameters(), twin.parameters()):
+        torch.testing.assert_close(own.grad.double(), wanted.grad, **tolerance)
 
 
-def test_in_chunks_the_head_learns_even_where_nothing_before_it_does():
-    head = nn.Linear(4, 50)
-    in_chunks(
-        lambda t, h: token_cross_entropy(t, head(h)), 50, torch.zeros(3).long(), torch.ones(3, 4)
-    ).sum().backward()
-    assert head.weight.grad.abs().sum() > 0
+def double_kl(teacher, logits):
+    p, q = teacher.double().log_softmax(-1), logits.double().log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def test_of_a_head_a_gradient_in_place_is_in_the_tensor_that_was_there():
+    head, hidden = Head(nn.Linear(4, 50)), torch.randn(7, 4)
+    head.in_place = True
+    there = head.linear.weight.grad = torch.ones(50, 4)
+    head.losses(lambda logits: logits.sum(-1), hidden).sum().backward()
+    assert head.linear.weight.grad is there
+    torch.testing.assert_close(there, 1 + hidden.sum(0).expand(50, 4))
+
+
+def test_of_a_head_logits_are_float32_where_all_else_is_rounded():
+    """Under autocast, of parameters in either precision."""
+    torch.manual_seed(0)
+    hidden = 10 * torch.randn(7, 64).bfloat16()
+    linear = nn.Linear(64, 50, dtype=torch.bfloat16)
+    exact = hidden.double() @ linear.weight.double().T + linear.bias.double()
+    for layer in (linear, copy.deepcopy(linear).float()):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = Head(layer)(hidden)
+            losses = Head(layer).losses(lambda logits: logits[:, 0], hidden)
+        assert logits.dtype == torch.float32
+        torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(losses, logits[:, 0])
+    assert (layer.bfloat16()(hidden).double() - exact).abs().max() > 1e-3
+
+
+def test_of_a_head_it_learns_even_where_nothing_before_it_does():
+    head = Head(nn.Linear(4, 50))
+    loss = lambda logits, targets: token_cross_entropy(targets, logits)  # noqa: E731
+    head.losses(loss, torch.ones(3, 4), torch.zeros(3).long()).sum().backward()
+    assert head.linear.weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize(("allowed", "tokens"), [(150, 3), (149, 2), (1, 1)])
-def test_in_chunks_no_more_logits_exist_at_once_than_allowed(allowed, tokens, monkeypatch):
-    monkeypatch.setattr(losses_module, "LOGITS_AT_ONCE", allowed)
+def test_of_a_head_no_more_logits_exist_at_once_than_allowed(allowed, tokens, monkeypatch):
+    monkeypatch.setattr(head_module, "NUMBERS_AT_ONCE", allowed)
     seen = []
 
-    def loss(targets, hidden):
-        seen.append(len(hidden))
-        return token_cross_entropy(targets, hidden.repeat(1, 25))
+    def loss(logits, targets):
+        seen.append(logits.numel() // 50)
+        return token_cross_entropy(targets, logits)
 
     hidden = torch.randn(8, 2, requires_grad=True)
-    in_chunks(loss, 50, torch.zeros(8, dtype=torch.long), hidden).sum().backward()
+    Head(nn.Linear(2, 50)).losses(loss, hidden, torch.zeros(8, dtype=torch.long)).sum().backward()
     assert max(seen) == tokens  # one at least
     assert sum(seen) == 2 * 8  # every token's once forward, once backward
 

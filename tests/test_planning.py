@@ -235,10 +235,10 @@ def test_of_a_deep_model_s_layers_each_keeps_its_kind():
 
 def test_bytes_that_stand_are_those_of_each_way():
     size, small = size_of(SHAPE, 0), size_of(SHAPE, 4)
-    head = 2 * size.head
-    assert standing(Way("alone", False, 0), size, 1) == 16 * size.parameters + head
-    assert standing(Way("data parallel", False, 0), size, 8) == 20 * size.parameters + head
-    assert standing(Way("alone", False, 4), small, 1) == 4 * small.parameters + 12 * small.trained + head
+    head, whole = 2 * size.head, 4 * size.head
+    assert standing(Way("alone", False, 0), size, 1) == 16 * size.parameters + whole
+    assert standing(Way("data parallel", False, 0), size, 8) == 20 * size.parameters + whole
+    assert standing(Way("alone", False, 4), small, 1) == 4 * small.parameters + 12 * small.trained + whole
     two, three = (standing(Way(name, False, 0), size, 4) for name in ("zero2", "zero3"))
     assert two - three == 2 * size.parameters * 3 / 4 - 2e9  # parameters in pieces, but some gathered at a time
     outside = 2 * 512 * 64 + 64  # embedding, head and the last norm
@@ -282,3 +282,20 @@ def test_what_cannot_be_is_refused_in_a_line(config):
         plan_distill(config.model_copy(update={"gpu_memory": 1e-5}))
     with pytest.raises(PosgapError, match="--prompt-tokens: with the response longer than the model's context of 512"):
         plan_distill(config.model_copy(update={"prompt_tokens": 600}))
+
+
+@pytest.mark.parametrize("arithmetic", ["bfloat16", "bfloat16 parameters"])
+def test_a_large_vocabulary_takes_hardly_more_working_memory(arithmetic):
+    """No micro-batch makes gradients of head and embedding beside those that are there, but one of the head where
+    parameters are in pieces."""
+    taken = [
+        activation_bytes(
+            LlamaConfig(
+                vocab_size=vocabulary, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+                num_attention_heads=32, num_key_value_heads=8,
+            ),
+            MicroBatchShape(1, 8192 + 512, 512, arithmetic, checkpointing=True),
+        )
+        for vocabulary in (32_000, 262_144)
+    ]  # fmt: skip
+    assert taken[0] <= taken[1] < 1.1 * taken[0]

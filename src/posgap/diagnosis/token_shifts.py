@@ -60,7 +60,7 @@ def token_shifts(model: PreTrainedModel, readings: Sequence[Readings], pad: int,
         for i, teacher, student in zip(batch, advantageous, trivial):
             # One row at a time: logits of the whole batch, [tokens, vocabulary], could exhaust the memory.
             logits = head(student)
-            greedy = logits.argmax(-1).tolist()
+            greedy = logits.to(student.dtype).argmax(-1).tolist()  # as the model itself rounds them
             pairs = enumerate(zip(greedy, readings[i].response))
             turning = next((t for t, (own, said) in pairs if own != said), None)
             # Rounding can leave a divergence just below 0.

@@ -20,6 +20,7 @@ from posgap.distillation.batches import Batch, Collator, Row
 from posgap.distillation.branches import enable, same_states
 from posgap.distillation.checkpoints import Checkpoints, History
 from posgap.distillation.gradients import Gradient
+from posgap.distillation.head import add_gradients_in_place
 from posgap.distillation.micro_batches import MicroBatch
 from posgap.distillation.objectives import Objective
 from posgap.distillation.processes import gather, rank_and_world
@@ -124,6 +125,8 @@ def train(
     for figures in history:
         on_step(figures)
     gradient = Gradient(accelerator, wrapped, optimizer, optimization.max_grad_norm)
+    if not gradient.in_pieces:
+        add_gradients_in_place(student.model, student.head)
     loop = Loop(wrapped, gradient, objective, collate, accelerator.device, micro_batch_tokens, enable(student.model))
     rest = range(len(history), len(steps))
     with deferred_termination() as termination, checkpoints or nullcontext():

@@ -28,16 +28,18 @@ from transformers import (
 )
 from transformers.masking_utils import flash_attention_mask
 
-from posgap.distillation.head import Head
+from posgap.distillation.head import Head, add_gradients_in_place
 from posgap.distillation.lora import add_adapters
-from posgap.distillation.losses import in_chunks, token_kl
+from posgap.distillation.losses import token_kl
 from posgap.distillation.sharding import layers_of
 from posgap.models.checkpointing import checkpoint_activations
 
 _MEASURED = 8  # layers of a deeper model
 _UNMASKED = "posgap-unmasked"
-# A CPU's attention, which torch's counter of operations does not know: by the shapes of query, key and value.
+# What torch's counter of operations does not know: a product that is added in place, and a CPU's attention, by the
+# shapes of query, key and value.
 OPERATIONS: dict[Any, Any] = {
+    torch.ops.aten.addmm_: lambda total, a, b, *_, **__: 2 * a[0] * a[1] * b[1],
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
         lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
     ),
@@ -89,6 +91,10 @@ class Storages(TorchDispatchMode):
         self.known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
     def add(self, tensor: Tensor) -> None:
+        if tensor.is_sparse:
+            self.add(tensor._indices())
+            self.add(tensor._values())
+            return
         storage = tensor.untyped_storage()
         if storage not in self.known:
             size = storage.nbytes()
@@ -200,18 +206,20 @@ def _model(config: PretrainedConfig, shape: MicroBatchShape) -> PreTrainedModel:
 def run_micro_batch(model: PreTrainedModel, shape: MicroBatchShape) -> None:
     """Reads a micro-batch forwards and backwards."""
     head = Head.of(model)
+    if shape.arithmetic != "bfloat16 parameters":  # which are in pieces
+        add_gradients_in_place(model, head)
 
-    def loss(student: Tensor, teacher: Tensor) -> Tensor:
+    def loss(logits: Tensor, teacher: Tensor) -> Tensor:
         with torch.no_grad():
             wanted = head(teacher)
-        return token_kl(wanted, head(student))
+        return token_kl(wanted, logits)
 
     with torch.autocast("cpu", torch.bfloat16, enabled=shape.arithmetic == "bfloat16"):
         ids = torch.zeros(shape.rows, shape.width, dtype=torch.long)
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, -shape.predicted :]
         student = hidden.flatten(0, 1)
         teacher = torch.empty_like(student, requires_grad=False)
-        in_chunks(loss, head.vocabulary, student, teacher).mean().backward()
+        head.losses(loss, student, teacher).mean().backward()
 
 
 @contextmanager

@@ -1,9 +1,14 @@
-"""The output head, which turns hidden states into logits: the student's, and the teacher's frozen copy."""
+"""The output head, which turns hidden states into logits: the student's, and the teacher's frozen copy.
 
-from collections.abc import Callable
+Logits are float32 in every precision of training. Rounded to bfloat16, which knows a logit of 20 to 1/16, they alone
+would make a KL of some 1e-3 between two models that are equal (benchmarks/precision.py).
+"""
+
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -22,11 +27,17 @@ _FACTORS: dict[str, Callable[[Any], float]] = {
 _SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
+# Numbers of a product that are held at once: 32 MiB in float32.
+NUMBERS_AT_ONCE = 1 << 23
+
+
 class Head:
     """An output head, with the constant factor (Granite, Cohere) and the soft cap (Gemma 2) of some families' logits.
 
     It is not a module, so that a module that holds it does not register its parameters a second time.
     """
+
+    in_place = False  # whether `losses` adds the weight's gradient to the one that is there, rather than return another
 
     def __init__(self, linear: nn.Linear, factor: float = 1.0, soft_cap: float | None = None):
         self.linear, self.factor, self.soft_cap = linear, factor, soft_cap
@@ -46,10 +57,128 @@ class Head:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits `[M, V]` of final hidden states `[M, D]`."""
-        logits = self.linear(hidden)
-        if self.factor != 1:
-            logits = logits * self.factor
+        return self._through_the_module(lambda states: self.adjusted(self.product(states)), hidden)
+
+    def losses(self, loss: Callable[..., Tensor], hidden: Tensor, *per_token: Tensor) -> Tensor:
+        """`loss(logits, *per_token)`, `[M, V]` and `[M, ...]` to `[M]`, of the logits of `hidden [M, D]`.
+
+        The result and the gradients are those of a single call, but all logits never exist at once: those of a chunk of
+        tokens are dropped after the forward pass and computed again in the backward pass, where the chunks' gradients
+        of the weight `[V, D]` are added up in one place. `per_token` has no gradient.
+        """
+
+        def forward(states: Tensor) -> Tensor:
+            return _Losses.apply(self, loss, states, self.linear.weight, self.linear.bias, *per_token)
+
+        return self._through_the_module(forward, hidden)
+
+    def product(self, states: Tensor) -> Tensor:
+        """The linear layer's outputs `[M, V]`."""
+        bias = self.linear.bias
+        parts = [
+            F.linear(states.to(of.dtype), of, None if bias is None else bias[rows].to(of.dtype))
+            for rows, of in _slices(self.linear.weight)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def adjusted(self, outputs: Tensor) -> Tensor:
+        """The logits of the linear layer's outputs."""
+        logits = outputs * self.factor if self.factor != 1 else outputs
         return torch.tanh(logits / self.soft_cap) * self.soft_cap if self.soft_cap else logits
+
+    def gradient_of(self, parameter: Tensor) -> Tensor:
+        """What a parameter's gradient is added to: the one that is there (`in_place`), or zeros to be returned."""
+        if not self.in_place:
+            return torch.zeros_like(parameter)
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        return parameter.grad
+
+    def _through_the_module(self, forward: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """`forward(hidden)`, computed as the linear layer's forward pass: ZeRO-3 gathers its weight before that."""
+        own = self.linear.__dict__.get("forward")
+        self.linear.forward = forward  # type: ignore[method-assign]
+        try:
+            with torch.autocast(hidden.device.type, enabled=False):
+                return self.linear(hidden)
+        finally:
+            del self.linear.forward
+            if own:
+                self.linear.forward = own  # type: ignore[method-assign]
+
+
+class _Losses(torch.autograd.Function):
+    """`Head.losses`, with a backward pass that makes no gradient of the weight for each chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, head: Head, loss: Any, hidden: Tensor, *tensors: Tensor | None) -> Tensor:  # type: ignore[override]
+        _, _, *per_token = tensors  # weight and bias, which are read where ZeRO-3 has them at the time
+        ctx.head, ctx.loss = head, loss
+        ctx.save_for_backward(hidden, *per_token)
+        return torch.cat(
+            [
+                loss(head.adjusted(head.product(hidden[part])), *(of[part] for of in per_token))
+                for part in _parts(hidden, head)
+            ]
+        )
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        head, (hidden, *per_token) = ctx.head, ctx.saved_tensors
+        weight, bias = head.linear.weight, head.linear.bias
+        to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[2] else None
+        to_weight = head.gradient_of(weight) if ctx.needs_input_grad[3] else None
+        to_bias = head.gradient_of(bias) if ctx.needs_input_grad[4] else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            for part in _parts(hidden, head):
+                states = hidden[part]
+                outputs = head.product(states).requires_grad_()
+                with torch.enable_grad():
+                    losses = ctx.loss(head.adjusted(outputs), *(of[part] for of in per_token))
+                (to_outputs,) = torch.autograd.grad(losses, outputs, gradient[part])
+                if to_hidden is not None:
+                    to_hidden[part] = sum(to_outputs[:, rows] @ of for rows, of in _slices(weight))
+                if to_weight is not None:
+                    for rows, _ in _slices(weight):
+                        _add_product(to_weight[rows], to_outputs[:, rows].T, states)
+                if to_bias is not None:
+                    to_bias += to_outputs.sum(0)
+        returned = (None, None) if head.in_place else (to_weight, to_bias)
+        return None, None, to_hidden, *returned, *[None] * len(per_token)
+
+
+def _parts(hidden: Tensor, head: Head) -> Iterator[slice]:
+    """The chunks of tokens whose logits are held at once."""
+    size = max(1, NUMBERS_AT_ONCE // head.vocabulary)
+    return (slice(start, start + size) for start in range(0, len(hidden), size))
+
+
+def _slices(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """The weight `[V, D]` in float32: as it is, or made of 16 bits by slices of its rows."""
+    if (precise := torch.promote_types(weight.dtype, torch.float32)) == weight.dtype:
+        yield slice(None), weight
+        return
+    size = max(1, NUMBERS_AT_ONCE // weight.shape[1])
+    for start in range(0, len(weight), size):
+        yield slice(start, start + size), weight[start : start + size].to(precise)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Adds `a @ b` to `total`, with no other tensor of that size where it has the product's precision."""
+    b = b.to(a.dtype)
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
+
+
+def add_gradients_in_place(model: PreTrainedModel, head: Head) -> None:
+    """From now on gradients of a model's head and embedding are added to those that are there, where each micro-batch
+    would otherwise first make others, as large as the weight. For parameters that are whole on every process."""
+    head.in_place = True
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, nn.Embedding) and embedding.weight.requires_grad:
+        embedding.sparse = True  # the gradient that is added, not the one that is there
 
 
 def response_states(model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -79,7 +208,9 @@ def require_plain_head(model: PreTrainedModel, batch: Batch) -> None:
     ids = batch.input_ids[:1, : columns[-1] + 1]
     wanted = model(input_ids=ids, use_cache=False, logits_to_keep=len(columns)).logits[0]
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, -len(columns) :]
-    if not torch.allclose(Head.of(model)(hidden).float(), wanted.float(), atol=1e-3, rtol=1e-2):
+    head = Head.of(model)
+    logits = head.adjusted(head.linear(hidden))  # rounded as the model's own are
+    if not torch.allclose(logits.float(), wanted.float(), atol=1e-3, rtol=1e-2):
         raise PosgapError(
             f"{type(model).__name__}: its logits are not its output head applied to the last hidden state, up "
             "to a known factor and soft cap, as distillation assumes; this architecture is not supported"

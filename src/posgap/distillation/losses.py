@@ -4,15 +4,9 @@ In shapes, M is the number of response tokens of a batch, V the size of the voca
 of a batch, and N that of the global batch. Divergences and cross-entropies are computed in float32.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
-
-# Number of logits that are held at once: 64 MiB in float32.
-LOGITS_AT_ONCE = 1 << 24
 
 
 def token_kl(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
@@ -25,17 +19,6 @@ def token_kl(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
 def token_cross_entropy(targets: Tensor, student_logits: Tensor) -> Tensor:
     """-log q(target) of each token: `[M], [M, V]` to `[M]`."""
     return F.cross_entropy(student_logits.float(), targets, reduction="none")
-
-
-def in_chunks(loss: Callable[..., Tensor], vocabulary: int, *per_token: Tensor) -> Tensor:
-    """Computes `loss(*per_token)`, `[M, ...]` to `[M]`, in chunks, so that all logits `[M, V]` never exist at once.
-
-    `loss` computes logits itself, from hidden states; those of each chunk are dropped after the forward pass and
-    computed again in the backward pass. The result is the same as that of a single call.
-    """
-    size = max(1, LOGITS_AT_ONCE // vocabulary)
-    parts = zip(*(tensor.split(size) for tensor in per_token))
-    return torch.cat([checkpoint(loss, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
 
 
 def per_row(token_losses: Tensor, lengths: Tensor) -> Tensor:

@@ -39,6 +39,11 @@ class Way:
         return "bfloat16 parameters" if self.strategy in ("zero2", "zero3", "fsdp") else "bfloat16"
 
     @property
+    def bytes_kept(self) -> int:
+        """The bytes of each number of the teacher's head and states, which are as precise as the student's."""
+        return 2 if self.arithmetic == "bfloat16 parameters" else 4
+
+    @property
     def activations(self) -> str:
         """What becomes of them until the backward pass, in words."""
         return "computed again" if self.checkpointing else "kept"
@@ -68,7 +73,7 @@ class Need:
 def standing(way: Way, size: Size, gpus: int) -> float:
     """The bytes on each GPU of parameters, gradients, Adam's two means and the teacher's head; of several processes
     also what they exchange gradients through."""
-    parameters, trained, head = size.parameters, size.trained, 2 * size.head
+    parameters, trained, head = size.parameters, size.trained, way.bytes_kept * size.head
     if way.strategy == "zero3":
         return (2 * parameters + (2 + 4 + 4 + 8) * trained) / gpus + _GATHERED + _BUCKETS + head
     if way.strategy == "zero2":
@@ -152,7 +157,7 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     counted = (prompts + config.n_examples / 3) * flops(model, _micro(config, best.way))
     # What is trained and Adam's two means of it, in float32; two checkpoints are kept.
     checkpoints = 2 * 4 * 3 * size.trained
-    states = 2 * config.n_examples * config.response_tokens * model.get_text_config().hidden_size
+    states = best.way.bytes_kept * config.n_examples * config.response_tokens * model.get_text_config().hidden_size
     figures: dict[str, Any] = {
         "options": options,
         "updates": ceil(prompts / config.batch_size),

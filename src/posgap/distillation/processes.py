@@ -192,7 +192,7 @@ def arithmetic(accelerator: Accelerator) -> str:
         return "float32"
     if isinstance(accelerator, Sharded):
         return "bfloat16 parameters by FSDP"  # which leaves buffers as they are
-    return "bfloat16 parameters" if accelerator.state.deepspeed_plugin else "bfloat16 by autocast"
+    return "bfloat16 parameters" if accelerator.state.deepspeed_plugin else "bfloat16 by autocast, but for the head"
 
 
 def meet(group: dist.ProcessGroup | None = None) -> None:

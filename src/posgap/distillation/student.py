@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from posgap.distillation.batches import Batch
 from posgap.distillation.head import Head, require_plain_head, response_states
-from posgap.distillation.losses import in_chunks, per_row
+from posgap.distillation.losses import per_row
 from posgap.distillation.objectives import Objective
 from posgap.distillation.teacher_states import Teacher
 
@@ -28,21 +28,24 @@ class Student(nn.Module):
 
         With `states_alone`, the final hidden states `[M, D]` from which the loss would be computed.
         """
+        embedding = self.model.get_input_embeddings()
+        if getattr(embedding, "sparse", False) and torch.is_grad_enabled():
+            self.head.gradient_of(embedding.weight)  # what is sparse is added to one that is not
         if not self.checked and not batch.branches:
             require_plain_head(self.model, batch)
             self.checked = True
         states = response_states(self.model, batch)
         if states_alone:
             return states
-        per_token = [states, batch.targets]
+        per_token = [batch.targets]
         if self.teacher is not None:
             per_token.append(self.teacher.hidden(batch))
-        losses = per_row(in_chunks(self._token_losses, self.head.vocabulary, *per_token), batch.lengths)
+        losses = per_row(self.head.losses(self._token_losses, states, *per_token), batch.lengths)
         return losses / batch.lengths if self.objective.averaged else losses
 
-    def _token_losses(self, hidden: Tensor, targets: Tensor, teacher_hidden: Tensor | None = None) -> Tensor:
+    def _token_losses(self, logits: Tensor, targets: Tensor, teacher_hidden: Tensor | None = None) -> Tensor:
         teacher_logits = None
         if self.teacher is not None and teacher_hidden is not None:
             with torch.no_grad():
                 teacher_logits = self.teacher.head(teacher_hidden)
-        return self.objective.token_losses(self.head(hidden), targets, teacher_logits)
+        return self.objective.token_losses(logits, targets, teacher_logits)

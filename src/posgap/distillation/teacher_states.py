@@ -115,7 +115,7 @@ class Teacher:
                 batch = self.collate([rows[i] for i in call]).to(device)
                 with torch.no_grad():
                     read = student(batch, states_alone=True)
-                # As the head takes them, be it in bfloat16: what is kept loses nothing.
+                # As the head takes them: what is kept loses nothing.
                 states += read.to("cpu", self.head.linear.weight.dtype).split(batch.lengths.tolist())
             keys += [self.keys[i] for i in part.rows[rank::world]]
             states = states[: len(keys)]  # without copies of the last row
@@ -141,12 +141,12 @@ class Teacher:
         return [i for i, key in enumerate(self.keys) if key not in self.states.where]
 
 
-def frozen_head(model: PreTrainedModel, mixed: bool, device: torch.device | str = "cpu") -> Head:
-    """A copy of the model's output head that training does not change; in bfloat16 where arithmetic is `mixed`."""
+def frozen_head(model: PreTrainedModel, rounded: bool, device: torch.device | str = "cpu") -> Head:
+    """A copy of the model's output head that training does not change; `rounded` to bfloat16 where parameters are."""
     head = copy.copy(Head.of(model))
     with whole(head.linear.parameters()):
         values = {
-            name: parameter.detach().to(device, torch.bfloat16 if mixed else None, copy=True)
+            name: parameter.detach().to(device, torch.bfloat16 if rounded else None, copy=True)
             for name, parameter in head.linear.named_parameters()
         }
     vocabulary, width = values["weight"].shape

@@ -227,9 +227,9 @@ def _teacher(
         "arithmetic": processes.arithmetic(accelerator),
     }
     states = TeacherStates(work / f"teacher-{files.digest_of(identity)[:16]}", identity)
-    mixed = accelerator.mixed_precision == "bf16"
+    rounded = processes.arithmetic(accelerator).startswith("bfloat16 parameters")
     kind = AverageTeacher if collate.build.task.slot_names else Teacher
-    return kind(states, frozen_head(model, mixed, accelerator.device), collate)
+    return kind(states, frozen_head(model, rounded, accelerator.device), collate)
 
 
 def _rounded_at_the_start(model: str, mixed: bool, by_deepspeed: bool) -> str:
