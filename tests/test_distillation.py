@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, get_scheduler
 
-from posgap.distillation import engine
+from posgap.distillation import engine, processes, rounding_floor
 from posgap.distillation import head as head_module
 from posgap.distillation.batches import Batch, Draw, Row, advantageous_rows, plan
 from posgap.distillation.checkpoints import Checkpoints
@@ -587,3 +587,41 @@ def test_rope_that_follows_the_length_is_refused_where_one_pass_differs():
     assert states(12).shape == (3, 16)
     with pytest.raises(PosgapError, match=r"RoPE \(dynamic\) changes with the length beyond 13 tokens.*distilled"):
         states(16)
+
+
+# What rounding makes
+
+
+def test_the_floor_is_what_rounding_makes_of_a_model_and_itself(lively, collate, tmp_path):
+    lively.float()  # autocast leaves what is float64
+    teacher = teacher_of(lively, collate, tmp_path / "t", mixed=True)
+    floor = rounding_floor.measured(Student(lively, KL, teacher), torch.device("cpu"))
+    rows = advantageous_rows(collate.pairs)[: rounding_floor.ROWS]
+    kls = []
+    for row in rows:
+        prompt, response = collate.token_ids(row)
+        ids = torch.tensor([prompt + response])
+        exact = lively(ids).logits[0, len(prompt) - 1 : -1]
+        kls.append(token_kl(exact, teacher.head(teacher.hidden(collate([row])))))
+    assert floor == pytest.approx(2 * float(torch.cat(kls).mean()), rel=1e-3) and floor > 1e-7
+    exact = teacher_of(lively, collate, tmp_path / "exact")
+    assert rounding_floor.measured(Student(lively, KL, exact), torch.device("cpu")) < 1e-3 * floor
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_the_floor_is_measured_once_where_arithmetic_alone_is_rounded(mixed, lively, collate, tmp_path):
+    teacher = teacher_of(lively, collate, tmp_path / "t", mixed)
+    student, objective = Student(lively, R1(AT_FIRST, "paper", 1.0), teacher), R1(AT_FIRST, "paper", 1.0)
+    steps = [[Row(0, (1,)), Row(0, (2,))], [Row(1, (1,)), Row(1, (4,))]]
+    accelerator = processes.accelerator(mixed)
+    _, history = train(student, steps, objective, collate, Optimization(1e-5), accelerator, 150)
+    assert [rounding_floor.FIGURE in figures for figures in history] == [mixed, False]
+
+
+def test_steps_below_the_floor_are_told():
+    history = [{"step": 1, "activation_kl": 2e-3, "rounding_kl": 1e-3}, {"step": 2, "activation_kl": 9e-4}]
+    assert "1 of 2 steps, the first of them step 2," in rounding_floor.warning(history)
+    assert not rounding_floor.warning(history[:1])
+    assert not rounding_floor.warning([{"step": 1, "activation_kl": 0.0}])  # in float32
+    assert not rounding_floor.warning([{"step": 1, "cross_entropy": 0.0, "rounding_kl": 1e-3}])
+    assert not rounding_floor.warning([])

@@ -126,7 +126,11 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         description="what a run with lora_rank writes; merged: the whole model; adapter: the adapters alone, in peft's "
         "format, which are read with the model they were trained on",
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    dtype: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
+        "auto",
+        description="arithmetic; auto: bfloat16 on a GPU, else float32; tf32: half as quick as bfloat16 on a GPU, for "
+        "divergences that bfloat16 cannot see",
+    )
     export_dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], RARE] = Field(
         "auto", description="precision in which the model is stored; auto: that of the model it came from"
     )

@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from posgap.distillation import rounding_floor
 from posgap.distillation.batch_layout import BatchLayout, with_shared_prefixes, without_sharing
 from posgap.distillation.batches import Batch, Collator, Row
 from posgap.distillation.branches import enable, same_states
@@ -23,7 +24,7 @@ from posgap.distillation.gradients import Gradient
 from posgap.distillation.head import add_gradients_in_place
 from posgap.distillation.micro_batches import MicroBatch
 from posgap.distillation.objectives import Objective
-from posgap.distillation.processes import gather, rank_and_world
+from posgap.distillation.processes import gather, is_by_autocast, rank_and_world
 from posgap.distillation.recipes import PAPER
 from posgap.distillation.student import Student
 from posgap.foundation.errors import PosgapError, Stopped
@@ -122,6 +123,9 @@ def train(
             student.teacher.read(wrapped, accelerator.device, micro_batch_tokens)
     wrapped.train()
     history = checkpoints.load(accelerator, wrapped, optimizer) if checkpoints else []
+    floor: dict[str, float] = {}
+    if student.teacher and not history and is_by_autocast(accelerator):
+        floor = {rounding_floor.FIGURE: rounding_floor.measured(student, accelerator.device)}
     for figures in history:
         on_step(figures)
     gradient = Gradient(accelerator, wrapped, optimizer, optimization.max_grad_norm)
@@ -139,7 +143,8 @@ def train(
                 group["lr"] = rate
             figures = loop.step(step + 1, steps[step])
             swept = watch.after(step + 1, step + 1 == len(steps), history, wrapped) if watch else {}
-            history.append({"step": step + 1, **figures, "learning_rate": rate, **swept})
+            history.append({"step": step + 1, **figures, "learning_rate": rate, **swept, **floor})
+            floor = {}
             on_step(history[-1])
             stopping = any(gather(termination.requested))
             # At the end too, so that no step is done again where the model cannot be written.

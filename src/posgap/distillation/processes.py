@@ -189,10 +189,15 @@ def arithmetic(accelerator: Accelerator) -> str:
     """How numbers are computed, as far as results depend on it: DeepSpeed casts parameters to bfloat16 where autocast
     casts what each operation reads."""
     if accelerator.mixed_precision != "bf16":
-        return "float32"
+        return "tf32" if torch.get_float32_matmul_precision() == "high" else "float32"
     if isinstance(accelerator, Sharded):
         return "bfloat16 parameters by FSDP"  # which leaves buffers as they are
     return "bfloat16 parameters" if accelerator.state.deepspeed_plugin else "bfloat16 by autocast, but for the head"
+
+
+def is_by_autocast(accelerator: Accelerator) -> bool:
+    """Whether arithmetic is bfloat16 and parameters are not, so that without autocast they are read in float32."""
+    return accelerator.mixed_precision == "bf16" and not in_pieces(accelerator)
 
 
 def meet(group: dist.ProcessGroup | None = None) -> None:

@@ -302,6 +302,10 @@ def save_model(
 def resolve_dtype(name: str) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    if name == "tf32":
+        if not torch.cuda.is_available():
+            raise PosgapError("dtype: tf32 is the arithmetic of a GPU, and there is none here; give float32")
+        return torch.float32
     return getattr(torch, name)
 
 

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
-from posgap.distillation import processes
+from posgap.distillation import processes, rounding_floor
 from posgap.distillation.adapters import named
 from posgap.distillation.averaging import Averaged, AverageTeacher
 from posgap.distillation.batches import Collator, Pair, Row, advantageous, advantageous_rows, pair_up, plan
@@ -66,6 +66,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     if config.lora_export == "adapter":
         named(config.model)  # raises where no adapter could name it
     mixed = resolve_dtype(config.dtype) == torch.bfloat16
+    torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
     work = ResumableFolder(config.work or files.work_folder(config.out))
     pairs, collate = _data(config)
     held_out = watched_examples(config, pairs)
@@ -107,6 +108,8 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         if is_main_process():
             write_json(out / "non_finite.json", _at_fault(error, pairs))
         raise Rejected(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
+    if is_main_process() and (line := rounding_floor.warning(history)):
+        log.warning("%s", line)
     if line := watch.conclude(student, history):
         log.warning("%s", line)
     model = watch.model(student)

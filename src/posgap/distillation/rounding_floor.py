@@ -1,0 +1,50 @@
+"""What rounding alone makes of the divergence that is trained: below it a gradient is noise.
+
+On SmolLM2 a KL above the floor of bfloat16 has a gradient with a cosine of 0.9 and more with that of float32; at a
+hundredth of it the cosine may be anything (benchmarks/precision.py).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from posgap.distillation.batches import advantageous_rows
+from posgap.distillation.head import response_states
+from posgap.distillation.losses import token_kl
+from posgap.distillation.student import Student
+
+ROWS = 4  # that are read for it
+FIGURE = "rounding_kl"  # its name in the history's first step
+_SIGNALS = ("activation_kl", "order_kl")  # what the objectives with a teacher call what is to become less
+
+
+@torch.no_grad()
+def measured(student: Student, device: torch.device) -> float:
+    """The KL per token between two readings of one model whose roundings have nothing in common.
+
+    It is twice that between the teacher's states, which training's arithmetic made, and those that the student, which
+    is not trained yet, makes of the same prompts in float32.
+    """
+    assert student.teacher
+    batch = student.teacher.collate(advantageous_rows(student.teacher.collate.pairs[:ROWS])).to(device)
+
+    def loss(logits: Tensor, states: Tensor) -> Tensor:
+        return token_kl(logits, student.teacher.head(states))  # type: ignore[union-attr]
+
+    exact = response_states(student.model, batch)
+    return 2 * float(student.head.losses(loss, exact, student.teacher.hidden(batch)).mean())
+
+
+def warning(history: Sequence[dict[str, float]]) -> str:
+    """A line where steps were trained on a divergence below the floor; nothing where none was, or it is not known."""
+    floor = history[0].get(FIGURE, 0.0) if history else 0.0
+    below = [int(figures["step"]) for figures in history for name in _SIGNALS if figures.get(name, floor) < floor]
+    if not below:
+        return ""
+    precise = "tf32" if torch.cuda.is_available() else "float32"
+    return (
+        f"bfloat16: rounding alone makes a KL of {floor:.1e} a token, and in {len(below)} of {len(history)} steps, the "
+        f"first of them step {below[0]}, there was less to learn; their gradients are mostly noise: give --dtype "
+        f"{precise}"
+    )
