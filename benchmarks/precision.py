@@ -1,6 +1,6 @@
 """What each precision of training leaves of a small KL and of its gradient, on pretrained models.
 
-    python benchmarks/precision.py [--quick] [--models smollm2 qwen] [--examples 4]
+    python benchmarks/precision.py [--quick] [--models smollm2 qwen] [--examples 4] [--write]
 
 The teacher reads a prompt of ten short records with the gold record first; the student is the same model with other
 records in another order, with the gold record elsewhere, or with all matrices moved at random. In float32 the KL is
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from report import write_table
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -250,20 +251,25 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--models", nargs="+", default=["smollm2", "qwen"])
     parser.add_argument("--examples", type=int, default=4)
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/distillation.md")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.quick:
         print(json.dumps(quick()))
         return
-    from real_models import folder
+    from real_models import MODELS, folder
 
-    figures = {}
+    figures, tables = {}, []
     for name in options.models:
         path = str(folder(name))
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         rows, figures[name] = table_of(model, AutoTokenizer.from_pretrained(path), options.examples)
-        print(f"\n{name}: KL, and the cosine of its gradient with float32's\n")
-        print(markdown(["", *SETTINGS], rows), flush=True)
+        tables.append(
+            f"**{MODELS[name].title}**: KL, and the cosine of its gradient\n\n{markdown(['', *SETTINGS], rows)}"
+        )
+        print(tables[-1], flush=True)
+    if options.write:
+        write_table("precision", "\n\n".join(tables))
     print(json.dumps(figures))
 
 

@@ -1,7 +1,8 @@
 """The losses of Pos2Distill (section 3), and the weights of a batch's rows.
 
 In shapes, M is the number of response tokens of a batch, V the size of the vocabulary, R the number of rows (prompts)
-of a batch, and N that of the global batch. Divergences and cross-entropies are computed in float32.
+of a batch, and N that of the global batch. Divergences and cross-entropies are computed in float32, of logits that are
+float32 too (`Head`).
 """
 
 import torch
