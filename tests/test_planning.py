@@ -4,11 +4,14 @@ import gc
 import json
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import accumulate
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.distillation import planning
 from posgap.distillation.config import PlanDistillConfig
@@ -16,17 +19,13 @@ from posgap.distillation.footprint import (
     OPERATIONS,
     MicroBatchShape,
     Storages,
-    _of_all_layers,
-    _of_layers,
     activation_bytes,
-    counted_flops,
     flops,
-    measured_activation_bytes,
     run_micro_batch,
     size_of,
 )
 from posgap.distillation.lora import add_adapters
-from posgap.distillation.planning import GB, USABLE, Way, plan_distill, standing, ways
+from posgap.distillation.planning import GB, USABLE, Way, _most_rows, plan_distill, standing, ways
 from posgap.foundation.errors import PosgapError
 from posgap.models.checkpointing import checkpoint_activations
 
@@ -83,27 +82,26 @@ def test_what_checkpointing_keeps_of_a_layer_is_counted_to_the_byte():
     """What it reads."""
     micro = MicroBatchShape(2, 128, 8, "float32", checkpointing=True)
     expected = 4 * 2 * 128 * 64
-    assert measured_activation_bytes(layers(3), micro) - measured_activation_bytes(layers(2), micro) == expected
+    assert activation_bytes(layers(3), micro) - activation_bytes(layers(2), micro) == expected
     assert held(3) - held(2) == expected
 
 
-def test_what_a_deep_model_takes_is_found_from_eight_of_its_layers():
-    micro = MicroBatchShape(2, 128, 8, "float32", checkpointing=True)
-    assert activation_bytes(layers(10), micro) == measured_activation_bytes(layers(10), micro)
-    assert flops(layers(10), micro) == counted_flops(layers(10), micro)
+@settings(max_examples=200)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(0, 900))
+def test_the_rows_that_are_suggested_were_measured_and_fit(each_adds, free):
+    """Of any number of bytes that does not become less with more rows."""
+    bytes_of = list(accumulate(each_adds))
+    rows, taken = _most_rows(lambda n: bytes_of[n - 1], len(bytes_of), free)
+    best = sum(each <= free for each in bytes_of)
+    assert rows <= best and best - rows <= max(0, rows // 8)
+    assert taken == bytes_of[max(rows, 1) - 1]
 
 
-@pytest.mark.parametrize(("n", "read"), [(1, [1]), (8, [8]), (9, [4, 8]), (10, [4, 8]), (61, [4, 8])])
-def test_of_each_layer_beyond_eight_as_much_is_counted_as_of_one_of_the_last_four(n, read):
-    seen = []
-
-    def figure(config, shape) -> int:
-        seen.append((config.num_hidden_layers, shape))
-        return 1000 + 30 * config.num_hidden_layers
-
-    micro = MicroBatchShape(2, 128, 8)
-    assert _of_all_layers(figure, layers(n), micro) == 1000 + 30 * n
-    assert seen == [(number, micro) for number in read]
+def test_of_many_rows_the_bytes_are_counted_not_carried_on_from_few():
+    """On SmolLM2's shape with short prompts a phase that does not grow hides what a second row takes."""
+    fixed_at_few = {1: 609, 2: 610, 4: 1442, 8: 2757, 16: 5082, 32: 9492}
+    taken = lambda rows: max(bytes_ for n, bytes_ in fixed_at_few.items() if n <= rows)  # noqa: E731
+    assert _most_rows(taken, 32, 3000) == (15, 2757)
 
 
 def test_no_keys_and_values_are_kept_of_a_micro_batch():
@@ -217,20 +215,6 @@ def test_working_bytes_of_shared_and_of_few_trained_parameters_are_those_of_real
     assert size.trained == sum(parameter.numel() for parameter in unique if parameter.requires_grad)
     assert size.head == shape.vocab_size * shape.hidden_size
     assert size.outside == size.parameters - shape.num_hidden_layers * size.layer
-
-
-def test_of_a_deep_model_s_layers_each_keeps_its_kind():
-    """What a config says of each layer is cut with them; a list that is as long for another reason would not be."""
-    kinds = ["sliding_attention", "full_attention"] * 5
-    shape = Qwen2Config(
-        **SHAPE.to_dict()
-        | {"num_hidden_layers": 10, "layer_types": kinds, "sliding_window": 16, "use_sliding_window": True}
-    )
-    four = _of_layers(shape, 4)
-    assert (four.num_hidden_layers, four.layer_types) == (4, kinds[:4])
-    assert (shape.num_hidden_layers, shape.layer_types) == (10, kinds)
-    micro = MicroBatchShape(1, 64, 8, "float32")
-    assert flops(shape, micro) == counted_flops(shape, micro)
 
 
 def test_bytes_that_stand_are_those_of_each_way():

@@ -5,10 +5,9 @@ with them; every storage is counted from its birth to its end. So the figures ar
 architecture, rather than of a formula.
 """
 
-import copy
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +33,6 @@ from posgap.distillation.losses import token_kl
 from posgap.distillation.sharding import layers_of
 from posgap.models.checkpointing import checkpoint_activations
 
-_MEASURED = 8  # layers of a deeper model
 _UNMASKED = "posgap-unmasked"
 # What torch's counter of operations does not know: a product that is added in place, and a CPU's attention, by the
 # shapes of query, key and value.
@@ -133,40 +131,7 @@ def size_of(config: PretrainedConfig, lora_rank: int) -> Size:
 def activation_bytes(config: PretrainedConfig, shape: MicroBatchShape) -> int:
     """The bytes that a micro-batch takes of a model with this config, beside parameters, gradients and optimizer; a
     loss of R1, against a teacher's states."""
-    return _of_all_layers(measured_activation_bytes, config, shape)
-
-
-def flops(config: PretrainedConfig, shape: MicroBatchShape) -> int:
-    """The operations of a micro-batch, forwards and backwards: multiplications and additions, each counted, and
-    attention as if it were not causal."""
-    return _of_all_layers(counted_flops, config, shape)
-
-
-def _of_all_layers(
-    figure: Callable[[PretrainedConfig, MicroBatchShape], int], config: PretrainedConfig, shape: MicroBatchShape
-) -> int:
-    """A figure of a micro-batch. Of a model of more than eight layers eight are read, and what each of the last four
-    adds is taken for the rest."""
-    layers = config.get_text_config().num_hidden_layers
-    if layers <= _MEASURED:
-        return figure(config, shape)
-    half, whole = (figure(_of_layers(config, n), shape) for n in (_MEASURED // 2, _MEASURED))
-    more = (layers - _MEASURED) / (_MEASURED // 2)
-    return round(whole + more * (whole - half))
-
-
-def _of_layers(config: PretrainedConfig, n: int) -> PretrainedConfig:
-    shorter = copy.deepcopy(config)
-    text = shorter.get_text_config()
-    layers, text.num_hidden_layers = text.num_hidden_layers, n
-    for name, value in vars(text).items():
-        if isinstance(value, list) and len(value) == layers:  # of something for each layer
-            setattr(text, name, value[:n])
-    return shorter
-
-
-def measured_activation_bytes(config: PretrainedConfig, shape: MicroBatchShape) -> int:
-    """The working bytes with all layers. No operations are counted meanwhile: torch's counter keeps tensors alive."""
+    # No operations are counted meanwhile: torch's counter keeps tensors alive.
     model = _model(config, shape)
     with FakeTensorMode():
         _materialize(model)
@@ -185,8 +150,9 @@ def measured_activation_bytes(config: PretrainedConfig, shape: MicroBatchShape) 
         return storages.most - before
 
 
-def counted_flops(config: PretrainedConfig, shape: MicroBatchShape) -> int:
-    """The operations with all layers."""
+def flops(config: PretrainedConfig, shape: MicroBatchShape) -> int:
+    """The operations of a micro-batch, forwards and backwards: multiplications and additions, each counted, and
+    attention as if it were not causal."""
     model = _model(config, shape)
     with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=OPERATIONS) as counter:
         _materialize(model)
@@ -208,6 +174,8 @@ def run_micro_batch(model: PreTrainedModel, shape: MicroBatchShape) -> None:
     head = Head.of(model)
     if shape.arithmetic != "bfloat16 parameters":  # which are in pieces
         add_gradients_in_place(model, head)
+        # How many tokens are no padding, which have gradients, is not known of fake ones.
+        setattr(model.get_input_embeddings(), "padding_idx", None)  # noqa: B010
 
     def loss(logits: Tensor, teacher: Tensor) -> Tensor:
         with torch.no_grad():

@@ -110,12 +110,31 @@ def need(
     free = USABLE * config.gpu_memory * GB - always
     if free < stepping:
         return Need(way, always)
-    single, double = (taken(_micro(config, way, rows)) for rows in (1, 2))
-    a_row = max(double - single, 1)
-    fixed = single - a_row
-    rows = max(0, int(min((free - fixed) // a_row, ceil(config.batch_size / config.gpus))))
-    memory = always + max(fixed + max(rows, 1) * a_row, stepping)
-    return Need(way, always, rows, memory)
+    rows, working = _most_rows(
+        lambda rows: taken(_micro(config, way, rows)), ceil(config.batch_size / config.gpus), free
+    )
+    return Need(way, always, rows, always + max(working, stepping))
+
+
+def _most_rows(taken: Callable[[int], int], most: int, free: float) -> tuple[int, int]:
+    """The largest number of rows, up to `most`, that takes at most `free` bytes, and the bytes that it takes.
+
+    Where one takes more, 0, and the bytes of that one. The number is the largest to an eighth of it; its bytes are
+    measured, since they do not grow by the same with each row: another phase has the peak at few rows than at many.
+    """
+    fits, above = (1, taken(1)), (most, taken(most))
+    if fits[1] > free:
+        return 0, fits[1]
+    if above[1] <= free:
+        return above
+    while above[0] - fits[0] > max(1, fits[0] // 8):
+        between = fits[0] + (above[0] - fits[0]) * (free - fits[1]) / (above[1] - fits[1])
+        rows = min(max(int(between), fits[0] + 1), above[0] - 1)
+        if (bytes_taken := taken(rows)) <= free:
+            fits = rows, bytes_taken
+        else:
+            above = rows, bytes_taken
+    return fits
 
 
 def _micro(config: PlanDistillConfig, way: Way, rows: int = 1) -> MicroBatchShape:
