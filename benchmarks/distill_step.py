@@ -268,7 +268,8 @@ def compare(options) -> tuple[dict, list[list[str]]]:
             rows[-1].append(f"{measured[side]['flops'] / 1e12:.3f}")
     for a, b in zip(measured["ours"]["losses"], measured[other]["losses"], strict=True):
         tolerance = 1e-3 if options.dtype == "float32" else 5e-2
-        assert abs(a - b) <= tolerance * abs(b), (measured["ours"]["losses"], measured[other]["losses"])
+        # Of two float32 programs a KL this small differs by its rounding, some 1e-7.
+        assert abs(a - b) <= tolerance * abs(b) + 1e-6, (measured["ours"]["losses"], measured[other]["losses"])
     ratios = {
         "speed_ratio": round(measured[other]["seconds"] / measured["ours"]["seconds"], 2),
         "memory_ratio": round(measured["ours"]["peak_bytes"] / measured[other]["peak_bytes"], 3),
