@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import mlflow
 import numpy as np
@@ -15,6 +16,7 @@ from posgap.gating.verdict import markdown, read_verdict
 from posgap.measurement.sweeps import Asked, Evidence, Sweep, summarize
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
+from posgap.storage.lineage import ancestors
 from posgap.tasks.content import content, examples_digest
 from posgap.tasks.examples import Document, Example, KVExample
 from posgap.tasks.placements import category
@@ -61,6 +63,7 @@ def write_sweep(
         **summarize(correct, placements, 0, [category(placement) for placement in placements]),
         examples_digest=examples or examples_digest(swept, n_docs, asked.shuffle),
         model_digest=digest(model) if model != "m" else "",
+        ancestors=ancestors(model),
         prompt_digest="p",
         asked=asked,
         settings={},
@@ -191,6 +194,8 @@ def test_a_result_is_printed_as_json_alone_also_a_refusal_and_never_an_earlier_o
 
 
 def promotion(tmp_path, name, model, base, probability=0.995, again="", gated_for="tiny"):
+    if not (Path(model) / "manifest.json").exists():
+        write_json(Path(model) / "manifest.json", {"ancestors": ["m"]})  # the base
     swept = write_sweep(tmp_path / f"sweep-{name}{again}", [probability] * 5, model=model)
     admit(GateConfig(out=tmp_path / f"gate-{name}{again}", candidate=swept, base=base, name=gated_for))
     return PromoteConfig(

@@ -10,6 +10,7 @@ from posgap.cli.main import main
 from posgap.foundation.errors import GateFailed, PosgapError
 from posgap.foundation.files import digest, read_json, write_json
 from posgap.gating.replay import replayed
+from posgap.gating.verdict import markdown
 from posgap.stages.promote import promote
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.content import content
@@ -177,3 +178,54 @@ def test_a_model_whose_training_the_sweep_hides_is_not_promoted(tmp_path, base, 
     hidden = promotion(tmp_path, "hidden", learnt, base)
     with pytest.raises(PosgapError, match="says otherwise than .* what the model learnt; sweep it again"):
         promote(hidden)
+
+
+def of_origin(folder, model_digest, *ancestors):
+    """The sweep in a folder, of a model with this digest that was made from these."""
+    edited(folder / "sweep.json", lambda known: known.update(model_digest=model_digest, ancestors=ancestors))
+    return folder
+
+
+def test_nothing_is_gained_beside_a_bad_model_of_another_origin(tmp_path):
+    """With a mean of 0 for a base, any candidate would be better by its own mean."""
+    new = of_origin(write_sweep(tmp_path / "new", FLAT), "new", "base", "examples")
+    bad = of_origin(write_sweep(tmp_path / "bad", [0.0] * 5), "bad")
+    with pytest.raises(PosgapError, match=r"new: m was not made from m, the model of .*bad, as far as .*--allow base$"):
+        decide(tmp_path, new, bad)
+    verdict, _ = decide(tmp_path, new, bad, allow=["base"])
+    assert verdict.asked_otherwise == ["base"]
+    assert "The candidate was not made from the base, as was allowed." in markdown(verdict)
+    # Nor is it by the name of an ancestor, which is known by its digest.
+    edited(bad / "sweep.json", lambda known: known.update(model="base"))
+    with pytest.raises(PosgapError, match="was not made from"):
+        decide(tmp_path, new, bad)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "base"),
+    [
+        (("new", "old", "examples"), ("old",)),  # made from it
+        (("new", "older", "old"), ("older", "oldest")),  # and from what that was made from
+        (("same", "old"), ("same", "old")),  # itself, asked with a mitigation
+        (("new", "m"), ("",)),  # on the hub: by its name, which is m
+        (("",), ("",)),  # behind an endpoint
+    ],
+)
+def test_a_base_is_whatever_the_candidate_was_made_from(tmp_path, candidate, base):  # noqa: F811
+    new = of_origin(write_sweep(tmp_path / "new", FLAT), *candidate)
+    verdict, _ = decide(tmp_path, new, of_origin(write_sweep(tmp_path / "base", FLAT), *base))
+    assert verdict.asked_otherwise == []
+
+
+def test_a_champion_need_be_no_ancestor(tmp_path):
+    new = of_origin(write_sweep(tmp_path / "new", FLAT), "new", "base")
+    base, champion = (of_origin(write_sweep(tmp_path / name, FLAT), name) for name in ("base", "champion"))  # noqa: F811
+    verdict, _ = decide(tmp_path, new, base, champion=champion)
+    assert verdict.asked_otherwise == []
+
+
+def test_an_origin_that_the_model_s_folder_does_not_have_is_not_promoted(tmp_path, base, model_folder):  # noqa: F811
+    config = promotion(tmp_path, "new", model_folder, base)
+    write_json(model_folder / "manifest.json", {"ancestors": ["another"]})
+    with pytest.raises(PosgapError, match=r"sweep-new: says otherwise than .* what the model was made from; sweep it"):
+        promote(config)

@@ -195,6 +195,7 @@ Allowable = Literal[
     "date",
     "body",
     "dtype",
+    "base",
 ]
 Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]

@@ -22,6 +22,7 @@ from posgap.tasks.registry import TASKS
 # Of a sweep's folder, what a verdict rests on.
 FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE, JUDGEMENTS_FILE)
 SPACING = 0.25  # largest share of the documents that may lie between two neighbouring positions of a sweep
+BASE = "base"  # what is allowed where the base is no ancestor of the candidate
 _AGREE = 1e-6  # points by which figures may differ that were computed on another machine
 
 
@@ -67,13 +68,20 @@ def case_of(
 
     From `examples`, those of the candidate's sweep by their content, every response is scored again. Raises
     `PosgapError` where a sweep's figures are not those of its predictions, or its scores not those of its responses,
-    where the sweeps were not asked alike, where an example is there twice, and where candidate or champion learnt one
-    of the examples.
+    where the sweeps were not asked alike, where the candidate was not made from the base, where an example is there
+    twice, and where candidate or champion learnt one of the examples.
     """
-    judged, allowed = _read(candidate), list(allow)
+    judged, allowed = _read(candidate), set(allow)
     if twice := len(judged.contents) - len(set(judged.contents)):
         raise PosgapError(f"{candidate}: {twice} examples are there twice, and count once; sweep each once")
     old, otherwise = alike(_read(base), judged, allowed) if base else (None, [])
+    if old and not _is_made_from(judged.sweep, old.sweep):
+        if BASE not in allowed:
+            raise PosgapError(
+                f"{candidate}: {judged.sweep.label} was not made from {old.sweep.label}, the model of {base}, as far "
+                f"as its folder says; give the sweep of one that it was made from, or allow another: --allow {BASE}"
+            )
+        otherwise = [*otherwise, BASE]
     best, best_otherwise = alike(_read(champion), judged, allowed) if champion else (None, [])
     for learner in (judged, best):
         if learner:
@@ -163,6 +171,13 @@ def _read(path: Path) -> Evidence:
     if wrong := wrong_figure(evidence):
         raise PosgapError(f"{folder_of(path) / SWEEP_FILE}: not what its predictions say: {wrong}; sweep again")
     return evidence
+
+
+def _is_made_from(sweep: Sweep, base: Sweep) -> bool:
+    """Whether a sweep is of the model of `base`, or of one that was made from it: by digest, and by name of a model on
+    the hub or behind an endpoint."""
+    known_as = base.model_digest or base.model
+    return known_as in ((sweep.model_digest or sweep.model), *sweep.ancestors)
 
 
 def _require_unlearnt(evidence: Evidence) -> None:

@@ -13,7 +13,15 @@ from posgap.foundation.choices import Parameters
 from posgap.foundation.errors import GateFailed, NotEnoughEvidence, PosgapError
 from posgap.foundation.files import Record, read_model
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import SweepRecord, case_of, evidence_gaps, record_of, unanswered_references, unknown_copies
+from posgap.gating.evidence import (
+    BASE,
+    SweepRecord,
+    case_of,
+    evidence_gaps,
+    record_of,
+    unanswered_references,
+    unknown_copies,
+)
 from posgap.gating.policy import policy_digest
 from posgap.gating.rules import CHECK_RULES, GATE_RULES, Case, GateRule, Ruling
 from posgap.measurement import power
@@ -46,12 +54,12 @@ class Verdict(Record):
     """All rulings, what follows from them, and what they rest on.
 
     `evidence_gaps` says why the sweeps are too little to judge by, `asked_otherwise` what was allowed to differ between
-    them, and does. `policy` is what was demanded. `name` is the registered name that it is for, empty where none was
-    named, and `judged_at` when `gate` judged (UTC), empty in an older file. `evidence` has the digests of the sweeps of
-    `candidate`, `base` and `champion`. `look` counts the verdicts on this model up to this one, and `candidates` those
-    of its run: they share the error (`share_of_error`). `needs` says, where no rule is broken and some are unsure, with
-    how many examples a flat model that lost nothing would be admitted in 80 % by the next look, if that is more than
-    there were.
+    them, and does; "base" is there where the base is no model that the candidate was made from. `policy` is what was
+    demanded. `name` is the registered name that it is for, empty where none was named, and `judged_at` when `gate`
+    judged (UTC), empty in an older file. `evidence` has the digests of the sweeps of `candidate`, `base` and
+    `champion`. `look` counts the verdicts on this model up to this one, and `candidates` those of its run: they share
+    the error (`share_of_error`). `needs` says, where no rule is broken and some are unsure, with how many examples a
+    flat model that lost nothing would be admitted in 80 % by the next look, if that is more than there were.
     """
 
     model_digest: str
@@ -235,11 +243,13 @@ def markdown(verdict: Verdict) -> str:
     ]
     columns = ["", "rule", "value", "threshold", "estimate", "bounds", "examples needed"]
     table = tables.markdown(columns, rows, left=2)
-    otherwise = verdict.asked_otherwise
+    otherwise = [name for name in verdict.asked_otherwise if name != BASE]
     little = (
         f"\nThere is too little to judge by: {'; '.join(verdict.evidence_gaps)}.\n" if verdict.evidence_gaps else ""
     )
     more = f"\n{MORE.format(needs=verdict.needs)}\n" if verdict.needs else ""
     note = f"\nThe sweeps were not asked alike, as was allowed: {', '.join(otherwise)}.\n" if otherwise else ""
+    if BASE in verdict.asked_otherwise:
+        note += "\nThe candidate was not made from the base, as was allowed.\n"
     shared = f"\n{sentence}\n" if (sentence := shared_error(verdict)) else ""
     return f"# {verdict.outcome.capitalize()}\n\n{table}\n{little}{more}{shared}{note}"

@@ -34,6 +34,7 @@ from posgap.measurement.sweeps import (
     summarize,
     swept_rows,
 )
+from posgap.storage.lineage import ancestors
 from posgap.tasks.content import contents, examples_digest
 from posgap.tasks.echo import copied
 from posgap.tasks.examples import AnyExample
@@ -157,6 +158,7 @@ def figures(
         ),
         examples_digest=examples_digest(examples, 0 if build.fill else config.n_docs, config.shuffle),
         **digests,
+        ancestors=ancestors(config.model),
         asked=_asked(config, build, answered.served),
         settings=config.chosen(),
         served=answered.served,

@@ -173,6 +173,7 @@ class Sweep(Record):
     grid: Grid | None = None
     examples_digest: str
     model_digest: str
+    ancestors: list[str] = Field([])
     prompt_digest: str
     asked: Asked
     settings: dict

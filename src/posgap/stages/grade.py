@@ -40,8 +40,8 @@ from posgap.tracking.sweeps import log_sweep
 log = logging.getLogger(__name__)
 PROMPT_FILE = "judge_prompt.txt"
 _TAKEN_OVER = (
-    "task", "model", "label", "scaling", "n_docs", "examples_digest", "model_digest", "prompt_digest", "asked",
-    "settings", "served", "spent", "filled", "mitigation", "definition",
+    "task", "model", "label", "scaling", "n_docs", "examples_digest", "model_digest", "ancestors", "prompt_digest",
+    "asked",    "settings", "served", "spent", "filled", "mitigation", "definition",
 )  # fmt: skip
 
 

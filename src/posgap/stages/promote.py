@@ -18,7 +18,7 @@ from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import Evidence
 from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
-from posgap.storage.lineage import training_examples
+from posgap.storage.lineage import ancestors, training_examples
 from posgap.tracking import registry
 from posgap.tracking.answering import as_swept, require_answers
 from posgap.tracking.champions import CHALLENGER, CHAMPION
@@ -79,6 +79,10 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         raise PosgapError(f"{config.model}: sweep and gate are of another model; sweep this one and gate it again")
     if training_examples(config.model) != training_examples(config.sweep):
         raise PosgapError(f"{config.sweep}: says otherwise than {config.model} what the model learnt; sweep it again")
+    if ancestors(config.model) != swept.ancestors:
+        raise PosgapError(
+            f"{config.sweep}: says otherwise than {config.model} what the model was made from; sweep it again"
+        )
     beaten = champion_of(verdict, config.name, config.gate)
 
     def require_current() -> None:
@@ -91,7 +95,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         verdict=digest(config.gate / GATE_FILE),
         policy=policy_digest(policy),
         base_model=str(made_by.get("config", {}).get("model", with_uris(config.model))),
-        ancestors=list(made_by.get("ancestors", ())),
+        ancestors=ancestors(config.model),
     )
     write_pages(swept, out)
     keep([(registry.PROMOTED_SWEEP, config.sweep)], out)

@@ -20,6 +20,11 @@ def examples_of(swept: Location) -> Location | None:
     return None
 
 
+def ancestors(folder: str | Path) -> list[str]:
+    """Digests, or names, of all that the model in a folder was made from; none where no stage made it."""
+    return sorted(read_manifest(Path(folder)).get("ancestors", []))
+
+
 def training_examples(folder: str | Path) -> set[str]:
     """The contents (`posgap.tasks.content`) of all examples that a model, or one that it was made from, learnt.
 
