@@ -110,19 +110,20 @@ def test_make_and_import(capsys, tmp_path):
         ("two-hop --needles 2", "`needles` is an option of spans, not of two-hop"),
         (
             "qa --n-examples 3",
-            "`n_examples` is an option of kv, needle, spans, facts, values, tracking, counting, two-hop, choice, "
-            "not of qa",
+            "`n_examples` is an option of kv, needle, spans, facts, values, tracking, counting, shots, summary, "
+            "two-hop, choice, not of qa",
         ),
         (
             "kv --n-docs 3",
-            "`n_docs` is an option of qa, needle, spans, facts, values, tracking, counting, two-hop, choice, not of kv",
+            "`n_docs` is an option of qa, needle, spans, facts, values, tracking, counting, shots, summary, "
+            "two-hop, choice, not of kv",
         ),
         ("choice --n-docs 17", "`n_docs` of choice must lie in 2 to 16, got 17"),
         ("qa", "data make qa: give the questions by --examples"),
         (
             "sand",
-            "'sand' is not one of 'kv', 'qa', 'needle', 'spans', 'facts', 'values', 'tracking', 'counting', 'two-hop', "
-            "'choice'",
+            "'sand' is not one of 'kv', 'qa', 'needle', 'spans', 'facts', 'values', 'tracking', 'counting', 'shots', 'summary', "
+            "'two-hop', 'choice'",
         ),
     ],
 )

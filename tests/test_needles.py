@@ -7,9 +7,10 @@ from conftest import qa_example
 
 from posgap.data.config import MakeConfig
 from posgap.data.made import made_examples
-from posgap.data.needles import chain_examples, count_examples, value_examples
+from posgap.data.needles import SHOWN, chain_examples, count_examples, note_examples, shot_examples, value_examples
 from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
+from posgap.tasks.kinds import KINDS
 from posgap.tasks.mentions import mentioned, numbers
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.needles import cited
@@ -97,6 +98,8 @@ RIGHT = {
         f"The name is listed {a[0]} times.",
         f"{a[0]}\nQuestion: How many times is Anna listed? 9",
     ],
+    "shots": lambda a: [a[0], f"Label: {a[0]}", f"The label of the word is {a[0]}."],
+    "summary": lambda a: [f"In {a[0]} there was news.", f"Much happened, in {a[0]} and elsewhere. See AB-1234."],
     "turns": lambda a: [a[0], f"The number is {a[0]}.\nUser: Thanks.\n\nUser: And 12?"],
 }
 
@@ -116,6 +119,36 @@ def test_an_answer_is_right_at_every_placement_and_an_echo_at_none(name, n_docs)
                 wrong += right  # a part is not the whole
             for response in wrong:
                 assert task.score(response, right) == 0, response
+
+
+def test_one_demonstration_alone_shows_the_kind_of_the_word_asked_for():
+    kind_of = {word: kind for kind, words in KINDS.items() for word in words}
+    assert len(kind_of) == sum(map(len, KINDS.values()))  # no word is of two kinds
+    for n_docs in (2, 24, SHOWN):
+        for example in shot_examples(10, n_docs, seed=4):
+            texts = [document.text for document in [*example.gold, *example.distractors]]
+            shown = [re.fullmatch(r"Word: (\w+)\nLabel: (\d\d)", text).groups() for text in texts]
+            words, labels = zip(*shown)
+            assert len(set(words)) == n_docs and example.question not in words
+            of_kind = [label for word, label in shown if kind_of[word] == kind_of[example.question]]
+            assert of_kind == example.answers == [labels[0]]
+            by_kind = {kind_of[word]: label for word, label in shown}
+            assert all(by_kind[kind_of[word]] == label for word, label in shown)
+            assert len(set(by_kind.values())) == len(by_kind) == min(n_docs, len(KINDS))
+    # No word has a part in common with the name of its kind, or with a word of it, so that reading alone finds nothing.
+    assert not [word for word, kind in kind_of.items() if word.casefold() in kind or kind in word.casefold()]
+    assert list(shot_examples(2, 6, 3)) == list(shot_examples(2, 6, 3)) != list(shot_examples(2, 6, 4))
+
+
+def test_every_note_has_one_form_and_a_place_and_a_number_of_its_own():
+    for example in note_examples(5, 60, seed=5):
+        notes = [*example.gold, *example.distractors]
+        matched = [
+            re.fullmatch(r"In (\w+ \w+) (.+?)\. .+\. .+\. File number ([A-Z]{2}-\d{4})\.", n.text) for n in notes
+        ]
+        assert len({found[1] for found in matched}) == len({found[3] for found in matched}) == 60
+        assert example.answers == [matched[0][1]]
+    assert list(note_examples(2, 6, 3)) == list(note_examples(2, 6, 3)) != list(note_examples(2, 6, 4))
 
 
 def test_all_mentions_of_a_counted_name_stand_in_one_line():

@@ -204,7 +204,7 @@ def test_bash_completes_verbs_options_and_values():
         "--json",
         "after before both",
         "data",
-        "kv qa needle spans facts values tracking counting two-hop choice",
+        "kv qa needle spans facts values tracking counting shots summary two-hop choice",
         "",
     ]
     assert not done.stderr

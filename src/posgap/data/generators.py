@@ -9,7 +9,15 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from posgap.data.needles import chain_examples, count_examples, fact_examples, value_examples
+from posgap.data.needles import (
+    SHOWN,
+    chain_examples,
+    count_examples,
+    fact_examples,
+    note_examples,
+    shot_examples,
+    value_examples,
+)
 from posgap.data.synthetic import animal_examples, needle_examples, two_hop_examples, uuid_examples, uuid_records
 from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
@@ -172,6 +180,18 @@ GENERATORS: Choices[Generator] = Choices(
         "counting",
         "questions for the task counting, each for how often one of many lines lists a name",
         count_examples,
+        most=5000,
+    ),
+    Generator(
+        "shots",
+        "questions for the task shots, each for the label of a word, whose kind one of many labelled words shows",
+        shot_examples,
+        most=SHOWN,
+    ),
+    Generator(
+        "summary",
+        "notes for the task summary, each on what happened in an invented place",
+        note_examples,
         most=5000,
     ),
     Generator(

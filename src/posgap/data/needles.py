@@ -7,6 +7,7 @@ from string import ascii_uppercase
 from posgap.data.synthetic import ATTRIBUTES, place_names
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import Document, Example
+from posgap.tasks.kinds import KINDS
 from posgap.tasks.needles import COUNTS
 from posgap.tasks.world import names, relations
 
@@ -123,4 +124,76 @@ def count_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]
             answers=[str(count)],
             gold=documents[:1],
             distractors=documents[1:],
+        )
+
+
+SHOWN = sum(map(len, KINDS.values())) - max(map(len, KINDS.values())) + 1  # most words in an example of `shots`
+
+
+def shot_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
+    """Yields examples of `n_docs` documents, each a word with a label, a number that its kind of thing has.
+
+    The question is a word of the kind that the first document shows, and no other one does: the label must be taken
+    from there, and no word is shared. Other kinds are shown once each, as far as there are enough of them, and then
+    again by other words. Labels are drawn anew for each example.
+    """
+    rng = random.Random(seed)
+    for number in range(1, n_examples + 1):
+        gold, *others = rng.sample(list(KINDS), len(KINDS))
+        labels = dict(zip([gold, *others], rng.sample(range(10, 100), len(KINDS))))
+        shown, asked = rng.sample(KINDS[gold], 2)
+        words = {kind: rng.sample(KINDS[kind], len(KINDS[kind])) for kind in others}
+        rounds = [(kind, words[kind][turn]) for turn in range(max(map(len, words.values()))) for kind in others]
+        documents = [
+            Document(title="", text=f"Word: {word}\nLabel: {labels[kind]}")
+            for kind, word in [(gold, shown), *rounds][:n_docs]
+        ]
+        yield Example(
+            id=f"shots-{number:05d}",
+            question=asked,
+            answers=[str(labels[gold])],
+            gold=documents[:1],
+            distractors=rng.sample(documents[1:], n_docs - 1),
+        )
+
+
+_EVENTS = (
+    *("a bridge was closed for repairs", "a new school was opened", "the market hall burned down"),
+    *("two trams collided", "a bakery won a prize", "the river rose by two metres", "a clock was stolen"),
+    *("the mayor resigned", "a well was dug", "a choir sang for three hours", "the harvest failed"),
+    *("a lost dog was found", "the theatre reopened", "a ship ran aground", "the old mill was sold"),
+    *("a storm broke many windows", "the library bought a rare map", "a wedding was called off"),
+    *("the ferry stopped running", "a treasure was dug up", "the lamps were replaced", "a football match was lost"),
+    *("an oak was felled", "a hospital was built"),
+)
+_MORE = (
+    *("It was on a Monday.", "Many people came to see it.", "The paper wrote about it at length."),
+    *("Nobody was hurt.", "The costs are not yet known.", "It had been expected for years."),
+    *("The council will meet next week.", "An old woman told the reporter about it.", "It rained all day."),
+)
+
+
+def note_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
+    """Yields examples of `n_docs` documents, each a note on what happened in an invented place, with a file number.
+
+    The answer is the first note's place. All notes have one form: the event, two sentences that say little, and the
+    file number, which a copy has and a summary is to leave out.
+    """
+    rng = random.Random(seed)
+    for number in range(1, n_examples + 1):
+        places = place_names(rng, n_docs)
+        events = [event for _ in range(-(-n_docs // len(_EVENTS))) for event in rng.sample(_EVENTS, len(_EVENTS))]
+        files = rng.sample(range(26 * 26 * 9000), n_docs)
+        notes = []
+        for place, event, file in zip(places, events, files):
+            letters, digits = divmod(file, 9000)
+            code = f"{ascii_uppercase[letters // 26]}{ascii_uppercase[letters % 26]}-{1000 + digits}"
+            more = " ".join(rng.sample(_MORE, 2))
+            notes.append(Document(title=place, text=f"In {place} {event}. {more} File number {code}."))
+        yield Example(
+            id=f"summary-{number:05d}",
+            question=f"the {n_docs} notes",
+            answers=places[:1],
+            gold=notes[:1],
+            distractors=notes[1:],
         )

@@ -1,10 +1,12 @@
 """Needles of other shapes: several values of one key, a chain of variables, a document to cite, a turn to recall,
-repetitions to count."""
+repetitions to count, a demonstration to follow, a note to sum up."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from posgap.tasks.examples import Document
+from posgap.tasks.kinds import KINDS
 from posgap.tasks.mentions import mentioned, numbers
 from posgap.tasks.slots import ROTATED
 from posgap.tasks.spans import SPANS
@@ -99,4 +101,42 @@ COUNTING = Task(
     chance=lambda n_docs: 1 / len(COUNTS),
     extract=numbers,
     synthetic="counting",
+)
+
+SHOTS = Task(
+    name="shots",
+    help="the label of a word, whose kind one of many labelled words shows",
+    template=(
+        "Each word below has a label, a number. Words of the same kind have the same label. Give the label of the last "
+        "word.\n\n{documents}\n\nWord: {question}\nLabel:"
+    ),
+    render=sentences,
+    metric="set_em",
+    max_new_tokens=16,
+    base_stop=("\n",),
+    chance=lambda n_docs: 1 / min(n_docs, len(KINDS)),
+    extract=numbers,
+    synthetic="shots",
+)
+
+_FILE_NUMBER = re.compile(r"\b[A-Z]{2}-\d{4}\b")
+
+
+def summed_up(response: str) -> str:
+    """A summary, or nothing where the response gives file numbers of several notes: then it is a copy of them."""
+    return "" if len(set(_FILE_NUMBER.findall(response))) > 1 else response
+
+
+SUMMARY = Task(
+    name="summary",
+    help="whether a summary of many notes covers the one at each position",
+    template=(
+        "Sum up the notes below in one paragraph that names every place and says in a few words what happened there. "
+        "Leave out the file numbers.\n\n{documents}\n\nSum up {question}.\nSummary:"
+    ),
+    render=sentences,
+    metric="sub_em",
+    max_new_tokens=300,
+    extract=summed_up,
+    synthetic="summary",
 )

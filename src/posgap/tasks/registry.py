@@ -4,7 +4,7 @@ from posgap.foundation.choices import Choices
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.choosing import JUDGE, OPTIONS
 from posgap.tasks.multihop import COC, COT
-from posgap.tasks.needles import CITE, COUNTING, TRACKING, TURNS, VALUES
+from posgap.tasks.needles import CITE, COUNTING, SHOTS, SUMMARY, TRACKING, TURNS, VALUES
 from posgap.tasks.own_documents import DOCUMENT
 from posgap.tasks.rag import RAG, RAG_ALONE, RAG_ONE
 from posgap.tasks.retrieval import KV, QA
@@ -58,5 +58,7 @@ TASKS: Choices[Task] = _Tasks(
     CITE,
     TURNS,
     COUNTING,
+    SHOTS,
+    SUMMARY,
     DOCUMENT,
 )

@@ -1,0 +1,28 @@
+"""Kinds of things, each with words for it: what the demonstrations of `shots` are of. posgap's own, CC0."""
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "fish": ("salmon", "trout", "herring", "carp", "tuna", "eel"),
+    "bird": ("sparrow", "eagle", "owl", "heron", "finch", "raven"),
+    "insect": ("beetle", "wasp", "ant", "moth", "cricket", "mosquito"),
+    "tree": ("oak", "birch", "pine", "willow", "maple", "elm"),
+    "flower": ("tulip", "daisy", "rose", "violet", "lily", "orchid"),
+    "fruit": ("apple", "pear", "cherry", "banana", "peach", "mango"),
+    "vegetable": ("carrot", "cabbage", "onion", "spinach", "leek", "turnip"),
+    "metal": ("iron", "copper", "zinc", "lead", "nickel", "tin"),
+    "colour": ("red", "green", "blue", "yellow", "purple", "brown"),
+    "tool": ("hammer", "saw", "chisel", "pliers", "drill", "wrench"),
+    "instrument": ("violin", "flute", "trumpet", "drum", "harp", "oboe"),
+    "garment": ("shirt", "coat", "sock", "glove", "skirt", "scarf"),
+    "vehicle": ("truck", "tram", "bicycle", "bus", "tractor", "van"),
+    "ship": ("ferry", "canoe", "yacht", "barge", "kayak", "schooner"),
+    "building": ("church", "barn", "tower", "castle", "hut", "palace"),
+    "furniture": ("chair", "table", "sofa", "wardrobe", "bench", "desk"),
+    "weather": ("rain", "snow", "fog", "hail", "thunder", "drizzle"),
+    "job": ("baker", "nurse", "pilot", "plumber", "teacher", "tailor"),
+    "relative": ("uncle", "sister", "cousin", "nephew", "aunt", "grandmother"),
+    "body part": ("elbow", "knee", "shoulder", "thumb", "ankle", "chin"),
+    "drink": ("coffee", "milk", "wine", "juice", "tea", "lemonade"),
+    "sport": ("tennis", "hockey", "rowing", "fencing", "football", "judo"),
+    "month": ("January", "March", "June", "August", "October", "December"),
+    "number": ("seven", "twelve", "forty", "thousand", "nine", "sixty"),
+}
