@@ -122,8 +122,8 @@ def test_make_and_import(capsys, tmp_path):
         ("qa", "data make qa: give the questions by --examples"),
         (
             "sand",
-            "'sand' is not one of 'kv', 'qa', 'needle', 'spans', 'facts', 'values', 'tracking', 'counting', 'shots', 'summary', "
-            "'two-hop', 'choice'",
+            "'sand' is not one of 'kv', 'qa', 'needle', 'spans', 'facts', 'values', 'tracking', 'counting', 'shots', "
+            "'summary', 'two-hop', 'choice'",
         ),
     ],
 )

@@ -107,8 +107,8 @@ SHOTS = Task(
     name="shots",
     help="the label of a word, whose kind one of many labelled words shows",
     template=(
-        "Each word below has a label, a number. Words of the same kind have the same label. Give the label of the last "
-        "word.\n\n{documents}\n\nWord: {question}\nLabel:"
+        "Every word below has a label, a number of two digits. Words for the same kind of thing have the same label. "
+        "Reply with one number alone: the label of the word at the end.\n\n{documents}\n\nWord: {question}\nLabel:"
     ),
     render=sentences,
     metric="set_em",
