@@ -6,16 +6,17 @@ import shutil
 from pathlib import Path
 
 import mlflow
+import numpy as np
 import pytest
 from conftest import kv_example
-from test_gate import base, copy_of, write_sweep  # noqa: F401  `base` is a fixture
+from test_gate import N, base, copy_of, write_sweep  # noqa: F401  `base` is a fixture
 
 from posgap.demo import tiny_model
 from posgap.foundation.errors import GateFailed, PosgapError
 from posgap.foundation.files import digest, write_json
 from posgap.gating.config import GateConfig
 from posgap.gating.replay import replayed
-from posgap.gating.verdict import read_verdict
+from posgap.gating.verdict import judge, markdown, read_verdict
 from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.models.loading import save_model
@@ -27,6 +28,7 @@ from posgap.storage.lineage import write_training_examples
 from posgap.tasks.reading import write_examples
 from posgap.tracking import promotion, registry
 from posgap.tracking.config import PromoteConfig
+from posgap.tracking.version_record import record_of
 from posgap.workflows import admission
 from posgap.workflows.admission import admit
 
@@ -272,3 +274,65 @@ def test_a_registered_model_of_another_kind_is_refused_in_a_line(tmp_path, base,
     with pytest.raises(PosgapError) as refused:
         gated(tmp_path, "1", base, base, name="tiny", examples=tmp_path)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def generation(tmp_path, model_folder, number, lost):
+    """A model's sweep that is right but for `lost` examples, each wrong at one placement, each of these as often."""
+    model = copy_of(model_folder, tmp_path / f"model-{number}")
+    right = np.ones((N, 5))
+    right[np.arange(lost), np.arange(lost) % 5] = 0
+    return model, write_sweep(tmp_path / f"sweep-{number}", right, model=model)
+
+
+def test_no_row_of_champions_loses_the_tolerance_anew(tmp_path, base, model_folder, client):  # noqa: F811
+    """Each is 0.9 points worse than the one before it, and 2 may be lost."""
+    rules = {"mean_tolerance": 2.0, "name": "tiny"}
+    step, admitted = round(0.009 * 5 * N), []
+    for number in range(4):
+        model, swept = generation(tmp_path, model_folder, number, number * step)
+        verdict = read_verdict(gated(tmp_path, f"{number}", swept, base, **rules))
+        # Beside the champion alone each one would be admitted.
+        assert number == 0 or judge(swept, base, tmp_path / f"sweep-{number - 1}", verdict.policy).passed
+        if not verdict.passed:
+            break
+        promoted(tmp_path, number, model, swept, tmp_path / f"gate-{number}")
+        admitted.append(number)
+    assert admitted == [0, 1]
+    mean = next(rule for rule in verdict.rules if rule.name == "mean")
+    assert mean.meaning == "mean against the best champion so far" and mean.estimate == pytest.approx(-1.8)
+    assert verdict.evidence["anchor"].model_digest == read_sweep(tmp_path / "sweep-0").model_digest
+    assert replayed(tmp_path / "gate-2") == verdict
+    assert record_of(registry.champion("tiny")).anchor == "1"
+
+
+def test_the_best_champion_so_far_is_left_out_only_where_a_policy_says_so(tmp_path, base, model_folder):  # noqa: F811
+    step = round(0.009 * 5 * N)
+    for number in range(2):
+        model, swept = generation(tmp_path, model_folder, number, number * step)
+        promoted(
+            tmp_path, number, model, swept, gated(tmp_path, f"{number}", swept, base, mean_tolerance=2.0, name="tiny")
+        )
+    model, swept = generation(tmp_path, model_folder, 2, 2 * step)
+    # A gate that was given the champion's sweep by hand has not compared with the best one.
+    by_hand = gated(tmp_path, "by-hand", swept, base, champion=tmp_path / "sweep-1", mean_tolerance=2.0, name="tiny")
+    assert read_verdict(by_hand).passed
+    with pytest.raises(
+        PosgapError, match="does not compare the model with the best champion so far, tiny version 1; gate"
+    ):
+        promoted(tmp_path, "by-hand", model, swept, by_hand)
+    meant = gated(tmp_path, "meant", swept, base, mean_tolerance=2.0, name="tiny", allow=["anchor"])
+    verdict = read_verdict(meant)
+    assert verdict.passed and verdict.asked_otherwise == ["anchor"] and "anchor" not in verdict.evidence
+    assert "was not compared with the best champion so far, as was allowed" in markdown(verdict)
+    assert replayed(meant) == verdict
+    promoted(tmp_path, "meant", model, swept, meant)
+    assert record_of(registry.champion("tiny")).anchor == "1"
+
+
+def test_a_champion_that_is_shown_to_be_better_is_the_best_so_far(tmp_path, base, model_folder):  # noqa: F811
+    for number, lost in enumerate((10, 16, 0)):
+        model, swept = generation(tmp_path, model_folder, number, lost)
+        promoted(
+            tmp_path, number, model, swept, gated(tmp_path, f"{number}", swept, base, mean_tolerance=3.0, name="tiny")
+        )
+        assert record_of(registry.champion("tiny")).anchor == ("", "1", "")[number]

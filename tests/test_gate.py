@@ -209,9 +209,11 @@ def promotion(tmp_path, name, model, base, probability=0.995, again="", gated_fo
 
 
 def copy_of(model_folder, folder):
-    """The same model under another digest."""
+    """The same model under another digest, made from the base."""
     shutil.copytree(model_folder, folder)
     (folder / "note.txt").write_text(folder.name)
+    if not (folder / "manifest.json").exists():
+        write_json(folder / "manifest.json", {"ancestors": ["m"]})  # the base
     return folder
 
 

@@ -196,6 +196,7 @@ Allowable = Literal[
     "body",
     "dtype",
     "base",
+    "anchor",
 ]
 Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]

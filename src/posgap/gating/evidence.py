@@ -23,6 +23,7 @@ from posgap.tasks.registry import TASKS
 FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE, JUDGEMENTS_FILE)
 SPACING = 0.25  # largest share of the documents that may lie between two neighbouring positions of a sweep
 BASE = "base"  # what is allowed where the base is no ancestor of the candidate
+ANCHOR = "anchor"  # and where the candidate is not compared with the best champion so far
 _AGREE = 1e-6  # points by which figures may differ that were computed on another machine
 
 
@@ -41,6 +42,12 @@ class SweepRecord(Record):
 def folder_of(path: Path) -> Path:
     """The folder of a sweep, of which `path` is that or its `sweep.json`."""
     return path if path.is_dir() else path.parent
+
+
+def anchor_beside(champion: Path | None) -> Path | None:
+    """The sweep of the best champion so far, which lies in that of today's champion where it is another one."""
+    folder = folder_of(champion) / ANCHOR if champion else None
+    return folder if folder and (folder / SWEEP_FILE).is_file() else None
 
 
 def record_of(evidence: Evidence) -> SweepRecord:
@@ -63,6 +70,7 @@ def case_of(
     champion: Path | None,
     allow: Iterable[str],
     examples: Mapping[str, AnyExample] | None = None,
+    anchor: Path | None = None,
 ) -> tuple[Case, list[str]]:
     """The sweeps to be judged, paired by example, and what was asked otherwise and is allowed.
 
@@ -83,13 +91,16 @@ def case_of(
             )
         otherwise = [*otherwise, BASE]
     best, best_otherwise = alike(_read(champion), judged, allowed) if champion else (None, [])
+    if anchor and ANCHOR in allowed:
+        anchor, otherwise = None, [*otherwise, ANCHOR]
+    before, before_otherwise = alike(_read(anchor), judged, allowed) if anchor else (None, [])
     for learner in (judged, best):
         if learner:
             _require_unlearnt(learner)
     if examples is not None:
-        for swept in filter(None, (judged, old, best)):
+        for swept in filter(None, (judged, old, best, before)):
             require_scores(swept, examples)
-    return Case(judged, old, best), sorted({*otherwise, *best_otherwise})
+    return Case(judged, old, best, before), sorted({*otherwise, *best_otherwise, *before_otherwise})
 
 
 def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
@@ -121,7 +132,7 @@ def unanswered_references(case: Case, policy: Policy) -> list[str]:
     return [
         f"{role}: {reference.outcomes.phrase(reference.sweep.placements)}, and the gate allows "
         f"{policy.max_unanswered:g} %"
-        for role, reference in (("base", case.base), ("champion", case.champion))
+        for role, reference in (("base", case.base), ("champion", case.champion), ("anchor", case.anchor))
         if reference and reference.outcomes.worst_share > policy.max_unanswered
     ]
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posgap.foundation.errors import Findings, PosgapError
 from posgap.foundation.files import digest, read_json
@@ -14,15 +14,19 @@ from posgap.foundation.printing import RESULT, show
 from posgap.foundation.printing import keep as keep_result
 from posgap.gating.config import VerifyConfig
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import FILES, first_difference, folder_of
+from posgap.gating.evidence import ANCHOR, FILES, first_difference, folder_of
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict
 from posgap.storage.inputs import source
 from posgap.storage.verification import Verification
 from posgap.tasks.examples import AnyExample
 from posgap.tracking import registry
+from posgap.tracking.version_record import anchor_of
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
-ROLES = ("candidate", "base", "champion")
+ROLES = ("candidate", "base", "champion", "anchor")
 
 
 def keep(sweeps: Iterable[tuple[str, Path | None]], out: Path) -> None:
@@ -65,10 +69,14 @@ def judged_by(
     policy: Policy, verdict: Verdict, folder: Path, examples: Mapping[str, AnyExample] | None = None
 ) -> Verdict:
     """What a policy says of the evidence that lies beside a verdict; from `examples` every response is scored again."""
-    champion = folder / "champion" if "champion" in verdict.evidence else None
-    shared = {"look": verdict.look, "candidates": verdict.candidates}
-    again = judge(folder / "candidate", folder / "base", champion, policy, examples, **shared)
-    return again.model_copy(update={"name": verdict.name, "judged_at": verdict.judged_at})
+    champion, anchor = (folder / role if role in verdict.evidence else None for role in ("champion", "anchor"))
+    again = judge(
+        folder / "candidate", folder / "base", champion, policy, examples, verdict.look, verdict.candidates, anchor
+    )
+    left_out = {ANCHOR} & {*verdict.asked_otherwise} & {*policy.allow}  # whose sweep was not kept
+    otherwise = sorted({*again.asked_otherwise, *left_out})
+    told = {"name": verdict.name, "judged_at": verdict.judged_at, "asked_otherwise": otherwise}
+    return again.model_copy(update=told)
 
 
 def require_valid(verdict: Verdict, name: str, policies: Sequence[Policy], folder: Path) -> None:
@@ -133,7 +141,10 @@ def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> 
     # A version that posgap did not register has no digest; that some champion was judged, and that it is the same
     # while this goes on, is all that can be asked.
     version, held = str(champion.version), champion.tags.get(registry.DIGEST)
-    if held == verdict.model_digest or (judged and held == judged.model_digest):
+    if held == verdict.model_digest:
+        return version
+    if judged and held == judged.model_digest:
+        _require_the_best(verdict, champion, folder)
         return version
     if judged and held is None and before in ("", version):
         return version
@@ -142,3 +153,14 @@ def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> 
         f"{folder}: compares the model with {against}, and that of {name} is version {version}; gate again with "
         f"--name {name}, or have promote do so with --gate-again FOLDER"
     )
+
+
+def _require_the_best(verdict: Verdict, champion: "ModelVersion", folder: Path) -> None:
+    """`Outdated` where a verdict does not compare its candidate with the best champion so far, and is to."""
+    best, compared = anchor_of(champion), verdict.evidence.get(ANCHOR)
+    known = {verdict.model_digest, compared.model_digest if compared else ""}
+    if best and ANCHOR not in verdict.policy.allow and best.tags.get(registry.DIGEST) not in known:
+        raise Outdated(
+            f"{folder}: does not compare the model with the best champion so far, {best.name} version {best.version}; "
+            f"gate again with --name {best.name}, or have promote do so with --gate-again FOLDER"
+        )

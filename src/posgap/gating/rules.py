@@ -74,13 +74,15 @@ class Ruling(Record):
 class Case:
     """The sweeps a gate looks at. Where there is no champion, the base stands in for it; a check has neither.
 
-    Rules take every figure from the scores, and none that a file says of them. `share` is the part of the error of 5 %
+    `anchor` is the best champion that there has been, where that is not the champion of today. Rules take every figure
+    from the scores, and none that a file says of them. `share` is the part of the error of 5 %
     that this verdict may spend, where it is one of several (`verdict.share_of_error`).
     """
 
     candidate: "Evidence"
     base: "Evidence | None" = None
     champion: "Evidence | None" = None
+    anchor: "Evidence | None" = None
     share: float = 1.0
 
     @property
@@ -176,8 +178,19 @@ class MeanTolerance(Parameters):
 
 
 def _mean(parameters: MeanTolerance, case: Case) -> Ruling:
-    differences = (case.candidate.correct - case.best.correct).mean(axis=1)
-    return _lost("mean", f"mean against the {case.reference}", differences, parameters.mean_tolerance, case.error)
+    against = {case.reference: case.best} | ({"best champion so far": case.anchor} if case.anchor else {})
+    rulings = [
+        _lost(
+            "mean",
+            f"mean against the {name}",
+            (case.candidate.correct - reference.correct).mean(axis=1),
+            parameters.mean_tolerance,
+            case.error,
+        )
+        for name, reference in against.items()
+    ]
+    # Both must hold, so the worse one decides; beside a champion alone each successor could lose the tolerance anew.
+    return min(rulings, key=lambda ruling: ruling.interval[0])
 
 
 def _mean_rate(parameters: MeanTolerance, assumed: "Assumed", n: int) -> float:

@@ -14,6 +14,7 @@ from posgap.foundation.errors import GateFailed, NotEnoughEvidence, PosgapError
 from posgap.foundation.files import Record, read_model
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import (
+    ANCHOR,
     BASE,
     SweepRecord,
     case_of,
@@ -54,12 +55,13 @@ class Verdict(Record):
     """All rulings, what follows from them, and what they rest on.
 
     `evidence_gaps` says why the sweeps are too little to judge by, `asked_otherwise` what was allowed to differ between
-    them, and does; "base" is there where the base is no model that the candidate was made from. `policy` is what was
-    demanded. `name` is the registered name that it is for, empty where none was named, and `judged_at` when `gate`
-    judged (UTC), empty in an older file. `evidence` has the digests of the sweeps of `candidate`, `base` and
-    `champion`. `look` counts the verdicts on this model up to this one, and `candidates` those of its run: they share
-    the error (`share_of_error`). `needs` says, where no rule is broken and some are unsure, with how many examples a
-    flat model that lost nothing would be admitted in 80 % by the next look, if that is more than there were.
+    them, and does; "base" is there where the base is no model that the candidate was made from, and "anchor" where the
+    best champion so far was left out. `policy` is what was demanded. `name` is the registered name that it is for,
+    empty where none was named, and `judged_at` when `gate` judged (UTC), empty in an older file. `evidence` has the
+    digests of the sweeps of `candidate`, `base`, `champion` and `anchor`, the best champion so far. `look` counts the
+    verdicts on this model up to this one, and `candidates` those of its run: they share the error (`share_of_error`).
+    `needs` says, where no rule is broken and some are unsure, with how many examples a flat model that lost nothing
+    would be admitted in 80 % by the next look, if that is more than there were.
     """
 
     model_digest: str
@@ -132,17 +134,19 @@ def judge(
     examples: Mapping[str, AnyExample] | None = None,
     look: int = 1,
     candidates: int = 1,
+    anchor: Path | None = None,
 ) -> Verdict:
     """Applies the rules, with the thresholds of the policy, to the sweeps at these paths.
 
-    Without a base, those rules alone that need no reference, as `posgap check` does. From `examples`
-    (`rescoring.swept_examples`) every response is scored again first; without them the recorded scores are taken. At a
-    later look at the model, or with other candidates in its run, the bounds are stricter (`share_of_error`).
+    Without a base, those rules alone that need no reference, as `posgap check` does. `anchor` is the sweep of the best
+    champion so far, where that is not the champion. From `examples` (`rescoring.swept_examples`) every response is
+    scored again first; without them the recorded scores are taken. At a later look at the model, or with other
+    candidates in its run, the bounds are stricter (`share_of_error`).
     """
     rules = GATE_RULES if base else CHECK_RULES
-    case, otherwise = case_of(candidate, base, champion, policy.allow, examples)
+    case, otherwise = case_of(candidate, base, champion, policy.allow, examples, anchor)
     case = replace(case, share=share_of_error(look, candidates))
-    sweeps = {"candidate": case.candidate, "base": case.base, "champion": case.champion}
+    sweeps = {"candidate": case.candidate, "base": case.base, "champion": case.champion, "anchor": case.anchor}
     asked = asked_rules(policy, rules)
     complaints = [
         *evidence_gaps(case.candidate.sweep, policy),
@@ -243,7 +247,7 @@ def markdown(verdict: Verdict) -> str:
     ]
     columns = ["", "rule", "value", "threshold", "estimate", "bounds", "examples needed"]
     table = tables.markdown(columns, rows, left=2)
-    otherwise = [name for name in verdict.asked_otherwise if name != BASE]
+    otherwise = [name for name in verdict.asked_otherwise if name not in (BASE, ANCHOR)]
     little = (
         f"\nThere is too little to judge by: {'; '.join(verdict.evidence_gaps)}.\n" if verdict.evidence_gaps else ""
     )
@@ -251,5 +255,7 @@ def markdown(verdict: Verdict) -> str:
     note = f"\nThe sweeps were not asked alike, as was allowed: {', '.join(otherwise)}.\n" if otherwise else ""
     if BASE in verdict.asked_otherwise:
         note += "\nThe candidate was not made from the base, as was allowed.\n"
+    if ANCHOR in verdict.asked_otherwise:
+        note += "\nThe candidate was not compared with the best champion so far, as was allowed.\n"
     shared = f"\n{sentence}\n" if (sentence := shared_error(verdict)) else ""
     return f"# {verdict.outcome.capitalize()}\n\n{table}\n{little}{more}{shared}{note}"

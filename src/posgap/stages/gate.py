@@ -11,6 +11,7 @@ from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT, coloured
 from posgap.gating.config import GateConfig
 from posgap.gating.decision_page import GATE_PAGE, explored_roles, write_decision
+from posgap.gating.evidence import anchor_beside
 from posgap.gating.looks import look_at, remember
 from posgap.gating.policy import described, policy_file, policy_of
 from posgap.gating.replay import keep
@@ -47,7 +48,10 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
         )
     examples = swept_examples(config.candidate, config.examples)
     shared = {"look": look_at(swept), "candidates": config.candidates}
-    verdict = judge(config.candidate, config.base, config.champion, policy_of(config), examples, **shared)
+    anchor = anchor_beside(config.champion)
+    verdict = judge(
+        config.candidate, config.base, config.champion, policy_of(config), examples, **shared, anchor=anchor
+    )
     remember(verdict, swept)
     judged_at = datetime.now(UTC).isoformat(timespec="seconds")
     verdict = verdict.model_copy(update={"name": config.name, "judged_at": judged_at})
@@ -55,7 +59,8 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
     if key := signing_key():
         sign(out / GATE_FILE, key)
     (out / "gate.md").write_text(markdown(verdict), encoding="utf-8")
-    judged = {"candidate": config.candidate, "base": config.base, "champion": config.champion}
+    paths = {"candidate": config.candidate, "base": config.base, "champion": config.champion, "anchor": anchor}
+    judged = {role: path for role, path in paths.items() if role in verdict.evidence}
     keep(judged.items(), out)
     sweeps = {role: read_sweep(path) for role, path in judged.items() if path}
     write_decision(verdict, sweeps, out / GATE_PAGE, explored_roles(judged))

@@ -13,7 +13,7 @@ from posgap.gating.evidence import record_of
 from posgap.gating.policy import described, policy_digest, registered_policy
 from posgap.gating.replay import champion_of, judged_by, keep, replayed, require_valid
 from posgap.gating.signature import require_signed
-from posgap.gating.verdict import GATE_FILE, digests
+from posgap.gating.verdict import GATE_FILE, Verdict, digests
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import Evidence
 from posgap.stages.frame import stage
@@ -26,7 +26,7 @@ from posgap.tracking.config import PromoteConfig
 from posgap.tracking.presentation import OF_RUN, describe, short_tags, write_pages
 from posgap.tracking.promotion import crown
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
-from posgap.tracking.version_record import VersionRecord
+from posgap.tracking.version_record import VersionRecord, anchor_of
 from posgap.tracking.version_record import keep as keep_record
 
 log = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         policy=policy_digest(policy),
         base_model=str(made_by.get("config", {}).get("model", with_uris(config.model))),
         ancestors=ancestors(config.model),
+        anchor=_best_before(config.name, again),
     )
     write_pages(swept, out)
     keep([(registry.PROMOTED_SWEEP, config.sweep)], out)
@@ -131,3 +132,16 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     write_json(out / PROMOTION_FILE, {"name": config.name, **place._asdict(), "tags": tags})
     run.artifact(out)
     describe(config.name, place.version, swept, run)
+
+
+def _best_before(name: str, verdict: Verdict) -> str:
+    """The number of the best champion that a registered model has had, where the candidate is another model, whose mean
+    is not shown to be higher; else an empty text.
+
+    That it is higher in the sample is not enough: by luck each of a row of worse models would be, now and then.
+    """
+    champion = registry.to_beat(name)
+    if champion is None or any(rule.name == "mean" and rule.interval[0] > 0 for rule in verdict.rules):
+        return ""
+    best = anchor_of(champion) or champion
+    return "" if best.tags.get(registry.DIGEST) == verdict.model_digest else str(best.version)

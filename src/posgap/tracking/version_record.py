@@ -3,6 +3,7 @@
 A tag of the version has the file's sha256, so a file that was changed later is not believed.
 """
 
+import logging
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from posgap.tracking.server import ask, upload
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
+log = logging.getLogger(__name__)
 RECORD_FILE = "evidence.json"
 
 
@@ -22,7 +24,8 @@ class VersionRecord(files.Record):
 
     `sweeps` has, for candidate, base and champion, the digests of model, examples, settings and files that were judged;
     `verdict` is the sha256 of `gate.json`, `policy` that of the policy. `base_model` is the path or name of the model
-    that it was made from, and `ancestors` are digests, or names, of all that was used.
+    that it was made from, and `ancestors` are digests, or names, of all that was used. `anchor` is the number of the
+    best champion that there had been, where this version is not shown to be better than that one; else empty.
     """
 
     sweeps: dict[str, dict[str, str]]
@@ -30,6 +33,7 @@ class VersionRecord(files.Record):
     policy: str
     base_model: str
     ancestors: list[str]
+    anchor: str = ""
 
     @property
     def judged(self) -> dict[str, str]:
@@ -56,6 +60,18 @@ def record_of(version: "ModelVersion") -> VersionRecord | None:
         if not (sha and run_id and registry.bring(run_id, file.name, Path(folder))) or files.digest(file) != sha:
             return None
         return files.read_model(VersionRecord, file, file.name)
+
+
+def anchor_of(version: "ModelVersion") -> "ModelVersion | None":
+    """The best champion of its name up to a version, where that is another one, and still there."""
+    record = record_of(version)
+    if not (record and record.anchor):
+        return None
+    best = next((each for each in registry.versions(version.name) if str(each.version) == record.anchor), None)
+    if best is None:
+        gone = f"{version.name} version {record.anchor}"
+        log.warning("%s, the best champion so far, is no more: nothing is compared with it", gone)
+    return best
 
 
 def judged_sweep(version: "ModelVersion", folder: Path) -> Path | None:

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from posgap.foundation.errors import PosgapError, first_fault
-from posgap.foundation.files import Record, digest_of, read_model, remove, write_json
+from posgap.foundation.files import Record, atomic, digest, digest_of, read_model, remove, write_json
 from posgap.foundation.locations import MODELS, Location, cache_folder
+from posgap.gating.evidence import ANCHOR, FILES
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparability import differing
 from posgap.measurement.config import GradeConfig, SweepConfig
 from posgap.measurement.explored import explored_folders
 from posgap.measurement.gradings import Grading
 from posgap.measurement.sweep_folder import write_readable
-from posgap.measurement.sweeps import Evidence, Sweep, read_sweep
+from posgap.measurement.sweeps import SWEEP_FILE, Evidence, Sweep, read_sweep
 from posgap.stages.frame import stage
 from posgap.stages.grade import grade
 from posgap.stages.sweep import sweep
@@ -30,7 +31,7 @@ from posgap.storage.lineage import examples_of
 from posgap.tracking import registry
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep
-from posgap.tracking.version_record import judged_sweep
+from posgap.tracking.version_record import anchor_of, judged_sweep
 from posgap.workflows.config import ChampionConfig
 
 if TYPE_CHECKING:
@@ -90,8 +91,27 @@ def says_there_is_none(folder: Location) -> bool:
 def sweep_like(version: "ModelVersion", like: Location, examples: Location | None = None) -> Location:
     """A sweep of a registered version that was asked as another sweep: the one it was promoted with, or a new one.
 
-    `examples` are those of the other sweep, where its manifest does not say where they are.
+    Where the best champion up to that version is another one, its sweep lies in the folder, as `anchor`. `examples` are
+    those of the other sweep, where its manifest does not say where they are.
     """
+    own = _like(version, like, examples)
+    if (best := anchor_of(version)) is None:
+        return own
+    log.info("the best champion so far is version %s: it is compared with, too", best.version)
+    anchor = fetch(_like(best, like, examples))
+    both = _folder(version) / f"beside-{digest_of([digest(each / SWEEP_FILE) for each in (fetch(own), anchor)])[:16]}"
+    with locked(_folder(version).name):
+        if not both.is_dir():
+            with atomic(both) as partial:
+                shutil.copytree(fetch(own), partial, ignore=shutil.ignore_patterns(MANIFEST, ".*"))
+                partial.joinpath(ANCHOR).mkdir()
+                for name in FILES:
+                    if (anchor / name).is_file():
+                        shutil.copyfile(anchor / name, partial / ANCHOR / name)
+    return both
+
+
+def _like(version: "ModelVersion", like: Location, examples: Location | None) -> Location:
     asked, promoted = read_sweep(fetch(like)), _promoted_with(version)
     if promoted and not differing(read_sweep(promoted), asked):
         log.info("the champion's sweep is at hand: it was promoted with one that asked the same")
