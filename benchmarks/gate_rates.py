@@ -85,7 +85,6 @@ def evidence(correct: np.ndarray) -> SimpleNamespace:
     return SimpleNamespace(
         correct=correct,
         baselines={},
-        outcomes=SimpleNamespace(worst_share=0.0),
         sweep=SimpleNamespace(
             task="qa", asked_task=TASKS["qa"], n_docs=len(placements), placements=placements, filled=None
         ),
@@ -97,7 +96,8 @@ def rulings(cell: Cell, n: int, rng: np.random.Generator) -> list[Ruling]:
     common = rng.standard_normal(n)
     candidate, base = (evidence(outcomes(of(cell), common, rng)) for of in (curve, u_shaped))
     champion = evidence(outcomes(curve(cell), common, rng)) if cell.kind == "equal" else None
-    config = GateConfig(candidate="-", base="-", out="-", max_gap=cell.gap)
+    # Every simulated prompt has an answer, and none is a copy.
+    config = GateConfig(candidate="-", base="-", out="-", max_gap=cell.gap, max_unanswered=100, max_unclean=100)
     case = Case(candidate, base, champion)
     return [rule.judge(parameters, case) for rule, parameters in asked_rules(config)]
 

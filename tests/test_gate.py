@@ -43,7 +43,16 @@ def example(number, n_gold=1, id=None):
 
 
 def write_sweep(
-    folder, probability, model="m", seed=0, examples="", placements=None, asked=ASKED, order=range(N), n_docs=5
+    folder,
+    probability,
+    model="m",
+    seed=0,
+    examples="",
+    placements=None,
+    asked=ASKED,
+    order=range(N),
+    n_docs=5,
+    settings=None,
 ):
     """A sweep over five placements, the positions 1 to 5, whose outcomes have these probabilities,
     [5] or [N, 5]. The examples stand in its file in this order.
@@ -66,7 +75,7 @@ def write_sweep(
         ancestors=ancestors(model),
         prompt_digest="p",
         asked=asked,
-        settings={},
+        settings=settings or {},
     )
     folder.mkdir()
     write_json(folder / "sweep.json", sweep.model_dump(mode="json"))

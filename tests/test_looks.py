@@ -71,3 +71,25 @@ def test_a_model_that_was_not_admitted_has_less_of_the_error_on_other_examples(t
     assert first.look == ten.look == 1 and ten.candidates == 10
     gaps = [verdict.rules[0].interval[1] for verdict in (first, two, ten)]
     assert gaps == sorted(set(gaps))  # 5, 1.25 and 0.5 percent of error
+
+
+def test_looks_at_an_endpoint_are_not_counted_and_it_is_told_what_the_same_error_needs(tmp_path):
+    """Its model may have changed since: a second look has all of the error too."""
+    unsure, before = [0.97, 0.97, 0.93, 0.97, 0.97], [1.0, 0.6, 0.3, 0.6, 0.9]
+    needs = {}
+    for backend in ("openai", "transformers"):
+        for n in (190, 200):
+            model = tmp_path / f"model-{backend}"
+            model.mkdir(exist_ok=True)
+            (model / "weights").write_text(backend)
+            place, settings = tmp_path / f"{backend}-{n}", {"backend": backend}
+            place.mkdir()
+            swept = write_sweep(place / "new", unsure, model=model, order=range(n), settings=settings)
+            base = write_sweep(place / "base", before, order=range(n), settings=settings)
+            verdict = read_verdict(gate(GateConfig(out=place / "gate", candidate=swept, base=base)))
+            assert replayed(place / "gate") == verdict  # what was recorded is judged again alike
+            needs[backend, n] = verdict.look, verdict.needs
+    (first, one), (second, other) = needs["openai", 190], needs["openai", 200]
+    assert (first, second) == (1, 1) and other == pytest.approx(one, rel=0.2)
+    (first, one), (second, other) = needs["transformers", 190], needs["transformers", 200]
+    assert (first, second) == (1, 2) and needs["openai", 190][1] < 0.9 * one < 0.9 * other

@@ -1,79 +1,23 @@
-"""How often a flat model passes each rule, from the variances that its outcomes' covariance matrix gives."""
+"""How often a flat model passes each rule: by sweeps drawn at random, which rules judge one by one as a gate does."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from posgap.gating.demands import Policy
+from posgap.gating.passing import MAX_PROMPTS, POLICY, Passing
 from posgap.gating.rules import Case
 from posgap.gating.verdict import asked_rules
-from posgap.measurement import power
+from posgap.measurement import drawn as drawing
+from posgap.measurement.drawn import TOGETHER, drawn
 from posgap.measurement.power import Assumed, assumed_of_pair
 from posgap.tasks.registry import TASKS
 
 ASSUMED = Assumed(placements=7, mean=0.8, correlation=0.3, agreement=0.6)
 PAIR = Assumed(placements=2, mean=0.6, correlation=0.2, agreement=0.5)
-
-
-def covariance(assumed: Assumed) -> np.ndarray:
-    """Covariance `[2 P, 2 P]` of the outcomes of an example at P placements, of one model and of another."""
-    p, total = assumed.placements, assumed.mean * (1 - assumed.mean)
-    of_one_model = np.full((p, p), assumed.correlation * total)
-    of_two = assumed.agreement * of_one_model
-    np.fill_diagonal(of_one_model, total)
-    return np.block([[of_one_model, of_two], [of_two, of_one_model]])
-
-
-def variance(assumed: Assumed, *weights: float) -> float:
-    """Variance of the sum of these multiples of an example's outcomes."""
-    weighted = np.pad(weights, (0, 2 * assumed.placements - len(weights)))
-    return float(weighted @ covariance(assumed) @ weighted)
-
-
-def between(assumed: Assumed, size: int) -> float:
-    """Half the variance of the difference of the means over one and over another `size` placements of a model."""
-    if 2 * size > assumed.placements:
-        return variance(assumed, 1, -1) / 2
-    return variance(assumed, *[1 / size] * size, *[-1 / size] * size) / 2
-
-
-def pass_rate(assumed: Assumed, n: int, rule: str, **options) -> float:
-    ((of_rule, parameters),) = [asked for asked in asked_rules(Policy(**options)) if asked[0].name == rule]
-    rate = of_rule.pass_rate(parameters, assumed, n)
-    assert 0.05 < rate < 0.95  # where it depends on everything
-    return rate
-
-
-@pytest.mark.parametrize(("assumed", "n"), [(ASSUMED, 180), (PAIR, 240)], ids=["seven", "two"])
-def test_the_rate_of_passing_follows_from_the_covariance_of_outcomes(assumed, n):
-    p = assumed.placements
-    mean, each = [1 / p] * p, [0.0] * p
-    expected = {
-        ("gap", "max_gap", 12.0): power.flat_rate(n, 0.12, p, between(assumed, 1)),
-        ("regions", "max_region_gap", 9.0): power.flat_rate(
-            n, 0.09, 3, between(assumed, max(1, p // 3)), max(1, p // 3)
-        ),
-        ("mean", "mean_tolerance", 4.0): power.equal_rate(n, 0.04, variance(assumed, *mean, *np.negative(mean)), p),
-        ("advantageous", "advantageous_tolerance", 7.0): power.equal_rate(n, 0.07, variance(assumed, 1, *each[1:], -1)),
-        ("useful", "min_mean", 100 * assumed.mean - 6): power.above_rate(
-            n, assumed.mean - 0.06, assumed.mean, variance(assumed, *mean)
-        ),
-        ("worst", "min_worst", 100 * assumed.mean - 9): power.above_rate(
-            n, assumed.mean - 0.09, assumed.mean, variance(assumed, 1)
-        )
-        ** p,
-    }
-    for (rule, option, threshold), rate in expected.items():
-        assert pass_rate(assumed, n, rule, **{option: threshold}) == pytest.approx(rate), rule
-
-
-def correlated(n: int, placements: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Rights and wrongs [n, P] of two models: a common and an own difficulty of each example decide how often."""
-    common, *own = rng.standard_normal((3, n, 1))
-    return tuple(
-        (rng.random((n, placements)) < 1 / (1 + np.exp(-3 - 1.8 * common - 0.9 * each))).astype(float) for each in own
-    )
+SHARED = Assumed(placements=12, mean=0.9, correlation=0.5, agreement=0.8, share=1 / 8)
 
 
 def evidence(correct: np.ndarray) -> SimpleNamespace:
@@ -82,21 +26,131 @@ def evidence(correct: np.ndarray) -> SimpleNamespace:
     return SimpleNamespace(correct=correct, sweep=SimpleNamespace(**asked, asked_task=TASKS["qa"]), baselines={})
 
 
-@pytest.mark.parametrize("placements", [5, 16])
-def test_rules_are_passed_as_often_as_is_planned(placements):
-    """Of two models that are equally good, and find not quite the same examples hard."""
-    rng, n, runs = np.random.default_rng(4), 250, 150
-    assumed = assumed_of_pair(*correlated(60_000, placements, rng))
-    # Of five placements the middle has three: the plan, which takes regions for equally large, is on the safe side.
-    policy = Policy(max_gap=9, max_region_gap=5 if placements == 16 else 100, max_unanswered=100, max_unclean=100)
+@pytest.mark.parametrize(
+    ("assumed", "n", "thresholds"),
+    [
+        (ASSUMED, 180, {"max_gap": 12, "max_region_gap": 9, "mean_tolerance": 4, "min_mean": 74, "min_worst": 69}),
+        (PAIR, 241, {"max_gap": 12, "mean_tolerance": 7, "min_mean": 54, "min_worst": 50}),
+        (SHARED, 250, {"max_gap": 10, "max_region_gap": 4.5, "mean_tolerance": 3, "min_mean": 85, "min_worst": 81}),
+    ],
+    ids=["seven", "two", "shared"],
+)
+def test_drawn_sweeps_pass_where_the_rules_judge_so(assumed, n, thresholds):
+    """Each rule is passed by some of them and not by others, so that all of it decides."""
+    policy = Policy(**thresholds, advantageous_tolerance=8, max_unanswered=100, max_unclean=100)
+    (sweeps,) = drawn(assumed, n, 1)
+    pairs = [(sweeps.candidate[:, r].astype(float), sweeps.reference[:, r].astype(float)) for r in range(TOGETHER)]
     rules = asked_rules(policy)
-    cases = [Case(*map(evidence, correlated(n, placements, rng))) for _ in range(runs)]
+    assert len(rules) == 5 + (assumed.placements > 2)
     for rule, parameters in rules:
-        share = np.mean([rule.judge(parameters, case).passed for case in cases])
-        assert rule.pass_rate(parameters, assumed, n) == pytest.approx(share, abs=0.13), rule.name
+        judged = [rule.judge(parameters, Case(*map(evidence, pair), share=assumed.share)).passed for pair in pairs]
+        assert 0 < np.mean(judged) < 1, rule.name
+        np.testing.assert_array_equal(rule.passes(parameters, sweeps), judged, rule.name)
 
 
-def test_what_an_agreement_of_models_is_does_not_hang_on_the_number_of_placements():
-    rng = np.random.default_rng(5)
-    few, many = (assumed_of_pair(*correlated(60_000, placements, rng)).agreement for placements in (2, 24))
-    assert few == pytest.approx(many, abs=0.03) and 0.7 < many < 0.9
+def test_a_threshold_that_asks_for_nothing_is_passed_by_every_sweep():
+    (sweeps,) = drawn(PAIR, 3, 1)
+    nothing = Policy(max_gap=100, mean_tolerance=100, advantageous_tolerance=150, min_mean=0)
+    for rule, parameters in asked_rules(nothing):
+        assert rule.passes is None or rule.passes(parameters, sweeps).all(), rule.name
+
+
+@pytest.mark.parametrize("assumed", [ASSUMED, PAIR, SHARED, Assumed(24, 0.97, 0.9, 0.8), Assumed(4, 0.5, 0.0, 0.3)])
+def test_drawn_sweeps_have_the_mean_the_correlation_and_the_agreement_that_are_assumed(assumed):
+    (sweeps,) = drawn(assumed, 2000, 1)
+    whole = (scores.reshape(-1, assumed.placements) for scores in (sweeps.candidate, sweeps.reference))
+    found = assumed_of_pair(*whole)
+    assert found.mean == pytest.approx(assumed.mean, abs=0.005)
+    assert found.correlation == pytest.approx(assumed.correlation, abs=0.015)
+    assert not assumed.correlation or found.agreement == pytest.approx(assumed.agreement, abs=0.02)
+    assert sweeps.reference.mean() == pytest.approx(assumed.mean, abs=0.005)
+
+
+@pytest.mark.parametrize(("mean", "correlation"), [(1.0, 0.5), (0.0, 0.0), (0.7, 1.0)])
+def test_examples_may_be_alike_in_all_or_right_everywhere_or_nowhere(mean, correlation):
+    (sweeps,) = drawn(Assumed(4, mean, correlation, 1.0), 500, 1)
+    assert (sweeps.candidate == sweeps.candidate[..., :1]).all()
+    assert sweeps.candidate.mean() == pytest.approx(mean, abs=0.01)
+    np.testing.assert_array_equal(sweeps.candidate, sweeps.reference)  # who agree in what is hard
+
+
+def test_one_region_says_nothing_of_a_gap():
+    (sweeps,) = drawn(PAIR, 500, 1)
+    regions = [each for each in asked_rules(Policy(max_region_gap=60)) if each[0].name == "regions"]
+    assert [rule.passes(parameters, sweeps).any() for rule, parameters in regions] == [False]
+
+
+def test_what_is_drawn_is_the_same_everywhere_and_more_examples_begin_with_the_fewer():
+    few, many = (list(drawn(ASSUMED, n, 2)) for n in (20, 30))
+    for one, other in zip(few, many, strict=True):
+        np.testing.assert_array_equal(one.candidate, other.candidate[:20])
+        np.testing.assert_array_equal(one.reference, other.reference[:20])
+    assert not np.array_equal(few[0].candidate, few[1].candidate) and few[0].error == ASSUMED.error
+    # A verdict says what follows from these, and is judged again with another numpy on another machine.
+    rights = [scores.sum(axis=(0, 2))[:8].tolist() for scores in (few[0].candidate, few[0].reference)]
+    assert rights == [[109, 113, 113, 111, 107, 116, 103, 119], [119, 117, 111, 114, 117, 114, 103, 105]]
+
+
+def passing(assumed: Assumed, **thresholds: float) -> Passing:
+    return Passing(asked_rules(Policy(**thresholds)), assumed)
+
+
+def test_where_nothing_varies_the_bound_of_no_difference_decides():
+    """It is z^2 / (n + z^2), Wilson's for no count; and that of a mean of 1 is n / (n + z^2)."""
+    for placements, rule, error in ((3, "gap", 0.05), (2, "gap", 0.025), (3, "mean", 0.05), (3, "useful", 0.05)):
+        always = passing(Assumed(placements, 1.0, 0.0, 1.0), max_gap=5, mean_tolerance=5, min_mean=95)
+        fewest = int(np.ceil(19 * stats.norm.isf(error) ** 2))
+        assert [always.share(rule, n) for n in (fewest - 1, fewest, 10 * fewest)] == [0, 1, 1]
+        assert always.least(rule, 0.8) == fewest
+
+
+def test_the_policy_is_passed_where_every_rule_is():
+    found = passing(ASSUMED, max_gap=9, mean_tolerance=3)
+    assert found.names == ["gap", "mean", "advantageous", "useful", POLICY]
+    shares = {name: found.share(name, 400) for name in found.names}
+    every = np.concatenate(
+        [np.all([passes(p, sweeps) for _, passes, p in found.rules], axis=0) for sweeps in drawn(ASSUMED, 400, 32)]
+    )
+    assert shares[POLICY] == every.mean() and found.runs(400) == len(every) == 1024
+    assert 0 < shares[POLICY] < min(shares["gap"], shares["mean"], shares["advantageous"]) < shares["useful"] == 1
+    deviation = np.sqrt(shares[POLICY] * (1 - shares[POLICY]) / 1024)
+    assert found.margin(POLICY, 400) == pytest.approx(1.96 * deviation, rel=1e-4)
+
+
+@pytest.mark.parametrize(("assumed", "share"), [(ASSUMED, 0.8), (PAIR, 0.8), (PAIR, 0.5), (SHARED, 0.9)])
+def test_the_least_number_is_the_first_of_every_hundredth_with_which_enough_pass(assumed, share):
+    found = passing(assumed, max_gap=15, mean_tolerance=4, advantageous_tolerance=10)
+    for name in ("gap", POLICY):
+        least = found.least(name, share)
+        assert found.share(name, least) >= share > found.share(name, round(least / 1.011) - 1)
+
+
+def test_beyond_a_million_prompts_nothing_is_planned(monkeypatch):
+    assert passing(ASSUMED, min_worst=95).least(POLICY, 0.8) is None
+    monkeypatch.setattr("posgap.gating.passing.MAX_PROMPTS", 7 * 150)
+    narrow = passing(ASSUMED, max_gap=20)
+    assert narrow.least("gap", 0.8) < 150 and narrow.least("mean", 0.8) is None
+    assert MAX_PROMPTS == 1_000_000 and narrow.runs(5_000_000) == 128  # fewer are drawn where they take long
+
+
+def test_rules_are_passed_as_often_as_planned_by_models_that_are_drawn_otherwise():
+    """Two models of which normal difficulties decide how often they are right, given mean, correlation, agreement."""
+    rng, n, runs = np.random.default_rng(4), 250, 150
+
+    def correlated(n: int) -> tuple[np.ndarray, ...]:
+        common, *own = rng.standard_normal((3, n, 1))
+        return tuple(
+            (rng.random((n, 5)) < 1 / (1 + np.exp(-3 - 1.8 * common - 0.9 * each))).astype(float) for each in own
+        )
+
+    found = passing(assumed_of_pair(*correlated(60_000)), max_gap=9, max_region_gap=5)
+    cases = [Case(*map(evidence, correlated(n))) for _ in range(runs)]
+    rules = [(rule, p) for rule, p in asked_rules(Policy(max_gap=9, max_region_gap=5)) if rule.passes]
+    passed = {rule.name: np.array([rule.judge(p, case).passed for case in cases]) for rule, p in rules}
+    passed[POLICY] = np.all(list(passed.values()), axis=0)
+    for name, each in passed.items():
+        assert found.share(name, n) == pytest.approx(each.mean(), abs=0.1), name
+
+
+def test_no_more_memory_is_taken_than_a_million_prompts_of_a_piece_need():
+    assert drawing.TOGETHER * MAX_PROMPTS * 4 <= 2**27

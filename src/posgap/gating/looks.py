@@ -12,20 +12,22 @@ from posgap.measurement.sweeps import Sweep
 from posgap.storage.cache import locked
 
 
-def look_at(sweep: Sweep) -> int:
+def look_at(sweep: Sweep) -> int | None:
     """Which look at the sweep's model this is, from 1 on.
 
     Those before it were verdicts on other examples of the same task and number of documents that could have admitted
-    the model, and did not. An endpoint is always looked at for the first time: nobody knows whether its model is still
-    the same.
+    the model, and did not. Looks at an endpoint are not counted: nobody knows whether its model is still the same.
+    None says so.
     """
+    if not is_counted(sweep):
+        return None
     before = _before(sweep)
     return before.index(sweep.examples_digest) + 1 if sweep.examples_digest in before else len(before) + 1
 
 
 def remember(verdict: Verdict, sweep: Sweep) -> None:
     """Counts a verdict that could have admitted the sweep's model and did not."""
-    if verdict.passed or verdict.evidence_gaps or not _is_counted(sweep):
+    if verdict.passed or verdict.evidence_gaps or not is_counted(sweep):
         return
     with locked(f"looks-{_key(sweep)}"):
         before = _before(sweep)
@@ -36,10 +38,11 @@ def remember(verdict: Verdict, sweep: Sweep) -> None:
 def _before(sweep: Sweep) -> list[str]:
     """The examples, by digest, on which the sweep's model was judged and not admitted, in that order."""
     file = cache_folder() / "looks" / f"{_key(sweep)}.json"
-    return read_json(file) if _is_counted(sweep) and file.is_file() else []
+    return read_json(file) if file.is_file() else []
 
 
-def _is_counted(sweep: Sweep) -> bool:
+def is_counted(sweep: Sweep) -> bool:
+    """Whether looks at the sweep's model are counted: it is on this machine, and known by its digest."""
     backend = sweep.settings.get("backend", SweepConfig.default("backend"))
     known = backend in BACKENDS.names() and BACKENDS[backend].local
     return known and bool(sweep.model_digest)

@@ -2,13 +2,13 @@
 
 import json
 import logging
-import math
-from functools import partial
 
 import numpy as np
 
 from posgap.foundation.printing import show
 from posgap.gating.config import PlanGateConfig
+from posgap.gating.passing import MAX_PROMPTS, POLICY, Passing
+from posgap.gating.rules import GAP
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import power
 from posgap.measurement.statistics import tango_bound, upper_error
@@ -19,34 +19,27 @@ log = logging.getLogger(__name__)
 
 @with_local_paths
 def plan_gate(config: PlanGateConfig) -> dict:
-    """Says how many examples each rule needs so that a flat model which lost nothing passes it in `config.power`.
+    """Says how many examples each rule needs so that a flat model which lost nothing passes it in `config.power`, and
+    how many the policy needs so that it passes all of them so often, by simulated sweeps.
 
-    The policy needs so many that it passes all of them so often, as if they failed independently of each other. JSON
-    goes to stdout: `examples` of each rule and of the `policy`, null where no number is enough, and, for
-    `config.examples`, what these can certify.
+    JSON goes to stdout: `examples` of each rule and of the `policy`, null where no number is enough; the `range` in
+    which the policy's lies with 95 %, since the sweeps are drawn at random; and, for `config.examples`, what these can
+    certify.
     """
     assumed = power.assumed_of_config(config)
-    rules = [(rule.name, rule.pass_rate, parameters) for rule, parameters in asked_rules(config) if rule.pass_rate]
-
-    def rates(n: int) -> dict[str, float]:
-        return {name: rate(parameters, assumed, n) for name, rate, parameters in rules}
-
-    needed = {
-        name: power.examples_for_rate(partial(rate, parameters, assumed), config.power)
-        for name, rate, parameters in rules
-    }
-    needed["policy"] = power.examples_for_rate(lambda n: math.prod(rates(n).values()), config.power)
+    passing = Passing(asked_rules(config), assumed)
+    needed = {name: passing.least(name, config.power) for name in passing.names}
+    plan: dict = {"power": config.power, "examples": needed, "range": _range(passing, needed[POLICY], config.power)}
     power.log_assumed(assumed)
     often = f"{100 * config.power:.0f} %"
     for name, number in needed.items():
-        what = "the policy, that is all of them" if name == "policy" else f"rule {name}"
-        enough = f"a flat model passes in {often} with {number} or more" if number else "no number is enough"
-        log.info("%s: %s", what, enough)
-    plan: dict = {"power": config.power, "examples": needed}
+        what = "the policy, that is all of them" if name == POLICY else f"rule {name}"
+        drawn = " ({} to {}, by {:,} simulated sweeps)".format(*plan["range"], passing.runs(number or 1))
+        enough = f"a flat model passes in {often} with {number} or more{drawn if name == POLICY else ''}"
+        none = f"no number is enough up to {MAX_PROMPTS:,} prompts"
+        log.info("%s: %s", what, enough if number else none)
     if config.examples:
-        plan["with"] = _with(config.examples, assumed, config.power) | {
-            "passes": math.prod(rates(config.examples).values())
-        }
+        plan["with"] = _with(config.examples, passing, config.power)
         log.info(
             "with %d examples a flat model passes the policy in %.0f %%; of such a model a gap of at most %.1f can be "
             "shown in %s, and of a model that is always right one of at most %.1f",
@@ -56,7 +49,21 @@ def plan_gate(config: PlanGateConfig) -> dict:
     return plan
 
 
-def _with(n: int, assumed: power.Assumed, often: float) -> dict[str, float]:
-    """What n examples can certify, in points: of a flat model so often, and of one that is always right."""
-    at_best = float(tango_bound(np.array(0.0), np.array(0.0), n, upper_error(assumed.placements)))
-    return {"examples": n, "gap": 100 * power.certifiable_gap(n, assumed, often), "gap_at_best": 100 * at_best}
+def _range(passing: Passing, number: int | None, share: float) -> list[int | None]:
+    """The least and the largest number that may be the policy's, as far as the simulation can tell."""
+    if number is None:
+        return [None, None]
+    margin = passing.margin(POLICY, number)
+    return [passing.least(POLICY, bound) for bound in (share - margin, min(share + margin, 0.999))]
+
+
+def _with(n: int, passing: Passing, often: float) -> dict[str, float]:
+    """How often n examples pass the policy, 0 to 1, and what they can certify, in points: of a flat model so often, and
+    of one that is always right."""
+    low, high = 0.0, 100.0
+    for _ in range(10):
+        middle = (low + high) / 2
+        of_gap = Passing([(GAP, GAP.parameters(max_gap=middle))], passing.assumed)
+        low, high = (low, middle) if of_gap.share(GAP.name, n) >= often else (middle, high)
+    at_best = float(tango_bound(np.array(0.0), np.array(0.0), n, upper_error(passing.assumed.placements)))
+    return {"examples": n, "passes": passing.share(POLICY, n), "gap": high, "gap_at_best": 100 * at_best}

@@ -15,7 +15,9 @@ from posgap.foundation.printing import keep as keep_result
 from posgap.gating.config import VerifyConfig
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import ANCHOR, FILES, first_difference, folder_of
+from posgap.gating.looks import is_counted
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict
+from posgap.measurement.sweeps import read_sweep
 from posgap.storage.inputs import source
 from posgap.storage.verification import Verification
 from posgap.tasks.examples import AnyExample
@@ -70,9 +72,8 @@ def judged_by(
 ) -> Verdict:
     """What a policy says of the evidence that lies beside a verdict; from `examples` every response is scored again."""
     champion, anchor = (folder / role if role in verdict.evidence else None for role in ("champion", "anchor"))
-    again = judge(
-        folder / "candidate", folder / "base", champion, policy, examples, verdict.look, verdict.candidates, anchor
-    )
+    look = verdict.look if is_counted(read_sweep(folder / "candidate")) else None
+    again = judge(folder / "candidate", folder / "base", champion, policy, examples, look, verdict.candidates, anchor)
     left_out = {ANCHOR} & {*verdict.asked_otherwise} & {*policy.allow}  # whose sweep was not kept
     otherwise = sorted({*again.asked_otherwise, *left_out})
     told = {"name": verdict.name, "judged_at": verdict.judged_at, "asked_otherwise": otherwise}

@@ -8,6 +8,7 @@ stands in docs/statistics.md. Where several verdicts share the error, each has a
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import permutations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, computed_field
@@ -21,7 +22,7 @@ from posgap.tasks.positions import format_positions
 if TYPE_CHECKING:
     import numpy as np
 
-    from posgap.measurement.power import Assumed
+    from posgap.measurement.drawn import Drawn
     from posgap.measurement.sweeps import Evidence
 from posgap.measurement.answered import NOTABLE, MaxUnanswered
 
@@ -115,18 +116,18 @@ def always(parameters: Parameters) -> bool:
 class GateRule:
     """A rule of the gate.
 
-    `judge(parameters, case)` gives its ruling. `pass_rate(parameters, assumed, n)` says how often (0 to 1) a flat
-    model as good as its reference passes with n examples; None where that is not known. `asked(parameters)` is false
-    where the threshold asks for nothing, so that the rule is left out. `posgap check`, which has neither base nor
-    champion, applies the rules for which `needs_reference` is false: they look at `case.candidate` alone. `help` says
-    what the rule asks, as a whole clause, and `broken` what is the matter where it is broken.
+    `judge(parameters, case)` gives its ruling. `passes(parameters, drawn)` says which of R simulated sweeps pass [R],
+    just as `judge` would; None where what is simulated does not decide it. `asked(parameters)` is false where the
+    threshold asks for nothing, so that the rule is left out. `posgap check`, which has neither base nor champion,
+    applies the rules for which `needs_reference` is false: they look at `case.candidate` alone. `help` says what the
+    rule asks, as a whole clause, and `broken` what is the matter where it is broken.
     """
 
     name: str
     help: str
     judge: "Callable[[Any, Case], Ruling]"
     parameters: type[Parameters] = Parameters
-    pass_rate: "Callable[[Any, Assumed, int], float] | None" = None
+    passes: "Callable[[Any, Drawn], np.ndarray] | None" = None
     asked: Callable[[Any], bool] = always
     needs_reference: bool = True
     broken: str = ""
@@ -165,10 +166,10 @@ def _gap(parameters: MaxGap, case: Case) -> Ruling:
     )
 
 
-def _gap_rate(parameters: MaxGap, assumed: "Assumed", n: int) -> float:
-    from posgap.measurement import power
+def _gap_passes(parameters: MaxGap, drawn: "Drawn") -> "np.ndarray":
+    from posgap.measurement import statistics
 
-    return power.flat_rate(n, parameters.max_gap / 100, assumed.placements, assumed.own_variance, error=assumed.error)
+    return statistics.gap_ends_by(drawn.candidate, parameters.max_gap / 100, drawn.error)
 
 
 class MeanTolerance(Parameters):
@@ -183,7 +184,7 @@ def _mean(parameters: MeanTolerance, case: Case) -> Ruling:
         _lost(
             "mean",
             f"mean against the {name}",
-            (case.candidate.correct - reference.correct).mean(axis=1),
+            (case.candidate.correct - reference.correct).mean(axis=-1),
             parameters.mean_tolerance,
             case.error,
         )
@@ -193,11 +194,11 @@ def _mean(parameters: MeanTolerance, case: Case) -> Ruling:
     return min(rulings, key=lambda ruling: ruling.interval[0])
 
 
-def _mean_rate(parameters: MeanTolerance, assumed: "Assumed", n: int) -> float:
-    from posgap.measurement import power
+def _mean_passes(parameters: MeanTolerance, drawn: "Drawn") -> "np.ndarray":
+    from posgap.measurement import statistics
 
-    variance = assumed.between_models + 2 * assumed.own_variance / assumed.placements
-    return power.equal_rate(n, parameters.mean_tolerance / 100, variance, assumed.placements, assumed.error)
+    differences = (drawn.candidate - drawn.reference).mean(axis=-1, dtype=float)
+    return statistics.difference_reaches(differences, -parameters.mean_tolerance / 100, drawn.error)
 
 
 class AdvantageousTolerance(Parameters):
@@ -209,24 +210,30 @@ class AdvantageousTolerance(Parameters):
 
 
 def _advantageous(parameters: AdvantageousTolerance, case: Case) -> Ruling:
-    import numpy as np
-
-    from posgap.measurement import statistics
-
     reference = case.best
-    chosen, _ = statistics.extremes_elsewhere(reference.correct)
-    rows = np.arange(len(chosen))
-    differences = case.candidate.correct[rows, chosen] - reference.correct[rows, chosen]
+    chosen, differences = _where_best(case.candidate.correct, reference.correct)
     where = " or ".join(format_positions(reference.sweep.placements[column]) for column in sorted(set(chosen)))
     meaning = f"accuracy where the {case.reference} is best (position {where}), against it"
     return _lost("advantageous", meaning, differences, parameters.advantageous_tolerance, case.error)
 
 
-def _advantageous_rate(parameters: AdvantageousTolerance, assumed: "Assumed", n: int) -> float:
-    from posgap.measurement import power
+def _advantageous_passes(parameters: AdvantageousTolerance, drawn: "Drawn") -> "np.ndarray":
+    from posgap.measurement import statistics
 
-    variance = assumed.between_models + 2 * assumed.own_variance
-    return power.equal_rate(n, parameters.advantageous_tolerance / 100, variance, error=assumed.error)
+    _, differences = _where_best(drawn.candidate, drawn.reference)
+    return statistics.difference_reaches(differences, -parameters.advantageous_tolerance / 100, drawn.error)
+
+
+def _where_best(candidate: "np.ndarray", reference: "np.ndarray") -> tuple["np.ndarray", "np.ndarray"]:
+    """Of scores [E, ..., P] the placement [E, ...] where the other half of the examples has the reference at its best,
+    and the candidate's score there minus the reference's [E, ...]."""
+    import numpy as np
+
+    from posgap.measurement import statistics
+
+    chosen, _ = statistics.extremes_elsewhere(reference)
+    there = (np.take_along_axis(scores, chosen[..., None], axis=-1)[..., 0] for scores in (candidate, reference))
+    return chosen, np.subtract(*there, dtype=float)
 
 
 def _lost(name: str, meaning: str, differences: "np.ndarray", tolerance: float, error: float) -> Ruling:
@@ -282,11 +289,11 @@ def _useful(parameters: MinMean, case: Case) -> Ruling:
     return min([number, *differences], key=lambda r: (worst_first.index(r.outcome), r.value - r.threshold))
 
 
-def _useful_rate(parameters: MinMean, assumed: "Assumed", n: int) -> float:
-    from posgap.measurement import power
+def _useful_passes(parameters: MinMean, drawn: "Drawn") -> "np.ndarray":
+    from posgap.measurement import statistics
 
-    variance = assumed.shared_variance + assumed.own_variance / assumed.placements
-    return power.above_rate(n, parameters.min_mean / 100, assumed.mean, variance, assumed.error)
+    means = drawn.candidate.mean(axis=-1, dtype=float)
+    return statistics.mean_interval(means, drawn.error)[..., 0] >= parameters.min_mean
 
 
 class MinWorst(Parameters):
@@ -313,11 +320,10 @@ def _worst(parameters: MinWorst, case: Case) -> Ruling:
     )
 
 
-def _worst_rate(parameters: MinWorst, assumed: "Assumed", n: int) -> float:
-    from posgap.measurement import power
+def _worst_passes(parameters: MinWorst, drawn: "Drawn") -> "np.ndarray":
+    from posgap.measurement import statistics
 
-    variance = assumed.shared_variance + assumed.own_variance
-    return power.above_rate(n, parameters.min_worst / 100, assumed.mean, variance, assumed.error) ** assumed.placements
+    return (statistics.mean_interval(drawn.candidate, drawn.error)[..., 0] >= parameters.min_worst).all(axis=-1)
 
 
 class MaxRegionGap(Parameters):
@@ -330,13 +336,11 @@ class MaxRegionGap(Parameters):
 
 
 def _regions(parameters: MaxRegionGap, case: Case) -> Ruling:
-    import numpy as np
-
     from posgap.measurement import statistics
     from posgap.measurement.shape import regions
 
     columns = regions(case.candidate.sweep.placements, case.candidate.sweep.categories)
-    pooled = np.stack([case.candidate.correct[:, of_region].mean(axis=1) for of_region in columns.values()], axis=1)
+    pooled = _pooled(case.candidate.correct, columns)
     return Ruling(
         name="regions",
         meaning=f"gap between regions ({', '.join(columns)})",
@@ -347,12 +351,25 @@ def _regions(parameters: MaxRegionGap, case: Case) -> Ruling:
     )
 
 
-def _regions_rate(parameters: MaxRegionGap, assumed: "Assumed", n: int) -> float:
-    from posgap.measurement import power
+def _pooled(correct: "np.ndarray", columns: "dict[str, list[int]]") -> "np.ndarray":
+    """Means of scores [E, ..., P] over the columns of each region [E, ..., regions]."""
+    import numpy as np
 
-    pooled = max(1, assumed.placements // 3)
-    variance = assumed.own_variance / pooled
-    return power.flat_rate(n, parameters.max_region_gap / 100, 3, variance, pooled, assumed.error)
+    return np.stack([correct[..., of_region].mean(axis=-1, dtype=float) for of_region in columns.values()], axis=-1)
+
+
+def _regions_passes(parameters: MaxRegionGap, drawn: "Drawn") -> "np.ndarray":
+    import numpy as np
+
+    from posgap.measurement import statistics
+    from posgap.measurement.shape import regions
+
+    pooled = np.moveaxis(_pooled(drawn.candidate, regions([[at] for at in range(drawn.candidate.shape[-1])])), -1, 0)
+    most, error = parameters.max_region_gap / 100, statistics.upper_error(len(pooled), drawn.error)
+    if len(pooled) < 2:  # one region says nothing of a gap
+        return np.zeros(drawn.candidate.shape[1], bool)
+    pairs = permutations(pooled, 2)
+    return np.all([statistics.difference_reaches(one - other, -most, error) for one, other in pairs], axis=0)
 
 
 class MinConsistency(Parameters):
@@ -427,7 +444,7 @@ GAP = GateRule(
     "no position is much worse than another",
     _gap,
     MaxGap,
-    _gap_rate,
+    _gap_passes,
     needs_reference=False,
     broken="some positions are much worse than others",
 )
@@ -436,7 +453,7 @@ MEAN = GateRule(
     "nothing was lost on average",
     _mean,
     MeanTolerance,
-    _mean_rate,
+    _mean_passes,
     broken="accuracy was lost on average",
 )
 ADVANTAGEOUS = GateRule(
@@ -444,7 +461,7 @@ ADVANTAGEOUS = GateRule(
     "nothing was lost where the reference answers best",
     _advantageous,
     AdvantageousTolerance,
-    _advantageous_rate,
+    _advantageous_passes,
     broken="accuracy was lost where the reference answers best",
 )
 USEFUL = GateRule(
@@ -452,7 +469,7 @@ USEFUL = GateRule(
     "the model is better than guessing",
     _useful,
     MinMean,
-    _useful_rate,
+    _useful_passes,
     asked=lambda p: p.min_mean > 0,
     needs_reference=False,
     broken="its mean is too low to be of use",
@@ -462,7 +479,7 @@ WORST = GateRule(
     "even the worst position is right often enough",
     _worst,
     MinWorst,
-    _worst_rate,
+    _worst_passes,
     asked=lambda p: p.min_worst > 0,
     needs_reference=False,
     broken="the worst position is right too rarely",
@@ -472,7 +489,7 @@ REGIONS = GateRule(
     "neither end nor the middle is much worse",
     _regions,
     MaxRegionGap,
-    _regions_rate,
+    _regions_passes,
     asked=lambda p: p.max_region_gap < 100,
     needs_reference=False,
     broken="the beginning, the middle or the end is much worse than the rest",

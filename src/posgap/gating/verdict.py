@@ -1,7 +1,6 @@
 """The gate's verdict: what its rules say of a candidate, together."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +22,7 @@ from posgap.gating.evidence import (
     unanswered_references,
     unknown_copies,
 )
+from posgap.gating.passing import POLICY, Passing
 from posgap.gating.policy import policy_digest
 from posgap.gating.rules import CHECK_RULES, GATE_RULES, Case, GateRule, Ruling
 from posgap.measurement import power
@@ -36,11 +36,13 @@ GATE_FILE = "gate.json"
 # A first look has the whole error of 5 %, and each later one this part of what the look before it had. All looks
 # together then err in at most 6.7 %.
 LATER = 1 / 4
+_SIMULATED = 320  # sweeps for each number of examples that is tried: few, so that a verdict is quick
 OFTEN = f"{100 * power.USUAL:.0f} %"  # how often a flat model passes with the number of examples that is said to do
 MORE = f"With {{needs}} examples a model that is flat and has lost nothing would be admitted in {OFTEN} of all cases."
 
 
 Outcome = Literal["admitted", "refused", "not enough evidence"]
+Needed = Callable[[str], int | None]  # the number of examples that a rule, or the policy, needs
 
 
 def outcome_of(rulings: Sequence[Ruling], evidence_gaps: Sequence[str] = ()) -> Outcome:
@@ -132,7 +134,7 @@ def judge(
     champion: Path | None,
     policy: Policy,
     examples: Mapping[str, AnyExample] | None = None,
-    look: int = 1,
+    look: int | None = None,
     candidates: int = 1,
     anchor: Path | None = None,
 ) -> Verdict:
@@ -141,30 +143,32 @@ def judge(
     Without a base, those rules alone that need no reference, as `posgap check` does. `anchor` is the sweep of the best
     champion so far, where that is not the champion. From `examples` (`rescoring.swept_examples`) every response is
     scored again first; without them the recorded scores are taken. At a later look at the model, or with other
-    candidates in its run, the bounds are stricter (`share_of_error`).
+    candidates in its run, the bounds are stricter (`share_of_error`). Without a `look` nobody counts them: this one has
+    all of the error, and so has the next.
     """
     rules = GATE_RULES if base else CHECK_RULES
     case, otherwise = case_of(candidate, base, champion, policy.allow, examples, anchor)
-    case = replace(case, share=share_of_error(look, candidates))
+    case = replace(case, share=share_of_error(look or 1, candidates))
     sweeps = {"candidate": case.candidate, "base": case.base, "champion": case.champion, "anchor": case.anchor}
     asked = asked_rules(policy, rules)
-    complaints = [
+    gaps = [
         *evidence_gaps(case.candidate.sweep, policy),
         *unknown_copies(case.candidate, policy),
         *unanswered_references(case, policy),
     ]
-    later = 1.0 if complaints else LATER  # what cannot admit spends nothing
-    rulings = [_ruling(rule, parameters, case, later) for rule, parameters in asked]
+    # What cannot admit spends nothing, nor does a look that nobody counts.
+    needed = _examples_needed(asked, case, 1.0 if gaps or look is None else LATER)
+    rulings = [_ruling(rule, parameters, case, needed) for rule, parameters in asked]
     return Verdict(
         model_digest=case.candidate.sweep.model_digest,
-        evidence_gaps=complaints,
+        evidence_gaps=gaps,
         asked_otherwise=otherwise,
         policy=policy,
         evidence={role: record_of(sweep) for role, sweep in sweeps.items() if sweep},
         rules=rulings,
-        look=look,
+        look=look or 1,
         candidates=candidates,
-        needs=_needed_for_all(asked, rulings, case, policy.least_examples, later),
+        needs=_needed_for_all(rulings, len(case.candidate.correct), policy.least_examples, needed),
     )
 
 
@@ -174,37 +178,36 @@ def asked_rules(config: Any, rules: Iterable[GateRule] = GATE_RULES) -> list[tup
     return [(rule, parameters) for rule, parameters in with_parameters if rule.asked(parameters)]
 
 
-def _ruling(rule: GateRule, parameters: Parameters, case: Case, later: float = LATER) -> Ruling:
+def _ruling(rule: GateRule, parameters: Parameters, case: Case, needed: Needed) -> Ruling:
     """The rule's ruling, with the number of examples that it needs where these were too few."""
     ruling = rule.judge(parameters, case)
-    if ruling.outcome != "unsure":
-        return ruling
-    return ruling.model_copy(update={"needs": _needed([(rule, parameters)], case, later)})
+    return ruling.model_copy(update={"needs": needed(rule.name)}) if ruling.outcome == "unsure" else ruling
 
 
-def _needed_for_all(
-    asked: Sequence[tuple[GateRule, Parameters]], rulings: Sequence[Ruling], case: Case, least: int, later: float
-) -> int | None:
+def _needed_for_all(rulings: Sequence[Ruling], n: int, least: int, needed: Needed) -> int | None:
     """The verdict's `needs`, which are no fewer than the `least` examples that the policy asks for."""
     outcome = outcome_of(rulings)
-    needs = _needed(asked, case, later) if outcome == "not enough evidence" else None
-    too_few = outcome != "refused" and len(case.candidate.correct) < least
+    needs = needed(POLICY) if outcome == "not enough evidence" else None
+    too_few = outcome != "refused" and n < least
     return max(needs or 0, least) if too_few else needs
 
 
-def _needed(rules: Sequence[tuple[GateRule, Parameters]], case: Case, later: float) -> int | None:
-    """With how many examples a flat model that lost nothing passes all of these rules in 80 % at the next look, which
-    has the part `later` of this one's error; None where these were enough now, or no number is known to be enough."""
-    rates = [(rule.pass_rate, parameters) for rule, parameters in rules if rule.pass_rate]
+def _examples_needed(rules: Sequence[tuple[GateRule, Parameters]], case: Case, later: float) -> Needed:
+    """With how many examples a flat model that lost nothing passes a rule, or all of them, in 80 % at the next look,
+    which has the part `later` of this one's error. None where those of the case are enough now, or no number is."""
     reference = case.champion or case.base or case.candidate
     assumed = power.assumed_of_pair(case.candidate.correct, reference.correct)
+    n = len(case.candidate.correct)
+    shares = case.share, case.share * later
+    now, then = (Passing(rules, assumed._replace(share=share), _SIMULATED) for share in shares)
 
-    def at(share: float) -> int | None:
-        expected = assumed._replace(share=share)
-        return power.examples_for_rate(lambda n: math.prod(rate(p, expected, n) for rate, p in rates), power.USUAL)
+    def needed(name: str) -> int | None:
+        if name not in now.names or now.share(name, n) >= power.USUAL:
+            return None
+        number = then.least(name, power.USUAL)
+        return number and max(number, n + 1)
 
-    needs = at(case.share)
-    return at(case.share * later) if needs and needs > len(case.candidate.correct) else None
+    return needed
 
 
 def digests(verdict: Verdict) -> dict[str, dict[str, str]]:

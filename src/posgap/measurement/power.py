@@ -1,4 +1,4 @@
-"""How many examples a sweep needs to see a difference of so many points, or to show that there is none.
+"""How many examples a sweep needs to see a difference of so many points.
 
 Outcomes on one example are taken to correlate by rho at any two placements, and those of two models
 as `agreement` says: 1 where they find the same examples hard, 0 where they have nothing in common.
@@ -9,8 +9,6 @@ its own at that placement.
 import json
 import logging
 import math
-from bisect import bisect_left
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,13 +20,12 @@ from posgap.foundation.printing import show
 from posgap.measurement.config import ExpectedConfig, PlanConfig
 from posgap.measurement.pilot import Pilot, pilot
 from posgap.measurement.probe import in_words
-from posgap.measurement.statistics import CONFIDENCE, LEVEL, VARIANCE_OF_TWO, tango_refutes, upper_error
+from posgap.measurement.statistics import CONFIDENCE, LEVEL
 from posgap.measurement.sweeps import Evidence
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
 USUAL = 0.8  # how often a test is usually planned to succeed
-_MAX_EXAMPLES = 10_000_000
 
 
 class Assumed(NamedTuple):
@@ -78,87 +75,6 @@ def examples_for_difference(difference: float, variance: float, power: float) ->
     """Examples for which a paired difference (0 to 1) of this variance per example is found so often."""
     z = scipy.special.ndtri(0.5 + CONFIDENCE / 2) + scipy.special.ndtri(power)
     return math.ceil(z**2 * variance / difference**2)
-
-
-def _largest_passing(n: int, limit: float, variance: float, pooled: int, error: float = LEVEL) -> float:
-    """The largest paired difference (a share) whose upper bound is at most `limit`, of n examples; the bound is too
-    low with chance `error`.
-
-    `variance` is that of an example's difference, of which half is taken to be in either direction. Of rights and
-    wrongs it is the mean absolute difference too. Where scores are means over `pooled` placements, that is taken to
-    be a normal distribution's, and the sample counts as larger, as in `statistics.difference_interval`.
-    """
-    absolute = min(pooled * variance, math.sqrt(2 * variance / math.pi))
-    size = n * (n * absolute + VARIANCE_OF_TWO) / (n * variance + VARIANCE_OF_TWO)
-    low, high = -1.0, limit
-    for _ in range(40):
-        middle = (low + high) / 2
-        either = max(absolute, abs(middle)) / 2
-        more, fewer = np.array(size * (either + middle / 2)), np.array(size * (either - middle / 2))
-        passes = tango_refutes(limit, more, fewer, size, error)
-        low, high = (middle, high) if passes else (low, middle)
-    return low
-
-
-def flat_rate(
-    n: int, limit: float, placements: int, own_variance: float, pooled: int = 1, error: float = LEVEL
-) -> float:
-    """How often (0 to 1) the gap's upper end is at most `limit` (a share) for a flat model and n examples.
-
-    The placements' own errors are taken to be normal, and their range to pass up to the difference of a pair that
-    just passes. Where regions are compared, they take the place of `placements`, and each is a mean over `pooled`.
-    """
-    largest = _largest_passing(n, limit, 2 * own_variance, pooled, upper_error(placements, error))
-    if largest < 0:
-        return 0.0
-    return _range_chance(largest / math.sqrt(own_variance / n), placements) if own_variance > 0 else 1.0
-
-
-def _range_chance(width: float, size: int) -> float:
-    """The chance that `size` standard normal numbers lie within `width` of each other."""
-    least = np.linspace(-8, 8, 1601)
-    chances = size * np.exp(-(least**2) / 2) / math.sqrt(2 * math.pi)
-    chances *= (scipy.special.ndtr(least + width) - scipy.special.ndtr(least)) ** (size - 1)
-    return float(min(1.0, chances.sum() * (least[1] - least[0])))
-
-
-def equal_rate(n: int, tolerance: float, variance: float, pooled: int = 1, error: float = LEVEL) -> float:
-    """How often (0 to 1) a model that lost nothing is shown by n examples to have lost at most `tolerance` (a share).
-
-    `variance` is that of an example's paired difference, of means over `pooled` placements.
-    """
-    largest = _largest_passing(n, min(1.0, tolerance), variance, pooled, error)
-    return float(scipy.special.ndtr(largest / math.sqrt(variance / n))) if variance > 0 else float(largest >= 0)
-
-
-def above_rate(n: int, least: float, mean: float, variance: float, error: float = LEVEL) -> float:
-    """How often (0 to 1) the lower bound of a mean is at least `least` (shares), of n examples' scores.
-
-    The bound is too high with chance `error`.
-    """
-    ratio = (n * variance + VARIANCE_OF_TWO) / (n * mean * (1 - mean) + VARIANCE_OF_TWO)
-    margin = mean - least + scipy.special.ndtri(error) * math.sqrt(least * (1 - least) * ratio / n)
-    return float(scipy.special.ndtr(margin / math.sqrt(variance / n))) if variance > 0 else float(margin >= 0)
-
-
-def examples_for_rate(rate: Callable[[int], float], power: float) -> int | None:
-    """The least number of examples at which `rate(n)`, which grows with n, reaches `power`; None beyond ten million."""
-    high = 1
-    while rate(high) < power:
-        if high == _MAX_EXAMPLES:
-            return None
-        high = min(2 * high, _MAX_EXAMPLES)
-    return high // 2 + 1 + bisect_left(range(high // 2 + 1, high), power, key=rate)
-
-
-def certifiable_gap(n: int, assumed: Assumed, power: float) -> float:
-    """The least gap (a share) that n examples of a flat model show, so often, not to be exceeded."""
-    low, high = 0.0, 1.0
-    for _ in range(20):
-        middle = (low + high) / 2
-        passes = flat_rate(n, middle, assumed.placements, assumed.own_variance, error=assumed.error) >= power
-        low, high = (low, middle) if passes else (middle, high)
-    return high
 
 
 @with_local_paths

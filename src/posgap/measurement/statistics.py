@@ -90,8 +90,13 @@ def _difference_bound(above: np.ndarray, below: np.ndarray, squares: np.ndarray,
     and wrongs it is Tango's. Other differences have a smaller variance than rights and wrongs of the same positive
     and negative parts, and count as so many more examples.
     """
+    return tango_bound(*_as_rights_and_wrongs(above, below, squares, n), error)
+
+
+def _as_rights_and_wrongs(above: np.ndarray, below: np.ndarray, squares: np.ndarray, n: int) -> tuple[np.ndarray, ...]:
+    """The counts of examples right in one way only, in the other only, and of all, that such differences are worth."""
     ratio = (squares + VARIANCE_OF_TWO) / (above + below + VARIANCE_OF_TWO)
-    return tango_bound(above / ratio, below / ratio, n / ratio, error)
+    return above / ratio, below / ratio, n / ratio
 
 
 def difference_interval(differences: np.ndarray, error: float = EACH_END) -> np.ndarray:
@@ -99,10 +104,36 @@ def difference_interval(differences: np.ndarray, error: float = EACH_END) -> np.
 
     Each end is wrong with chance `error`: Tango's score interval (1998), see `tango_bound`.
     """
-    above, below = differences.clip(min=0).sum(axis=0), (-differences).clip(min=0).sum(axis=0)
-    squares, n = (differences**2).sum(axis=0), len(differences)
+    above, below, squares = _parts(differences)
+    n = len(differences)
     low = -_difference_bound(below, above, squares, n, error)
     return 100 * np.stack([low, _difference_bound(above, below, squares, n, error)], axis=-1)
+
+
+def _parts(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of `differences [E, ...]` the sums [...] of those above 0, of those below without their sign, and of squares."""
+    return differences.clip(min=0).sum(axis=0), (-differences).clip(min=0).sum(axis=0), (differences**2).sum(axis=0)
+
+
+def difference_reaches(differences: np.ndarray, least: float, error: float) -> np.ndarray:
+    """Whether `difference_interval` begins at `least` (a share, 0 or less) or above, found without a search [...]."""
+    if least <= -1:
+        return np.ones(differences.shape[1:], bool)
+    above, below, squares = _parts(differences)
+    return tango_refutes(-least, *_as_rights_and_wrongs(below, above, squares, len(differences)), error)
+
+
+def gap_ends_by(right: np.ndarray, most: float, error: float = LEVEL) -> np.ndarray:
+    """Whether `gap_interval` of each of many sweeps, rights and wrongs `right [E, R, P]`, ends at `most` (a share) or
+    below [R]."""
+    runs, placements = right.shape[1:]
+    if most >= 1:
+        return np.ones(runs, bool)
+    by_sweep = np.ascontiguousarray(right.transpose(1, 2, 0))
+    both, totals = by_sweep @ by_sweep.transpose(0, 2, 1), by_sweep.sum(axis=2)
+    more = (totals[:, :, None] - both).astype(float)  # right at the row's placement, and not at the column's
+    refuted = tango_refutes(most, more, more.transpose(0, 2, 1), len(right), upper_error(placements, error))
+    return (refuted | np.eye(placements, dtype=bool)).all(axis=(1, 2))
 
 
 def paired_difference(candidate: np.ndarray, reference: np.ndarray) -> tuple[float, tuple[float, float]]:
@@ -207,14 +238,15 @@ def gap_noise(correct: np.ndarray, rng: np.random.Generator, permutations: int =
 
 
 def extremes_elsewhere(correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each example the placements (best [E], worst [E]) that the other half of the examples does best and worst at.
+    """For each example the placements (best [E], worst [E]) that the other half of the examples does best and worst at;
+    of sweeps [E, R, P] for each [E, R].
 
     Halves are every second example. What is chosen for being high is too high where it was chosen; judged on
     examples that had no say in the choice it is what it is.
     """
     half = np.arange(len(correct)) % 2
-    totals = np.stack([correct[half == 1].sum(axis=0), correct[half == 0].sum(axis=0)])
-    return totals.argmax(axis=1)[half], totals.argmin(axis=1)[half]
+    totals = np.stack([correct[1::2].sum(axis=0), correct[::2].sum(axis=0)])
+    return totals.argmax(axis=-1)[half], totals.argmin(axis=-1)[half]
 
 
 def _gap_elsewhere(correct: np.ndarray) -> np.ndarray:

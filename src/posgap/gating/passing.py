@@ -1,0 +1,83 @@
+"""How often a flat model that lost nothing passes the rules of a policy, one by one and all together, by simulation."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import scipy
+
+from posgap.foundation.choices import Parameters
+from posgap.gating.rules import GateRule
+from posgap.measurement.drawn import TOGETHER, drawn
+from posgap.measurement.power import Assumed
+from posgap.measurement.statistics import EACH_END
+
+POLICY = "policy"  # the name of all rules together
+MAX_PROMPTS = 1_000_000  # of a sweep; what would need more is not planned
+_FEWEST = 128  # sweeps that are drawn for a number of examples
+_CELLS = 30_000_000  # prompts of them all, beyond which fewer are drawn
+_Z = -scipy.special.ndtri(EACH_END)
+# Every number up to a hundred, and from there on every hundredth.
+_NUMBERS = sorted({1} | {math.ceil(1.01**power) for power in range(1, 1400)})
+
+
+class Passing:
+    """Simulated sweeps as `assumed`, at most so many for a number of examples, under those of the rules that can say
+    which of them pass."""
+
+    def __init__(self, rules: Sequence[tuple[GateRule, Parameters]], assumed: Assumed, most: int = 1024) -> None:
+        self.rules = [(rule.name, rule.passes, parameters) for rule, parameters in rules if rule.passes]
+        self.assumed = assumed
+        self.most = most
+        self._counted = cache(self._counts)
+
+    @property
+    def names(self) -> list[str]:
+        """The rules, and last all of them."""
+        return [*(name for name, *_ in self.rules), POLICY]
+
+    def runs(self, n: int) -> int:
+        """How many sweeps of n examples are drawn."""
+        fitting = _CELLS // (n * self.assumed.placements) // TOGETHER * TOGETHER
+        return min(self.most, max(_FEWEST, fitting))
+
+    def share(self, name: str, n: int) -> float:
+        """The share (0 to 1) of sweeps with n examples that pass a rule, or all."""
+        return self._counted(n, self.runs(n))[name] / self.runs(n)
+
+    def least(self, name: str, share: float) -> int | None:
+        """The least number of examples, to a hundredth, with which so many pass; None beyond `MAX_PROMPTS`."""
+        numbers = [n for n in _NUMBERS if n * self.assumed.placements <= MAX_PROMPTS]
+        last = len(numbers) - 1
+
+        def first_look(at: int) -> float:
+            return self._counted(numbers[at], TOGETHER)[name] / TOGETHER
+
+        # From one to the next the number of examples doubles.
+        high = next((at for at in range(35, last, 70) if first_look(at) >= share), last)
+        if high == last and first_look(last) == 0:
+            return None
+        low = max(0, high - 140)
+        while self.share(name, numbers[high]) < share:
+            if high == last:
+                return None
+            low, high = high, min(high + 70, last)
+        return numbers[bisect_left(range(high), share, low, key=lambda at: self.share(name, numbers[at]))]
+
+    def margin(self, name: str, n: int) -> float:
+        """By how much the share may differ from that of endlessly many sweeps, with 95 %."""
+        share = self.share(name, n)
+        return _Z * math.sqrt(share * (1 - share) / self.runs(n))
+
+    def _counts(self, n: int, runs: int) -> dict[str, int]:
+        counts = dict.fromkeys(self.names, 0)
+        for sweeps in drawn(self.assumed, n, runs // TOGETHER):
+            every = np.ones(TOGETHER, bool)
+            for name, passes, parameters in self.rules:
+                passed = passes(parameters, sweeps)
+                counts[name] += int(passed.sum())
+                every &= passed
+            counts[POLICY] += int(every.sum())
+        return counts
