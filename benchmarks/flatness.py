@@ -27,7 +27,7 @@ from report import write_section
 from posgap.foundation.tables import markdown
 from posgap.measurement.statistics import LEVEL, flatness_p
 
-SHAPES = {"exchangeable 0.5": 0.5, "AR(1) 0.6": 0.6, "AR(1) 0.9": 0.9}
+SHAPES = {"exchangeable 0.5": 0.5, "AR(1) 0.6": 0.6, "AR(1) 0.9": 0.9, "exchangeable 0.9": 0.9}
 SCORES = {"0.5": (0.5, True), "0.9": (0.9, True), "0.97": (0.97, True), "0.9, graded": (0.9, False)}
 
 

@@ -14,10 +14,11 @@ import families
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
 from posgap.generation.setup import prompt_builder
+from posgap.measurement import statistics
 from posgap.measurement.probe import Probe
 from posgap.mitigating.config import ApplyConfig
 from posgap.mitigations.applied import multiply
-from posgap.mitigations.head_gates import answered, flattening, head_effects, turned
+from posgap.mitigations.head_gates import Answered, answered, flattening, head_effects, turned
 from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.mitigations.mitigation import TriedOn
 from posgap.mitigations.registry import MITIGATIONS
@@ -37,7 +38,7 @@ from posgap.rollout.config import RolloutAdviseConfig
 from posgap.scaling.forcing import Tried
 from posgap.scaling.questions import ask
 from posgap.stages.apply import apply as apply_stage
-from posgap.stages.rollout_advise import rollout_advise
+from posgap.stages.rollout_advise import _checked, rollout_advise
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import write_examples
 
@@ -203,10 +204,30 @@ def test_what_is_advised_is_flatter_for_certain_and_has_no_lower_mean():
     assert agreed == {"mean": pytest.approx(-1.0), "gap": pytest.approx(-0.5)}
     said = summary_text(rows, pull, agreed, accuracy)
     assert "layer 1 head 2 pulls most" in said
-    assert said.endswith("the flattest is good: gap 60.0 to 30.0 points, mean 60.0 to 64.0")
-    assert summary_text([rows[0], rows[2]], pull, agreed, accuracy).endswith("flatter without a lower mean")
+    assert said.endswith(
+        "the flattest of those that are so for certain, all taken together, is good: gap 60.0 to 30.0 points, mean "
+        "60.0 to 64.0"
+    )
+    none = summary_text([rows[0], rows[2]], pull, agreed, accuracy)
+    assert none.endswith("none of them is for certain flatter without a lower mean, all 2 taken together")
     assert agreement(rows[:2]) == {"mean": None, "gap": None}
     assert to_check(rows, 0) == [] and to_check(rows * 4, 2) == [0, 1, 2, 11] and to_check(rows, 5) == [0, 1, 2]
+
+
+def test_changes_that_were_made_are_judged_together():
+    """Of twelve changes one in four would seem certain by chance if each had an interval of 95 % by itself."""
+    rng = np.random.default_rng(0)
+    before, after = (
+        Answered(np.zeros((80, 3)), (rng.random((80, 3)) < p).astype(float)) for p in (0.5, [0.6, 0.5, 0.5])
+    )
+    one, of_twelve = _checked(after, before, 1), _checked(after, before, 12)
+    for found, error in ((one, 0.025), (of_twelve, 0.025 / 12)):
+        mean, interval = statistics.paired_difference(after.right, before.right, error)
+        assert (found.accuracy_mean, found.accuracy_mean_ci95) == (mean, interval)
+        assert found.accuracy_gap_ci95 == statistics.gap_difference(after.right, before.right, error)[1]
+    was, now = (100 * each.right.mean(axis=0) for each in (before, after))
+    assert of_twelve.accuracy == now.tolist() and of_twelve.accuracy_gap == pytest.approx(np.ptp(now) - np.ptp(was))
+    assert of_twelve.accuracy_mean_ci95[0] < one.accuracy_mean_ci95[0] < one.accuracy_mean
 
 
 def test_the_verb_makes_what_it_predicts_and_leaves_no_gate_behind(tmp_path, model_folder, monkeypatch):

@@ -119,9 +119,10 @@ def test_what_suits_a_model_is_tried_chosen_and_measured(config, tmp_path, model
     assert all("not the best for any purpose, nor among the best 2" in each.reason for each in left_out)
 
     base = Evidence(out / "sweeps" / "base")
-    for found in result.measured:
-        swept = Evidence(out / "sweeps" / found.name)
-        assert compare_sweeps([base, swept]).differences[0] == found.measured.difference
+    sweeps = [Evidence(out / "sweeps" / found.name) for found in result.measured]
+    together = compare_sweeps([base, *sweeps], together=True).differences
+    for found, swept, difference in zip(result.measured, sweeps, together):
+        assert difference == found.measured.difference
         assert found.measured.mean == swept.sweep.mean and found.measured.cost.prefill > 0
         is_of_model = found.name != "reversed"
         assert (swept.sweep.model_digest != base.sweep.model_digest) == is_of_model

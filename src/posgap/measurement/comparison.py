@@ -65,8 +65,11 @@ def named_apart(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
     return evidence
 
 
-def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = ()) -> Comparison:
-    """Compares every sweep with the first; `PosgapError` where they did not ask alike, but for what is allowed."""
+def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = (), together: bool = False) -> Comparison:
+    """Compares every sweep with the first; `PosgapError` where they did not ask alike, but for what is allowed.
+
+    Intervals hold for one model with 95 %; `together` for all of them at once (Bonferroni).
+    """
     reference, *others = evidence
     paired = [alike(other, reference, allow) for other in others]
     known = reference.sweep
@@ -76,19 +79,22 @@ def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = ()) -> C
         n_examples=known.n_examples,
         n_docs=known.n_docs,
         placements=known.placements,
-        differences=[_difference(other, reference, otherwise) for other, otherwise in paired],
+        differences=[
+            _difference(other, reference, otherwise, len(paired) if together else 1) for other, otherwise in paired
+        ],
     )
 
 
-def _difference(candidate: Evidence, reference: Evidence, asked_otherwise: list[str]) -> Difference:
+def _difference(candidate: Evidence, reference: Evidence, asked_otherwise: list[str], models: int) -> Difference:
     new, old, placements = candidate.correct, reference.correct, reference.sweep.placements
-    mean, mean_ci95 = statistics.paired_difference(new, old)
-    gap, gap_ci95 = statistics.gap_difference(new, old)
-    together = statistics.placement_differences(new, old, len(placements))
+    error = statistics.EACH_END / models
+    mean, mean_ci95 = statistics.paired_difference(new, old, error)
+    gap, gap_ci95 = statistics.gap_difference(new, old, error)
+    together = statistics.placement_differences(new, old, len(placements) * models)
     figures = {
         "label": candidate.sweep.label,
         "accuracy": (statistics.accuracy(new) - statistics.accuracy(old)).tolist(),
-        "ci95": statistics.placement_differences(new, old).tolist(),
+        "ci95": statistics.placement_differences(new, old, models).tolist(),
         "mean": mean,
         "mean_ci95": mean_ci95,
         "gap": gap,

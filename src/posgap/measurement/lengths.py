@@ -123,13 +123,13 @@ class LengthMap(Record):
 
     def summary_text(self) -> list[str]:
         """Sentences with the figures that matter."""
-        worst = int(np.argmax(self.gap))
+        worst, most = int(np.argmax(self.gap)), max(high for _, high in self.gap_ci95)
         return [
             self.effective.sentence(self.tokens),
-            f"It is largest at {self.tokens[worst]:,} tokens: {self.gap[worst]:.1f} points (95 % interval "
-            f"{statistics.ends(self.gap_ci95[worst])}). The mean over the depths is {self.mean[0]:.1f} % at "
-            f"{self.tokens[0]:,} tokens and {self.mean[-1]:.1f} % at {self.tokens[-1]:,}, of the same "
-            f"{self.n_examples} examples; the model reads {self.context:,} tokens.",
+            f"It is largest at {self.tokens[worst]:,} tokens: {self.gap[worst]:.1f} points (95 % interval of that "
+            f"length by itself {statistics.ends(self.gap_ci95[worst])}; at no length more than {most:.1f}, with 95 %). "
+            f"The mean over the depths is {self.mean[0]:.1f} % at {self.tokens[0]:,} tokens and {self.mean[-1]:.1f} % "
+            f"at {self.tokens[-1]:,}, of the same {self.n_examples} examples; the model reads {self.context:,} tokens.",
         ]
 
 

@@ -136,14 +136,16 @@ def gap_ends_by(right: np.ndarray, most: float, error: float = LEVEL) -> np.ndar
     return (refuted | np.eye(placements, dtype=bool)).all(axis=(1, 2))
 
 
-def paired_difference(candidate: np.ndarray, reference: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """Mean of `candidate` minus mean of `reference`, with its 95 % interval.
+def paired_difference(
+    candidate: np.ndarray, reference: np.ndarray, error: float = EACH_END
+) -> tuple[float, tuple[float, float]]:
+    """Mean of `candidate` minus mean of `reference`, with its interval: each end is wrong with chance `error`.
 
     Both `[E]` or `[E, P]` over the same examples in the same order.
     """
     difference = np.subtract(candidate, reference, dtype=np.float64)
     rows = difference.reshape(len(difference), -1).mean(axis=1)
-    low, high = difference_interval(rows)
+    low, high = difference_interval(rows, error)
     return float(100 * rows.mean()), (float(low), float(high))
 
 
@@ -256,8 +258,11 @@ def _gap_elsewhere(correct: np.ndarray) -> np.ndarray:
     return best - worst
 
 
-def gap_difference(candidate: np.ndarray, reference: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """Gap of `candidate` minus gap of `reference`, scores [E, P] of the same examples, with a 95 % interval.
+def gap_difference(
+    candidate: np.ndarray, reference: np.ndarray, error: float = EACH_END
+) -> tuple[float, tuple[float, float]]:
+    """Gap of `candidate` minus gap of `reference`, scores [E, P] of the same examples, with an interval, each end of
+    which is wrong with chance `error`.
 
     The best of noisy accuracies is too high and the worst too low, the more so the noisier the model. So a model's
     best and worst placement are chosen on one half of the examples and compared on the other, and the estimate is
@@ -270,8 +275,8 @@ def gap_difference(candidate: np.ndarray, reference: np.ndarray) -> tuple[float,
     new, old = np.asarray(candidate, np.float64), np.asarray(reference, np.float64)
     new_gap, old_gap = _gap_elsewhere(new), _gap_elsewhere(old)
     estimate = 100 * (max(0.0, float(new_gap.mean())) - max(0.0, float(old_gap.mean())))
-    low = -np.nanmax(pair_bounds(old, EACH_END, less=new_gap))
-    high = np.nanmax(pair_bounds(new, EACH_END, less=old_gap))
+    low = -np.nanmax(pair_bounds(old, error, less=new_gap))
+    high = np.nanmax(pair_bounds(new, error, less=old_gap))
     return estimate, (max(-100.0, float(low)), min(100.0, float(high)))
 
 

@@ -24,9 +24,9 @@ MITIGATE_FILE = "mitigate.json"
 
 
 class Measured(Record):
-    """A mitigation on the held-out examples: the difference to the model as it is, what an answer costs, None of a
-    model elsewhere, and prompt tokens an answer, as a multiple; None where nobody counted. An answer takes so many
-    `calls`, of which each is a prompt."""
+    """A mitigation on the held-out examples: the difference to the model as it is, whose intervals hold for all that
+    were measured together; what an answer costs, None of a model elsewhere, and prompt tokens an answer, as a multiple;
+    None where nobody counted. An answer takes so many `calls`, of which each is a prompt."""
 
     difference: Difference
     mean: float
@@ -144,7 +144,8 @@ class Mitigate(Record):
         measured = ", ".join(each.name for each in self.measured)
         helping = ", ".join(each.name for each in self.measured if each.helps)
         if helping:
-            return f"For certain better than the model as it is, on examples that had no say: {helping}."
+            family = f", all {len(self.measured)} taken together" if len(self.measured) > 1 else ""
+            return f"For certain better than the model as it is, on examples that had no say{family}: {helping}."
         return f"Of {measured or 'all that were tried'}, nothing is for certain better than the model as it is."
 
     @property

@@ -43,7 +43,8 @@ class Effect(Record):
 
 class Checked(Effect):
     """The same, measured; with the accuracy by position in points, and what mean and gap of it change, in points with
-    95 % intervals over examples."""
+    95 % intervals over examples that hold for all changes that were made together (Bonferroni). That of the gap is of
+    the change without what chance adds (`statistics.gap_difference`)."""
 
     accuracy: list[float]
     accuracy_mean: float
@@ -155,11 +156,11 @@ def summary_text(
         f"{known['mean']} (mean log-probability) and {known['gap']} (its gap)"
     )
     if not (best := flattest(made)) or not (measured := best.measured):
-        return f"{said}; none of them is for certain flatter without a lower mean"
+        return f"{said}; none of them is for certain flatter without a lower mean, all {len(made)} taken together"
     gap, mean = float(np.ptp(accuracy)), float(np.mean(accuracy))
     return (
-        f"{said}; the flattest is {best.name}: gap {gap:.1f} to {gap + measured.accuracy_gap:.1f} points, mean "
-        f"{mean:.1f} to {mean + measured.accuracy_mean:.1f}"
+        f"{said}; the flattest of those that are so for certain, all taken together, is {best.name}: gap {gap:.1f} to "
+        f"{gap + measured.accuracy_gap:.1f} points, mean {mean:.1f} to {mean + measured.accuracy_mean:.1f}"
     )
 
 

@@ -93,7 +93,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     found, best = _searched(config, asking, trials, splits)
     ranked, always_measured = _selected(config, trials, splits, best, found)
     evidence = _measured(config, swept, asking, trials, splits, ranked, always_measured, found, model_digest, out)
-    comparison = compare_sweeps(evidence) if len(evidence) > 1 else None
+    comparison = compare_sweeps(evidence, together=True) if len(evidence) > 1 else None
     base = evidence[0].sweep
     measured = {each.sweep.label: each for each in evidence[1:]}
     order = [name for name, _ in ranked if name in measured]

@@ -18,6 +18,7 @@ from posgap.foundation.progress import track
 from posgap.generation.generator import Sampling
 from posgap.generation.setup import builder_of
 from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement import statistics
 from posgap.measurement.plots import save_picture
 from posgap.measurement.probe import target_of
 from posgap.mitigations.head_gates import HEAD_GATES, Answered, Question, answered, flattening, head_effects
@@ -41,7 +42,6 @@ from posgap.rollout.advice import (
 )
 from posgap.rollout.config import RolloutAdviseConfig
 from posgap.scaling.forcing import require_at_once, tried
-from posgap.scaling.holdout import gain
 from posgap.scaling.questions import ask, one_right_response
 from posgap.stages.frame import stage
 from posgap.tasks.placements import swept_placements
@@ -94,7 +94,7 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
     by_name = {each.name: each for each in by_gradient}
     for index in track(chosen := to_check(ranked, config.check), len(chosen), "changes that are made"):
         with _made(model, by_name[ranked[index].name]):
-            ranked[index] = ranked[index].model_copy(update={"measured": _checked(asked(model), base, config.seed)})
+            ranked[index] = ranked[index].model_copy(update={"measured": _checked(asked(model), base, len(chosen))})
     accuracy, pull = 100 * base.right.mean(axis=0), first_pull(by_gate)
     agreed = agreement(ranked)
     advice = Advice(
@@ -151,21 +151,17 @@ def _asked(model: PreTrainedModel, questions: Sequence[Sequence[Question]], batc
     return Answered(*(each.reshape(len(questions), -1) for each in flat))
 
 
-def _checked(after: Answered, before: Answered, seed: int) -> Checked:
-    """What a change came to, from log-probabilities and right answers [E, P] with it and without."""
-
-    def gap(accuracy: np.ndarray) -> float:
-        return float(np.ptp(accuracy))
-
-    moved = _moved(after.log_probability, before.log_probability)
-    mean, mean_ci95 = gain(after.right, before.right, lambda accuracy: float(accuracy.mean()), seed)
-    wider, wider_ci95 = gain(after.right, before.right, gap, seed)
+def _checked(after: Answered, before: Answered, changes: int) -> Checked:
+    """What one of so many changes came to, from log-probabilities and right answers [E, P] with it and without."""
+    moved, error = _moved(after.log_probability, before.log_probability), statistics.EACH_END / changes
+    mean, mean_ci95 = statistics.paired_difference(after.right, before.right, error)
+    now, was = (statistics.accuracy(each.right) for each in (after, before))
     return Checked(
         mean=moved.mean,
         gap=moved.gap,
-        accuracy=(100 * after.right.mean(axis=0)).tolist(),
+        accuracy=now.tolist(),
         accuracy_mean=mean,
         accuracy_mean_ci95=mean_ci95,
-        accuracy_gap=wider,
-        accuracy_gap_ci95=wider_ci95,
+        accuracy_gap=statistics.gap(now) - statistics.gap(was),
+        accuracy_gap_ci95=statistics.gap_difference(after.right, before.right, error)[1],
     )
