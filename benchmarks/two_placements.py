@@ -20,7 +20,7 @@ from scipy import stats
 from posgap.foundation.tables import markdown
 from posgap.measurement.statistics import gap_interval
 
-NUMBERS = (20, 50, 100, 200)
+NUMBERS = (20, 25, 40, 50, 100, 200)
 GAPS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 FEWER = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 

@@ -17,10 +17,10 @@ from posgap.gating.rules import Case, GateRule, Ruling
 from posgap.gating.verdict import (
     LATER,
     Verdict,
-    _examples_needed,
     _ruling,
     asked_rules,
     digests,
+    examples_needed,
     judge,
     log_verdict,
     markdown,
@@ -257,5 +257,5 @@ def test_a_rule_that_cannot_say_how_often_it_is_passed_names_no_number_of_exampl
     right = Evidence(write_sweep(tmp_path / "right", np.ones((N, 5))))
     rule = GateRule("gap", "", lambda parameters, case: ruling("gap", 5))
     case = Case(right, right, None)
-    needed = _examples_needed([(rule, Parameters())], case, LATER)
+    needed = examples_needed([(rule, Parameters())], case, LATER)
     assert _ruling(rule, Parameters(), case, needed) == ruling("gap", 5)

@@ -157,7 +157,7 @@ def judge(
         *unanswered_references(case, policy),
     ]
     # What cannot admit spends nothing, nor does a look that nobody counts.
-    needed = _examples_needed(asked, case, 1.0 if gaps or look is None else LATER)
+    needed = examples_needed(asked, case, 1.0 if gaps or look is None else LATER)
     rulings = [_ruling(rule, parameters, case, needed) for rule, parameters in asked]
     return Verdict(
         model_digest=case.candidate.sweep.model_digest,
@@ -192,7 +192,7 @@ def _needed_for_all(rulings: Sequence[Ruling], n: int, least: int, needed: Neede
     return max(needs or 0, least) if too_few else needs
 
 
-def _examples_needed(rules: Sequence[tuple[GateRule, Parameters]], case: Case, later: float) -> Needed:
+def examples_needed(rules: Sequence[tuple[GateRule, Parameters]], case: Case, later: float) -> Needed:
     """With how many examples a flat model that lost nothing passes a rule, or all of them, in 80 % at the next look,
     which has the part `later` of this one's error. None where those of the case are enough now, or no number is."""
     reference = case.champion or case.base or case.candidate
