@@ -314,7 +314,7 @@ def test_what_no_number_of_examples_shows_has_none(caplog, monkeypatch):
     monkeypatch.setattr("posgap.gating.passing.MAX_PROMPTS", 20_000)  # which takes less time
     told = plan_gate(PlanGateConfig(mean=90, n_docs=2, min_worst=95))
     assert told["examples"]["worst"] is told["examples"]["policy"] is None and told["range"] == [None, None]
-    assert "the policy, that is all of them: no number is enough up to 1,000,000 prompts" in caplog.messages
+    assert "the policy, that is all of them: no number is enough up to 500,000 prompts" in caplog.messages
 
 
 def test_the_gate_says_how_many_examples_it_wants(tmp_path):

@@ -1,12 +1,16 @@
 """Looks at a model with ever more examples, and candidates of one run, share the error of a verdict."""
 
 import math
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from test_gate import write_sweep
 
+from posgap.foundation.files import read_json
 from posgap.gating.config import GateConfig
+from posgap.gating.looks import is_counted, look_at, remember
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import LATER, markdown, read_verdict, share_of_error
 from posgap.measurement.statistics import LEVEL, tango_bound, upper_error
@@ -57,20 +61,55 @@ def test_a_model_that_was_not_admitted_has_less_of_the_error_on_other_examples(t
         folder.mkdir()
         (folder / "weights").write_text(folder.name)
 
-    def judged(name, n, of=model, **options):
+    def judge(name, n, of=model, **options):
         unsure, before = [0.97, 0.97, 0.93, 0.97, 0.97], [1.0, 0.6, 0.3, 0.6, 0.9]
         swept = write_sweep(tmp_path / f"new-{name}", unsure, model=of, order=range(n))
         base = write_sweep(tmp_path / f"base-{name}", before, order=range(n))
         return read_verdict(gate(GateConfig(out=tmp_path / name, candidate=swept, base=base, **options)))
 
-    one, two, again = judged("one", 190), judged("two", 200), judged("again", 190)
+    one, two, again = judge("one", 190), judge("two", 200), judge("again", 190)
     assert [one.look, two.look, again.look] == [1, 2, 1] and not one.passed
     assert replayed(tmp_path / "two").look == 2
     assert "Each bound may be wrong in 1.25 % instead of 5, since this is look 2 at the model." in markdown(two)
-    first, ten = judged("first", 200, of=other), judged("ten", 200, of=other, candidates=10)
+    first, ten = judge("first", 200, of=other), judge("ten", 200, of=other, candidates=10)
     assert first.look == ten.look == 1 and ten.candidates == 10
     gaps = [verdict.rules[0].interval[1] for verdict in (first, two, ten)]
     assert gaps == sorted(set(gaps))  # 5, 1.25 and 0.5 percent of error
+
+
+def asked(examples="e", **more) -> SimpleNamespace:
+    """What is looked at of a sweep."""
+    known = {"settings": {"backend": "transformers"}, "model_digest": "m", "task": "kv", "n_docs": 5}
+    return SimpleNamespace(**known | more, examples_digest=examples)
+
+
+def judged(passed: bool = False, gaps: Sequence[str] = ()) -> SimpleNamespace:
+    return SimpleNamespace(passed=passed, evidence_gaps=gaps)
+
+
+def test_a_look_is_a_verdict_on_other_examples_of_the_same_model_task_and_number_of_documents(tmp_path, monkeypatch):
+    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
+    assert look_at(asked()) == 1
+    for verdict in (judged(passed=True), judged(gaps=["too few"])):
+        remember(verdict, asked())  # which spent no error
+    assert look_at(asked("other")) == 1 and not list(tmp_path.rglob("*.json"))
+    for examples in ("one", "two", "one"):
+        remember(judged(), asked(examples))
+    assert [look_at(asked(examples)) for examples in ("one", "two", "three")] == [1, 2, 3]
+    for other in ({"model_digest": "n"}, {"task": "qa"}, {"n_docs": 6}):
+        assert look_at(asked("three", **other)) == 1
+    assert look_at(asked("three", settings={})) == 3  # the default's backend is on this machine
+    (file,) = (tmp_path / "looks").iterdir()
+    assert read_json(file) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    "more", [{"settings": {"backend": "openai"}}, {"settings": {"backend": "own"}}, {"model_digest": ""}]
+)
+def test_of_a_model_that_may_have_changed_no_look_is_counted(tmp_path, monkeypatch, more):
+    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
+    remember(judged(), asked("one", **more))
+    assert look_at(asked("two", **more)) is None and not is_counted(asked(**more)) and not list(tmp_path.iterdir())
 
 
 def test_looks_at_an_endpoint_are_not_counted_and_it_is_told_what_the_same_error_needs(tmp_path):

@@ -15,7 +15,7 @@ from posgap.measurement.power import Assumed
 from posgap.measurement.statistics import EACH_END
 
 POLICY = "policy"  # the name of all rules together
-MAX_PROMPTS = 1_000_000  # of a sweep; what would need more is not planned
+MAX_PROMPTS = 500_000  # of a sweep; what would need more is not planned
 _FEWEST = 128  # sweeps that are drawn for a number of examples
 _CELLS = 30_000_000  # prompts of them all, beyond which fewer are drawn
 _Z = -scipy.special.ndtri(EACH_END)
