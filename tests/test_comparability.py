@@ -7,7 +7,7 @@ import pytest
 from test_gate import ASKED, N, write_sweep
 
 from posgap.foundation.errors import PosgapError
-from posgap.gating.evidence import BASE
+from posgap.gating.evidence import ANCHOR, BASE
 from posgap.measurement.comparability import ALLOWABLE, alike, differing
 from posgap.measurement.gradings import GRADED
 from posgap.measurement.sweeps import Evidence
@@ -79,7 +79,7 @@ def test_the_refusal_says_what_each_sweep_was_asked_and_how_to_mean_it(swept):
         f"{other.path} and {swept.path}: not asked alike: question (before, not after), shuffle (3, not 0); sweep both "
         "models in one way, or, where the difference is meant, allow it: --allow template,question,shuffle"
     )
-    of_asking = [name for name in ALLOWABLE if name != BASE]  # which is no way to ask
+    of_asking = [name for name in ALLOWABLE if name not in (ANCHOR, BASE)]
     with pytest.raises(PosgapError, match=f": --allow {','.join(of_asking)}$"):
         alike(asked_otherwise(swept, *of_asking), swept)
     with pytest.raises(PosgapError) as refused:

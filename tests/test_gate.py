@@ -55,8 +55,11 @@ def write_sweep(
     settings=None,
 ):
     """A sweep over five placements, the positions 1 to 5, whose outcomes have these probabilities,
-    [5] or [N, 5]. The examples stand in its file in this order.
+    [5] or [N, 5]. The examples stand in its file in this order. A model's folder that does not say otherwise was made
+    from the model m.
     """
+    if Path(model).is_dir() and not (Path(model) / "manifest.json").exists():
+        write_json(Path(model) / "manifest.json", {"ancestors": ["m"]})
     rng = np.random.default_rng(seed)
     placements = placements or [[i + 1] for i in range(5)]
     correct = (rng.random((N, np.shape(probability)[-1])) < np.asarray(probability))[list(order), : len(placements)]
@@ -203,8 +206,6 @@ def test_a_result_is_printed_as_json_alone_also_a_refusal_and_never_an_earlier_o
 
 
 def promotion(tmp_path, name, model, base, probability=0.995, again="", gated_for="tiny"):
-    if not (Path(model) / "manifest.json").exists():
-        write_json(Path(model) / "manifest.json", {"ancestors": ["m"]})  # the base
     swept = write_sweep(tmp_path / f"sweep-{name}{again}", [probability] * 5, model=model)
     admit(GateConfig(out=tmp_path / f"gate-{name}{again}", candidate=swept, base=base, name=gated_for))
     return PromoteConfig(
@@ -218,11 +219,9 @@ def promotion(tmp_path, name, model, base, probability=0.995, again="", gated_fo
 
 
 def copy_of(model_folder, folder):
-    """The same model under another digest, made from the base."""
+    """The same model under another digest."""
     shutil.copytree(model_folder, folder)
     (folder / "note.txt").write_text(folder.name)
-    if not (folder / "manifest.json").exists():
-        write_json(folder / "manifest.json", {"ancestors": ["m"]})  # the base
     return folder
 
 

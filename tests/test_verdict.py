@@ -120,10 +120,10 @@ def test_a_verdict_records_what_it_rests_on(tmp_path, model_folder):
         "base": write_sweep(tmp_path / "old", [0.9] * 5, asked=asked, examples="e"),
         "champion": write_sweep(tmp_path / "best", [0.95] * 5, seed=1, examples="e"),
     }
-    policy = Policy(max_gap=12.5, allow=["prompt", "decoding", "base"])
+    policy = Policy(max_gap=12.5, allow=["prompt", "decoding"])
     reached = judge(*folders.values(), policy)
     assert reached.model_digest == digest(model_folder)
-    assert reached.evidence_gaps == [] and reached.asked_otherwise == ["base", "prompt"] and reached.policy == policy
+    assert reached.evidence_gaps == [] and reached.asked_otherwise == ["prompt"] and reached.policy == policy
     assert reached.evidence.keys() == folders.keys()
     for role, record in reached.evidence.items():
         assert record.files["sweep.json"] == digest(folders[role] / "sweep.json")

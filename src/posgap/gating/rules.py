@@ -321,9 +321,12 @@ def _worst(parameters: MinWorst, case: Case) -> Ruling:
 
 
 def _worst_passes(parameters: MinWorst, drawn: "Drawn") -> "np.ndarray":
+    import numpy as np
+
     from posgap.measurement import statistics
 
-    return (statistics.mean_interval(drawn.candidate, drawn.error)[..., 0] >= parameters.min_worst).all(axis=-1)
+    reached = statistics.mean_interval(drawn.candidate, drawn.error)[..., 0] >= parameters.min_worst
+    return np.asarray(reached.all(axis=-1))
 
 
 class MaxRegionGap(Parameters):
@@ -369,7 +372,9 @@ def _regions_passes(parameters: MaxRegionGap, drawn: "Drawn") -> "np.ndarray":
     if len(pooled) < 2:  # one region says nothing of a gap
         return np.zeros(drawn.candidate.shape[1], bool)
     pairs = permutations(pooled, 2)
-    return np.all([statistics.difference_reaches(one - other, -most, error) for one, other in pairs], axis=0)
+    return np.asarray(
+        np.all([statistics.difference_reaches(one - other, -most, error) for one, other in pairs], axis=0)
+    )
 
 
 class MinConsistency(Parameters):

@@ -42,11 +42,11 @@ def drawn(assumed: Assumed, n: int, pieces: int) -> Iterator[Drawn]:
         )
         own, others = (chances[_bits(bits, n) >> 20] for bits in (difficulty, other))
         shared = np.where(_bits(alike, n) < agreement, own, others)
-        scores = (
-            _bits(bits, n, placements) < of_example[..., None]
+        candidate, reference = (
+            (_bits(bits, n, placements) < of_example[..., None]).astype(np.float32)
             for bits, of_example in zip(answers, (own, shared), strict=True)
         )
-        yield Drawn(*(right.astype(np.float32) for right in scores), assumed.error)
+        yield Drawn(candidate, reference, assumed.error)
 
 
 def _bits(bits: np.random.PCG64, n: int, *shape: int) -> np.ndarray:

@@ -21,6 +21,7 @@ EACH_END = LEVEL / 2  # how often either end of a two-sided interval may be wron
 # estimated, as if two more examples, a right and a wrong one, stood among the sample: their sum of squares about
 # their mean is this. So few examples that happen to agree are not taken for certainty.
 VARIANCE_OF_TWO = 0.5
+_Counts = tuple[np.ndarray, np.ndarray, np.ndarray]
 FLIPS = 1999  # of the signs of examples' contrasts; with the signs seen they make 2,000
 
 
@@ -93,7 +94,7 @@ def _difference_bound(above: np.ndarray, below: np.ndarray, squares: np.ndarray,
     return tango_bound(*_as_rights_and_wrongs(above, below, squares, n), error)
 
 
-def _as_rights_and_wrongs(above: np.ndarray, below: np.ndarray, squares: np.ndarray, n: int) -> tuple[np.ndarray, ...]:
+def _as_rights_and_wrongs(above: np.ndarray, below: np.ndarray, squares: np.ndarray, n: int) -> _Counts:
     """The counts of examples right in one way only, in the other only, and of all, that such differences are worth."""
     ratio = (squares + VARIANCE_OF_TWO) / (above + below + VARIANCE_OF_TWO)
     return above / ratio, below / ratio, n / ratio
@@ -133,7 +134,7 @@ def gap_ends_by(right: np.ndarray, most: float, error: float = LEVEL) -> np.ndar
     both, totals = by_sweep @ by_sweep.transpose(0, 2, 1), by_sweep.sum(axis=2)
     more = (totals[:, :, None] - both).astype(float)  # right at the row's placement, and not at the column's
     refuted = tango_refutes(most, more, more.transpose(0, 2, 1), len(right), upper_error(placements, error))
-    return (refuted | np.eye(placements, dtype=bool)).all(axis=(1, 2))
+    return np.asarray((refuted | np.eye(placements, dtype=bool)).all(axis=(1, 2)))
 
 
 def paired_difference(

@@ -47,11 +47,9 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
             config.candidate, f"{config.name} would be registered as the model alone: sweep without one, and gate that"
         )
     examples = swept_examples(config.candidate, config.examples)
-    shared = {"look": look_at(swept), "candidates": config.candidates}
-    anchor = anchor_beside(config.champion)
-    verdict = judge(
-        config.candidate, config.base, config.champion, policy_of(config), examples, **shared, anchor=anchor
-    )
+    anchor, policy = anchor_beside(config.champion), policy_of(config)
+    asked = config.candidate, config.base, config.champion
+    verdict = judge(*asked, policy, examples, look_at(swept), config.candidates, anchor)
     remember(verdict, swept)
     judged_at = datetime.now(UTC).isoformat(timespec="seconds")
     verdict = verdict.model_copy(update={"name": config.name, "judged_at": judged_at})
