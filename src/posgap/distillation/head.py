@@ -97,7 +97,7 @@ class Head:
     def _through_the_module(self, forward: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
         """`forward(hidden)`, computed as the linear layer's forward pass: ZeRO-3 gathers its weight before that."""
         own = self.linear.__dict__.get("forward")
-        self.linear.forward = forward  # type: ignore[method-assign]
+        self.linear.forward = forward  # type: ignore[assignment, method-assign]
         try:
             with torch.autocast(hidden.device.type, enabled=False):
                 return self.linear(hidden)
@@ -111,7 +111,7 @@ class _Losses(torch.autograd.Function):
     """`Head.losses`, with a backward pass that makes no gradient of the weight for each chunk."""
 
     @staticmethod
-    def forward(ctx: Any, head: Head, loss: Any, hidden: Tensor, *tensors: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, head: Head, loss: Any, hidden: Tensor, *tensors: Any) -> Tensor:  # type: ignore[override]
         _, _, *per_token = tensors  # weight and bias, which are read where ZeRO-3 has them at the time
         ctx.head, ctx.loss = head, loss
         ctx.save_for_backward(hidden, *per_token)

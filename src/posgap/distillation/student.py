@@ -1,5 +1,7 @@
 """The model in training: it takes batches of prompts and returns one loss per row."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -28,7 +30,7 @@ class Student(nn.Module):
 
         With `states_alone`, the final hidden states `[M, D]` from which the loss would be computed.
         """
-        embedding = self.model.get_input_embeddings()
+        embedding: Any = self.model.get_input_embeddings()
         if getattr(embedding, "sparse", False) and torch.is_grad_enabled():
             self.head.gradient_of(embedding.weight)  # what is sparse is added to one that is not
         if not self.checked and not batch.branches:
