@@ -212,3 +212,80 @@ def test_every_table_of_a_page_is_there_and_no_other(site, monkeypatch):
     named = [name for text in pages for name in hooks._TABLE.findall(text)]
     assert sorted(named) == sorted([*hooks._MADE, *(file.stem for file in hooks._MEASURED.glob("*.md"))])
     assert "<td>qwen3_moe</td>" in (site / "families.html").read_text(encoding="utf-8")
+
+
+# Figures of tables
+
+
+def tables_of(text: str) -> list[tuple[str, list[str], list[list[str]]]]:
+    """The tables of a page: the chapter that each stands in, its columns, and its rows."""
+    chapter, found, rows = "", [], []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in line.strip("| ").split("|")])
+            continue
+        if len(rows) > 2:
+            found.append((chapter, rows[0], rows[2:]))
+        rows = []
+        chapter = line if line.startswith("## ") else chapter
+    return found
+
+
+def first_number(cell: str) -> float | None:
+    number = re.match(r"[-+]?\d+(\.\d+)?", cell)
+    return float(number[0]) if number else None
+
+
+def wrong_figures(text: str) -> list[str]:
+    """The rows of a page's tables that contradict themselves, or another row of the chapter.
+
+    A gap is no less than the difference of two positions, and the largest of these where all that were swept are
+    shown; a mean is theirs; a difference is that of the two rows above; and one model's gap and mean are the same in
+    all tables of a chapter whose first column is the model.
+    """
+    wrong, known = [], {}
+    for chapter, columns, rows in tables_of(text):
+        places = [i for i, name in enumerate(columns) if re.fullmatch(r"(pos )?\d+( %)?|last", name)]
+        for number, cells in enumerate(rows):
+            row = f"{columns[0]} {' | '.join(cells)}"
+            if cells[0] == "difference":
+                above = zip(rows[number - 1], rows[number - 2], cells)
+                numbers = [tuple(map(first_number, each)) for each in above]
+                of_columns = [n for i, n in enumerate(numbers) if i in places and None not in n]
+                wrong += [row] * any(abs(a - b - c) > 1 for a, b, c in of_columns)
+                continue
+            shown = [n for i in places if (n := first_number(cells[i])) is not None]
+            figures: dict[str, float | None] = {}
+            for name, cell in zip(columns, cells):
+                figures.setdefault(name, first_number(cell))
+            gap, mean = figures.get("gap"), figures.get("mean")
+            if len(shown) > 2 and gap is not None:
+                spread = max(shown) - min(shown)
+                over_seeds = "±" in "".join(cells)  # then the gap is a mean of gaps, and not all positions are shown
+                wrong += [row] * (gap < spread - 1 or (gap > spread + 1 and not over_seeds))
+                if mean is not None and not over_seeds:
+                    wrong += [row] * (abs(mean - sum(shown) / len(shown)) > 1)
+            if columns[0] == "model" and None not in (gap, mean):
+                wrong += [row] * (known.setdefault((chapter, cells[0]), (gap, mean)) != (gap, mean))
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_figures_of_tables_do_not_contradict_each_other(page):
+    assert wrong_figures((ROOT / page).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "was", "now"),
+    [
+        ("tasks.md", "27.5 | 30.0 (4.8 to 43.6)", "27.5 | 25.0 (4.8 to 43.6)"),
+        ("tasks.md", "27.5 | 30.0 (4.8 to 43.6)", "31.5 | 30.0 (4.8 to 43.6)"),
+        ("tasks.md", "| 22 | 40 | 30 | 10 | 35 |", "| 22 | 40 | 30 | 15 | 35 |"),
+        ("tasks.md", "| -60 | -55 |", "| -60 | -45 |"),
+        ("results.md", "| seed 1 | 71.0 | 66.3 | 8.2", "| seed 1 | 70.0 | 66.3 | 8.2"),
+        ("results.md", "62.3 ± 10.8 | 62.7 ± 14.6", "62.3 ± 10.8 | 52.7 ± 14.6"),
+    ],
+)
+def test_a_changed_figure_is_noticed(page, was, now):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert was in text and len(wrong_figures(text.replace(was, now))) == 1
