@@ -148,3 +148,18 @@ def test_a_stage_in_kfp_s_local_runner_reads_the_address_itself(tmp_path):
     assert to_config(CopyConfig, {"source": artifact, "out": tmp_path / "out"}).source == artifact.uri
     Path(artifact.path).touch()
     assert to_config(CopyConfig, {"source": artifact, "out": tmp_path / "out"}).source == Path(artifact.path)
+
+
+def test_a_path_may_begin_at_home(monkeypatch, tmp_path):
+    """A shell leaves `~` as it is in `--out=~/run`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = SweepConfig(model="~/model", examples="~/e.jsonl", out="~/run/m")
+    assert (config.model, config.examples, config.out) == (
+        str(tmp_path / "model"),
+        tmp_path / "e.jsonl",
+        tmp_path / "run/m",
+    )
+    assert as_location("~nobody-by-this-name/x") == Path("~nobody-by-this-name/x")
+    assert (
+        as_location("a/~/b") == Path("a/~/b") and SweepConfig(model="owner/m", examples="e", out="o").model == "owner/m"
+    )

@@ -132,6 +132,37 @@ def test_a_longer_limit_is_proposed_unless_it_is_an_echo():
     assert "--max-new-tokens" not in Probe([of("x", cut=True, echo=True)] * 4).findings(20)["cut"]
 
 
+@pytest.mark.parametrize(
+    ("text", "refuses"),
+    [
+        ("I'm sorry, but I can't help with that.", True),
+        ("Sorry, I do not know.", True),
+        ("I cannot answer this.", True),
+        ("As an AI language model, I have no opinion.", True),
+        ("Unfortunately, I am unable to say.", True),
+        ("The value is not given.", False),
+        ("He said that I cannot go.", False),
+        ("Sorrow", False),
+    ],
+)
+def test_refusals_in_words_are_told(text, refuses):
+    assert ("refused" in Probe([of(text)] * 4).findings(20)) == refuses
+    assert "refused" not in Probe([of(text, right=True)] * 4).findings(20)
+    assert ("refused" in Probe([of(text)] * 2 + [of("x")] * 2).findings(20)) == refuses
+    assert "refused" not in Probe([of(text)] + [of("x")] * 2).findings(20)
+
+
+def test_one_answer_to_every_question_is_told():
+    def said(*texts, answers):
+        return [of(text)._replace(answers=(answer,)) for text, answer in zip(texts, answers, strict=True)]
+
+    found = Probe(said(*"1" * 8, answers="34563456")).findings(20)
+    assert found["same"].startswith('all of 8 responses are "1", to 4 questions: ')
+    assert "same" not in Probe(said(*"1" * 8, answers="3" * 8)).findings(20)  # one question at eight positions
+    assert "same" not in Probe(said(*"11111112", answers="34563456")).findings(20)
+    assert "same" not in Probe(said(*"1" * 7, answers="3456345")).findings(20)  # too few to say so
+
+
 @pytest.mark.parametrize("n", [1, 8, 16])
 def test_few_prompts_leave_much_open(n):
     assert (1 - at_most(n)) ** n == pytest.approx(0.05)

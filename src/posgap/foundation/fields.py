@@ -40,7 +40,7 @@ def location_if_any(value: Any) -> Any:
 
 
 def _model(value: Any) -> Any:
-    return as_location(value) if str(value).startswith("s3:/") else value
+    return str(as_location(value)) if str(value).startswith(("s3:/", "~")) else value
 
 
 def _on_this_machine(location: Location | None) -> Location | None:

@@ -95,7 +95,8 @@ def is_hub_name(text: str) -> bool:
 
 
 def as_location(value: Any) -> Any:
-    """Returns an S3 URI or the address of a file as text without a slash at its end, and other text as a path.
+    """Returns an S3 URI or the address of a file as text without a slash at its end, and other text as a path, which may
+    begin with `~`.
 
     `Path("s3://bucket/key")`, which has lost a slash, is accepted as the URI. Raises `ValueError` if a URI names no
     bucket, and if an address has in it what is no part of a file's place: it is recorded in manifests, and so is no
@@ -111,11 +112,19 @@ def as_location(value: Any) -> Any:
             raise ValueError(f"write {scheme}://, and then the file's place, without a user, a password or a ?query")
         return f"{scheme}://{rest}"
     if not text.startswith("s3:/"):
-        return Path(value)
+        return at_home(Path(value))
     bucket, _, key = text.removeprefix("s3:/").removeprefix("/").rstrip("/").partition("/")
     if not bucket or ".." in key.split("/"):
         raise ValueError("write s3://bucket/key")
     return f"{SCHEME}{bucket}/{key}".rstrip("/")
+
+
+def at_home(path: Path) -> Path:
+    """The path with its `~`, which a shell leaves in `--out=~/run`, replaced by the folder that it stands for."""
+    try:
+        return path.expanduser()
+    except RuntimeError:  # of nobody that is known here
+        return path
 
 
 def split_uri(uri: str) -> tuple[str, str]:

@@ -6,11 +6,13 @@ come, without asking anything twice, and a few that are asked for before tokens 
 
 import logging
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from textwrap import shorten
 from typing import NamedTuple
 
 from posgap.generation.generator import Completion, Generator, Sampling, complete
@@ -26,24 +28,32 @@ _PAUSE = 1.0  # seconds without an answer: what came before them was a batch
 _AROUND = " \t\n\"'`*“”‘’«»([{"  # may stand before an answer that is given at once
 _MIN_BEGINNING, _MAX_BEGINNING = 2, 6  # words: what follows more of them is mostly a key
 _LEVEL = 0.05
+_REFUSAL = re.compile(
+    r"(i('m| am) (very )?sorry|sorry, |i apologi[sz]e|as an ai"
+    r"|(unfortunately, )?i (can't|cannot|can not|am unable to|'m unable to|am not able to))\b",
+    re.IGNORECASE,
+)
 
 
 class Response(NamedTuple):
-    """A response to a prompt: whether it is right, and cut at the limit of tokens; whether it repeats the prompt; and
-    after how many words and signs the right answer stands in it, 0 where it begins with it, None where it does not have
-    it."""
+    """A response to a prompt: whether it is right, and cut at the limit of tokens; whether it repeats the prompt; after
+    how many words and signs the right answer stands in it, 0 where it begins with it, None where it does not have it;
+    and the right answers."""
 
     text: str
     right: bool
     cut: bool
     echo: bool
     answer_after: int | None
+    answers: tuple[str, ...] = ()
 
 
 def response(prompt: str, said: str, cut: bool, answers: Sequence[str], right: bool, target: str = "") -> Response:
     """What is seen of a response to the text of a prompt, where these answers are right, and right responses begin with
     `target`."""
-    return Response(said, right, cut, is_echo(prompt, said, answers), answer_after(said, answers, target))
+    return Response(
+        said, right, cut, is_echo(prompt, said, answers), answer_after(said, answers, target), tuple(answers)
+    )
 
 
 def seen(
@@ -110,6 +120,16 @@ class Probe:
         return self.count(lambda each: each.echo)
 
     @property
+    def refusals(self) -> int:
+        """How many begin with an apology or a refusal, and are not right."""
+        return self.count(lambda each: not each.right and bool(_REFUSAL.match(each.text.strip())))
+
+    @property
+    def _asked(self) -> set[tuple[str, ...]]:
+        """What is right, each once: so many questions were asked at least."""
+        return {each.answers for each in self.responses}
+
+    @property
     def at_once(self) -> int:
         """How many begin with a right answer."""
         return self.count(lambda each: each.answer_after == 0)
@@ -168,6 +188,16 @@ class Probe:
         if 2 * self.cut >= n:
             instead = "" if "echo" in said else f"; try --max-new-tokens {2 * limit}"
             said["cut"] = f"{self.cut} of {n} responses are cut at {limit} tokens before a right answer{instead}"
+        if 2 * self.refusals >= n:
+            said["refused"] = (
+                f"{self.refusals} of {n} responses refuse in words, and count as wrong answers: try a system message, "
+                '--system "All that is asked is in the documents below."'
+            )
+        if n >= LOOKS[0] and len({each.text.strip() for each in self.responses}) == 1 < len(self._asked):
+            said["same"] = (
+                f'all of {n} responses are "{shorten(self.responses[0].text.strip(), 40)}", to {len(self._asked)} '
+                "questions: the model does not do this task, or is not shown the question (--template, --system)"
+            )
         if n >= LOOKS[0] and self.right == 0:
             said["floor"] = f"none of {n} is right: the mean is at most {100 * at_most(n):.0f} (95 %)"
         if n >= LOOKS[1] and self.right == n:
