@@ -95,8 +95,8 @@ def is_hub_name(text: str) -> bool:
 
 
 def as_location(value: Any) -> Any:
-    """Returns an S3 URI or the address of a file as text without a slash at its end, and other text as a path, which may
-    begin with `~`.
+    """Returns an S3 URI or the address of a file as text without a slash at its end, and other text as a path, which
+    may begin with `~`.
 
     `Path("s3://bucket/key")`, which has lost a slash, is accepted as the URI. Raises `ValueError` if a URI names no
     bucket, and if an address has in it what is no part of a file's place: it is recorded in manifests, and so is no
