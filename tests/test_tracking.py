@@ -24,7 +24,8 @@ from posgap.foundation.retries import RetryPolicy
 from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
 from posgap.tracking import registry, runs, server
-from posgap.tracking.outbox import KEY_TAG, place_of
+from posgap.tracking import sync as sync_module
+from posgap.tracking.outbox import KEY_TAG, Entry, Opening, Outbox, place_of
 from posgap.tracking.runs import send_left_behind, start_run
 
 pytestmark = pytest.mark.slow
@@ -232,6 +233,49 @@ def test_the_run_of_a_killed_process_is_closed_by_the_next_command_and_by_no_oth
         ("other", "FINISHED"),
     ]
     assert posgap(capsys, "sync", tmp_path) == (0, "nothing is left to send\n")
+
+
+def test_a_sync_that_is_disturbed_at_any_request_ends_no_run_otherwise_than_it_ended(
+    tracked, impatient, tmp_path, capsys, monkeypatch
+):
+    tracked.always(FAULTS["500"])
+    with impatient():
+        work(Work(out=tmp_path / "out"))
+    with monkeypatch.context() as patch:
+        patch.setattr(sync_module, "VERB", RetryPolicy(seconds=0.2, longest_wait=0.1))
+        for allowed in range(30):
+            first = len(tracked.seen) + allowed
+            tracked.fault = lambda number, method, path, first=first: FAULTS["500"] if number >= first else FINE
+            code, _ = posgap(capsys, "sync", tmp_path)
+            if code == 0:
+                break
+            assert code == 2 and place_of(tmp_path / "out").exists()
+    assert 5 < allowed < 29  # requests before all was sent
+    tracked.heal()
+    (run,) = recorded()
+    assert_whole(run, tmp_path / "out")
+
+
+def test_a_sync_that_is_killed_within_any_write_leaves_the_end_as_it_was(tmp_path):
+    outbox = Outbox.create(tmp_path / "outbox", Opening(name="x", tags={}, time=1))
+    outbox.put(Entry(tags={"a": "b"}))
+    outbox.put(Entry(end="FINISHED", time=2))
+    outbox.close()
+    whole, told = outbox.file.read_text(), Entry(id="abc").model_dump_json(exclude_defaults=True) + "\n"
+    for written in range(len(told) + 1):
+        outbox.file.write_text(whole + told[:written])
+        for run_id in ("abc" if written >= len(told) - 1 else "", "abc"):
+            (again,) = Outbox.left_behind(tmp_path / "outbox")
+            assert [entry.end for entry in again.pending] == [None, None, "FINISHED"]
+            assert again.run_id == run_id
+            again._write(Entry(id="abc"))
+            again.close()
+    # A run that had not ended is closed, once, whoever is disturbed meanwhile.
+    outbox.file.write_text("".join(whole.splitlines(keepends=True)[:-1]) + told[:5])
+    for _ in range(3):
+        (again,) = Outbox.left_behind(tmp_path / "outbox")
+        assert [entry.end for entry in again.pending] == [None, None, "KILLED"]
+        again.close()
 
 
 def test_sync_sends_to_the_server_that_was_meant_or_that_is_named(tmp_path, capsys, monkeypatch):

@@ -133,14 +133,16 @@ class Outbox:
         for file in sorted(place.glob("*.jsonl")):
             if (opened := _of_the_dead(file)) is None:
                 continue
-            entries, changed = list(_entries(opened)), file.stat().st_mtime
+            changed = file.stat().st_mtime
+            entries = _entries(opened)
             if not entries or entries[0].open is None:
                 opened.close()
                 if time.time() - changed > YOUNG:
                     file.unlink(missing_ok=True)
                 continue
             outbox = cls(file, opened, entries[0].open, entries)
-            if entries[-1].end is None:
+            # What follows the end is of a command that sent the rest, and was itself disturbed.
+            if all(entry.end is None for entry in entries):
                 outbox.put(Entry(end="" if outbox.opening.joins else KILLED, time=int(changed * 1000)))
             yield outbox
 
@@ -318,8 +320,17 @@ def _of_the_dead(file: Path) -> IO[str] | None:
     return opened
 
 
-def _entries(opened: IO[str]) -> Iterator[Entry]:
-    """The entries of a file, up to one that a killed process left half-written."""
+def _entries(opened: IO[str]) -> list[Entry]:
+    """The entries of a file, up to one that a killed process left half-written: that is cut off, so that what is
+    written next does not go on from it."""
+    entries: list[Entry] = []
+    whole, ends = 0, "\n"
     with suppress(ValidationError, UnicodeDecodeError):
-        for line in opened:
-            yield Entry.model_validate_json(line)
+        while line := opened.readline():
+            entries.append(Entry.model_validate_json(line))
+            whole, ends = opened.tell(), line[-1]
+    if entries:
+        opened.seek(whole)
+        opened.truncate()
+        opened.write("\n" if ends != "\n" else "")
+    return entries
