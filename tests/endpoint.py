@@ -70,7 +70,7 @@ def served(endpoint: Endpoint) -> Iterator[Endpoint]:
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert self.path == ("/v1/chat/completions" if "messages" in body else "/v1/completions")
+            assert self.path.partition("?")[0] == ("/v1/chat/completions" if "messages" in body else "/v1/completions")
             status, headers, text = endpoint.reply(body, dict(self.headers))
             content = text.encode()
             try:

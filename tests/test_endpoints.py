@@ -6,6 +6,7 @@ import pytest
 from conftest import kv_example
 from endpoint import Endpoint, retrieve, served
 
+from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
 from posgap.generation import openai
 from posgap.generation.served import Served
@@ -163,3 +164,52 @@ TEXTS = {
     "Write a high-quality answer for the given question using only the provided search results (some of which might be "
     "irrelevant).": 23,
 }
+
+
+@pytest.mark.parametrize("given", ["as they are", "as variables"])
+def test_no_secret_of_an_endpoint_is_written_down(given, tmp_path, monkeypatch, capsys):
+    """A key in the address, one in the body, one in a header and one in the environment: in no file, log line, page or
+    row of MLflow's database."""
+    secrets = {name: f"canary-{name}-4711" for name in ("QUERY", "BODY", "HEADER")}
+    for name, value in (secrets | {"OPENAI_API_KEY": "canary-OWN-4711"}).items():
+        monkeypatch.setenv(name, value)
+    say = (lambda name: f"${name}") if given == "as variables" else secrets.get
+    database = tmp_path / "mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
+    examples = tmp_path / "e.jsonl"
+    write_examples(examples, [kv_example(i) for i in range(2)])
+    faults = iter([(503, {}, "busy")] * 2)
+    asked = []
+
+    class Busy(Endpoint):
+        def reply(self, body, headers):
+            asked.append((body, headers))
+            return next(faults, None) or super().reply(body, headers)
+
+    words = [
+        "sweep",
+        "--task",
+        "kv",
+        "--n-docs",
+        "3",
+        "--positions",
+        "1,3",
+        "--examples",
+        str(examples),
+        "--model",
+        "m",
+    ]
+    with served(Busy(retrieve)) as endpoint:
+        address = f"{endpoint.url}?api-key={say('QUERY')}&api-version=2024-02-01"
+        words += ["--backend", "openai", "--base-url", address, "--header", f"X-Key={say('HEADER')}"]
+        words += ["--body", json.dumps({"user": {"password": say("BODY")}}), "--out", str(tmp_path / "out")]
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+    shown = capsys.readouterr()
+    assert ended.value.code == 0, shown.err
+    assert {body["user"]["password"] for body, _ in asked} == {secrets["BODY"]}
+    assert {headers["X-Key"] for _, headers in asked} == {secrets["HEADER"]}
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert database in files and tmp_path / "out/sweep.html" in files
+    for text in (shown.out, shown.err, *(file.read_bytes().decode("utf-8", "replace") for file in files)):
+        assert "canary" not in text

@@ -38,6 +38,8 @@ def environment(monkeypatch):
         ("""{"password": "secret", "api_key": "k"}""", """{"password": "***", "api_key": "***"}"""),
         ("password: hunter2", "password: ***"),
         ("https://hooks.slack.com/services/T0/B0/XX", "https://hooks.slack.com/services/***"),
+        ("at https://a.example/v1?api-key=abc&key=4711: 503", "at https://a.example/v1?api-key=***&key=***: 503"),
+        ("https://a.example/v1?api-version=2024-02-01-preview&k=x", "https://a.example/v1?api-version=2024-02-01-preview&k=***"),
     ],
 )  # fmt: skip
 def test_secrets_are_hidden_wherever_they_stand(text, shown):
@@ -52,6 +54,8 @@ def test_secrets_are_hidden_wherever_they_stand(text, shown):
         "host@example.com s3://bucket/key@2 http://host/path@1 /home/me/run@3",
         "falsefalse test",
         "secret: validation failed; the passage: 1 of 3; passed: true",
+        "http://localhost:5000/#/experiments/1?workflowType=machine_learning",
+        "is it at https://a.example/v1? key=4711",
     ],
 )
 def test_what_is_no_secret_stays(text):
@@ -59,5 +63,8 @@ def test_what_is_no_secret_stays(text):
 
 
 def test_values_are_redacted_at_every_depth():
+    named = {"user": {"password": "hunter2", "api-key": "k", "auth_token": "t", "secret": "$NAME", "max_tokens": 7}}
+    hidden = {"user": {"password": "***", "api-key": "***", "auth_token": "***", "secret": "$NAME", "max_tokens": 7}}
+    assert redacted_value(named) == hidden
     value = {"a": ["http://u:p@h", 1, None], "b": {"c": ("password=x",)}, "password=x": 1.5}
     assert redacted_value(value) == {"a": ["http://***@h", 1, None], "b": {"c": ["password=***"]}, "password=x": 1.5}

@@ -10,7 +10,7 @@ from typing import Any
 
 HIDDEN = "***"
 MIN_CHARACTERS = 8  # characters of a variable's value that is looked for everywhere: "test" stands in too many texts
-_KEY = r"(?:api_?key|access_?key(?:_?id)?|private_?key|signing_?key)"
+_KEY = r"(?:api[_-]?key|access[_-]?key(?:[_-]?id)?|private[_-]?key|signing[_-]?key)"
 _NAME = rf"(?:pass(?:word|wd|phrase)?|pgpass|secret|credentials?|{_KEY}|signature)"
 _TOKEN = r"token"
 _VARIABLE = re.compile(rf"(?:.*_)?(?:PG|DB)?(?:{_NAME}|{_TOKEN})|POSGAP_WEBHOOK_URL", re.IGNORECASE)
@@ -18,8 +18,12 @@ _VARIABLE = re.compile(rf"(?:.*_)?(?:PG|DB)?(?:{_NAME}|{_TOKEN})|POSGAP_WEBHOOK_
 _GIVEN = r"""["']?(?:\s*=\s*|(?<=["'])\s*:\s*|:\s*(?=[^\s"']*\d))["']?"""
 _VALUE = r"""[^\s"'&;,)\]}]+"""
 _USER = re.compile(r"""(?<=://)[^/\s"'?#]*@""")  # of an address, with the password
+# What an address asks with, such as `?api-key=`, but for a version that is a date, as Azure's has.
+_QUERY = re.compile(r"""(?<=[?&])([^\s"'?#&=]+=)(?!\d{4}-\d\d-\d\d)[^\s"'#&;,)]*[^\s"'#&;,):.]""")
+_ADDRESS = re.compile(r"""://[^\s"'?#]*\?[^\s"'#]+""")
 _FORMS = (
     (_USER, f"{HIDDEN}@"),
+    (_ADDRESS, lambda address: _QUERY.sub(rf"\1{HIDDEN}", address[0])),
     (re.compile(r"\b((?:Authorization\W{1,4}\w+|Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE), rf"\1{HIDDEN}"),
     (re.compile(rf"({_NAME}{_GIVEN}){_VALUE}", re.IGNORECASE), rf"\1{HIDDEN}"),
     # A mere number after it counts tokens of a text.
@@ -46,12 +50,18 @@ def without_user(address: str) -> str:
 
 
 def redacted_value(value: Any) -> Any:
-    """A JSON value, or what is to become one, in which every text is `redacted`, keys excepted."""
+    """A JSON value, or what is to become one, in which every text is `redacted`, keys excepted, and every text under a
+    key that names a secret."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, dict):
-        return {key: redacted_value(each) for key, each in value.items()}
+        return {key: HIDDEN if _is_secret(key, each) else redacted_value(each) for key, each in value.items()}
     return [redacted_value(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _is_secret(key: Any, value: Any) -> bool:
+    # A `$VARIABLE` is a name, and shows nothing.
+    return isinstance(value, str) and bool(value) and value[0] != "$" and bool(_VARIABLE.fullmatch(str(key)))
 
 
 def _known_values() -> list[str]:

@@ -31,7 +31,7 @@ class RequestParameters(Parameters):
     body: Annotated[dict[str, Any], BeforeValidator(from_json), RARE] = Field(
         {},
         description='openai: more fields of each request as JSON, like {"reasoning_effort": "low"}; a null leaves out '
-        "what is sent otherwise",
+        "what is sent otherwise; a text that is all $NAME stands for a variable of the environment",
     )
     header: Annotated[dict[str, str], BeforeValidator(pairs), SECRET, WITHOUT_EFFECT, RARE] = Field(
         {},

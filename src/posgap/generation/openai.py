@@ -72,13 +72,16 @@ class OpenAIGenerator:
         self.model, self.parameters, self.framing = model, parameters, framing
         self.served = served or Served()
         self.chat = parameters.endpoint == "chat"
-        address, mark, query = parameters.base_url.strip().partition("?")  # Azure's has a query
+        address, mark, query = _filled(parameters.base_url, "--base-url").strip().partition("?")  # Azure's has a query
         self.url = f"{address.rstrip('/')}/{'chat/' * self.chat}completions{mark}{query}"
+        self.shown = redacted(self.url)
         self.headers = headers_of(parameters.header)
         arguments = {"chat_template_kwargs": dict(framing.arguments)} if framing.arguments else {}
-        self.asked_for = parameters.body | arguments  # fields that a person asks for, which are never left out
+        self.asked_for = (
+            _with_variables(parameters.body) | arguments
+        )  # fields that a person asks for, which are never left out
         self.limit = "max_tokens"
-        self.waits = Waits(self.url)
+        self.waits = Waits(self.shown)
         self.resume_at = 0.0  # nothing is sent before this time of the monotonic clock
         self.answered = self.row = 0  # prompts that were answered, and those that failed since
 
@@ -88,7 +91,14 @@ class OpenAIGenerator:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=concurrency)
         answers: asyncio.Queue[tuple[int, int, Completion] | Exception | None] = asyncio.Queue()
         with asyncio.Runner() as runner:
-            client = httpx2.AsyncClient(headers=self.headers, timeout=None, limits=limits, verify=_tls())
+            try:
+                client = httpx2.AsyncClient(headers=self.headers, timeout=None, limits=limits, verify=_tls())
+            except (ImportError, ValueError) as error:  # of a proxy of the environment
+                reason = _WITHOUT_SOCKS if isinstance(error, ImportError) else str(error)
+                raise PosgapError(
+                    f"{self.shown}: the proxy that the environment names (HTTPS_PROXY, HTTP_PROXY or ALL_PROXY) cannot "
+                    f"be used: {redacted(reason)}; or name this host in NO_PROXY"
+                ) from None
             work = (self._work(client, questions, sampling, answers) for _ in range(concurrency))
             tasks = [runner.get_loop().create_task(each) for each in work]
             try:
@@ -150,7 +160,7 @@ class OpenAIGenerator:
         return Completion("", [], "failed", reason=reason)
 
     def _end(self, why: str, then: str = RESUMES) -> PosgapError:
-        return PosgapError(f"{self.url}: {why}; what was answered is kept: {then}")
+        return PosgapError(f"{self.shown}: {why}; what was answered is kept: {then}")
 
     async def _try(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
         """One try, with as many requests as there are parameters that the endpoint does not take."""
@@ -190,7 +200,7 @@ class OpenAIGenerator:
         except TimeoutError:
             raise TransientError(f"no answer within {self.parameters.timeout:g} s") from None
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise PosgapError(f"{self.url}: is no address of an endpoint: {error}") from None
+            raise PosgapError(f"{self.shown}: is no address of an endpoint: {error}") from None
         except (httpx2.ConnectError, httpx2.ProxyError) as error:
             raise _Busy(self.hidden(f"{type(error).__name__} {error}".strip())) from None
         except httpx2.RequestError as error:
@@ -239,12 +249,12 @@ class OpenAIGenerator:
         if refused in self.asked_for:
             option = "--body" if refused in self.parameters.body else "--template-args"
             raise PosgapError(
-                f"{self.url}: does not take {refused}, which {option} asks for: {self.hidden(str(fault))}"
+                f"{self.shown}: does not take {refused}, which {option} asks for: {self.hidden(str(fault))}"
             )
         if refused not in self.served.left_out:  # other requests that were under way were refused too
             log.warning(
                 "%s: does not take %s, which is left out from now on%s (%s)",
-                self.url, refused, _WITHOUT.get(refused, ""), self.hidden(str(fault)),
+                self.shown, refused, _WITHOUT.get(refused, ""), self.hidden(str(fault)),
             )  # fmt: skip
             self.served = self.served.without(refused)
         return True
@@ -270,11 +280,11 @@ class OpenAIGenerator:
                 continue
             if before and name in MUST_STAY[self.parameters.identity]:
                 raise Changed(
-                    f"{self.url}: is no longer what it was: its {name} was {before[-1]}, and is {now} now",
+                    f"{self.shown}: is no longer what it was: its {name} was {before[-1]}, and is {now} now",
                     "model" if name == "fingerprint" else "any",
                 )
             if name == "model" and not before and not _related(now, self.model):
-                log.warning("%s: was asked for %s, and says that it is %s", self.url, self.model, now)
+                log.warning("%s: was asked for %s, and says that it is %s", self.shown, self.model, now)
             if len(before) < _MAX_NAMES:
                 self.served = self.served.saying(name, now)
 
@@ -283,7 +293,7 @@ class OpenAIGenerator:
         `PosgapError` where it gives no answer."""
         for _, _, completion in self.generate([[Prompt("Hello")]], Sampling(16)):
             if completion.outcome == "failed":
-                raise PosgapError(f"{self.url}: {completion.reason}")
+                raise PosgapError(f"{self.shown}: {completion.reason}")
 
     def hidden(self, text: str) -> str:
         """The text without secrets: those of the house, and the headers that were sent."""
@@ -295,6 +305,7 @@ class OpenAIGenerator:
 
 
 _WORKS_AGAIN = f"when the endpoint works again, {RESUMES}, perhaps with a lower concurrency or a longer timeout"
+_WITHOUT_SOCKS = "a SOCKS proxy takes the package socksio (pip install socksio)"
 _WITHOUT = {
     "temperature": ": answers are those of the endpoint's own sampling, perhaps not greedy",
     "max_tokens": ": answers are as long as the endpoint lets them be",
@@ -308,18 +319,33 @@ def headers_of(header: Mapping[str, str]) -> dict[str, str]:
     key = os.environ.get(KEY_VARIABLE, "").strip()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     for name, text in header.items():
-        try:
-            value = string.Template(text).substitute(os.environ).strip()
-        except KeyError as unset:
-            raise PosgapError(f"--header {name}: the variable {unset.args[0]} is not set") from None
-        except ValueError:
-            raise PosgapError(f"--header {name}: write $VARIABLE for a variable, and $$ for a dollar sign") from None
+        value = _filled(text, f"--header {name}").strip()
         headers = {own: each for own, each in headers.items() if own.lower() != name.lower()} | {name: value}
     for name, value in headers.items():
         if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) or not re.fullmatch(r"[ -~]*", value):
             where = KEY_VARIABLE if name == "Authorization" and name not in header else f"--header {shortened(name)}"
             raise PosgapError(f"{where}: has characters that no header takes")
     return headers
+
+
+def _filled(text: str, option: str) -> str:
+    """A text of an option, with the environment's variables in place of `$VARIABLE`."""
+    try:
+        return string.Template(text).substitute(os.environ)
+    except KeyError as unset:
+        raise PosgapError(f"{option}: the variable {unset.args[0]} is not set") from None
+    except ValueError:
+        raise PosgapError(f"{option}: write $VARIABLE for a variable, and $$ for a dollar sign") from None
+
+
+def _with_variables(value: Any) -> Any:
+    """A JSON value of `--body`, in which a text that is all `$VARIABLE` stands for a variable of the environment."""
+    if isinstance(value, dict):
+        return {name: _with_variables(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_variables(each) for each in value]
+    is_variable = isinstance(value, str) and re.fullmatch(r"\$[A-Za-z_]\w*", value)
+    return _filled(value, "--body") if is_variable else value
 
 
 @cache
