@@ -93,8 +93,8 @@ class OpenAIGenerator:
         with asyncio.Runner() as runner:
             try:
                 client = httpx2.AsyncClient(headers=self.headers, timeout=None, limits=limits, verify=_tls())
-            except (ImportError, ValueError) as error:  # of a proxy of the environment
-                reason = _WITHOUT_SOCKS if isinstance(error, ImportError) else str(error)
+            except (ImportError, ValueError) as fault:  # of a proxy of the environment
+                reason = _WITHOUT_SOCKS if isinstance(fault, ImportError) else str(fault)
                 raise PosgapError(
                     f"{self.shown}: the proxy that the environment names (HTTPS_PROXY, HTTP_PROXY or ALL_PROXY) cannot "
                     f"be used: {redacted(reason)}; or name this host in NO_PROXY"
