@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -347,3 +348,20 @@ def test_another_model_than_the_one_that_was_asked_is_said(caplog):
         assert ask(endpoint, ["a", "b"]) == ["A", "A"]
     (record,) = caplog.records
     assert record.getMessage().endswith(": was asked for served-model, and says that it is tiny-fallback")
+
+
+def test_a_socks_proxy_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv("ALL_PROXY", "socks5://user:hunter2@127.0.0.1:9")
+    with served(Endpoint(shouted)) as endpoint, pytest.raises(PosgapError) as refused:
+        ask(endpoint, ["p"])
+    assert str(refused.value).endswith(
+        "cannot be used: a SOCKS proxy takes the package socksio (pip install socksio); or name this host in NO_PROXY"
+    )
+    monkeypatch.setenv("ALL_PROXY", "gopher://user:hunter2@127.0.0.1:9")
+    with (
+        served(Endpoint(shouted)) as endpoint,
+        pytest.raises(PosgapError, match="cannot be used: Unknown scheme") as refused,
+    ):
+        ask(endpoint, ["p"])
+    assert "hunter2" not in str(refused.value)
