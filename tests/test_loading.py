@@ -1,6 +1,7 @@
 """A model that is not whole is refused wherever it is loaded, in one line."""
 
 import math
+import resource
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from transformers import Gemma2Config, LlamaConfig
 from posgap.cli.main import main
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json, write_json
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import load_tokenizer, require_finite_files, save_model
 
@@ -114,3 +116,13 @@ def test_attention_whose_scores_are_capped_is_read_with_its_cap(tmp_path, config
     read = model(input_ids=ids).logits
     model.set_attn_implementation("eager")
     torch.testing.assert_close(read, model(input_ids=ids).logits, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "vocab_size", "num_hidden_layers"])
+def test_a_config_that_claims_more_than_its_weights_have_is_refused_before_it_takes_memory(name, copy):
+    write_json(copy / "config.json", read_json(copy / "config.json") | {name: 10_000_000})
+    with pytest.raises(
+        PosgapError, match=rf"config.json says {name} 10,000,000, and the weights have at most \d+; get"
+    ):
+        load_model(str(copy))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8e6  # kB; of such a size it had taken 15.6 GB

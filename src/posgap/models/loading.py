@@ -6,7 +6,7 @@ import inspect
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +91,7 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
 
     config = load_config(path)
     require_causal_family(path, config)
+    _require_sizes(path, config)
     kept = config.dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
     arithmetic = resolve_dtype(compute) if compute else kept
     flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic in (torch.bfloat16, torch.float16)
@@ -113,6 +114,28 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
     _require_finite(path, model.named_parameters())
     _require_causal(path, model.eval())
     return model
+
+
+def _require_sizes(path: str, config: PretrainedConfig) -> None:
+    """`PosgapError` where a folder's config claims more layers, or wider ones, than its weights have, before memory is
+    taken for them."""
+    shapes: list[list[int]] = []
+    for file in Path(path).glob(_WEIGHTS):
+        with (
+            suppress(SafetensorError, OSError),
+            safe_open(file, framework="pt") as tensors,
+        ):  # damage is told later
+            shapes += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 (it is no dict)
+    if not shapes:
+        return
+    most = {name: max(max(shape, default=0) for shape in shapes) for name in ("vocab_size", "hidden_size")}
+    for name, there in (most | {"num_hidden_layers": len(shapes)}).items():
+        claimed = getattr(config.get_text_config(), name, None)
+        if isinstance(claimed, int) and claimed > there:
+            raise PosgapError(
+                f"{path}: config.json says {name} {claimed:,}, and the weights have at most {there:,}; get the whole "
+                "model, or its own config.json"
+            )
 
 
 @contextmanager
