@@ -28,7 +28,8 @@ from posgap.tracking.runs import PIPELINE_VARIABLE, PRICE_VARIABLE
 CLUSTER_VARIABLE = "POSGAP_CLUSTER"
 SHARED_MEMORY, SCRATCH = "/dev/shm", "/tmp"
 # Retries help when a node goes away, or when storage or a server does not answer for a while.
-_RETRIES = {"num_retries": 2, "backoff_duration": "60s", "backoff_factor": 2.0, "backoff_max_duration": "600s"}
+_RETRIES = 2
+_DAY = 24 * 3600
 
 
 def cluster_config() -> ClusterConfig:
@@ -133,7 +134,16 @@ class Pools:
         if pool.scratch:
             kubernetes.empty_dir_mount(task, "scratch", SCRATCH, size_limit=pool.scratch)
         _environment(task, self.cluster, login)
-        return task.set_retry(**_RETRIES) if retry else task
+        return task.set_retry(_RETRIES, "60s", 2.0, f"{_all_tries(pool.timeout)}s") if retry else task
+
+
+def _all_tries(timeout: int) -> int:
+    """The seconds in which a step may be tried, by the seconds after which a try is ended (0: never).
+
+    Argo (`backoff.maxDuration`, 4.0) counts them from when the first try's pod was made, its wait in the queue
+    included, and ends the last try with them. So there is room for all tries, and for a day in the queue before each.
+    """
+    return (_RETRIES + 1) * (timeout + _DAY) if timeout else 30 * _DAY
 
 
 def _kind(task: PipelineTask) -> str:
