@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from test_gate import ASKED, N, base, decide, example, promotion, write_sweep  # noqa: F401  `base` is a fixture
+from test_gate import ASKED, N, base, copy_of, decide, example, promotion, write_sweep  # noqa: F401  `base` is a fixture
 
 from posgap.cli.main import main
 from posgap.foundation.errors import GateFailed, PosgapError
@@ -225,7 +225,8 @@ def test_a_champion_need_be_no_ancestor(tmp_path):
 
 
 def test_an_origin_that_the_model_s_folder_does_not_have_is_not_promoted(tmp_path, base, model_folder):  # noqa: F811
-    config = promotion(tmp_path, "new", model_folder, base)
-    write_json(model_folder / "manifest.json", {"ancestors": ["another"]})
+    model = copy_of(model_folder, tmp_path / "model")
+    config = promotion(tmp_path, "new", model, base)
+    write_json(model / "manifest.json", {"ancestors": ["another"]})
     with pytest.raises(PosgapError, match=r"sweep-new: says otherwise than .* what the model was made from; sweep it"):
         promote(config)
