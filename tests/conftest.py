@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path
 
@@ -306,6 +306,14 @@ def model_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "untrained"
     save_model(tiny_model.untrained(0), tiny_model.tokenizer(), folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _model_folder_as_it_was(request) -> Iterator[None]:
+    """Takes away the manifest that a test wrote into the folder that all of them share."""
+    yield
+    if "model_folder" in request.fixturenames:
+        (request.getfixturevalue("model_folder") / "manifest.json").unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")
