@@ -16,6 +16,7 @@ from posgap.gating.config import VerifyConfig
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import ANCHOR, FILES, first_difference, folder_of
 from posgap.gating.looks import is_counted
+from posgap.gating.policy import registered_policy
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict
 from posgap.measurement.sweeps import read_sweep
 from posgap.storage.inputs import source
@@ -157,10 +158,12 @@ def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> 
 
 
 def _require_the_best(verdict: Verdict, champion: "ModelVersion", folder: Path) -> None:
-    """`Outdated` where a verdict does not compare its candidate with the best champion so far, and is to."""
+    """`Outdated` where a verdict does not compare its candidate with the best champion so far, and is to: by the policy
+    of the registered name, if it has one."""
     best, compared = anchor_of(champion), verdict.evidence.get(ANCHOR)
     known = {verdict.model_digest, compared.model_digest if compared else ""}
-    if best and ANCHOR not in verdict.policy.allow and best.tags.get(registry.DIGEST) not in known:
+    policy = registered_policy(champion.name) or verdict.policy
+    if best and ANCHOR not in policy.allow and best.tags.get(registry.DIGEST) not in known:
         raise Outdated(
             f"{folder}: does not compare the model with the best champion so far, {best.name} version {best.version}; "
             f"gate again with --name {best.name}, or have promote do so with --gate-again FOLDER"
