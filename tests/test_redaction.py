@@ -63,8 +63,26 @@ def test_what_is_no_secret_stays(text):
 
 
 def test_values_are_redacted_at_every_depth():
-    named = {"user": {"password": "hunter2", "api-key": "k", "auth_token": "t", "secret": "$NAME", "max_tokens": 7}}
-    hidden = {"user": {"password": "***", "api-key": "***", "auth_token": "***", "secret": "$NAME", "max_tokens": 7}}
+    named = {
+        "user": {
+            "password": "hunter2",
+            "api-key": "k",
+            "auth_token": "t",
+            "secret": "$NAME",
+            "passwd": "$a b",
+            "max_tokens": 7,
+        }
+    }
+    hidden = {
+        "user": {
+            "password": "***",
+            "api-key": "***",
+            "auth_token": "***",
+            "secret": "$NAME",
+            "passwd": "***",
+            "max_tokens": 7,
+        }
+    }
     assert redacted_value(named) == hidden
     value = {"a": ["http://u:p@h", 1, None], "b": {"c": ("password=x",)}, "password=x": 1.5}
     assert redacted_value(value) == {"a": ["http://***@h", 1, None], "b": {"c": ["password=***"]}, "password=x": 1.5}

@@ -27,13 +27,16 @@ def measured(student: Student, device: torch.device) -> float:
     is not trained yet, makes of the same prompts in float32.
     """
     assert student.teacher
-    batch = student.teacher.collate(advantageous_rows(student.teacher.collate.pairs[:ROWS])).to(device)
+    collate, kls = student.teacher.collate, []
 
     def loss(logits: Tensor, states: Tensor) -> Tensor:
         return token_kl(logits, student.teacher.head(states))  # type: ignore[union-attr]
 
-    exact = response_states(student.model, batch)
-    return 2 * float(student.head.losses(loss, exact, student.teacher.hidden(batch)).mean())
+    for row in advantageous_rows(collate.pairs[:ROWS]):  # one at a time, which takes no more memory than a step
+        batch = collate([row]).to(device)
+        exact = response_states(student.model, batch)
+        kls.append(student.head.losses(loss, exact, student.teacher.hidden(batch)))
+    return 2 * float(torch.cat(kls).mean())
 
 
 def warning(history: Sequence[dict[str, float]]) -> str:

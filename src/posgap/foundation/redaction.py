@@ -60,8 +60,9 @@ def redacted_value(value: Any) -> Any:
 
 
 def _is_secret(key: Any, value: Any) -> bool:
-    # A `$VARIABLE` is a name, and shows nothing.
-    return isinstance(value, str) and bool(value) and value[0] != "$" and bool(_VARIABLE.fullmatch(str(key)))
+    if not isinstance(value, str) or not value or re.fullmatch(r"\$\w+", value):  # the name of a variable shows nothing
+        return False
+    return bool(_VARIABLE.fullmatch(str(key)))
 
 
 def _known_values() -> list[str]:
