@@ -31,6 +31,7 @@ OTHERWISE = {
     "date": {"date": "2026-11-22"},
     "body": {"body": {"reasoning_effort": "low"}},
     "dtype": {"dtype": "bfloat16"},
+    "backend": {"device": "cuda"},
 }
 
 

@@ -25,7 +25,7 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.reading import write_examples
 from posgap.tracking import flavor
 from posgap.tracking.answering import as_swept
-from posgap.tracking.registry import DIGEST, DTYPE
+from posgap.tracking.registry import DEVICE, DIGEST, DTYPE
 
 IDS = torch.arange(5, 25)[None]
 PROMPT = "<bos> find key :"
@@ -136,6 +136,27 @@ def test_a_version_answers_in_the_precision_in_which_it_was_swept(model_folder, 
     for model in (served, posgap.load_model(uri), pipeline):
         assert model.dtype == torch.bfloat16 and torch.equal(logits(model), exact)
     assert posgap.load_model(uri, "float32").dtype == torch.float32
+
+
+def test_loaders_say_where_a_version_was_swept_on_another_class_of_device(model_folder, tmp_path, caplog):
+    write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(3)])
+    asked = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 3, "max_unanswered": 100}
+    swept = read_sweep(sweep(SweepConfig(**asked, out=tmp_path / "swept")))
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    assert swept.asked.device == here
+    for device in (here, "elsewhere"):
+        said = {**as_swept(swept), "device": device}
+        with mlflow.start_run():
+            logged = Model.log(
+                None, name="asked", asked=said, flavor=flavor, flavor_name=flavor.NAME, folder=model_folder
+            )
+        tags = {DIGEST: digest(model_folder), DEVICE: device}
+        version = mlflow.register_model(logged.model_uri, device, tags=tags)
+        for load in (mlflow.pyfunc.load_model, posgap.load_model):
+            caplog.clear()
+            load(f"models:/{device}/{version.version}")
+            told = [line for line in caplog.messages if f"was swept on {device} and answers on {here} here" in line]
+            assert len(told) == (device != here)
 
 
 def test_weights_are_linked_and_not_loaded(model_folder, tmp_path, monkeypatch):

@@ -31,6 +31,7 @@ from posgap.mitigations.in_force import config_needs_document_spans
 from posgap.mitigations.in_force import load_model as load_mitigated
 from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_config, padding
+from posgap.models.precision import warn_of_device
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.storage.inputs import fetched, on_this_machine, source, sources
 from posgap.storage.lineage import training_examples
@@ -168,7 +169,7 @@ def _swept(asked: "_Model", config: SweepConfig, build: TextPromptBuilder, rows:
             + (f"; most often: {reason}" if reason else "")
         )
     label = config.label or label_of(config.model, config.mitigation)
-    measured = figures(config, rows, build, placements, digests, responses, label, asked.factors)
+    measured = figures(config, rows, build, placements, digests, responses, label, asked.factors, asked.device)
     return SweepResult(measured, responses.predictions, sorted(training_examples(config.model)), rows)
 
 
@@ -297,6 +298,7 @@ class _Model(NamedTuple):
     factors: Sequence | None
     digest: str = ""
     generator: Generator | None = None
+    device: str = ""
 
 
 def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -> _Model:
@@ -319,7 +321,8 @@ def _in_memory(
     build.marks_documents = config_needs_document_spans(model.config)
     alone = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
     config = config.model_copy(update={"dtype": str(model.dtype).removeprefix("torch.")})
-    return _Model(config, build, config_factors(model.config), "", _Together(alone) if together else alone)
+    generator = _Together(alone) if together else alone
+    return _Model(config, build, config_factors(model.config), "", generator, model.device.type)
 
 
 class _Together:
@@ -352,4 +355,5 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
     there = source(path)
     if dtype == "auto" and isinstance(there, Registered):
         dtype = there.dtype
+        warn_of_device(path, there.device)
     return load_mitigated(str(there.fetch()), dtype, compute)

@@ -195,6 +195,7 @@ Allowable = Literal[
     "date",
     "body",
     "dtype",
+    "backend",
     "base",
     "anchor",
 ]

@@ -14,7 +14,7 @@ from posgap.generation.config import GenerationConfig
 from posgap.generation.endpoint_parameters import EndpointParameters, RequestParameters
 from posgap.generation.setup import builder_of, order_of
 from posgap.mitigations.in_force import load_model
-from posgap.models.precision import bfloat16_of_cpu, generating_dtype
+from posgap.models.precision import bfloat16_of_cpu, device_class, generating_dtype
 from posgap.tasks.framing import Framing
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.registry import TASKS
@@ -95,9 +95,7 @@ class _Transformers(Backend):
         return True
 
     def dtype(self, config: "BackendConfig") -> str:
-        from posgap.models.loading import load_config
-
-        return generating_dtype(config.dtype, load_config(config.model)) if config.dtype == "auto" else config.dtype
+        return _dtype_here(config)
 
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
         import torch
@@ -113,6 +111,9 @@ class _Transformers(Backend):
 
 
 class _VLLM(Backend):
+    def dtype(self, config: "BackendConfig") -> str:
+        return _dtype_here(config)
+
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
         from posgap.generation.vllm import VLLMGenerator
 
@@ -169,10 +170,10 @@ def open_generator(config: "BackendConfig", build: "TextPromptBuilder") -> "Gene
     return BACKENDS[config.backend].generator(config, build)
 
 
-def _has_gpu() -> bool:
-    import torch
+def _dtype_here(config: "BackendConfig") -> str:
+    from posgap.models.loading import load_config
 
-    return torch.cuda.is_available()
+    return generating_dtype(config.dtype, load_config(config.model)) if config.dtype == "auto" else config.dtype
 
 
 def _with_tokenizer(build: "TextPromptBuilder") -> "PromptBuilder":
@@ -202,7 +203,7 @@ class BackendConfig(GenerationConfig):
 
     def settled(self) -> Self:
         dtype = BACKENDS[self.answered_by].dtype(self)
-        if dtype != self.dtype and (flag := bfloat16_of_cpu()) and dtype == "bfloat16" and not _has_gpu():
+        if dtype != self.dtype and (flag := bfloat16_of_cpu()) and dtype == "bfloat16" and device_class() == "cpu":
             log.info(
                 "bfloat16, since this processor computes it quicker (%s); --dtype float32 for single precision", flag
             )

@@ -23,7 +23,7 @@ class VLLMGenerator:
     Prompts of a group are sent in the order in which each next one shares the most with the one before, so that what
     they share is still in vLLM's cache where that is small.
 
-    `dtype` "auto" is the model's own. Raises `PosgapError` if vLLM is not installed or refuses the model.
+    Raises `PosgapError` if vLLM is not installed or refuses the model.
     """
 
     def __init__(self, model: str, dtype: str, context: int, seed: int, tokenizer: PreTrainedTokenizerBase):

@@ -32,6 +32,7 @@ _ASKED: dict[str, Callable[[Sweep], Any]] = {
     "date": lambda sweep: sweep.asked.date or "none",
     "body": lambda sweep: json.dumps(sweep.asked.body, sort_keys=True),
     "dtype": lambda sweep: sweep.asked.dtype or "not known",
+    "backend": lambda sweep: _backend(sweep),
     "filling": lambda sweep: _filling(sweep) if sweep.filled else "none",
     "grading": lambda sweep: sweep.grading.by[:_SHOWN] if sweep.grading else "none",
 }
@@ -43,6 +44,12 @@ def _beside_wording(sweep: Sweep) -> str:
     said = json.loads(sweep.definition) if sweep.definition else {}
     beside = {name: said[name] for name in sorted(said) if name in ("chance", "closed_book", "target", "one_wording")}
     return f" with {' and '.join(beside)} {digest_of(beside)[:_SHOWN]}" if beside else ""
+
+
+def _backend(sweep: Sweep) -> str:
+    """By what a sweep was answered, and on which class of device: each computes with roundings of its own."""
+    backend, device = sweep.settings.get("backend", "not known"), sweep.asked.device
+    return f"{backend} on {device}" if device else backend
 
 
 def _filling(sweep: Sweep) -> str:

@@ -34,6 +34,7 @@ from posgap.measurement.sweeps import (
     summarize,
     swept_rows,
 )
+from posgap.models.precision import device_class
 from posgap.storage.lineage import ancestors
 from posgap.tasks.content import contents, examples_digest
 from posgap.tasks.echo import copied
@@ -131,9 +132,10 @@ def figures(
     answered: Answered,
     label: str,
     factors: Sequence | None = None,
+    device: str = "",
 ) -> Sweep:
     """The figures of a sweep that was answered: of the model that `label` names, whose config names these RoPE
-    factors, if any."""
+    factors, if any. `device` is that of a model in memory."""
     swept = swept_rows(answered.predictions)
     correct = np.array([row["correct"] for row in swept], dtype=float)
     correct = correct.reshape(len(examples), len(placements), config.samples).mean(axis=2)
@@ -159,7 +161,7 @@ def figures(
         examples_digest=examples_digest(examples, 0 if build.fill else config.n_docs, config.shuffle),
         **digests,
         ancestors=ancestors(config.model),
-        asked=_asked(config, build, answered.served),
+        asked=_asked(config, build, answered.served, device),
         settings=config.chosen(),
         served=answered.served,
         spent=answered.spent,
@@ -196,7 +198,7 @@ def _supervision(config: SweepConfig, n_prompts: int, n_placements: int) -> Each
     return each
 
 
-def _asked(config: SweepConfig, build: TextPromptBuilder, served: Served | None) -> Asked:
+def _asked(config: SweepConfig, build: TextPromptBuilder, served: Served | None, device: str) -> Asked:
     backend = BACKENDS[config.backend]
     body = {} if backend.local else config.recorded()["body"]
     decoding = backend.decoding(config, served)
@@ -204,5 +206,9 @@ def _asked(config: SweepConfig, build: TextPromptBuilder, served: Served | None)
         decoding = f"temperature {config.temperature:g}" if decoding == "greedy" else decoding
         decoding += f", {config.samples} samples" * (config.samples > 1)
     return Asked.by(build, decoding, body).model_copy(
-        update={"samples": config.samples, "dtype": config.dtype if backend.local else ""}
+        update={
+            "samples": config.samples,
+            "dtype": config.dtype if backend.local else "",
+            "device": (device or device_class()) if backend.local else "",
+        }
     )

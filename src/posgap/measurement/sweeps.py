@@ -85,8 +85,8 @@ class Asked(Record):
     `prompt` and `template` are digests of the task's wording and of the chat template: empty where there is none, and
     a word where an endpoint applies its own. `system`, `template_args` and `date` are the framing's, as far as prompts
     show it: the date only where the template asks for it. `stop` are the strings at which responses ended, and
-    `samples` is how many responses there are to each prompt. `dtype` is that of a model on this machine; empty where an
-    endpoint answered, or an older posgap, and "auto" where the backend chose by itself.
+    `samples` is how many responses there are to each prompt. `dtype` and `device` ("cpu" or "cuda") are those of a
+    model on this machine; empty where an endpoint answered, or an older posgap. Of a `dtype` "auto" the backend knows.
     """
 
     prompt: str
@@ -103,6 +103,7 @@ class Asked(Record):
     body: dict = Field({})
     samples: int = Field(1, ge=1)
     dtype: str = ""
+    device: str = ""
 
     @classmethod
     def by(cls, build: TextPromptBuilder, decoding: str = "greedy", body: dict | None = None) -> Self:

@@ -1,4 +1,4 @@
-"""In which precision a model generates where nobody says it."""
+"""On which class of device a model generates, and in which precision where nobody says it."""
 
 import logging
 from pathlib import Path
@@ -11,6 +11,25 @@ log = logging.getLogger(__name__)
 MIN_PARAMETERS = 50_000_000  # of a model that gains from bfloat16 on a processor: smaller ones wait for other things
 FLAGS = ("amx_bf16", "avx512_bf16")
 _CPUINFO = Path("/proc/cpuinfo")
+
+
+def device_class() -> str:
+    """The class of device on which models compute here: "cuda" where there is a GPU, else "cpu"."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def warn_of_device(model: str, swept_on: str) -> None:
+    """Says so where a model that was swept on one class of device answers on another, which rounds otherwise.
+
+    `swept_on` is empty where nobody recorded it.
+    """
+    if swept_on and swept_on != (here := device_class()):
+        log.warning(
+            "%s was swept on %s and answers on %s here: near-ties may differ; sweep it here before it serves",
+            *(model, swept_on, here),
+        )
 
 
 def bfloat16_of_cpu() -> str:
@@ -34,9 +53,7 @@ def generating_dtype(dtype: str, config: "PretrainedConfig") -> str:
     """
     if dtype != "auto":
         return dtype
-    import torch
-
-    if torch.cuda.is_available():
+    if device_class() == "cuda":
         return "bfloat16"
     return "bfloat16" if bfloat16_of_cpu() and n_parameters(config) >= MIN_PARAMETERS else "float32"
 

@@ -110,6 +110,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),
         **({registry.RECIPE: config.recipe} if config.recipe else {}),
         **({registry.DTYPE: swept.asked.dtype} if swept.asked.dtype else {}),
+        **({registry.DEVICE: swept.asked.device} if swept.asked.device else {}),
     }
     sweep = out / registry.PROMOTED_SWEEP
     try_out = partial(require_answers, swept=config.sweep, examples=examples, number=config.answers)

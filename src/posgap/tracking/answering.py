@@ -21,6 +21,7 @@ from posgap.measurement.rescoring import by_metric
 from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_sweep, swept_rows
 from posgap.mitigations.in_force import load_model
 from posgap.models.memory import available_bytes, needed_bytes
+from posgap.models.precision import warn_of_device
 from posgap.tasks.config import DATE
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.framing import PLAIN, Framing
@@ -122,6 +123,7 @@ def as_swept(sweep: Sweep) -> dict[str, Any]:
         "max_thinking_tokens": asked.max_thinking_tokens,
         "stop": asked.stop,
         "dtype": asked.dtype,
+        "device": asked.device,
     }
 
 
@@ -142,6 +144,7 @@ class Answering:
         self.build = prompt_builder("qa", folder, longest, framing=framing)
         self.build.stop = tuple(asked.get("stop", ()))
         self.build.max_thinking_tokens = asked.get("max_thinking_tokens", 0)
+        warn_of_device("the model", asked.get("device", ""))
         self.model = load_model(folder, asked.get("dtype") or "auto")
         self.generator = TransformersGenerator(self.model, self.build.tokenizer, SweepConfig.default("batch_tokens"))
 

@@ -31,6 +31,11 @@ class Registered(Source):
         """The precision in which the version was swept; "auto" where nobody recorded one."""
         return self._version.tags.get(registry.DTYPE) or "auto"
 
+    @property
+    def device(self) -> str:
+        """The class of device on which the version was swept; empty where nobody recorded one."""
+        return self._version.tags.get(registry.DEVICE, "")
+
     def version(self) -> dict[str, str]:
         return {"registered_version": str(self._version.version)}
 

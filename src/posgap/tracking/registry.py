@@ -25,6 +25,7 @@ POLICY = "posgap.policy"  # tag: of a registered model its policy; of a version 
 PROMOTION_RUN = "posgap.promotion_run"  # tag: the MLflow run that promoted a version
 PROMOTED_SWEEP = "sweep"  # among that run's files: the sweep that was judged
 DTYPE = "posgap.dtype"  # tag: the precision in which a version was swept
+DEVICE = "posgap.device"  # tag: the class of device on which
 EVIDENCE = "posgap.evidence"  # tag: sha256 of the file with the digests of all that admitted a version
 WATCHED = "posgap.watched"  # tag: when and how a version was last found on fresh data
 SEVERAL = RetryPolicy(tries=3, longest_wait=10)  # for operations on a whole model
