@@ -11,15 +11,18 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, read_jsonl, write_json, write_jsonl
 from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.rescoring import swept_examples
+from posgap.measurement.sweeps import read_sweep
+from posgap.mitigating.config import ApplyConfig
 from posgap.mitigations.in_force import load_model
 from posgap.models import memory
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.models.memory import available_bytes, needed_bytes
+from posgap.stages.apply import apply
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
 from posgap.tasks.reading import write_examples
 from posgap.tracking import answering
-from posgap.tracking.answering import require_answers
+from posgap.tracking.answering import as_swept, require_answers, require_kept_alike
 
 
 @pytest.fixture
@@ -48,6 +51,29 @@ def test_another_model_does_not(tmp_path, swept, model_folder):
     save_model(other, load_tokenizer(str(model_folder)), tmp_path / "other")
     with pytest.raises(PosgapError, match=r"^only [012] of 6 responses are as its sweep recorded: to kv-\d it"):
         require_answers(tmp_path / "other", swept, swept_examples(swept), 6)
+
+
+def test_what_mlflow_cannot_serve_is_not_promoted(tmp_path, model_folder, examples):
+    """PINE must be told where the documents stand, and a request to the scoring server is a text."""
+    folder = apply(ApplyConfig(model=str(model_folder), mitigation="pine", out=tmp_path / "pine"))
+    swept = sweep(SweepConfig(examples=examples, model=str(folder), n_docs=4, out=tmp_path / "swept"))
+    with pytest.raises(PosgapError, match="must know where the documents stand, which these prompts do not say"):
+        require_answers(folder, swept, swept_examples(swept), 4)
+
+
+def test_a_version_is_served_as_this_sweep_asked_and_not_as_another_one_did(tmp_path, swept):
+    """A model is registered once, with how the sweep of then asked."""
+    asked, now = as_swept(read_sweep(swept)), read_sweep(swept)
+    model = tmp_path / "data" / "model"
+    require_kept_alike(model, now)  # of an older version nothing is known
+    write_json(tmp_path / "data" / "asked.json", asked)
+    require_kept_alike(model, now)
+    for name, value in {"system": "Be brief.", "dtype": "bfloat16", "stop": ["x"], "max_new_tokens": 3}.items():
+        write_json(tmp_path / "data" / "asked.json", asked | {name: value})
+        with pytest.raises(
+            PosgapError, match=rf"^MLflow serves it with the {name} .*; sweep it as then, or promote it"
+        ):
+            require_kept_alike(model, now)
 
 
 def test_parts_of_a_merged_sweep_say_where_the_examples_are(caplog, tmp_path, model_folder, examples):
@@ -103,7 +129,7 @@ def test_right_responses_that_were_written_by_hand_are_not_found_again(tmp_path,
 def test_responses_that_were_right_are_tried_first_and_nobody_foretells_which(swept, model_folder, monkeypatch):
     tried = []
 
-    def responses(config, stop, examples, rows):
+    def responses(sweep, model, examples, rows):
         tried.append([(row["id"], row["placement"], row["correct"]) for row in rows])
         return [row["response"] for row in rows]
 

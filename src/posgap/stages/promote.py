@@ -1,7 +1,6 @@
 """promote: a model that passed the gate becomes the registry's champion."""
 
 import logging
-from functools import partial
 from pathlib import Path
 
 from posgap.distillation.methods import method_of
@@ -20,7 +19,7 @@ from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
 from posgap.storage.lineage import ancestors, training_examples
 from posgap.tracking import registry
-from posgap.tracking.answering import as_swept, require_answers
+from posgap.tracking.answering import as_swept, require_answers, require_kept_alike
 from posgap.tracking.champions import CHALLENGER, CHAMPION
 from posgap.tracking.config import PromoteConfig
 from posgap.tracking.presentation import OF_RUN, describe, short_tags, write_pages
@@ -113,7 +112,11 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         **({registry.DEVICE: swept.asked.device} if swept.asked.device else {}),
     }
     sweep = out / registry.PROMOTED_SWEEP
-    try_out = partial(require_answers, swept=config.sweep, examples=examples, number=config.answers)
+
+    def try_out(stored: Path) -> None:
+        require_kept_alike(stored, swept)
+        require_answers(stored, config.sweep, examples, config.answers)
+
     approval = config.approval or any(policy.approval for policy in (verdict.policy, own) if policy)
     place = crown(
         config.name,

@@ -1,6 +1,7 @@
 """Registered models must answer as they were swept: a version is tried before it serves, and MLflow then asks it in the
 way in which its sweep did."""
 
+import json
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from posgap.foundation.errors import PosgapError, shortened
 from posgap.foundation.files import read_object
-from posgap.generation.backends import BACKENDS, TRANSFORMERS, open_generator
+from posgap.generation.backends import BACKENDS, TRANSFORMERS
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.setup import builder_of, prompt_builder
 from posgap.measurement.config import SweepConfig
@@ -36,6 +37,7 @@ ASKED = "data/asked.json"
 MAX_WORSE = 1 / 8  # of the responses that are tried, how many may have a lower score than was recorded
 MAX_NEW_TOKENS = 64  # where nothing says how the model was asked
 _FRAMED = ("system", "template", "template_args", "date")
+_SERVED_BY = (*_FRAMED, "stop", "dtype", "max_new_tokens", "max_thinking_tokens")
 
 
 def require_answers(model: Path, swept: Path, examples: Mapping[str, AnyExample], number: int) -> None:
@@ -55,7 +57,7 @@ def require_answers(model: Path, swept: Path, examples: Mapping[str, AnyExample]
     if hindrance := _hindrance(sweep, model):
         log.warning("not tried whether the model answers as its sweep recorded: %s", hindrance)
         return
-    responses = _responses(_as_asked(sweep, model), tuple(sweep.asked.stop), examples, rows)
+    responses = _responses(sweep, model, examples, rows)
     others = [pair for pair in zip(rows, responses, strict=True) if pair[0]["response"] != pair[1]]
     log.info("%d of %d responses are as the sweep recorded", len(rows) - len(others), len(rows))
     worse = [] if sweep.grading else [pair for pair in others if _score(sweep, examples, *pair) < pair[0]["correct"]]
@@ -99,16 +101,26 @@ def _hindrance(sweep: Sweep, model: Path) -> str:
     return ""
 
 
-def _responses(
-    config: SweepConfig, stop: tuple[str, ...], examples: Mapping[str, AnyExample], rows: Sequence[Prediction]
-) -> list[str]:
-    """The responses to the rows' prompts, cut at the stop strings of the sweep."""
+def _responses(sweep: Sweep, model: Path, examples: Mapping[str, AnyExample], rows: Sequence[Prediction]) -> list[str]:
+    """What the `pyfunc` of the version answers to the rows' prompts, without their thoughts: no loader of MLflow's, nor
+    `posgap.load_model`, loads the model otherwise than it does."""
+    config = _as_asked(sweep, model)
     build = as_filled(config.lengths, config.depths, config.seed, builder_of(config), list(examples.values()))
     n_slots = len(build.fill.placements) if build.fill else config.n_docs
     placements = [Placement(tuple(row["placement"]), n_slots) for row in rows]
-    prompts = [build.prompt(examples[row["content"]], placement) for row, placement in zip(rows, placements)]
-    sampling = replace(Sampling.of(build, seed=config.seed), stop=stop)
-    return [completion.text for completion in complete(open_generator(config, build), prompts, sampling)]
+    texts = [build.text(examples[row["content"]], placement) for row, placement in zip(rows, placements, strict=True)]
+    return Answering(str(model), as_swept(sweep)).answers(texts)
+
+
+def require_kept_alike(model: Path, sweep: Sweep) -> None:
+    """`PosgapError` if the version in whose folder the model lies is served otherwise than a sweep asked, since another
+    sweep of the same model came with it when it was registered."""
+    kept, asked = _kept(model), json.loads(json.dumps(as_swept(sweep)))
+    if others := [name for name in _SERVED_BY if name in kept and kept[name] != asked[name]]:
+        raise PosgapError(
+            f"MLflow serves it with the {others[0]} {kept[others[0]]!r} of the sweep it was registered by, and this "
+            f"sweep asked with {asked[others[0]]!r}; sweep it as then, or promote it to another name"
+        )
 
 
 def as_swept(sweep: Sweep) -> dict[str, Any]:
@@ -156,19 +168,29 @@ class Answering:
         and the answer is all that the model writes.
         """
         params = params or {}
-        raw = params.get("raw", self.raw)
-        sampling = Sampling(self.build.max_new_tokens) if raw else Sampling.of(self.build)
-        sampling = replace(sampling, max_new_tokens=int(params.get("max_new_tokens", sampling.max_new_tokens)))
-        tokenizer = self.build.tokenizer
         texts = [str(text) for text in model_input.iloc[:, 0]]
-        prompts = [Prompt(text, tokenizer(text)["input_ids"] if raw else self.build.token_ids(text)) for text in texts]
-        answers = complete(self.generator, prompts, sampling)
-        if raw:
-            return [str(tokenizer.decode(answer.token_ids, skip_special_tokens=True)) for answer in answers]
-        return [answer.text for answer in answers]
+        longest = int(params.get("max_new_tokens", self.build.max_new_tokens))
+        if not params.get("raw", self.raw):
+            return self.answers(texts, longest)
+        tokenizer = self.build.tokenizer
+        prompts = [Prompt(text, tokenizer(text)["input_ids"]) for text in texts]
+        answers = complete(self.generator, prompts, Sampling(longest))
+        return [str(tokenizer.decode(answer.token_ids, skip_special_tokens=True)) for answer in answers]
+
+    def answers(self, texts: Sequence[str], max_new_tokens: int = 0) -> list[str]:
+        """The answers to these texts, as `predict` gives them; 0 means the sweep's own limit."""
+        sampling = Sampling.of(self.build)
+        sampling = replace(sampling, max_new_tokens=max_new_tokens or sampling.max_new_tokens)
+        prompts = [Prompt(text, self.build.token_ids(text)) for text in texts]
+        return [answer.text for answer in complete(self.generator, prompts, sampling)]
 
 
 def _load_pyfunc(path: str) -> Any:
     """What MLflow calls to load the model at `path`, the folder `data/model` of a logged one."""
-    asked = Path(path).parent / Path(ASKED).name
-    return Answering(path, read_object(asked) if asked.is_file() else {})
+    return Answering(path, _kept(Path(path)))
+
+
+def _kept(model: Path) -> dict[str, Any]:
+    """How the sweep asked that the version of this model's folder was registered by; {} where nothing is known."""
+    asked = model.parent / Path(ASKED).name
+    return read_object(asked) if asked.is_file() else {}
