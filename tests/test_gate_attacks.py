@@ -9,11 +9,17 @@ from test_gate import ASKED, N, base, copy_of, decide, example, promotion, write
 from posgap.cli.main import main
 from posgap.foundation.errors import GateFailed, PosgapError
 from posgap.foundation.files import digest, read_json, write_json
+from posgap.gating.demands import Policy
+from posgap.gating.evidence import evidence_gaps
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import markdown
+from posgap.measurement.gradings import Grading
+from posgap.measurement.merging import merge_sweeps
+from posgap.measurement.sweeps import Evidence, read_sweep
 from posgap.stages.promote import promote
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.content import content
+from posgap.tracking import registry
 from posgap.tracking.config import PromoteConfig
 
 FLAT = [0.995] * 5
@@ -230,3 +236,98 @@ def test_an_origin_that_the_model_s_folder_does_not_have_is_not_promoted(tmp_pat
     write_json(model / "manifest.json", {"ancestors": ["another"]})
     with pytest.raises(PosgapError, match=r"sweep-new: says otherwise than .* what the model was made from; sweep it"):
         promote(config)
+
+
+@pytest.mark.parametrize("name", ["kv", "mine"])
+def test_a_task_of_one_s_own_does_not_go_by_another_s_name(tmp_path, base, name):  # noqa: F811
+    """Under the name that a policy asks for it could word its prompts so that they are easy."""
+    easy = {"name": name, "template": "Say it.\n\n{documents}\n\n{question}\nAnswer:", "metric": "em"}
+    forged = write_sweep(tmp_path / "new", FLAT)
+    for folder in (forged, base):
+        edited(folder / "sweep.json", lambda sweep: sweep.update(definition=json.dumps(easy)))
+    with pytest.raises(
+        PosgapError, match=f"the sweep's task {name} came from a file, and is not the task kv; sweep ag"
+    ):
+        decide(tmp_path, forged, base)
+
+
+@pytest.mark.parametrize("controls", [None, {"examples": 20, "right": 100, "wrong": 0, "instructing": 0}])
+def test_a_judge_that_always_says_yes_is_no_evidence(tmp_path, controls):
+    """Nor is one that nobody tried."""
+    trusted = {"examples": 20, "right": 100, "wrong": 95, "instructing": 90}
+    for told, gaps in (
+        (trusted, []),
+        (controls, ["a judge that was not tried on known answers; grade again with --contr"]),
+    ):
+        swept = write_sweep(tmp_path / f"graded-{len(gaps)}", FLAT)
+        known = read_sweep(swept)
+        grading = Grading(
+            judge="j", judge_digest="", asked={}, responses=1, unreadable=0, flipped=None, leaning=None,
+            controls=told, agreement=None, settings={},
+        )  # fmt: skip
+        complaints = evidence_gaps(known.model_copy(update={"grading": grading}), Policy())
+        assert [complaint[: len(gap)] for complaint, gap in zip(complaints, gaps, strict=True)] == gaps
+
+
+def test_whoever_always_says_the_same_letter_has_the_largest_gap_there_is(tmp_path):
+    """It is right where the right option stands under that letter, and nowhere else."""
+    guess, old = write_sweep(tmp_path / "guess", [0, 0, 1, 0, 0]), write_sweep(tmp_path / "old", [0.2] * 5)
+    verdict, rules = decide(tmp_path, guess, old)
+    assert not verdict.passed and not rules["gap"] and read_sweep(guess).gap == 100
+
+
+def test_a_link_that_is_turned_between_gate_and_promotion_promotes_nothing(tmp_path, base, model_folder):  # noqa: F811
+    """Of the sweep, of the model, and of the gate's own copy; what is stored is what was judged."""
+    good, bad = (copy_of(model_folder, tmp_path / name) for name in ("good", "bad"))
+    config = promotion(tmp_path, "one", good, base)
+    worse = write_sweep(tmp_path / "worse", [0.2] * 5, model=bad)
+    linked = {}
+    for name in ("model", "sweep"):
+        linked[name] = tmp_path / f"the-{name}"
+        linked[name].symlink_to(getattr(config, name))
+    config = config.model_copy(update={"model": str(linked["model"]), "sweep": linked["sweep"]})
+
+    def turned(link, to):
+        link.unlink()
+        link.symlink_to(to)
+
+    turned(linked["sweep"], worse)
+    with pytest.raises(PosgapError, match="judged another sweep than .*: sweep.json differs; gate this one"):
+        promote(config)
+    turned(linked["sweep"], tmp_path / "sweep-one")
+    turned(linked["model"], bad)
+    with pytest.raises(PosgapError, match="sweep and gate are of another model; sweep this one and gate it again"):
+        promote(config)
+    kept = config.gate / "candidate"
+    shutil.rmtree(kept)
+    kept.symlink_to(worse)
+    with pytest.raises(PosgapError, match="not the file that was judged"):
+        promote(config)
+    assert registry.champion("tiny") is None
+
+
+def test_a_link_that_is_turned_while_it_is_promoted_promotes_nothing(tmp_path, base, model_folder, monkeypatch):  # noqa: F811
+    """The digest is taken first; what the registry gives back is compared with it."""
+    good, bad = (copy_of(model_folder, tmp_path / name) for name in ("good", "bad"))
+    link = tmp_path / "model"
+    link.symlink_to(good)
+    config = promotion(tmp_path, "one", good, base).model_copy(update={"model": str(link)})
+
+    def turned(*_, **__):
+        link.unlink()
+        link.symlink_to(bad)
+
+    monkeypatch.setattr("posgap.stages.promote.write_pages", turned)
+    with pytest.raises(PosgapError, match="MLflow gives back other files than it was given; no alias was moved"):
+        promote(config)
+    assert registry.champion("tiny") is None
+
+
+def test_parts_of_two_models_are_not_one_sweep(tmp_path):
+    """The good model's middle between the bad one's ends."""
+    shared = {"examples": "", "settings": {"positions": ["1"], "seed": 0}}
+    one = write_sweep(tmp_path / "one", [0.9, 0.9], placements=[[1], [2]], **shared)
+    two = write_sweep(tmp_path / "two", [0.9, 0.9], placements=[[4], [5]], **shared)
+    edited(two / "sweep.json", lambda sweep: sweep.update(model_digest="another"))
+    with pytest.raises(PosgapError, match="model_digest|another model"):
+        merge_sweeps([Evidence(one), Evidence(two)])

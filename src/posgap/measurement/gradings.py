@@ -18,6 +18,7 @@ from posgap.measurement.statistics import Count, Points, ends
 
 GRADED = "graded"  # the metric of a sweep whose responses a model has judged
 JUDGEMENTS_FILE = "judgements.jsonl"
+MIN_TOLD_APART = 75.0  # percent of right and wrong answers; a judge that says the same of all reaches 50
 Verdict = Literal["correct", "incorrect", "unreadable"]
 Kappa = Annotated[float, Field(ge=-1, le=1)]
 
@@ -198,6 +199,11 @@ class Grading(Record):
             "judge_kappa": self.agreement.kappa if self.agreement else None,
         }
         return {name: round(value, 2) for name, value in figures.items() if value is not None}
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the judge was tried on known answers, and tells right ones from wrong ones."""
+        return self.controls is not None and self.controls.told_apart >= MIN_TOLD_APART
 
     def sentences(self) -> list[str]:
         """What has to be known of the judge, in words."""

@@ -187,8 +187,16 @@ class Sweep(Record):
 
     @property
     def asked_task(self) -> Task:
-        """The task; `PosgapError` where it is one of a package that is not installed here."""
-        return TASKS[self.definition or self.task]
+        """The task; `PosgapError` where it is one of a package that is not installed here, or came from a file and goes
+        by another one's name."""
+        if not self.definition:
+            return TASKS[self.task]
+        task = TASKS[self.definition]
+        if task.name != self.task or task.name in TASKS.names():
+            raise PosgapError(
+                f"the sweep's task {task.name} came from a file, and is not the task {self.task}; sweep again"
+            )
+        return task
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
