@@ -26,6 +26,7 @@ CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 CHANGE = "posgap.champion."  # how tags of a registered model begin that record a change of its champion
 UNDER_WAY = "posgap.change_under_way"  # tag of a registered model: the change in progress
 ROLLED_BACK = "rolled back: "  # how the reason of a rollback begins
+VETOED = "rolled back"  # the tag of a version that was, with the reason
 ELSEWHERE = "noticed: moved by something else than posgap"
 
 
@@ -80,6 +81,16 @@ def rolled_back(model: "RegisteredModel") -> dict[str, str]:
         ended[str(change.get("before", ""))] = str(change.get("why", ""))
         ended.pop(str(change.get("version", "")), None)
     return {version: why for version, why in ended.items() if why.startswith(ROLLED_BACK)}
+
+
+def mark(name: str, change: Change) -> None:
+    """Has the page of a version say that it was rolled back, for people, until it is champion again; what counts is
+    `rolled_back`."""
+    if change.why.startswith(ROLLED_BACK) and change.before:
+        reason = change.why.removeprefix(ROLLED_BACK)
+        ask(lambda client: client.set_model_version_tag(name, change.before, VETOED, reason))
+    if VETOED in ask(lambda client: client.get_model_version(name, change.version)).tags:
+        ask(lambda client: client.delete_model_version_tag(name, change.version, VETOED))
 
 
 def set_champion(lease: Lease, version: str, why: str, previous: str = "", run: str = "") -> Change:

@@ -104,7 +104,9 @@ def crown(
             return Place(version, CHALLENGER if version == winner else "", former)
         stays = bool(former) and is_of_this_run(numbered(name, former)) and previous != winner
         why = f"promoted, though rolled back before: {despite_rollback}" if despite_rollback else "promoted"
-        champions.set_champion(lease, winner, why, previous if stays else former, run=run.id)
+        change = champions.set_champion(lease, winner, why, previous if stays else former, run=run.id)
+        if despite_rollback:
+            champions.mark(name, change)
         return Place(version, CHAMPION if version == winner else "", winner)
 
     return champions.in_turn(name, decide)
