@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -197,12 +198,13 @@ def test_an_endpoint_that_fails_for_every_prompt_ends_the_sweep(status):
         ((307, {"Location": "/elsewhere"}, ""), "307 Temporary Redirect; check the address"),
         ((402, {}, '{"error": "no money"}'), "402 Payment Required: no money"),
         ((429, {}, '{"error": {"code": "insufficient_quota", "message": "pay"}}'), "429 Too Many Requests: pay"),
-        ((503, {}, "try later"), "gave up after 4 tries: 503 Service Unavailable: try later; what was answered"),
+        ((503, {}, "try later"), "gave up after 8 tries: 503 Service Unavailable: try later; what was answered"),
     ],
     ids=str,
 )
 def test_what_no_other_prompt_would_change_ends_the_sweep_at_once(wrong, complaint):
-    with served(Endpoint(shouted, lambda text, times: wrong if text == "a" else 5)) as endpoint:
+    seconds = 1 if wrong[0] == 503 else 5  # while an endpoint is busy with one request it is not asked another
+    with served(Endpoint(shouted, lambda text, times: wrong if text == "a" else seconds)) as endpoint:
         started = time.monotonic()
         with pytest.raises(PosgapError) as raised:
             ask(endpoint, ["a", "b"], timeout=20.0)
@@ -219,6 +221,59 @@ def test_in_a_storm_of_429_every_prompt_is_answered():
         texts = [f"p{i}" for i in range(60)]
         assert ask(endpoint, texts, concurrency=16, retries=4) == [text.upper() for text in texts]
     assert max(endpoint.seen.values()) > 5
+
+
+def test_a_word_of_the_server_goes_before_our_own_waits(monkeypatch):
+    # Three requests of four are turned away for 0.05 s. Waits of our own would take a second and more.
+    monkeypatch.setattr(openai, "FIRST_WAIT", 1.0)
+    turn, busy = iter(range(10**6)), (429, {"Retry-After": "0.05"}, "busy")
+    with served(Endpoint(shouted, lambda text, times: None if next(turn) % 4 == 3 else busy)) as endpoint:
+        texts, started = [f"p{i}" for i in range(20)], time.monotonic()
+        assert ask(endpoint, texts, retries=1) == [text.upper() for text in texts]
+    assert time.monotonic() - started < 20 * 3 * 0.05 * 2
+
+
+class Bucket:
+    """Turns requests away when its tokens are gone, of which `rate` come a second, up to `size`."""
+
+    def __init__(self, rate, size, says=lambda seconds: {}):
+        self.rate, self.size, self.says = rate, size, says
+        self.tokens, self.at, self.began = float(size), None, None
+        self.turned_away, self.lock = 0, threading.Lock()
+
+    def __call__(self, text, times):
+        with self.lock:
+            now = time.monotonic()
+            self.began = self.began or now
+            self.tokens = min(self.size, self.tokens + (now - (self.at or now)) * self.rate)
+            self.at = now
+            if self.tokens >= 1:
+                self.tokens -= 1
+                return None
+            self.turned_away += 1
+            return 429, self.says((1 - self.tokens) / self.rate), "busy"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        (0.01, lambda seconds: {"Retry-After": f"{seconds:.3f}"}),
+        (0.3, lambda seconds: {"Retry-After": f"{seconds:.3f}"}),
+        (0.3, lambda seconds: {"Retry-After": "1"}),
+        (0.3, lambda seconds: {}),
+    ],
+    ids=["answers soon", "answers late", "in whole seconds", "without a word"],
+)
+def test_nine_tenths_of_a_rate_are_used(seconds, says, monkeypatch):
+    monkeypatch.setattr(openai, "FIRST_WAIT", 0.5)
+    bucket, number = Bucket(40, 40, says), 240
+    with served(Endpoint(shouted, bucket, seconds)) as endpoint:
+        texts = [f"p{i}" for i in range(number)]
+        assert ask(endpoint, texts, concurrency=64) == [text.upper() for text in texts]
+        took = time.monotonic() - bucket.began - seconds
+    assert (number - bucket.size) / took >= 0.9 * bucket.rate
+    # Where an answer comes sooner than a token, even one request at a time is too many.
+    assert bucket.turned_away < number * (2 if seconds < 1 / bucket.rate else 0.5)
 
 
 def test_the_newer_name_of_the_token_limit_is_learnt():

@@ -19,7 +19,10 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class TransientError(Exception):
-    """What may go right when it is tried again; the server asked for `wait` seconds before that."""
+    """What may go right when it is tried again; the server asked for `wait` seconds before that. Waits grow with the
+    failures of this call in a row, but count `most_failures` at most: others may have been answered meanwhile."""
+
+    most_failures: float = math.inf
 
     def __init__(self, complaint: str, wait: float = 0.0):
         super().__init__(complaint)
@@ -31,8 +34,8 @@ class RetryPolicy:
     """How long faults are borne: for `tries` tries, or until `seconds` have passed since the first of them began.
 
     The waits between tries double from `first_wait` to `longest_wait` seconds; each is shortened at random, by half
-    at most, so that those who failed together do not come back together. What a server asks for is waited for up to
-    `longest_wait`.
+    at most, so that those who failed together do not come back together. What a server asks for goes before that, and
+    is waited for up to `longest_wait`.
     """
 
     seconds: float = math.inf
@@ -40,27 +43,41 @@ class RetryPolicy:
     first_wait: float = 0.5
     longest_wait: float = 30.0
 
-    def wait(self, failures: int, requested: float = 0.0) -> float:
+    @property
+    def patience(self) -> float:
+        """The seconds that the waits of all tries take at least, where no server asks for another time."""
+        return sum(min(self.first_wait * 2.0**number, self.longest_wait) for number in range(int(self.tries) - 1)) / 2
+
+    def wait(self, failures: float, requested: float = 0.0) -> float:
         """Seconds to wait after so many failures in a row, where the server requested `requested` seconds."""
+        if requested > 0:
+            return min(self.longest_wait, requested)
         grown = self.first_wait * 2.0 ** min(failures - 1, 60)
-        return min(self.longest_wait, max(requested, min(grown, self.longest_wait) * random.uniform(0.5, 1.0)))
+        return min(grown, self.longest_wait) * random.uniform(0.5, 1.0)
 
 
 @dataclass
 class Waits:
-    """Counts the waits for a server, and shows them: the first at once, later ones every few seconds."""
+    """Counts the waits for a server, and shows them: the first at once, later ones every few seconds.
+
+    Several may wait at the same time: `seconds` are those in which at least one did.
+    """
 
     server: str
     number: int = 0
     seconds: float = 0.0
+    until: float = -math.inf  # when the last of the waits ends
     shown_at: float = -math.inf
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, reason: str, seconds: float, requested: float = 0.0) -> None:
         """Notes that the next try comes in `seconds`, and why; the server requested `requested` seconds."""
         with self.lock:
-            self.number, self.seconds = self.number + 1, self.seconds + seconds
-            if (now := time.monotonic()) - self.shown_at < SECONDS_BETWEEN_LINES:
+            now = time.monotonic()
+            ends = max(self.until, now + seconds)
+            self.number, self.seconds = self.number + 1, self.seconds + ends - max(self.until, now)
+            self.until = ends
+            if now - self.shown_at < SECONDS_BETWEEN_LINES:
                 return
             self.shown_at = now
         capped = f", not in the {requested:g} s that it asks for" if requested > seconds else ""
@@ -85,13 +102,16 @@ def _policy(retry_policy: RetryPolicy, waits: Waits) -> dict[str, Any]:
     def asked(state: tenacity.RetryCallState) -> float:
         return getattr(_fault(state), "wait", 0.0)
 
+    def most_failures(state: tenacity.RetryCallState) -> float:
+        return getattr(_fault(state), "most_failures", math.inf)
+
     def stop(state: tenacity.RetryCallState) -> bool:
         passed = (state.seconds_since_start or 0.0) + state.upcoming_sleep
         return state.attempt_number >= retry_policy.tries or passed >= retry_policy.seconds
 
     return {
         "retry": tenacity.retry_if_exception_type(TransientError),
-        "wait": lambda state: retry_policy.wait(state.attempt_number, asked(state)),
+        "wait": lambda state: retry_policy.wait(min(state.attempt_number, most_failures(state)), asked(state)),
         "stop": stop,
         "before_sleep": lambda state: waits.add(str(_fault(state)), state.upcoming_sleep, asked(state)),
         "reraise": True,

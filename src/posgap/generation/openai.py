@@ -7,6 +7,7 @@ lack the fields in which thoughts come, and its retries neither show their waits
 
 import asyncio
 import logging
+import math
 import os
 import re
 import ssl
@@ -27,6 +28,7 @@ from posgap.foundation.interruption import RESUMES
 from posgap.foundation.json_text import RECORD
 from posgap.foundation.redaction import HIDDEN, MIN_CHARACTERS, redacted
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying_async
+from posgap.generation.congestion import Window
 from posgap.generation.endings import before_stop
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Completion, Sampling, Usage
@@ -83,13 +85,17 @@ class OpenAIGenerator:
         self.limit = "max_tokens"
         self.waits = Waits(self.shown)
         self.resume_at = 0.0  # nothing is sent before this time of the monotonic clock
+        self.window = Window(parameters.concurrency)
+        self.retry_policy = RetryPolicy(tries=parameters.retries + 1, first_wait=FIRST_WAIT, longest_wait=MAX_WAIT)
         self.answered = self.row = 0  # prompts that were answered, and those that failed since
+        self.answered_at = -math.inf
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         questions = ((index, at, prompt) for index, group in enumerate(groups) for at, prompt in enumerate(group))
         concurrency = self.parameters.concurrency
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=concurrency)
         answers: asyncio.Queue[tuple[int, int, Completion] | Exception | None] = asyncio.Queue()
+        self.window = Window(concurrency, self.window.size)
         with asyncio.Runner() as runner:
             try:
                 client = httpx2.AsyncClient(headers=self.headers, timeout=None, limits=limits, verify=_tls())
@@ -129,24 +135,24 @@ class OpenAIGenerator:
             answers.put_nowait(None)
 
     async def _answer(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
-        tries = self.parameters.retries + 1
-        retry_policy = RetryPolicy(tries=tries, first_wait=FIRST_WAIT, longest_wait=MAX_WAIT)
-        stop = sampling.stop
+        tries, began, stop = 0, time.monotonic(), sampling.stop
         while True:
             answered = self.answered
             try:
-                completion: Completion = await retrying_async(retry_policy, self.waits)(
+                completion: Completion = await retrying_async(self.retry_policy, self.waits)(
                     self._try, client, prompt, sampling
                 )
             except _Busy as complaint:
-                if self.answered > answered:
-                    continue  # It has time for others, and so will have some for this one.
+                tries += self.parameters.retries + 1
+                silent = time.monotonic() - max(began, self.answered_at)
+                if self.answered > answered or silent < self.retry_policy.patience:
+                    continue  # It has time for others, and so will have some for this one; or asks for short waits.
                 raise self._end(f"gave up after {tries} tries: {complaint}", _WORKS_AGAIN) from None
             except TransientError as complaint:
-                return self._failed(f"{complaint} ({tries} tries)")
+                return self._failed(f"{complaint} ({tries + self.parameters.retries + 1} tries)")
             if completion.outcome == "failed":
                 return self._failed(completion.reason)
-            self.answered, self.row = self.answered + 1, 0
+            self.answered, self.answered_at, self.row = self.answered + 1, time.monotonic(), 0
             if completion.outcome == "empty" and sampling.stop:
                 sampling = replace(sampling, stop=())  # Endpoints stop at a stop string before any text too.
                 continue
@@ -164,10 +170,21 @@ class OpenAIGenerator:
 
     async def _try(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
         """One try, with as many requests as there are parameters that the endpoint does not take."""
-        await asyncio.sleep(self.resume_at - time.monotonic())
         while True:
-            request, started = self._request(prompt, sampling), time.monotonic()
-            answer = await self._ask(client, request, sampling.opened, prompt.text)
+            window = self.window
+            started = await window.enter()
+            try:
+                while (wait := self.resume_at - time.monotonic()) > 0:
+                    await asyncio.sleep(wait)
+                request, started = self._request(prompt, sampling), time.monotonic()
+                answer = await self._ask(client, request, sampling.opened, prompt.text)
+            except _Busy as busy:
+                window.turned_away(started)
+                busy.most_failures = window.halvings
+                raise
+            finally:
+                window.leave()
+            window.answered(started)
             if isinstance(answer, Answer):
                 self._require_same(answer)
                 usage = answer.completion.usage or Usage()
