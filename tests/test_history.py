@@ -55,7 +55,12 @@ def test_what_was_rolled_back_returns_only_with_a_reason(tmp_path, base, model_f
     for name in ("one", "two"):
         promote(promotion(tmp_path, name, copy_of(model_folder, tmp_path / name), base))
     run(capsys, "rollback", "tiny", "--reason", "answers in French")
-    assert client.get_model_version("tiny", "2").tags["rolled back"] == "answers in French"  # on its page
+    for rolled_back in (True, False, True):  # and twice is forth and back
+        described = client.get_model_version("tiny", "2").description
+        assert described.startswith("Rolled back: answers in French\n\nGap 0" if rolled_back else "Gap 0")
+        run(capsys, "rollback", "tiny", "--reason", "answers in French")
+    run(capsys, "rollback", "tiny", "--reason", "answers in French")
+    assert str(client.get_registered_model("tiny").aliases["champion"]) == "1"
     again = promotion(tmp_path, "two", tmp_path / "two", base, again="-again")
     with pytest.raises(PosgapError, match=r"^tiny version 2: is this model, and was rolled back: answers in French;"):
         promote(again)
@@ -64,7 +69,7 @@ def test_what_was_rolled_back_returns_only_with_a_reason(tmp_path, base, model_f
     assert str(client.get_registered_model("tiny").aliases["champion"]) == "2"
     last = champions.changes(client.get_registered_model("tiny"))[-1]
     assert last["why"] == "promoted, though rolled back before: French is asked for"
-    assert "rolled back" not in client.get_model_version("tiny", "2").tags
+    assert client.get_model_version("tiny", "2").description.startswith("Gap 0")
     # That reign was ended by no rollback, so it needs no reason.
     promote(promotion(tmp_path, "three", copy_of(model_folder, tmp_path / "three"), base))
     promote(promotion(tmp_path, "two", tmp_path / "two", base, again="-once-more"))

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from posgap.foundation.json_text import parse
 from posgap.tracking import leases
 from posgap.tracking.leases import Lease
-from posgap.tracking.server import Refused, ask
+from posgap.tracking.server import MAX_CHARACTERS, Refused, ask
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import RegisteredModel
@@ -26,7 +26,7 @@ CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 CHANGE = "posgap.champion."  # how tags of a registered model begin that record a change of its champion
 UNDER_WAY = "posgap.change_under_way"  # tag of a registered model: the change in progress
 ROLLED_BACK = "rolled back: "  # how the reason of a rollback begins
-VETOED = "rolled back"  # the tag of a version that was, with the reason
+_HEAD = "Rolled back: "  # how the description of such a version begins
 ELSEWHERE = "noticed: moved by something else than posgap"
 
 
@@ -84,13 +84,18 @@ def rolled_back(model: "RegisteredModel") -> dict[str, str]:
 
 
 def mark(name: str, change: Change) -> None:
-    """Has the page of a version say that it was rolled back, for people, until it is champion again; what counts is
-    `rolled_back`."""
+    """Has the description of a version begin with the reason for which it was rolled back, until it is champion again:
+    for people. What counts is `rolled_back`."""
+
+    def describe(version: str, head: str) -> None:
+        described = ask(lambda client: client.get_model_version(name, version)).description or ""
+        kept = described.partition("\n\n")[2] if described.startswith(_HEAD) else described
+        if (text := f"{head}{kept}"[:MAX_CHARACTERS]) != described:
+            ask(lambda client: client.update_model_version(name, version, text))
+
+    describe(change.version, "")
     if change.why.startswith(ROLLED_BACK) and change.before:
-        reason = change.why.removeprefix(ROLLED_BACK)
-        ask(lambda client: client.set_model_version_tag(name, change.before, VETOED, reason))
-    if VETOED in ask(lambda client: client.get_model_version(name, change.version)).tags:
-        ask(lambda client: client.delete_model_version_tag(name, change.version, VETOED))
+        describe(change.before, f"{_HEAD}{change.why.removeprefix(ROLLED_BACK)}\n\n")
 
 
 def set_champion(lease: Lease, version: str, why: str, previous: str = "", run: str = "") -> Change:

@@ -104,9 +104,7 @@ def crown(
             return Place(version, CHALLENGER if version == winner else "", former)
         stays = bool(former) and is_of_this_run(numbered(name, former)) and previous != winner
         why = f"promoted, though rolled back before: {despite_rollback}" if despite_rollback else "promoted"
-        change = champions.set_champion(lease, winner, why, previous if stays else former, run=run.id)
-        if despite_rollback:
-            champions.mark(name, change)
+        champions.set_champion(lease, winner, why, previous if stays else former, run=run.id)
         return Place(version, CHAMPION if version == winner else "", winner)
 
     return champions.in_turn(name, decide)
