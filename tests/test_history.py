@@ -65,7 +65,23 @@ def test_what_was_rolled_back_returns_only_with_a_reason(tmp_path, base, model_f
     with pytest.raises(PosgapError, match=r"^tiny version 2: is this model, and was rolled back: answers in French;"):
         promote(again)
     assert str(client.get_registered_model("tiny").aliases["champion"]) == "1"
-    promote(again.model_copy(update={"despite_rollback": "French is asked for"}))
+    # Nor by an alias and a tag that somebody set by hand.
+    client.set_registered_model_alias("tiny", "challenger", "2")
+    assert "was rolled back: answers in French" in fails(capsys, "approve", "tiny", "2")
+    client.set_model_version_tag("tiny", "2", "posgap.approved", "Ada")
+    promote(promotion(tmp_path, "one", tmp_path / "one", base, again="-again"))
+    assert str(client.get_registered_model("tiny").aliases["champion"]) == "1"
+    client.delete_model_version_tag("tiny", "2", "posgap.approved")
+    # With a reason it may wait for an approval, once.
+    waits = again.model_copy(update={"despite_rollback": "French is asked for", "approval": True})
+    promote(waits)
+    assert run(capsys, "approve", "tiny", "2")[0] == 0
+    assert str(client.get_registered_model("tiny").aliases["champion"]) == "2"
+    assert run(capsys, "rollback", "tiny", "--reason", "answers in French")[0] == 0
+    client.set_registered_model_alias("tiny", "challenger", "2")
+    assert "was rolled back: answers in French" in fails(capsys, "approve", "tiny", "2")
+    client.delete_registered_model_alias("tiny", "challenger")
+    promote(again.model_copy(update={"despite_rollback": "French is asked for", "force": True}))
     assert str(client.get_registered_model("tiny").aliases["champion"]) == "2"
     last = champions.changes(client.get_registered_model("tiny"))[-1]
     assert last["why"] == "promoted, though rolled back before: French is asked for"

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 APPROVED = "posgap.approved"  # tag of a version: who approved it
+DESPITE = "posgap.despite_rollback"  # tag of a challenger that was rolled back: why it may be the champion again
 _OF_CANDIDATES = (EVIDENCE, PROMOTION_RUN, PIPELINE_TAG)  # tags: a version without them is not ready to be promoted
 
 
@@ -100,6 +101,8 @@ def crown(
         if former == winner:
             return Place(version, CHAMPION if version == winner else "", winner)
         if approval and not _approver(name, winner):
+            if despite_rollback:
+                lease.write(methodcaller("set_model_version_tag", name, winner, DESPITE, despite_rollback))
             lease.set_alias(CHALLENGER, winner)
             return Place(version, CHALLENGER if version == winner else "", former)
         stays = bool(former) and is_of_this_run(numbered(name, former)) and previous != winner
@@ -126,6 +129,7 @@ def approve(config: ApproveConfig) -> None:
         if challenger != version:
             there = f"version {challenger} has" if challenger else "no version has"
             raise PosgapError(f"{name} version {version}: has not the alias `{CHALLENGER}` ({there}); promote it first")
+        _require_not_rolled_back(lease, version)
         lease.write(methodcaller("set_model_version_tag", name, version, APPROVED, user()))
         _promote_approved(lease)
         if champions.alias_version(lease.read(), CHAMPION) != version:
@@ -146,6 +150,9 @@ def _promote_approved(lease: Lease) -> None:
     if not challenger or not (approver := _approver(lease.name, challenger)):
         return
     if champion != challenger:
+        if reason := _veto(lease, challenger):
+            log.warning("%s: challenger %s was %s", lease.name, challenger, reason)
+            return
         record = record_of(numbered(lease.name, challenger))
         of_today = numbered(lease.name, champion).tags.get(DIGEST, "") if champion else None
         if record is None or record.sweeps.get("champion", {}).get("model") != of_today:
@@ -153,15 +160,23 @@ def _promote_approved(lease: Lease) -> None:
             return
         run = numbered(lease.name, challenger).tags.get(PROMOTION_RUN, "")
         champions.set_champion(lease, challenger, f"approved by {approver}", champion, run)
+        if DESPITE in numbered(lease.name, challenger).tags:
+            lease.write(methodcaller("delete_model_version_tag", lease.name, challenger, DESPITE))
     lease.set_alias(CHALLENGER, "")
 
 
 def _require_not_rolled_back(lease: Lease, version: str) -> None:
-    if reason := champions.rolled_back(lease.read()).get(version):
+    if reason := _veto(lease, version):
         raise PosgapError(
             f"{lease.name} version {version}: is this model, and was {reason}; promote another one, or say with "
             "--despite-rollback why it may be the champion again"
         )
+
+
+def _veto(lease: Lease, version: str) -> str:
+    """Why a version was rolled back, unless somebody said as it became the challenger why it may return; else empty."""
+    reason = champions.rolled_back(lease.read()).get(version, "")
+    return "" if reason and DESPITE in numbered(lease.name, version).tags else reason
 
 
 def _approver(name: str, version: str) -> str:
