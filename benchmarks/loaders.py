@@ -4,9 +4,9 @@
 
 The model as it is, with RoPE factors, with a LoRA adapter merged into it, and in bfloat16: each is swept, gated by a
 policy that admits anything, and promoted, on an MLflow server on this machine. Then `posgap.load_model`, the `pyfunc`
-in this process and `mlflow models serve` load it. Logits are compared with those of the swept folder as transformers
-and peft alone load it (with factors: and `posgap.scale_model`), answers with the responses of the sweep. `--write` puts
-the table into docs/registry.md.
+in this process and `mlflow models serve` load it. Logits are compared with those of the base as transformers loads it,
+with the adapter merged by peft or the factors put in force by `posgap.scale_model`, answers with the responses of the
+sweep. `--write` puts the table into docs/registry.md.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from real_models import folder
 from report import ROOT, write_section
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 
 import posgap
 from posgap.foundation.tables import markdown
@@ -56,9 +56,9 @@ allow: [base, dtype, anchor]
 """
 TEXT = """\
 Measured on {date} with SmolLM2-135M-Instruct, by `python benchmarks/loaders.py --write`. Logits are compared with those
-of the swept folder as transformers alone loads it (with peft, or `posgap.scale_model`), answers with the responses of
-the sweep, to the letter. In bfloat16 some differ, at near-ties: a sum of products is rounded otherwise in a batch of
-other prompts.
+of the base as transformers loads it, with the adapter merged by peft or the factors put in force by
+`posgap.scale_model`; answers with the responses of the sweep, to the letter. In bfloat16 some differ, at near-ties: a
+sum of products is rounded otherwise in a batch of other prompts.
 """
 
 
@@ -153,19 +153,8 @@ def tried(kind: str, base: Path, place: Path, out: Path) -> dict:
 def made(kind: str, base: Path, place: Path) -> Path:
     """The folder of a kind of model, made of the base."""
     if kind == "scaled":
-        layers = AutoModelForCausalLM.from_pretrained(base).config.num_hidden_layers
-        settings = json.dumps({"factors": [1 + layer % 5 / 10 for layer in range(layers)]})
-        run(
-            "apply",
-            "--model",
-            base,
-            "--mitigation",
-            "lpes",
-            "--mitigation-settings",
-            settings,
-            "--out",
-            place / "model",
-        )
+        settings = ["--mitigation-settings", json.dumps({"factors": factors(AutoConfig.from_pretrained(base))})]
+        run("apply", "--model", base, "--mitigation", "lpes", *settings, "--out", place / "model")
         return place / "model"
     if kind == "LoRA, merged":
         from peft import LoraConfig, get_peft_model
@@ -178,15 +167,19 @@ def made(kind: str, base: Path, place: Path) -> Path:
     return base
 
 
+def factors(config: PretrainedConfig) -> list[float]:
+    """Factors of all layers, which are not alike."""
+    return [1 + layer % 5 / 10 for layer in range(config.num_hidden_layers)]
+
+
 def alone(kind: str, swept: Path, base: Path, dtype: str) -> torch.nn.Module:
     """The swept model as it is loaded by others than posgap."""
-    source = base if kind == "LoRA, merged" else swept
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
     if kind == "LoRA, merged":
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, swept).merge_and_unload()
-    return scale_model(model) if kind == "scaled" else model
+    return scale_model(model, factors(model.config)) if kind == "scaled" else model
 
 
 @torch.inference_mode()

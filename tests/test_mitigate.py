@@ -29,6 +29,7 @@ from posgap.mitigations.in_force import load_model
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
+from posgap.models.closing import is_closed, read_config
 from posgap.models.loading import save_model
 from posgap.scaling import forcing
 from posgap.stages.apply import _best, apply
@@ -207,11 +208,14 @@ def test_a_found_mitigation_is_applied_and_the_examples_that_chose_it_are_refuse
     for name in ("lpes", "pine"):
         applied = apply(ApplyConfig(model=config.model, found=out, mitigation=name, out=tmp_path / name))
         (found,) = [each for each in read_mitigate(out).found if each.name == name]
-        in_config = read_json(applied / "config.json")
-        assert (CONFIG_KEY in in_config) == (name == "lpes") and (MITIGATIONS_KEY in in_config) == (name == "pine")
-        model = load_model(str(applied), "float32")
-        assert in_force(model)[name].model_dump(mode="json") == found.settings
-        assert "loads the model **without**" in (applied / "README.md").read_text()
+        in_config = read_config(applied)
+        assert CONFIG_KEY not in in_config and (MITIGATIONS_KEY in in_config) == (name == "pine")
+        if name == "lpes":  # the factors found are alike, which is written as transformers itself reads it
+            assert {in_config["rope_parameters"]["factor"]} == set(found.settings["factors"])
+            assert in_config["rope_parameters"]["rope_type"] == "linear" and not is_closed(in_config)
+        else:
+            assert in_force(load_model(str(applied), "float32"))[name].model_dump(mode="json") == found.settings
+            assert "refuses the model. Install [posgap]" in (applied / "README.md").read_text()
         asked = {"model": str(applied), "n_docs": 4, "max_new_tokens": 1, "positions": config.positions}
         with pytest.raises(PosgapError, match="were chosen by 6 of these examples"):
             sweep(SweepConfig(examples=config.examples, out=tmp_path / "refused", **asked))
@@ -223,7 +227,7 @@ def test_a_found_mitigation_is_applied_and_the_examples_that_chose_it_are_refuse
 def test_a_mitigation_of_given_settings_is_applied_to_the_model_it_suits(config, tmp_path):
     given = {"model": config.model, "mitigation": "lpes", "out": tmp_path / "applied"}
     apply(ApplyConfig(**given, mitigation_settings={"factors": [1.5, 2.0]}))
-    assert read_json(tmp_path / "applied" / "config.json")[CONFIG_KEY] == [1.5, 2.0]
+    assert read_config(tmp_path / "applied")[CONFIG_KEY] == [1.5, 2.0]
     shutil.copytree(config.model, trained := tmp_path / "trained")
     write_json(trained / "manifest.json", {"stage": "distill", "config": {"method": "r1"}})
     on_top = {"model": str(trained), "out": tmp_path / "on-top"}

@@ -5,16 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import posgap
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json, write_json
 from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
+from posgap.models.closing import is_closed, read_config
 from posgap.models.factors import is_altered
 from posgap.models.layer_scaling import layer_scaling
-from posgap.models.loading import save_model
+from posgap.models.loading import load_tokenizer, save_model
 from posgap.scaling import vllm_plugin
 
 SIZES = {
@@ -197,13 +199,24 @@ def test_a_copy_has_factors_of_its_own(ids):
     torch.testing.assert_close(logits(model, ids), logits(tiny(), ids))
 
 
-def test_a_saved_model_loads_scaled_and_by_one_call_after_transformers(tmp_path, ids, tokenizer):
+@pytest.mark.parametrize("loader", [AutoModelForCausalLM, AutoConfig, LlamaForCausalLM])
+def test_a_saved_model_loads_scaled_and_by_no_other_loader(tmp_path, ids, tokenizer, loader):
+    """transformers alone would load it unscaled, without a word."""
     model = scale_model(tiny().float(), FACTORS)
     save_model(model, tokenizer, tmp_path)
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert torch.equal(logits(plain, ids), logits(tiny().float(), ids))
-    assert getattr(plain.config, CONFIG_KEY) == list(FACTORS)
-    for loaded in (posgap.load_model(str(tmp_path)), load_model(str(tmp_path)), posgap.scale_model(plain)):
+    with pytest.raises(Exception, match=r"pip_install_posgap_then_posgap\.load_model"):
+        loader.from_pretrained(tmp_path)
+    for loaded in (posgap.load_model(str(tmp_path)), load_model(str(tmp_path))):
+        assert torch.equal(logits(loaded, ids), logits(model, ids))
+        assert getattr(loaded.config, CONFIG_KEY) == list(FACTORS)
+    assert load_tokenizer(str(tmp_path))("a b")["input_ids"] == tokenizer("a b")["input_ids"]
+    # Saved again it is closed again; and a folder that an older posgap wrote loads as it did.
+    save_model(loaded, tokenizer, tmp_path / "again")
+    assert is_closed(read_json(tmp_path / "again" / "config.json"))
+    write_json(tmp_path / "again" / "config.json", read_config(tmp_path))
+    old = AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
+    assert torch.equal(logits(old, ids), logits(tiny().float(), ids))
+    for loaded in (posgap.load_model(str(tmp_path / "again")), posgap.scale_model(old)):
         assert torch.equal(logits(loaded, ids), logits(model, ids))
 
 

@@ -20,6 +20,7 @@ from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigating.config import ApplyConfig
 from posgap.models import CONFIG_KEY, loading
+from posgap.models.closing import read_config
 from posgap.models.loading import save_model
 from posgap.scaling.config import ScaleSearchConfig
 from posgap.scaling.fitness import TeacherForced, position_weights
@@ -94,9 +95,9 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
     assert not list(tmp_path.glob(".posgap-*"))
 
     scaled = apply(ApplyConfig(model=str(model_folder), found=config.out, out=tmp_path / "scaled"))
-    assert read_json(scaled / "config.json")[CONFIG_KEY] == scaling.factors and read_scaling(scaled) == scaling
+    assert read_config(scaled)[CONFIG_KEY] == scaling.factors and read_scaling(scaled) == scaling
     assert (scaled / "model.safetensors").read_bytes() == (model_folder / "model.safetensors").read_bytes()
-    assert "loads the model **unscaled**" in (scaled / "README.md").read_text()
+    assert "refuses the model. Install [posgap]" in (scaled / "README.md").read_text()
 
     unrecorded = tmp_path / "sweepable"  # on the examples of the search
     shutil.copytree(scaled, unrecorded)
@@ -192,7 +193,7 @@ def test_factors_of_one_are_said_to_be_no_gain(config, tmp_path, caplog):
         caplog.clear()
         more = {"mitigation": "lpes", "mitigation_settings": {"factors": factors}, "out": tmp_path / name}
         apply(ApplyConfig(model=config.model, **more))
-        assert ("these settings change nothing" in caplog.text) == (name == "ones")
+        assert ("nothing is scaled, since all factors are 1" in caplog.text) == (name == "ones")
 
 
 def test_in_16_bits_the_finalists_are_judged_by_what_they_generate(config):
@@ -243,7 +244,7 @@ def test_a_model_card_keeps_its_head_and_its_text(config, tmp_path, model_folder
     finally:
         (model_folder / "README.md").unlink()
     assert re.fullmatch(
-        rb"---\nlicense: mit\n---\n> \*\*This model is scaled.*\n\n# Caf\xe9, not in UTF-8\n",
+        rb"---\nlicense: mit\n---\n> \*\*This model has a mitigation: lpes.*\n\n# Caf\xe9, not in UTF-8\n",
         (scaled / "README.md").read_bytes(),
         re.S,
     )
@@ -331,7 +332,7 @@ def test_a_model_on_the_hub_is_searched_and_scaled(capsys, config, tmp_path):
     assert read_scaling(config.out).model_digest == COMMIT
     words = ["apply", "--found", config.out, "--model"]
     assert run(capsys, *words, "someone/tiny", "--out", tmp_path / "scaled")[0] == 0
-    assert read_json(tmp_path / "scaled" / "config.json")[CONFIG_KEY] == read_scaling(config.out).factors
+    assert read_config(tmp_path / "scaled")[CONFIG_KEY] == read_scaling(config.out).factors
     assert not (tmp_path / "scaled" / "model.safetensors").is_symlink()
     complaint = fails(capsys, *words, "someone/other", "--out", tmp_path / "other")
     assert "someone/other: no such folder, nor a model on the hub" in complaint

@@ -2,14 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import Record, read_model, read_object, write_json
+from posgap.foundation.files import Record, read_model, write_json
 from posgap.mitigations.in_force import written
 from posgap.mitigations.mitigation import ModelMitigation, Settings
+from posgap.models.closing import closed, is_closed, read_config, write_config
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import among
 from posgap.tasks.examples import AnyExample
@@ -36,12 +37,19 @@ def write_mitigated_model(
     model: Path, mitigation: ModelMitigation, settings: Settings, applied: Applied, out: Path
 ) -> None:
     """Copies a model folder into `out` with the mitigation in `config.json`, `mitigation.json`, the examples by which
-    its settings were chosen, and, unless whatever loads the folder serves it, a warning in the model card."""
-    copy_model(model, out)
-    write_json(out / "config.json", written(read_object(out / "config.json"), mitigation.name, settings))
+    its settings were chosen, and, unless whatever loads the folder serves it, a word in the model card of what does."""
+    write_with(model, mitigation, settings, training_examples(model).union(applied.example_contents), out)
     write_json(out / APPLIED_FILE, applied.model_dump(mode="json"))
-    write_training_examples(out, training_examples(model).union(applied.example_contents))
-    if "anything" not in mitigation.served_by:
+
+
+def write_with(model: Path, mitigation: ModelMitigation, settings: Settings, seen: Collection[str], out: Path) -> None:
+    """Copies a model folder into `out` with the mitigation in `config.json`, the contents of the examples that it has
+    `seen`, and a word in the model card where posgap alone puts the mitigation in force."""
+    copy_model(model, out)
+    config = written(read_config(out), mitigation.name, settings)
+    write_config(out, config)
+    write_training_examples(out, seen)
+    if is_closed(closed(config)):
         chosen = json.dumps(settings.model_dump(mode="json"))
         warn_in_card(out, _WARNING.format(name=mitigation.name, settings=chosen, help=mitigation.help))
 
@@ -138,6 +146,7 @@ _IN_WEIGHTS = """\
 
 _WARNING = """\
 > **This model has a mitigation: {name}** ({help}), with the settings `{settings}`. transformers does not know it, and
-> loads the model **without**. Load it with [posgap](https://pypi.org/project/posgap/): `posgap.load_model(path)`.
+> refuses the model. Install [posgap](https://pypi.org/project/posgap/), `pip install posgap`, and load it by
+> `posgap.load_model(path)`.
 
 """

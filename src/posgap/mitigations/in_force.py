@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import parsed, read_object
+from posgap.foundation.files import parsed
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
+from posgap.models.closing import read_config
 from posgap.models.factors import Factors, check_factors, config_factors
 from posgap.models.patching import name_of
 
@@ -110,7 +111,7 @@ def _take_from_folder(model: "PreTrainedModel") -> None:
     file = Path(model.name_or_path or "") / "config.json"
     if hasattr(model, _ATTRIBUTE) or not model.name_or_path or not file.is_file():
         return
-    whole = read_object(file)
+    whole = read_config(file.parent)
     if whole.get("model_type") == model.config.model_type:
         return
     for key in (CONFIG_KEY, MITIGATIONS_KEY):

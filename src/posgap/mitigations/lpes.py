@@ -9,6 +9,7 @@ from pydantic import Field
 from posgap.foundation.choices import Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
+from posgap.mitigations.rope_scaling import linear_for_all_layers
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
 from posgap.models.factors import check_factors
@@ -52,6 +53,14 @@ def _ones(config: "PretrainedConfig") -> LayerFactors:
 
 
 def _written(config_json: Mapping[str, Any], settings: LayerFactors) -> dict[str, Any]:
+    """Factors that are all alike are written as whatever loads the folder reads them: as none, or as one linear factor
+    of the model's RoPE, where it has a single one that is not scaled yet."""
+    without = {key: value for key, value in config_json.items() if key != CONFIG_KEY}
+    factor, *others = set(settings.factors)
+    if not others and factor == 1:
+        return without
+    if not others and (native := linear_for_all_layers(without, factor)):
+        return native
     return {**config_json, CONFIG_KEY: settings.factors}
 
 

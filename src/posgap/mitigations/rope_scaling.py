@@ -11,6 +11,7 @@ the factor, since nothing else shows that the base was ever another and a second
 `yarn` interpolates slow frequencies, leaves fast ones alone, and sharpens attention.
 """
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -49,6 +50,19 @@ class Yarn(Factor):
 def _linear(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
     require_unscaled(config, parameters, "linear")
     return {**parameters, "rope_type": "linear", "factor": factor}
+
+
+def linear_for_all_layers(config_json: Mapping[str, Any], factor: float) -> dict[str, Any] | None:
+    """A model's config.json with one linear factor, where that divides the positions of all layers; None where it
+    cannot: types of layers have a RoPE each, it is scaled already, or there is none, or the factor is less than 1."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    try:
+        result = written(config_json, "linear", _linear, factor)
+    except PosgapError:
+        return None
+    config: Any = CONFIG_MAPPING[config_json["model_type"]].from_dict(copy.deepcopy(result)).get_text_config()
+    return result if factor > 1 and config.rope_parameters.get("rope_type") == "linear" else None
 
 
 def _ntk(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:

@@ -12,5 +12,7 @@ GGUF_RECORD = "gguf.json"
 CONFIG_KEY = "posgap_rope_factors"
 # Where it has the other mitigations that posgap applies when it loads a model.
 MITIGATIONS_KEY = "posgap_mitigations"
+# The model type of a folder with either, which other loaders quote where they say that they do not know it.
+CLOSED_TYPE = "pip_install_posgap_then_posgap.load_model"
 # Where it says by which factor `ntk` stretched what its base of RoPE can tell apart; the base itself does not show it.
 NTK_KEY = "posgap_ntk_factor"

@@ -19,8 +19,11 @@ from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from posgap.foundation.errors import PosgapError, first_line
+from posgap.foundation.files import read_object
 from posgap.foundation.retries import within
-from posgap.models import ADAPTER
+from posgap.models import ADAPTER, CLOSED_TYPE
+from posgap.models.closing import from_closed, is_closed, read_config, write_config
+from posgap.models.factors import is_altered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,6 +47,10 @@ def _loaded(loader, path: str, what: str, weights: bool = False, **options):
             "(peft: merge_and_unload)"
         )
     try:
+        if (config := _closed_config(folder)) is not None:
+            if loader is AutoConfig:
+                return config
+            options["config"] = config
         # Of a folder of this machine the hub is asked nothing.
         return loader.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, **options)
     except (PosgapError, MemoryError):
@@ -53,6 +60,15 @@ def _loaded(loader, path: str, what: str, weights: bool = False, **options):
         if not (folder / "config.json").is_file():
             reason = "there is no config.json; give the folder that `save_pretrained` wrote"
         raise PosgapError(f"{path}: no {what} to load here: {reason}") from None
+
+
+def _closed_config(folder: Path) -> PretrainedConfig | None:
+    """The configuration of a folder whose config.json is closed, so that transformers refuses it; None of others."""
+    file = folder / "config.json"
+    if not file.is_file() or CLOSED_TYPE not in file.read_text(encoding="utf-8", errors="replace"):
+        return None
+    whole = read_object(file)
+    return from_closed(whole, str(folder)) if is_closed(whole) else None
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -308,13 +324,16 @@ def _set_attention(model: "PreTrainedModel", name: str) -> None:
 def save_model(
     model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase, out: Path, state: dict | None = None
 ) -> None:
-    """Writes a Hugging Face folder in safetensors; `state` stands in for parameters kept elsewhere."""
+    """Writes a Hugging Face folder in safetensors, closed where the model's config names what posgap alone applies;
+    `state` stands in for parameters kept elsewhere."""
     if state is not None:
         tied = getattr(model, "all_tied_weights_keys", {})
         state = {name: tensor for name, tensor in state.items() if name not in tied}
     try:
         model.save_pretrained(out, state_dict=state)
         tokenizer.save_pretrained(out)
+        if is_altered(model.config):
+            write_config(out, read_config(out))
     # transformers before 5.23 writes no generation config with settings that have no effect, also where it was read so.
     except (OSError, SafetensorError, ValueError) as error:
         raise PosgapError(f"{out}: the model could not be written: {' '.join(str(error).split())}") from None

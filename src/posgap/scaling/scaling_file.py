@@ -1,17 +1,16 @@
 """The scaling file, `scaling.json`, and the model folder that carries its factors."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import Record, parsed, read_model, read_object, write_json
-from posgap.mitigations.applied import copy_model, refuse_chosen_by, warn_in_card
-from posgap.models import CONFIG_KEY
+from posgap.foundation.files import Record, parsed, read_model, write_json
+from posgap.mitigations.applied import refuse_chosen_by, write_with
+from posgap.mitigations.lpes import LPES, LayerFactors
 from posgap.models.factors import check_factors
-from posgap.storage.lineage import training_examples, write_training_examples
+from posgap.storage.lineage import training_examples
 from posgap.tasks.content import among
 from posgap.tasks.examples import AnyExample
 
@@ -151,14 +150,11 @@ def write_scaling(scaling: Scaling, folder: Path) -> None:
 
 
 def write_scaled_model(model: Path, scaling: Scaling, out: Path) -> None:
-    """Copies a model folder into `out` and adds the factors to `config.json`, the scaling file, the examples that it
-    was searched on, and a warning in the model card that plain transformers loads the model unscaled."""
-    copy_model(model, out)
-    config = read_object(out / "config.json")
-    write_json(out / "config.json", {**config, CONFIG_KEY: scaling.factors})
+    """Copies a model folder into `out` with the factors in `config.json`, the scaling file, the examples that it was
+    searched on, and, unless whatever loads the folder applies the factors, a word in the model card of what does."""
+    settings = LayerFactors(factors=scaling.factors)
+    write_with(model, LPES, settings, training_examples(model).union(scaling.example_contents), out)
     write_scaling(scaling, out)
-    write_training_examples(out, training_examples(model).union(scaling.example_contents))
-    warn_in_card(out, WARNING.format(factors=json.dumps(scaling.factors), key=CONFIG_KEY))
 
 
 def refuse_searched(model: Path, examples: Sequence[AnyExample]) -> None:
@@ -170,12 +166,3 @@ def refuse_searched(model: Path, examples: Sequence[AnyExample]) -> None:
             f"{model}: its scaling was searched on {len(searched)} of these examples ({searched[0].id}, ...); "
             "measure it on examples that the search has not seen"
         )
-
-
-WARNING = """\
-> **This model is scaled.** Layer l reads its rotary positions divided by factor l of `{key}` in
-> `config.json`: `{factors}`. transformers ignores that key, and loads the model **unscaled**. Load it with
-> [posgap](https://pypi.org/project/posgap/): `posgap.load_model(path)`, or
-> `posgap.scale_model(AutoModelForCausalLM.from_pretrained(path))`.
-
-"""

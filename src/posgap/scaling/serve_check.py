@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import read_object
 from posgap.foundation.printing import show
 from posgap.mitigations.in_force import load_model
 from posgap.models import CONFIG_KEY
+from posgap.models.closing import read_config
 from posgap.scaling.vllm_plugin import applied
 
 
 def serve_check(model: str | Path, backend: str = "auto") -> None:
     """Loads the model and prints one line per layer; raises `PosgapError` if config and model disagree."""
-    configured, model = read_object(Path(model) / "config.json").get(CONFIG_KEY), str(model)
+    configured, model = read_config(Path(model)).get(CONFIG_KEY), str(model)
     if backend == "auto":
         backend = "vllm" if importlib.util.find_spec("vllm") else "transformers"
     real = (_in_vllm if backend == "vllm" else _in_transformers)(model)

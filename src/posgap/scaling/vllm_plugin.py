@@ -19,15 +19,28 @@ from typing import Any
 
 from torch import nn
 
-from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
+from posgap.models import CLOSED_TYPE, CONFIG_KEY, MITIGATIONS_KEY
+from posgap.models.closing import from_closed
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def register() -> None:
-    """Makes every vLLM model loader scale the models it loads. vLLM calls it once or more in each process."""
+    """Makes every vLLM model loader scale the models it loads, and closed folders readable here, where nothing loads
+    them but such loaders. vLLM calls it once or more in each process."""
     import vllm.model_executor.model_loader  # noqa: F401  defines all loaders
+    from transformers import AutoConfig, PretrainedConfig
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    class Closed(PretrainedConfig):
+        model_type = CLOSED_TYPE
+
+        @classmethod
+        def from_dict(cls, config_dict, return_unused_kwargs=False, **options):
+            config = from_closed(config_dict, options.get("name_or_path", ""))
+            return (config, options) if return_unused_kwargs else config
+
+    AutoConfig.register(CLOSED_TYPE, Closed, exist_ok=True)
 
     for loader in (BaseModelLoader, *_subclasses(BaseModelLoader)):
         load = vars(loader).get("load_model")

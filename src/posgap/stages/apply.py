@@ -21,7 +21,7 @@ from posgap.mitigations.lpes import LPES
 from posgap.mitigations.mitigation import ModelMitigation, Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
-from posgap.models.factors import check_factors, require_rope
+from posgap.models.factors import check_factors, is_altered, require_rope
 from posgap.models.loading import commit_on_hub, load_config, model_folder
 from posgap.scaling.scaling_file import SCALING_FILE, Scaling, read_scaling, write_scaled_model
 from posgap.stages.frame import stage
@@ -46,7 +46,8 @@ class Chosen(NamedTuple):
 @stage
 def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     """Writes the model with a mitigation in `config.json`, or in its weights, `mitigation.json` (`scaling.json` of
-    factors from `scale search`), and a warning in the model card.
+    factors from `scale search`), and a word in the model card. What transformers does not know closes the folder to
+    all but posgap (`posgap.models.closing`).
 
     Raises `PosgapError` if the settings were found for another model, or the model cannot have the mitigation.
     """
@@ -65,8 +66,7 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     model = load_model(config.model)
     factors = _factors(model, mitigation, given) if config.in_weights else None
     put_in_force(model, name, given)  # which says why a model cannot have it
-    if given == mitigation.neutral(model.config):
-        log.warning("%s: these settings change nothing; what is written answers as %s does", name, config.model)
+    neutral = given == mitigation.neutral(model.config)
     applied = Applied(
         name=name,
         settings=given.model_dump(mode="json"),
@@ -78,13 +78,18 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     folder = model_folder(config.model, weights=True)
     if factors is not None:
         write_model_with_weights(folder, factors, applied, out)
-        _require_alike(model, load_model(str(out)))
     elif chosen.scaling:
         write_scaled_model(folder, chosen.scaling, out)
     else:
         write_mitigated_model(folder, mitigation, given, applied, out)
+    if factors is not None or not is_altered(load_config(str(out))):  # others load it too, and so it must be in there
+        _require_alike(model, load_model(str(out)))
     run.artifact(out / (SCALING_FILE if chosen.scaling else APPLIED_FILE))
-    log.log(RESULT, "%s applied with %s", name, applied.settings)
+    done = "nothing is scaled, since all factors are 1" if name == LPES.name else "these settings change nothing"
+    if neutral:
+        log.warning("%s: %s; what is written answers as %s does", name, done, config.model)
+    else:
+        log.log(RESULT, "%s applied with %s", name, applied.settings)
 
 
 def _reader(found: Path) -> Callable[[Path, ApplyConfig], Chosen]:
@@ -125,15 +130,16 @@ def _factors(model: PreTrainedModel, mitigation: ModelMitigation, settings: Sett
 
 @torch.inference_mode()
 def _require_alike(model: PreTrainedModel, written: PreTrainedModel) -> None:
-    """`PosgapError` unless a model in which the mitigation is in force and the one with it in its weights say the same
-    of some tokens, but for rounding: of the weights' type, where that is a short one."""
+    """`PosgapError` unless a model in which the mitigation is in force and that of the folder written say the same of
+    some tokens, but for rounding: of the weights' type, where that is a short one and they have the mitigation."""
     ids = torch.arange(3, 19)[None] % model.config.get_text_config().vocab_size
     said, again = (each(input_ids=ids, use_cache=False).logits.double() for each in (model, written))
     off = float((again - said).norm() / said.norm())
-    log.info("logits with the mitigation in force and in the weights differ by %.1e of them", off)
+    log.info("logits with the mitigation in force and of the folder that is written differ by %.1e of them", off)
     if not off < MAX_APART:
         raise PosgapError(
-            f"{model.name_or_path}: its files do not keep what the mitigation changes; leave `in_weights` out"
+            f"{model.name_or_path}: its files do not keep what the mitigation changes; leave `in_weights` out, "
+            "if it was given"
         )
 
 

@@ -1,0 +1,68 @@
+"""The config.json of a model that only posgap loads as it is: no other loader finds a model in it, so that none loads
+it without its RoPE factors and mitigations in silence.
+
+Such a file is *closed*: the model's own config stands in `posgap_model`, and beside it a model type that names the
+remedy, which transformers, and whatever else looks a family up, says it does not know. Sizes stand there in words, for
+loaders that are told the family (`LlamaForCausalLM.from_pretrained`) and fill in what a file leaves out.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posgap.foundation.files import read_object, write_json
+from posgap.models import CLOSED_TYPE, CONFIG_KEY, MITIGATIONS_KEY
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# One level deeper than a loader of a family looks for a config of its type.
+_MODEL, _CONFIG = "posgap_model", "config"
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+
+
+def closed(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's config.json as it is written: closed if it names RoPE factors or mitigations, else as it is."""
+    if not any(config_json.get(key) is not None for key in (CONFIG_KEY, MITIGATIONS_KEY)):
+        return dict(config_json)
+    parts = [key for key, value in config_json.items() if key.endswith("_config") and isinstance(value, dict)]
+    words = {key: CLOSED_TYPE for key in (*_SIZES, *parts)}
+    own = {_CONFIG: dict(config_json)}
+    return {"model_type": CLOSED_TYPE, "architectures": [CLOSED_TYPE], **words, _MODEL: own}
+
+
+def opened(config_json: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's own config.json, of one that is closed or, as an older posgap and all others write it, is not."""
+    return dict(config_json[_MODEL][_CONFIG] if is_closed(config_json) else config_json)
+
+
+def is_closed(config_json: Mapping[str, Any]) -> bool:
+    """Whether a config.json is closed."""
+    own = config_json.get(_MODEL)
+    return config_json.get("model_type") == CLOSED_TYPE and isinstance(own, dict) and isinstance(own.get(_CONFIG), dict)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The own config.json of the model in a folder, closed or not."""
+    return opened(read_object(folder / "config.json"))
+
+
+def write_config(folder: Path, config_json: Mapping[str, Any]) -> None:
+    """Writes the config.json of a model that is read by `read_config`."""
+    write_json(folder / "config.json", closed(config_json))
+
+
+def from_closed(config_json: Mapping[str, Any], name: str) -> "PretrainedConfig":
+    """The configuration that transformers makes of a closed config.json; `name` is the model's folder.
+
+    Raises what transformers raises of the model's own config.json.
+    """
+    from transformers import AutoConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(opened(config_json)), encoding="utf-8")
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    config.name_or_path = name
+    return config
