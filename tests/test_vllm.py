@@ -30,6 +30,9 @@ from posgap.stages.teacher import teacher
 from posgap.tasks.responses import read_responses
 
 FACTORS = [1.0, 1.3, 1.7]
+NEOX = pytest.mark.xfail(
+    reason="vLLM 0.32 with transformers 5.19 gives other logits, of an unscaled model too", strict=True
+)
 # vLLM's attention on CPUs wants heads of 32 or more.
 SHAPE = SIZES | {
     "vocab_size": 41,
@@ -77,7 +80,7 @@ def model(family: str, **more):
 @pytest.mark.parametrize(
     ("family", "rope"),
     # The last is served by transformers' model, since vLLM has none of its own.
-    [("llama", LLAMA3), ("qwen2", None), ("qwen3", None), ("gpt_neox", None)],
+    [("llama", LLAMA3), ("qwen2", None), ("qwen3", None), pytest.param("gpt_neox", None, marks=NEOX)],
 )
 def test_vllm_gives_the_log_probabilities_of_transformers(vllm_python, tmp_path, tokenizer, family, rope):
     scaled = scale_model(model(family, **({"rope_parameters": rope} if rope else {})), FACTORS)

