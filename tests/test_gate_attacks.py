@@ -257,7 +257,7 @@ def test_a_judge_that_always_says_yes_is_no_evidence(tmp_path, controls):
     trusted = {"examples": 20, "right": 100, "wrong": 95, "instructing": 90}
     for told, gaps in (
         (trusted, []),
-        (controls, ["a judge that was not tried on known answers; grade again with --contr"]),
+        (controls, ["a judge that was not tried on known answers, or does not tell right from"]),
     ):
         swept = write_sweep(tmp_path / f"graded-{len(gaps)}", FLAT)
         known = read_sweep(swept)

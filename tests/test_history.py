@@ -77,6 +77,8 @@ def test_what_was_rolled_back_returns_only_with_a_reason(tmp_path, base, model_f
     promote(waits)
     assert run(capsys, "approve", "tiny", "2")[0] == 0
     assert str(client.get_registered_model("tiny").aliases["champion"]) == "2"
+    why = champions.changes(client.get_registered_model("tiny"))[-1]["why"]
+    assert why.startswith("approved by ") and why.endswith(", though rolled back before: French is asked for")
     assert run(capsys, "rollback", "tiny", "--reason", "answers in French")[0] == 0
     client.set_registered_model_alias("tiny", "challenger", "2")
     assert "was rolled back: answers in French" in fails(capsys, "approve", "tiny", "2")
@@ -86,6 +88,18 @@ def test_what_was_rolled_back_returns_only_with_a_reason(tmp_path, base, model_f
     last = champions.changes(client.get_registered_model("tiny"))[-1]
     assert last["why"] == "promoted, though rolled back before: French is asked for"
     assert client.get_model_version("tiny", "2").description.startswith("Gap 0")
+    # A reason is for one rollback, also if the version became the champion by another way than the approval it was for.
+    assert run(capsys, "rollback", "tiny", "--reason", "answers in French")[0] == 0
+    client.delete_model_version_tag("tiny", "2", "posgap.approved")
+    promote(waits.model_copy(update={"force": True}))
+    assert str(client.get_registered_model("tiny").aliases["challenger"]) == "2"
+    promote(again.model_copy(update={"despite_rollback": "French is asked for", "force": True}))
+    assert run(capsys, "rollback", "tiny", "--reason", "answers in French")[0] == 0
+    client.set_registered_model_alias("tiny", "challenger", "2")
+    assert "was rolled back: answers in French" in fails(capsys, "approve", "tiny", "2")
+    client.delete_registered_model_alias("tiny", "challenger")
+    promote(again.model_copy(update={"despite_rollback": "French is asked for", "force": True}))
+    assert str(client.get_registered_model("tiny").aliases["champion"]) == "2"
     # That reign was ended by no rollback, so it needs no reason.
     promote(promotion(tmp_path, "three", copy_of(model_folder, tmp_path / "three"), base))
     promote(promotion(tmp_path, "two", tmp_path / "two", base, again="-once-more"))
@@ -139,3 +153,16 @@ def test_what_needs_approval_waits_as_challenger(tmp_path, base, model_folder, c
     whys = [change["why"].partition(" by ") for change in champions.changes(client.get_registered_model("tiny"))]
     assert [why for why, _, _ in whys] == ["promoted", "approved", "approved", "rolled back: x"]
     assert whys[2][2] == "Ada"
+
+
+def test_a_rollback_is_done_though_no_description_can_be_written(tmp_path, base, model_folder, capsys, monkeypatch):
+    """Whoever saw it fail would do it again, and so undo it."""
+    for name in ("one", "two"):
+        promote(promotion(tmp_path, name, copy_of(model_folder, tmp_path / name), base))
+
+    def silent(*_, **__):
+        raise mlflow.exceptions.MlflowException("no")
+
+    monkeypatch.setattr(mlflow.MlflowClient, "update_model_version", silent)
+    assert run(capsys, "rollback", "tiny", "--reason", "answers in French")[0] == 0
+    assert str(mlflow.MlflowClient().get_registered_model("tiny").aliases["champion"]) == "1"

@@ -78,6 +78,8 @@ def _require_its_weights(adapter: Path, adapted: Any) -> None:
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
 
+    # Else peft reads the config of the base that the adapter names, which is that of the model here, or asks the hub.
+    adapted.peft_config["default"].base_model_name_or_path = None
     with safe_open(adapter / ADAPTER_WEIGHTS, framework="pt") as stored:
         differing = sorted(set(stored.keys()) ^ set(get_peft_model_state_dict(adapted)))
     if differing:

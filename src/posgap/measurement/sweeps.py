@@ -86,7 +86,8 @@ class Asked(Record):
     a word where an endpoint applies its own. `system`, `template_args` and `date` are the framing's, as far as prompts
     show it: the date only where the template asks for it. `stop` are the strings at which responses ended, and
     `samples` is how many responses there are to each prompt. `dtype` and `device` ("cpu" or "cuda") are those of a
-    model on this machine; empty where an endpoint answered, or an older posgap. Of a `dtype` "auto" the backend knows.
+    model on this machine; empty where an endpoint answered, or an older posgap. `dtype` is "auto" where a
+    backend of another package chose by itself.
     """
 
     prompt: str

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from posgap.foundation.json_text import parse
 from posgap.tracking import leases
 from posgap.tracking.leases import Lease
-from posgap.tracking.server import MAX_CHARACTERS, Refused, ask
+from posgap.tracking.server import MAX_CHARACTERS, Refused, TrackingError, ask
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import RegisteredModel
@@ -83,9 +83,16 @@ def rolled_back(model: "RegisteredModel") -> dict[str, str]:
     return {version: why for version, why in ended.items() if why.startswith(ROLLED_BACK)}
 
 
+def ended_by(model: "RegisteredModel", version: str) -> str:
+    """The tag that records the last end of a version's reign; empty if it has none."""
+    records = [(tag, parse(model.tags[tag], f"{model.name}: tag {tag}")) for _, tag in _recorded(model)]
+    ends = [tag for tag, change in records if isinstance(change, dict) and str(change.get("before", "")) == version]
+    return ends[-1] if ends else ""
+
+
 def mark(name: str, change: Change) -> None:
     """Has the description of a version begin with the reason for which it was rolled back, until it is champion again:
-    for people. What counts is `rolled_back`."""
+    for people. What counts is `rolled_back`, so that a server which does not answer leaves a warning."""
 
     def describe(version: str, head: str) -> None:
         described = ask(lambda client: client.get_model_version(name, version)).description or ""
@@ -93,9 +100,12 @@ def mark(name: str, change: Change) -> None:
         if (text := f"{head}{kept}"[:MAX_CHARACTERS]) != described:
             ask(lambda client: client.update_model_version(name, version, text))
 
-    describe(change.version, "")
-    if change.why.startswith(ROLLED_BACK) and change.before:
-        describe(change.before, f"{_HEAD}{change.why.removeprefix(ROLLED_BACK)}\n\n")
+    try:
+        describe(change.version, "")
+        if change.why.startswith(ROLLED_BACK) and change.before:
+            describe(change.before, f"{_HEAD}{change.why.removeprefix(ROLLED_BACK)}\n\n")
+    except TrackingError as error:
+        log.warning("%s: the descriptions of its versions do not say that one was rolled back: %s", name, error)
 
 
 def set_champion(lease: Lease, version: str, why: str, previous: str = "", run: str = "") -> Change:

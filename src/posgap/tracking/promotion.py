@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 APPROVED = "posgap.approved"  # tag of a version: who approved it
-DESPITE = "posgap.despite_rollback"  # tag of a challenger that was rolled back: why it may be the champion again
+# Tag of a challenger that was rolled back: the tag that records this, and why it may be the champion again.
+DESPITE = "posgap.despite_rollback"
 _OF_CANDIDATES = (EVIDENCE, PROMOTION_RUN, PIPELINE_TAG)  # tags: a version without them is not ready to be promoted
 
 
@@ -102,7 +103,8 @@ def crown(
             return Place(version, CHAMPION if version == winner else "", winner)
         if approval and not _approver(name, winner):
             if despite_rollback:
-                lease.write(methodcaller("set_model_version_tag", name, winner, DESPITE, despite_rollback))
+                lifted = f"{champions.ended_by(registered, winner)} {despite_rollback}"
+                lease.write(methodcaller("set_model_version_tag", name, winner, DESPITE, lifted))
             lease.set_alias(CHALLENGER, winner)
             return Place(version, CHALLENGER if version == winner else "", former)
         stays = bool(former) and is_of_this_run(numbered(name, former)) and previous != winner
@@ -159,9 +161,9 @@ def _promote_approved(lease: Lease) -> None:
             log.warning("%s: challenger %s was judged against another champion", lease.name, challenger)
             return
         run = numbered(lease.name, challenger).tags.get(PROMOTION_RUN, "")
-        champions.set_champion(lease, challenger, f"approved by {approver}", champion, run)
-        if DESPITE in numbered(lease.name, challenger).tags:
-            lease.write(methodcaller("delete_model_version_tag", lease.name, challenger, DESPITE))
+        reason = _despite(lease, challenger)
+        why = f"approved by {approver}" + (f", though rolled back before: {reason}" if reason else "")
+        champions.set_champion(lease, challenger, why, champion, run)
     lease.set_alias(CHALLENGER, "")
 
 
@@ -176,7 +178,14 @@ def _require_not_rolled_back(lease: Lease, version: str) -> None:
 def _veto(lease: Lease, version: str) -> str:
     """Why a version was rolled back, unless somebody said as it became the challenger why it may return; else empty."""
     reason = champions.rolled_back(lease.read()).get(version, "")
-    return "" if reason and DESPITE in numbered(lease.name, version).tags else reason
+    return "" if reason and _despite(lease, version) else reason
+
+
+def _despite(lease: Lease, version: str) -> str:
+    """Why a version may be the champion again although it was rolled back; empty if nobody said so of the last end of
+    its reign."""
+    ended, _, reason = numbered(lease.name, version).tags.get(DESPITE, "").partition(" ")
+    return reason if ended and ended == champions.ended_by(lease.read(), version) else ""
 
 
 def _approver(name: str, version: str) -> str:
