@@ -154,7 +154,8 @@ def test_an_endpoint_that_dies_leaves_a_report_of_it_and_no_old_verdict(tmp_path
     with served(endpoint):
         assert check(endpoint, tmp_path / "out", *reports) == 2
         error = ElementTree.parse(tmp_path / "j.xml").find(".//error")
-        assert "gave up after 1 tries: 503" in error.get("message")
+        # A prompt that fails while others are still answered is tried once more.
+        assert re.search(r"gave up after [12] tries: 503", error.get("message"))
         assert (tmp_path / "s.md").read_text().startswith("<!-- posgap check -->\n# No verdict on `served`\n")
         assert not (tmp_path / "out" / "check.json").exists()
         assert "asks everything again: it goes on with --reuse" in capsys.readouterr().err.splitlines()[-1]
