@@ -70,7 +70,7 @@ MORE: dict[str, tuple[str, dict]] = {
 }  # fmt: skip
 TABLE = {**ROWS, **MORE}
 
-# What keeps attributions from a family, in short.
+# What keeps value norms from a family, in short.
 REFUSED = {
     "its values cannot be read": "no: its attention cannot be replaced",
     "a gate, or a normalisation within": "no: a gate or a normalisation behind the heads",
@@ -183,11 +183,8 @@ def attributed(name: str) -> str:
     family, settings = TABLE[name]
     model = build(family, **settings)
     ids = torch.randint(3, VOCABULARY - 4, (1, N), generator=torch.Generator().manual_seed(1))
-    try:
-        measure(model, [ids], N, np.zeros(n_heads(model.config)), 0.2, attributions=True)
-    except PosgapError as error:
-        return next((short for said, short in REFUSED.items() if said in str(error)), str(error))
-    return "yes"
+    reason = measure(model, [ids], N, np.zeros(n_heads(model.config)), 0.2).no_value_norm
+    return next((short for said, short in REFUSED.items() if said in reason), reason or "yes")
 
 
 def compared(measured: Measured, matrices: np.ndarray, strengths: np.ndarray) -> dict[str, float]:
@@ -231,7 +228,7 @@ def table(rows: list[list[str]]) -> str:
         f"{len(rows)} configurations with random weights, {equal} equal to an independent twin, {refused} refused. "
         f"Windows are in tokens, of {N}; RoPE's angles in radians a token, the greatest and the least."
     )
-    head = ["| configuration | against its twin | sees | turns by | attributions |", "|---|---|---|---|---|"]
+    head = ["| configuration | against its twin | sees | turns by | value norms |", "|---|---|---|---|---|"]
     return "\n".join(["## Which models", "", intro, "", *head, *(f"| {' | '.join(row)} |" for row in rows)])
 
 

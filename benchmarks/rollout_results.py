@@ -31,7 +31,7 @@ from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
 from posgap.rollout.config import RolloutExperimentConfig, RolloutMeasureConfig
 from posgap.rollout.config import RolloutPredictConfig as PredictConfig
-from posgap.rollout.distributions import mean_interval, spearman
+from posgap.rollout.distributions import binned, mean_interval, spearman
 from posgap.rollout.documents import gold_shares
 from posgap.rollout.experiment_summary import gap_table, sink_table
 from posgap.rollout.files import Measurement, read_document_shares, read_measurement, read_prediction
@@ -89,14 +89,13 @@ def figure(out: Path, preset: str, networks: int) -> None:
 
 
 class Looked(NamedTuple):
-    """A model with its sweep, its measurement, what was found comparing both, and predictions by what they know [N]."""
+    """A model with its sweep, its measurement, and predictions by what they know [N]."""
 
     label: str
     sweep: Sweep
     measured: Measurement
     shares: np.ndarray  # the gold document's share of the rollout, [E]
     positions: np.ndarray  # its position, [E]
-    compared: dict
     predicted: dict[str, np.ndarray]
 
 
@@ -109,14 +108,13 @@ def looked_at(bench: Bench, kind: str, trained: bool, out: Path) -> Looked:
     folder = rollout_measure(
         RolloutMeasureConfig(
             texts=bench.held_out, model=str(model), task="kv", n_docs=N_DOCS, label=label, limit=PROMPTS,
-            attributions=True, out=out / f"measured-{name}",
+            sweep=swept, out=out / f"measured-{name}",
         )
     )  # fmt: skip
     predicted = {
         what: rollout_predict(
             PredictConfig(
                 measurement=folder,
-                sweep=swept,
                 **how,
                 label=what,
                 out=out / f"predicted-{name}-{what.replace(' ', '-')}",
@@ -133,7 +131,6 @@ def looked_at(bench: Bench, kind: str, trained: bool, out: Path) -> Looked:
         measured,
         gold_shares(read_document_shares(folder, measured)["rollout"], positions),
         positions,
-        files.read_json(predicted["and content"] / "comparison.json"),
         {what: np.array(read_prediction(path).distribution) for what, path in predicted.items()},
     )
 
@@ -144,8 +141,9 @@ def why(models: Iterable[Looked]) -> str:
     for each in models:
         assert each.measured.documents is not None
         by_position = np.array(each.measured.documents["measures"]["rollout"]["gold"])
-        told = each.compared["documents"]["measures"]
-        told_by = [f"{told[name]['auc']:.2f}" for name in ("rollout", "value_norm")]
+        assert each.measured.telling is not None
+        told = each.measured.telling["features"]
+        told_by = [f"{told[f'{name} of the gold document']['auc']:.2f}" for name in ("rollout", "value_norm")]
         follows = spearman(by_position, np.array(each.sweep.accuracy))
         strengths = each.measured.lambdas
         rows.append(
@@ -164,8 +162,10 @@ def parts(models: Iterable[Looked]) -> str:
     """How well predictions that know more and more of the architecture order the tokens as measured rollouts do."""
     rows = []
     for each in models:
-        measured = np.array(each.measured.influence["rollout"])[:-1]  # without what the last token keeps of itself
-        rows.append([each.label, *(f"{spearman(row[:-1], measured):.2f}" for row in each.predicted.values())])
+        measured, bins = np.array(each.measured.influence["rollout"]), each.measured.bins
+        by_place = [binned(row, bins) for row in each.predicted.values()]
+        # Without the last place, where the last token keeps itself.
+        rows.append([each.label, *(f"{spearman(row[:-1], measured[:-1]):.2f}" for row in by_place)])
     return markdown(["model", *PARTS], rows)
 
 
@@ -256,20 +256,20 @@ Greatest error of any entry of the last row against `theory/known_answers.json`,
 
 ### Why is the model biased?
 
-`posgap rollout measure --attributions` over 200 held-out key-value prompts of 20 records ({source},
+`posgap rollout measure --sweep` over 200 held-out key-value prompts of 20 records ({source},
 lines 101 to 300), ten at each gold position. The table has:
 
-- the gold document's share of the rollout, in percent, at gold positions in three stretches;
+- the gold document's share among documents, in percent, by the rollout, at gold positions in three stretches;
 - Spearman's correlation, over the 20 positions, of accuracy with that share;
 - prompt by prompt, how well the share tells a right answer from a wrong one (AUC; 0.5 tells nothing): the share by the
   rollout, and by attention weighted with the norms of values.
 
 {why}
 
-What of the architecture makes the rollout what it is? The next table has Spearman's correlation, over tokens but the
-last, of predictions with the measured rollout. From column to column the predictions know more. The measured rollout is
-averaged over prompts, and so over gold positions. Under a causal mask alone residual strength changes shares, but not
-their order.
+What of the architecture makes the rollout what it is? The next table has Spearman's correlation, over places of the
+prompt but the last, of predictions with the measured rollout. From column to column the predictions know more. The
+measured rollout is averaged over prompts, and so over gold positions. Under a causal mask alone residual strength
+changes shares, but not their order.
 
 {parts}
 

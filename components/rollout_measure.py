@@ -12,8 +12,9 @@ def rollout_measure(
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Artifact],
     picture: dsl.Output[dsl.HTML],
+    sweep: dsl.Input[dsl.Artifact] = None,
 ):
-    """Measures what each input position contributes to a model's last token, its residual strengths and attention."""
+    """Measures how much each part of a prompt reaches a model's last token, and what tells its right answers."""
     arguments = dict(locals())
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_rollout

@@ -11,7 +11,6 @@ def rollout_predict(
     out: dsl.Output[dsl.Artifact],
     picture: dsl.Output[dsl.HTML],
     measurement: dsl.Input[dsl.Artifact] = None,
-    sweep: dsl.Input[dsl.Artifact] = None,
 ):
     """Predicts how much of each input position reaches the last token, and compares that with a measurement."""
     arguments = dict(locals())

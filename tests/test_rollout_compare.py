@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from test_gate import ASKED
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
 from posgap.rollout import comparison
-from posgap.rollout.comparison import compare
+from posgap.rollout.comparison import compare, predicted_shares
 from posgap.rollout.config import RolloutMeasureConfig, RolloutPredictConfig
-from posgap.rollout.distributions import normalized, shape, spearman, summary_text, wasserstein
+from posgap.rollout.distributions import binned, normalized, shape, spearman, summary_text, wasserstein
 from posgap.rollout.files import read_measurement
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
@@ -73,12 +72,9 @@ def test_an_interval_narrows_around_what_all_texts_share():
     assert same["spearman"] == pytest.approx(1) and same["wasserstein"] == pytest.approx(0, abs=1e-12)
 
 
-SWEEP = {
-    "task": "kv", "model": "m", "label": "base", "scaling": None, "metric": "em", "n_docs": 4, "n_examples": 2,
-    "placements": [[1], [2], [3], [4]], "accuracy": [100.0, 50.0, 25.0, 75.0], "ci95": [[0, 100]] * 4, "mean": 62.5,
-    "mean_ci95": [0, 100], "gap": 75.0, "gap_ci95": [0, 100], "gap_noise": 1.0,
-    "worst": {"placement": [3], "accuracy": 25.0}, "examples_digest": "", "model_digest": "", "prompt_digest": "",
-    "asked": ASKED.model_dump(), "settings": {}, "flatness": {"p": 0.4},
+ACCURACY = {
+    "label": "base", "gap": 75.0, "n_docs": 4, "metric": "em", "positions": [1, 2, 3, 4],
+    "accuracy": [100.0, 50.0, 25.0, 75.0],
 }  # fmt: skip
 
 
@@ -102,12 +98,21 @@ def test_an_agreement_that_was_edited_is_refused_in_one_line(measured, name, val
         read_measurement(measured)
 
 
+def swept(measured, tmp_path, **changes):
+    """The measurement, as if a sweep had been given."""
+    told = read_json(measured / "measurement.json")
+    told["sweep"] = {**ACCURACY, **changes}
+    (tmp_path / "swept").mkdir()
+    (tmp_path / "swept" / "measurement.json").write_text(json.dumps(told))
+    (tmp_path / "swept" / "arrays.npz").write_bytes((measured / "arrays.npz").read_bytes())
+    return tmp_path / "swept"
+
+
 def test_a_prediction_is_compared_with_its_measurement_and_a_sweep(tmp_path, measured, caplog):
     caplog.set_level("INFO", "posgap")
-    (tmp_path / "sweep.json").write_text(json.dumps(SWEEP))
     config = RolloutPredictConfig(
-        measurement=measured, encoding="measured", residual="measured", sweep=tmp_path / "sweep.json",
-        influence="rollout", out=tmp_path / "predicted",
+        measurement=swept(measured, tmp_path), encoding="measured", residual="measured", influence="rollout",
+        out=tmp_path / "predicted",
     )  # fmt: skip
     predicted = rollout_predict(config)
     assert (predicted / "prediction.json").is_file()
@@ -117,26 +122,60 @@ def test_a_prediction_is_compared_with_its_measurement_and_a_sweep(tmp_path, mea
     assert 0 <= low <= figures["wasserstein"] <= high
     assert "the accuracy of base (gap 75.0) follows the measured shares" in compared["summary"]
     assert compared["agreement"]["of"] == "tokens" and "by rollout agrees (Spearman)" in compared["summary"]
+    assert "of the measured rollout over 24 places of the prompt" in compared["summary"]
     assert compared["summary"] in caplog.messages
-    with pytest.raises(PosgapError, match="measured: value_norm was not measured; measure with `attributions`"):
-        rollout_predict(config.model_copy(update={"influence": "value_norm", "out": tmp_path / "norms"}))
-    with pytest.raises(PosgapError, match="sweep: is compared with a measurement, too: give a `measurement`"):
-        alone = {"sequence_length": 9, "layers": 2, "heads": 1}
-        rollout_predict(RolloutPredictConfig(sweep=config.sweep, **alone, out=tmp_path / "alone"))
     assert (predicted / "comparison.png").stat().st_size > 10_000
+
+
+def test_a_measure_that_was_left_out_is_not_compared(tmp_path, measured):
+    told = read_json(measured / "measurement.json")
+    told["influence"].pop("value_norm")
+    told["summary"] = "value norms are left out: no"
+    (measured / "measurement.json").write_text(json.dumps(told))
+    with pytest.raises(PosgapError, match="value_norm was not measured .*value norms are left out: no"):
+        config = RolloutPredictConfig(measurement=measured, influence="value_norm", out=tmp_path / "norms")
+        rollout_predict(config)
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0.2, True), (0.49, True), (0.51, False), (-0.3, True), (None, False)])
+def test_a_prediction_that_fails_says_so_first(rank, said):
+    figures = {"spearman": rank, "spearman_ci95": rank and [rank - 0.1, rank + 0.1], "wasserstein_share": 0.1}
+    sentence = comparison.summary_text(figures, "rollout", "documents", 10)
+    assert sentence.startswith("the prediction does not describe this model (Spearman below 0.5)") == said
+    assert rank is None or f"(Spearman {rank:.2f}, {rank - 0.1:.2f} to {rank + 0.1:.2f})" in sentence
+
+
+def test_predicted_shares_of_documents_are_those_of_their_stretches():
+    predicted = normalized(np.arange(1.0, 11))
+    edges = np.array([[0.1, 0.3, 0.3, 0.5], [0.2, 0.25, 0.9, 1.0]])
+    one, other = (2 + 3) / (2 + 3 + 4 + 5), 1.5 / (1.5 + 10)
+    expected = np.mean([[one, 1 - one], [other, 1 - other]], axis=0)
+    np.testing.assert_allclose(predicted_shares(predicted, edges), expected)
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 99))
+def test_binning_keeps_what_there_is_and_where(n, bins, seed):
+    values = normalized(np.random.default_rng(seed).random((2, n)))
+    found = binned(values, bins)
+    assert found.shape == (2, bins)
+    np.testing.assert_allclose(found.sum(axis=1), 1)
+    fine = np.repeat(values / bins, bins, axis=1).reshape(2, bins, n).sum(axis=2)  # each token in `bins` pieces
+    np.testing.assert_allclose(found, fine, atol=1e-12)
+    np.testing.assert_allclose(binned(values, n), values, atol=1e-12)
 
 
 def test_without_an_order_there_is_no_correlation_and_the_report_says_so(tmp_path, measured):
     """A sweep whose accuracy is the same everywhere, and a prediction whose shares are."""
-    (tmp_path / "sweep.json").write_text(json.dumps({**SWEEP, "accuracy": [50.0] * 4, "gap": 0.0}))
-    config = RolloutPredictConfig(measurement=measured, sweep=tmp_path / "sweep.json", out=tmp_path / "predicted")
-    compared = read_json(rollout_predict(config) / "comparison.json")
+    flat_sweep = swept(measured, tmp_path, accuracy=[50.0] * 4, gap=0.0)
+    compared = read_json(
+        rollout_predict(RolloutPredictConfig(measurement=flat_sweep, out=tmp_path / "predicted")) / "comparison.json"
+    )
     assert compared["sweep"]["spearman"] == {"predicted": None, "measured": None}
     assert "the accuracy of base is the same at every position, so nothing can be said" in compared["summary"]
     flat, texts = np.full(24, 1 / 24), normalized(np.random.default_rng(0).random((5, 24)))
     figures = compare(flat, texts, np.random.default_rng(0))
     assert figures["spearman"] is None and figures["spearman_ci95"] is None and figures["wasserstein"] > 0
-    said = comparison.summary_text(figures, flat, texts.mean(axis=0), "rollout")
+    said = comparison.summary_text(figures, "rollout", "documents", 24)
     assert "cannot be compared in order (no Spearman: one of the two is the same" in said
 
 
@@ -144,8 +183,5 @@ def test_lengths_that_differ_are_not_compared(tmp_path, measured, caplog):
     caplog.set_level("INFO", "posgap")
     config = RolloutPredictConfig(sequence_length=9, measurement=measured, out=tmp_path / "predicted")
     predicted = rollout_predict(config)
-    assert "predicted for 9 tokens, and measured over 24: the two are not compared" in caplog.messages
+    assert "predicted for 9 tokens, and measured over up to 24: the two are not compared" in caplog.messages
     assert (predicted / "prediction.json").is_file() and not list(predicted.glob("comparison*"))
-    (tmp_path / "sweep.json").write_text(json.dumps(SWEEP))
-    with pytest.raises(PosgapError, match="predicted for 9 tokens, but .*/measured was measured over 24"):
-        rollout_predict(config.model_copy(update={"sweep": tmp_path / "sweep.json", "out": tmp_path / "refused"}))

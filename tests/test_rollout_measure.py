@@ -3,12 +3,17 @@
 import itertools
 import logging
 import math
+import re
 import sys
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, kv_example
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.trainers import WordLevelTrainer
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -22,10 +27,13 @@ from transformers import (
     LlamaForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 
+from posgap.data.config import ImportConfig, MakeConfig
+from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.generation.setup import prompt_builder
@@ -35,10 +43,10 @@ from posgap.models.loading import eager_attention, load_tokenizer, save_model
 from posgap.rollout.attention import MatrixAttention, last_row
 from posgap.rollout.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.rollout.decoders import Decoder, position_encoding
-from posgap.rollout.documents import by_document, joined, joined_summary, shortened
+from posgap.rollout.documents import PARTS, SINK_TIMES, Asked, among_documents, by_part, shape_of
 from posgap.rollout.encodings import alibi_slopes
 from posgap.rollout.files import read_document_shares, read_influences, read_measurement, read_prediction
-from posgap.rollout.measurement import ATTRIBUTIONS, INFLUENCES, Statistics, measure
+from posgap.rollout.measurement import INFLUENCES, VALUE_NORM, Statistics, measure
 from posgap.rollout.texts import read_text
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
@@ -168,7 +176,7 @@ def test_every_family_against_its_own_matrices(model, ids):
         bare = last_row(N, layers, np.ones(LAYERS))
         np.testing.assert_allclose(influence["rollout_without_residuals"][text], bare, rtol=1e-4)
     for rows in influence.values():
-        np.testing.assert_allclose(rows.sum(axis=1), 1)
+        np.testing.assert_allclose([row.sum() for row in rows], 1)
 
 
 def test_matrices_are_of_the_attention_that_answers(model, ids):
@@ -236,7 +244,7 @@ def test_attention_on_sink_logits_is_kept_apart():
         1 - float(row.sum((1, 2)).mean()), rel=1e-4
     )
     assert 0.02 < measured.unattended["rollout"] < measured.unattended["rollout_without_residuals"]
-    np.testing.assert_allclose(measured.influence["rollout_without_residuals"].sum(1), 1)
+    np.testing.assert_allclose(np.sum(measured.influence["rollout_without_residuals"], axis=1), 1)
 
 
 def test_sinks_whose_part_the_family_takes_off_the_output_are_told():
@@ -294,7 +302,7 @@ def test_content_and_slopes_come_back_from_attention_made_of_them():
     scores = -slopes[:, None, None] * distance + content[:, None, None] * torch.eye(N)
     a = scores.masked_fill(distance < 0, -math.inf).softmax(-1)
     statistics = Statistics(1, 3, N, slopes, 0.2)
-    statistics.texts = 2
+    statistics.add_texts(2, N)
     statistics.add_strengths(0, torch.full((2, N), 0.25))
     statistics.add(0, 0, a.expand(2, 3, N, N), distance >= 0)
     means = statistics.means()
@@ -348,7 +356,6 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
             model=str(model_folder),
             task="kv",
             n_docs=4,
-            attributions=True,
             out=tmp_path / "measured",
         )
     )
@@ -359,26 +366,28 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     documents, shares = measurement.documents, read_document_shares(measured, measurement)
     assert documents["positions"] == [1, 2, 3, 4] and documents["prompts"] == [2, 2, 1, 1]
     assert documents["asked"] == [[kv_example(i).id, i % 4 + 1] for i in range(6)]
-    # The twin finds each record's tokens by its text alone; prompts here are of one length, so that none is cut.
+    # The twin finds each record's tokens by its text alone; prompts here are of one length.
     build = prompt_builder("kv", str(model_folder), 0)
     whole = read_influences(measured, measurement, ["rollout"])["rollout"]
     for at, gold in ((0, 1), (5, 2)):
         example, placement = kv_example(at), Placement((gold,), 4)
-        offsets = build.tokenizer(build.text(example, placement), return_offsets_mapping=True)["offset_mapping"]
-        start = build.text(example, placement).index(f'"{example.key}": "')
-        tokens = [
-            i for i, (a, b) in enumerate(offsets) if a < start + len(f'"{example.key}": "{example.value}') and b > start
-        ]
-        assert shares["rollout"][at, gold - 1] == pytest.approx(whole[at, tokens].sum(), abs=0.02)
-    mean = shares["rollout"][[0, 4]].mean(0)
-    np.testing.assert_allclose(documents["measures"]["rollout"]["documents"][0], mean)
+        text = build.text(example, placement)
+        offsets = build.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+        of_records = []
+        for key, value in re.findall(r'"([^"]+)": "([^"]+)"', text):
+            start = text.index(f'"{key}": "')
+            end = start + len(f'"{key}": "{value}')
+            of_records.append(whole[at, [i for i, (a, b) in enumerate(offsets) if a < end and b > start]].sum())
+        assert len(of_records) == 4
+        np.testing.assert_allclose(shares["rollout"][at], np.array(of_records) / sum(of_records), atol=0.03)
+    np.testing.assert_allclose(documents["measures"]["rollout"]["documents"], shares["rollout"].mean(0))
+    assert sum(documents["measures"]["rollout"]["parts"].values()) == pytest.approx(1)
+    mean = shares["rollout"][[0, 4], 0].mean()
     low, high = documents["measures"]["rollout"]["gold_ci95"][0]
-    assert documents["measures"]["rollout"]["gold"][0] == pytest.approx(mean[0]) and low <= mean[0] <= high
-    assert documents["measures"]["rollout"]["gold_ci95"][3] is None and documents["cut"] == 0
-    assert (
-        np.shape(documents["attention_to_gold"]) == (4, 2) and "by document, the gold one draws" in measurement.summary
-    )
-    assert set(documents["measures"]) == set(measurement.influence) == {*INFLUENCES, *ATTRIBUTIONS}
+    assert documents["measures"]["rollout"]["gold"][0] == pytest.approx(mean) and low <= mean <= high
+    assert documents["measures"]["rollout"]["gold_ci95"][3] is None
+    assert np.shape(documents["attention_to_gold"]) == (4, 2) and "of the rollout: sinks" in measurement.summary
+    assert set(documents["measures"]) == set(measurement.influence) == {*INFLUENCES, VALUE_NORM}
     assert measurement.agreement["of"] == "documents" and len(measurement.agreement["pairs"]) == 10
     assert "agrees (Spearman) with that by gradient" in measurement.summary
     assert "decides on these words" not in measurement.summary
@@ -395,35 +404,80 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     assert sum(prediction.distribution) == pytest.approx(1)
 
 
-def test_documents_that_lose_tokens_to_the_common_length_are_told():
-    assert shortened([(3, 8), (9, 12)], 0) == (((3, 8), (9, 12)), False)
-    assert shortened([(3, 8), (9, 12)], 2) == (((1, 6), (7, 10)), False)
-    assert shortened([(3, 8), (9, 12)], 3) == (((1, 5), (6, 9)), True)
-    rows = np.arange(24.0).reshape(2, 1, 12)
-    np.testing.assert_allclose(by_document(rows, [[(0, 2), (2, 12)], [(1, 1), (11, 12)]]), [[[1, 65]], [[0, 23]]])
+def test_prompts_of_different_lengths_are_measured_whole(model, ids):
+    """Each text's rollout is that of brute force on it alone, and averages count each text's own queries."""
+    lengths = (N, N, 13, 9)
+    texts = [row[:length] for row, length in zip(ids, lengths)]
+    batches = [torch.stack(texts[:2]), texts[2][None], texts[3][None]]
+    measured = measure(model, batches, N, slopes_of(model), 0.2)
+    alone = [measure(model, [text[None]], len(text), slopes_of(model), 0.2) for text in texts]
+    for name, rows in measured.influence.items():
+        assert [len(row) for row in rows] == list(lengths)
+        for row, one in zip(rows, alone):
+            np.testing.assert_allclose(row, one.influence[name][0], rtol=1e-3, atol=1e-7)
+    for name in ("first_mass", "diagonal_mass", "entropy", "content", "lambdas"):
+        means = np.mean([one.statistics[name] for one in alone], axis=0)
+        np.testing.assert_allclose(measured.statistics[name], means, rtol=1e-3, atol=1e-5)
+    with eager_attention(model), torch.no_grad():
+        matrices = [torch.stack(model(input_ids=t[None], output_attentions=True).attentions)[:, 0] for t in texts]
+    for distance in (0, 5, N - 1):
+        band = [np.diagonal(m.double().numpy(), -distance, 2, 3) for m in matrices if m.shape[-1] > distance]
+        np.testing.assert_allclose(
+            measured.statistics["distance"][..., distance], np.concatenate(band, axis=-1).mean(-1), rtol=1e-4, atol=1e-7
+        )
+    assert measured.windows == alone[0].windows
 
 
-def test_whether_a_share_tells_right_answers():
-    """Shares that tell right from wrong at each position, and one that knows the position alone."""
-    asked = [[f"e{i}", i % 2 + 1] for i in range(40)]
-    answers = {(name, position): float(i % 4 < position) for i, (name, position) in enumerate(asked[:36])}
-    right = np.array([i % 4 < position for i, (_, position) in enumerate(asked)])
-    positions = np.array([position for _, position in asked])
-    shares = {"tells": 0.1 + 0.2 * right, "place": 0.1 * positions, "against": 0.3 - 0.2 * right}
-    told = joined(asked, {name: np.stack([v, v], 1) for name, v in shares.items()}, answers, 0)
-    measures = told["measures"]
-    assert told["prompts"] == 36 and told["accuracy"] == pytest.approx(100 * right[:36].mean())
-    assert (measures["tells"]["auc"], measures["tells"]["auc_ci95"]) == (1, [1, 1])
-    assert (measures["against"]["auc"], measures["against"]["auc_within_position"]) == (0, 0)
-    good, bad = positions[:36][right[:36]], positions[:36][~right[:36]]
-    pairs = [(a > b) + (a == b) / 2 for a in good for b in bad]
-    assert measures["place"]["auc"] == pytest.approx(np.mean(pairs)) and measures["place"]["auc_within_position"] == 0.5
-    assert [group["prompts"] for group in measures["tells"]["calibration"]] == [8, 7, 7, 7, 7]
-    assert (
-        measures["tells"]["calibration"][0]["accuracy"] == 0 and measures["tells"]["calibration"][-1]["accuracy"] == 100
+# The first token, a template's one, the instruction's two, three documents of two, two and three with a token between
+# the last two, the question's two, a template's one, and the last token.
+ASKED = Asked("e", 2, ((4, 6), (6, 8), (9, 12)), (2, 14))
+OWNERS = ["sinks", "template", *["instruction"] * 2, *["documents"] * 4, "instruction", *["documents"] * 3]
+OWNERS += [*["question"] * 2, "template", "last token"]
+
+
+def test_every_token_belongs_to_one_part_and_sinks_to_none_of_the_others():
+    row = np.arange(1.0, 17) / np.arange(1, 17).sum()
+    shares = dict(zip(PARTS, by_part(row, ASKED)))
+    assert shares == pytest.approx({part: row[[owner == part for owner in OWNERS]].sum() for part in PARTS})
+    np.testing.assert_allclose(among_documents(row, ASKED), np.array([11, 15, 33]) / 59)
+    # A token of a distractor may be a sink; one of the gold document, or the last one, is none.
+    n, strong = 2000, SINK_TIMES * 1.5 / 2000
+    long = Asked("e", 2, ((4, 6), (6, 8), (9, 12)), (2, n - 2))
+    row = np.full(n, 1 / n)
+    row[[5, 7, n - 1]] = strong
+    shares = dict(zip(PARTS, by_part(row, long)))
+    assert shares["sinks"] == pytest.approx(1 / n + strong) and shares["last token"] == strong
+    np.testing.assert_allclose(
+        among_documents(row, long), np.array([1, 1 + 1.5 * SINK_TIMES, 3]) / (5 + 1.5 * SINK_TIMES)
     )
-    assert "AUC 1.00, 1.00 to 1.00; among prompts of one gold position" in joined_summary(told, "base", "tells")
-    assert "asked none of the measured examples" in joined_summary(joined(asked, {}, {}, 0), "base")
+    assert np.isnan(among_documents(np.eye(16)[0], ASKED)).all()
+
+
+@pytest.mark.parametrize(
+    ("bias", "shape"),
+    [
+        ((0.1, 0, 0, 0, 0, 0.1), "U-shaped"),
+        ((0.1, 0, 0, 0, 0, 0), "primacy"),
+        ((0, 0, 0, 0, 0, 0.1), "recency"),
+        ((0, 0, 0.1, 0.1, 0, 0), "greatest in the middle"),
+        ((0, 0, 0, 0, 0, 0), "of no certain shape"),
+    ],
+)
+def test_the_documents_shares_have_a_shape_where_a_test_says_so(bias, shape):
+    noise = np.random.default_rng(1).dirichlet(np.full(6, 20), size=60)
+    shares = noise + bias
+    found = shape_of(shares / shares.sum(axis=1, keepdims=True))
+    assert found["shape"] == shape and (found["flatness_p"] < 0.05) == any(bias)
+    few = shape_of(np.random.default_rng(0).dirichlet(np.full(6, 20), size=4))
+    assert few["shape"] == "of no certain shape" and shape_of(np.full((9, 2), 0.5)) == shape_of(np.ones((1, 5))) == {}
+
+
+def test_a_flat_shape_is_named_in_one_of_twenty_draws():
+    named = [
+        shape_of(np.random.default_rng(seed).dirichlet(np.full(10, 5), size=20))["flatness_p"] < 0.05
+        for seed in range(200)
+    ]
+    assert 2 <= sum(named) <= 18
 
 
 def test_predict_takes_over_the_factors_of_a_scaled_model(tmp_path, model_folder):
@@ -498,3 +552,31 @@ def test_predict_says_what_it_lacks(tmp_path):
         rollout_predict(RolloutPredictConfig(**sizes, residual="measured"))
     with pytest.raises(PosgapError, match="window: mask window needs a size"):
         rollout_predict(RolloutPredictConfig(**sizes, mask="window"))
+
+
+def test_a_flat_model_is_flat_on_natural_questions(tmp_path, nq_file):
+    """Prompts of real passages, which differ in length: a layer whose attention is even gives each document its part,
+    also at the first positions, and says so."""
+    imported = import_examples(ImportConfig(format="litm-qa", input=nq_file, out=tmp_path / "oracle.jsonl", last=48))
+    examples = make(MakeConfig(kind="qa", examples=imported, n_docs=6, out=tmp_path / "nq.jsonl"))
+    words = Tokenizer(WordLevel(unk_token="?"))
+    words.pre_tokenizer = Whitespace()
+    words.train_from_iterator(examples.read_text().splitlines(), WordLevelTrainer(special_tokens=["?", "<s>"]))
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=words.get_vocab_size(), hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=2, max_position_embeddings=4096, initializer_range=0.01,
+        )
+    )  # fmt: skip
+    save_model(model, PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<s>"), tmp_path / "flat")
+    asked = {"texts": examples, "model": str(tmp_path / "flat"), "task": "qa", "n_docs": 6}
+    measured = read_measurement(rollout_measure(RolloutMeasureConfig(**asked, out=tmp_path / "m")))
+    assert measured.shortest < measured.sequence_length and measured.bins == 100
+    rollout = measured.documents["measures"]["rollout"]
+    assert rollout["shape"] == "of no certain shape" and rollout["flatness_p"] > 0.05
+    for share, (low, high) in zip(rollout["documents"], rollout["documents_ci95"]):
+        assert low - 0.02 < 1 / 6 < high + 0.02 and abs(share - 1 / 6) < 0.03
+    assert min(rollout["gold"]) > 0.1
+    parts = rollout["parts"]  # the last token keeps most, since such a layer adds little to it
+    assert parts["documents"] > 0.6 * (1 - parts["last token"]) and parts["sinks"] < 0.01

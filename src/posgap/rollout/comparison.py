@@ -6,15 +6,17 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from posgap.measurement.plots import COLORS
-from posgap.measurement.sweeps import Sweep
-from posgap.rollout.distributions import RESAMPLES, describe, percentile_interval, spearman, wasserstein
+from posgap.rollout.distributions import RESAMPLES, percentile_interval, spearman, wasserstein
+from posgap.rollout.files import Accuracy
 from posgap.rollout.plots import distribution_curves
+
+DESCRIBES = 0.5  # the least Spearman correlation with which a prediction describes a model
 
 
 def compare(predicted: np.ndarray, texts: np.ndarray, rng: np.random.Generator, resamples: int = RESAMPLES) -> dict:
-    """Agreement of `predicted` [N] with the mean of the texts' distributions `texts` [E, N].
+    """Agreement of `predicted` [N] with the mean of the texts' distributions `texts` [E, N], over places or documents.
 
-    Spearman's correlation over positions and the Wasserstein distance in tokens (scipy's definitions),
+    Spearman's correlation over the N and the Wasserstein distance in places (scipy's definitions),
     each with the 95 % bootstrap interval over texts; the distance also as a share of the length. The correlation,
     and its interval, are None where one side is the same at every position, so that there is no order to agree on.
     """
@@ -35,25 +37,40 @@ def _if_defined(figure: np.ndarray) -> float | None:
     return None if np.isnan(figure) else float(figure)
 
 
-def summary_text(figures: Mapping, predicted: np.ndarray, measured: np.ndarray, what: str) -> str:
-    """One sentence on how well the prediction agrees with the measurement."""
+def predicted_shares(predicted: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """What of a predicted distribution [N] falls on each document, [n], as a share of what falls on all of them,
+    averaged over prompts whose documents begin and end at these `edges` [E, 2 n], shares of a prompt's length."""
+    sums, length = np.concatenate([[0.0], np.cumsum(predicted)]), len(predicted)
+    at = np.interp(edges * length, np.arange(length + 1), sums).reshape(len(edges), -1, 2)
+    of_documents = at[:, :, 1] - at[:, :, 0]
+    return (of_documents / of_documents.sum(axis=1, keepdims=True)).mean(axis=0)
+
+
+def summary_text(figures: Mapping, what: str, of: str, n: int) -> str:
+    """One sentence on whether the prediction describes the measured influence `what`, over n places `of` the prompt."""
+    rank = figures["spearman"]
+    if rank is None:
+        verdict = ""
+    elif rank < DESCRIBES:
+        verdict = f"the prediction does not describe this model (Spearman below {DESCRIBES:g}): it "
+    else:
+        verdict = "the prediction "
     return (
-        f"predicted {describe(predicted)['shape']}, measured ({what}) {describe(measured)['shape']}; the prediction "
-        f"{_order(figures['spearman'], figures['spearman_ci95'])} and lies "
-        f"{figures['wasserstein']:.1f} tokens away ({100 * figures['wasserstein_share']:.0f} % of the length)"
+        f"{verdict or 'the prediction '}{_order(rank, figures['spearman_ci95'])} of the measured {what} over {n} {of}, "
+        f"and lies {100 * figures['wasserstein_share']:.0f} % of the length away"
     )
 
 
 def _order(rank: float | None, interval: Sequence[float] | None) -> str:
     """How well the positions are ordered, in words."""
     if rank is None:
-        return "cannot be compared in order (no Spearman: one of the two is the same at every position)"
+        return "cannot be compared in order (no Spearman: one of the two is the same everywhere)"
     strength = "well" if rank > 0.7 else "in part" if rank > 0.3 else "hardly" if rank > -0.3 else "the wrong way round"
     between = f", {interval[0]:.2f} to {interval[1]:.2f}" if interval else ", without an interval"
-    return f"orders the positions {strength} (Spearman {rank:.2f}{between})"
+    return f"gives the order {strength} (Spearman {rank:.2f}{between})"
 
 
-def sweep_spearman(sweep: Sweep, distribution: np.ndarray) -> float | None:
+def sweep_spearman(sweep: Accuracy, distribution: np.ndarray) -> float | None:
     """Spearman's correlation of accuracy at each gold position with that document's share of the distribution [N];
     None where one of the two is the same at every position.
 
@@ -64,7 +81,7 @@ def sweep_spearman(sweep: Sweep, distribution: np.ndarray) -> float | None:
     return _if_defined(spearman(np.array(sweep.accuracy), shares))
 
 
-def sweep_summary(sweep: Sweep, predicted: float | None, measured: float | None) -> str:
+def sweep_summary(sweep: Accuracy, predicted: float | None, measured: float | None) -> str:
     """One sentence on how well a sweep's accuracy follows the predicted and the measured shares, by these
     correlations."""
     if predicted is None or measured is None:
@@ -77,7 +94,7 @@ def sweep_summary(sweep: Sweep, predicted: float | None, measured: float | None)
     )
 
 
-def comparison_curves(curves: Mapping[str, np.ndarray], sweep: Sweep | None) -> Figure:
+def comparison_curves(curves: Mapping[str, np.ndarray], sweep: Accuracy | None) -> Figure:
     """Plots both distributions and, on a second axis, the sweep's accuracy at each gold document's place."""
     figure = distribution_curves(curves, "share of influence")
     if sweep is None:

@@ -43,7 +43,7 @@ class _Described(SeededConfig):
 class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ignore[misc]  # choices' parameters
     """Predicts each input position's share in the last token from mask, position encoding, residuals and depth.
 
-    With a measurement it also says how well the prediction agrees with it, and with a sweep's accuracy.
+    With a measurement it also says whether the prediction describes the model.
     """
 
     residual: Literal["constant", "power", "measured"] = Field(
@@ -73,17 +73,14 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
     temperature: float = Field(1.0, gt=0, description="divides all scores")
     influence: Influence = Field(
         "gradient",
-        description="with `measurement`: the measured distribution that plot and summary show (`value_norm` only "
-        "if measured with `attributions`); all are compared in the file",
-    )
-    sweep: OptionalInputPath = Field(
-        None, description="with `measurement`: folder from `sweep`, whose accuracy is compared and drawn too"
+        description="with `measurement`: the measured distribution that plot and summary show; all are compared in "
+        "the file",
     )
     label: str = Field("predicted", description="what plots and tables call this prediction")
 
 
 class RolloutMeasureConfig(SeededConfig):
-    """Measures a model's residual strengths, its attention, and how much each input position reaches the last token."""
+    """Measures how much each part of a prompt reaches the last token, and, with a sweep, what tells right answers."""
 
     texts: InputPath = Field(
         description="a text file, a .jsonl(.gz) with a field `text` or, with `task`, a file of examples"
@@ -93,18 +90,15 @@ class RolloutMeasureConfig(SeededConfig):
         "", description=f"task whose examples `texts` holds; {TASKS.described()}; empty: `texts` holds plain text"
     )
     n_docs: int = Field(20, ge=1, le=MAX_DOCS, description="with `task`: documents in a prompt")
+    sweep: OptionalInputPath = Field(
+        None, description="with `task`: folder from a `sweep` of the model with these examples, whose answers are told"
+    )
     length: int = Field(
-        0,
-        ge=0,
-        description="number of tokens of every text (N); 0: 256, or with `task` the length of the shortest prompt",
+        0, ge=0, description="number of tokens of every text (N); 0: 256. Prompts of a `task` are measured whole"
     )
     limit: int = Field(0, ge=0, description="use only the first `limit` texts; 0: all")
     batch_tokens: int = Field(4096, ge=1, description="tokens in a batch")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
-    attributions: bool = Field(
-        False,
-        description="also measure attention weighted by the norms of values; takes longer",
-    )
     label: str = Field("model", description="what plots and tables call this model")
 
 

@@ -19,6 +19,15 @@ def normalized(values: np.ndarray) -> np.ndarray:
     return np.where(sums > 0, values / np.where(sums > 0, sums, 1.0), 1 / values.shape[-1])
 
 
+def binned(values: np.ndarray, bins: int) -> np.ndarray:
+    """Distributions `values [..., N]` over so many stretches of equal length: a token that lies in two of them is
+    divided by how much of it lies in each. As many bins as tokens change nothing."""
+    sums = np.concatenate([np.zeros_like(values[..., :1]), np.cumsum(values, axis=-1)], axis=-1)
+    edges = np.linspace(0, values.shape[-1], bins + 1)
+    token = np.minimum(edges.astype(int), values.shape[-1] - 1)
+    return np.diff(sums[..., token] + (edges - token) * values[..., token], axis=-1)
+
+
 def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Spearman's rank correlation over positions: `a [..., N]` with `b [N]`; nan where either is constant."""
     x, y = rankdata(a, axis=-1), rankdata(b)
@@ -93,23 +102,26 @@ def describe(distribution: np.ndarray) -> dict:
     }
 
 
+def strengths_text(lambdas: np.ndarray) -> str:
+    """How residual strengths `lambdas` [L] change over depth, in a clause."""
+    first, last = lambdas[0], lambdas[-1]
+    if abs(first - last) < 0.01:
+        return f"residual strength {first:.2f} at the first layer and the last"
+    return f"residual strength {'falls' if last < first else 'rises'} from {first:.2f} to {last:.2f} over depth"
+
+
 def summary_text(distribution: np.ndarray, lambdas: np.ndarray, without_residuals: np.ndarray) -> str:
-    """One sentence on the rollout's shape and its causes.
+    """One sentence on a predicted rollout's shape over tokens, and its causes.
 
     `lambdas` [L] are its residual strengths, `without_residuals` [N] is the rollout of the same attention without
     residual connections.
     """
     description = describe(distribution)
     shape_name = description["shape"]
-    first, last = lambdas[0], lambdas[-1]
-    if abs(first - last) < 0.01:
-        strengths = f"residual strength {first:.2f} at the first layer and the last"
-    else:
-        moves = "falls" if last < first else "rises"
-        strengths = f"residual strength {moves} from {first:.2f} to {last:.2f} over depth"
     return (
         f"{shape_name[0].upper()}{shape_name[1:]}; the first token draws "
         f"{description['first_token_times_uniform']:.1f} times its share, the last, which keeps itself, "
-        f"{description['last_token_times_uniform']:.1f} times; {strengths}; without residuals the same attention "
-        f"would put {100 * without_residuals[0]:.0f} % on token 1 and {100 * without_residuals[-1]:.0f} % on the last"
+        f"{description['last_token_times_uniform']:.1f} times; {strengths_text(lambdas)}; without residuals the same "
+        f"attention would put {100 * without_residuals[0]:.0f} % on token 1 and "
+        f"{100 * without_residuals[-1]:.0f} % on the last"
     )

@@ -15,6 +15,7 @@ from posgap.foundation.files import Record, atomic, read_model
 from posgap.rollout.agreement import Agreement
 
 SINK_THRESHOLD = 0.2  # attention above which a token counts as a sink (tau)
+BINS = 100  # stretches of a prompt, where prompts differ in length
 PREDICTION_FILE, MEASUREMENT_FILE, ARRAYS_FILE = "prediction.json", "measurement.json", "arrays.npz"
 
 
@@ -59,23 +60,38 @@ class Encoding(TypedDict, total=False):
     frequencies: list[list[float] | None]
 
 
+class Accuracy(Record):
+    """Of a sweep of the measured model: accuracy in percent at each gold position that was measured, and its gap."""
+
+    label: str
+    gap: float
+    n_docs: int
+    metric: str
+    positions: list[int]
+    accuracy: list[float]
+
+
 class Measurement(Record):
-    """A model's attention and influence, measured over texts of equal length.
+    """A model's attention and influence, measured over texts of at most `sequence_length` tokens, the `shortest` of
+    which has fewer where they are prompts.
 
     `lambdas` [L] are by layer; `content`, `first_mass`, `diagonal_mass`, `entropy` (nats) and `first_sink`, [L, H]
     each, by layer and head. `encoding` is the model's position encoding as `predict` takes it. `windows` [L] are the
     numbers of tokens, itself included, that a token sees (None: no window that ends with it). `attention_layers` [L]
     are the layers' numbers, counted from 1; a hybrid has others between them, of which nothing is measured.
     `unattended` is the share of each rollout that went to the logits of sinks beside the tokens, empty without such.
-    `influence` holds, for each measure, a distribution over positions [N] averaged over texts; `agreement` says how
-    alike every two of them order what a text has (`agreement.agreement`). The distributions of single texts, the
-    attention by distance and the sink metric of every position are in the arrays beside it.
+    `influence` holds, for each measure, a distribution averaged over texts: over tokens, or over `BINS` stretches of
+    the prompt where prompts differ in length; `agreement` says how alike every two of them order what a text has
+    (`agreement.agreement`). `telling` says what tells right answers (`telling.telling`). The
+    distributions of single texts, the attention by distance and the sink metric of every position are in the arrays
+    beside it.
     """
 
     label: str
     model: str
     n_texts: int = Field(ge=1)
     sequence_length: int = Field(ge=1)
+    shortest: int = Field(ge=1)
     layers: int = Field(ge=1)
     heads: int = Field(ge=1)
     encoding: Encoding
@@ -86,12 +102,13 @@ class Measurement(Record):
     entropy: list[list[float]]
     first_sink: list[list[float]]
     influence: dict[str, list[Share]]
-    descriptions: dict[str, dict]
     windows: list[int | None] = Field(default_factory=list)  # those written before it was measured lack it
     unattended: dict[str, Share] = Field(default_factory=dict)
     attention_layers: list[int] = Field(default_factory=list)
     agreement: Agreement | None = None
     documents: dict | None = None  # see documents.summary; None where texts are no prompts with documents
+    sweep: Accuracy | None = None  # where a sweep was given
+    telling: dict | None = None
     summary: str
     settings: dict
 
@@ -101,9 +118,19 @@ class Measurement(Record):
         _require_lengths(self, dict.fromkeys(("lambdas", *per_head), self.layers))
         if any(len(row) != self.heads for name in per_head for row in getattr(self, name)):
             raise ValueError(f"{', '.join(per_head)}: not all have {self.heads} heads in each layer")
-        if any(len(values) != self.sequence_length for values in self.influence.values()):
-            raise ValueError(f"influence: not all distributions are over {self.sequence_length} tokens")
+        if any(len(values) != self.bins for values in self.influence.values()):
+            raise ValueError(f"influence: not all distributions are over {self.bins} places")
         return self
+
+    @property
+    def bins(self) -> int:
+        """The places of each distribution of `influence`: tokens, or stretches of prompts of different lengths."""
+        return places(self.shortest, self.sequence_length)
+
+
+def places(shortest: int, longest: int) -> int:
+    """Over how many places distributions of texts of these lengths can be averaged."""
+    return longest if shortest == longest else min(BINS, shortest)
 
 
 def _require_lengths(record: Record, lengths: dict[str, int]) -> None:
@@ -129,17 +156,25 @@ def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def read_influences(path: Path, measured: Measurement, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Each text's distributions `[E, N]` by the measures of these names, from the arrays beside `measured`."""
-    return _read_arrays(path, names, (measured.n_texts, measured.sequence_length))
+    """Each text's distributions `[E, bins]` by the measures of these names, from the arrays beside `measured`."""
+    return _read_arrays(path, names, (measured.n_texts, measured.bins))
 
 
 def read_document_shares(path: Path, measured: Measurement) -> dict[str, np.ndarray]:
-    """Each prompt's shares by document `[E, n]`, by measure, from the arrays beside `measured`; empty without any."""
+    """Each prompt's shares among documents `[E, n]`, by measure, from the arrays beside `measured`; empty without
+    any."""
     if not measured.documents:
         return {}
     shape = (measured.n_texts, int(measured.documents["n_docs"]))
     names = {f"documents_{name}": name for name in measured.documents["measures"]}
     return {names[name]: values for name, values in _read_arrays(path, names, shape).items()}
+
+
+def read_document_edges(path: Path, measured: Measurement) -> np.ndarray:
+    """Where each prompt's documents begin and end, `[E, 2 n]`, as shares of the prompt's length."""
+    assert measured.documents is not None
+    shape = (measured.n_texts, 2 * int(measured.documents["n_docs"]))
+    return _read_arrays(path, ["edges"], shape)["edges"]
 
 
 def _read_arrays(path: Path, names: Iterable[str], shape: tuple[int, int]) -> dict[str, np.ndarray]:

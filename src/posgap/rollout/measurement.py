@@ -9,24 +9,23 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posgap.foundation.errors import PosgapError
 from posgap.rollout.attributions import ROUNDING, Written, matrix_of
 from posgap.rollout.decoders import Attended, Call, Decoder
 from posgap.rollout.distributions import normalized
 from posgap.rollout.documents import Asked, by_document
 
 INFLUENCES = ("gradient", "gradient_times_input", "rollout", "rollout_without_residuals")
-ATTRIBUTIONS = ("value_norm",)  # measured where it is asked for
+VALUE_NORM = "value_norm"  # measured where a family's attention does nothing but weigh values and project them
 
 
 class Statistics:
-    """Collects attention statistics by layer and head, as sums over texts.
+    """Collects attention statistics by layer and head over texts of at most `longest` tokens.
 
     Means over queries leave out the first query, which sees only itself.
     """
 
-    def __init__(self, n_layers: int, n_heads: int, n: int, slopes: Tensor, threshold: float):
-        self.n, self.slopes, self.threshold, self.texts = n, slopes, threshold, 0
+    def __init__(self, n_layers: int, n_heads: int, longest: int, slopes: Tensor, threshold: float):
+        self.longest, self.slopes, self.threshold, self.texts = longest, slopes, threshold, 0
         shapes: dict[str, tuple[int, ...]] = {
             "first_mass": (),
             "diagonal_mass": (),
@@ -34,10 +33,17 @@ class Statistics:
             "content": (),
             "unattended": (),
         }
-        shapes |= {"distance": (n,), "sink": (n,)}
+        shapes |= {"distance": (longest,), "sink": (longest,)}
         self.sums = {name: np.zeros((n_layers, n_heads, *shape)) for name, shape in shapes.items()}
         self.lambdas = np.zeros(n_layers)
-        self.visible = [Visible(n) for _ in range(n_layers)]
+        self.visible = [Visible() for _ in range(n_layers)]
+        self.at_distance = np.zeros(longest)  # how many queries have a token so far before them
+        self.sees = np.zeros((n_layers, longest))  # how many queries see each token
+
+    def add_texts(self, texts: int, n: int) -> None:
+        """Counts so many texts of n tokens."""
+        self.texts += texts
+        self.at_distance[:n] += texts * np.arange(n, 0, -1)
 
     def add_strengths(self, layer: int, strengths: Tensor) -> None:
         """Adds the residual strengths [B, N] of a layer."""
@@ -46,15 +52,16 @@ class Statistics:
     def add(self, layer: int, first: int, a: Tensor, seen: Tensor) -> None:
         """Adds the attention `a [B, H, Q, N]` of one layer's queries from `first` on (0 is the text's first), which
         may attend to the tokens `seen [Q, N]`."""
-        n = self.n
+        n = a.shape[3]
         self.visible[layer].add(first, seen)
+        self.sees[layer, :n] += len(a) * seen.sum(dim=0).cpu().numpy()
         queries = torch.arange(first, first + a.shape[2], device=a.device)
         distance = queries[:, None] - torch.arange(n, device=a.device)
         sums = self.sums["distance"][layer], self.sums["sink"][layer]
         by_distance = torch.zeros(a.shape[1], n, dtype=torch.float64, device=a.device)
         by_distance.index_add_(1, distance.clamp(min=0).flatten(), a.double().sum(dim=0).flatten(1))
-        sums[0][...] += by_distance.cpu().numpy()
-        sums[1][...] += (a > self.threshold).sum(dim=(0, 2)).cpu().numpy()
+        sums[0][:, :n] += by_distance.cpu().numpy()
+        sums[1][:, :n] += (a > self.threshold).sum(dim=(0, 2)).cpu().numpy()
         if not first:
             a, distance, queries = a[:, :, 1:], distance[1:], queries[1:]
         if not len(queries):
@@ -69,7 +76,7 @@ class Statistics:
             "unattended": 1 - a.double().sum(dim=3),
         }
         for name, values in per_query.items():
-            self.sums[name][layer] += values.double().sum(dim=(0, 2)).cpu().numpy()
+            self.sums[name][layer] += values.double().sum(dim=(0, 2)).cpu().numpy() / (n - 1)
 
     def _content(self, a: Tensor, logs: Tensor, distance: Tensor, own: Tensor) -> Tensor:
         """The score of a token on itself minus its mean score on others, [B, H, Q].
@@ -83,31 +90,30 @@ class Statistics:
         return logs.gather(3, own)[..., 0] - mean
 
     def means(self) -> dict[str, np.ndarray]:
-        """Means over texts: scalars [L, H], `distance` and `sink` [L, H, N], `lambdas` [L].
+        """Means over texts: scalars [L, H], `distance` and `sink` [L, H, longest], `lambdas` [L].
 
-        A key's sinks are counted among the queries that see it, which a window makes few.
+        Attention at a distance is a mean over the queries that have a token so far before them, and a key's sinks are
+        counted among the queries that see it, which a window makes few.
         """
-        queries = {name: self.n - 1 for name in ("first_mass", "diagonal_mass", "entropy", "content", "unattended")}
-        divisors: dict[str, np.ndarray | int] = {name: max(1, number) for name, number in queries.items()}
-        # Distance d occurs at N - d queries.
-        divisors["distance"] = np.arange(self.n, 0, -1)
-        divisors["sink"] = np.array([seen.by_key.clip(min=1) for seen in self.visible])[:, None]
-        means = {name: total / self.texts / divisors[name] for name, total in self.sums.items()}
+        counts: dict[str, np.ndarray | int] = {"distance": self.at_distance, "sink": self.sees[:, None].clip(min=1)}
+        means = {name: total / counts.get(name, self.texts) for name, total in self.sums.items()}
         return means | {"lambdas": self.lambdas / self.texts}
 
 
 class Visible:
-    """Which tokens the queries of a layer see, in the first batch."""
+    """Which tokens the queries of a layer see, in the first batch, which has the longest texts."""
 
-    def __init__(self, n: int):
-        self.n, self.queries = n, 0
-        self.by_key = np.zeros(n, dtype=int)  # how many queries see each key
+    def __init__(self) -> None:
+        self.queries = 0
+        self.by_key = np.zeros(0, dtype=int)  # how many queries see each key
         self.farthest = 0  # the greatest distance to a key that a query sees
         self.ahead = False  # whether a query sees a later token
 
     def add(self, first: int, seen: Tensor) -> None:
         """Adds which tokens the queries from `first` on see, [Q, N]; those known already are passed over."""
-        if self.queries >= self.n:
+        if not self.queries:
+            self.by_key = np.zeros(seen.shape[1], dtype=int)
+        if 0 < len(self.by_key) <= self.queries:
             return
         queries, keys = seen.nonzero(as_tuple=True)
         distances = queries + first - keys
@@ -117,10 +123,10 @@ class Visible:
         self.queries += len(seen)
 
     def window(self) -> int | None:
-        """The number of tokens, itself included, that a token sees: N where it sees all before it; None where what
-        it sees is no window that ends with it."""
-        width = self.farthest + 1
-        whole = np.minimum(self.n - np.arange(self.n), width)
+        """The number of tokens, itself included, that a token sees: those of the longest text where it sees all before
+        it; None where what it sees is no window that ends with it."""
+        width, n = self.farthest + 1, len(self.by_key)
+        whole = np.minimum(n - np.arange(n), width)
         return None if self.ahead or (self.by_key != whole).any() else width
 
 
@@ -154,77 +160,97 @@ def gradients(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Measured(NamedTuple):
-    """What was measured of a model: `Statistics.means`; the distributions [E, N] of the E texts over positions, by
+    """What was measured of a model: `Statistics.means`; the distribution [N] of each of the E texts over its tokens, by
     measure; by layer, the tokens that a token sees (None: no window) and RoPE's angles (see `Decoder.frequencies`);
     the share of either rollout that went to no token, but to the logits of sinks beside them; and the numbers of the L
     layers, and what mixes tokens beside their attention, in words. `documents` is the last
-    token's attention to each document of a prompt, [E, L, H, n], where documents were `asked`."""
+    token's attention to each document of a prompt, [E, L, H, n], where documents were `asked`. `no_value_norm` says
+    why `value_norm` was not measured; it is empty where it was."""
 
     statistics: dict[str, np.ndarray]
-    influence: dict[str, np.ndarray]
+    influence: dict[str, list[np.ndarray]]
     windows: list[int | None]
     frequencies: list[list[float] | None]
     unattended: dict[str, float]
     layers: list[int]
     mixing: str
     documents: np.ndarray | None = None
+    no_value_norm: str = ""
 
 
 def measure(
     model: PreTrainedModel,
     batches: Iterable[Tensor],
-    n: int,
+    longest: int,
     slopes: np.ndarray,
     threshold: float,
     asked: Sequence[Asked] = (),
-    attributions: bool = False,
 ) -> Measured:
-    """Measures attention statistics over batches of `ids [B, N]`, and each text's influence by position.
+    """Measures attention statistics over batches of `ids [B, N]`, and each text's influence by token.
 
-    `slopes` [H] are ALiBi's, or zeros; `asked` says where the documents of the prompts stand. Beside the model this
-    needs memory for the layers' inputs, L B N D, and for
-    the attention of one block of queries (`decoders.WEIGHTS_AT_ONCE`), or of a whole layer, B H N^2, in families whose
-    attention cannot be replaced. The rollout is computed from the last layer down, so the layers are called again in
-    that order.
+    Batches may differ in N; none exceeds the first one's, which is `longest`. `slopes` [H] are ALiBi's, or zeros;
+    `asked` says where the documents of the prompts stand. Beside the model this needs memory for the layers' inputs,
+    L B N D, and for the attention of one block of queries (`decoders.WEIGHTS_AT_ONCE`), or of a whole layer, B H N^2,
+    in families whose attention cannot be replaced. The rollout is computed from the last layer down, so the layers are
+    called again in that order.
 
-    With `attributions` `value_norm` is measured too, which needs B N H^2 numbers more: the rollout with each layer's
-    attention replaced by the norms |sum_h a_hij f_h(x_j)| of what it takes from each token, normalised over j; f_h is
-    the values and the output projection, without the latter's bias (Kobayashi et al. 2020, "Attention is Not Only a
-    Weight", section 3). Raises `PosgapError` where a family's attention does more than weigh values and project them.
+    `value_norm` is the rollout with each layer's attention replaced by the norms |sum_h a_hij f_h(x_j)| of what it
+    takes from each token, normalised over j; f_h is the values and the output projection, without the latter's bias
+    (Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3). It needs B N H^2 numbers more, and is left out
+    where a family's attention does more than weigh values and project them, which the first text shows.
     """
     model.requires_grad_(False)
     decoder = Decoder(model)
     by_distance = torch.tensor(slopes, dtype=torch.float32, device=model.device)
-    statistics = Statistics(decoder.n_layers, decoder.n_heads, n, by_distance, threshold)
-    names = (*INFLUENCES, *(ATTRIBUTIONS if attributions else ()))
-    influence: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    statistics = Statistics(decoder.n_layers, decoder.n_heads, longest, by_distance, threshold)
+    influence: dict[str, list[np.ndarray]] = {name: [] for name in INFLUENCES}
+    no_value_norm = ""
     kept: dict[str, list[np.ndarray]] = {name: [] for name in ("rollout", "rollout_without_residuals")}
     attention: list[np.ndarray] = []
     for ids in batches:
         ids = ids.to(model.device)
+        if not statistics.texts and not (no_value_norm := _no_value_norm(decoder, ids[:1], by_distance)):
+            influence[VALUE_NORM] = []
         by_measure = dict(zip(INFLUENCES, gradients(model, ids)))
         with decoder.capturing():
-            of_batch, last = _layer_by_layer(decoder, ids, statistics, attributions)
+            of_batch, last = _layer_by_layer(decoder, ids, statistics, not no_value_norm)
         by_measure |= of_batch
         if asked:
             of_prompts = asked[sum(map(len, attention)) :][: len(ids)]
-            attention.append(by_document(last, [each.spans for each in of_prompts]))
+            attention.append(np.stack([by_document(rows, each.spans) for rows, each in zip(last, of_prompts)]))
         if not influence["rollout"]:
             decoder.check(ids)
         for name in kept:
             kept[name].append(by_measure[name].sum(dim=1).cpu().numpy())
         for name, values in by_measure.items():
-            influence[name].append(normalized(values.double().cpu().numpy()))
+            influence[name].extend(normalized(values.double().cpu().numpy()))
     return Measured(
         statistics.means(),
-        {name: np.concatenate(rows) for name, rows in influence.items()},
+        influence,
         [seen.window() for seen in statistics.visible],
         decoder.frequencies,
         {name: 1 - float(np.concatenate(rows).mean()) for name, rows in kept.items()},
         decoder.numbers,
         decoder.mixing(),
         np.concatenate(attention) if attention else None,
+        no_value_norm,
     )
+
+
+def _no_value_norm(decoder: Decoder, ids: Tensor, slopes: Tensor) -> str:
+    """Why `value_norm` cannot be measured on a text `ids [1, N]`; empty where it can."""
+    try:
+        with decoder.capturing():
+            _layer_by_layer(
+                decoder, ids, Statistics(decoder.n_layers, decoder.n_heads, ids.shape[1], slopes, 1.0), True
+            )
+    except _Unreadable as reason:
+        return str(reason)
+    return ""
+
+
+class _Unreadable(Exception):
+    """A family's attention does more than weigh values and project them."""
 
 
 class _Carried:
@@ -248,43 +274,39 @@ class _Carried:
 
 
 def _layer_by_layer(
-    decoder: Decoder, ids: Tensor, statistics: Statistics, attributions: bool
+    decoder: Decoder, ids: Tensor, statistics: Statistics, value_norm: bool
 ) -> tuple[dict[str, Tensor], np.ndarray]:
     """The influence in a batch `ids [B, N]` by measure, [B, N] each, and the last token's attention [B, L, H, N].
 
     Layers are called again from the last one down; what they say beside is added to `statistics`.
     """
     calls = decoder.forward(ids)
-    statistics.texts += len(ids)
-    rows = torch.zeros(3 if attributions else 2, *ids.shape, device=ids.device, dtype=torch.float64)
+    statistics.add_texts(*ids.shape)
+    rows = torch.zeros(3 if value_norm else 2, *ids.shape, device=ids.device, dtype=torch.float64)
     rows[:, :, -1] = 1.0
     last = []
     for layer in reversed(range(decoder.n_layers)):
         call = calls.pop()
-        carried = _Carried(layer, rows, statistics, _projection(decoder, layer, call) if attributions else None)
+        carried = _Carried(layer, rows, statistics, _projection(decoder, layer, call) if value_norm else None)
         attended = decoder.attend(layer, call, carried.take)
         statistics.add_strengths(layer, attended.strengths)
         last.append(carried.last.cpu().numpy())
-        if attributions:
+        if value_norm:
             _require_plain_attention(
                 f"{type(decoder.model).__name__}, layer {decoder.numbers[layer]}", attended, carried
             )
         strength = attended.strengths.double().mean(dim=1, keepdim=True)
         mixed = (1 - strength) * rows + strength * carried.into
         rows = torch.stack([mixed[0], carried.into[1], *mixed[2:]])
-    influence = dict(zip(("rollout", "rollout_without_residuals", *ATTRIBUTIONS), rows))
+    influence = dict(zip(("rollout", "rollout_without_residuals", VALUE_NORM), rows))
     return influence, np.stack(last[::-1], axis=1)
-
-
-_LEAVE_OUT = "leave out `attributions`"
 
 
 def _projection(decoder: Decoder, layer: int, call: Call) -> nn.Module:
     projection = decoder.projection(layer, call) if decoder.replaceable else None
     if projection is None:
-        raise PosgapError(
-            f"{type(decoder.model).__name__}: its attention cannot be replaced, so that its values cannot be read; "
-            + _LEAVE_OUT
+        raise _Unreadable(
+            f"{type(decoder.model).__name__}: its attention cannot be replaced, so that its values cannot be read"
         )
     return projection
 
@@ -295,12 +317,12 @@ def _written(projection: nn.Module, values: Tensor, heads: int) -> Written:
 
 @torch.no_grad()
 def _require_plain_attention(where: str, attended: Attended, carried: _Carried) -> None:
-    """`PosgapError` where a layer's projection is not given the sums of the heads' values by their weights."""
+    """`_Unreadable` where a layer's projection is not given the sums of the heads' values by their weights."""
     made = carried.written.heads(carried.last) if carried.written else None
     if made is None or attended.heads is None or _differ(attended.heads.float(), made):
-        raise PosgapError(
+        raise _Unreadable(
             f"{where}: its attention writes something else than its weights and values make (it has a gate, or a "
-            f"normalisation within); {_LEAVE_OUT}"
+            "normalisation within)"
         )
 
 

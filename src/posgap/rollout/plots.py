@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from posgap.measurement.plots import COLORS, plain
+from posgap.rollout.documents import PARTS
 from posgap.rollout.files import SINK_THRESHOLD, Measurement
 
 MIN_DECADES = 6  # the axis ends at 10^-6 of a uniform share
@@ -40,37 +41,34 @@ def distribution_curves(curves: Mapping[str, np.ndarray], ylabel: str = "share o
 
 
 def document_panels(documents: Mapping[str, Any], agreement: Mapping[str, Any]) -> Figure:
-    """Plots the gold document's share by its position, with 95 % intervals; how alike the measures order documents
-    (`agreement.agreement`); and every document's share by rollout, gradient and, where they were measured, value norms,
-    a line for each gold position (`documents.summary`)."""
+    """Plots what each part of the prompt draws, the documents' shares by their place and the gold document's by its
+    position, both among documents with 95 % intervals, and how alike the measures order documents
+    (`documents.summary`, `agreement.agreement`)."""
     measures = documents["measures"]
-    lines = [name for name in ("rollout", "gradient", "value_norm") if name in measures]
-    columns = (len(lines) + 2) // 2
-    figure, grid = plt.subplots(2, columns, figsize=(4.4 * columns, 7.6), dpi=144, layout="constrained")
-    gold, agreed, *panels = grid.flat
-    positions = np.array(documents["positions"])
-    for (name, measured), color in zip(measures.items(), COLORS):
-        shares = 100 * np.array(measured["gold"])
-        gold.plot(positions, shares, color=color, marker="o", markersize=3, label=_worded(name))
-        low, high = np.transpose([each or (np.nan, np.nan) for each in measured["gold_ci95"]])
-        gold.fill_between(positions, 100 * low, 100 * high, color=color, alpha=0.15, linewidth=0)
-    styled(gold, title="the gold document", xlabel="its position", ylabel="share of the influence, %")
-    gold.set_ylim(0, 1.4 * gold.get_ylim()[1])  # room for the legend above the lines
-    gold.legend(frameon=False, fontsize=8, ncols=2, loc="upper center")
-    _agreements(agreed, list(measures), agreement)
-    shades = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(positions)))
-    every = np.arange(1, documents["n_docs"] + 1)
-    for axes, name in zip(panels, lines):
-        for position, shares, shade in zip(positions, measures[name]["documents"], shades):
-            axes.plot(every, 100 * np.array(shares), color=shade, linewidth=0.9)
-            axes.plot(position, 100 * shares[position - 1], "o", color=shade, markersize=4)
-        styled(
-            axes, title=f"{_worded(name)}: a line for each gold position (dot)", xlabel="document", ylabel="share, %"
-        )
-        axes.title.set_fontsize(10)
-        axes.set_ylim(bottom=0)
-    for axes in (gold, *panels):
+    figure, ((whole, every), (gold, agreed)) = plt.subplots(2, 2, figsize=(10, 7.6), dpi=144, layout="constrained")
+    names = [_worded(name) for name in measures]
+    left, shades = np.zeros(len(measures)), plt.get_cmap("viridis")(np.linspace(0, 0.95, len(PARTS)))
+    for part, shade in zip(PARTS, shades):
+        width = np.array([100 * measured["parts"][part] for measured in measures.values()])
+        whole.barh(names, width, left=left, color=shade, label=part)
+        left += width
+    styled(whole, title="what the parts of the prompt draw", xlabel="share of the influence, %", xlim=(0, 100))
+    whole.invert_yaxis()
+    whole.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    even, n = 100 / documents["n_docs"], documents["n_docs"]
+    places = {"documents": (every, np.arange(1, n + 1)), "gold": (gold, np.array(documents["positions"]))}
+    for key, (axes, x) in places.items():
+        for (name, measured), color in zip(measures.items(), COLORS):
+            axes.plot(x, 100 * np.array(measured[key]), color=color, marker="o", markersize=3, label=_worded(name))
+            low, high = np.transpose([each or (np.nan, np.nan) for each in measured[f"{key}_ci95"]])
+            axes.fill_between(x, 100 * low, 100 * high, color=color, alpha=0.15, linewidth=0)
+        axes.axhline(even, color="#94a3b8", linewidth=1, linestyle="--")
         axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_ylim(bottom=0)
+    styled(every, title="every document", xlabel="its place", ylabel="share among documents, %")
+    styled(gold, title="the gold document", xlabel="its position", ylabel="share among documents, %")
+    every.legend(frameon=False, fontsize=8)
+    _agreements(agreed, list(measures), agreement)
     return figure
 
 

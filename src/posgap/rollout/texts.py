@@ -1,10 +1,9 @@
-"""Token sequences of equal length to measure a model on, from one text, from many texts, or from prompts."""
+"""Token sequences to measure a model on: pieces of one text, the beginnings of many texts, or whole prompts."""
 
-import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TextIO
 
@@ -15,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.foundation.progress import meter
-from posgap.rollout.documents import Asked, shortened
+from posgap.rollout.documents import Asked
+from posgap.tasks.document_spans import token_offsets
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, all_placements
 from posgap.tasks.prompts import PromptBuilder
@@ -28,26 +28,28 @@ READ_AT_ONCE = 1 << 16  # characters of a text file
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences of `length` tokens each, read lazily; there are at most `most` of them (0: unknown).
+    """Token sequences, read lazily, the `longest` first; there are at most `most` of them (0: unknown).
 
-    `asked` has the documents of each prompt that was read so far, where the sequences are prompts with one gold
-    document whose documents' tokens can be told.
+    `asked` says where the documents of each prompt stand, in the order of the sequences, where these are prompts with
+    one gold document whose documents' tokens can be told.
     """
 
-    length: int
+    longest: int
     most: int
     stream: Iterator[list[int]]
     asked: list[Asked] = field(default_factory=list)
 
     def batches(self, batch_tokens: int, what: str) -> Iterator[Tensor]:
-        """Batches of `ids [B, N]` with at most `batch_tokens` tokens, but at least one sequence, in each.
+        """Batches `ids [B, N]` of sequences of one length, with at most `batch_tokens` tokens, but at least one
+        sequence, in each.
 
         `what` names the work in the progress line, where a batch counts once whoever took it asks for the next.
         """
         with meter(self.most, what) as done:
-            while batch := list(islice(self.stream, max(1, batch_tokens // self.length))):
-                yield torch.tensor(batch)
-                done(len(batch))
+            for length, alike in groupby(self.stream, len):
+                while batch := list(islice(alike, max(1, batch_tokens // length))):
+                    yield torch.tensor(batch)
+                    done(len(batch))
 
 
 def read_text(path: Path, tokenizer: PreTrainedTokenizerBase, length: int, limit: int) -> Sequences:
@@ -60,54 +62,45 @@ def read_text(path: Path, tokenizer: PreTrainedTokenizerBase, length: int, limit
     begin = begin if begin == [tokenizer.bos_token_id] else []
     read = _heads if path.suffix in (".jsonl", ".gz") else _pieces
     texts = (begin + ids for ids in read(path, tokenizer, length - len(begin)))
-    return _sequences(texts, path, "text", length, limit)
-
-
-def read_prompts(path: Path, build: PromptBuilder, n_docs: int, length: int, limit: int) -> Sequences:
-    """Prompts of `length` tokens (0: that of the shortest prompt), the placements taken in turn, one per example.
-
-    A longer prompt loses tokens right behind its first one, so that the first token and the question stay.
-    A shorter prompt is left out.
-    """
-    placed = placed_examples(path, build, n_docs, limit)
-    prompts = [build(example, placement) for example, placement in placed]
-    length = length or min(map(len, prompts))
-    asked: list[Asked] = []
-
-    def fitting() -> Iterator[list[int]]:
-        marked = build.task.n_gold == 1
-        for prompt, (example, placement) in zip(prompts, placed):
-            if len(prompt) < length:
-                continue
-            lost = len(prompt) - length
-            if marked:
-                documents = build.documents(example, placement)
-                try:
-                    spans = build.spans(example, documents, build.prompt(example, placement))
-                except PosgapError as error:
-                    log.warning("%s: shares by document are left out: %s", path, error)
-                    marked = False
-                    asked.clear()
-                else:
-                    asked.append(Asked(example.id, placement.positions[0], *shortened(spans, lost)))
-            yield prompt[:1] + prompt[lost + 1 :]
-
-    sequences = _sequences(fitting(), path, "prompt", length, len(prompts))
-    return dataclasses.replace(sequences, asked=asked)
-
-
-def placed_examples(path: Path, build: PromptBuilder, n_docs: int, limit: int) -> list[tuple[AnyExample, Placement]]:
-    """The examples of a file, or the first `limit`, each at another of all placements in turn."""
-    examples = read_examples(path)[: limit or None]
-    placements = all_placements(n_docs, build.task.n_gold)
-    return [(example, placements[i % len(placements)]) for i, example in enumerate(examples)]
-
-
-def _sequences(texts: Iterator[list[int]], path: Path, what: str, length: int, most: int) -> Sequences:
     first = next(texts, None)
     if first is None:
-        raise PosgapError(f"{path}: no {what} of {length} tokens; lower `length`")
-    return Sequences(length, most, islice(chain([first], texts), most or None))
+        raise PosgapError(f"{path}: no text of {length} tokens; lower `length`")
+    return Sequences(length, limit, islice(chain([first], texts), limit or None))
+
+
+def read_prompts(path: Path, build: PromptBuilder, n_docs: int, limit: int, positions: Sequence[int]) -> Sequences:
+    """Whole prompts, the longest first, one per example, with the gold `positions` (none: all placements) in turn.
+
+    Raises `PosgapError` where a prompt exceeds the model's context.
+    """
+    placed = placed_examples(path, build, n_docs, limit, positions)
+    prompts = [(list(build.prompt(example, placement).token_ids), example, placement) for example, placement in placed]
+    prompts.sort(key=lambda prompt: -len(prompt[0]))
+    asked: list[Asked] = []
+    try:
+        if build.task.n_gold == 1:
+            asked = [_asked(build, example, placement) for _, example, placement in prompts]
+    except PosgapError as error:
+        log.warning("%s: shares by document are left out: %s", path, error)
+    return Sequences(len(prompts[0][0]), len(prompts), (ids for ids, *_ in prompts), asked)
+
+
+def _asked(build: PromptBuilder, example: AnyExample, placement: Placement) -> Asked:
+    prompt = build.prompt(example, placement)
+    spans = build.spans(example, build.documents(example, placement), prompt)
+    offsets = token_offsets(build.tokenizer, build.chat, prompt.text, prompt.token_ids)
+    within = [column for column, (start, end) in enumerate(offsets) if end > 0 and start < len(prompt.text)]
+    return Asked(example.id, placement.positions[0], spans, (within[0], within[-1] + 1))
+
+
+def placed_examples(
+    path: Path, build: PromptBuilder, n_docs: int, limit: int, positions: Sequence[int]
+) -> list[tuple[AnyExample, Placement]]:
+    """The examples of a file, or the first `limit`, each at the next of these gold positions (none: of all
+    placements)."""
+    examples = read_examples(path)[: limit or None]
+    placements = [Placement((position,), n_docs) for position in positions] or all_placements(n_docs, build.task.n_gold)
+    return [(example, placements[i % len(placements)]) for i, example in enumerate(examples)]
 
 
 def _pieces(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterator[list[int]]:

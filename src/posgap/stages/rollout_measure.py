@@ -1,7 +1,9 @@
-"""rollout measure: residual strengths, attention, and the influence of each input position on the last token."""
+"""rollout measure: how much each part of a prompt reaches the last token, and what tells right answers."""
 
 import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,16 +22,20 @@ from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_tokenizer, on_device
 from posgap.rollout.agreement import agreement
 from posgap.rollout.agreement import summary_text as agreement_summary
+from posgap.rollout.answers import read_answers
 from posgap.rollout.config import RolloutMeasureConfig
 from posgap.rollout.decoders import n_heads, position_encoding
-from posgap.rollout.distributions import describe, summary_text
-from posgap.rollout.documents import by_document, summary
+from posgap.rollout.distributions import binned, strengths_text
+from posgap.rollout.documents import summary
 from posgap.rollout.documents import summary_text as by_documents_summary
-from posgap.rollout.files import MEASUREMENT_FILE, SINK_THRESHOLD, Measurement, write_arrays
-from posgap.rollout.measurement import measure
+from posgap.rollout.files import MEASUREMENT_FILE, SINK_THRESHOLD, Measurement, places, write_arrays
+from posgap.rollout.measurement import Measured, measure
 from posgap.rollout.plots import distribution_curves, document_panels, layer_panels
+from posgap.rollout.telling import telling_summary
 from posgap.rollout.texts import Sequences, placed_examples, read_prompts, read_text
 from posgap.stages.frame import stage
+from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.reading import read_examples
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -40,102 +46,135 @@ MIN_UNATTENDED = 1e-3  # the share of attention on no token from which it is tol
 @stage
 def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     """Writes `measurement.json`, `arrays.npz`, `influence.png` and `layers.png`."""
-    sequences = _sequences(config)
-    n = sequences.length
+    build = prompt_builder(config.task, config.model, 0) if config.task else None
+    answers = read_answers(config.sweep, build, config.n_docs) if config.sweep else None
+    positions = answers.sweep.positions if answers else []
+    sequences = _sequences(config, build, positions)
+    longest = sequences.longest
     model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
-    if n > (context := context_length(model.config, load_tokenizer(config.model))):
+    if longest > (context := context_length(model.config, load_tokenizer(config.model))):
         raise PosgapError(
-            f"{config.texts}: texts of {n} tokens exceed the model's context of {context}; lower `length`"
+            f"{config.texts}: texts of {longest} tokens exceed the model's context of {context}; lower `length`"
         )
     encoding = position_encoding(model.config)
     heads = n_heads(model.config)
     measured = measure(
         model,
         sequences.batches(config.batch_tokens, f"measure {config.label}"),
-        n,
+        longest,
         np.array(encoding.get("slopes", np.zeros(heads))),
         SINK_THRESHOLD,
         sequences.asked,
-        config.attributions,
     )
-    statistics, influence = measured.statistics, measured.influence
+    statistics, rows = measured.statistics, measured.influence
     encoding["frequencies"] = measured.frequencies
     if factors := config_factors(model.config):
         encoding["factors"] = [factors[number - 1] for number in measured.layers]
-    mean = {name: rows.mean(axis=0) for name, rows in influence.items()}
-    said = summary_text(mean["rollout"], statistics["lambdas"], mean["rollout_without_residuals"])
-    unattended = measured.unattended if measured.unattended["rollout_without_residuals"] > MIN_UNATTENDED else {}
-    if unattended:
-        said += (
-            f"; {100 * statistics['unattended'].mean():.0f} % of the attention goes to logits beside the tokens, and "
-            f"{100 * unattended['rollout']:.0f} % of the rollout with it: shares are of what reaches tokens"
-        )
-    if measured.mixing:
-        said += f"; {measured.mixing}"
-    by_documents: dict[str, np.ndarray] = {}
-    documents = None
+    shortest = min(map(len, rows["rollout"]))
+    bins = places(shortest, longest)
+    influence = {name: np.stack([binned(row, bins) for row in of_texts]) for name, of_texts in rows.items()}
+    documents, shares = None, dict[str, np.ndarray]()
     if measured.documents is not None:
-        spans = [each.spans for each in sequences.asked]
-        by_documents = {name: by_document(rows, spans) for name, rows in influence.items()}
-        documents = summary(sequences.asked, by_documents, measured.documents, config.seed)
-        said += f"; {by_documents_summary(documents)}"
-    if preamble := _preamble(config, model):
-        said += f"; the model answers {preamble}: what reaches the last token decides on these words, not on the answer"
-    agreed = agreement(by_documents or influence, "documents" if by_documents else "tokens", config.seed)
-    said += f"; {agreement_summary(agreed)}"
+        documents, shares = summary(sequences.asked, rows, measured.documents, config.seed)
+    agreed = agreement(shares or influence, "documents" if shares else "tokens", config.seed)
+    told = None
+    if answers and build and measured.documents is not None:
+        examples = {example.id: example for example in read_examples(config.texts)}
+        lengths = [len(row) for row in rows["rollout"]]
+        told = answers.told(build, examples, sequences.asked, lengths, shares, measured.documents, config.seed)
     result = Measurement(
         label=config.label,
         model=with_uris(config.model),
-        n_texts=len(influence["rollout"]),
-        sequence_length=n,
+        n_texts=len(rows["rollout"]),
+        sequence_length=longest,
+        shortest=shortest,
         layers=len(statistics["lambdas"]),
         heads=heads,
         encoding=encoding,
         lambdas=statistics["lambdas"].tolist(),
         **{name: statistics[name].tolist() for name in PER_HEAD},
         first_sink=statistics["sink"][:, :, 0].tolist(),
-        influence={name: values.tolist() for name, values in mean.items()},
-        descriptions={name: describe(values) for name, values in mean.items()},
+        influence={name: values.mean(axis=0).tolist() for name, values in influence.items()},
         windows=measured.windows,
-        unattended=unattended,
+        unattended=measured.unattended if measured.unattended["rollout_without_residuals"] > MIN_UNATTENDED else {},
         attention_layers=measured.layers,
         agreement=agreed,
         documents=documents,
-        summary=said,
+        sweep=answers.accuracy() if answers else None,
+        telling=told,
+        summary="; ".join(_findings(_preamble(config, model, build, positions), measured, documents, agreed, told)),
         settings=config.chosen(),
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
     by_head = {name: statistics[name] for name in ("distance", "sink", "unattended")}
-    of_documents = {f"documents_{name}": shares for name, shares in by_documents.items()}
+    of_documents = {f"documents_{name}": values for name, values in shares.items()}
     if measured.documents is not None:
         of_documents["documents_attention"] = measured.documents
+        edges = [np.ravel(each.spans) / len(row) for each, row in zip(sequences.asked, rows["rollout"])]
+        of_documents["edges"] = np.stack(edges)
     write_arrays(out, by_head | influence | of_documents)
-    curves = {name.replace("_", " "): values for name, values in mean.items()}
-    drawn = document_panels(documents, agreed) if documents else distribution_curves(curves, "share of the influence")
+    drawn = (
+        document_panels(documents, agreed)
+        if documents and shares
+        else distribution_curves(
+            {name.replace("_", " "): values.mean(axis=0) for name, values in influence.items()},
+            "share of the influence",
+        )
+    )
     save_picture(drawn, out / "influence.png")
     save_picture(layer_panels(result, statistics), out / "layers.png")
     for layer, strength in zip(result.attention_layers, result.lambdas):
         run.metrics({"residual_strength": strength}, step=layer)
-    for name, description in result.descriptions.items():
-        run.metrics({f"{name}_{key}": value for key, value in description.items() if key != "shape"})
-    run.tags({"posgap.label": config.label, "posgap.shape": result.descriptions["rollout"]["shape"]})
+    for name, of_measure in (documents or {"measures": {}})["measures"].items():
+        run.metrics({f"{name}_{part.replace(' ', '_')}": share for part, share in of_measure["parts"].items()})
+        run.tags({f"posgap.shape.{name}": of_measure["shape"]} if "shape" in of_measure else {})
+    run.tags({"posgap.label": config.label})
     run.artifact(out)
     log.log(RESULT, "%s: %s", config.label, result.summary)
 
 
-def _preamble(config: RolloutMeasureConfig, model: PreTrainedModel) -> str:
+def _findings(
+    preamble: str,
+    measured: Measured,
+    documents: dict[str, Any] | None,
+    agreed: dict[str, Any],
+    told: dict[str, Any] | None,
+) -> Iterator[str]:
+    """What was found, each in a clause."""
+    if documents:
+        yield by_documents_summary(documents)
+    yield strengths_text(measured.statistics["lambdas"])
+    if (lost := measured.unattended)["rollout_without_residuals"] > MIN_UNATTENDED:
+        yield (
+            f"{100 * measured.statistics['unattended'].mean():.0f} % of the attention goes to logits beside the "
+            f"tokens, and {100 * lost['rollout']:.0f} % of the rollout with it: shares are of what reaches tokens"
+        )
+    if measured.mixing:
+        yield measured.mixing
+    if measured.no_value_norm:
+        yield f"value norms are left out: {measured.no_value_norm}"
+    if preamble:
+        yield f"the model answers {preamble}: what reaches the last token decides on these words, not on the answer"
+    yield agreement_summary(agreed)
+    if told:
+        yield telling_summary(told)
+
+
+def _preamble(
+    config: RolloutMeasureConfig, model: PreTrainedModel, build: PromptBuilder | None, positions: Sequence[int]
+) -> str:
     """After what words a model answers the first of the prompts that are measured; empty where it answers at once, or
     where there is no task."""
-    if not config.task:
+    if not build:
         return ""
-    build = prompt_builder(config.task, config.model, 0)
     generator = TransformersGenerator(model, build.tokenizer, config.batch_tokens)
-    asked = placed_examples(config.texts, build, config.n_docs, config.limit)
+    asked = placed_examples(config.texts, build, config.n_docs, config.limit, positions)
     return listened(generator, build, asked[: LOOKS[0]]).preamble
 
 
-def _sequences(config: RolloutMeasureConfig) -> Sequences:
-    if config.task:
-        build = prompt_builder(config.task, config.model, 0)
-        return read_prompts(config.texts, build, config.n_docs, config.length, config.limit)
-    return read_text(config.texts, load_tokenizer(config.model), config.length, config.limit)
+def _sequences(config: RolloutMeasureConfig, build: PromptBuilder | None, positions: Sequence[int]) -> Sequences:
+    if not build:
+        return read_text(config.texts, load_tokenizer(config.model), config.length, config.limit)
+    if config.length:
+        raise PosgapError("length: is that of plain texts, and prompts are measured whole; leave it out, or the `task`")
+    return read_prompts(config.texts, build, config.n_docs, config.limit, positions)

@@ -13,20 +13,25 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
 from posgap.measurement.plots import save_picture
-from posgap.measurement.sweeps import Sweep, read_predictions, read_sweep, swept_rows
 from posgap.rollout.agreement import summary_text as agreement_summary
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
-from posgap.rollout.comparison import compare, comparison_curves, sweep_spearman, sweep_summary
+from posgap.rollout.comparison import (
+    compare,
+    comparison_curves,
+    predicted_shares,
+    sweep_spearman,
+    sweep_summary,
+)
 from posgap.rollout.comparison import summary_text as comparison_summary
 from posgap.rollout.config import RolloutPredictConfig
-from posgap.rollout.distributions import describe, summary_text
-from posgap.rollout.documents import joined, joined_summary
+from posgap.rollout.distributions import binned, describe, summary_text
 from posgap.rollout.encodings import checked_lambdas, power_schedule
 from posgap.rollout.files import (
     PREDICTION_FILE,
     Measurement,
     Prediction,
+    read_document_edges,
     read_document_shares,
     read_influences,
     read_measurement,
@@ -43,11 +48,14 @@ COMPARISON_FILE = "comparison.json"
 
 @stage
 def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
-    """Writes `prediction.json` and `prediction.png`; with a measurement of texts as long as predicted for, also
-    `comparison.json` and `comparison.png`."""
+    """Writes `prediction.json` and `prediction.png`; with a measurement whose longest text is as long as predicted for,
+    also `comparison.json` and `comparison.png`."""
     measured = read_measurement(config.measurement) if config.measurement else None
     architecture, n_heads = described(config, measured)
-    sweep = _checked_sweep(config, architecture.n, measured)
+    if measured and config.influence not in measured.influence:
+        raise PosgapError(
+            f"{config.measurement}: {config.influence} was not measured ({measured.summary}); give another `influence`"
+        )
     distribution = architecture.rollout()
     bare = dataclasses.replace(architecture, lambdas=np.ones(len(architecture.lambdas))).rollout()
     result = Prediction(
@@ -68,84 +76,57 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
     run.tags({"posgap.label": config.label, "posgap.shape": result.description["shape"]})
     log.log(RESULT, "%s: %s", config.label, result.summary)
     if measured and measured.sequence_length == architecture.n:
-        _compare(config, result, measured, sweep, out, run)
+        _compare(config, result, measured, out, run)
     elif measured:
         log.info(
-            "predicted for %d tokens, and measured over %d: the two are not compared",
+            "predicted for %d tokens, and measured over up to %d: the two are not compared",
             architecture.n, measured.sequence_length,
         )  # fmt: skip
     run.artifact(out)
 
 
-def _checked_sweep(config: RolloutPredictConfig, n: int, measured: Measurement | None) -> Sweep | None:
-    """The sweep to compare with; raises `PosgapError` where a comparison that is asked for cannot be made."""
-    if measured and config.influence not in measured.influence:
-        raise PosgapError(
-            f"{config.measurement}: {config.influence} was not measured; measure with `attributions`, or give another "
-            "`influence`"
-        )
-    if not config.sweep:
-        return None
-    if not measured:
-        raise PosgapError("sweep: is compared with a measurement, too: give a `measurement`")
-    if n != measured.sequence_length:
-        raise PosgapError(
-            f"{config.sweep}: predicted for {n} tokens, but {config.measurement} was measured over "
-            f"{measured.sequence_length}; leave `sequence_length` out, or the sweep"
-        )
-    sweep = read_sweep(config.sweep)
-    sweep.require_model_alone(config.sweep, "give a sweep without one, whose positions are those that it reads")
-    if sweep.categories:
-        raise PosgapError(
-            f"{config.sweep}: a sweep of pairs has no curve over positions; give one of a task with one gold document"
-        )
-    return sweep
-
-
 def _compare(
-    config: RolloutPredictConfig,
-    prediction: Prediction,
-    measurement: Measurement,
-    sweep: Sweep | None,
-    out: Path,
-    run: Run,
+    config: RolloutPredictConfig, prediction: Prediction, measurement: Measurement, out: Path, run: Run
 ) -> None:
-    """Writes how well the prediction agrees with the measured influence, and with the sweep's accuracy."""
+    """Writes whether the prediction describes the measured influence, by place and by document, and how the sweep's
+    accuracy goes with both."""
     assert config.measurement is not None
-    names = list(measurement.influence)
-    predicted, texts = np.array(prediction.distribution), read_influences(config.measurement, measurement, names)
-    figures = {name: compare(predicted, texts[name], np.random.default_rng(config.seed)) for name in names}
+    predicted, names = np.array(prediction.distribution), list(measurement.influence)
+    places = binned(predicted, measurement.bins)
+    texts = read_influences(config.measurement, measurement, names)
     chosen, influence = np.array(measurement.influence[config.influence]), config.influence.replace("_", " ")
-    sentences = [comparison_summary(figures[config.influence], predicted, chosen, influence)]
     result: dict[str, Any] = {
         "prediction": prediction.label,
         "measurement": measurement.label,
         "influence": config.influence,
-        "figures": figures,
+        "figures": {name: compare(places, texts[name], np.random.default_rng(config.seed)) for name in names},
         "agreement": measurement.agreement,
         "predicted_summary": prediction.summary,
         "measured_summary": measurement.summary,
     }
+    figures, of, n = result["figures"], "places of the prompt", measurement.bins
+    if measurement.documents and (shares := read_document_shares(config.measurement, measurement)):
+        by_document = predicted_shares(predicted, read_document_edges(config.measurement, measurement))
+        result["documents"] = {
+            name: compare(by_document, each, np.random.default_rng(config.seed)) for name, each in shares.items()
+        }
+        if config.influence in shares:
+            figures, of, n = result["documents"], "documents", len(by_document)
+    sentences = [comparison_summary(figures[config.influence], influence, of, n)]
     if measurement.agreement:
         sentences.append(agreement_summary(measurement.agreement))
-    if sweep and config.sweep:
-        by_curve = {"predicted": sweep_spearman(sweep, predicted), "measured": sweep_spearman(sweep, chosen)}
-        result["sweep"] = {"label": sweep.label, "gap": sweep.gap, "spearman": by_curve}
-        sentences.append(sweep_summary(sweep, **by_curve))
+    if measurement.sweep:
+        by_curve = {
+            "predicted": sweep_spearman(measurement.sweep, places),
+            "measured": sweep_spearman(measurement.sweep, chosen),
+        }
+        result["sweep"] = {"label": measurement.sweep.label, "gap": measurement.sweep.gap, "spearman": by_curve}
+        sentences.append(sweep_summary(measurement.sweep, **by_curve))
         run.metrics({f"sweep_spearman_{name}": value for name, value in by_curve.items() if value is not None})
-        if shares := read_document_shares(config.measurement, measurement):
-            assert measurement.documents is not None
-            answers = {
-                (row["id"], row["placement"][0]): float(row["correct"])
-                for row in swept_rows(read_predictions(config.sweep))
-                if not row.get("sample")
-            }
-            result["documents"] = told = joined(measurement.documents["asked"], shares, answers, config.seed)
-            sentences.append(joined_summary(told, sweep.label))
     result["summary"] = "; ".join(sentences)
     write_json(out / COMPARISON_FILE, result)
-    curves = {prediction.label: predicted, f"{measurement.label}, {influence}": chosen}
-    save_picture(comparison_curves(curves, sweep), out / "comparison.png")
+    curves = {prediction.label: places, f"{measurement.label}, {influence}": chosen}
+    save_picture(comparison_curves(curves, measurement.sweep), out / "comparison.png")
     for name, agreement in figures.items():
         known = {key: agreement[key] for key in ("spearman", "wasserstein") if agreement[key] is not None}
         run.metrics({f"{name}_{key}": value for key, value in known.items()})
@@ -215,7 +196,7 @@ def _masks(config: RolloutPredictConfig, measured: Measurement | None, n: int, n
                     "mask"
                 )
             # What saw all of the texts is taken for a layer without a window.
-            masks.append(Mask.causal(n) if seen == measured.sequence_length else Mask.window(seen))
+            masks.append(Mask.causal(n) if seen >= measured.sequence_length else Mask.window(seen))
         return masks
     if len(config.window) > 1:
         widths = _of_each_layer("window", config.window, n_layers)
