@@ -76,6 +76,16 @@ def test_the_mean_is_compared_with_the_champion_else_the_base(tmp_path):
     assert rulings(tmp_path, same, less, champion=same)["mean"].meaning.startswith("mean against the champion")
 
 
+def test_a_tolerance_below_0_is_what_the_candidate_must_gain(tmp_path):
+    better, base = wrong(20, 20, 20, 20, 20), wrong(40, 40, 40, 40, 40)
+    lower = -100 * float(statistics.tango_bound(np.array(0), np.array(20), N, 0.05))
+    assert 5 < lower < 10
+    for gain, outcome in ((lower - 1e-6, "pass"), (lower + 1e-6, "unsure"), (99, "fail")):
+        assert rulings(tmp_path, better, base, mean_tolerance=-gain)["mean"].outcome == outcome
+    same = rulings(tmp_path, base, base, mean_tolerance=-5)["mean"]
+    assert same.outcome == "fail" and same.threshold == 5 and same.claim == "at least"
+
+
 def test_the_best_position_is_that_of_the_reference(tmp_path):
     base, champion = wrong(0, 40, 60, 40, 20), wrong(30, 10, 30, 30, 30)
     candidate = wrong(8, 20, 20, 20, 20)

@@ -50,6 +50,9 @@ def test_tango_s_interval_is_that_of_published_examples(more, fewer, n, confiden
     differences = paired(more, fewer, n)
     interval = statistics.difference_interval(differences, (1 - confidence) / 2) / 100
     assert interval.round(digits).tolist() == [low, high]
+    for least in (-0.6, -0.05, 0.0, 0.04, 0.3):  # what the interval says without being searched for
+        reaches = statistics.difference_reaches(differences, least, (1 - confidence) / 2)
+        assert abs(interval[0] - least) < 1e-9 or reaches == (interval[0] >= least)
     mirrored = statistics.difference_interval(-differences, (1 - confidence) / 2) / 100
     assert mirrored.round(digits).tolist() == [-high, -low]
 

@@ -174,7 +174,9 @@ def _gap_passes(parameters: MaxGap, drawn: "Drawn") -> "np.ndarray":
 
 class MeanTolerance(Parameters):
     mean_tolerance: float = Field(
-        2.0, ge=0, description="points of mean the candidate may lose to the champion, or to the base"
+        2.0,
+        gt=-100,
+        description="points of mean the candidate may lose to the champion, or to the base; below 0: that it must gain",
     )
 
 

@@ -117,7 +117,7 @@ def _parts(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def difference_reaches(differences: np.ndarray, least: float, error: float) -> np.ndarray:
-    """Whether `difference_interval` begins at `least` (a share, 0 or less) or above, found without a search [...]."""
+    """Whether `difference_interval` begins at `least` (a share below 1) or above, found without a search [...]."""
     if least <= -1:
         return np.ones(differences.shape[1:], bool)
     above, below, squares = _parts(differences)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from posgap.foundation.errors import PosgapError
 from posgap.rollout.attributions import ROUNDING, Written, matrix_of
 from posgap.rollout.decoders import Attended, Call, Decoder
 from posgap.rollout.distributions import normalized
@@ -244,7 +245,7 @@ def _no_value_norm(decoder: Decoder, ids: Tensor, slopes: Tensor) -> str:
             _layer_by_layer(
                 decoder, ids, Statistics(decoder.n_layers, decoder.n_heads, ids.shape[1], slopes, 1.0), True
             )
-    except _Unreadable as reason:
+    except (_Unreadable, PosgapError) as reason:  # the latter is said where all else is measured, too
         return str(reason)
     return ""
 

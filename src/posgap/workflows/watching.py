@@ -69,7 +69,7 @@ def _watch(config: WatchConfig, out: Path, run: Run) -> None:
         return
     sweep = read_sweep(config.champion)
     verdict = judge(config.champion, None, None, _policy_of(registry.numbered(name, number)))
-    fallen = _fallen(sweep, swept, verdict.policy.mean_tolerance)
+    fallen = _fallen(sweep, swept, max(0.0, verdict.policy.mean_tolerance))  # a gain is owed once
     outcome = "refused" if fallen else verdict.outcome
     note = f"{name} version {number} {KEEPS[outcome]}: {fallen or _figures(verdict)}"
     result = {"name": name, "version": number, "outcome": outcome, "note": note}
