@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import json
 import re
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ from markdown.extensions.toc import slugify
 from posgap.cli import main as cli
 from posgap.cli.verbs import VERBS
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json
 from posgap.pipelines import forms
 from posgap.pipelines.config import WatchFormConfig
 from posgap.preflight.config import PreflightConfig
@@ -212,6 +214,29 @@ def test_every_table_of_a_page_is_there_and_no_other(site, monkeypatch):
     named = [name for text in pages for name in hooks._TABLE.findall(text)]
     assert sorted(named) == sorted([*hooks._MADE, *(file.stem for file in hooks._MEASURED.glob("*.md"))])
     assert "<td>qwen3_moe</td>" in (site / "families.html").read_text(encoding="utf-8")
+
+
+def test_tables_of_the_study_are_those_of_its_kept_figures(monkeypatch, tmp_path):
+    """One store: the tables of the pages are made of benchmarks/study/, and a changed figure is noticed."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import study
+    from report import TABLES
+
+    for name, table in study.TABLES.items():
+        assert (TABLES / f"{name}.md").read_text(encoding="utf-8") == f"{table().strip()}\n"
+    rows = sorted(study.STORE.glob("*.json"))
+    assert {file.stem for file in rows} <= {row.name for row in study.ROWS} and rows
+    for file in rows:
+        row = read_json(file)
+        commands = next(of.commands for of in study.ROWS if of.name == file.stem)
+        assert row["commands"] == [f"posgap {command}" for command in commands]
+        assert row["seconds"] > 0 and row["date"] and row["machine"]
+    monkeypatch.setattr(study, "STORE", tmp_path)
+    changed = read_json(study.ROOT / "benchmarks" / "study" / "smollm2-kv.json")
+    changed["figures"]["gap"] += 1
+    (tmp_path / "smollm2-kv.json").write_text(json.dumps(changed), encoding="utf-8")
+    of_model = [line for line in study.curves().splitlines() if "SmolLM2" in line]
+    assert of_model and of_model[0] not in (TABLES / "study-curves.md").read_text(encoding="utf-8")
 
 
 # Figures of tables

@@ -1,4 +1,4 @@
-"""What a search gains on the examples that chose its factors, and on examples that had no say."""
+"""What a search gains on the examples that chose its factors, and on held-out examples."""
 
 import logging
 import zlib

@@ -55,7 +55,7 @@ class Served(Record):
         return read_model(cls, file, "") if file.exists() else cls()
 
     def write(self, file: Path) -> None:
-        """Writes it down, at once or not at all."""
+        """Writes it down, atomically."""
         write_json(file, self.model_dump(mode="json"))
 
 

@@ -245,7 +245,7 @@ def extremes_elsewhere(correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     of sweeps [E, R, P] for each [E, R].
 
     Halves are every second example. What is chosen for being high is too high where it was chosen; judged on
-    examples that had no say in the choice it is what it is.
+    held-out examples it is what it is.
     """
     half = np.arange(len(correct)) % 2
     totals = np.stack([correct[1::2].sum(axis=0), correct[::2].sum(axis=0)])

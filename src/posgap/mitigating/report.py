@@ -58,7 +58,7 @@ class Measured(Record):
 class Found(Record):
     """A mitigation by its name and the settings that did best. Gains are in mean accuracy over the model as it is, in
     points: on the examples on which its settings were tried (`search_gain`, the best of `tried`, so too high), on those
-    on which the best were tried again (`selection_gain`), and in `measured` on examples that had no say. `reason` says
+    on which the best were tried again (`selection_gain`), and in `measured` on held-out examples. `reason` says
     why it was not tried or not measured; empty where it was. `curve` says on which curve over depth factors of layers
     lie."""
 
@@ -145,7 +145,7 @@ class Mitigate(Record):
         helping = ", ".join(each.name for each in self.measured if each.helps)
         if helping:
             family = f", all {len(self.measured)} taken together" if len(self.measured) > 1 else ""
-            return f"For certain better than the model as it is, on examples that had no say{family}: {helping}."
+            return f"For certain better than the model as it is, on held-out examples{family}: {helping}."
         return f"Of {measured or 'all that were tried'}, nothing is for certain better than the model as it is."
 
     @property

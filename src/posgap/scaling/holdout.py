@@ -1,7 +1,7 @@
 """Examples that a search is kept from, and what the factors that it found gain on them.
 
 The best of many candidates is the best partly by luck: on the examples that chose it, it gains more than it will on
-others (the winner's curse). Examples that had no say tell by how much.
+others (the winner's curse). Held-out examples tell by how much.
 """
 
 from collections.abc import Callable, Sequence
