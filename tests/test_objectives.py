@@ -115,6 +115,21 @@ def test_two_gold_documents_have_placements_of_two_positions():
     assert weights.tolist() == pytest.approx([1.0, 0.5, 0.5])
 
 
+def test_the_authors_weigh_two_gold_documents_by_the_loss_alone_and_have_no_anchor():
+    """Their AdaptiveKLWeightedKLLoss_multi, whose eight processes of four prompts average what each sums."""
+    objective = R1([(4, 5)] * 2, "authors", 1.0)
+    rows = objective.rows([Draw(0, ((1, 2), (2, 1))), Draw(1, ((1, 2), (3, 1)))])
+    losses = torch.tensor([0.5, 1.0, 2.0, 0.25, 4.0, 0.25], dtype=torch.float64)
+    expected = [4 / 6 * 6 * loss / (losses.sum().item() + 6e-4) for loss in losses.tolist()]
+    assert objective.weights(rows, losses).tolist() == pytest.approx(expected, rel=1e-9)
+    assert None not in objective.together(rows)
+    assert objective.figures(rows, losses) == {"activation_kl": 7.25 / 4, "anchoring_kl": 0.375}
+    # Losses that come later change those before by one factor.
+    some = objective.weights(rows, torch.where(torch.arange(6) < 3, losses, torch.nan))
+    factors = (some[:3] / objective.weights(rows, losses)[:3]).tolist()
+    assert factors == pytest.approx([factors[0]] * 3) and factors[0] > 1 and not some[3:].any()
+
+
 def test_r1_s_figures_are_the_mean_losses_of_anchors_and_of_the_others():
     objective = R1(AT_FIRST, "paper", 0.5)
     rows, losses = objective.rows(DRAWS[:2]), torch.tensor([0.25, 1.0, 2.0, 0.75, 4.0, 5.0])

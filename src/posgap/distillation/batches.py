@@ -92,8 +92,9 @@ def plan(
     has for each pair the one at which it is not drawn, since the teacher reads there.
 
     `rows` makes prompts of draws, those of each pair together. With `mix` "examples" a step has all prompts of its
-    pairs, about `batch_size` in all, and those of one pair at least; with "prompts" it has `batch_size` of all prompts
-    of the epoch. An epoch's last step would be smaller: all of them are, a little. If `reshuffled`, each prompt has its
+    pairs, about `batch_size` in all, and those of one pair at least. An epoch's last step would be smaller: all of them
+    are, a little. With "prompts" it has `batch_size` of all prompts of the epoch, shuffled, and those of a last step
+    that would be smaller are left out, as the authors' code leaves them out. If `reshuffled`, each prompt has its
     distractors in an order of its own.
 
     Placements are drawn without replacement, anew in each epoch. This is a pure function of its arguments, so that a
@@ -111,11 +112,10 @@ def plan(
             for i in rng.permutation(n_pairs)
         ]
         prompts = rows(draws)
-        wanted = -(-len(prompts) // batch_size)
         if mix == "examples":
-            parts = [rows(part) for part in _equal_parts(draws, wanted)]
+            parts = [rows(part) for part in _equal_parts(draws, -(-len(prompts) // batch_size))]
         else:
-            parts = _equal_parts([prompts[i] for i in rng.permutation(len(prompts))], wanted)
+            parts = _whole_parts([prompts[i] for i in rng.permutation(len(prompts))], batch_size)
         if reshuffled:
             parts = [[row._replace(order=int(rng.integers(1, 2**31))) for row in part] for part in parts]
         steps += parts
@@ -127,6 +127,12 @@ def _equal_parts(items: Sequence[T], wanted: int) -> list[list[T]]:
     learning rate."""
     bounds = np.linspace(0, len(items), min(wanted, len(items)) + 1).round().astype(int)
     return [list(items[start:end]) for start, end in pairwise(bounds)]
+
+
+def _whole_parts(items: Sequence[T], size: int) -> list[list[T]]:
+    """The items in runs of `size`, without the rest; all of them where they are fewer."""
+    size = min(size, len(items)) or 1
+    return [list(items[start : start + size]) for start in range(0, len(items) - size + 1, size)]
 
 
 def rows_of_rank(rows: Sequence[T], rank: int, world: int) -> list[T]:

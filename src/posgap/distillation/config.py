@@ -89,7 +89,7 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
     mix: Annotated[Literal["", "examples", "prompts"], RARE] = Field(
         "",
         description="what is shuffled into steps; examples: whole examples, with all their prompts; prompts: "
-        "single prompts; empty: the recipe's",
+        "single prompts, without those of a last step that would be smaller; empty: the recipe's",
     )
     distractors: Annotated[Literal["", "kept", "reshuffled"], RARE] = Field(
         "",
@@ -103,7 +103,9 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         "", description="how the learning rate falls from its peak to final_rate"
     )
     warmup_steps: Annotated[Number, RARE] = Field(
-        None, ge=0, description="steps in which the learning rate rises to its peak; below 1: a share of all steps"
+        None,
+        ge=0,
+        description="steps in which the learning rate rises from 0 to its peak; below 1: a share of all steps",
     )
     final_rate: Annotated[Number, RARE] = Field(
         None, ge=0, le=1, description="learning rate at the end, as a share of the peak"

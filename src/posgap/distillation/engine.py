@@ -43,9 +43,10 @@ _PAPER: dict[str, Any] = PAPER.values()
 class Optimization:
     """AdamW and the learning rate's course; what is not given is as in the paper's recipe.
 
-    The rate rises linearly to `learning_rate` in `warmup_steps` steps, or, if that is below 1, in that share of all
-    steps. From there it falls by `schedule` (linear, cosine, constant) to `final_rate` times the peak. Weight decay is
-    of matrices alone, not of biases and norms.
+    The rate rises linearly from 0 to `learning_rate` in `warmup_steps` steps, or, if that is below 1, in that share of
+    all steps; the first step then changes nothing, as with the Hugging Face Trainer. From there it falls by `schedule`
+    (linear, cosine, constant) to `final_rate` times the peak. Weight decay is of matrices alone, not of biases and
+    norms.
     """
 
     learning_rate: float
@@ -62,7 +63,7 @@ class Optimization:
         """The learning rate at `step`, counted from 0, of `steps`, as a share of the peak rate."""
         warmup = math.ceil(self.warmup_steps * steps) if self.warmup_steps < 1 else int(self.warmup_steps)
         if step < warmup:
-            return (step + 1) / warmup
+            return step / warmup
         left = (steps - step) / max(steps - warmup, 1)
         fall = {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}[self.schedule]
         return self.final_rate + (1 - self.final_rate) * fall

@@ -59,6 +59,7 @@ class R1(Objective):
 
     def __init__(self, advantageous: Sequence[Positions], alignment: str, anchoring: float):
         self.advantageous, self.alignment, self.anchoring = advantageous, alignment, anchoring
+        self.of_pairs = any(len(positions) > 1 for positions in advantageous)  # two gold documents a prompt
 
     def rows(self, draws: Sequence[Draw]) -> list[Row]:
         return [
@@ -69,10 +70,10 @@ class R1(Objective):
 
     def together(self, rows: Sequence[Row]) -> list[Hashable | None]:
         by_loss = self.alignment != "none"
-        return [row.positions if by_loss and not self._is_anchor(row) else None for row in rows]
+        return [None if not by_loss or self._weighs_as_anchor(row) else row.positions for row in rows]
 
     def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
-        anchor = self._anchors(rows, losses)
+        anchor = torch.tensor([self._weighs_as_anchor(row) for row in rows], device=losses.device)
         weights = torch.zeros_like(losses)
         as_authors = self.alignment == "authors"
         if anchor.any():
@@ -83,20 +84,22 @@ class R1(Objective):
             number: dict[Positions, int] = {}
             bins = [number.setdefault(row.positions, len(number)) for row in rows]
             of_rows = torch.tensor(bins, device=losses.device)[weighed]
-            weights[weighed] = alignment_weights(losses[weighed], of_rows, self.alignment)
+            kind = "authors of pairs" if as_authors and self.of_pairs else self.alignment
+            weights[weighed] = alignment_weights(losses[weighed], of_rows, kind)
         # The authors' processes each sum the losses of the prompts that they read at once, and average the gradients.
         return weights * AUTHORS_PROMPTS_AT_ONCE / len(rows) if as_authors else weights
 
     def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
-        anchor = self._anchors(rows, losses)
+        anchor = torch.tensor([self._is_anchor(row) for row in rows], device=losses.device)
         named = {"activation_kl": losses[~anchor], "anchoring_kl": losses[anchor]}
         return {name: float(values.mean()) for name, values in named.items() if len(values)}
 
-    def _anchors(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
-        return torch.tensor([self._is_anchor(row) for row in rows], device=losses.device)
-
     def _is_anchor(self, row: Row) -> bool:
         return row.positions == self.advantageous[row.pair]
+
+    def _weighs_as_anchor(self, row: Row) -> bool:
+        """The authors' loss for two gold documents has no anchors: the advantageous pair weighs by its loss, too."""
+        return self._is_anchor(row) and not (self.alignment == "authors" and self.of_pairs)
 
 
 class CrossEntropy(Objective):
