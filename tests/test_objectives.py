@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_losses import alpha_by_definition
 
 from posgap.distillation.batches import Draw, Row
-from posgap.distillation.objectives import R1, CrossEntropy
+from posgap.distillation.objectives import R1, CrossEntropy, effective_rows
 
 ALIGNMENTS = ["paper", "balanced", "none", "authors"]
 AT_FIRST = [(1,)] * 30  # where the responses of as many pairs were sampled
@@ -123,7 +123,8 @@ def test_the_authors_weigh_two_gold_documents_by_the_loss_alone_and_have_no_anch
     expected = [4 / 6 * 6 * loss / (losses.sum().item() + 6e-4) for loss in losses.tolist()]
     assert objective.weights(rows, losses).tolist() == pytest.approx(expected, rel=1e-9)
     assert None not in objective.together(rows)
-    assert objective.figures(rows, losses) == {"activation_kl": 7.25 / 4, "anchoring_kl": 0.375}
+    means = {name: objective.figures(rows, losses)[name] for name in ("activation_kl", "anchoring_kl")}
+    assert means == {"activation_kl": 7.25 / 4, "anchoring_kl": 0.375}
     # Losses that come later change those before by one factor.
     some = objective.weights(rows, torch.where(torch.arange(6) < 3, losses, torch.nan))
     factors = (some[:3] / objective.weights(rows, losses)[:3]).tolist()
@@ -131,11 +132,33 @@ def test_the_authors_weigh_two_gold_documents_by_the_loss_alone_and_have_no_anch
 
 
 def test_r1_s_figures_are_the_mean_losses_of_anchors_and_of_the_others():
-    objective = R1(AT_FIRST, "paper", 0.5)
+    objective = R1(AT_FIRST, "none", 0.5)
+    equal = {"effective_rows": 4.0, "alignment_sum": 1.0}
     rows, losses = objective.rows(DRAWS[:2]), torch.tensor([0.25, 1.0, 2.0, 0.75, 4.0, 5.0])
-    assert objective.figures(rows, losses) == {"activation_kl": 3.0, "anchoring_kl": 0.5}
-    without = R1(AT_FIRST, "paper", 0.0)
-    assert without.figures(without.rows(DRAWS[:1]), torch.tensor([1.0, 3.0])) == {"activation_kl": 2.0}
+    assert objective.figures(rows, losses) == {"activation_kl": 3.0, "anchoring_kl": 0.5, **equal}
+    without = R1(AT_FIRST, "none", 0.0)
+    figures = without.figures(without.rows(DRAWS[:1]), torch.tensor([1.0, 3.0]))
+    assert figures == {"activation_kl": 2.0, **equal, "effective_rows": 2.0}
+
+
+@pytest.mark.parametrize("size, least, most", [(1e-3, 3.6, 4.0), (10.0, 1.0, 1.1)])
+def test_alignment_tells_prompts_apart_only_where_divergences_are_nats(size, least, most):
+    """At the paper's small divergences all placements weigh about alike; at several nats one prompt has it all."""
+    objective = R1(AT_FIRST, "paper", 1.0)
+    rows = objective.rows([Draw(0, ((2,), (3,), (4,), (5,)))])
+    losses = size * torch.tensor([0.0, 1.0, 1.5, 2.0, 3.0])
+    figures, weights = objective.figures(rows, losses), objective.weights(rows, losses)[1:]
+    assert least < figures["effective_rows"] <= most
+    assert figures["effective_rows"] == pytest.approx(float(weights.sum() ** 2 / (weights**2).sum()))
+    assert figures["alignment_sum"] == pytest.approx(float(weights.sum())) == pytest.approx(1.0)
+    line = objective.summary([{"effective_rows": 3.0}, figures, figures])
+    assert f"like {figures['effective_rows']:.1f} equal ones in the median step" in line
+    assert ("one prompt has nearly all the weight" in line) == (size > 1)
+    assert not objective.summary([{"loss": 1.0}]) and not R1(AT_FIRST, "none", 1.0).summary([figures])
+
+
+def test_weights_that_are_all_zero_count_no_row():
+    assert effective_rows(torch.zeros(3)) == 0.0
 
 
 def test_cross_entropy_weighs_every_token_of_the_step_alike():

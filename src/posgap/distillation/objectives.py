@@ -3,7 +3,8 @@
 A step's loss is sum_r w_r L_r over the rows of the global batch, with weights w_r that are constants to the gradient.
 """
 
-from collections.abc import Hashable, Sequence
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -45,8 +46,22 @@ class Objective:
         """The figures of a step to log beside its loss."""
         raise NotImplementedError
 
+    def summary(self, history: Sequence[Mapping[str, float]]) -> str:
+        """A line on what the weights of a run's steps were; empty where there is nothing to say."""
+        return ""
+
 
 AUTHORS_PROMPTS_AT_ONCE = 4  # micro_train_batch_size of their scripts/train_nq.sh
+
+
+MIN_EFFECTIVE_ROWS = 2.0  # below which one prompt has most of a step's weight
+
+
+def effective_rows(weights: Tensor) -> float:
+    """The number of equal weights that average as much noise away as `weights [N]` do: (sum w)^2 / sum w^2, from 1,
+    where one row has all the weight, to N. 0 where all weights are 0."""
+    squares = float(weights.square().sum())
+    return float(weights.sum()) ** 2 / squares if squares else 0.0
 
 
 class R1(Objective):
@@ -92,7 +107,22 @@ class R1(Objective):
     def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
         anchor = torch.tensor([self._is_anchor(row) for row in rows], device=losses.device)
         named = {"activation_kl": losses[~anchor], "anchoring_kl": losses[anchor]}
-        return {name: float(values.mean()) for name, values in named.items() if len(values)}
+        means = {name: float(values.mean()) for name, values in named.items() if len(values)}
+        aligned = self.weights(rows, losses)[~anchor]
+        return means | {"effective_rows": effective_rows(aligned), "alignment_sum": float(aligned.sum())}
+
+    def summary(self, history: Sequence[Mapping[str, float]]) -> str:
+        counted = [figures["effective_rows"] for figures in history if "effective_rows" in figures]
+        if self.alignment == "none" or not counted:
+            return ""
+        least, median, most = min(counted), statistics.median(counted), max(counted)
+        line = (
+            f"alignment: beside the anchors, a step's prompts weighed like {median:.1f} equal ones in the median step"
+        )
+        line += f" ({least:.1f} to {most:.1f})"
+        if median < MIN_EFFECTIVE_ROWS:
+            line += "; one prompt has nearly all the weight of a step, as where divergences are of a nat or more"
+        return line
 
     def _is_anchor(self, row: Row) -> bool:
         return row.positions == self.advantageous[row.pair]

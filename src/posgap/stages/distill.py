@@ -110,6 +110,8 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         raise Rejected(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
     if is_main_process() and (line := rounding_floor.warning(history)):
         log.warning("%s", line)
+    if is_main_process() and (line := objective.summary(history)):
+        log.info("%s", line)
     if line := watch.conclude(student, history):
         log.warning("%s", line)
     model = watch.model(student)
