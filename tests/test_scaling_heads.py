@@ -16,7 +16,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.mitigations.in_force import apply, load_model, remove, scale_model
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
-from posgap.models.head_scaling import Ranking, ms_poe_factors, scaled_heads, sensitivity
+from posgap.models.head_scaling import Ranking, ms_poe_factors, rankable, scaled_heads, sensitivity
 from posgap.models.layout import during_forward
 from posgap.models.loading import save_model
 from posgap.scaling.serve_check import serve_check
@@ -69,16 +69,18 @@ def test_sensitivity_is_the_share_of_tokens_above_three_times_the_mean():
 
 
 def test_sensitive_heads_are_scaled_least_and_the_first_layers_not_at_all(ids):  # noqa: F811
-    """Ranked by the mean sensitivity, without positions, of the query heads that share a key."""
+    """Ranked by the mean sensitivity, without positions; from `low` to `high`, both included."""
     model, before = tiny(num_key_value_heads=4), tiny(num_key_value_heads=4)
     factors = ms_poe_factors(model, ids.tolist())
     assert torch.equal(logits(model, ids), logits(before, ids))
     assert factors[:2] == [[1.0] * 4] * 2
-    assert sorted(factors[2]) == pytest.approx([1.2, 1.35, 1.5, 1.65])
+    assert sorted(factors[2]) == pytest.approx([1.2, 1.4, 1.6, 1.8])
     by_factor = unturned(before, ids, 2).mean(0)[torch.tensor(factors[2]).argsort()]
     assert (by_factor.diff() <= 0).all() and by_factor[0] > by_factor[-1]
-    shared = ms_poe_factors(tiny(), ids.tolist())[2]
-    assert shared[::2] == shared[1::2] and sorted(shared[::2]) == pytest.approx([1.2, 1.5])
+    apart = ms_poe_factors(tiny(), ids.tolist())[2]  # two query heads share a key
+    assert sorted(apart) == pytest.approx([1.2, 1.4, 1.6, 1.8])
+    shared = ms_poe_factors(tiny(), ids.tolist(), Ranking(heads="key"))[2]
+    assert shared[::2] == shared[1::2] and sorted(shared[::2]) == [1.2, 1.8]
 
 
 def unturned(model, ids, layer):  # noqa: F811
@@ -95,26 +97,64 @@ def unturned(model, ids, layer):  # noqa: F811
     return (weights > 3 * weights.mean(-1, keepdim=True)).double().mean(-1)
 
 
+@pytest.mark.parametrize("keys", [4, 2])
 @pytest.mark.parametrize("released", [False, True])
-def test_each_prompt_ranks_the_heads_anew(ids, released):  # noqa: F811
+def test_each_prompt_ranks_the_heads_anew(ids, released, keys):  # noqa: F811
     """As if each row's factors, by its own sensitivities, had been given; the authors take the order for the ranks."""
-    model, plain = tiny(num_key_value_heads=4), tiny(num_key_value_heads=4)
+    model, plain = tiny(num_key_value_heads=keys), tiny(num_key_value_heads=keys)
     # Of layers that are not ranked, nothing changes, so that the last layer's inputs are the plain model's.
     apply(model, "ms-poe", {"released": released})
     sensitivities = unturned(plain, ids, 2)
-    steps, rows = torch.tensor([1.2, 1.35, 1.5, 1.65]), []
+    steps, rows = torch.tensor([1.2, 1.35, 1.5, 1.65] if released else [1.2, 1.4, 1.6, 1.8]), []
     for row, of_heads in zip(ids, sensitivities):
         order = of_heads.argsort(descending=True, stable=True)
         factors = [0.0] * 4
         for rank, head in enumerate(order.tolist()):
             factors[head] = float(steps[order[head] if released else rank])
-        alone = scale_model(tiny(num_key_value_heads=4), [[1.0] * 4] * 2 + [factors])
+        alone = scale_model(tiny(num_key_value_heads=keys), [[1.0] * 4] * 2 + [factors])
         rows.append(logits(alone, row[None]))
     torch.testing.assert_close(logits(model, ids), torch.cat(rows), **CLOSE)
     assert not torch.allclose(logits(model, ids), logits(plain, ids))
     with during_forward(model, (), 20):  # what follows the prompt does not count, as when it is generated
         told = logits(model, ids[:1])
     torch.testing.assert_close(told[:, :20], logits(model, ids[:1, :20]), **CLOSE)
+
+
+def test_heads_that_share_a_key_are_ranked_together_where_keys_are(ids):  # noqa: F811
+    """Two key heads have the least and the highest factor, and their cache stays as small as it was."""
+    model = tiny()
+    apply(model, "ms-poe", {"heads": "key"})
+    row = ids[:1]
+    first, second = unturned(tiny(), row, 2)[0].unflatten(-1, (2, 2)).mean(-1)
+    factors = [1.2, 1.2, 1.8, 1.8] if first >= second else [1.8, 1.8, 1.2, 1.2]
+    alone = scale_model(tiny(), [[1.0] * 4] * 2 + [factors])
+    torch.testing.assert_close(logits(model, row), logits(alone, row), **CLOSE)
+    with torch.no_grad():
+        cache = model(input_ids=row, use_cache=True).past_key_values
+    assert [cache.layers[layer].keys.shape[1] for layer in range(3)] == [2, 2, 2]
+
+
+def test_one_key_for_all_heads_leaves_nothing_to_rank(ids):  # noqa: F811
+    model, plain = tiny(num_key_value_heads=1), logits(tiny(num_key_value_heads=1), ids)
+    with pytest.raises(PosgapError, match="share one key, so they would have one factor; rank query heads"):
+        apply(model, "ms-poe", {"heads": "key"})
+    assert torch.equal(logits(model, ids), plain)
+    apply(model, "ms-poe", {})
+    assert not torch.allclose(logits(model, ids), plain)
+    remove(model, "ms-poe")
+    assert torch.equal(logits(model, ids), plain)
+
+
+def test_what_can_be_ranked_is_found_by_trying(ids):  # noqa: F811
+    """Phi-3 makes queries, keys and values by one projection, whose keys cannot be kept apart."""
+    shared = tiny("phi3")
+    for model, kinds in ((tiny(num_key_value_heads=4), ["query"]), (tiny(), ["query", "key"]), (shared, ["key"])):
+        before = logits(model, ids)
+        assert rankable(model) == kinds and torch.equal(logits(model, ids), before)
+    assert rankable(tiny(num_key_value_heads=1)) == ["query"]
+    with pytest.raises(PosgapError, match="query heads that share a key have different factors"):
+        apply(shared, "ms-poe", {})
+    apply(shared, "ms-poe", {"heads": "key"})
 
 
 def test_the_authors_code_hands_steps_out_by_the_order_of_the_heads():

@@ -1,21 +1,22 @@
 """Multi-scale positional encoding (Ms-PoE): one RoPE factor per attention head, by how sensitive to position it is.
 
 In each layer heads are ranked by the share of the prompt's tokens to which its last token gives more than three times
-the mean attention. The most sensitive head reads positions divided by 1.2, the others by up to 1.8; the first two
-layers stay as they are (Zhang et al. 2024, sections 3.3 and 4.1).
+the mean attention. The most sensitive head reads positions divided by 1.2, the least sensitive by 1.8, the others by
+factors between in equal steps; the first two layers stay as they are (Zhang et al. 2024, sections 3.3 and 4.1).
 
 What the released code (VITA-Group/Ms-PoE) does, and what is done here:
 - It ranks heads at each prompt, by queries and keys without positions: so `ms-poe`. `ms-poe-static` takes the mean over
   prompts once, so that a served prompt pays nothing for it.
-- Its steps are low + (high - low) * rank / H, which never reach `high`: so here.
-- It uses the order of the heads as their ranks, which gives head h the step of another head than the paper's text does.
-  `released` does that; without it, the most sensitive head gets the least factor.
+- Its steps are low + (high - low) * rank / H, which never reach `high`, and it uses the order of the heads as their
+  ranks, which gives head h the step of another head than the paper's text does. `released` does both; without it, the
+  most sensitive head gets `low` and the least sensitive `high`.
 - It is for multi-head attention. Under grouped queries it turns each key by the factor of the first of the query heads
-  that share it, so that scores depend on more than distances. Here such heads are ranked together and share a factor.
+  that share it, so that scores depend on more than distances. Here each query head has its own factor, and a copy of
+  the key that is turned by it; with `heads` "key", the heads that share a key are ranked together and share a factor.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -34,13 +35,15 @@ _Factor = Annotated[float, Field(gt=0)]
 
 
 class HeadRanking(Settings):
-    """The most sensitive head of a layer, from `first_layer` on, reads positions divided by `low`, the others by up to
-    `high`. `released`: steps are handed out as the authors' code does."""
+    """The most sensitive head of a layer, from `first_layer` on, reads positions divided by `low`, the least sensitive
+    by `high`. Ranked are `heads`: each "query" head, or each "key" head with those that share it. `released`: steps are
+    handed out as the authors' code does."""
 
     low: _Factor = 1.2
     high: _Factor = 1.8
     first_layer: Annotated[int, Field(ge=0)] = 2
     released: bool = False
+    heads: Literal["query", "key"] = "query"
 
 
 class HeadFactors(Settings):
@@ -53,7 +56,7 @@ def _rank(model: "PreTrainedModel", settings: HeadRanking) -> Undo:
     from posgap.models.head_scaling import Ranking, ranked_heads
 
     _require_own_attention(model, "ms-poe")
-    return ranked_heads(model, Ranking(settings.low, settings.high, settings.first_layer, settings.released))
+    return ranked_heads(model, Ranking(**settings.model_dump()))
 
 
 def _scale(model: "PreTrainedModel", settings: HeadFactors) -> Undo:
@@ -96,16 +99,21 @@ def _written(config_json: Mapping[str, Any], settings: HeadFactors) -> dict[str,
 
 
 def _rankings(tried_on: TriedOn) -> Sequence[HeadRanking]:
-    """The paper's, and the steps as the authors' code hands them out; of models of two layers or fewer, all layers."""
-    n_layers = tried_on.model.config.get_text_config().num_hidden_layers
+    """The paper's, for each kind of heads that can be ranked, and the steps as the authors' code hands them out; of
+    models of two layers or fewer, all layers."""
+    from posgap.models.head_scaling import rankable
+
+    n_layers, kinds = tried_on.model.config.get_text_config().num_hidden_layers, rankable(tried_on.model)
     first = 2 if n_layers > 2 else 0
-    return [HeadRanking(first_layer=first), HeadRanking(first_layer=first, released=True)]
+    ranked = [HeadRanking(first_layer=first, heads=heads) for heads in kinds]
+    return [*ranked, HeadRanking(first_layer=first, heads=kinds[0], released=True)]
 
 
 def _averaged(tried_on: TriedOn) -> Sequence[HeadFactors]:
-    from posgap.models.head_scaling import ms_poe_factors
+    from posgap.models.head_scaling import Ranking, ms_poe_factors, rankable
 
-    return [HeadFactors(factors=ms_poe_factors(tried_on.model, tried_on.prompts))]
+    rankings = [Ranking(heads=heads) for heads in rankable(tried_on.model)]
+    return [HeadFactors(factors=ms_poe_factors(tried_on.model, tried_on.prompts, each)) for each in rankings]
 
 
 MS_POE = ModelMitigation(
@@ -113,7 +121,7 @@ MS_POE = ModelMitigation(
     help="one RoPE factor per attention head, by its sensitivity to position, ranked anew at each prompt",
     level="positions",
     source=_SOURCE,
-    cost="each prompt's queries and keys are computed twice, and the attention of its last token",
+    cost="queries and keys of each prompt are computed twice; heads that share a key cache one each",
     served_by=("transformers",),
     settings=HeadRanking,
     apply=_rank,
@@ -128,7 +136,7 @@ MS_POE_STATIC = ModelMitigation(
     help="one RoPE factor per attention head, by its mean sensitivity over prompts, ranked once",
     level="positions",
     source=_SOURCE,
-    cost="tables of cosines and sines for each head",
+    cost="tables of cosines and sines for each head; heads that share a key cache one each",
     served_by=("transformers",),
     settings=HeadFactors,
     apply=_scale,

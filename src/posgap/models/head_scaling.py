@@ -5,16 +5,16 @@ key is turned once, by its head's factor, and cached; soft-caps, sinks, windows,
 without positions stay as they are. The tables are made by the model's own rotary embedding, with `LayerScaling`, whose
 factors per layer they go by too: one for each factor that some head has.
 
-Scores depend on the distance of two positions only if a query and its keys are divided alike. So query heads that share
-a key have one factor (`n_key_heads` of them a layer). Where rows of factors say otherwise, each layer concerned keeps
-one key and one value per query head, which makes its cache larger.
+Scores depend on the distance of two positions only if a query and its keys are divided alike. So where query heads that
+share a key have different factors, the layer keeps one key and one value for each query head, each key turned once by
+that head's factor, which makes its cache larger.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ FIRST_LAYER = 2
 _OUTLIER = 3.0
 _RANKING = "posgap_ranking"
 _ATTRIBUTE = "_posgap_heads"
+RankedHeads = Literal["query", "key"]
 _SHARED = "query heads that share a key have different factors, and its keys cannot be kept apart; give them one factor"
 _OTHERWISE = "its attention reads rotary tables otherwise than by head"
 _NO_FUNCTION = "{} is no separate function of queries and keys to rank heads by"
@@ -37,21 +38,34 @@ _NO_FUNCTION = "{} is no separate function of queries and keys to rank heads by"
 
 @dataclass
 class Ranking:
-    """How heads get their factors at each prompt: the most sensitive one `low`, the next a step of `(high - low) / n`
-    more, in layers from `first_layer` on; in the others all have one.
+    """How heads get their factors at each prompt: the most sensitive one `low`, the least sensitive one `high`, the
+    others in equal steps between, in layers from `first_layer` on; in the others all have one.
 
-    `released` hands the steps out as the authors' code does: it takes the order of the heads for their ranks, so that
-    head h gets the step that is the index of the h-th most sensitive head.
+    `heads` says what is ranked: each "query" head, or each "key" head with the query heads that share it. `released`
+    hands the steps out as the authors' code does: it takes the order of the heads for their ranks, so that head h gets
+    the step that is the index of the h-th most sensitive head, and none reaches `high`.
     """
 
     low: float = LOW
     high: float = HIGH
     first_layer: int = FIRST_LAYER
     released: bool = False
+    heads: RankedHeads = "query"
 
     def steps(self, n: int) -> list[float]:
-        """The factors of n ranks, as in the released code, which never reaches `high`."""
-        return [self.low + (self.high - self.low) * rank / n for rank in range(n)]
+        """The factors of n ranks."""
+        intervals = n if self.released else n - 1
+        return [self.low + (self.high - self.low) * rank / intervals for rank in range(n)]
+
+    def ranked(self, model: PreTrainedModel) -> int:
+        """How many heads of a layer are ranked; raises `PosgapError` where one would be alone."""
+        n = n_key_heads(model) if self.heads == "key" else model.config.get_text_config().num_attention_heads
+        if n < 2:
+            raise PosgapError(
+                f"{name_of(model)}: ms-poe: all heads of a layer share one key, so they would have one factor; rank "
+                'query heads ({"heads": "query"}), or take linear'
+            )
+        return n
 
     def ranks(self, sensitivities: Tensor) -> Tensor:
         """The rank of each head by its sensitivity, `[..., H]` each."""
@@ -62,14 +76,15 @@ class Ranking:
 @dataclass
 class _Heads:
     """What one layer's attention knows: its heads' `chosen` rungs, `[H]`, `[1]` where all have the same, or for each
-    row `[B, H]`; by which `ranking` it chooses them anew at each prompt, if any; and a list that takes each prompt's
-    sensitivities `[B, H]`."""
+    row `[B, H]`; by which `ranking` it chooses them anew at each prompt among how many heads, `ranked`, if any; and a
+    list that takes each prompt's sensitivities `[B, H]`."""
 
     module: nn.Module
     layer: int
     chosen: Tensor
     layout: Layout
     ranking: Ranking | None = None
+    ranked: int = 0
     seen: list[Tensor] | None = None
     undone: list[Callable[[], None]] = field(default_factory=list)
 
@@ -100,12 +115,7 @@ def scaled_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> 
             rows[layer] = list(row)
             apart.add(layer)
     with _taken_over(model, scaling, rungs) as (heads, undo):
-        if apart:
-            together = _run(model)  # each head's rung is the first yet
-            for each in heads:
-                if each.layer in apart:
-                    each.undone.append(_one_key_per_query_head(each.module, groups))
-            _require_kept_apart(model, together)
+        _keep_apart(model, [each for each in heads if each.layer in apart])
         for each in heads:
             chosen = [rungs.index(factor) for factor in rows[each.layer]]
             each.chosen = torch.tensor(chosen if len(set(chosen)) > 1 else chosen[:1])
@@ -119,26 +129,30 @@ def ranked_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]
     cannot be looked into.
     """
     scaling = layer_scaling(model)
-    steps = ranking.steps(n_key_heads(model))
-    with _taken_over(model, scaling, [1.0, *steps]) as (heads, undo):
+    ranked = ranking.ranked(model)
+    with _taken_over(model, scaling, [1.0, *ranking.steps(ranked)]) as (heads, undo):
         if ranking.low != 1 or ranking.high != 1:
-            for each in heads:
-                if each.layer >= ranking.first_layer:
-                    each.ranking = ranking
+            those = [each for each in heads if each.layer >= ranking.first_layer]
+            if ranked > n_key_heads(model):
+                _keep_apart(model, those)
+            for each in those:
+                each.ranking, each.ranked = ranking, ranked
             _run(model)
     return undo
 
 
-def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+def ms_poe_factors(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], ranking: Ranking | None = None
+) -> list[list[float]]:
     """Factors `[L][H]` with heads ranked by their mean sensitivity over `prompts`; the model stays as it is. The
     authors rank anew for each prompt (`ranked_heads`)."""
-    ranking, scaling = Ranking(), layer_scaling(model)
-    n_key, n_heads = n_key_heads(model), model.config.get_text_config().num_attention_heads
+    ranking, scaling = ranking or Ranking(), layer_scaling(model)
+    ranked, n_heads = ranking.ranked(model), model.config.get_text_config().num_attention_heads
     factors = [[1.0] * n_heads for _ in range(scaling.n_layers)]
     with _taken_over(model, scaling, [1.0]) as (heads, undo):
         try:
             for each in heads:
-                each.ranking, each.seen = ranking, []
+                each.ranking, each.ranked, each.seen = ranking, ranked, []
             with torch.inference_mode():
                 for prompt in prompts:
                     model(
@@ -146,14 +160,29 @@ def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> 
                     )
         finally:
             undo()
-    steps = ranking.steps(n_key)
+    steps = ranking.steps(ranked)
     # The authors scale from the third layer on; of a model of no more layers, all.
     first = ranking.first_layer if scaling.n_layers > ranking.first_layer else 0
     for each in heads:
         if each.layer >= first and each.seen:
             ranks = ranking.ranks(torch.cat(each.seen).mean(0))
-            factors[each.layer] = [round(steps[rank], 4) for rank in ranks.tolist() for _ in range(n_heads // n_key)]
+            factors[each.layer] = [round(steps[rank], 4) for rank in ranks.tolist() for _ in range(n_heads // ranked)]
     return factors
+
+
+def rankable(model: PreTrainedModel) -> list[RankedHeads]:
+    """Which heads of a layer can be ranked among one another, each query head first: those that share a key only where
+    their attention can keep keys apart, which is tried, and key heads only where there are several."""
+    n_key = n_key_heads(model)
+    if n_key == model.config.get_text_config().num_attention_heads:
+        return ["query"]
+    try:
+        with _taken_over(model, layer_scaling(model), [1.0]) as (heads, undo):
+            _keep_apart(model, heads)
+        undo()
+    except PosgapError:
+        return ["key"]
+    return ["query", "key"] if n_key > 1 else ["query"]
 
 
 def n_key_heads(model: PreTrainedModel) -> int:
@@ -240,7 +269,7 @@ def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 
 def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: tuple, kwargs: dict) -> Tensor:
-    """The sensitivities `[B, H]` of a layer's key heads, of queries and keys without positions, as the authors' code
+    """The sensitivities `[B, H]` of a layer's ranked heads, of queries and keys without positions, as the authors' code
     has them."""
     cos = given.tables[0][0]
     plain = {**without_cache(kwargs), "position_embeddings": (torch.ones_like(cos), torch.zeros_like(cos))}
@@ -256,8 +285,7 @@ def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: t
         raise PosgapError(_NO_FUNCTION.format(type(state.module).__name__))
     finally:
         config._attn_implementation_internal = before
-    n_key = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return by_query.unflatten(-1, (n_key, -1)).mean(-1)
+    return by_query.unflatten(-1, (state.ranked, -1)).mean(-1)
 
 
 def _rank(
@@ -350,8 +378,15 @@ def _check(model: PreTrainedModel, scaling: LayerScaling, heads: list[_Heads]) -
         raise PosgapError(_OTHERWISE)
 
 
-def _require_kept_apart(model: PreTrainedModel, together: Tensor) -> None:
-    """`PosgapError` unless the model with one key for each query head computes the states that it did, `together`."""
+def _keep_apart(model: PreTrainedModel, heads: Sequence[_Heads]) -> None:
+    """Gives layers whose heads have no factors yet a key for each query head; raises `PosgapError` unless the model
+    computes the states that it did."""
+    groups = model.config.get_text_config().num_attention_heads // n_key_heads(model)
+    if not heads or groups == 1:
+        return
+    together = _run(model)
+    for each in heads:
+        each.undone.append(_one_key_per_query_head(each.module, groups))
     try:
         alike = _alike(_run(model), together)
     except (RuntimeError, TypeError, ValueError):
