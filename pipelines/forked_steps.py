@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import tempfile
 import threading
@@ -57,6 +58,7 @@ def run(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
 
 def _step(command: list[str], environment: dict[str, str], output: Connection) -> None:
     """Does what the shell does with KFP's command: a file of the component's code, and KFP's executor on it."""
+    threading.Thread(target=_die_with_the_run, daemon=True).start()
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
     output.close()
@@ -78,3 +80,15 @@ def _step(command: list[str], environment: dict[str, str], output: Connection) -
         # As at the end of every Python; a fork's does neither.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
+
+
+def _die_with_the_run() -> None:
+    """Kills this process as soon as the one that runs the pipeline has died: a step that outlived it would hold its
+    output's lock, and the next run could not go on there. Its processes for several GPUs are told to end."""
+    run = multiprocessing.parent_process()
+    if run is not None:
+        run.join()
+        for children in Path("/proc/self/task").glob("*/children"):
+            for child in children.read_text().split():
+                os.kill(int(child), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGKILL)

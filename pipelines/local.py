@@ -20,13 +20,16 @@ from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import is_quiet, show
 from posgap.pipelines.config import PipelineRunConfig
 from posgap.pipelines.forked_steps import forked_steps
+from posgap.pipelines.resumed_steps import resumed_steps
 from posgap.storage.outputs import RunFolder
+from posgap.tracking.left_behind import close_killed
 from posgap.tracking.runs import PIPELINE_VARIABLE
 from posgap.tracking.server import track_at
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _EXECUTOR = re.compile(r"\[KFP Executor [^\]]*\]: (.*)")
 _EXECUTOR_NOISE = ("Looking for component", "Loading KFP component", "Got executor_input", "Wrote executor output")
+_UNDER_WAY = ".under-way"  # ends the name of a run's mark
 _TASK = re.compile(r"Executing task '([^']+)'")
 _ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
 
@@ -93,9 +96,10 @@ def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Pat
     """Runs a pipeline in processes of this machine, with these arguments filled into its form; returns the run's folder
     below `root`, with one folder per step.
 
-    Steps whose component and arguments are in `cache` are reused; their folders are in the run that made them. KFP's
-    whole output goes to `log`, and the stages' own lines to stderr, too. Raises `PosgapError` with the error of the
-    first failed stage.
+    Steps whose component and arguments are in `cache` are reused, and those that a run began and did not complete go on
+    there; their folders are in the run that made, or began, them. What MLflow has of a run that was killed is closed.
+    One run at a time uses a cache. KFP's whole output goes to `log`, and the stages' own lines to stderr, too. Raises
+    `PosgapError` with the error of the first failed stage.
     """
     from kfp import local
 
@@ -108,11 +112,21 @@ def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Pat
     arguments = filled(arguments, {n: [each.string_value for each in fields[n].literals] for n in fields})
     terminal, before = sys.stderr, set(root.glob("*"))
     log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "a", encoding="utf-8") as kept, warnings.catch_warnings(), _as_pipeline_run(), _as_before():
+    with (
+        open(log, "a", encoding="utf-8") as kept,
+        warnings.catch_warnings(),
+        _as_pipeline_run(root, cache),
+        _as_before(),
+    ):
         warnings.simplefilter("ignore")
         digest = _Digest(kept, lambda line: is_quiet() or terminal.write(f"{line}\n"))
         try:
-            with forked_steps(), contextlib.redirect_stdout(digest), contextlib.redirect_stderr(digest):
+            with (
+                forked_steps(),
+                resumed_steps(cache),
+                contextlib.redirect_stdout(digest),
+                contextlib.redirect_stderr(digest),
+            ):
                 _once(pipeline)(**arguments)
         except RuntimeError as error:
             reason = digest.errors[0] if digest.errors else _ANSI.sub("", str(error))
@@ -144,12 +158,24 @@ def _as_before() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _as_pipeline_run() -> Iterator[None]:
-    """Sets the variable by which stages know that they are steps of one run, unless it is set already."""
-    ours = PIPELINE_VARIABLE not in os.environ
-    os.environ.setdefault(PIPELINE_VARIABLE, f"local-{uuid.uuid4()}")
+def _as_pipeline_run(root: Path, cache: Path) -> Iterator[None]:
+    """Sets the variable by which stages know that they are steps of one run, unless it is set already.
+
+    A mark in `cache` says that the run has not ended well. What it and its steps left open in MLflow, if they were
+    killed, the next run closes.
+    """
+    if PIPELINE_VARIABLE in os.environ:
+        yield
+        return
+    for mark in cache.glob(f"*{_UNDER_WAY}"):
+        if close_killed(mark.stem, root):
+            mark.unlink()
+    identity = f"local-{uuid.uuid4()}"
+    cache.mkdir(parents=True, exist_ok=True)
+    (mark := cache / f"{identity}{_UNDER_WAY}").touch()
+    os.environ[PIPELINE_VARIABLE] = identity
     try:
         yield
+        mark.unlink(missing_ok=True)
     finally:
-        if ours:
-            del os.environ[PIPELINE_VARIABLE]
+        del os.environ[PIPELINE_VARIABLE]

@@ -5,6 +5,8 @@ import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 
@@ -15,6 +17,18 @@ def command(words: list[str], log: Path, environment: dict[str, str]) -> None:
     """
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     _main(words, environment, {1: stream, 2: stream})
+
+
+def calling(work: Callable[[], None], log: Path, environment: dict[str, str]) -> None:
+    """What a process does that calls a function, with what it shows in a file. Forks that it asks for in turn are of
+    the same server: by themselves they would begin another one."""
+    forkserver._forkserver.ensure_running = lambda: None
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.environ.clear()
+    os.environ.update(environment)
+    for standard in (1, 2):
+        os.dup2(stream, standard)
+    work()
 
 
 def asked(words: list[str], environment: dict[str, str], folder: str, streams: list) -> None:

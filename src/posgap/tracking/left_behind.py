@@ -1,18 +1,22 @@
-"""What commands that were killed left behind in MLflow: `posgap sync --left-behind` shows it, or removes it."""
+"""What commands that were killed left behind in MLflow: `posgap sync --left-behind` shows it, or removes it, and the
+next run of a pipeline on the same machine closes what its predecessors left."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from posgap.foundation.locations import MODELS
 from posgap.tracking import champions, leases, registry
 from posgap.tracking.leases import Lease
-from posgap.tracking.outbox import KILLED
-from posgap.tracking.parents import PARENT_TAG, STAGE_TAG
-from posgap.tracking.server import ask, experiment_id
+from posgap.tracking.outbox import KILLED, places_below
+from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG
+from posgap.tracking.runs import Sender, send_kept
+from posgap.tracking.server import STAGE, TrackingError, ask, experiment_id, tracked
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import RegisteredModel
     from mlflow.store.entities import PagedList
 
+log = logging.getLogger(__name__)
 _PROMOTE = "promote"  # the stage that logs models
 T = TypeVar("T")
 
@@ -48,6 +53,27 @@ def left_behind(name: str, hours: float) -> list[Remains]:
         models = list(filter(None, (registry.registered_model(model.name) for model in found)))
     in_registry = [remains for model in models for remains in _of_model(model, before)]
     return [*in_registry, *_logged_models(before), *_runs(before)]
+
+
+def close_killed(pipeline_run: str, folder: Path) -> bool:
+    """Closes as KILLED what the killed processes of a pipeline run left open in MLflow: the run itself and the runs of
+    its stages, whose outboxes below `folder` are sent first. The caller knows that they are dead.
+
+    Whether nothing is open any more; where MLflow does not answer it warns, and a later command can try again.
+    """
+    if not tracked():
+        return False
+    sender = Sender()
+    try:
+        for place in [*places_below(folder)]:
+            send_kept(place, sender)
+        for run in _all_runs(f"tags.`{PIPELINE_TAG}` = '{pipeline_run}' and attributes.status = 'RUNNING'"):
+            ask(methodcaller("set_terminated", run.info.run_id, KILLED, _last_heard(run)), STAGE)
+            log.info("the MLflow run %s of a process that was killed is closed", run.info.run_name)
+    except TrackingError as error:
+        log.warning("runs of a pipeline that was killed stay open in MLflow: %s", error)
+        return False
+    return True
 
 
 def _of_model(model: "RegisteredModel", before: int) -> Iterator[Remains]:

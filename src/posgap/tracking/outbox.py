@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 KEY_TAG = "posgap.run_key"  # by which a run is found on the server
 KILLED = "KILLED"
 METRICS_AT_ONCE = 1000  # that MLflow takes
+_ANY = f"{files.HOME_PREFIX}*/outbox"
 YOUNG = 60.0  # seconds for which an empty file may be one that is just begun
 
 
@@ -89,6 +90,11 @@ class Upload:
 def place_of(out: Path) -> Path:
     """Where the runs that made `out` are kept until MLflow has them."""
     return files.home(out) / "outbox"
+
+
+def places_below(folder: Path) -> Iterator[Path]:
+    """The places of all outputs below a folder that have runs which MLflow does not have yet."""
+    return (place.absolute() for place in folder.rglob(_ANY) if place.is_dir())
 
 
 def milliseconds() -> int:

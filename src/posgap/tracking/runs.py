@@ -247,13 +247,18 @@ def _spent_on() -> dict[str, object]:
 def send_left_behind(out: Path, sender: Sender | None = None) -> None:
     """Sends what earlier commands on this output could not, and closes runs that were killed; does nothing if
     nothing is tracked."""
-    if not tracked():
-        return
-    sender = sender or Sender()
-    for outbox in Outbox.left_behind(place_of(out)):
+    if tracked():
+        send_kept(place_of(out), sender or Sender())
+
+
+def send_kept(place: Path, sender: Sender) -> None:
+    """Sends what the outboxes in a folder hold whose processes have ended."""
+    for outbox in Outbox.left_behind(place):
         if sender.send(outbox):
             outbox.remove()
-            log.info("MLflow has the run of %s that an earlier command left behind: %s", out, outbox.run_id)
+            log.info(
+                "MLflow has the %s run that an earlier command left behind: %s", outbox.opening.name, outbox.run_id
+            )
         else:
             outbox.close()
 

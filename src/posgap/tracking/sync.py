@@ -11,10 +11,9 @@ from posgap.storage.folders import twin
 from posgap.tracking.champions import utc
 from posgap.tracking.config import SyncConfig
 from posgap.tracking.left_behind import left_behind
-from posgap.tracking.outbox import Entry, Outbox, place_of
+from posgap.tracking.outbox import Entry, Outbox, place_of, places_below
 from posgap.tracking.server import CALL_SECONDS, VERB, tracked
 
-_ANY = place_of(Path("*")).as_posix()
 _SHOWN = {"kind": "what", "name": "which", "since": "since (UTC)", "becomes": "becomes"}  # headings, by names in JSON
 
 
@@ -42,7 +41,7 @@ def _places(folder: Path | str) -> Iterator[Path]:
         yield beside
     elif not here.is_dir() and not is_uri(folder):
         raise PosgapError(f"{folder}: no such folder")
-    yield from (place.absolute() for place in here.rglob(_ANY) if place.is_dir())
+    yield from places_below(here)
 
 
 def _send(outbox: Outbox, place: Path, sent: list[dict[str, str]]) -> None:
