@@ -13,12 +13,15 @@ from posgap.distillation.recipes import RECIPES
 from posgap.foundation.config import Config
 from posgap.foundation.tables import markdown
 from posgap.pipelines import forms
+from posgap.pipelines.compilation import load
 from posgap.pipelines.config import WatchFormConfig
+from posgap.pipelines.resources import secret_keys
 from posgap.preflight.config import PreflightConfig
 
 _MEASURED = Path(__file__).resolve().parents[1] / "benchmarks" / "tables"  # written by the scripts beside it
 _OUTSIDE = re.compile(r"\]\(\.\./([^)]+)\)")
 _TABLE = re.compile(r"^<!-- table: ([\w-]+) -->$", re.MULTILINE)
+_COPY = re.compile(r"-\d+$")  # KFP's number of a further executor of the same component
 _LEAD = """# Commands
 
 Every command with its options and their defaults, as `--help` prints them. The entry points of the MLproject, the
@@ -60,10 +63,24 @@ def _recipes() -> str:
     return markdown(heads, rows, left=5)
 
 
+def _secrets() -> str:
+    """The secrets of each executor of the compiled pipelines; one that several steps have as a copy stands once."""
+    rows = dict[tuple[str, str, str], int]()
+    for name in forms.FORMS:
+        compiled = load(None, name)
+        for label in compiled.executors:
+            if secrets := secret_keys(compiled.settings(label)):
+                row = (_COPY.sub("", label), name, ", ".join(f"`{secret}`" for secret in sorted(secrets)))
+                rows[row] = rows.get(row, 0) + 1
+    cells = [[f"`{label}`", name, str(number), secrets] for (label, name, secrets), number in rows.items()]
+    return markdown(["executor", "pipeline", "copies", "secrets"], cells, left=4)
+
+
 _MADE: dict[str, Callable[[], str]] = {
     "form": lambda: _form(PreflightConfig),
     "watch-form": lambda: _form(WatchFormConfig),
     "recipes": _recipes,
+    "secrets": _secrets,
 }
 
 

@@ -14,7 +14,7 @@ from posgap.foundation.printing import show
 from posgap.pipelines.arguments import checked
 from posgap.pipelines.compilation import load
 from posgap.pipelines.config import PipelineLintConfig
-from posgap.pipelines.resources import Resources, max_accelerators, resources, secret_name
+from posgap.pipelines.resources import Resources, max_accelerators, resources, secret_keys
 from posgap.pipelines.steps import Group, Step, tree
 
 _MOVING = {"", "latest", "main", "master", "stable", "nightly", "edge", "dev"}
@@ -74,9 +74,9 @@ def complaints(step: Step) -> list[str]:
 def _credential_complaints(settings: dict[str, Any]) -> list[str]:
     """A log-in in the place of another, like promotion's, is one only if the other is not there as well."""
     sources: dict[str, list[str]] = defaultdict(list)
-    for secret in settings.get("secretAsEnv", []):
-        for key in secret.get("keyToEnv", []):
-            sources[key["envVar"]].append(secret_name(secret))
+    for secret, variables in secret_keys(settings).items():
+        for variable in variables:
+            sources[variable].append(secret)
     return [
         f"takes {variable} from the secrets {' and '.join(names)}, of which Kubernetes uses the last"
         for variable, names in sources.items()

@@ -43,7 +43,7 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
         """preflight -> validate -> sweep (base, champion) -> candidates: one a method -> sweep -> gate -> promote."""
         model, name = parameters["base_model"], parameters["registered_name"]
         pools = Pools(cluster, parameters["gpus_train"])
-        ending = pools.small(report(registered_name=name)).set_caching_options(False)
+        ending = pools.report(report(registered_name=name)).set_caching_options(False)
         with dsl.ExitHandler(ending, name="mitigation"):
             plan = pools.small(preflight(trainer=cluster.trainer, **parameters)).set_caching_options(False)
             source = {"data": parameters["data_train"], "data_eval": parameters["data_eval"], "model": model}

@@ -23,13 +23,19 @@ from posgap.components.wrapper import image
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.gating import signature
 from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, PoolConfig
-from posgap.tracking.runs import PIPELINE_VARIABLE, PRICE_VARIABLE
+from posgap.tracking.runs import PIPELINE_VARIABLE, PRICE_VARIABLE, WEBHOOK_VARIABLE
 
 CLUSTER_VARIABLE = "POSGAP_CLUSTER"
 SHARED_MEMORY, SCRATCH = "/dev/shm", "/tmp"
 # Retries help when a node goes away, or when storage or a server does not answer for a while.
 _RETRIES = 2
 _DAY = 24 * 3600
+# The components that read a model, or data, by an address which can be on the hub. A TrainJob's pods have its token by
+# their runtime.
+_READ_FROM_HUB = {
+    *("preflight", "data-version", "validate", "sweep", "champion"),
+    *("teacher", "distill", "mitigate", "apply"),
+}
 
 
 def cluster_config() -> ClusterConfig:
@@ -93,10 +99,13 @@ class Pools:
 
     def gate(self, task: PipelineTask) -> PipelineTask:
         """Places a gate, which alone has the key that signs verdicts."""
-        if self.cluster.signing_secret:
-            key = {signature.VARIABLE: signature.VARIABLE}
-            kubernetes.use_secret_as_env(task, self.cluster.signing_secret, key, optional=True)
+        _add_secret(task, self.cluster.signing_secret, signature.VARIABLE)
         return self._place(task, self.cluster.small, True)
+
+    def report(self, task: PipelineTask) -> PipelineTask:
+        """Places the report, which alone has the webhook's address: who knows that can write there."""
+        _add_secret(task, self.cluster.webhook_secret, WEBHOOK_VARIABLE)
+        return self.small(task)
 
     def promote(self, task: PipelineTask) -> PipelineTask:
         """Places a promotion, which has a log-in of its own to MLflow: it may change the registered model."""
@@ -178,7 +187,15 @@ def _environment(task: PipelineTask, cluster: ClusterConfig, login: str) -> None
         others = {secret: [key for key in keys if key not in MLFLOW_LOGIN] for secret, keys in secrets.items()}
         secrets = {secret: keys for secret, keys in others.items() if keys} | {login: MLFLOW_LOGIN}
     for secret, keys in secrets.items():
-        kubernetes.use_secret_as_env(task, secret, {key: key for key in keys}, optional=True)
+        _add_secret(task, secret, *keys)
+    if task.component_spec.name in _READ_FROM_HUB:
+        _add_secret(task, cluster.hub_secret, "HF_TOKEN")
     kubernetes.use_field_path_as_env(task, PIPELINE_VARIABLE, "metadata.labels['pipeline/runid']")
     if cluster.pull_secret:
         kubernetes.set_image_pull_secrets(task, [cluster.pull_secret])
+
+
+def _add_secret(task: PipelineTask, secret: str, *keys: str) -> None:
+    """Gives a step these keys of a secret as environment variables, where the secret is there; none if it is empty."""
+    if secret:
+        kubernetes.use_secret_as_env(task, secret, {key: key for key in keys}, optional=True)

@@ -144,11 +144,12 @@ def _needs(settings: dict[str, Any]) -> dict[str, list[str]]:
     return needs
 
 
-def secret_name(use: dict[str, Any]) -> str:
-    """The name of the secret that a setting uses."""
+def secret_keys(settings: dict[str, Any]) -> dict[str, list[str]]:
+    """The environment variables that an executor takes from secrets, by the secret's name."""
     _, parameter, plain = _KINDS["secrets"]
-    return _name(use, parameter, plain)
+    uses = settings.get("secretAsEnv", [])
+    return {_name(use, parameter, plain): [key["envVar"] for key in use.get("keyToEnv", [])] for use in uses}
 
 
 def _name(use: dict[str, Any], parameter: str, plain: str = "constant") -> str:
-    return str(use.get(parameter) or use.get(plain) or UNKNOWN)
+    return str(use.get(plain) or use.get(parameter) or UNKNOWN)

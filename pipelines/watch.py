@@ -26,7 +26,7 @@ def watch_pipeline(cluster: ClusterConfig) -> Callable:
         """data version -> champion -> watch."""
         name = parameters["registered_name"]
         pools = Pools(cluster)
-        ending = pools.small(report(registered_name=name)).set_caching_options(False)
+        ending = pools.report(report(registered_name=name)).set_caching_options(False)
         with dsl.ExitHandler(ending, name="watch"):
             data = pools.small(data_version(data=parameters["data_eval"], name=name, only_new=False))
             data.set_caching_options(False)

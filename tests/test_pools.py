@@ -1,7 +1,10 @@
 """Where each step of the compiled pipeline runs, and what it finds there."""
 
+import re
+
 import pytest
 import yaml
+from conftest import ROOT
 
 from posgap.components.wrapper import CPU, SERVE, TRAIN, image
 from posgap.foundation.errors import PosgapError
@@ -9,7 +12,7 @@ from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.pipelines.lint import complaints
 from posgap.pipelines.mitigation import mitigation_pipeline
 from posgap.pipelines.pools import cluster_config
-from posgap.pipelines.resources import resources
+from posgap.pipelines.resources import resources, secret_keys
 from posgap.pipelines.steps import tree
 from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig
 
@@ -39,12 +42,16 @@ def pool_of(name):
     return CLUSTER.train if name in TRAINED else CLUSTER.inference if name in GENERATED else CLUSTER.cpu
 
 
-def with_login(name, secrets):
-    """The secrets a step finds: what changes the registered model has a log-in that may, and not the others'."""
-    if not name.startswith(("promote", "watch")):
-        return secrets
-    others = {secret: keys for secret, keys in secrets.items() if secret != "posgap-mlflow"}
-    return others | {"posgap-mlflow-promote": MLFLOW_LOGIN}
+def secrets_for(name):
+    """The secrets of the step of this name and no other. What changes the registered model has a log-in that may, and
+    not that of the others; the hub's token is for what reads models or data, the webhook's address for the report."""
+    login = "posgap-mlflow-promote" if name.startswith(("promote", "watch")) else "posgap-mlflow"
+    secrets = {"posgap-s3": ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"], login: MLFLOW_LOGIN}
+    if name.startswith(("apply", "validate")) or name in {"preflight", "data-version"} | GENERATED | TRAINED:
+        secrets["posgap-hub"] = ["HF_TOKEN"]
+    if name in GATES:
+        secrets["posgap-signing"] = ["POSGAP_SIGNING_KEY"]
+    return secrets | ({"posgap-webhook": ["POSGAP_WEBHOOK_URL"]} if name == "report" else {})
 
 
 def test_no_step_is_forgotten(steps):
@@ -80,12 +87,22 @@ def test_every_step_has_user_environment_secrets_and_the_run_s_id(steps):
         (authority,) = settings["configMapAsVolume"]
         assert (authority["mountPath"], authority["optional"]) == (AUTHORITY, True), name
         assert {"MLFLOW_TRACKING_URI", "AWS_ENDPOINT_URL"} <= {entry["envVar"] for entry in environment["keyToEnv"]}
-        secrets = {entry["secretName"]: [k["envVar"] for k in entry["keyToEnv"]] for entry in settings["secretAsEnv"]}
-        signing = {"posgap-signing": ["POSGAP_SIGNING_KEY"]} if name in GATES else {}
-        assert secrets == with_login(name, CLUSTER.secrets) | signing, name
+        assert secret_keys(settings) == secrets_for(name), name
         assert all(entry["optional"] for entry in settings["secretAsEnv"]), name
         run = {"name": "POSGAP_PIPELINE_RUN", "fieldPath": "metadata.labels['pipeline/runid']"}
         assert settings["fieldPathAsEnv"] == [run], name
+
+
+@pytest.mark.parametrize("name", ["mitigation", "watch"])
+def test_of_the_committed_executors_only_those_that_need_a_secret_have_it(name):
+    compiled = load(ROOT / "pipelines" / f"{name}.yaml")
+    held = {label: secret_keys(compiled.settings(label)) for label in compiled.executors}
+    having = {secret: {label for label in held if secret in held[label]} for secret in ("posgap-webhook", "posgap-hub")}
+    assert having["posgap-webhook"] == {"exec-report"}
+    kinds = {re.sub(r"-\d+$", "", label) for label in having["posgap-hub"]}
+    read_nothing = {f"exec-{kind}" for kind in ("merge", "compare", "gate", "promote", "report", "watch")}
+    assert kinds and not kinds & read_nothing
+    assert not {"posgap-webhook", "posgap-hub"} & CLUSTER.secrets.keys()
 
 
 def test_retries_and_caching_are_where_they_help(steps):
@@ -115,8 +132,7 @@ def test_what_watches_lies_where_its_twins_do(steps):
     assert watching["watch"].settings["podMetadata"]["labels"] == {"access-ml-pipeline": "true"}
     assert not [complaint for step in watching.values() for complaint in complaints(step)]
     for name, step in watching.items():
-        secrets = {entry["secretName"] for entry in step.settings["secretAsEnv"]}
-        assert secrets == with_login(name, CLUSTER.secrets).keys(), name
+        assert secret_keys(step.settings) == secrets_for(name), name
 
 
 def test_lint_finds_nothing_wrong_with_any_step(steps):
@@ -136,6 +152,7 @@ def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
                 "registry": "registry.example/ml",
                 "pull_secret": "mine",
                 "secrets": {},
+                **dict.fromkeys(("hub_secret", "webhook_secret", "signing_secret", "promote_secret"), ""),
                 "inference": {
                     "price": 2.5,
                     "timeout": 0,
@@ -167,7 +184,8 @@ def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
     assert {"name": "POSGAP_GPU_PRICE", "value": "2.5"} in steps["sweep base"].container["env"]
     assert "activeDeadlineSeconds" not in steps["sweep base"].settings
     assert (requested["report"].memory, requested["promote distilled"].memory) == ("4Gi", "40Gi")
-    assert "podMetadata" not in steps["sweep base"].settings and "secretAsEnv" not in steps["report"].settings
+    assert "podMetadata" not in steps["sweep base"].settings
+    assert not [name for name, step in steps.items() if "secretAsEnv" in step.settings]
     assert requested["report"].needs == {"secrets": ["mine"]} and requested["report"].volumes == []
 
 

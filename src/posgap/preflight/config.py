@@ -101,9 +101,7 @@ class ClusterConfig(Config):
     secrets: dict[str, list[str]] = Field(
         {
             "posgap-s3": ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"],
-            "posgap-hub": ["HF_TOKEN"],
             "posgap-mlflow": MLFLOW_LOGIN,
-            "posgap-webhook": ["POSGAP_WEBHOOK_URL"],
         },
         description="secrets, with the keys that become environment variables of every step; each may be missing",
     )
@@ -111,6 +109,16 @@ class ClusterConfig(Config):
         "posgap-mlflow-ca",
         description=f"config map with the certificate of who signed MLflow's, a file in {AUTHORITY} of every step; may "
         "be missing; empty: none",
+    )
+    hub_secret: str = Field(
+        "posgap-hub",
+        description="secret with the HF_TOKEN of the steps that read models or data, which may lie on the hub; may be "
+        "missing; empty: none",
+    )
+    webhook_secret: str = Field(
+        "posgap-webhook",
+        description="secret whose POSGAP_WEBHOOK_URL is told how a run ended, for the report alone; may be missing; "
+        "empty: none",
     )
     signing_secret: str = Field(
         "posgap-signing",

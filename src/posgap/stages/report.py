@@ -15,7 +15,7 @@ from posgap.stages.frame import stage
 from posgap.tracking.config import ReportConfig
 from posgap.tracking.outcomes import SUCCEEDED, markdown, outcome, stages_of
 from posgap.tracking.pipeline_runs import close, parent
-from posgap.tracking.runs import PARENT_VARIABLE, Run, pipeline_run
+from posgap.tracking.runs import PARENT_VARIABLE, WEBHOOK_VARIABLE, Run, pipeline_run
 
 log = logging.getLogger(__name__)
 REPORT_FILE, READABLE_FILE = "report.json", "report.md"
@@ -47,7 +47,7 @@ def _report(config: ReportConfig, out: Path, run: Run) -> None:
     run.tags(tags)
     run.artifact(out)
     log.log(RESULT, "the run %s%s", result["status"], "".join(f"; {f['step']}: {f['error']}" for f in result["failed"]))
-    if url := config.webhook_url or os.environ.get("POSGAP_WEBHOOK_URL", ""):
+    if url := config.webhook_url or os.environ.get(WEBHOOK_VARIABLE, ""):
         post(url, result)
 
 

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 PARENT_VARIABLE = "POSGAP_PARENT_RUN_ID"  # set by a command that runs several stages as one
 PIPELINE_VARIABLE = "POSGAP_PIPELINE_RUN"  # the KFP run that a stage is a step of
 PRICE_VARIABLE = "POSGAP_GPU_PRICE"  # what a GPU of the step's pod costs an hour
+WEBHOOK_VARIABLE = "POSGAP_WEBHOOK_URL"  # where the report of a run is posted
 ERROR_TAG = "posgap.error"
 GPUS_TAG, PRICE_TAG = "posgap.gpus", "posgap.gpu_price"
 NAME_TAG, LABEL_TAG = "mlflow.runName", "posgap.label"
