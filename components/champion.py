@@ -19,8 +19,10 @@ def champion(
     arguments = dict(locals())
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_champion
-    from posgap.workflows.champion_sweep import champion
+    from posgap.kfp_steps.keeping import kept
+    from posgap.workflows.champion_sweep import champion, swept_champions
     from posgap.workflows.config import ChampionConfig
 
-    champion(to_config(ChampionConfig, arguments))
+    with kept(out, below=swept_champions()):
+        champion(to_config(ChampionConfig, arguments))
     show_champion(out, curve, metrics)

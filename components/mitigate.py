@@ -20,8 +20,10 @@ def mitigate(
     arguments = dict(locals())
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_mitigate
+    from posgap.kfp_steps.keeping import kept
     from posgap.mitigating.config import MitigateConfig
     from posgap.stages.mitigate import mitigate
 
-    mitigate(to_config(MitigateConfig, arguments))
+    with kept(out):
+        mitigate(to_config(MitigateConfig, arguments))
     show_mitigate(out, page, metrics)

@@ -19,8 +19,10 @@ def sweep(
     arguments = dict(locals())
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_sweep
+    from posgap.kfp_steps.keeping import kept
     from posgap.measurement.config import SweepConfig
     from posgap.stages.sweep import sweep
 
-    sweep(to_config(SweepConfig, arguments))
+    with kept(out):
+        sweep(to_config(SweepConfig, arguments))
     show_sweep(out, curve, metrics)

@@ -20,7 +20,9 @@ def teacher(
     from posgap.distillation.config import TeacherConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_responses
+    from posgap.kfp_steps.keeping import kept
     from posgap.stages.teacher import teacher
 
-    teacher(to_config(TeacherConfig, arguments))
+    with kept(out):
+        teacher(to_config(TeacherConfig, arguments))
     show_responses(out, metrics)

@@ -26,6 +26,8 @@ from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, Pool
 from posgap.tracking.runs import PIPELINE_VARIABLE, PRICE_VARIABLE, WEBHOOK_VARIABLE
 
 CLUSTER_VARIABLE = "POSGAP_CLUSTER"
+# Karpenter (1.x) does not move such a pod to save nodes; it still obeys a spot interruption.
+STAYS = ("karpenter.sh/do-not-disrupt", "true")
 SHARED_MEMORY, SCRATCH = "/dev/shm", "/tmp"
 # Retries help when a node goes away, or when storage or a server does not answer for a while.
 _RETRIES = 2
@@ -90,6 +92,7 @@ class Pools:
     def job(self, task: PipelineTask) -> PipelineTask:
         """Places a step that watches a TrainJob, for as long as training may take."""
         longest = self.cluster.train.timeout
+        kubernetes.add_pod_annotation(task, *STAYS)
         return self._place(task, self.cluster.small.model_copy(update={"timeout": longest}), True)
 
     def inference(self, task: PipelineTask) -> PipelineTask:
@@ -166,6 +169,7 @@ def _accelerate(task: PipelineTask, pool: PoolConfig, accelerators: Any) -> None
         task.register_pipeline_channels([accelerators])
     task.set_accelerator_type(pool.accelerator).set_accelerator_limit(accelerators)
     kubernetes.add_toleration_json(task, pool.tolerations)
+    kubernetes.add_pod_annotation(task, *STAYS)
     if pool.shared_memory:
         kubernetes.empty_dir_mount(task, "shared-memory", SHARED_MEMORY, "Memory", pool.shared_memory)
     if pool.queue:

@@ -74,6 +74,8 @@ def test_every_step_lies_on_its_pool_with_all_it_asks_for(steps):
         )
         memory = [f"/dev/shm=Memory {pool.shared_memory}", f"/tmp=disk {pool.scratch}"] if pool.accelerator else []
         assert requested.volumes == memory, name
+        marks = step.settings.get("podMetadata", {}).get("annotations", {})
+        assert marks == ({"karpenter.sh/do-not-disrupt": "true"} if pool.accelerator else {}), name
         labels = step.settings.get("podMetadata", {}).get("labels", {})
         assert labels == ({"kueue.x-k8s.io/queue-name": "posgap-gpu"} if pool.accelerator else {}), name
 
@@ -184,7 +186,7 @@ def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
     assert {"name": "POSGAP_GPU_PRICE", "value": "2.5"} in steps["sweep base"].container["env"]
     assert "activeDeadlineSeconds" not in steps["sweep base"].settings
     assert (requested["report"].memory, requested["promote distilled"].memory) == ("4Gi", "40Gi")
-    assert "podMetadata" not in steps["sweep base"].settings
+    assert "labels" not in steps["sweep base"].settings["podMetadata"]
     assert not [name for name, step in steps.items() if "secretAsEnv" in step.settings]
     assert requested["report"].needs == {"secrets": ["mine"]} and requested["report"].volumes == []
 
@@ -195,6 +197,7 @@ def test_where_there_is_a_trainer_the_step_that_trains_only_watches():
     job = resources(steps["train-job"])
     assert "distill" not in steps and (job.pool, job.accelerators, job.retries) == (CLUSTER.small.nodes, 0, 2)
     assert int(steps["train-job"].settings["activeDeadlineSeconds"]) == CLUSTER.train.timeout
+    assert steps["train-job"].settings["podMetadata"]["annotations"] == {"karpenter.sh/do-not-disrupt": "true"}
     assert steps["preflight"].task["inputs"]["parameters"]["trainer"] == {"runtimeValue": {"constant": True}}
 
 

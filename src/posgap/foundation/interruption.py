@@ -13,11 +13,24 @@ RESUMES = "the same command goes on where it was"
 
 def stop_on_termination() -> None:
     """From now on SIGTERM raises `Stopped`, so that temporary files are removed and runs are closed."""
+    signal.signal(signal.SIGTERM, _stop)
 
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise Stopped("stopped by SIGTERM")
 
-    signal.signal(signal.SIGTERM, stop)
+@contextmanager
+def stopping_on_termination() -> Iterator[None]:
+    """The same within the block. Main thread only; elsewhere nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise Stopped("stopped by SIGTERM")
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""The glue between a KFP step and its stage: arguments, artifacts, and a process for each GPU."""
+"""The glue between a KFP step and its stage: arguments, artifacts, processes for GPUs, and unfinished work in S3."""

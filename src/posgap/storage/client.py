@@ -136,10 +136,12 @@ def explained(what: str) -> Iterator[None]:
     """Turns what boto3 raises into a `PosgapError` of one line about `what`."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
-    from s3transfer.exceptions import RetriesExceededError
+    from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
 
     try:
         yield
+    except S3DownloadFailedError:
+        raise PosgapError(f"{what}: has changed since it was listed; try again when nobody writes it") from None
     except (Boto3Error, BotoCoreError, ClientError) as error:
         raise PosgapError(f"{what}: {_reason(error)}") from None
     except RetriesExceededError as error:

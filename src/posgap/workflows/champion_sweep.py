@@ -136,9 +136,14 @@ def _on_other_examples(version: "ModelVersion", examples: Location) -> Location:
     return _swept(version, read_sweep(promoted), examples, source(examples).digest())
 
 
+def swept_champions() -> Path:
+    """Where what is known of registered versions lies on this machine."""
+    return cache_folder().absolute() / "champions"
+
+
 def _folder(version: "ModelVersion") -> Path:
     """Where what is known of a version lies on this machine."""
-    return cache_folder().absolute() / "champions" / digest_of(registry.identity(version))[:16]
+    return swept_champions() / digest_of(registry.identity(version))[:16]
 
 
 def _promoted_with(version: "ModelVersion") -> Path | None:

@@ -1,0 +1,120 @@
+"""Unfinished work of a KFP step, kept in S3 beside its output, so that the step goes on when it is tried again.
+
+A try that is evicted or interrupted takes its disk along. KFP 2.17 makes a step's output address once, for all tries
+(`argocompiler/container.go`: the driver is a task before the one that is retried), so what lies beside that address is
+found by the next try, and by no other step.
+"""
+
+import logging
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import HOME_PREFIX, digest
+from posgap.foundation.interruption import stopping_on_termination
+from posgap.foundation.locations import is_uri
+from posgap.storage.folders import ResumableFolder
+from posgap.storage.transfer import upload
+
+log = logging.getLogger(__name__)
+SUFFIX = ".work"  # of the address, beside the output's
+SECONDS = 60.0  # between two uploads of what has changed, which is the most that an interruption costs
+
+
+@contextmanager
+def kept(out: Any, below: Path | None = None) -> Iterator[str]:
+    """Keeps the unfinished work of the artifact `out` in S3 within the block; gives the address, or "" if it is not.
+
+    What an earlier try left is brought first. Stages keep their unfinished work beside their outputs, which lie in the
+    folder `below`, by default that of `out`. The block's success removes it from S3. A pipeline root that is not in S3
+    keeps nothing, and what S3 refuses costs a warning: the step can do its work without.
+    """
+    place = f"{out.uri}{SUFFIX}" if is_uri(out.uri) else ""
+    if not place:
+        yield ""
+        return
+    mirror = _Mirror(below or Path(out.path).parent, place)
+    mirror.fetch()
+    with stopping_on_termination():
+        try:
+            with mirror.pushing():
+                yield place
+        except BaseException:
+            mirror.push()
+            raise
+    mirror.remove()
+
+
+class _Mirror:
+    """The unfinished work below a folder, and its copy at an address in S3."""
+
+    def __init__(self, folder: Path, place: str):
+        self.folder, self.place = folder, place
+        self.there = ResumableFolder(folder)
+        self.there.uri = place
+        self._sent: dict[Path, tuple[int, int]] = {}
+
+    def fetch(self) -> None:
+        """Brings what an earlier try left."""
+        with self._forgiving():
+            if names := self.there.names():
+                log.info("going on from what an earlier try left: %d files of %s", len(names), self.place)
+                self.there.pull()
+
+    def push(self) -> None:
+        """Uploads the files that have changed."""
+        changed = {path: mark for path in self._files() if (mark := _mark(path)) and self._sent.get(path) != mark}
+        if not changed:
+            return
+        with self._forgiving(), tempfile.TemporaryDirectory() as copies:
+            # Of copies, since a stage goes on writing to its files while they are read.
+            copied = [(path, Path(shutil.copyfile(path, Path(copies, str(at))))) for at, path in enumerate(changed)]
+            named = [(copy, f"{self.place}/{path.relative_to(self.folder).as_posix()}") for path, copy in copied]
+            upload([(copy, digest(copy), uri) for copy, uri in named], self.place)
+            self._sent |= changed
+
+    @contextmanager
+    def pushing(self) -> Iterator[None]:
+        """Uploads what has changed from time to time, beside the work."""
+        over = threading.Event()
+
+        def push_until_over() -> None:
+            while not over.wait(SECONDS):
+                self.push()
+
+        beside = threading.Thread(target=push_until_over, daemon=True)
+        beside.start()
+        try:
+            yield
+        finally:
+            over.set()
+            beside.join()
+
+    def remove(self) -> None:
+        """Removes the copy."""
+        with self._forgiving():
+            self.there.drop(self.there.names())
+
+    def _files(self) -> list[Path]:
+        return [path for path in self.folder.glob(f"**/{HOME_PREFIX}*/work/**/*") if path.is_file()]
+
+    @contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        try:
+            yield
+        except (PosgapError, OSError) as error:
+            log.warning("%s: unfinished work is not kept there: %s", self.place, error)
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    """What changes with a file; None if it has just been removed."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size
