@@ -21,6 +21,8 @@ def preflight(
         ("recipe", str),
         ("only_new", bool),
         ("approval", bool),
+        ("train_cpu", str),
+        ("train_memory", str),
         ("validate", dict),
         ("sweep", dict),
         ("teacher", dict),
@@ -42,5 +44,5 @@ def preflight(
 
     plan = read_plan(preflight(to_config(PreflightConfig, arguments)))
     show_preflight(out, checks)
-    chosen = (plan[name] for name in ("candidates", "layered", "parts", "recipe", "only_new", "approval"))
-    return *chosen, *(plan["settings"].get(stage, {}) for stage in STAGES)
+    names = ("candidates", "layered", "parts", "recipe", "only_new", "approval", "train_cpu", "train_memory")
+    return *(plan[name] for name in names), *(plan["settings"].get(stage, {}) for stage in STAGES)

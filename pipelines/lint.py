@@ -15,10 +15,12 @@ from posgap.pipelines.arguments import checked
 from posgap.pipelines.compilation import load
 from posgap.pipelines.config import PipelineLintConfig
 from posgap.pipelines.resources import Resources, max_accelerators, resources, secret_keys
-from posgap.pipelines.steps import Group, Step, tree
+from posgap.pipelines.steps import UNKNOWN, Group, Step, tree
+from posgap.preflight.training_pool import amount
 
 _MOVING = {"", "latest", "main", "master", "stable", "nightly", "edge", "dev"}
 _MAX_FIELDS = 12
+_MIN_CPUS, _MIN_MEMORY = "2", "16Gi"  # for each of several accelerators
 _IMAGE = re.compile(r"(?P<name>[^@]+?)(:(?P<tag>[^:/@]+))?(@(?P<digest>.+))?")
 
 
@@ -60,6 +62,7 @@ def complaints(step: Step) -> list[str]:
         faults.append("requests an accelerator, but tolerates no taint: nodes with accelerators usually have one")
     if missing := [name for name in ("cpu", "memory") if not getattr(requested, name)]:
         faults.append(f"requests no {' and no '.join(missing)}")
+    faults += _share_complaints(requested)
     faults += _image_complaints(requested.image)
     if not step.settings.get("activeDeadlineSeconds"):
         faults.append("has no time limit: if it hangs, it holds its nodes for ever")
@@ -69,6 +72,20 @@ def complaints(step: Step) -> list[str]:
     if names := ", ".join(name.removeprefix("pipelinechannel--") for name in step.unpassed):
         faults.append(f"uses {names}, which KFP does not pass into the group around it: the step would not start")
     return faults
+
+
+def _share_complaints(requested: Resources) -> list[str]:
+    """What is too little for each accelerator: a process of its own feeds it, which loads the model first."""
+    number = requested.accelerators or 0
+    too_little = [
+        number > 1 and quantity not in ("", UNKNOWN) and amount(quantity) < number * amount(least)
+        for quantity, least in ((requested.cpu, _MIN_CPUS), (requested.memory, _MIN_MEMORY))
+    ]
+    said = (
+        f"requests {requested.cpu} CPUs for {number} accelerators, fewer than {_MIN_CPUS} for each",
+        f"requests {requested.memory} of memory for {number} accelerators, less than {_MIN_MEMORY} for each",
+    )
+    return [fault for fault, wrong in zip(said, too_little) if wrong]
 
 
 def _credential_complaints(settings: dict[str, Any]) -> list[str]:

@@ -45,7 +45,7 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
         pools = Pools(cluster, parameters["gpus_train"])
         ending = pools.report(report(registered_name=name)).set_caching_options(False)
         with dsl.ExitHandler(ending, name="mitigation"):
-            plan = pools.small(preflight(trainer=cluster.trainer, **parameters)).set_caching_options(False)
+            plan = pools.preflight(preflight(trainer=cluster.trainer, **parameters)).set_caching_options(False)
             source = {"data": parameters["data_train"], "data_eval": parameters["data_eval"], "model": model}
             made = {each: plan.outputs[each] for each in ("recipe", "only_new")}
             data = pools.small(data_version(name=name, **source, **made)).set_caching_options(False)
@@ -130,7 +130,8 @@ def _measure_and_mitigate(
             if pools.cluster.trainer:
                 trained = pools.job(train_job(work="", settings=given["train_job"], **learned))
             else:
-                trained = pools.train(distill(settings=given["distill"], **learned))
+                amounts = given["train_cpu"], given["train_memory"]
+                trained = pools.train(distill(settings=given["distill"], **learned), *amounts)
             judge(trained.outputs["out"], "distilled")
             with dsl.If(given["layered"] == True, name="on top"):  # noqa: E712
                 mitigated(trained.outputs["out"], given["on_top"], " distilled", "distilled and mitigated")

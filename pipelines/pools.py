@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from posgap.components.wrapper import image
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.gating import signature
+from posgap.preflight import training_pool
 from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, PoolConfig
 from posgap.tracking.runs import PIPELINE_VARIABLE, PRICE_VARIABLE, WEBHOOK_VARIABLE
 
@@ -98,7 +99,7 @@ class Pools:
     def inference(self, task: PipelineTask) -> PipelineTask:
         """Places a step that generates responses, or searches by generating."""
         pool = self.cluster.inference
-        return self._place(task, pool, True, pool.accelerators)
+        return self._place(task, pool.times(int(pool.accelerators)), True, pool.accelerators)
 
     def gate(self, task: PipelineTask) -> PipelineTask:
         """Places a gate, which alone has the key that signs verdicts."""
@@ -120,9 +121,24 @@ class Pools:
         kubernetes.add_pod_label(task, "access-ml-pipeline", "true")
         return self._place(task, self.cluster.small, False, login=self.cluster.promote_secret)
 
-    def train(self, task: PipelineTask) -> PipelineTask:
-        """Places a step that trains."""
-        return self._place(task, self.cluster.train, True, self.gpus_train)
+    def preflight(self, task: PipelineTask) -> PipelineTask:
+        """Places the step that says what training asks for, by the number of GPUs that the run has chosen."""
+        task.set_env_variable(training_pool.VARIABLE, self._train.model_dump_json(exclude_defaults=True))
+        return self.small(task)
+
+    @property
+    def _train(self) -> PoolConfig:
+        """The training pool for one GPU, but with the volumes' sizes of as many as the form offers: KFP takes no
+        parameters for these. They are limits, which a step with fewer GPUs does not fill."""
+        pool = self.cluster.train
+        whole = pool.times(int(pool.accelerators))
+        return pool.model_copy(update={name: getattr(whole, name) for name in ("shared_memory", "scratch")})
+
+    def train(self, task: PipelineTask, cpu: PipelineChannel, memory: PipelineChannel) -> PipelineTask:
+        """Places a step that trains, with the CPUs and the memory that `preflight` says."""
+        self._place(task, self._train, True, self.gpus_train)
+        task.register_pipeline_channels([cpu, memory])
+        return task.set_cpu_request(cpu).set_memory_request(memory).set_memory_limit(memory)
 
     @_quick_stack()
     def _place(

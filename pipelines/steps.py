@@ -8,6 +8,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from posgap.pipelines.compilation import Compiled
+from posgap.preflight.training_pool import VARIABLE, train_pool
 
 UNKNOWN = "?"  # a value that will be known only at run time, such as another step's output
 _PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\[['\"](.+?)['\"]\]\}\}")
@@ -49,7 +50,19 @@ class Group:
 def tree(compiled: Compiled, arguments: Mapping[str, Any]) -> Group:
     """The pipeline as it would run with `arguments`; a parameter without a value or default is `UNKNOWN`."""
     scope = {name: arguments.get(name, spec.get("defaultValue", UNKNOWN)) for name, spec in compiled.parameters.items()}
-    return _group(compiled, compiled.spec["root"], scope)
+    return _group(compiled, compiled.spec["root"], scope | _known_outputs(compiled, scope))
+
+
+def _known_outputs(compiled: Compiled, scope: Mapping[str, Any]) -> dict[str, str]:
+    """What `preflight` will say of the resources of training, as far as its pool and the number of GPUs are known; by
+    step and output, joined with a dot, which no parameter's name has."""
+    container = compiled.executors.get("exec-preflight", {}).get("container", {})
+    environment = {each["name"]: each["value"] for each in container.get("env", [])}
+    pool, gpus = train_pool(environment.get(VARIABLE, "")), str(scope.get("gpus_train", ""))
+    if pool is None or not gpus.isdecimal():
+        return {}
+    asked = pool.times(int(gpus))
+    return {"preflight.train_cpu": asked.cpu, "preflight.train_memory": asked.memory}
 
 
 def task_names(compiled: Compiled) -> dict[str, str]:
@@ -77,6 +90,7 @@ def _group(compiled: Compiled, component: dict, scope: dict, exclusive: bool = F
         if "dag" in inner:
             item = task.get("parameterIterator", {}).get("itemInput")
             values |= {item: UNKNOWN} if item else {}
+            values |= {name: scope[name] for name in scope if "." in name}  # outputs, which are known in every group
             branches = task["componentRef"]["name"].startswith("comp-condition-branches")
             members[key] = _group(compiled, inner, values, branches, _times(task, values))
         elif container := compiled.executors[inner["executorLabel"]].get("container"):  # an importer has none
@@ -119,7 +133,10 @@ def _filled(value: Any, scope: dict, missing: list[str]) -> Any:
         return look_up(value["componentInputParameter"])
     if value.keys() == {"runtimeValue"}:
         return _filled(value["runtimeValue"].get("constant", UNKNOWN), scope, missing)
-    if value.keys() & {"taskOutputParameter", "taskFinalStatus"} and len(value) == 1:
+    if value.keys() == {"taskOutputParameter"}:
+        output = value["taskOutputParameter"]
+        return scope.get(f"{output['producerTask']}.{output['outputParameterKey']}", UNKNOWN)
+    if value.keys() == {"taskFinalStatus"}:
         return UNKNOWN
     return {name: _filled(item, scope, missing) for name, item in value.items()}
 

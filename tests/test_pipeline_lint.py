@@ -39,8 +39,8 @@ def test_every_step_s_requests_are_listed_in_an_order_they_can_run_in(capsys, to
         "pool": {"pool": "gpu-train"},
         "affinity": False,
         "tolerations": [TAINT],
-        "cpu": "2",
-        "memory": "4Gi",
+        "cpu": "4",
+        "memory": "32Gi",
         "accelerators": 2,
         "accelerator": "nvidia.com/gpu",
         "volumes": ["/models=models", "/dev/shm=Memory 8Gi"],
@@ -82,7 +82,7 @@ def test_the_table_has_a_row_a_step_and_ends_with_the_warnings(capsys, toy_file)
     assert out.endswith(f"\n\nwarning: {JSON_FIELDS}\n")
     assert rows["step"] == ["step", "image", "pool", "cpu", "memory", "accelerators", "retries", "cache"]
     image = f"posgap-cpu:{__version__}"
-    assert rows["train R1"] == ["train", "R1", image, "pool=gpu-train", "2", "4Gi", "2", "nvidia.com/gpu", "2", "yes"]
+    assert rows["train R1"] == ["train", "R1", image, "pool=gpu-train", "4", "32Gi", "2", "nvidia.com/gpu", "2", "yes"]
     assert rows["prepare"] == ["prepare", image, "any", "2", "4Gi", "-", "0", "yes"]
     assert rows["accelerators at once"][3] == "7"
 
@@ -116,6 +116,13 @@ def by_affinity() -> None:
     kubernetes.add_node_affinity(task, match_expressions=[{"key": "pool", "operator": "In", "values": ["gpu"]}])
 
 
+def shared_by(gpus: int, cpu: str, memory: str) -> None:
+    task = bounded(bare()).set_cpu_request(cpu).set_memory_request(memory)
+    task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(gpus)
+    kubernetes.add_toleration(task, key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
+    kubernetes.add_node_selector(task, "pool", "gpu")
+
+
 def with_secrets(*names: str) -> None:
     task = small(bare())
     for name in names:
@@ -127,6 +134,14 @@ def with_secrets(*names: str) -> None:
     [
         (lambda: small(bare()), []),
         (by_affinity, []),
+        (lambda: shared_by(8, "16", "128Gi"), []),
+        (
+            lambda: shared_by(8, "8", "64Gi"),
+            [
+                "requests 8 CPUs for 8 accelerators, fewer than 2 for each",
+                "requests 64Gi of memory for 8 accelerators, less than 16Gi for each",
+            ],
+        ),
         (untolerated, ["requests an accelerator, but tolerates no taint: nodes with accelerators usually have one"]),
         (unselected, ["requests an accelerator, but selects no nodes"]),
         (lambda: bounded(bare()), ["requests no cpu and no memory"]),

@@ -14,7 +14,8 @@ from posgap.pipelines.mitigation import mitigation_pipeline
 from posgap.pipelines.pools import cluster_config
 from posgap.pipelines.resources import resources, secret_keys
 from posgap.pipelines.steps import tree
-from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig
+from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, PreflightConfig
+from posgap.preflight.training_pool import VARIABLE, requests
 
 CLUSTER = ClusterConfig()
 AMD = {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
@@ -141,9 +142,36 @@ def test_lint_finds_nothing_wrong_with_any_step(steps):
     assert not [complaint for step in steps.values() for complaint in complaints(step)]
 
 
-def test_the_number_of_gpus_that_train_is_chosen_in_the_form():
-    steps = {step.name: resources(step) for step in tree(load(None), {"gpus_train": "8"}).steps()}
-    assert steps["distill"].accelerators == 8 and steps["sweep base"].accelerators == 1
+def test_the_number_of_gpus_that_train_is_chosen_in_the_form_and_brings_cpus_and_memory():
+    asked = {gpus: tree(load(None), {"gpus_train": gpus}).steps() for gpus in ("1", "8")}
+    steps = {gpus: {step.name: resources(step) for step in steps} for gpus, steps in asked.items()}
+    assert [steps[gpus]["distill"].accelerators for gpus in steps] == [1, 8]
+    assert [(each["distill"].cpu, each["distill"].memory) for each in steps.values()] == [
+        ("8", "64Gi"),
+        ("64", "512Gi"),
+    ]
+    assert steps["1"]["sweep base"] == steps["8"]["sweep base"]
+    limits = next(step.container["resources"] for step in asked["8"] if step.name == "distill")
+    assert limits["resourceMemoryLimit"] == "512Gi"
+    assert not [complaint for step in asked["8"] for complaint in complaints(step)]
+
+
+def test_what_preflight_says_is_what_the_training_step_asks_for(tmp_path, monkeypatch):
+    given = tree(load(None), {"gpus_train": "4"}).steps()
+    (pool,) = (each["value"] for step in given for each in step.container.get("env", []) if each["name"] == VARIABLE)
+    monkeypatch.setenv(VARIABLE, pool)
+    form = PreflightConfig(data_train="a", data_eval="b", base_model="m", gpus_train="4", out=tmp_path)
+    assert requests(form) == {"cpu": "32", "memory": "256Gi"}
+
+
+def test_volumes_have_the_size_for_the_gpus_that_are_compiled_in(monkeypatch):
+    gpus = {name: getattr(CLUSTER, name).model_copy(update={"accelerators": "4"}) for name in ("train", "inference")}
+    compiled = parse(compiled_text(mitigation_pipeline(CLUSTER.model_copy(update=gpus))), "test")
+    steps = {step.name: resources(step) for step in tree(compiled, {}).steps()}
+    assert steps["distill"].volumes == ["/dev/shm=Memory 64Gi", "/tmp=disk 800Gi"]
+    sweep = steps["sweep base"]
+    assert sweep.volumes == ["/dev/shm=Memory 32Gi", "/tmp=disk 400Gi"] and (sweep.cpu, sweep.memory) == ("16", "128Gi")
+    assert (steps["distill"].cpu, steps["distill"].memory) == ("32", "256Gi")
 
 
 def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
@@ -206,6 +234,7 @@ def test_where_there_is_a_trainer_the_step_that_trains_only_watches():
     [
         ("train: {gpus: 2}", "field `train.gpus`: Extra inputs are not permitted"),
         ("cpu: {queue: posgap-cpu}", "field `cpu`: queue: is for GPU steps alone"),
+        ("train: {memory: 64 GB}", "field `train.memory`: String should match pattern"),
         ("user: 0", "field `user`: Input should be greater than or equal to 1"),
         ("train: [", "not a cluster configuration"),
         ("- train", "not a cluster configuration"),

@@ -11,12 +11,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from posgap.cli.main import main
 from posgap.data.made import made_examples
 from posgap.demo import tiny_model
-from posgap.foundation.errors import Rejected
+from posgap.foundation.errors import PosgapError, Rejected
 from posgap.foundation.fields import settings_text
 from posgap.foundation.locations import split_uri
 from posgap.models.loading import load_tokenizer, save_model
-from posgap.preflight.config import PreflightConfig
+from posgap.preflight.config import ClusterConfig, PoolConfig, PreflightConfig
 from posgap.preflight.form import as_config, candidates, complaints, parts, recipe, remedies, settings
+from posgap.preflight.training_pool import VARIABLE, amount, requests, require_room
 from posgap.stages.preflight import preflight, read_plan
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import Document, Example
@@ -308,3 +309,51 @@ def test_a_refusal_is_in_mlflow_for_the_report(form, tmp_path):
     (run,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
     assert run.info.status == "FAILED" and "unknown task 'kw'" in run.data.tags["posgap.error"]
     assert read_manifest(tmp_path / "out") == {}
+
+
+def pooled(monkeypatch, **changes) -> None:
+    """The training pool is known, as in a pipeline's step."""
+    pool = ClusterConfig().train.model_copy(update=changes)
+    monkeypatch.setenv(VARIABLE, pool.model_dump_json(exclude_defaults=True))
+
+
+def test_training_asks_for_cpus_and_memory_by_its_gpus(form, monkeypatch):
+    assert (requests(form), settings(form)["train_job"]["gpus_per_node"]) == ({"cpu": "", "memory": ""}, "1")
+    pooled(monkeypatch)
+    plan = read_plan(preflight(form.model_copy(update={"gpus_train": "8"})))
+    assert (plan["train_cpu"], plan["train_memory"]) == ("64", "512Gi")
+    assert plan["found"]["training"] == "0.0 GB of memory for each GPU, 0.0 GB of disk"
+    job = settings(form.model_copy(update={"gpus_train": "8"}))["train_job"]
+    assert (job["gpus_per_node"], job["cpus_per_node"], job["memory_per_node"]) == ("8", 64, "512Gi")
+    as_config("train_job", job | {"work": "s3://lab/work"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"memory": "1k"}, "training takes 0 GB for each GPU, and its step has 1k; give `train` more `memory`"),
+        ({"scratch": "1k"}, "training takes 0 GB of disk, and its step has 1k; give `train` more `scratch`"),
+    ],
+)
+def test_a_model_that_the_training_pool_has_no_room_for_is_refused(form, monkeypatch, changes, complaint):
+    pooled(monkeypatch, **changes)
+    assert complaint in refused(form)
+    assert "training" not in read_plan(preflight(form.model_copy(update={"methods": "lpes"})))["found"]
+
+
+def test_the_room_that_training_takes_is_that_of_every_process_and_of_two_checkpoints():
+    pool, eight = ClusterConfig().train, 8_030_000_000
+    assert require_room("m", eight, 20_000_000, pool) == "32.1 GB of memory for each GPU, 32.6 GB of disk"
+    with pytest.raises(PosgapError, match="m: training takes 225 GB of disk, and its step has 200Gi"):
+        require_room("m", eight, eight, pool)
+    with pytest.raises(PosgapError, match="m: training takes 282 GB for each GPU, and its step has 64Gi"):
+        require_room("m", 70_600_000_000, 0, pool)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "number"), [("8", 8), ("500m", 0.5), ("64Gi", 64 * 2**30), ("3k", 3000), ("2Ti", 2**41)]
+)
+def test_quantities_are_those_of_kubernetes(quantity, number):
+    assert amount(quantity) == number
+    doubled = PoolConfig(nodes={}, cpu=quantity, memory=quantity).times(2)
+    assert amount(doubled.cpu) == amount(doubled.memory) == 2 * number

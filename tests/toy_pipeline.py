@@ -42,7 +42,8 @@ def bounded(task: dsl.PipelineTask) -> dsl.PipelineTask:
 
 
 def on_gpus(task: dsl.PipelineTask, gpus: int, pool: dict, tolerations: list) -> dsl.PipelineTask:
-    small(task).set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(gpus)
+    bounded(task).set_cpu_request(f"{2 * gpus}").set_memory_request(f"{16 * gpus}Gi")
+    task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(gpus)
     kubernetes.add_node_selector_json(task, pool)
     kubernetes.add_toleration_json(task, tolerations)
     return task

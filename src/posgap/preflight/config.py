@@ -1,6 +1,7 @@
 """The assumptions of the compiled pipeline about a cluster, and the pipeline's form."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator
 
@@ -19,20 +20,38 @@ AUTHORITY = "/etc/mlflow-ca"  # the folder of the file that MLFLOW_TRACKING_SERV
 MLFLOW_LOGIN = ["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"]
 
 
+_QUANTITY = r"([0-9]+)(m|[kKMGTPE]i?)?"  # of Kubernetes, without a fraction
+_AMOUNTS = ("cpu", "memory", "shared_memory", "scratch")
+
+
 class PoolConfig(Config):
-    """A kind of nodes, and the resources that a step on them requests."""
+    """A kind of nodes, and the resources that a step on them requests: with accelerators so much for each of them."""
 
     nodes: dict[str, str] = Field(description="labels of the nodes; empty: any node")
     tolerations: list[dict[str, str | int]] = Field([], description="taints of these nodes that steps tolerate")
-    cpu: str = Field(description="CPUs requested")
-    memory: str = Field(description="memory requested, which is also the limit")
+    cpu: str = Field(pattern=f"^{_QUANTITY}$", description="CPUs requested")
+    memory: str = Field(pattern=f"^{_QUANTITY}$", description="memory requested, which is also the limit")
     accelerator: str = Field("", description="resource name of an accelerator; empty: none")
     accelerators: str = Field("0", pattern="^[0-9]+$", description="number of accelerators of a step")
-    shared_memory: str = Field("", description="size of /dev/shm; empty: the container's own 64 MiB")
-    scratch: str = Field("", description="limit on the disk space of a step in /tmp; empty: no limit")
+    shared_memory: str = Field(
+        "", pattern=f"^({_QUANTITY})?$", description="size of /dev/shm; empty: the container's own 64 MiB"
+    )
+    scratch: str = Field(
+        "", pattern=f"^({_QUANTITY})?$", description="limit on the disk space of a step in /tmp; empty: no limit"
+    )
     queue: str = Field("", description="local queue of Kueue in which the step waits; empty: none")
     timeout: int = Field(0, ge=0, description="seconds after which a try of a step is ended; 0: never")
     price: float = Field(0.0, ge=0, description="price of one accelerator for an hour, for the report; 0: not known")
+
+    def times(self, accelerators: int) -> Self:
+        """The pool as a step with so many accelerators asks for it; one without any asks for what is there."""
+        return self.model_copy(update={name: _times(getattr(self, name), max(accelerators, 1)) for name in _AMOUNTS})
+
+
+def _times(quantity: str, number: int) -> str:
+    """A quantity of Kubernetes so many times: 64Gi eight times is 512Gi."""
+    parts = re.fullmatch(_QUANTITY, quantity)
+    return f"{int(parts[1]) * number}{parts[2] or ''}" if parts else quantity
 
 
 _GPU = {

@@ -19,6 +19,7 @@ from posgap.measurement.config import CompareConfig, SweepConfig
 from posgap.mitigating.config import MitigateConfig
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.preflight.config import PoolConfig, PreflightConfig
+from posgap.preflight.training_pool import amount, requests
 
 STAGES: dict[str, type[Config]] = {
     "validate": ValidateConfig,
@@ -170,10 +171,17 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
             own.pop("backend")  # mitigations are put in force in memory, whatever measures the model that comes of it
         own |= {"methods": tried[stage]} if stage in tried else {}
         own |= {"candidates": made} if stage == "gate" else {}
+        own |= _of_a_node(form) if stage == "train_job" else {}
         shared = {name: value for name, value in said.items() if name in _open(config)}
         alone = {name: said[f"{stage}.{name}"] for name in _open(config) if f"{stage}.{name}" in said}
         by_stage[stage] = own | shared | alone
     return by_stage
+
+
+def _of_a_node(form: PreflightConfig) -> dict[str, Any]:
+    """The CPUs and the memory of each machine of a TrainJob, by its GPUs; nothing where no cluster is known."""
+    asked = requests(form)
+    return {"cpus_per_node": int(amount(asked["cpu"])), "memory_per_node": asked["memory"]} if asked["cpu"] else {}
 
 
 def recipe(form: PreflightConfig) -> str:

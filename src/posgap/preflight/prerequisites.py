@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from posgap.distillation.config import TeacherConfig
+from posgap.distillation.methods import MITIGATE
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.foundation.locations import as_location, is_address, is_uri
@@ -15,7 +16,8 @@ from posgap.measurement.config import SweepConfig
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.models.factors import require_rope
 from posgap.preflight.config import PreflightConfig
-from posgap.preflight.form import as_config, settings
+from posgap.preflight.form import as_config, candidates, settings
+from posgap.preflight.training_pool import VARIABLE, require_room, train_pool
 from posgap.storage.cache import Snapshot, fetch, look
 from posgap.storage.inputs import AtAddress, ByName, OnDisk, source
 from posgap.storage.versions import newest
@@ -33,6 +35,7 @@ def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
         "model": lambda: _model(form),
         "sweeps": lambda: _sweeps(form),
         "prompts": lambda: _prompts(form),
+        **({"training": lambda: _room(form)} if os.environ.get(VARIABLE) and _trains_here(form) else {}),
         "registry": lambda: _registry(form.registered_name),
     }
 
@@ -117,6 +120,24 @@ def _prompts(form: PreflightConfig) -> str:
         prompt = build.prompt(example, build.task.placements(config.n_docs, chosen)[0])
         longest = max(longest, len(prompt.token_ids) + build.max_new_tokens)
     return f"of {longest} tokens with the response, where the model reads {build.context}"
+
+
+def _trains_here(form: PreflightConfig) -> bool:
+    """Whether a step of the pipeline trains, rather than none or the nodes of a TrainJob."""
+    try:
+        return not form.trainer and any(name != MITIGATE.name for name in candidates(form.methods))
+    except ValueError:  # which `complaints` reports
+        return False
+
+
+def _room(form: PreflightConfig) -> str:
+    from posgap.distillation.footprint import size_of
+    from posgap.models.loading import load_config
+
+    pool = train_pool(os.environ[VARIABLE])
+    assert pool
+    size = size_of(load_config(_without_weights(form.base_model)[0]), settings(form)["distill"].get("lora_rank", 0))
+    return require_room(form.base_model, size.parameters, size.trained, pool)
 
 
 def _registry(name: str) -> str:

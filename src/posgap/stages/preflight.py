@@ -12,6 +12,7 @@ from posgap.foundation.redaction import redacted_value
 from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import candidates, complaints, decided, given, has_on_top, parts, recipe, settings
 from posgap.preflight.prerequisites import prerequisites
+from posgap.preflight.training_pool import requests
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
@@ -43,6 +44,7 @@ def _preflight(config: PreflightConfig, out: Path, run: Run) -> None:
         plan |= {"candidates": candidates(config.methods), "layered": has_on_top(config.methods)}
         plan |= {"parts": parts(config.shards), "recipe": recipe(config)}
         plan |= {name: getattr(config, name) for name in ("only_new", "approval")}
+        plan |= {f"train_{name}": quantity for name, quantity in requests(config).items()}
     write_json(out / PREFLIGHT_FILE, plan)
     run.artifact(out)
     if wrong:
