@@ -1,5 +1,6 @@
 """posgap as a library: what it says is what the command line says."""
 
+import logging
 import re
 import shutil
 
@@ -100,6 +101,18 @@ def test_a_borrowed_model_is_given_back_as_it_was(in_memory, rows):
 def test_nothing_is_written_or_tracked(swept, tmp_path, monkeypatch):
     assert not mlflow.search_runs(search_all_experiments=True, output_format="list")
     assert not list(tmp_path.iterdir())
+
+
+def test_progress_is_shown_unless_the_call_is_quiet(in_memory, rows, capsys):
+    model, tokenizer = in_memory
+    loggers_before = logging.getLogger("posgap").handlers[:]
+    posgap.sweep(model, rows, tokenizer=tokenizer, **OPTIONS)
+    shown = capsys.readouterr().err
+    assert "posgap | 16 prompts: 4 examples, each at 4 placements\n" in shown
+    assert "sweep of tiny: 16 of 16 in 00:00" in shown
+    posgap.sweep(model, rows, tokenizer=tokenizer, quiet=True, **OPTIONS)
+    assert capsys.readouterr().err == ""
+    assert logging.getLogger("posgap").handlers == loggers_before
 
 
 def test_an_endpoint_is_swept_by_its_address(rows):
@@ -268,12 +281,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_the_examples_of_the_docs_run_as_they_stand(tmp_path, monkeypatch, model_folder):
     """But for the model, which is a tiny one under the hub's name, and for a trainer, which somebody must have."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(model_folder, "Qwen/Qwen3-0.6B")
+    for name in ("Qwen/Qwen3-0.6B", "HuggingFaceTB/SmolLM2-135M-Instruct"):
+        shutil.copytree(model_folder, name)
     write_examples(tmp_path / "examples.jsonl", [kv_example(number, 20) for number in range(3)])
     write_examples(tmp_path / "held-out.jsonl", [kv_example(number, 20) for number in range(3, 5)])
     # The tiny model reads no long keys.
     monkeypatch.setattr(
-        "posgap.api.library.made_examples", lambda task, n, *_: [kv_example(i, 20) for i in range(n // 50)]
+        "posgap.api.library.made_examples", lambda task, n, n_docs, _: [kv_example(i, n_docs) for i in range(2)]
     )
     ids = torch.full((2, 6), 9)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(model_folder), AutoTokenizer.from_pretrained(model_folder)

@@ -1,5 +1,6 @@
 """What every verb prints: with `--json` one document and nothing else, with `--quiet` no progress; and colours."""
 
+import io
 import json
 import logging
 import os
@@ -168,6 +169,77 @@ def test_colours_are_for_terminals_alone_and_not_where_nobody_wants_them(capsys,
     assert printing.coloured("unsure", sys.stderr) == "unsure"
     monkeypatch.setenv("NO_COLOR", "1")
     assert run(capsys, "sweeep")[2].startswith("posgap: error: ")
+
+
+def from_python(capsys, quiet: bool = False) -> str:
+    """What standard error has of some work that is called from Python."""
+    with printing.from_python(quiet):
+        log.info("a note")
+        log.warning("a warning with token=abcdefghijkl")
+        list(track(range(2), 2, "progress"))
+    return capsys.readouterr().err
+
+
+def plain_logging(monkeypatch) -> logging.Logger:
+    """posgap's logger where logging is as a new process has it, without pytest's own handlers."""
+    posgap = logging.getLogger("posgap")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(posgap, "handlers", [])
+    monkeypatch.setattr(posgap, "level", logging.NOTSET)
+    posgap.manager._clear_cache()
+    return posgap
+
+
+def test_a_call_from_python_shows_notes_and_progress_and_leaves_logging_as_it_was(capsys, monkeypatch):
+    logger = plain_logging(monkeypatch)
+    note, warning, progress = from_python(capsys).splitlines()
+    assert (note, warning) == ("posgap | a note", "posgap | a warning with token=***")
+    assert progress.startswith("posgap | progress: 2 of 2 in 00:00")
+    assert (logger.handlers, logger.level, logger.propagate) == ([], logging.NOTSET, True)
+    log.info("afterwards")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_call_from_python_shows_a_bar_on_a_terminal(capsys, monkeypatch):
+    plain_logging(monkeypatch)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert "progress: 100%" in from_python(capsys)
+
+
+def test_a_quiet_call_from_python_or_one_without_standard_error_shows_no_progress(capsys, monkeypatch):
+    plain_logging(monkeypatch)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert "a note" not in (err := from_python(capsys, quiet=True)) and "progress" not in err
+    monkeypatch.setattr(sys, "stderr", None)
+    assert from_python(capsys) == ""
+
+
+def test_the_first_process_of_a_launch_alone_shows_progress(capsys, monkeypatch):
+    plain_logging(monkeypatch)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "progress" not in from_python(capsys)
+
+
+def test_whoever_configured_the_logger_has_its_lines_there_and_no_bar(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    logger, stream = plain_logging(monkeypatch), io.StringIO()
+    logger.addHandler(logging.StreamHandler(stream))
+    logger.setLevel(logging.INFO)
+    assert from_python(capsys) == ""
+    assert [line[:6] for line in stream.getvalue().splitlines()] == ["a note", "a warn", "progre"]
+
+
+@pytest.mark.parametrize(("level", "above"), [(logging.INFO, 3), (logging.WARNING, 1)])
+def test_a_line_that_the_program_s_own_logging_shows_is_shown_once(level, above, capsys, monkeypatch):
+    """As in Colab, whose root logger has a handler before anybody configured anything."""
+    plain_logging(monkeypatch)
+    root, stream = logging.getLogger(), io.StringIO()
+    root.addHandler(logging.StreamHandler(stream))
+    monkeypatch.setattr(root, "level", level)
+    root.manager._clear_cache()
+    err = from_python(capsys)
+    assert (len(stream.getvalue().splitlines()), len(err.splitlines())) == (above, 3 - above)
 
 
 def test_help_lists_every_verb_once_under_a_heading_and_ends_each_with_its_example():

@@ -17,6 +17,7 @@ from posgap.data.made import made_examples
 from posgap.distillation.methods import label_of
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parsed
+from posgap.foundation.printing import from_python
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import Verdict, judge
 from posgap.generation.backends import BACKENDS, open_generator
@@ -83,6 +84,7 @@ def sweep(
     lengths: None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     together: bool = False,
+    quiet: bool = False,
     **options: Any,
 ) -> SweepResult: ...
 
@@ -96,6 +98,7 @@ def sweep(
     lengths: int | str | Sequence[int | str],
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     together: bool = False,
+    quiet: bool = False,
     **options: Any,
 ) -> SweepResult | LengthsResult: ...
 
@@ -108,6 +111,7 @@ def sweep(
     lengths: int | str | Sequence[int | str] | None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     together: bool = False,
+    quiet: bool = False,
     **options: Any,
 ) -> SweepResult | LengthsResult:
     """Asks a model every example with the gold documents at every position, and returns the accuracy at each.
@@ -124,11 +128,15 @@ def sweep(
     the same model, of which each calls this, `together` has them share the examples. Nothing is written: for a sweep
     that goes on after an interruption use the command `posgap sweep`, and `posgap.load` for what it wrote.
 
+    Standard error shows how many prompts there are, the progress, and the time left; with `quiet` only warnings.
+    Where the logger "posgap" has a handler or a level already, these lines go there, and only there.
+
     Raises `PosgapError` for bad input, and where more prompts went unanswered than `max_unanswered` percent.
     """
     if unknown := sorted(set(options) & set(_SAID_OTHERWISE)):
         raise PosgapError(f"posgap.sweep: {unknown[0]} is no option here (`posgap.sweep(model, examples, task, ...)`)")
     with ExitStack() as stack:
+        stack.enter_context(from_python(quiet))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posgap-")))
         asked_of, tokenizer = _parts(model, tokenizer)
         chosen = {"task": task, "examples": folder / "examples.jsonl", "out": folder / "sweep"} | options

@@ -43,7 +43,7 @@ class PositionGapCallback(TrainerCallback):
     ):
         self.trainer, self.examples, self.task, self.every = trainer, examples(rows), task, every
         # A model that says nothing yet, or nothing any more, must not end its training.
-        self.options: Mapping[str, Any] = {"max_unanswered": 100.0} | options
+        self.options: Mapping[str, Any] = {"max_unanswered": 100.0, "quiet": True} | options
         self.results: dict[int, SweepResult] = {}
 
     @property

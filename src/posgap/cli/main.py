@@ -330,11 +330,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of `posgap`; ends with `SystemExit`, but where several processes were launched."""
     _open_what_a_shell_closed()
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter("posgap | %(message)s"))
+    handler.setFormatter(printing.NoteFormatter())
     handler.addFilter(printing.is_wanted)
     logger = logging.getLogger("posgap")
     # Rank 0 logs at INFO, other ranks only warnings.
-    logger.handlers, logger.level = [handler], logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO if is_main_process() else logging.WARNING)
     stop_on_termination()
     os.environ.setdefault("MPLBACKEND", "Agg")  # a command opens no window
     with printing.command(sys.argv[1:] if arguments is None else arguments):
@@ -382,11 +383,6 @@ def _run(arguments: list[str] | None) -> int:
         return _fail(_with_notes(str(cause) or "stopped", cause), getattr(cause, "exit_code", 130))
     except Exception as error:
         return _fail(told(error), 1, "")
-
-
-class _Formatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return redacted(with_uris(super().format(record)))
 
 
 def _with_notes(message: str, error: BaseException) -> str:

@@ -10,10 +10,14 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import click
+
+from posgap.foundation.launch import is_main_process
+from posgap.foundation.locations import with_uris
+from posgap.foundation.redaction import redacted
 
 RESULT = logging.INFO + 5  # the level of a line that says what came of a stage, which `--quiet` leaves
 logging.addLevelName(RESULT, "RESULT")
@@ -27,6 +31,7 @@ class _Command:
 
     as_json: bool = False
     quiet: bool = False
+    bars: bool = True
     result: Any = None
 
 
@@ -62,9 +67,80 @@ def options() -> list[click.Parameter]:
     ]
 
 
+@contextmanager
+def from_python(quiet: bool) -> Iterator[None]:
+    """Around a call from Python, which shows its notes and its progress on standard error, as a command does.
+
+    It shows warnings alone where it is to be `quiet`, where there is no standard error, and in any process but the
+    first of a launch. Whoever gave the logger "posgap" a handler or a level gets its lines there, without a bar.
+    """
+    global _command
+    logger, outside = logging.getLogger("posgap"), _command
+    is_configured = bool(logger.handlers) or logger.level != logging.NOTSET
+    silent = quiet or sys.stderr is None or not is_main_process()
+    _command = replace(outside, quiet=outside.quiet or silent, bars=outside.bars and not is_configured)
+    try:
+        if silent or is_configured:
+            yield
+        else:
+            with _shown(logger):
+                yield
+    finally:
+        _command = outside
+
+
+@contextmanager
+def _shown(logger: logging.Logger) -> Iterator[None]:
+    """Within the block the logger's lines go to standard error, each once: what the program's own logging shows is left
+    to that."""
+    handler, propagates = _Notes(logger), logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = propagates
+
+
+class _Notes(logging.StreamHandler):
+    """Writes those lines of a logger to standard error that no handler above it would show."""
+
+    def __init__(self, logger: logging.Logger):
+        super().__init__(sys.stderr)
+        self.setFormatter(NoteFormatter())
+        above = logger.parent if logger.propagate else None
+        self.above = above if above and above.hasHandlers() else None
+        self.level_above = logger.getEffectiveLevel()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.above and record.levelno >= self.level_above:
+            self.above.callHandlers(record)
+        else:
+            super().emit(record)
+
+
+class NoteFormatter(logging.Formatter):
+    """A line of the log as a person reads it: without secrets, and with the addresses of what was fetched."""
+
+    def __init__(self) -> None:
+        super().__init__("posgap | %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(with_uris(super().format(record)))
+
+
 def is_quiet() -> bool:
-    """Whether the command is to show no progress."""
+    """Whether no progress is to be shown."""
     return _command.quiet
+
+
+def shows_bars() -> bool:
+    """Whether progress is to be shown as a bar where that can be seen: on a terminal, or in a notebook."""
+    is_notebook = type(sys.stderr).__module__.startswith("ipykernel")
+    return _command.bars and not is_quiet() and (is_notebook or sys.stderr.isatty())
 
 
 def is_wanted(record: logging.LogRecord) -> bool:

@@ -1,7 +1,6 @@
-"""Progress of long work: a bar on a terminal, a line now and then in a log."""
+"""Progress of long work: a bar on a terminal or in a notebook, a line now and then in a log."""
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,7 +9,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from posgap.foundation.printing import is_quiet
+from posgap.foundation.printing import shows_bars
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ def track(items: Iterable[T], total: int, what: str) -> Iterator[T]:
 @contextmanager
 def meter(total: int, what: str, unit: int = 1) -> Iterator[Callable[[int], None]]:
     """Yields a function to be told, from any thread, how much more of `total` is done; `unit` is what is shown as 1."""
-    if sys.stderr.isatty() and not is_quiet():
+    if shows_bars():
         with tqdm(total=(total / unit if unit > 1 else total) or None, desc=what, dynamic_ncols=True) as bar:
             yield lambda more: bar.update(more / unit if unit > 1 else more)
         return

@@ -65,6 +65,8 @@ def answers(
     left = sum(map(len, missing.values()))
     if left < len(prompts):
         log.info("%d of %d prompts were answered before the interruption", len(prompts) - left, len(prompts))
+    else:
+        log.info("%s", _amount(len(examples), len(placements), samples))
     for (example, number), completion in sorted(unfinished.completions.items()):
         if example < len(examples):
             each(examples[example], placements[number // samples], completion)
@@ -95,6 +97,13 @@ def answers(
             each(examples[example], placements[number // samples], completion)
     served = None if BACKENDS[config.backend].local else unfinished.served
     return [unfinished.completions[prompt] for prompt in prompts], served
+
+
+def _amount(n_examples: int, n_placements: int, samples: int) -> str:
+    """Like "2,000 prompts: 100 examples, each at 20 placements"."""
+    each = f"{n_examples:,} examples, each at {n_placements} placements"
+    often = f", {samples} times" if samples > 1 else ""
+    return f"{n_examples * n_placements * samples:,} prompts: {each}{often}"
 
 
 def ask(
