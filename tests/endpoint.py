@@ -33,6 +33,7 @@ class Endpoint:
         self.seen: Counter[str] = Counter()
         self.bodies: list[dict] = []
         self.headers: list[dict] = []
+        self.models: list[str] | int | None = None  # that it lists; None: it has no list; a number: that status
         self.under_way = self.most_under_way = 0
         self.lock = threading.Lock()
         self.url = ""
@@ -81,6 +82,18 @@ def served(endpoint: Endpoint) -> Iterator[Endpoint]:
                 self.wfile.write(content)
             except (BrokenPipeError, ConnectionResetError):
                 self.close_connection = True  # the client did not wait
+
+        def do_GET(self):
+            assert self.path.partition("?")[0] == "/v1/models"
+            endpoint.headers.append(dict(self.headers))
+            listed = [{"id": name} for name in endpoint.models] if isinstance(endpoint.models, list) else []
+            content = json.dumps({"object": "list", "data": listed}).encode()
+            self.send_response(
+                endpoint.models if isinstance(endpoint.models, int) else 404 if endpoint.models is None else 200
+            )
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
 
         def log_message(self, *_):
             pass

@@ -119,7 +119,7 @@ def test_an_endpoint_is_swept_by_its_address(rows):
     with served(Endpoint(lambda text: "0")) as endpoint:
         there = posgap.sweep(endpoint.url, rows, name="served", **OPTIONS)
     assert there.figures.model == "served" and set(there.frame["response"]) == {"0"}
-    with pytest.raises(PosgapError, match="say what the model is called there, as `name`"):
+    with pytest.raises(PosgapError, match="cannot be asked which model it serves"):
         posgap.sweep("http://localhost:1/v1", rows)
 
 

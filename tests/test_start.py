@@ -5,6 +5,7 @@ import sys
 import pytest
 import yaml
 from conftest import kv_example, qa_example
+from endpoint import Endpoint, served
 
 from posgap.cli import init as start
 from posgap.cli.main import main
@@ -81,6 +82,21 @@ def test_the_next_command_works_as_it_is_printed(folder, capsys, model_folder):
     with pytest.raises(SystemExit) as ended:
         main(command[1:])
     assert ended.value.code == 0 and read_json(folder / "runs" / "sweep" / "sweep.json")["n_docs"] == 6
+
+
+@pytest.mark.parametrize("name", ["", "#served"])
+def test_with_an_endpoint_the_next_command_works_too(name, folder, capsys):
+    write_examples(folder / "mine.jsonl", [kv_example(i) for i in range(2)])
+    with served(Endpoint()) as endpoint:
+        endpoint.models = ["served"]
+        assert init(model=f"{endpoint.url}{name}", examples="mine.jsonl", task="kv", tracking="none") == 0
+        section = yaml.safe_load((folder / "posgap.yaml").read_text())["sweep"]
+        assert (section["model"], section["base-url"]) == ("served", endpoint.url)
+        command = capsys.readouterr().out.splitlines()[-1].removeprefix("next:").split()
+        with pytest.raises(SystemExit) as ended:
+            main(command[1:])
+    swept = read_json(folder / "runs" / "sweep" / "sweep.json")
+    assert ended.value.code == 0 and (swept["model"], swept["mean"]) == ("served", 100.0)
 
 
 def test_without_a_terminal_what_is_not_answered_is_named(folder, capsys):

@@ -21,6 +21,7 @@ from posgap.foundation.printing import from_python
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import Verdict, judge
 from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.endpoint_names import is_endpoint
 from posgap.generation.generator import Completion, Generator, LazyGenerator, Sampling
 from posgap.generation.setup import builder_with
 from posgap.generation.transformers import TransformersGenerator, borrowed
@@ -118,11 +119,11 @@ def sweep(
 
     `model` is a model of transformers in memory, with its `tokenizer`, or a pipeline of both; a Hugging Face folder, a
     name on the hub, or a version in MLflow's registry, `models:/name@champion`; or the address of an OpenAI-compatible
-    endpoint, `http://...`, where `name` among the options says what the model is called. `examples` is whatever
-    `posgap.examples` takes, or a number: so many are made for the task. `options` are those of `posgap sweep`, by their
-    names in Python: `n_docs`, `positions`, `limit`, `metric`, `max_new_tokens`, `system`, `temperature`, `samples`,
-    `label`, `batch_tokens`, ... Several `lengths`, like `["1k", "4k"]`, make a map of accuracy by length and depth,
-    a `LengthsResult`.
+    endpoint, `http://...`, where `name` among the options says which of its models, if it has several. `examples` is
+    whatever `posgap.examples` takes, or a number: so many are made for the task. `options` are those of `posgap sweep`,
+    by their names in Python: `n_docs`, `positions`, `limit`, `metric`, `max_new_tokens`, `system`, `temperature`,
+    `samples`, `label`, `batch_tokens`, ... Several `lengths`, like `["1k", "4k"]`, make a map of accuracy by length and
+    depth, a `LengthsResult`.
 
     A model in memory is asked where it is, and is as before afterwards. Under a launcher of several processes that hold
     the same model, of which each calls this, `together` has them share the examples. Nothing is written: for a sweep
@@ -266,15 +267,11 @@ def _examples(given: "int | str | Path | pandas.DataFrame | Rows", config: Sweep
 
 
 def _named(model: "str | Path | PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the model's name, and for an endpoint with its address."""
+    """The options with the model's name; of an endpoint's address with the name there, if it is given."""
     name = options.pop("name", "")
     if not isinstance(model, str | Path):
         return options | {"model": name or str(model.config._name_or_path or type(model).__name__)}
-    if str(model).startswith(("http://", "https://")):
-        if not name:
-            raise PosgapError(f"{model}: say what the model is called there, as `name`")
-        return options | {"model": name, "backend": "openai", "base_url": str(model)}
-    return options | {"model": str(model)}
+    return options | {"model": f"{model}#{name}" if name and is_endpoint(model) else str(model)}
 
 
 def _parts(model: Any, tokenizer: Any) -> tuple[Any, Any]:

@@ -38,7 +38,7 @@ class InitConfig(Config):
     """Asks which model to measure, on which data, on what task, and where to track runs; then writes posgap.yaml, and
     examples where there are none, and says the next command. An option answers its question."""
 
-    model: str = Field("", description="Hugging Face model folder, or name on the hub; empty: asks")
+    model: str = Field("", description="Hugging Face model folder, name on the hub, or endpoint's address; empty: asks")
     examples: str = Field("", description="file or folder of examples; made: makes some; empty: asks")
     task: OptionalTaskName = Field("", description="what a model is asked; empty: asks")
     tracking: str = Field(

@@ -51,6 +51,8 @@ def init(config: InitConfig) -> None:
         checked = SweepConfig(**swept)
     except ValidationError as error:
         raise PosgapError(f"init: {first_fault(error)}") from None
+    if checked.base_url:
+        swept |= {"model": checked.model, "base_url": checked.base_url}
     if made:
         write_examples(MADE_FILE, list(made_examples(TASKS[answers["task"]], N_EXAMPLES, n_docs, SEED)))
     elif not (is_uri(checked.examples) or is_address(checked.examples)):
@@ -85,7 +87,7 @@ def _answers(config: InitConfig) -> dict[str, str]:
     """The answer to each question by its flag's name."""
     tasks = ", ".join(TASKS.names())
     questions: dict[str, tuple[str, str, Callable[[str], str]]] = {
-        "model": ("Model: a Hugging Face folder, or a name on the hub", "Qwen/Qwen3-0.6B", str),
+        "model": ("Model: a Hugging Face folder, a name on the hub, or an endpoint's address", "Qwen/Qwen3-0.6B", str),
         "examples": (f"Examples: a file or folder, or `{MADE}` to make {N_EXAMPLES}", MADE, str),
         "task": (f"Task ({tasks})", "kv", _task),
         "tracking": (f"MLflow: a server's address, sqlite:///FILE, or `{NOWHERE}`", NOWHERE, str),

@@ -40,6 +40,8 @@ def location_if_any(value: Any) -> Any:
 
 
 def _model(value: Any) -> Any:
+    if str(value).startswith(("http://", "https://")) and not str(value).lower().endswith(".gguf"):
+        raise ValueError("is an address, of a server perhaps: give a model's folder, .gguf file or name on the hub")
     return str(as_location(value)) if str(value).startswith(("s3:/", "~")) else value
 
 

@@ -1,8 +1,8 @@
 """Parameters of the gate, of policies, and of a check without a base."""
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from posgap.foundation.config import Config, StageConfig
 from posgap.foundation.fields import (
@@ -18,6 +18,7 @@ from posgap.foundation.fields import (
 from posgap.gating.demands import PUBLIC_KEY, Demands, Enough
 from posgap.gating.rules import CHECK_RULES, GATE_RULES
 from posgap.generation.backends import BACKENDS, BackendConfig
+from posgap.generation.endpoint_names import with_endpoint
 from posgap.measurement.config import SWEPT_MODEL, ExpectedConfig, Judging, Mitigating, Sampled, Swept
 
 
@@ -77,9 +78,6 @@ class CheckConfig(
         None, description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`; empty: makes some"
     )
     model: ModelName = Field(description=SWEPT_MODEL)
-    backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.checked_if_any)] = Field(
-        "", description="backend that generates; empty: openai where there is a base_url, else transformers"
-    )
     policy: OptionalInputPath = Field(
         None,
         description="file of the policy, of which the rules that need no base decide; empty: the options below",
@@ -98,9 +96,10 @@ class CheckConfig(
         False, description="in CI too: use what an endpoint answered in an earlier check"
     )
 
-    @property
-    def answered_by(self) -> str:
-        return self.backend or ("openai" if self.base_url else BackendConfig.default("backend"))
+    @model_validator(mode="before")
+    @classmethod
+    def _judge_at_an_endpoint(cls, values: Any) -> Any:
+        return with_endpoint(values, "judge", "judge_url")
 
     @model_validator(mode="after")
     def _judge_has_a_name(self) -> Self:

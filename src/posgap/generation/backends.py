@@ -2,15 +2,17 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from posgap.foundation.choices import WITHOUT_EFFECT, Choices, Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import RARE
 from posgap.generation.config import GenerationConfig
+from posgap.generation.endpoint_names import with_endpoint
 from posgap.generation.endpoint_parameters import EndpointParameters, RequestParameters
 from posgap.generation.setup import builder_of, order_of
 from posgap.mitigations.in_force import load_model
@@ -193,16 +195,30 @@ class BackendConfig(GenerationConfig):
         "computes it quicker (AMX, avx512_bf16); else float32",
     )
     backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.checked)] = Field(
-        "transformers", description=f"backend that generates; {BACKENDS.described()}"
+        TRANSFORMERS.name,
+        description=f"backend that generates, openai where there is an endpoint's address; {BACKENDS.described()}",
     )
 
-    @property
-    def answered_by(self) -> str:
-        """The name of the backend that answers."""
-        return self.backend
+    @model_validator(mode="before")
+    @classmethod
+    def _of_an_endpoint(cls, values: Any) -> Any:
+        """An endpoint's address says which backend answers, whether it is the model's or `base_url`."""
+        if "base_url" not in cls.model_fields or not isinstance(values, Mapping):
+            return values
+        values = with_endpoint(values, "model", "base_url")
+        chosen = values.get("backend") or TRANSFORMERS.name
+        if values.get("base_url") and chosen == TRANSFORMERS.name:
+            return values | {"backend": OPENAI.name}
+        return values | {"backend": chosen}
+
+    @model_validator(mode="after")
+    def _asks_where_it_is_told(self) -> Self:
+        if getattr(self, "base_url", "") and BACKENDS[self.backend].local:
+            raise ValueError(f"`base_url`: is an endpoint's, which backend {self.backend} does not ask; leave one out")
+        return self
 
     def settled(self) -> Self:
-        dtype = BACKENDS[self.answered_by].dtype(self)
+        dtype = BACKENDS[self.backend].dtype(self)
         if dtype != self.dtype and (flag := bfloat16_of_cpu()) and dtype == "bfloat16" and device_class() == "cpu":
             log.info(
                 "bfloat16, since this processor computes it quicker (%s); --dtype float32 for single precision", flag
@@ -210,4 +226,4 @@ class BackendConfig(GenerationConfig):
         return self.model_copy(update={"dtype": dtype})
 
     def is_served(self, name: str) -> bool:
-        return name == "model" and not BACKENDS[self.answered_by].local
+        return name == "model" and not BACKENDS[self.backend].local

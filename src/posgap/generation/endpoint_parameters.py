@@ -64,4 +64,6 @@ class RequestParameters(Parameters):
 
 
 class EndpointParameters(RequestParameters):
-    base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
+    base_url: str = Field(
+        "", description="openai: address of the endpoint, like http://localhost:8000/v1, for --model NAME"
+    )

@@ -74,8 +74,7 @@ class OpenAIGenerator:
         self.model, self.parameters, self.framing = model, parameters, framing
         self.served = served or Served()
         self.chat = parameters.endpoint == "chat"
-        address, mark, query = _filled(parameters.base_url, "--base-url").strip().partition("?")  # Azure's has a query
-        self.url = f"{address.rstrip('/')}/{'chat/' * self.chat}completions{mark}{query}"
+        self.url = endpoint_url(parameters.base_url, f"{'chat/' * self.chat}completions")
         self.shown = redacted(self.url)
         self.headers = headers_of(parameters.header)
         arguments = {"chat_template_kwargs": dict(framing.arguments)} if framing.arguments else {}
@@ -98,7 +97,7 @@ class OpenAIGenerator:
         self.window = Window(concurrency, self.window.size)
         with asyncio.Runner() as runner:
             try:
-                client = httpx2.AsyncClient(headers=self.headers, timeout=None, limits=limits, verify=_tls())
+                client = httpx2.AsyncClient(headers=self.headers, timeout=None, limits=limits, verify=tls())
             except (ImportError, ValueError) as fault:  # of a proxy of the environment
                 reason = _WITHOUT_SOCKS if isinstance(fault, ImportError) else str(fault)
                 raise PosgapError(
@@ -330,6 +329,12 @@ _WITHOUT = {
 }
 
 
+def endpoint_url(address: str, path: str) -> str:
+    """The URL of a path below an endpoint's address, in which `$VARIABLE` stands for a variable of the environment."""
+    address, mark, query = _filled(address, "--base-url").strip().partition("?")  # Azure's has a query
+    return f"{address.rstrip('/')}/{path}{mark}{query}"
+
+
 def headers_of(header: Mapping[str, str]) -> dict[str, str]:
     """The headers of every request: the key of the environment, and those given, in which `$VARIABLE` stands for a
     variable of the environment. Raises `PosgapError` that shows no value where one is unset or cannot be sent."""
@@ -366,7 +371,7 @@ def _with_variables(value: Any) -> Any:
 
 
 @cache
-def _tls() -> ssl.SSLContext:
+def tls() -> ssl.SSLContext:
     """The certificates that servers are known by, which take a tenth of a second to read."""
     return httpx2.create_ssl_context()
 

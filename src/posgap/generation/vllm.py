@@ -33,7 +33,7 @@ class VLLMGenerator:
         except ImportError:
             raise PosgapError(
                 "backend vllm: vllm is not installed here; install posgap in an environment with vllm, serve the model "
-                "elsewhere and choose --backend openai, or choose --backend transformers"
+                "elsewhere and give its address as --model, or choose --backend transformers"
             ) from None
         self.tokenizer, folder = tokenizer, model_folder(model)
         require_finite_files(folder)  # vLLM itself refuses weights that are missing

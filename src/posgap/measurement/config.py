@@ -22,12 +22,13 @@ from posgap.foundation.fields import (
     Values,
 )
 from posgap.generation.backends import BACKENDS, BackendConfig
+from posgap.generation.endpoint_names import with_endpoint
 from posgap.measurement.answered import MaxUnanswered
 from posgap.mitigations.registry import PROMPT_MITIGATIONS, PromptMitigationName
 from posgap.tasks.fields import MAX_DOCS, BaselineNames, Depths, JudgePromptText, Lengths, Placements, Shard
 from posgap.tasks.task import BASELINES
 
-SWEPT_MODEL = f"{MODEL}; openai: the model's name at the endpoint"
+SWEPT_MODEL = f"{MODEL}; of an endpoint its address, with #NAME if it serves several, or the name with --base-url"
 ALLOW = f"what may differ between the sweeps, separated by commas: any of {', '.join(get_args(Allowable))}"
 
 
@@ -204,7 +205,9 @@ class GradeConfig(
 
     sweep: InputPath = Field(description="folder from `sweep` or `merge`, whose responses are judged")
     examples: InputPath = Field(description="examples that were swept")
-    judge: ModelPath = Field(description="model that judges: its name at the endpoint, or a Hugging Face model folder")
+    judge: ModelPath = Field(
+        description="model that judges: a Hugging Face model folder, an endpoint's address, or its name at judge_url"
+    )
     max_new_tokens: int = Field(16, ge=1, description="longest answer of the judge, in tokens")
     max_thinking_tokens: int = Field(
         0, ge=0, description="longest thoughts of the judge, in tokens, beside max_new_tokens of its answer"
@@ -218,6 +221,11 @@ class GradeConfig(
     batch_tokens: Annotated[int, WITHOUT_EFFECT] = Field(
         32768, ge=1, description="of a judge on this machine: tokens in a batch, padding included"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _judge_at_an_endpoint(cls, values: Any) -> Any:
+        return with_endpoint(values, "judge", "judge_url")
 
     def is_served(self, name: str) -> bool:
         return name == "judge" and bool(self.judge_url)

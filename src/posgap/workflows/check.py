@@ -96,8 +96,8 @@ def _sweep_config(config: CheckConfig, policy: Policy, output: RunFolder, folder
         examples = output.out / MADE_FILE
         write_examples(examples, made_examples(TASKS[config.task], config.n_examples, config.n_docs, config.seed))
     # What an endpoint serves is known by its name alone.
-    label = config.label or ("" if BACKENDS[config.answered_by].local else config.model)
-    own = {"out": folder, "examples": examples, "backend": config.answered_by, "label": label}
+    label = config.label or ("" if BACKENDS[config.backend].local else config.model)
+    own = {"out": folder, "examples": examples, "label": label}
     own["max_unanswered"] = policy.max_unanswered
     return SweepConfig(**shared | own | {"force": config.force or _is_fresh(config)})
 
@@ -114,7 +114,7 @@ def _grade_config(config: CheckConfig, of_sweep: SweepConfig, folder: Path | str
 def _is_fresh(config: CheckConfig) -> bool:
     """Whether nothing that an endpoint answered before is used: its model can change behind its name."""
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-    return not BACKENDS[config.answered_by].local and not config.reuse and (config.force or in_ci)
+    return not BACKENDS[config.backend].local and not config.reuse and (config.force or in_ci)
 
 
 @contextmanager

@@ -1,0 +1,77 @@
+"""How people name an endpoint: by its address and its model's name, or by one text that has both."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.fields import pairs
+from posgap.foundation.redaction import redacted
+
+_TIMEOUT = 10.0  # seconds to wait for the list of models
+_MAX_SHOWN = 5  # names in a message
+_MAX_BYTES = 2**22  # of the list of models
+
+
+def is_endpoint(text: Any) -> bool:
+    """Whether a model is named by an endpoint's address, `http://host/v1` or `http://host/v1#name`. A GGUF file at an
+    address is a model to be downloaded."""
+    named = isinstance(text, str) and text.startswith(("http://", "https://"))
+    return named and not text.partition("?")[0].lower().endswith(".gguf")
+
+
+def with_endpoint(values: Mapping[str, Any], model: str, url: str, otherwise: str = "") -> dict[str, Any]:
+    """A config's values in which the field `url` has the endpoint's address and the field `model` the name there.
+
+    Both may stand in `model`: `http://host/v1#name`. Without a name, and where `otherwise` is none, the endpoint is
+    asked which model it serves. Raises `PosgapError` where it serves several, or does not say.
+    """
+    if not is_endpoint(values.get(model)):
+        return dict(values)
+    address, _, name = values[model].partition("#")
+    if values.get(url):
+        raise PosgapError(
+            f"--{model}: is an address, and --{url.replace('_', '-')} is one too; give the model's name there"
+        )
+    name = name or otherwise or only_model(address, pairs(values.get("header") or {}), model)
+    return {**values, model: name, url: address}
+
+
+def only_model(address: str, header: Mapping[str, str], option: str = "model") -> str:
+    """The name of the model that an endpoint serves, by its list of models.
+
+    Raises `PosgapError` where it serves several or none, and where it cannot be asked.
+    """
+    names = _served(address, header)
+    if len(names) == 1:
+        return names[0]
+    shown = ", ".join(map(shortened, names[:_MAX_SHOWN])) + ", ..." * (len(names) > _MAX_SHOWN)
+    serves = f"serves {len(names)} models ({shown})" if names else "does not say which model it serves"
+    raise PosgapError(f"--{option}: {redacted(address)} {serves}; name one: {redacted(address)}#NAME")
+
+
+def _served(address: str, header: Mapping[str, str]) -> list[str]:
+    import httpx2
+
+    from posgap.generation.openai import endpoint_url, headers_of, tls
+
+    url, shown = endpoint_url(address, "models"), redacted(address)
+    try:
+        answer = httpx2.get(url, headers=headers_of(header), timeout=_TIMEOUT, verify=tls())
+    except (httpx2.HTTPError, httpx2.InvalidURL, ImportError, ValueError) as fault:
+        reason = redacted(str(fault)) or type(fault).__name__
+        raise PosgapError(
+            f"{shown}: cannot be asked which model it serves: {reason}; start it, or correct it"
+        ) from None
+    if answer.status_code in (401, 403):
+        raise PosgapError(f"{shown}: {answer.status_code}, the key is wrong or missing; set OPENAI_API_KEY")
+    return _names(answer.content) if answer.is_success else []
+
+
+def _names(body: bytes) -> list[str]:
+    """The names in a list of models; none where the body is no such list."""
+    try:
+        listed = json.loads(body[:_MAX_BYTES])["data"]
+        return [name for each in listed if isinstance(name := each["id"], str) and name]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return []
