@@ -28,7 +28,7 @@ from posgap.generation.transformers import TransformersGenerator, borrowed
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import is_of_lengths
-from posgap.measurement.sweeping import answered, figures, mitigated_by, placements_of, prompt_digest
+from posgap.measurement.sweeping import figures, placements_of, swept
 from posgap.mitigations.in_force import config_needs_document_spans
 from posgap.mitigations.in_force import load_model as load_mitigated
 from posgap.models.factors import config_factors
@@ -157,19 +157,18 @@ def sweep(
         at_each = at_lengths(asked.config.lengths, asked.config.depths, asked.config.seed, asked.build, everything)
         opened = LazyGenerator(lambda: open_generator(asked.config, asked.build))
         asked = asked._replace(generator=asked.generator or opened)
-        swept = [
+        at_all = [
             _swept(asked, asked.config.model_copy(update={"lengths": [build.fill.length]}), build, rows)
             for build in at_each
             if build.fill
         ]
-    return swept[0] if len(swept) == 1 else LengthsResult(swept, at_each[0].context, config.most_gap)
+    return at_all[0] if len(at_all) == 1 else LengthsResult(at_all, at_each[0].context, config.most_gap)
 
 
 def _swept(asked: "_Model", config: SweepConfig, build: TextPromptBuilder, rows: Sequence[AnyExample]) -> SweepResult:
     """The sweep of a model by prompts of this builder."""
     placements = placements_of(build, config.n_docs, config.positions, config.shard)
-    digests = {"model_digest": asked.digest, "prompt_digest": prompt_digest(build, mitigated_by(config, build))}
-    responses = answered(config, rows, build, placements, digests, generator=asked.generator)
+    responses, config, build, digests = swept(config, rows, build, placements, asked.digest, asked.generator)
     if responses.outcomes.worst_share > config.max_unanswered:
         unanswered = responses.outcomes.phrase([placement.positions for placement in placements])
         reason = responses.most_frequent_reason

@@ -13,8 +13,8 @@ from posgap.foundation.errors import PosgapError, shortened
 from posgap.foundation.files import digest_of
 from posgap.foundation.interruption import RESUMES
 from posgap.foundation.locations import with_uris
-from posgap.generation.backends import BACKENDS
-from posgap.generation.generator import Completion, Generator, Sampling
+from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.generator import Completion, Generator, LazyGenerator, Sampling
 from posgap.generation.served import Served
 from posgap.measurement.asking import Each, answers
 from posgap.measurement.choices import choices_of
@@ -34,6 +34,7 @@ from posgap.measurement.sweeps import (
     summarize,
     swept_rows,
 )
+from posgap.measurement.thinking import EndlessThoughts, FirstThoughts, Way, other_ways, refuses_switch
 from posgap.models.precision import device_class
 from posgap.storage.lineage import ancestors
 from posgap.tasks.content import contents, examples_digest
@@ -45,6 +46,8 @@ from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.task_file import is_definition
 
 log = logging.getLogger(__name__)
+_UNANSWERED = 25  # prompts without an answer that end a sweep early, where there can be no figures any more
+_MORE_ROOM = "give thoughts and answer more room: --max-thinking-tokens, --max-new-tokens"
 _FAILURES = 25  # prompts that must have failed before a sweep ends early since too many did; each can take minutes
 
 
@@ -90,6 +93,47 @@ class Answered(NamedTuple):
         return shortened(reasons.most_common(1)[0][0]) if reasons else ""
 
 
+class Swept(NamedTuple):
+    """What was answered, the config and the builder by which it was asked in the end, and the digests of model and
+    prompts, by the names of `Sweep`."""
+
+    answered: Answered
+    config: SweepConfig
+    build: TextPromptBuilder
+    digests: dict[str, str]
+
+
+def swept(
+    config: SweepConfig,
+    examples: Sequence[AnyExample],
+    build: TextPromptBuilder,
+    placements: Sequence[Placement],
+    model_digest: str,
+    generator: Generator | None = None,
+) -> Swept:
+    """Asks as `answered` does. Where the first answers end within thoughts, all is asked anew in another way, if there
+    is one (`other_ways`): without thoughts, or with a limit of their own."""
+    if generator is None and BACKENDS[config.backend].local and not config.mitigation:  # of which some see attention
+        generator = LazyGenerator(lambda: open_generator(config, build))  # one model, however often it is asked anew
+    ways = [Way(config, build, "as asked"), *other_ways(config, build, examples[0], placements[0])]
+    for at, way in enumerate(ways):
+        is_last = at == len(ways) - 1
+        digests = {
+            "model_digest": model_digest,
+            "prompt_digest": prompt_digest(way.build, mitigated_by(way.config, way.build)),
+        }
+        try:
+            got = answered(way.config, examples, way.build, placements, digests, generator, is_last)
+            return Swept(got, way.config, way.build, digests)
+        except EndlessThoughts as endless:
+            log.warning("%s, at the limit of tokens: asked again, %s", endless, ways[at + 1].words)
+        except PosgapError as error:
+            if is_last or not refuses_switch(way.config):
+                raise
+            log.warning("%s: asked again, %s", error, ways[at + 1].words)
+    raise AssertionError("the last way ends otherwise")
+
+
 def answered(
     config: SweepConfig,
     examples: Sequence[AnyExample],
@@ -97,15 +141,19 @@ def answered(
     placements: Sequence[Placement],
     digests: Mapping[str, str],
     generator: Generator | None = None,
+    even_if_endless: bool = True,
 ) -> Answered:
     """Asks for every example at every placement, and as the config's baselines have it, and scores the responses.
 
     Answers are kept beside the config's `out` as they come. `digests` are those of model and prompts, by the names of
-    `Sweep`. Without a `generator` the config's backend answers. Raises `PosgapError` early where an endpoint fails.
+    `Sweep`. Without a `generator` the config's backend answers. Raises `PosgapError` early where an endpoint fails, or
+    where so many answers are missing that there will be no figures; and `EndlessThoughts` where the first answers end
+    within thoughts, unless it is to go on `even_if_endless`.
     """
     sampling, what = Sampling.of(build, config.temperature, config.seed), f"sweep of {config.label or 'the model'}"
     everywhere = [*placements, *baseline_placements(build, config.baselines, config.n_docs, config.shard)]
-    each = _supervision(config, len(examples) * len(everywhere) * config.samples, len(everywhere))
+    n_prompts = len(examples) * len(everywhere) * config.samples
+    each = _supervision(config, n_prompts, len(everywhere), None if even_if_endless else FirstThoughts(n_prompts))
     completions, served = answers(
         config, examples, everywhere, build, sampling, what, dict(digests), each, config.samples,
         generator=generator, mitigated=mitigated_by(config, build),
@@ -170,14 +218,17 @@ def figures(
     )
 
 
-def _supervision(config: SweepConfig, n_prompts: int, n_placements: int) -> Each:
-    """What ends a sweep of so many prompts when too many have failed, and warns, once a placement, that more of its
-    prompts are not answered than there may be."""
+def _supervision(config: SweepConfig, n_prompts: int, n_placements: int, thoughts: FirstThoughts | None) -> Each:
+    """What warns once that at a placement more prompts are not answered than there may be, and ends a sweep of so many
+    prompts when there are many such prompts, since it can have no figures any more; and what looks at the `thoughts` of
+    the first answers."""
     unanswered: Counter[Placement] = Counter()
-    most, failed = config.max_unanswered / 100 * n_prompts, 0
+    most, failed, is_said = config.max_unanswered / 100 * n_prompts, 0, False
 
     def each(example: AnyExample, placement: Placement, completion: Completion) -> None:
-        nonlocal failed
+        nonlocal failed, is_said
+        if thoughts:
+            thoughts(completion)
         if completion.outcome == "answered":
             return
         failed += completion.outcome == "failed"
@@ -188,7 +239,17 @@ def _supervision(config: SweepConfig, n_prompts: int, n_placements: int) -> Each
                 f"(--max-unanswered). What was answered is kept: when the endpoint works again, {RESUMES}"
             )
         unanswered[placement] += 1
-        if unanswered[placement] - 1 <= most / n_placements < unanswered[placement]:
+        if unanswered[placement] <= most / n_placements:
+            return
+        if unanswered.total() >= _UNANSWERED:
+            raise PosgapError(
+                f"{with_uris(config.model)}: {unanswered.total()} of {n_prompts:,} prompts were not answered already, "
+                f"the last: {completion.reason}; no figures can come of this, since no more than "
+                f"{config.max_unanswered:g} % at a placement may go without an answer; "
+                f"{_MORE_ROOM if completion.outcome == 'truncated' else 'a higher --max-unanswered allows it'}"
+            )
+        if not is_said and (thoughts is None or thoughts.is_over):
+            is_said = True
             log.warning(
                 "more than the %g %% of prompts that --max-unanswered allows are not answered with the gold at "
                 "%s: there will be no figures (%s: %s)",

@@ -23,12 +23,11 @@ from posgap.measurement.mitigated import Question
 from posgap.measurement.spending import estimate, estimated_tokens
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeping import (
-    answered,
     baseline_placements,
     figures,
     mitigated_by,
     placements_of,
-    prompt_digest,
+    swept,
 )
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, no_figures, read_sweep
 from posgap.models.factors import config_factors
@@ -59,20 +58,20 @@ def sweep(config: SweepConfig) -> Location:
         return config.out
     if not config.force:
         _require_same_endpoint(config)
-    swept = _sweep(config)
-    for recorded in _recorded(swept):
+    place = _sweep(config)
+    for recorded in _recorded(place):
         if recorded.outcomes and recorded.outcomes.worst_share > config.max_unanswered:
             unanswered = recorded.outcomes.phrase(recorded.placements)
             raise PosgapError(
-                f"{swept}: {unanswered}, and {config.max_unanswered:g} % is allowed; "
+                f"{place}: {unanswered}, and {config.max_unanswered:g} % is allowed; "
                 "give --max-unanswered as it was when this was swept"
             )
-    return swept
+    return place
 
 
-def _recorded(swept: Location) -> Iterator[Sweep]:
+def _recorded(place: Location) -> Iterator[Sweep]:
     """The sweep, or the sweeps at several lengths, in a folder."""
-    folder = source(swept)
+    folder = source(place)
     names = [name for name in folder.sizes() if Path(name).name == SWEEP_FILE]
     for file in filter(None, map(folder.read, names)):
         yield read_model(Sweep, file, SWEEP_FILE)
@@ -110,9 +109,7 @@ def _swept(
     examples = examples[: config.limit or None]
     label, step = config.label or label_of(config.model, config.mitigation), build.fill.tokens if build.fill else 0
     placements = placements_of(build, config.n_docs, config.positions, config.shard)
-    by_prompts = prompt_digest(build, mitigated_by(config, build))
-    digests = {"model_digest": config.digest("model"), "prompt_digest": by_prompts}
-    asked = answered(config, examples, build, placements, digests, generator)
+    asked, config, build, digests = swept(config, examples, build, placements, config.digest("model"), generator)
     if asked.spent:
         run.metrics(asked.spent.metrics(), step=step)
         log.info("%s: %s", label, asked.spent.sentence())

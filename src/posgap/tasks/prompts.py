@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
@@ -111,6 +111,18 @@ class TextPromptBuilder:
         other.fill = fill
         return other
 
+    def called_with(self, arguments: Mapping[str, Any]) -> Self:
+        """The same, with other arguments of the chat template."""
+        other = copy.copy(self)
+        other.framing = replace(self.framing, arguments=arguments)
+        return other
+
+    def thinking(self, tokens: int) -> Self:
+        """The same, with so many tokens for thoughts, beside those of the answer."""
+        other = copy.copy(self)
+        other.max_thinking_tokens = tokens
+        return other
+
     def shuffled(self, seed: int) -> Self:
         """The same, with the distractors in the order of another seed."""
         other = copy.copy(self)
@@ -174,6 +186,12 @@ class PromptBuilder(TextPromptBuilder):
     def __call__(self, example: AnyExample, placement: Placement) -> list[int]:
         """The prompt's token ids; raises `PosgapError` if prompt and response would exceed the context."""
         return list(self.prompt(example, placement).token_ids)
+
+    def called_with(self, arguments: Mapping[str, Any]) -> Self:
+        other = super().called_with(arguments)
+        if self.chat:
+            other.chat = ChatTemplate(self.chat.source, self.tokenizer, other.framing)
+        return other
 
     def of_text(self, text: str, name: str) -> Prompt:
         ids = self.token_ids(text)

@@ -1,0 +1,92 @@
+"""What becomes of a sweep whose first answers end within thoughts: the model is asked otherwise, and it is said how."""
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from posgap.generation.backends import BACKENDS
+from posgap.generation.generator import Completion
+from posgap.measurement.config import SweepConfig
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+
+log = logging.getLogger(__name__)
+LOOK = 8  # first answers, of which half must end within thoughts
+SWITCH = "enable_thinking"  # the argument by which chat templates of Qwen3, SmolLM3, GLM and others turn thinking off
+BUDGET, MIN_BUDGET = 2048, 256  # tokens of thoughts where nothing turns them off; with fewer few models come to an end
+
+
+class EndlessThoughts(Exception):
+    """The first answers of a sweep end within thoughts, at the limit of tokens."""
+
+
+class Way(NamedTuple):
+    """How a model is asked whose thoughts did not end, and this in words."""
+
+    config: SweepConfig
+    build: TextPromptBuilder
+    words: str
+
+
+class FirstThoughts:
+    """Looks at the first answers as they come. Raises `EndlessThoughts` where at least half of them end in thoughts."""
+
+    def __init__(self, total: int):
+        self.look, self.count, self.endless = min(LOOK, total), 0, 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether enough was looked at."""
+        return self.count == self.look
+
+    def __call__(self, completion: Completion) -> None:
+        if self.is_over:
+            return
+        self.count += 1
+        self.endless += completion.outcome == "truncated" and bool(completion.thoughts)
+        if self.is_over and 2 * self.endless >= self.look:
+            raise EndlessThoughts(f"{self.endless} of the first {self.look} answers end within thoughts")
+
+
+def other_ways(
+    config: SweepConfig, build: TextPromptBuilder, example: AnyExample, placement: Placement
+) -> Iterator[Way]:
+    """In which other ways a model can be asked whose thoughts do not end: first without any, where a switch of its chat
+    template is known, then with a limit of their own, as far as the context has room for it.
+
+    There are none where somebody has decided on the model's thoughts: by a limit of their own, or by the switch.
+    """
+    if config.max_thinking_tokens or SWITCH in config.template_args:
+        return
+    if _has_switch(build):
+        arguments = {**config.template_args, SWITCH: False}
+        off = config.model_copy(update={"template_args": arguments})
+        yield Way(off, build.called_with(arguments), f'thinking is turned off (--template-args {{"{SWITCH}": false}})')
+    room = _room(build, example, placement)
+    if room >= MIN_BUDGET:
+        limited = config.model_copy(update={"max_thinking_tokens": room})
+        words = f"thoughts get {room:,} tokens beside those of the answer (--max-thinking-tokens {room})"
+        yield Way(limited, build.thinking(room), words)
+
+
+def _has_switch(build: TextPromptBuilder) -> bool:
+    """Whether the chat template has the switch; one of an endpoint may have it."""
+    if isinstance(build, PromptBuilder):
+        return build.chat is not None and bool(re.search(rf"\b{SWITCH}\b", build.chat.source))
+    return bool(build.template)
+
+
+def _room(build: TextPromptBuilder, example: AnyExample, placement: Placement) -> int:
+    """The tokens that thoughts can have: at most `BUDGET`, and of a model's context a part that other prompts, which
+    may be somewhat longer than this one, leave."""
+    if not isinstance(build, PromptBuilder):
+        return BUDGET
+    tokens = build.fill.tokens if build.fill else round(1.1 * len(build.prompt(example, placement).token_ids))
+    return min(BUDGET, build.context - build.max_new_tokens - tokens)
+
+
+def refuses_switch(config: SweepConfig) -> bool:
+    """Whether it may be the switch that an endpoint does not take; a template of this machine was looked at."""
+    return SWITCH in config.template_args and not BACKENDS[config.backend].local
