@@ -1,8 +1,10 @@
 """Sweeps of endpoints: what is recorded of them, what they cost, and when they are asked again."""
 
 import json
+import re
 
 import pytest
+import yaml
 from conftest import kv_example
 from endpoint import Endpoint, retrieve, served
 
@@ -166,14 +168,26 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("given", ["as they are", "as variables"])
-def test_no_secret_of_an_endpoint_is_written_down(given, tmp_path, monkeypatch, capsys):
-    """A key in the address, one in the body, one in a header and one in the environment: in no file, log line, page or
-    row of MLflow's database."""
-    secrets = {name: f"canary-{name}-4711" for name in ("QUERY", "BODY", "HEADER")}
-    for name, value in (secrets | {"OPENAI_API_KEY": "canary-OWN-4711"}).items():
+SECRETS = {name: f"canary-{name}-4711" for name in ("QUERY", "BODY", "HEADER", "JUDGE")}
+# What a machine has in its environment, whatever is run on it.
+OTHERS = ("OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD", "POSGAP_SIGNING_KEY")
+
+
+def graded(text: str) -> str:
+    """Grades as an honest judge does, by what it is shown."""
+    shown = dict(re.findall(r"<(\w+)-\w{12}>\n(.*?)\n</", text, re.DOTALL))
+    right = shown["references"].removeprefix("- ").split("\n- ")
+    return "CORRECT" if any(each in shown["response"] for each in right) else "INCORRECT"
+
+
+@pytest.mark.parametrize("verb", ["sweep", "check"])
+@pytest.mark.parametrize("given", ["as they are", "as variables", "in a file"])
+def test_no_secret_of_an_endpoint_is_written_down(verb, given, tmp_path, monkeypatch, capsys):
+    """A key in each address, one in the body, one in a header and those of the environment: in no file, log line, page,
+    report or row of MLflow's database."""
+    for name, value in (SECRETS | {name: f"canary-{name}-4711" for name in OTHERS}).items():
         monkeypatch.setenv(name, value)
-    say = (lambda name: f"${name}") if given == "as variables" else secrets.get
+    say = (lambda name: f"${name}") if given == "as variables" else SECRETS.get
     database = tmp_path / "mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
     examples = tmp_path / "e.jsonl"
@@ -186,30 +200,40 @@ def test_no_secret_of_an_endpoint_is_written_down(given, tmp_path, monkeypatch, 
             asked.append((body, headers))
             return next(faults, None) or super().reply(body, headers)
 
-    words = [
-        "sweep",
-        "--task",
-        "kv",
-        "--n-docs",
-        "3",
-        "--positions",
-        "1,3",
-        "--examples",
-        str(examples),
-        "--model",
-        "m",
-    ]
-    with served(Busy(retrieve)) as endpoint:
-        address = f"{endpoint.url}?api-key={say('QUERY')}&api-version=2024-02-01"
-        words += ["--backend", "openai", "--base-url", address, "--header", f"X-Key={say('HEADER')}"]
-        words += ["--body", json.dumps({"user": {"password": say("BODY")}}), "--out", str(tmp_path / "out")]
+    with served(Busy(retrieve)) as endpoint, served(Endpoint(graded)) as judge:
+        options = {
+            "task": "kv",
+            "n_docs": 3,
+            "positions": [1, 3],
+            "examples": str(examples),
+            "model": "m",
+            "backend": "openai",
+            "base_url": f"{endpoint.url}?api-key={say('QUERY')}&api-version=2024-02-01",
+            "header": {"X-Key": say("HEADER")},
+            "body": {"user": {"password": say("BODY")}},
+            "out": str(tmp_path / "out"),
+        }
+        if verb == "check":
+            del options["backend"]
+            options |= {"judge": "j", "judge_url": f"{judge.url}?key={say('JUDGE')}"}
+            options |= {"junit": str(tmp_path / "j.xml"), "markdown": str(tmp_path / "s.md")}
+        words = [verb]
+        if given == "in a file":
+            # The file is a person's own; posgap writes no other.
+            config = tmp_path.with_suffix(".yaml")
+            config.write_text(yaml.safe_dump({verb: options}))
+            words += ["--config", str(config)]
+        else:
+            for name, value in options.items():
+                typed = {"positions": "1,3", "header": f"X-Key={say('HEADER')}", "body": json.dumps(options["body"])}
+                words += [f"--{name.replace('_', '-')}", str(typed.get(name, value))]
         with pytest.raises(SystemExit) as ended:
             main(words)
     shown = capsys.readouterr()
-    assert ended.value.code == 0, shown.err
-    assert {body["user"]["password"] for body, _ in asked} == {secrets["BODY"]}
-    assert {headers["X-Key"] for _, headers in asked} == {secrets["HEADER"]}
+    assert ended.value.code == (0 if verb == "sweep" else 7), shown.err  # two examples are too few to judge by
+    assert {body["user"]["password"] for body, _ in asked} == {SECRETS["BODY"]}
+    assert {headers["X-Key"] for _, headers in asked} == {SECRETS["HEADER"]}
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert database in files and tmp_path / "out/sweep.html" in files
+    assert database in files and list(tmp_path.rglob("sweep.html"))
     for text in (shown.out, shown.err, *(file.read_bytes().decode("utf-8", "replace") for file in files)):
         assert "canary" not in text
