@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +24,14 @@ from report import ROOT, machine, write_table
 
 from posgap.foundation.files import atomic, read_json
 from posgap.foundation.tables import markdown
+from posgap.measurement.comparison import read_comparison
 from posgap.measurement.sweeps import read_sweep
 from posgap.rollout.documents import PARTS
 from posgap.rollout.files import read_measurement
 
 STORE = ROOT / "benchmarks" / "study"
 RUNS = ROOT / "runs" / "study"
+NOT_ADMITTED = (3, 7)  # exit codes of a gate that refuses, or has too little to judge by
 TITLES = {"smollm2": "SmolLM2-135M-Instruct", "qwen": "Qwen2.5-Coder-0.5B-Instruct", "gemma": "Gemma 3 270M, base"}
 
 
@@ -57,8 +59,26 @@ def why_figures(out: Path) -> dict[str, Any]:
     }
 
 
+def trained_figures(out: Path) -> dict[str, Any]:
+    """What is kept of a model that was made of another: its sweep, how it differs from the base's, and the verdict."""
+    (difference,) = read_comparison(out.with_name(f"{out.name}-compared")).differences
+    verdict = read_json(out.with_name(f"{out.name}-gate") / "gate.json")
+    names = ("mean", "mean_ci95", "gap", "gap_ci95")
+    return sweep_figures(out) | {
+        "difference": {name: getattr(difference, name) for name in names},
+        "verdict": verdict["outcome"],
+        "rules": {rule["name"]: rule["outcome"] for rule in verdict["rules"]},
+    }
+
+
+def teacher_figures(out: Path) -> dict[str, Any]:
+    """What is kept of a teacher's responses."""
+    return read_json(out / "teacher.json")
+
+
 class Row(NamedTuple):
-    """A row of the study: what is run, of which the last command writes the row's folder, and what is kept of that."""
+    """A row of the study: what is run, of which the last `sweep`, `measure` or `teacher` writes the row's folder, and
+    what is kept of that."""
 
     name: str
     model: str
@@ -66,10 +86,16 @@ class Row(NamedTuple):
     kept: Callable[[Path], dict[str, Any]]
 
 
+# Examples of ten records, whose keys and values have eight digits.
 _SHORT = (
     "data make kv --n-keys 10 --n-examples 200 --force --out {runs}/uuids.jsonl",
     "data import --format litm-kv --input {runs}/uuids.jsonl --key-digits 8 --value-digits 8 --force "
     "--out {runs}/kv10.jsonl",
+)
+_TRAIN = (
+    "data make kv --n-keys 10 --n-examples 150 --seed 1 --force --out {runs}/train-uuids.jsonl",
+    "data import --format litm-kv --input {runs}/train-uuids.jsonl --key-digits 8 --value-digits 8 --force "
+    "--out {runs}/train10.jsonl",
 )
 _SHOTS = ("data make shots --n-docs 20 --n-examples 100 --force --out {runs}/shots.jsonl",)
 _KV = "--task kv --n-docs 10 --limit 100"
@@ -87,6 +113,39 @@ def _why(of: str, examples: str, sweep: str, label: str) -> str:
     )
 
 
+# The paper's ablation, by the options of `distill`; each is trained on the same responses, as often.
+METHODS = {
+    "sft": "--method sft",
+    "seqkd": "--method seqkd",
+    "kl": "--method r1 --alignment none --anchoring 0",
+    "align": "--method r1 --alignment paper --anchoring 0",
+    "r1": "--method r1",
+}
+
+
+def trained(
+    base: str, model: str, of: str, examples: str, train: Sequence[str], positions: str, settings: str
+) -> list[Row]:
+    """The rows of a model's training: the teacher's responses to examples that the commands `train` make, and each
+    method's model, swept on `examples`, compared with the sweep `base`, and judged. `of` is the task, the number of
+    documents, and how many examples are swept."""
+    teacher, task = f"{model}-teacher", " ".join(of.split()[:4])
+    made, swept = train[-1].split()[-1], f"{examples}.jsonl"
+    asked = f"teacher --model {{model}} {task} --examples {made} --sweep {{runs}}/{base} --out {{out}}"
+    rows = [Row(teacher, model, (*train, asked), teacher_figures)]
+    for name, method in METHODS.items():
+        row = f"{model}-{name}"
+        commands = (
+            f"distill --model {{model}} {' '.join(task.split()[:2])} --examples {made} "
+            f"--responses {{runs}}/{teacher} {method} {settings} --out {{runs}}/{row}-model",
+            _sweep(of, swept, positions).replace("{model}", f"{{runs}}/{row}-model"),
+            f"compare {{runs}}/{base} {{out}} --out {{out}}-compared",
+            f"gate --candidate {{out}} --base {{runs}}/{base} --examples {{runs}}/{swept} --out {{out}}-gate",
+        )
+        rows.append(Row(row, model, commands, trained_figures))
+    return rows
+
+
 ROWS = (
     Row("smollm2-kv", "smollm2", (*_SHORT, _sweep(_KV, "kv10.jsonl", "1,3,5,8,10")), sweep_figures),
     Row("smollm2-why", "smollm2", (_why(_KV, "kv10.jsonl", "smollm2-kv", "SmolLM2"),), why_figures),
@@ -94,29 +153,47 @@ ROWS = (
     Row("gemma-why", "gemma", (_why(_KV, "kv10.jsonl", "gemma-kv", "Gemma"),), why_figures),
     Row("qwen-shots", "qwen", (*_SHOTS, _sweep(_OF_SHOTS, "shots.jsonl", "1,5,10,15,20")), sweep_figures),
     Row("qwen-why", "qwen", (_why(_OF_SHOTS, "shots.jsonl", "qwen-shots", "Qwen"),), why_figures),
+    *trained("smollm2-kv", "smollm2", _KV, "kv10", _TRAIN, "1,3,5,8,10", "--learning-rate 1e-5"),
 )
 
 
-def run(row: Row) -> None:
-    """Runs a row, and keeps its figures."""
-    RUNS.mkdir(parents=True, exist_ok=True)
-    names = {"model": str(real_models.folder(row.model)), "runs": str(RUNS), "out": str(RUNS / row.name)}
+def run(row: Row, model: str, title: str, runs: Path) -> None:
+    """Runs a row on a model, and keeps its figures."""
+    runs.mkdir(parents=True, exist_ok=True)
+    names = {"model": model, "runs": str(runs), "out": str(runs / row.name)}
     began = time.monotonic()
     for command in row.commands:
         words = shlex.split(command.format(**names))
         print("posgap", shlex.join(words), flush=True)
-        subprocess.run([sys.executable, "-m", "posgap", *words], cwd=ROOT, check=True)
+        done = subprocess.run([sys.executable, "-m", "posgap", *words], cwd=ROOT)
+        if done.returncode not in ((0, *NOT_ADMITTED) if words[0] == "gate" else (0,)):
+            raise SystemExit(f"{row.name}: `posgap {shlex.join(words)}` ended with {done.returncode}")
     kept = {
-        "model": TITLES[row.model],
+        "model": title,
         "commands": [f"posgap {command}" for command in row.commands],
         "date": str(date.today()),
         "machine": machine(),
         "seconds": round(time.monotonic() - began),
-        "figures": row.kept(RUNS / row.name),
+        "figures": row.kept(runs / row.name),
     }
     STORE.mkdir(exist_ok=True)
     with atomic(STORE / f"{row.name}.json") as partial:
         partial.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+
+def is_kept(row: Row) -> bool:
+    """Whether a row's figures are there."""
+    return (STORE / f"{row.name}.json").is_file()
+
+
+def in_time(rows: Sequence[Row], hours: float) -> Iterator[Row]:
+    """The rows, of which none is begun after so many hours."""
+    end = time.monotonic() + 3600 * hours
+    for row in rows:
+        if time.monotonic() > end:
+            print(f"the time is over: {row.name} and what follows it are left", flush=True)
+            return
+        yield row
 
 
 def kept(*names: str) -> list[dict[str, Any]]:
@@ -166,11 +243,30 @@ def telling() -> str:
     return markdown(["model", "what tells", "AUC", "at one position", "gain beside the position"], rows, left=2)
 
 
+def methods() -> str:
+    """A row for each method by which a model was trained."""
+    rows = []
+    on_gpus = sorted(file.stem for file in STORE.glob("gpu-*-base.json"))  # of benchmarks/gpu.py
+    for base in ("smollm2-kv", *on_gpus):
+        model = base.rpartition("-")[0]
+        names = {"as it is": base} | {name: f"{model}-{name}" for name in (*METHODS, "lpes")}
+        for name, each in ((name, each) for name, row in names.items() for each in kept(row)):
+            of = each["figures"]
+            cells = [between(of[figure], of[f"{figure}_ci95"]) for figure in ("gap", "mean")]
+            if difference := of.get("difference"):
+                cells += [
+                    between(difference[figure], difference[f"{figure}_ci95"], "+.1f") for figure in ("gap", "mean")
+                ]
+            rows.append([each["model"], name, *cells, *[""] * (4 - len(cells)), of.get("verdict", ""), hours(each)])
+    heads = ["model", "trained by", "gap", "mean", "change of gap", "change of mean", "verdict", "day, minutes"]
+    return markdown(heads, rows, left=2)
+
+
 def hours(row: dict[str, Any]) -> str:
     return f"{row['date']}, {row['seconds'] / 60:.0f}"
 
 
-TABLES = {"study-curves": curves, "why-shares": shares, "why-telling": telling}
+TABLES = {"study-curves": curves, "study-methods": methods, "why-shares": shares, "why-telling": telling}
 
 
 def main() -> None:
@@ -181,12 +277,10 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="run rows that are kept, too")
     parser.add_argument("--tables", action="store_true", help="run nothing, and make the tables")
     options = parser.parse_args()
-    began = time.monotonic()
-    for row in ROWS:
-        late = time.monotonic() - began > 3600 * options.hours
-        there = (STORE / f"{row.name}.json").is_file() and not options.again
-        if not (options.tables or late or there) and row.name in options.rows:
-            run(row)
+    if not options.tables:
+        missing = [row for row in ROWS if row.name in options.rows and (options.again or not is_kept(row))]
+        for row in in_time(missing, options.hours):
+            run(row, str(real_models.folder(row.model)), TITLES[row.model], RUNS)
     for name, table in TABLES.items():
         write_table(name, table())
 
