@@ -1,6 +1,8 @@
 """The stage `distill`: methods, what is shared between runs, what is left when it fails."""
 
+import gc
 import shutil
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ import torch
 from conftest import kv_example
 from safetensors.torch import load_file
 
-from posgap.distillation import export
+from posgap.distillation import export, processes
 from posgap.distillation.config import DistillConfig
 from posgap.distillation.engine import Loop
 from posgap.distillation.teacher_states import TeacherStates
@@ -277,3 +279,33 @@ def test_that_deepspeed_begins_with_rounded_weights_is_said(mixed, deepspeed, st
     save_model(load_model(config.model, stored), load_tokenizer(config.model), folder)
     line = distilling._rounded_at_the_start(str(folder), mixed, deepspeed)
     assert bool(line) == is_said and ("give --dtype float32" in line) == is_said
+
+
+def test_a_rate_that_can_hardly_move_the_model_is_told_before_training(config, caplog):
+    distill(config.model_copy(update={"epochs": 1, "learning_rate": 1e-7, "method": "seqkd"}))
+    (line,) = [line for line in caplog.messages if line.startswith("2 updates move a weight by at most 1.5e-07")]
+    assert "change no weight that is stored in bfloat16 to the nearest number" in line
+    caplog.clear()
+    distill(config.model_copy(update={"epochs": 1, "learning_rate": 0.1, "out": config.out.with_name("quick")}))
+    assert not any("move a weight" in line for line in caplog.messages)
+
+
+def test_what_training_keeps_is_let_go_of_before_the_model_is_written(config, monkeypatch):
+    """Else writing would set the peak of memory: Adam's means beside three models."""
+    made, loaded, seen = [], [], []
+    accelerator, load = processes.accelerator, export.load_model
+    monkeypatch.setattr(processes, "accelerator", lambda *how: made.append(accelerator(*how)) or made[-1])
+
+    def load_model(*how):
+        if not loaded:
+            seen.extend(bool(optimizer.state) for optimizer in made[-1]._optimizers)
+        else:
+            gc.collect()
+            seen.append(loaded[0]() is not None)
+        model = load(*how)
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(export, "load_model", load_model)
+    distill(config.model_copy(update={"epochs": 1, "method": "seqkd"}))
+    assert seen == [False, False] and len(loaded) == 2

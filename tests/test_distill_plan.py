@@ -2,16 +2,29 @@
 
 import json
 import logging
+import math
 from dataclasses import replace
 from math import ceil
 
 import pytest
 from test_planning import SHAPE
+from transformers import LlamaConfig
 
 from posgap.distillation import planning
 from posgap.distillation.config import PlanDistillConfig
+from posgap.distillation.engine import Optimization
 from posgap.distillation.footprint import MicroBatchShape, Size
-from posgap.distillation.planning import LORA_RANK, Way, need, plan_distill, standing, ways
+from posgap.distillation.movement import Movement
+from posgap.distillation.planning import (
+    LORA_RANK,
+    Way,
+    export_bytes,
+    measured_tflops,
+    need,
+    plan_distill,
+    standing,
+    ways,
+)
 from posgap.foundation.errors import PosgapError
 
 GB = 10**9
@@ -142,7 +155,14 @@ def test_figures_of_a_plan_follow_from_what_is_trained(config, made_up, capsys, 
         f"suggested: posgap distill --model {config.model} --micro-batch-tokens 128",
         "32 updates, 1.28e+05 tokens, 1.03e+18 operations: 5.74 hours at 25 % of 200 TFLOP/s a GPU; 26 GB of disk for "
         "two checkpoints, the teacher's states and the model",
+        "writing the model takes 8.4 GB of main memory",
+        "32 updates move a weight by at most 5e-05, 0.25 % of a typical one, or 0.41 steps of bfloat16; a layer's "
+        "output by at most 0.043 times what the paper's run can",
+        "so few updates at such a rate change no weight that is stored in bfloat16 to the nearest number; take more "
+        "examples or epochs, or a higher --learning-rate",
     ]
+    # Adam's first update is by the rate itself; 32 of them fall linearly to nothing.
+    assert plan["movement"]["reach"] == pytest.approx(3e-6 * 33 / 2)
 
 
 def test_the_first_way_that_fits_is_suggested_and_what_was_tried_before_is_told(config, made_up, caplog):
@@ -180,3 +200,57 @@ def test_a_context_is_long_enough_for_prompt_and_response_together(config, made_
         f"{config.model}: not one prompt at a time fits into 2 GPUs of 2.5 GB, in any way to train; take more GPUs, or "
         "shorter prompts"
     )
+
+
+def test_on_a_cpu_memory_is_the_machine_s_and_arithmetic_float32(config, made_up, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(planning, "available_bytes", lambda: 60 * GB)
+    monkeypatch.setattr(planning, "measured_tflops", lambda: 0.25)
+    on_cpu = config.model_copy(update={"gpus": 0, "gpu_memory": 0.0, "gpu_tflops": 0.0})
+    plan = plan_distill(on_cpu)
+    # Beside parameters, gradients, means and head: a checkpoint on its way to the disk, and python.
+    (way,) = plan["ways"]
+    assert way["way"]["strategy"] == "cpu" and way["standing"] == pytest.approx((16 + 0.4 + 20 + 0.4) * GB)
+    assert plan["options"] == [f"--micro-batch-tokens {way['rows'] * 128}"] and 0 < way["rows"] < 32
+    assert plan["hours"] == pytest.approx(plan["operations"] / (0.25e12 * config.mfu) / 3600)
+    assert "of 0.25 TFLOP/s; " in caplog.text
+    # The trained model and its head, the base, which is stored in float32, and what is read back.
+    assert plan["export_gb"] == pytest.approx(0.4 + 4.4 + 4)
+    asked = []
+    need(on_cpu.model_copy(update={"gpu_memory": 60}), Way("cpu", False, 0), sized, lambda s: asked.append(s) or 1)
+    assert {shape.arithmetic for shape in asked} == {"float32"}
+    with pytest.raises(PosgapError, match="fits into 4 GB, in any way to train; take more memory, or shorter prompts"):
+        plan_distill(on_cpu.model_copy(update={"gpu_memory": 4}))
+    monkeypatch.setattr(planning, "available_bytes", lambda: math.inf)
+    with pytest.raises(PosgapError, match="--gpu-memory: this system does not say how much memory is free"):
+        plan_distill(on_cpu)
+
+
+@pytest.mark.parametrize(
+    ("way", "size", "stored", "gigabytes"),
+    [
+        (Way("alone", False, 0), OF_ALL, 2, 6),  # in bfloat16: made of the base, and beside what is read back
+        (Way("alone", False, 0), OF_ALL, 4, 8),
+        (Way("cpu", False, 0), OF_ALL, 2, 4.4 + 6),
+        (Way("zero3", False, 16), OF_ADAPTERS, 2, 4 + 6),  # merged into the base in float32
+    ],
+    ids=str,
+)
+def test_what_writing_the_model_takes(way, size, stored, gigabytes):
+    assert export_bytes(way, size, stored) == pytest.approx((0.4 + gigabytes) * GB)
+
+
+def test_this_machine_s_speed_is_that_of_its_quickest_product():
+    assert 1e-6 < measured_tflops(64, 0.01) < 1e3
+
+
+def test_a_rate_that_cannot_move_the_model_is_told_before_it_trains():
+    """The paper's run is the measure; 19 updates at 3e-5 changed no answer of SmolLM2's."""
+    wide = LlamaConfig(hidden_size=4096, initializer_range=0.02)
+    papers = Movement.of(wide, 94, Optimization(3e-6).reach(94))
+    assert papers.of_the_paper == pytest.approx(1) and papers.bfloat16_steps == pytest.approx(1.425e-4 * 2**13)
+    seen = Movement.of(LlamaConfig(hidden_size=576, initializer_range=0.02), 19, Optimization(3e-5).reach(19))
+    assert seen.reach == pytest.approx(3e-4) and seen.of_the_paper == pytest.approx(0.79, abs=0.01)
+    assert "moved the loss and no answer" in seen.warning()
+    assert not Movement(94, 1e-3, 0.02, 576).warning()
+    assert "stored in bfloat16 to the nearest number" in Movement(1, 3e-5, 0.02, 4096).warning()

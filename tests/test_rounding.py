@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from posgap.demo import tiny_model
+from posgap.distillation.footprint import Storages
 from posgap.foundation.errors import PosgapError
 from posgap.models.rounding import UpdateRetention, rounded, stochastic
 
@@ -155,3 +156,12 @@ def test_a_number_added_to_all_weights_of_the_tiny_olmo_changes_nothing(family, 
             weight += 3
         difference = float((model(input_ids=ids).logits - before).abs().max())
     assert (difference > 1) if changes else (difference < 0.02), difference  # what float32 leaves of it
+
+
+def test_what_is_kept_is_counted_without_another_model_in_memory():
+    """Of a large matrix, in float64, it would be half a dozen times as large as in the file."""
+    base = torch.zeros(1 << 22)
+    storages = Storages(collect=False)
+    with storages:
+        UpdateRetention().add(base, base, base)
+    assert storages.most < 8 * base.nbytes

@@ -64,6 +64,7 @@ class _ByRecipe(Config):
     k: WholeNumber = Field(None, ge=0, description="number of placements drawn for each example in each epoch (K)")
     epochs: WholeNumber = Field(None, ge=1, description="passes over the examples")
     batch_size: WholeNumber = Field(None, ge=1, description="prompts in an optimizer step, over all processes")
+    learning_rate: Number = Field(None, gt=0, description="peak learning rate of AdamW")
 
     @classmethod
     def _decided(cls, recipe: str) -> dict[str, float | str]:
@@ -98,7 +99,6 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
     micro_batch_tokens: int = Field(
         8192, ge=1, description="tokens that a process reads at once in training; a longer prompt is read by itself"
     )
-    learning_rate: Number = Field(None, gt=0, description="peak learning rate of AdamW")
     schedule: Annotated[Literal["", "linear", "cosine", "constant"], RARE] = Field(
         "", description="how the learning rate falls from its peak to final_rate"
     )
@@ -204,10 +204,15 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
 
 class _OnGpus(Config):
     model: ModelName = Field(description=MODEL)
-    gpus: int = Field(1, ge=1, le=4096, description="number of GPUs, one process each")
-    gpu_memory: float = Field(80.0, gt=0, description="memory of each GPU, in GB of 10^9 bytes")
+    gpus: int = Field(1, ge=0, le=4096, description="number of GPUs, one process each; 0: train on the CPU, in float32")
+    gpu_memory: float = Field(
+        0.0, ge=0, description="memory of each GPU, in GB of 10^9 bytes; 0: 80, and of a CPU what this machine has free"
+    )
     gpu_tflops: float = Field(
-        989.0, gt=0, description="TFLOP/s of each GPU in bfloat16, as its maker says, without sparsity; 989: H100 SXM"
+        0.0,
+        ge=0,
+        description="TFLOP/s of each GPU in bfloat16, as its maker says, without sparsity; 0: 989, of an H100 SXM, and "
+        "of a CPU what a product of matrices reaches on this machine",
     )
     mfu: float = Field(
         0.35, gt=0, le=1, description="share of gpu_tflops that training reaches (model FLOPs utilization)"
@@ -218,7 +223,8 @@ class _OnGpus(Config):
 
 
 class PlanDistillConfig(_ByRecipe, _OnGpus):
-    """Says what `distill` would take on given GPUs (memory, hours, disk), and which options let it fit.
+    """Says what `distill` would take on given GPUs or on a CPU (memory, hours, disk), which options let it fit, and
+    whether so many updates can move the model.
 
     Of the model its config alone is read: it needs neither its weights nor a GPU."""
 

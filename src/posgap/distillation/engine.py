@@ -68,6 +68,10 @@ class Optimization:
         fall = {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}[self.schedule]
         return self.final_rate + (1 - self.final_rate) * fall
 
+    def reach(self, steps: int) -> float:
+        """The sum of the rates of `steps` updates: about the most that AdamW moves a weight."""
+        return self.learning_rate * sum(self.rate(step, steps) for step in range(steps))
+
     def optimizer(self, model: torch.nn.Module) -> torch.optim.AdamW:
         """AdamW over the parameters of `model` that are trained."""
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

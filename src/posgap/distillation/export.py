@@ -108,6 +108,7 @@ def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokeniz
         written, expected = merged_in_float32(config.model, out), after
     else:
         save_model(base.to(dtype), tokenizer, out, dict(stored.state))  # type: ignore[arg-type]  # mypy misreads transformers' `to`
+        del base  # so that there are no three models in memory
         # It refuses weights that are missing, or left over.
         written, expected = load_model(str(out), "float32"), stored.state
     for name, parameter in written.named_parameters():

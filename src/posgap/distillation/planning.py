@@ -1,33 +1,49 @@
-"""What a run of `distill` would take on given GPUs, and which options let it fit: from the model's config alone."""
+"""What a run of `distill` would take on given GPUs or a CPU, and which options let it fit: from the model's config
+alone."""
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache, partial
-from math import ceil
+from math import ceil, inf, isinf
 from typing import Any
 
+import torch
+from transformers import PretrainedConfig
+
 from posgap.distillation.config import PlanDistillConfig
+from posgap.distillation.engine import Optimization
 from posgap.distillation.footprint import MicroBatchShape, Size, activation_bytes, flops, size_of
+from posgap.distillation.movement import Movement
+from posgap.distillation.recipes import RECIPES
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
 from posgap.foundation.progress import track
 from posgap.foundation.tables import markdown
 from posgap.models.loading import load_config
+from posgap.models.memory import available_bytes
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
 GB = 1e9
-USABLE = 0.92  # of a GPU's memory; the rest is the driver's, and lost between blocks
+USABLE = 0.92  # of a GPU's memory; the rest is the driver's, and lost between blocks. As much of a CPU's.
+H100_GB, H100_TFLOPS = 80.0, 989.0
 LORA_RANK = 16
+_COURSE = {field.name for field in fields(Optimization)}
 # DeepSpeed's defaults, in numbers of two bytes: two buckets of gradients, and of parameters those gathered at a time.
 _BUCKETS, _GATHERED = 2 * 5e8 * 2, 1e9 * 2
+# Bytes of each trained parameter, and of AdamW's two means of it, that are copied to be written beside training; one of
+# these kinds is there twice more while it is written, which was seen.
+_CHECKPOINT = (3 + 2) * 4
+_PROCESS = 0.4e9  # bytes that python and libraries take before there is a model
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train: alone, data parallel, zero2, zero3 or fsdp; all parameters or adapters (`lora_rank`)."""
+    """A way to train: on a cpu, alone on a GPU, data parallel, zero2, zero3 or fsdp; all parameters or adapters
+    (`lora_rank`)."""
 
     strategy: str
     checkpointing: bool
@@ -35,7 +51,10 @@ class Way:
 
     @property
     def arithmetic(self) -> str:
-        """DeepSpeed and FSDP2 compute with parameters in bfloat16, beside the optimizer's in float32."""
+        """DeepSpeed and FSDP2 compute with parameters in bfloat16, beside the optimizer's in float32; a CPU in float32
+        alone."""
+        if self.strategy == "cpu":
+            return "float32"
         return "bfloat16 parameters" if self.strategy in ("zero2", "zero3", "fsdp") else "bfloat16"
 
     @property
@@ -84,13 +103,27 @@ def standing(way: Way, size: Size, gpus: int) -> float:
         gathered = 2 * (size.outside + 2 * size.layer)
         gathered += 6 * min(size.outside + size.layer, trained)
         return (4 * parameters + (4 + 8) * trained) / gpus + gathered + head
-    exchanged = 4 * trained if way.strategy == "data parallel" else 0
-    return 4 * parameters + (4 + 8) * trained + exchanged + head
+    beside = {"data parallel": 4 * trained, "cpu": _CHECKPOINT * trained + _PROCESS}.get(way.strategy, 0)
+    return 4 * parameters + (4 + 8) * trained + beside + head
+
+
+def export_bytes(way: Way, size: Size, stored: int) -> float:
+    """The most of main memory that writing the model takes, whose base is stored in `stored` bytes a number.
+
+    What is stored stands beside the base while it is made, and beside the model that is read back in float32. On a CPU
+    the trained model is there, too, and the optimizer no more.
+    """
+    parameters = size.parameters
+    here = 4 * parameters + way.bytes_kept * size.head if way.strategy == "cpu" else 0
+    merged = 4 * parameters if way.lora_rank else 0
+    # Numbers of float32 are not copied to be stored: they are those of the trained model.
+    made = stored * parameters if stored < 4 or here == 0 else 0
+    return _PROCESS + here + merged + max(stored * parameters + made, made + 4 * parameters)
 
 
 def ways(gpus: int) -> Iterator[Way]:
     """All ways, those first that train all parameters, compute nothing twice and exchange little."""
-    strategies = ("data parallel", "zero2", "zero3", "fsdp") if gpus > 1 else ("alone",)
+    strategies = ("data parallel", "zero2", "zero3", "fsdp") if gpus > 1 else ("alone",) if gpus else ("cpu",)
     for lora_rank in (0, LORA_RANK):
         for checkpointing in (False, True):
             for strategy in strategies:
@@ -103,16 +136,16 @@ def need(
     """What a way takes of each GPU, by the model's size with adapters of a rank and a micro-batch's working bytes."""
     size = sized(way.lora_rank)
     always = standing(way, size, config.gpus)
-    # Where the optimizer is torch's, its step holds another number for each parameter, when nothing is being read.
-    stepping = 0.0 if way.strategy.startswith("zero") else 4.0 * size.trained
+    # Where the optimizer is torch's, its step on a GPU holds another number for each parameter, when nothing is being
+    # read.
+    stepping = 0.0 if way.strategy in ("zero2", "zero3", "cpu") else 4.0 * size.trained
     if way.strategy == "fsdp":
         stepping /= config.gpus
     free = USABLE * config.gpu_memory * GB - always
     if free < stepping:
         return Need(way, always)
-    rows, working = _most_rows(
-        lambda rows: taken(_micro(config, way, rows)), ceil(config.batch_size / config.gpus), free
-    )
+    share = ceil(config.batch_size / max(config.gpus, 1))
+    rows, working = _most_rows(lambda rows: taken(_micro(config, way, rows)), share, free)
     return Need(way, always, rows, always + max(working, stepping))
 
 
@@ -144,11 +177,12 @@ def _micro(config: PlanDistillConfig, way: Way, rows: int = 1) -> MicroBatchShap
 
 @with_local_paths
 def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
-    """Says what ways to train take of each GPU, up to the first that fits, which it suggests, and those that spread
-    the same work otherwise; JSON goes to stdout.
+    """Says what ways to train take of each GPU or of the CPU, up to the first that fits, which it suggests, and those
+    that spread the same work otherwise; and how far so many updates can move the model. JSON goes to stdout.
 
     Raises `PosgapError` if none does.
     """
+    config = _with_machine(config)
     model = load_config(config.model)
     limit = getattr(model.get_text_config(), "max_position_embeddings", None)
     if limit and config.prompt_tokens + config.response_tokens > limit:
@@ -165,9 +199,10 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     for line in _table(needs).splitlines():
         log.info("%s", line)
     if not best:
+        room = f"{config.gpus} GPUs of {config.gpu_memory:g} GB" if config.gpus else f"{config.gpu_memory:.3g} GB"
         raise PosgapError(
-            f"{config.model}: not one prompt at a time fits into {config.gpus} GPUs of {config.gpu_memory:g} GB, in "
-            "any way to train; take more GPUs, or shorter prompts"
+            f"{config.model}: not one prompt at a time fits into {room}, in any way to train; take "
+            f"{'more GPUs' if config.gpus else 'more memory'}, or shorter prompts"
         )
     size, width = sized(best.way.lora_rank), config.prompt_tokens + config.response_tokens
     options = [*best.way.options(), f"--micro-batch-tokens {best.rows * width}"]
@@ -177,25 +212,74 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     # What is trained and Adam's two means of it, in float32; two checkpoints are kept.
     checkpoints = 2 * 4 * 3 * size.trained
     states = best.way.bytes_kept * config.n_examples * config.response_tokens * model.get_text_config().hidden_size
+    processes, updates = max(config.gpus, 1), ceil(prompts / config.batch_size)
+    stored = model.dtype.itemsize if isinstance(model.dtype, torch.dtype) else 4
+    export = export_bytes(best.way, size, stored)
     figures: dict[str, Any] = {
         "options": options,
-        "updates": ceil(prompts / config.batch_size),
+        "updates": updates,
         "tokens": prompts * width,
         "operations": counted,
-        "hours": counted / (config.gpus * config.gpu_tflops * 1e12 * config.mfu) / 3600,
+        "hours": counted / (processes * config.gpu_tflops * 1e12 * config.mfu) / 3600,
         "memory_gb": best.memory / GB,
+        "export_gb": export / GB,
         "disk_gb": (checkpoints + states + 2 * size.parameters) / GB,
     }
     log.info("suggested: posgap distill --model %s %s", config.model, " ".join(options))
     log.info(
-        "%d updates, %.3g tokens, %.3g operations: %.2f hours at %.0f %% of %g TFLOP/s a GPU; %.0f GB of disk for two "
+        "%d updates, %.3g tokens, %.3g operations: %.2f hours at %.0f %% of %.3g TFLOP/s%s; %.0f GB of disk for two "
         "checkpoints, the teacher's states and the model",
-        figures["updates"], figures["tokens"], counted, figures["hours"], 100 * config.mfu, config.gpu_tflops,
-        figures["disk_gb"],
+        updates, figures["tokens"], counted, figures["hours"], 100 * config.mfu, config.gpu_tflops,
+        " a GPU" * bool(config.gpus), figures["disk_gb"],
     )  # fmt: skip
+    log.info("writing the model takes %.1f GB of main memory", export / GB)
+    if not best.way.lora_rank:  # adapters begin at 0, and any rate moves them
+        figures["movement"] = _movement(config, model, updates)
     figures["ways"] = [asdict(each) for each in needs]
     show(json.dumps(figures), figures)
     return figures
+
+
+def _with_machine(config: PlanDistillConfig) -> PlanDistillConfig:
+    """The config with what is left open of the machine: an H100's figures, or of a CPU those of this machine."""
+    memory, tflops = (H100_GB, H100_TFLOPS) if config.gpus else (0.0, 0.0)
+    if not config.gpus and not config.gpu_memory:
+        memory = available_bytes() / GB
+        if isinf(memory):
+            raise PosgapError("--gpu-memory: this system does not say how much memory is free; give it in GB")
+    return config.model_copy(
+        update={
+            "gpu_memory": config.gpu_memory or memory,
+            "gpu_tflops": config.gpu_tflops or tflops or measured_tflops(),
+        }
+    )
+
+
+def measured_tflops(width: int = 1024, seconds: float = 0.3) -> float:
+    """What products of matrices in float32 reach on this machine's CPU, in TFLOP/s: the quickest of those that fit
+    into so many seconds."""
+    a, quickest, end = torch.ones(width, width), inf, time.perf_counter() + seconds
+    while time.perf_counter() < end or quickest == inf:
+        start = time.perf_counter()
+        a @ a
+        quickest = min(quickest, time.perf_counter() - start)
+    return 2 * width**3 / quickest / 1e12
+
+
+def _movement(config: PlanDistillConfig, model: PretrainedConfig, updates: int) -> dict[str, float]:
+    """How far the updates can move the model, said in a line, or in a warning where that is too little."""
+    recipe = {name: value for name, value in RECIPES[config.recipe].values().items() if name in _COURSE}
+    course = Optimization(**recipe | {"learning_rate": config.learning_rate})  # type: ignore[arg-type]
+    movement = Movement.of(model, updates, course.reach(updates))
+    log.info("%s", movement)
+    if warning := movement.warning():
+        log.warning("%s", warning)
+    return {
+        "reach": movement.reach,
+        "of_a_weight": movement.of_a_weight,
+        "bfloat16_steps": movement.bfloat16_steps,
+        "of_the_paper": movement.of_the_paper,
+    }
 
 
 def _table(needs: list[Need]) -> str:

@@ -237,3 +237,11 @@ def _gathered(parameter: Any) -> torch.Tensor:
 
     kept = safe_get_full_fp32_param(parameter)  # None without ZeRO
     return parameter.detach() if kept is None else kept
+
+
+def forget_optimizer(accelerator: Accelerator) -> None:
+    """Frees what torch's optimizer keeps of each parameter, for when training has ended; DeepSpeed's stays, since its
+    engine is needed to the end."""
+    if accelerator.state.deepspeed_plugin is None:
+        for optimizer in accelerator._optimizers:
+            optimizer.state.clear()

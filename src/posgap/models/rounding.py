@@ -18,6 +18,7 @@ from posgap.foundation.errors import PosgapError
 MIN_KEPT = 0.9  # the least share of the update that is to be in what is stored
 _IN_WORDS = {"nearest": "to the nearest numbers", "stochastic": "up or down at random"}
 _AT_ONCE = 1 << 24  # numbers
+_COUNTED_AT_ONCE = 1 << 20  # of each of which there are half a dozen in float64
 
 
 @dataclass
@@ -31,7 +32,7 @@ class UpdateRetention:
 
     def add(self, base: Tensor, trained: Tensor, stored: Tensor) -> None:
         """Counts one tensor in: as the base has it, as trained (in float32), and as stored."""
-        for parts in zip(*(tensor.flatten().split(_AT_ONCE) for tensor in (base, trained, stored))):
+        for parts in zip(*(tensor.flatten().split(_COUNTED_AT_ONCE) for tensor in (base, trained, stored))):
             before, after, written = (part.double() for part in parts)
             update, left = after - before, written - before
             self.along += float((left * update).sum())

@@ -22,6 +22,7 @@ from posgap.distillation.engine import NotFinite, Optimization, train
 from posgap.distillation.export import Trained, export
 from posgap.distillation.lora import add_adapters
 from posgap.distillation.methods import METHODS
+from posgap.distillation.movement import Movement
 from posgap.distillation.objectives import Objective
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
@@ -76,6 +77,10 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     model = _model(config)
     _require_room(config, out, model)
     by_deepspeed = accelerator.state.deepspeed_plugin is not None
+    optimization = Optimization(**{field.name: getattr(config, field.name) for field in fields(Optimization)})
+    movement = Movement.of(model.config, len(steps), optimization.reach(len(steps)))
+    if is_main_process() and not config.lora_rank and (line := movement.warning()):
+        log.warning("%s: %s", movement, line)
     if is_main_process() and (line := _rounded_at_the_start(config.model, mixed, by_deepspeed)):
         log.warning("%s", line)
     teacher = _teacher(config, work, collate, model, accelerator) if METHODS[config.method].needs_teacher else None
@@ -84,7 +89,6 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     checkpoints = Checkpoints(work / f"checkpoints-{fingerprint}")
     watched = files.digest_of([fingerprint, config.watch and config.digest("watch"), config.watch_placements])[:16]
     watch = Watch(config, held_out, collate, accelerator, work / f"watch-{watched}", mixed, lambda: _model(config))
-    optimization = Optimization(**{field.name: getattr(config, field.name) for field in fields(Optimization)})
 
     def log_step(figures: dict[str, float]) -> None:
         run.metrics({name: value for name, value in figures.items() if name != "step"}, step=int(figures["step"]))
@@ -117,6 +121,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     model = watch.model(student)
     best = watch.best(model, history) if is_main_process() else {}
     made = Trained.of(model, best, collate(advantageous_rows(pairs[:1])).input_ids, accelerator)
+    processes.forget_optimizer(accelerator)  # which would set the peak of memory while the model is written
     exported = of_all(lambda: export(config, made, collate.build.tokenizer, out) if is_main_process() else {})[0]
     if is_main_process():
         run.metrics(exported)

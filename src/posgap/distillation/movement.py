@@ -1,0 +1,69 @@
+"""How far training can move a model at all, said before it: from the number of updates and their rates alone.
+
+AdamW moves a weight by about its learning rate in an update, and by less where gradients do not agree. So the sum of
+the rates is the most that a weight moves, whatever is learnt.
+"""
+
+from math import log2, sqrt
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# The run of the paper: 94 updates at 3e-6, which falls linearly, on models of 7B, whose layers are 4,096 wide.
+_PAPER_REACH, _PAPER_WIDTH = 3e-6 * 95 / 2, 4096
+TYPICAL_WEIGHT = 0.02  # the root mean square of a matrix's weights, where a model's config names none
+
+
+class Movement(NamedTuple):
+    """How far a weight can move (`reach`), beside the size of a typical one, in a model whose layers are so wide."""
+
+    updates: int
+    reach: float
+    weight: float
+    width: int
+
+    @classmethod
+    def of(cls, config: "PretrainedConfig", updates: int, reach: float) -> "Movement":
+        """Of a model with this config, whose weights are taken to be about as large as they were at first."""
+        text = config.get_text_config()
+        weight = getattr(text, "initializer_range", None) or TYPICAL_WEIGHT
+        return cls(updates, reach, weight, text.hidden_size)
+
+    @property
+    def of_a_weight(self) -> float:
+        """The reach as a share of a typical weight."""
+        return self.reach / self.weight
+
+    @property
+    def bfloat16_steps(self) -> float:
+        """The reach in steps of bfloat16 at a typical weight: below a half, a stored weight is the base's again."""
+        return self.reach / 2.0 ** (int(log2(self.weight) // 1) - 7)
+
+    @property
+    def of_the_paper(self) -> float:
+        """By how much a layer's output can change, beside what it can in the paper's run. Where all weights move
+        together, an output moves by the reach times the square root of the width, beside its size."""
+        papers = _PAPER_REACH * sqrt(_PAPER_WIDTH) / TYPICAL_WEIGHT
+        return self.of_a_weight * sqrt(self.width) / papers
+
+    def __str__(self) -> str:
+        return (
+            f"{self.updates} updates move a weight by at most {self.reach:.2g}, {100 * self.of_a_weight:.2g} % of a "
+            f"typical one, or {self.bfloat16_steps:.2g} steps of bfloat16; a layer's output by at most "
+            f"{self.of_the_paper:.2g} times what the paper's run can"
+        )
+
+    def warning(self) -> str:
+        """A line where that is too little to expect anything of; else empty."""
+        if self.bfloat16_steps < 0.5:
+            return (
+                "so few updates at such a rate change no weight that is stored in bfloat16 to the nearest number; take "
+                "more examples or epochs, or a higher --learning-rate"
+            )
+        if self.of_the_paper < 1:
+            return (
+                "that is less than the paper's run can; of SmolLM2-135M 19 updates at 3e-5 (0.8 times it) moved the "
+                "loss and no answer: take more examples or epochs, or a higher --learning-rate"
+            )
+        return ""
