@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -20,6 +21,7 @@ from posgap.measurement.config import SweepConfig
 from posgap.measurement.probe import Probe, Response
 from posgap.measurement.sweeps import Evidence, read_predictions
 from posgap.mitigating import trials
+from posgap.mitigating.budget import by_price, clearly_worse
 from posgap.mitigating.config import ApplyConfig, MitigateConfig, seconds_of
 from posgap.mitigating.finalists import best_for, in_order
 from posgap.mitigating.report import PURPOSES, advice, described, read_mitigate
@@ -32,6 +34,7 @@ from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.closing import is_closed, read_config
 from posgap.models.loading import save_model
 from posgap.scaling import forcing
+from posgap.stages import mitigate as stage
 from posgap.stages.apply import _best, apply
 from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
@@ -176,7 +179,7 @@ def test_what_is_found_by_forcing_is_not_for_a_model_that_answers_later(config, 
 
 
 def test_what_was_tried_is_not_tried_again(config, monkeypatch):
-    measured = trials.Trials._accuracy
+    measured = trials.Trials._scores
     asked, resumed = [], []
 
     def interrupted(self, part, name, settings, until):
@@ -185,11 +188,11 @@ def test_what_was_tried_is_not_tried_again(config, monkeypatch):
             raise KeyboardInterrupt
         return measured(self, part, name, settings, until)
 
-    monkeypatch.setattr(trials.Trials, "_accuracy", interrupted)
+    monkeypatch.setattr(trials.Trials, "_scores", interrupted)
     with pytest.raises(KeyboardInterrupt):
         mitigate(config)
     kept = read_json(work_folder(config.out) / "tried.json")
-    assert [row["name"] for row in kept["tried"]] == ["base", "lpes", "lpes"] and kept["seconds"] > 0
+    assert [row["name"] for row in kept["tried"]] == ["base", "reversed", "lpes"] and kept["seconds"] > 0
     before = asked[:3]
     resumed.append(True)
     mitigate(config)
@@ -200,7 +203,99 @@ def test_it_stops_at_the_budget_with_the_model_as_it_is_and_one_mitigation(confi
     result = read_mitigate(mitigate(config.model_copy(update={"budget": "0.001s", "methods": ["reversed", "lpes"]})))
     assert [each.name for each in result.measured] == ["reversed"]
     (left_out,) = [each for each in result.found if not each.measured]
-    assert left_out.reason == "the budget was over before it was tried" and left_out.tried == 0
+    assert left_out.reason.startswith("the budget was over before it was tried: it takes about") and not left_out.tried
+    assert result.examples == {"search": 2, "selection": 2, "held_out": 2}  # as few as an interval needs
+
+
+class Timed:
+    """A generator that takes a second for each answer, by a clock of its own, as often as the mitigation's price."""
+
+    def __init__(self, clock, generator, price):
+        self.clock, self.generator, self.price = clock, generator, price
+
+    def generate(self, groups, sampling):
+        for answered in self.generator.generate(groups, sampling):
+            self.clock[0] += self.price
+            yield answered
+
+    def __getattr__(self, name):
+        return getattr(self.generator, name)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only as answers come."""
+    now, under = [0.0], trials.Asking.under
+
+    @contextmanager
+    def timed(self, name, settings):
+        with under(self, name, settings) as generator:
+            yield Timed(now, generator, 1 if name == trials.BASE else MITIGATIONS[name].price)
+
+    monkeypatch.setattr(trials.Asking, "under", timed)
+    monkeypatch.setattr(trials.Clock.__init__, "__defaults__", (0.0, lambda: now[0]))
+    return now
+
+
+@pytest.mark.parametrize(("minutes", "free"), [(10, True), (3, False)])
+def test_a_slow_model_is_asked_less_so_that_the_budget_is_kept(config, clock, minutes, free):
+    """A second an answer: all examples by the model alone would take two minutes, and by all methods half an hour."""
+    write_examples(config.examples, [kv_example(i) for i in range(60)])
+    methods = ["calibration", "permutation", "lpes", "yarn", "linear", "ntk", "reordering", "reversed", "pine"]
+    changes = {"budget": f"{minutes}m", "methods": methods}
+    result = read_mitigate(mitigate(config.model_copy(update=changes)))
+    assert 0.6 * 60 * minutes < result.seconds <= 1.1 * 60 * minutes
+    assert result.seconds == pytest.approx(clock[0], abs=60)
+    by_name = {each.name: each for each in result.found}
+    assert len(result.measured) >= 2 and result.examples["held_out"] >= 2
+    for name in ("yarn", "linear", "ntk", "reordering", "reversed"):  # what costs nothing is tried first
+        assert by_name[name].tried or not free
+    assert result.examples["search"] < 15 and "it takes about" in by_name["calibration"].reason
+    assert all(each.measured or each.reason for each in result.found)
+
+
+def test_the_cheap_are_tried_first_and_those_that_search_after_their_equals():
+    order = [each.name for each in by_price(MITIGATIONS)]
+    assert set(order[:5]) == {"reversed", "reordering", "linear", "ntk", "yarn"}
+    assert order[5] == "lpes" and order[-1] == "calibration"
+    assert sorted(order) == sorted(each.name for each in MITIGATIONS)
+
+
+def test_what_is_no_worse_is_seldom_given_up_however_often_one_looks():
+    """At most one in twenty over 100 looks, where harm is as frequent as help; what only harms is seen after seven."""
+    rng, falsely = np.random.default_rng(0), 0
+    for _ in range(200):
+        harm = np.cumsum(rng.random(100) < 0.5)
+        falsely += any(clearly_worse(int(bad), n - int(bad)) for n, bad in enumerate(harm, 1))
+    assert falsely <= 10
+    assert [clearly_worse(harmed, 0) for harmed in (0, 6, 7)] == [False, False, True]
+    assert not clearly_worse(3, 30) and clearly_worse(30, 3)
+
+
+def test_what_is_clearly_worse_is_given_up_early_and_never_measured(config, monkeypatch):
+    """The model is right as it is, and wrong under one mitigation; the other leaves it as it is."""
+    write_examples(config.examples, [kv_example(i) for i in range(40)])
+
+    @contextmanager
+    def under(self, name, settings):
+        texts = [f" {i:x}" for i in range(16)] if name != "linear" else ["?"]
+        yield Saying(" ".join(texts), cut=False)
+
+    monkeypatch.setattr(trials.Asking, "under", under)
+    monkeypatch.setattr(stage, "cost", lambda *_: None)
+    result = read_mitigate(mitigate(config.model_copy(update={"methods": ["linear", "ntk"], "metric": "contains_any"})))
+    assert [each.name for each in result.measured] == ["ntk"]
+    (worse,) = [each for each in result.found if not each.measured]
+    assert worse.reason == (
+        "clearly worse than the model as it is: of the 7 questions asked, 7 were answered worse and 0 better; 13 more "
+        "were not asked"
+    )
+    assert worse.tried == 3 and worse.search_gain is None
+    alone = config.out.with_name("alone")
+    alone = read_mitigate(
+        mitigate(config.model_copy(update={"methods": ["linear"], "out": alone, "metric": "contains_any"}))
+    )
+    assert not alone.measured and alone.headline.startswith("Of all that were tried, nothing is")
 
 
 def test_a_found_mitigation_is_applied_and_the_examples_that_chose_it_are_refused(config, tmp_path, model_folder):

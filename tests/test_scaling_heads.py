@@ -155,6 +155,8 @@ def test_what_can_be_ranked_is_found_by_trying(ids):  # noqa: F811
     with pytest.raises(PosgapError, match="query heads that share a key have different factors"):
         apply(shared, "ms-poe", {})
     apply(shared, "ms-poe", {"heads": "key"})
+    with pytest.raises(PosgapError, match="no rotary position embedding to scale"):
+        rankable(families.build("mamba"))
 
 
 def test_the_authors_code_hands_steps_out_by_the_order_of_the_heads():

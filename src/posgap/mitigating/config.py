@@ -65,8 +65,8 @@ class MitigateConfig(
     )
     budget: Duration = Field(
         "30m",
-        description="time to spend, like 90s, 30m or 2h; the model as it is, the best mitigation and the best that "
-        "costs nothing are measured however long that takes",
+        description="time to spend, like 90s, 30m or 2h; a slow model is asked fewer examples, so that the best "
+        "mitigation and the best that costs nothing are measured within it",
     )
     positions: Placements = Field([], description="positions to measure, separated by commas; empty: all")
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")

@@ -13,9 +13,9 @@ MIN_EXAMPLES = 2  # examples in a part: of one no interval can be told
 class Splits(NamedTuple):
     """Examples of three kinds, no two of the same content in different parts."""
 
-    search: list[AnyExample]
-    selection: list[AnyExample]
-    held_out: list[AnyExample]
+    search: Sequence[AnyExample]
+    selection: Sequence[AnyExample]
+    held_out: Sequence[AnyExample]
 
 
 def split(examples: Sequence[AnyExample], search: int = 0, selection: int = 0) -> Splits:

@@ -18,6 +18,7 @@ from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import Prompt
 
 TOKENS, ROUNDS, QUESTIONS = 8, 3, 2
+_SLOW = 1.0  # a prompt of as many seconds is not told apart by whether caches are warm
 
 
 class Cost(Record):
@@ -47,15 +48,18 @@ def calls(asking: Asking, name: str, settings: Settings, example: AnyExample) ->
 
 
 @torch.inference_mode()
-def cost(asking: Asking, name: str, settings: Settings, examples: Sequence[AnyExample]) -> Cost:
-    """What a mitigation costs on some questions with the gold in the middle, asked with it and without in turns."""
+def cost(asking: Asking, name: str, settings: Settings, examples: Sequence[AnyExample], seconds: float) -> Cost:
+    """What a mitigation costs on some questions with the gold in the middle, asked with it and without in turns until
+    these seconds are over, and at least once."""
     middle = asking.placements[len(asking.placements) // 2]
-    ratios = list[tuple[float, float, float, float]]()
+    ratios, began = list[tuple[float, float, float, float]](), _now()
     for example in examples[:QUESTIONS]:
         for turn in range(ROUNDS + 1):
+            if ratios and _now() - began > seconds:
+                break
             with_it = _taken(asking, name, settings, Question(example, middle))
             without = _taken(asking, BASE, None, Question(example, middle))
-            if not turn:
+            if not turn and without.prefill < _SLOW:
                 continue  # what is read first warms up caches
             both = with_it.prefill + with_it.decode, without.prefill + without.decode
             memory = with_it.memory / without.memory if without.memory else np.nan

@@ -2,12 +2,13 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
+from pydantic import Field
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
@@ -20,7 +21,9 @@ from posgap.generation.served import MUST_STAY, AsServed, Changed, Served
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.mitigated import Mitigated, Question
 from posgap.measurement.probe import FirstAnswers, target_of
+from posgap.mitigating.budget import clearly_worse
 from posgap.mitigating.config import MitigateConfig, seconds_of
+from posgap.mitigating.splits import MIN_EXAMPLES
 from posgap.mitigations.in_force import apply, remove
 from posgap.mitigations.mitigation import Mitigation, ModelMitigation, PromptMitigation, Settings, TriedOn
 from posgap.mitigations.registry import MITIGATIONS
@@ -46,13 +49,19 @@ class CannotHave(PosgapError):
 
 
 class Tried(Record):
-    """The settings of a mitigation, and the accuracy [P] in points that came of them on a part of the examples."""
+    """The settings of a mitigation, and the accuracy [P] in points that came of them on a part of the examples.
+
+    Of the model as it is also the `scores` [N, P] of all questions, 0 to 1. `given_up` says why not all questions were
+    asked; those that were not count as wrong. It is empty where all were.
+    """
 
     name: str
     settings: dict
     part: str
     accuracy: list[float]
     seconds: float
+    scores: list[list[float]] = Field([])
+    given_up: str = ""
 
 
 class _State(Record):
@@ -60,6 +69,7 @@ class _State(Record):
     seconds: float
     tried: list[Tried]
     served: Served = Served()
+    kept: dict[str, list[int]] = Field({})  # of a part, the examples that the budget has room for, by index
 
 
 class Clock:
@@ -126,19 +136,29 @@ class Asking(NamedTuple):
 class Trials:
     """Tries mitigations on parts of the examples, at all placements, and keeps what came of it in the file `state`.
 
-    A `state` written under another `identity` is ignored.
+    A `state` written under another `identity` is ignored. `took` are the seconds of the budget that went before.
     """
 
-    def __init__(self, asking: Asking, parts: dict[str, Sequence[AnyExample]], state: Path, identity: str):
-        self.asking, self.parts, self.state, self.identity = asking, parts, state, identity
+    def __init__(
+        self,
+        asking: Asking,
+        parts: Mapping[str, Sequence[AnyExample]],
+        state: Path,
+        identity: str,
+        took: float = 0.0,
+    ):
+        self.asking, self.parts, self.state, self.identity = asking, dict(parts), state, identity
         self.tried: dict[tuple[str, str, str], Tried] = {}
+        self.kept: dict[str, list[int]] = {}
         self.served, spent = Served(), 0.0
         if state.exists():
             kept = read_model(_State, state, state.name)
             if kept.identity == identity:
                 self.tried = {_key(row.part, row.name, row.settings): row for row in kept.tried}
                 self.served, spent = kept.served, kept.seconds
-        self.clock = Clock(seconds_of(asking.config.budget), spent)
+                for part, which in kept.kept.items():
+                    self.leave_out(part, which)
+        self.clock = Clock(seconds_of(asking.config.budget), spent + took)
 
     def __call__(self, part: str, name: str, settings: Settings | None = None, until: float | None = None) -> Tried:
         """The accuracy of a mitigation's settings, or of the model as it is, on a part of the examples.
@@ -151,11 +171,17 @@ class Trials:
             began = self.clock.spent
             if isinstance(self.asking.elsewhere, AsServed):
                 self.asking.elsewhere.served = self.served
-            accuracy = self._accuracy(part, name, settings, until)
+            scores, given_up = self._scores(part, name, settings, until)
             if isinstance(self.asking.elsewhere, AsServed):
                 self.served = self.asking.elsewhere.served
             row = Tried(
-                name=name, settings=plain, part=part, accuracy=accuracy.tolist(), seconds=self.clock.spent - began
+                name=name,
+                settings=plain,
+                part=part,
+                accuracy=(100 * np.nan_to_num(scores).mean(axis=0)).tolist(),
+                seconds=self.clock.spent - began,
+                scores=scores.tolist() if name == BASE else [],
+                given_up=given_up,
             )
             self.tried[key] = row
             self.keep()
@@ -172,10 +198,24 @@ class Trials:
                     "model" if name == "fingerprint" else "any",
                 )
 
+    def leave_out(self, part: str, kept: Sequence[int]) -> None:
+        """Leaves all examples but those `kept`, by index, out of a part for which the budget has no room."""
+        self.kept[part] = list(kept)
+        self.parts[part] = [self.parts[part][index] for index in kept]
+
+    def has_tried(self, name: str) -> bool:
+        """Whether settings of a mitigation were tried before an interruption."""
+        return any(key[1] == name for key in self.tried)
+
+    def seconds_each(self, name: str, settings: Settings | None = None) -> float:
+        """The seconds that an example of the search took at all placements, with a mitigation or as the model is."""
+        plain = settings.model_dump(mode="json") if settings else {}
+        return self.tried[_key("search", name, plain)].seconds / len(self.parts["search"])
+
     def keep(self) -> None:
         """Writes down what was tried, and the time spent."""
         rows = list(self.tried.values())
-        saved = _State(identity=self.identity, seconds=self.clock.spent, tried=rows, served=self.served)
+        saved = _State(identity=self.identity, seconds=self.clock.spent, tried=rows, served=self.served, kept=self.kept)
         write_json(self.state, saved.model_dump(mode="json"))
 
     def fitness(self, tried: Tried, objective: Objective | None = None) -> float:
@@ -183,11 +223,17 @@ class Trials:
         accuracy = np.array(tried.accuracy)
         return fitness(accuracy, np.full(len(accuracy), 1 / len(accuracy)), objective or self.asking.config.objective)
 
-    def _accuracy(self, part: str, name: str, settings: Settings | None, until: float | None) -> np.ndarray:
+    def _scores(self, part: str, name: str, settings: Settings | None, until: float | None) -> tuple[np.ndarray, str]:
+        """The scores `[N, P]` of a part's examples, and why some were not asked for, which are then not a number.
+
+        The model as it is has no trial to spare: at `until` it leaves out the examples that it has not reached.
+        """
         asking, examples = self.asking, self.parts[part]
         build, placements, sampling = asking.build, asking.placements, Sampling.of(asking.build)
-        right, unanswered = np.zeros((len(examples), len(placements))), 0
+        right, unanswered = np.full((len(examples), len(placements)), np.nan), 0
         first = FirstAnswers(build, right.size, asking.config.metric)
+        as_it_is = self.tried.get(_key(part, BASE, {}))
+        base = np.array(as_it_is.scores) if as_it_is and as_it_is.scores else None
         with asking.under(name, settings) as generator:
             if by := asking.mitigated(name, settings):
                 questions = ([Question(example, placement) for placement in placements] for example in examples)
@@ -198,15 +244,35 @@ class Trials:
             for example, at, completion in track(answered, right.size, f"{name} on the {part} examples"):
                 if (part, name) == ("search", BASE):
                     first(examples[example], placements[at], completion)
+                right[example, at] = 0
                 if completion.outcome == "answered":
                     answers = build.task.answers(examples[example], placements[at])
                     right[example, at] = asking.score(completion.text, answers)
                 elif asking.elsewhere is not None:
                     unanswered += 1
                     _require_answers(asking.config, name, unanswered, right.size, completion.reason)
+                if base is not None and (why := _given_up(right, base)):
+                    return right, why
                 if until is not None and self.clock.spent > until:
-                    raise OutOfTime
-        return 100 * right.mean(axis=0)
+                    if name != BASE:
+                        raise OutOfTime
+                    whole = np.flatnonzero(~np.isnan(right).any(axis=1)).tolist()
+                    if MIN_EXAMPLES <= len(whole) < len(examples):
+                        self.leave_out(part, whole)
+                        return right[whole], ""
+        return right, ""
+
+
+def _given_up(scores: np.ndarray, base: np.ndarray) -> str:
+    """Why a mitigation with these scores, not a number where it was not asked, is given up; empty where it is not."""
+    harmed, helped = int((scores < base).sum()), int((scores > base).sum())
+    if not clearly_worse(harmed, helped):
+        return ""
+    asked = int((~np.isnan(scores)).sum())
+    return (
+        f"clearly worse than the model as it is: of the {asked} questions asked, {harmed} were answered worse and "
+        f"{helped} better; {scores.size - asked} more were not asked"
+    )
 
 
 def _require_answers(config: MitigateConfig, name: str, unanswered: int, asked: int, why: str) -> None:

@@ -210,6 +210,7 @@ ATTENTION_BUCKETS = ModelMitigation(
     level="decoding",
     source="Chen et al. 2023, section 3.2, arXiv 2312.04455",
     cost="the prompt and every token of the response are read once for each base, and so many caches are kept",
+    price=4,
     served_by=("transformers",),
     settings=Bases,
     apply=_apply,

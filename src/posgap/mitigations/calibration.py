@@ -170,6 +170,7 @@ CALIBRATION = ModelMitigation(
     level="attention",
     source="Hsieh et al. 2024, sections 3 and 4.1, arXiv 2406.16008",
     cost="the prompt is read once more, and once more for each document, before it is answered",
+    price=20,
     served_by=("transformers",),
     settings=Calibration,
     apply=_apply,

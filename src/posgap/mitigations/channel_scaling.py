@@ -240,6 +240,7 @@ CHANNEL_SCALING = ModelMitigation(
     level="hidden states",
     source="Yu et al. 2025, section 3, arXiv 2406.02536",
     cost="the attention of half the layers a second time as the prompt is read, and prompts that share no beginning",
+    price=1.4,
     served_by=("transformers",),
     settings=Channel,
     apply=_apply,

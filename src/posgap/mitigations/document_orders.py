@@ -116,6 +116,7 @@ ATTENTION_SORTING = PromptMitigation(
     level="prompt",
     source="Peysakhovich and Lerer 2023, arXiv 2310.01427, and the authors' code, github.com/adamlerer/synthwiki",
     cost="the prompt is read once more in each round",
+    price=2,
     served_by=("transformers",),
     settings=Rounds,
     orders=_sorted,
@@ -158,6 +159,7 @@ PERMUTATION = PromptMitigation(
     source="permutation self-consistency: Tang et al. 2024, arXiv 2310.07712, section 2; votes as Wang et al. 2023, "
     "arXiv 2203.11171, since single answers have no ranking to aggregate",
     cost="a prompt and an answer for each order",
+    price=5,
     served_by=_ANYWHERE,
     settings=Orders,
     orders=_shuffled,

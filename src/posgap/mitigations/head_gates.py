@@ -250,6 +250,7 @@ HEAD_GATES = ModelMitigation(
     level="attention",
     source="Michel et al. 2019, section 4.1, arXiv 1905.10650 (importance); the rest is posgap's own",
     cost="one multiplication of each head's output",
+    price=1.1,
     served_by=("transformers",),
     settings=Gates,
     apply=_apply,

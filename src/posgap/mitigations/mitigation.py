@@ -5,7 +5,7 @@ A mitigation works on a model (its config, its positions, its attention, its hid
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -36,6 +36,7 @@ class Mitigation:
     `source` is the paper, with section or equation. `cost` says in a phrase what a served prompt pays for it beside
     the model's own work; "nothing" where that is so. `served_by` are the programs that serve it: "anything" that loads
     the model folder, or some of "transformers" (with posgap), "vllm" (with posgap's plugin), "endpoints" (posgap asks).
+    `price` is about how many times as long an answer takes: the comparison tries the low ones first.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Mitigation:
     cost: str
     served_by: tuple[str, ...]
     settings: type[Settings]
+    price: float = field(default=1.0, kw_only=True)
     parameters: ClassVar[type[Parameters]] = Parameters  # of its search; settings themselves are given as JSON
     of_model: ClassVar[bool] = False
     needs_rope: ClassVar[bool] = False  # and so a form that names it is refused for other models before a run

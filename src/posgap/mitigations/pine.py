@@ -176,6 +176,7 @@ PINE = ModelMitigation(
     level="attention",
     source="Wang et al. 2025, section 3.3, arXiv 2407.01100",
     cost="a turn of every query for each document, attention without fused kernels, and no beginnings shared",
+    price=6,
     served_by=("transformers",),
     settings=NoChoice,
     apply=_apply,

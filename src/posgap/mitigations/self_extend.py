@@ -88,6 +88,7 @@ SELF_EXTEND = ModelMitigation(
     level="positions",
     source="Jin et al. 2024, section 3.2, arXiv 2401.01325",
     cost="all scores twice, without fused kernels; every cached key turned at each token; no beginnings shared",
+    price=3.5,
     served_by=("transformers",),
     settings=Groups,
     apply=_apply,

@@ -173,11 +173,12 @@ def ms_poe_factors(
 def rankable(model: PreTrainedModel) -> list[RankedHeads]:
     """Which heads of a layer can be ranked among one another, each query head first: those that share a key only where
     their attention can keep keys apart, which is tried, and key heads only where there are several."""
+    scaling = layer_scaling(model)  # which says why a model without RoPE has none
     n_key = n_key_heads(model)
     if n_key == model.config.get_text_config().num_attention_heads:
         return ["query"]
     try:
-        with _taken_over(model, layer_scaling(model), [1.0]) as (heads, undo):
+        with _taken_over(model, scaling, [1.0]) as (heads, undo):
             _keep_apart(model, heads)
         undo()
     except PosgapError:

@@ -1,6 +1,7 @@
 """mitigate: which mitigation does a model most good, at what cost?"""
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,7 @@ from posgap.measurement.explored import explored_sweep
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeping import answered, figures, mitigated_by, placements_of, prompt_digest
 from posgap.measurement.sweeps import Evidence
+from posgap.mitigating.budget import SEARCHED, base_share, by_price, fitting
 from posgap.mitigating.config import MitigateConfig
 from posgap.mitigating.finalists import best_for, in_order
 from posgap.mitigating.page import write_pages
@@ -55,8 +57,9 @@ log = logging.getLogger(__name__)
 _WITHOUT_EFFECT = {"budget", "methods", *(MitigateConfig.parameters().keys() - {*MitigateConfig.deciding()})}
 _OWN = {"out", "force", "examples", "limit", "label"}  # fields of a sweep that are not those of the comparison
 _AGAIN = 2  # settings of a mitigation that are tried again on the selection's examples
-_WHATEVER = PURPOSES[:2]  # the best for these purposes are measured however long that takes
-_SEARCHED = 0.3  # at least this share of the budget is for the search, however long the rest will take
+_WHATEVER = PURPOSES[:2]  # the best for these purposes are measured, on as many examples as there is time for
+_MEASURED = 0.4  # at most this share of the budget is kept for the measurement as the best are tried again
+_TIMING = 0.05  # of the budget, for the times of answers
 
 
 @stage
@@ -67,6 +70,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
 
     What was tried is kept beside `out`; a comparison that was interrupted goes on from there.
     """
+    began = time.monotonic()
     examples, splits = _examples(config)
     held_out = work_folder(config.out) / "held_out.jsonl"
     if config.force:
@@ -88,15 +92,21 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     model_digest = config.digest("model") or (local and commit_on_hub(config.model)) or ""
     settings = {name: value for name, value in config.chosen().items() if name not in _WITHOUT_EFFECT}
     identity = digest_of([settings, metric, model_digest, contents(examples), build.digest()])
-    trials = Trials(asking, splits._asdict(), work_folder(config.out) / "tried.json", identity)
+    took = time.monotonic() - began
+    trials = Trials(asking, splits._asdict(), work_folder(config.out) / "tried.json", identity, took)
 
-    found, best = _searched(config, asking, trials, splits)
-    ranked, always_measured = _selected(config, trials, splits, best, found)
+    mitigations = by_price([MITIGATIONS[name] for name in config.methods] or MITIGATIONS)
+    _ask_as_it_is(trials, len(mitigations))
+    found, best = _searched(mitigations, config, asking, trials)
+    ranked, always_measured = _selected(config, trials, best, found)
+    splits = _with_room(trials, ranked, always_measured)
+    write_examples(held_out, splits.held_out)
     evidence = _measured(config, swept, asking, trials, splits, ranked, always_measured, found, model_digest, out)
     comparison = compare_sweeps(evidence, together=True) if len(evidence) > 1 else None
     base = evidence[0].sweep
     measured = {each.sweep.label: each for each in evidence[1:]}
     order = [name for name, _ in ranked if name in measured]
+    timing = _TIMING * trials.clock.budget / max(1, len(measured))
     found = {name: found[name] for name in [*order, *(name for name in found if name not in order)]}
     for difference in comparison.differences if comparison else []:
         name, sweep = difference.label, measured[difference.label].sweep
@@ -111,7 +121,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
                     mean=sweep.mean,
                     gap=sweep.gap,
                     gap_ci95=sweep.gap_ci95,
-                    cost=cost(asking, name, chosen, splits.held_out) if local else None,
+                    cost=cost(asking, name, chosen, splits.held_out, timing) if local else None,
                     tokens=tokens,
                     calls=calls(asking, name, chosen, splits.held_out[0]),
                 ),
@@ -164,26 +174,64 @@ def _sweep_config(config: MitigateConfig, held_out: Path) -> SweepConfig:
     )
 
 
+def _ask_as_it_is(trials: Trials, n_mitigations: int) -> None:
+    """Asks the model as it is the search's examples, as many as it reaches in its share of the budget; of the
+    selection's as many stay."""
+    until = trials.clock.spent + base_share(n_mitigations) * trials.clock.budget
+    trials("search", BASE, until=until)
+    there, selection = len(trials.parts["search"]), len(trials.parts["selection"])
+    if "search" in trials.kept and "selection" not in trials.kept and there < selection:
+        trials.leave_out("selection", range(there))
+        log.warning("%d examples to search on, and at most as many to select on: the budget allows no more", there)
+
+
+def _with_room(trials: Trials, ranked: Sequence[tuple[str, Settings]], always_measured: Sequence[str]) -> Splits:
+    """The parts of the examples, of those held out as many as can be asked, by the model as it is and the mitigations
+    of `always_measured`, in the time that is left."""
+    n = len(trials.parts["held_out"])
+    if "held_out" not in trials.kept:
+        each = trials.seconds_each(BASE) + sum(
+            trials.seconds_each(name, settings) for name, settings in ranked if name in always_measured
+        )
+        left = max(0.0, trials.clock.budget - trials.clock.spent)
+        fit = fitting(n, each, left)
+        trials.leave_out("held_out", range(fit))
+        trials.keep()
+        if fit < n:
+            log.warning(
+                "%d of %d held-out examples are measured: all would take about %.0f s, and %.0f s are left; give a "
+                "longer --budget for more",
+                *(fit, n, each * n, left),
+            )
+    return Splits(**trials.parts)
+
+
 def _searched(
-    config: MitigateConfig, asking: Asking, trials: Trials, splits: Splits
+    mitigations: Sequence[Mitigation], config: MitigateConfig, asking: Asking, trials: Trials
 ) -> tuple[dict[str, Found], dict[str, list[Tried]]]:
     """What is found of every mitigation, and of those that were tried all that was, the fittest first.
 
-    Each gets an equal share of the time that is left for the search, and the last trial of a share may exceed it.
+    Each gets an equal share of the time that is left for the search, and the last trial of a share may exceed it. None
+    begins of which one setting takes longer than what is left, and settings that are clearly worse are given up early.
     """
-    base = trials("search", BASE)
-    mitigations = [MITIGATIONS[name] for name in config.methods] if config.methods else list(MITIGATIONS)
+    base, splits = trials("search", BASE), Splits(**trials.parts)
     later = len(splits.held_out) * (1 + config.finalists) + len(splits.selection) * len(mitigations)
     budget = trials.clock.budget
-    end = max(budget - base.seconds / len(splits.search) * later, _SEARCHED * budget)
+    end = max(budget - base.seconds / len(splits.search) * later, SEARCHED * budget)
     log.info("base: mean %.1f on %d examples in %.1f s", trials.fitness(base), len(splits.search), base.seconds)
     found, best = dict[str, Found](), dict[str, list[Tried]]()
     for number, mitigation in enumerate(mitigations):
         now = trials.clock.spent
         share = now + max(0.0, end - now) / (len(mitigations) - number)
         about = described(mitigation)
+        needed, left = mitigation.price * base.seconds, max(0.0, end - now)
+        some = any(each.tried for each in found.values())
+        if some and needed > left and not trials.has_tried(mitigation.name):
+            why = f"the budget was over before it was tried: it takes about {needed:.0f} s, and {left:.0f} s were left"
+            found[mitigation.name] = about.model_copy(update={"reason": why})
+            continue
         try:
-            rows = _trials_of(mitigation, asking, trials, splits, share, end if best else None)
+            rows = _trials_of(mitigation, asking, trials, splits, share, end if some else None)
         except PosgapError as refused:
             if asking.elsewhere is not None and not isinstance(refused, CannotHave):
                 raise  # An endpoint that gives no answers says nothing of the mitigation.
@@ -193,6 +241,11 @@ def _searched(
         if not rows:
             found[mitigation.name] = about.model_copy(update={"reason": "the budget was over before it was tried"})
             continue
+        if all(row.given_up for row in rows):
+            found[mitigation.name] = about.model_copy(update={"tried": len(rows), "reason": rows[0].given_up})
+            log.info("%s: %s", mitigation.name, rows[0].given_up)
+            continue
+        rows = [row for row in rows if not row.given_up]
         rows.sort(key=lambda row: -trials.fitness(row))
         best[mitigation.name] = rows
         gain = _mean(rows[0]) - _mean(base)
@@ -205,7 +258,7 @@ def _searched(
             }
         )
         log.info("%s: %d settings tried, the best %+.1f in the mean", mitigation.name, len(rows), gain)
-    if not best:
+    if not any(each.tried for each in found.values()):
         raise PosgapError(
             f"{config.model}: can have none of the mitigations: "
             + "; ".join(f"{each.name}: {each.reason}" for each in found.values())
@@ -238,16 +291,16 @@ def _trials_of(
 
 
 def _selected(
-    config: MitigateConfig, trials: Trials, splits: Splits, best: dict[str, list[Tried]], found: dict[str, Found]
+    config: MitigateConfig, trials: Trials, best: dict[str, list[Tried]], found: dict[str, Found]
 ) -> tuple[list[tuple[str, Settings]], list[str]]:
     """The finalists with the settings that did best on the selection's examples: the best for each purpose, and then
-    the best by the objective. Those after them are not measured. Also the names of those that are measured however long
-    that takes.
+    the best by the objective. Those after them are not measured. Also the names of those that are measured in any
+    case.
 
     First the best settings of each mitigation are tried again, then the second best. What is the best for a purpose by
     the search goes first, so that there is time for it; time is left to measure the model and the finalists.
     """
-    base = trials("selection", BASE)
+    base, splits = trials("selection", BASE), Splits(**trials.parts)
     reached = dict[str, Tried]()
     searched = {name: rows[0] for name, rows in best.items()}
     by_search = in_order(searched, found, trials.fitness)
@@ -258,15 +311,20 @@ def _selected(
             continue
         row = best[name][number]
         left = trials.clock.budget - trials.clock.spent
-        needed = (row.seconds * len(splits.selection) + later * len(splits.held_out)) / len(splits.search)
+        measuring = min(later * len(splits.held_out) / len(splits.search), _MEASURED * trials.clock.budget)
+        needed = row.seconds * len(splits.selection) / len(splits.search) + measuring
         if needed > left and not (number == 0 and name in always_measured):
             continue
         again = trials("selection", name, _settings(name, row.settings))
+        if again.given_up:
+            found[name] = found[name].model_copy(update={"reason": again.given_up})
+            continue
         if name not in reached or trials.fitness(again) > trials.fitness(reached[name]):
             reached[name] = again
     for name in by_search:
         if name not in reached:
-            found[name] = found[name].model_copy(update={"reason": "the budget was over before it was tried again"})
+            reason = found[name].reason or "the budget was over before it was tried again"
+            found[name] = found[name].model_copy(update={"reason": reason})
             continue
         row = reached[name]
         gain = round(_mean(row) - _mean(base), 3)
@@ -274,6 +332,7 @@ def _selected(
         found[name] = found[name].model_copy(
             update={
                 "settings": row.settings,
+                "reason": "",
                 "curve": MITIGATIONS[name].curve(_settings(name, row.settings)),
                 "selection_gain": gain,
                 "search_gain": round(_mean(tried) - _mean(trials("search", BASE)), 3),
@@ -305,10 +364,12 @@ def _measured(
     `always_measured` end with the budget."""
     learnt = training_examples(config.model)
     chosen_by = {*contents(splits.search), *contents(splits.selection)}
-    evidence, longest = list[Evidence](), 0.0
+    evidence, slower = list[Evidence](), 1.0
     for name, settings in [(BASE, None), *ranked]:
         began = trials.clock.spent
-        if len(evidence) > 1 and name not in always_measured and began + longest > trials.clock.budget:
+        expected = trials.seconds_each(name, settings) * len(splits.held_out)
+        late = began + slower * expected > (1 - _TIMING) * trials.clock.budget
+        if len(evidence) > 1 and name not in always_measured and late:
             found[name] = found[name].model_copy(update={"reason": "the budget was over before it was measured"})
             continue
         own = _of_mitigation(swept, name, settings)
@@ -337,7 +398,7 @@ def _measured(
         explored = explored_sweep(sweep, asked.predictions, splits.held_out)
         write_sweep(sweep, asked.predictions, learnt | (chosen_by if settings else set()), place, explored)
         evidence.append(Evidence(place, sweep, asked.predictions))
-        longest = max(longest, trials.clock.spent - began)
+        slower = max(slower, (trials.clock.spent - began) / expected) if expected else slower
         trials.keep()
         log.info("%s, held-out examples: %s", name, labelled(sweep))
     return evidence
