@@ -122,6 +122,11 @@ class ApplyConfig(StageConfig):
         description="multiply the settings into the weights, where that is the same (head-gates), so that whatever "
         "loads the folder serves it, vLLM included",
     )
+    plain: bool = Field(
+        False,
+        description="leave the folder open to loaders that do not know the mitigation, which load the model without it "
+        "and without a word; by default it is closed to them",
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> "ApplyConfig":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import Record, read_model, write_json
+from posgap.foundation.files import Record, read_model, read_object, write_json
 from posgap.mitigations.in_force import written
 from posgap.mitigations.mitigation import ModelMitigation, Settings
 from posgap.models.closing import closed, is_closed, read_config, write_config
@@ -51,7 +51,22 @@ def write_with(model: Path, mitigation: ModelMitigation, settings: Settings, see
     write_training_examples(out, seen)
     if is_closed(closed(config)):
         chosen = json.dumps(settings.model_dump(mode="json"))
-        warn_in_card(out, _WARNING.format(name=mitigation.name, settings=chosen, help=mitigation.help))
+        warn_in_card(
+            out, _WARNING.format(name=mitigation.name, settings=chosen, help=mitigation.help, unknown=_REFUSES)
+        )
+
+
+def open_to_all(folder: Path) -> bool:
+    """Has every loader read the model of a closed folder, those too that do not know its mitigation and load it
+    without, and the model card say so; False where the folder was open."""
+    file = folder / "config.json"
+    if not is_closed(read_object(file)):
+        return False
+    write_json(file, read_config(folder))
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8", errors="surrogateescape")
+    card.write_text(text.replace(_REFUSES, _LOADS, 1), encoding="utf-8", errors="surrogateescape")
+    return True
 
 
 def write_model_with_weights(model: Path, factors: "Mapping[str, Tensor]", applied: Applied, out: Path) -> None:
@@ -144,9 +159,14 @@ _IN_WEIGHTS = """\
 
 """
 
+_REFUSES, _LOADS = (
+    "refuses the model",
+    "loads the model without it and without a word (this folder was made with --plain)",
+)
+
 _WARNING = """\
 > **This model has a mitigation: {name}** ({help}), with the settings `{settings}`. transformers does not know it, and
-> refuses the model. Install [posgap](https://pypi.org/project/posgap/), `pip install posgap`, and load it by
+> {unknown}. Install [posgap](https://pypi.org/project/posgap/), `pip install posgap`, and load it by
 > `posgap.load_model(path)`.
 
 """

@@ -14,7 +14,13 @@ from posgap.foundation.files import parsed
 from posgap.foundation.printing import RESULT
 from posgap.mitigating.config import ApplyConfig
 from posgap.mitigating.report import MITIGATE_FILE, Found, read_mitigate
-from posgap.mitigations.applied import APPLIED_FILE, Applied, write_mitigated_model, write_model_with_weights
+from posgap.mitigations.applied import (
+    APPLIED_FILE,
+    Applied,
+    open_to_all,
+    write_mitigated_model,
+    write_model_with_weights,
+)
 from posgap.mitigations.in_force import apply as put_in_force
 from posgap.mitigations.in_force import load_model, model_mitigation
 from posgap.mitigations.lpes import LPES
@@ -47,7 +53,7 @@ class Chosen(NamedTuple):
 def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     """Writes the model with a mitigation in `config.json`, or in its weights, `mitigation.json` (`scaling.json` of
     factors from `scale search`), and a word in the model card. What transformers does not know closes the folder to
-    all but posgap (`posgap.models.closing`).
+    all but posgap (`posgap.models.closing`), unless it is to be `plain`.
 
     Raises `PosgapError` if the settings were found for another model, or the model cannot have the mitigation.
     """
@@ -82,6 +88,8 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
         write_scaled_model(folder, chosen.scaling, out)
     else:
         write_mitigated_model(folder, mitigation, given, applied, out)
+    if config.plain and open_to_all(out):
+        log.warning("%s: transformers and vLLM without posgap load it without %s, and say nothing", config.out, name)
     if factors is not None or not is_altered(load_config(str(out))):  # others load it too, and so it must be in there
         _require_alike(model, load_model(str(out)))
     run.artifact(out / (SCALING_FILE if chosen.scaling else APPLIED_FILE))
