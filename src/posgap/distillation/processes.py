@@ -18,6 +18,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import is_deepspeed_available
 from torch.distributed.tensor import DTensor
 
+from posgap.distillation import build_locks
 from posgap.distillation.sharding import Sharded
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_object
@@ -59,6 +60,7 @@ def accelerator(
     precision = "bf16" if mixed else "no"
     if settings:
         _stand_alone()
+        build_locks.use()
         # DeepSpeed calls functions that torch has renamed, and torch would say so for every gradient.
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
         return Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings), mixed_precision=precision)

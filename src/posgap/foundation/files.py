@@ -71,11 +71,12 @@ def sweep(folder: Path) -> None:
     """Removes the temporaries in and below a folder that processes of this machine left when they were killed."""
     for temporary in [*folder.rglob(f"{_temporaries()}*")]:
         process = temporary.name.removeprefix(_temporaries()).partition("-")[0]
-        if process.isdigit() and not _runs(int(process)):
+        if process.isdigit() and not runs(int(process)):
             remove(temporary)
 
 
-def _runs(process: int) -> bool:
+def runs(process: int) -> bool:
+    """Whether a process of this machine runs."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
