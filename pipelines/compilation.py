@@ -41,6 +41,24 @@ def compiled_text(pipeline: Any) -> str:
     return text
 
 
+def for_server(text: str, kfp: str) -> str:
+    """A compiled pipeline as a server of this version takes it.
+
+    2.15 knows neither `literals` of a parameter (`pipeline_spec.proto`), for which it refuses the upload, nor the
+    `securityContext` of an executor (`kubernetes_executor_config.proto`), for which the step would not start. 2.16
+    knows all that posgap's pipelines use, and shows no dropdown.
+    """
+    if kfp != "2.15":
+        return text
+    documents = list(yaml.safe_load_all(text))
+    compiled = Compiled(documents[0], documents[1] if documents[1:] else {})
+    for parameter in compiled.parameters.values():
+        parameter.pop("literals", None)
+    for label in compiled.executors:
+        compiled.settings(label).pop("securityContext", None)
+    return yaml.safe_dump_all(documents)
+
+
 @dataclass(frozen=True)
 class Compiled:
     """A compiled pipeline, with both documents of the YAML, and what names it on a KFP server it was uploaded to."""

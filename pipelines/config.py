@@ -74,6 +74,9 @@ class PipelineCompileConfig(KfpConfig, _OneOfOurs):
         None, description="file to write; empty: standard output, unless it is uploaded"
     )
     force: bool = Field(False, description="replace another file of this name")
+    kfp: Literal["2.15", "2.16", "2.17"] = Field(
+        "2.17", description="version of the KFP server; what an older one does not know is left out"
+    )
     host: str = Field("", description="address of KFP, like http://localhost:8080, to upload to; empty: nowhere")
     named: UploadedName = Field("", description=f"with --host: {_NAMED}")
     version: UploadedName = Field(

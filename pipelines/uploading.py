@@ -9,7 +9,7 @@ from posgap import __version__
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.foundation.printing import keep, show
-from posgap.pipelines.compilation import Compiled, compiled_text, load, parse, pipeline
+from posgap.pipelines.compilation import Compiled, compiled_text, for_server, load, parse, pipeline
 from posgap.pipelines.config import PipelineCompileConfig, PipelineOnCluster
 from posgap.pipelines.connection import connected
 from posgap.pipelines.transport import once
@@ -78,7 +78,7 @@ def compile_pipeline(config: PipelineCompileConfig) -> None:
     A file replaces an older compilation of the same pipeline; any other file only if `config.force` is set.
     """
     compiled = pipeline(config.pipeline)
-    text = compiled_text(compiled)
+    text = for_server(compiled_text(compiled), config.kfp)
 
     def is_older(file: Path) -> bool:
         try:

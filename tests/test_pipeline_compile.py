@@ -1,7 +1,9 @@
 """`posgap pipeline compile` writes what KFP reads, always the same; `run` runs it here."""
 
+import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
-from google.protobuf import json_format
+from google.protobuf import any_pb2, json_format
 from kfp import components, dsl
 from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
 from toy_pipeline import fails, posgap, toy, write_toy
@@ -18,12 +20,13 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import settings_of, settings_text
 from posgap.pipelines import compilation, smoke, uploading
 from posgap.pipelines.arguments import checked, uncompiled
-from posgap.pipelines.compilation import compiled_text, load, parse
+from posgap.pipelines.compilation import compiled_text, for_server, load, parse
 from posgap.pipelines.config import PipelineLintConfig
 from posgap.preflight.form import candidates, commonly, given
 from posgap.tasks.registry import TASKS
 
 COMMITTED = ROOT / "pipelines" / "mitigation.yaml"
+VERSIONS = ("2.15", "2.16", "2.17")
 OURS = pytest.mark.parametrize("name", ["mitigation", "watch"])
 
 
@@ -76,6 +79,74 @@ def test_choices_are_dropdowns_of_what_the_steps_take():
         candidates(methods)
     assert all(parameters[name]["defaultValue"] in choices for name, choices in offered.items())
     assert not any("literals" in spec for spec in load(ROOT / "pipelines" / "watch.yaml").parameters.values())
+
+
+@pytest.fixture(scope="module")
+def protos():
+    """The messages of each KFP version: of `kfp-pipeline-spec` and `kfp-kubernetes` of that version from PyPI
+    (Apache-2.0) the serialized descriptors, as their `_pb2` modules register them."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, struct_pb2
+    from google.rpc import status_pb2
+
+    def of(version):
+        pool = descriptor_pool.DescriptorPool()
+        for known in (duration_pb2, struct_pb2, any_pb2, status_pb2):
+            pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
+        file = ROOT / "tests" / "schemas" / f"kfp-{version}.0.binpb.gz"
+        for each in descriptor_pb2.FileDescriptorSet.FromString(gzip.decompress(file.read_bytes())).file:
+            pool.Add(each)
+        return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name))()
+
+    return {version: of(version) for version in VERSIONS}
+
+
+def refusals(documents, proto) -> set[str]:
+    """What a server does not know of a compiled pipeline: it reads each message strictly, as the driver does an
+    executor's settings (`backend/src/v2/cmd/driver`)."""
+    spec, platform = documents
+    config = "PipelineDeploymentConfig"
+    parts = [(spec, "ml_pipelines.PipelineSpec"), (platform, "ml_pipelines.PlatformSpec")]
+    parts.append((spec["deploymentSpec"], f"ml_pipelines.{config}"))
+    executors = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    parts += [(each, "kfp_kubernetes.KubernetesExecutorConfig") for each in executors.values()]
+    unknown = set()
+    for part, name in parts:
+        try:
+            json_format.ParseDict(part, proto(name))
+        except json_format.ParseError as error:
+            unknown.add(re.search(r'no field named "(\w+)"', str(error))[1])
+    return unknown
+
+
+@OURS
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_server_knows_all_that_is_compiled_for_it(protos, name, version):
+    written = (ROOT / "pipelines" / f"{name}.yaml").read_text()
+    compiled = for_server(written, version)
+    assert refusals(yaml.safe_load_all(compiled), protos[version]) == set()
+    assert (compiled == written) == (version != "2.15")
+    newest = {"mitigation": {"literals", "securityContext"}, "watch": {"securityContext"}}[name]
+    assert refusals(yaml.safe_load_all(written), protos[version]) == (newest if version == "2.15" else set())
+    # Nothing else is missing.
+    before, after = (load_all(text) for text in (written, compiled))
+    assert (before == after) == (version != "2.15")
+    for settings in before[1]["platforms"]["kubernetes"]["deploymentSpec"]["executors"].values():
+        if version == "2.15":
+            settings.pop("securityContext")
+    for parameter in before[0]["root"]["inputDefinitions"]["parameters"].values():
+        if version == "2.15":
+            parameter.pop("literals", None)
+    assert before == after
+
+
+def load_all(text):
+    return list(yaml.safe_load_all(text))
+
+
+def test_the_version_is_an_option_and_no_other_is_known(capsys, tmp_path):
+    code, out, _ = posgap(capsys, "compile", "--pipeline", "watch", "--kfp", "2.15")
+    assert code == 0 and "securityContext" not in out and "posgap-watch" in out
+    assert "2.15" in fails(capsys, "compile", "--kfp", "2.14")
 
 
 def test_a_task_s_file_goes_into_the_settings_as_what_it_says(tmp_path):
