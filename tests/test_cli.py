@@ -75,7 +75,7 @@ def test_a_folder_that_is_no_model(capsys, tmp_path, examples):
 
 
 def test_a_required_option_that_is_missing(capsys):
-    assert "Missing option '--out'. (see `posgap sweep --help`)" in fails(capsys, "sweep")
+    assert "Missing option '--model'. (see `posgap sweep --help`)" in fails(capsys, "sweep")
 
 
 def test_options_that_do_not_go_together_are_said_without_all_the_others(capsys, tmp_path):

@@ -143,7 +143,20 @@ class _Verb(click.Command):
             is_set = click.BOOL.convert(value, flags[name], ctx)
             return flags[name].opts[:1] if is_set else flags[name].secondary_opts[:1]
 
-        return super().parse_args(ctx, [word for arg in args for word in words(arg)])
+        return super().parse_args(ctx, [word for arg in self._with_model_named(args) for word in words(arg)])
+
+    def _with_model_named(self, args: list[str]) -> list[str]:
+        """The words, of which the first may be the model without its option: `posgap sweep MODEL`."""
+        is_model = self._takes_model and args and not args[0].startswith("-")
+        return [_MODEL_OPTION, *args] if is_model else args
+
+    @property
+    def _takes_model(self) -> bool:
+        is_option = any(isinstance(each, click.Option) and _MODEL_OPTION in each.opts for each in self.params)
+        return is_option and not any(isinstance(each, click.Argument) for each in self.params)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*(["[MODEL]"] if self._takes_model else []), *super().collect_usage_pieces(ctx)]
 
 
 def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -153,6 +166,7 @@ def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
+_MODEL_OPTION = "--model"
 MAX_SHOWN = 30  # options of a verb in its help
 _IN_FULL = "posgap.help_all"
 _HELP_ALL = click.Option(

@@ -48,7 +48,7 @@ from posgap.tracking.config import (
     RollbackConfig,
     SyncConfig,
 )
-from posgap.workflows.config import ChampionConfig, WatchConfig
+from posgap.workflows.config import ChampionConfig, SweepVerbConfig, WatchConfig
 
 
 class Kind(Enum):
@@ -68,6 +68,7 @@ class Verb(NamedTuple):
     results: tuple[str, ...] = ()  # files of its folder; `--json` prints the first that is there; none: what it shows
     kind: Kind = Kind.COMMAND
     work: str = ""  # "module:function"; empty: the stage of the verb's name, which fills it in below
+    stage_config: type[Config] | None = None  # of the stage, where the verb leaves more open; None: the same
 
 
 # Each heading of `posgap --help` with its verbs, by what is typed for them.
@@ -103,10 +104,12 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             work="posgap.distillation.planning:plan_distill",
         ),
         "sweep": Verb(
-            SweepConfig,
+            SweepVerbConfig,
             "--task kv --model Qwen/Qwen3-0.6B --examples kv.jsonl.gz --out run/base",
             ("sweep.json", "lengths.json"),
             Kind.STAGE_WITH_CHECKS,
+            work="posgap.workflows.quick:sweep",
+            stage_config=SweepConfig,
         ),
         "merge": Verb(MergeConfig, "run/shard-1 run/shard-2 --out run/base", ("sweep.json",), Kind.STAGE),
         "grade": Verb(
@@ -281,4 +284,7 @@ GROUPS = {
 }
 # What is typed for each stage, by the name of its KFP component.
 TYPED = {_component(words): words for words, verb in VERBS.items() if verb.kind in (Kind.STAGE, Kind.STAGE_WITH_CHECKS)}
-STAGES = {stage: VERBS[words] for stage, words in TYPED.items()}
+STAGES = {
+    stage: verb._replace(config=verb.stage_config or verb.config)
+    for stage, verb in ((stage, VERBS[words]) for stage, words in TYPED.items())
+}

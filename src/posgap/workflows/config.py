@@ -1,14 +1,41 @@
 """Parameters of the champion's sweep, and of the watch over it."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from posgap.foundation.config import StageConfig
 from posgap.foundation.fields import (
     InputPath,
     OptionalInputPath,
+    OptionalOutputPath,
     RegisteredName,
     SettingsText,
 )
+from posgap.measurement.config import SweepConfig
+
+
+class SweepVerbConfig(SweepConfig):
+    """Measures accuracy with the gold documents at every position, and the gap between the best and the worst.
+
+    With a model and nothing else it takes a first look: made examples at five positions, in about two minutes.
+    `posgap plan sweep` says how many examples figures take that one can rely on.
+    """
+
+    examples: OptionalInputPath = Field(  # type: ignore[assignment]  # the stage does not make its own
+        None,
+        description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`; empty: as many made ones as two "
+        "minutes allow",
+    )
+    out: OptionalOutputPath = Field(  # type: ignore[assignment]
+        None, description="folder to write; empty, with made examples: the model's name in the folder `runs`"
+    )
+
+    @model_validator(mode="after")
+    def _examples_have_a_place(self) -> Self:
+        if self.examples is not None and self.out is None:
+            raise ValueError("`out`: say where the sweep of these examples goes, as in --out run/base")
+        return self
 
 
 class ChampionConfig(StageConfig):

@@ -1,0 +1,218 @@
+"""`posgap sweep MODEL`: a first look at a model's position gap, on made examples, in about two minutes.
+
+With examples it is the stage `sweep` and no more.
+"""
+
+import logging
+import re
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from posgap.data.made import made_examples
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import Location, is_uri, with_uris
+from posgap.foundation.printing import show
+from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.generator import Generator, Sampling
+from posgap.measurement.config import SweepConfig
+from posgap.measurement.pilot import Setting
+from posgap.measurement.probe import in_words
+from posgap.measurement.sweeping import placements_of
+from posgap.measurement.sweeps import SWEEP_PAGE, read_sweep
+from posgap.measurement.text_curve import text_curve
+from posgap.stages.frame import is_complete
+from posgap.stages.sweep import sweep as sweep_stage
+from posgap.storage.inputs import with_local_paths
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement, spaced_positions
+from posgap.tasks.prompts import Prompt, TextPromptBuilder
+from posgap.tasks.reading import read_examples, write_examples
+from posgap.tasks.registry import TASKS
+from posgap.tasks.task import Task
+from posgap.workflows.config import SweepVerbConfig
+
+log = logging.getLogger(__name__)
+SECONDS = 120.0  # that the prompts of a first look may take
+POSITIONS = 5  # at most, spread evenly
+DOCUMENTS = (20, 15, 10, 7, 5)  # in a prompt: the first number that leaves time for enough examples
+CHOICES = 4  # items that have names, of which a prompt has few
+ENOUGH, MIN_EXAMPLES = 20, 4
+MAX_EXAMPLES, MAX_PAID = 100, 40  # of a model here, and of an endpoint, whose prompts may cost money
+RELIABLE = 300  # examples of the real thing, as `check` makes them
+
+
+def sweep(config: SweepVerbConfig) -> Location:
+    """Sweeps a model. Without examples some are made: as many, and as long, as the model's context and two minutes
+    allow. It prints the curve then, where the page is, and the commands for figures to rely on."""
+    given = {name: getattr(config, name) for name in config.model_fields_set}
+    if config.examples is not None:
+        return sweep_stage(SweepConfig(**given))
+    return _look(SweepConfig(**given | _places(config)), "n_docs" in given)
+
+
+def _places(config: SweepVerbConfig) -> dict[str, Path]:
+    """Where the sweep and its made examples go: into the folder `runs`, under the model's name, if nobody says it."""
+    name = re.sub(r"[^\w.-]+", "-", Path(with_uris(config.model)).name).strip(".-") or "model"
+    out = config.out or Path("runs") / name
+    if is_uri(out):
+        raise PosgapError("--out: made examples are written beside it: write to this machine, or give --examples")
+    return {"out": Path(out), "examples": Path(f"{out}.examples.jsonl.gz")}
+
+
+def _look(config: SweepConfig, n_docs_given: bool) -> Location:
+    if config.lengths or config.estimate:
+        raise PosgapError(f"--{'lengths' if config.lengths else 'estimate'}: is of examples; give --examples")
+    made = _made_before(config)
+    if made is None:
+        made = _fitted(config, n_docs_given)
+    place = sweep_stage(made)
+    _show(made, Path(place))
+    return place
+
+
+def _made_before(config: SweepConfig) -> SweepConfig | None:
+    """The sweep of examples that an earlier look made, where it is complete and asked for again."""
+    if config.force or not Path(config.examples).exists():
+        return None
+    examples = read_examples(config.examples)
+    n_docs = len(examples[0].gold) + len(examples[0].distractors)
+    before = config.model_copy(update={"n_docs": n_docs, "positions": _positions(config, n_docs)})
+    return before if is_complete("sweep", before) else None
+
+
+def _positions(config: SweepConfig, n_docs: int) -> list[str]:
+    task = TASKS[config.task]
+    if config.positions or task.n_gold > 1 or task.slot_names:
+        return config.positions
+    return [str(position) for position in spaced_positions(n_docs, POSITIONS)]
+
+
+class Timed(NamedTuple):
+    """How long a prompt and its response take, and how many tokens or characters the prompt has."""
+
+    seconds: float
+    size: int
+
+    def of(self, size: int) -> float:
+        """The seconds that a prompt of this size takes, which is no less than this one by its share."""
+        return self.seconds * max(size / self.size, 1.0)
+
+
+def _fitted(config: SweepConfig, n_docs_given: bool) -> SweepConfig:
+    """The sweep of as many made examples as there is time for, by some prompts of the shortest kind, which are timed.
+    The examples are written."""
+    task = TASKS[config.task]
+    log.info("a first look at %s, with made examples: the first prompts are timed", with_uris(config.model))
+    numbers = [config.n_docs] if n_docs_given else _numbers(task)
+    build, timed, sizes = _tried(config, numbers)
+    left = SECONDS - timed.seconds
+    n_docs = next((n for n in numbers if n in sizes and _affordable(config, build, n, timed, sizes, left) >= ENOUGH), 0)
+    n_docs = n_docs or min(sizes)
+    most = MAX_EXAMPLES if BACKENDS[config.backend].local else MAX_PAID
+    n_examples = min(max(_affordable(config, build, n_docs, timed, sizes, left), MIN_EXAMPLES), most)
+    fitted = config.model_copy(update={"n_docs": n_docs, "positions": _positions(config, n_docs)})
+    write_examples(Path(config.examples), made_examples(task, n_examples, n_docs, config.seed))
+    each = len(_placements(config, build, n_docs))
+    log.info(
+        "%d prompts: %d made examples of %d documents, each at %d placements; by the first ones this takes %s",
+        n_examples * each, n_examples, n_docs, each, in_words(n_examples * each * timed.of(sizes[n_docs])),
+    )  # fmt: skip
+    return fitted
+
+
+def _numbers(task: Task) -> Sequence[int]:
+    """The numbers of documents to choose from; of items that have names there are few."""
+    return [CHOICES] if task.slot_names else DOCUMENTS
+
+
+@with_local_paths
+def _tried_here(config: SweepConfig) -> tuple[TextPromptBuilder, Generator]:
+    settled = config.settled()
+    build = BACKENDS[config.backend].builder(settled)
+    return build, open_generator(settled, build)
+
+
+def _tried(config: SweepConfig, numbers: Sequence[int]) -> tuple[TextPromptBuilder, Timed, dict[int, int]]:
+    """The builder of the model's prompts, how long the shortest kind takes, and the size of each kind that fits."""
+    write_examples(Path(config.examples), made_examples(TASKS[config.task], 2, min(numbers), config.seed))
+    build, generator = _tried_here(config)
+    sizes: dict[int, int] = {}
+    complaint: PosgapError | None = None
+    for n_docs in numbers:
+        try:
+            sizes[n_docs] = _size(_prompts(config, build, n_docs, 1)[0])
+        except PosgapError as error:
+            complaint = error
+    if not sizes:
+        assert complaint
+        raise complaint
+    timed = _timed(generator, build, _prompts(config, build, min(sizes), 2))
+    return build, timed, sizes
+
+
+def _prompts(config: SweepConfig, build: TextPromptBuilder, n_docs: int, number: int) -> list[Prompt]:
+    """The prompts of so many made examples at every placement."""
+    examples: list[AnyExample] = list(made_examples(TASKS[config.task], number, n_docs, config.seed))
+    return [build.prompt(each, at) for each in examples for at in _placements(config, build, n_docs)]
+
+
+def _placements(config: SweepConfig, build: TextPromptBuilder, n_docs: int) -> list[Placement]:
+    return placements_of(build, n_docs, _positions(config, n_docs), config.shard)
+
+
+def _size(prompt: Prompt) -> int:
+    return len(prompt.token_ids) or len(prompt.text)
+
+
+def _timed(generator: Generator, build: TextPromptBuilder, prompts: Sequence[Prompt]) -> Timed:
+    """The seconds of a prompt. The first one is timed alone; where it is quick the others follow together, since many
+    at a time are quicker."""
+    sampling, first = Sampling.of(build), prompts[:1]
+    seconds = _seconds(generator, first, sampling)
+    if (others := prompts[1:]) and seconds * len(others) < SECONDS / 4:
+        seconds = _seconds(generator, others, sampling) / len(others)
+    return Timed(seconds, _size(prompts[0]))
+
+
+def _seconds(generator: Generator, prompts: Sequence[Prompt], sampling: Sampling) -> float:
+    began = time.monotonic()
+    for _ in generator.generate([prompts], sampling):
+        pass
+    return max(time.monotonic() - began, 1e-6)
+
+
+def _affordable(
+    config: SweepConfig, build: TextPromptBuilder, n_docs: int, timed: Timed, sizes: dict[int, int], seconds: float
+) -> int:
+    """For how many examples of so many documents there is time."""
+    return int(seconds / (len(_placements(config, build, n_docs)) * timed.of(sizes[n_docs])))
+
+
+def _show(config: SweepConfig, place: Path) -> None:
+    """Prints the curve, the figures, the page's address, and the commands for figures to rely on."""
+    swept = read_sweep(place)
+    page = (place / SWEEP_PAGE).resolve().as_uri()
+    lines = [
+        text_curve(swept),
+        "",
+        f"gap {swept.gap:.1f} points ({swept.gap_ci95[0]:.1f} to {swept.gap_ci95[1]:.1f}), "
+        f"mean {swept.mean:.1f} ({swept.mean_ci95[0]:.1f} to {swept.mean_ci95[1]:.1f}), "
+        f"of {swept.n_examples} made examples",
+        f"page: {page}",
+        "",
+        f"A first look. For figures to rely on, with {RELIABLE} examples at every position:",
+        *(f"  {command}" for command in _real_thing(config)),
+    ]
+    show("\n".join(lines), swept.model_dump(mode="json", exclude_defaults=True))
+
+
+def _real_thing(config: SweepConfig) -> list[str]:
+    """The commands that make enough examples, where there is a command for it, and sweep the model with them."""
+    named = ["--model", with_uris(config.model), *(["--base-url", config.base_url] if config.base_url else [])]
+    making = Setting(config.n_docs).making(RELIABLE) if config.task == "kv" else []
+    file = "kv.jsonl.gz" if making else "EXAMPLES"
+    asked = ["--task", config.task, "--examples", file, "--n-docs", str(config.n_docs)]
+    return [*making, shlex.join(["posgap", "sweep", *named, *asked, "--out", f"{config.out}-{RELIABLE}"])]

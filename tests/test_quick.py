@@ -1,0 +1,121 @@
+"""`posgap sweep MODEL`: a first look with nothing but a model."""
+
+import json
+import logging
+import shlex
+
+import pytest
+from conftest import kv_example
+from endpoint import Endpoint, served
+
+from posgap.cli.main import main
+from posgap.foundation.errors import PosgapError
+from posgap.measurement.config import SweepConfig
+from posgap.measurement.sweeps import read_sweep
+from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.reading import read_examples, write_examples
+from posgap.tasks.registry import TASKS
+from posgap.workflows import quick
+from posgap.workflows.config import SweepVerbConfig
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def endpoint():
+    with served(Endpoint()) as endpoint:
+        yield endpoint
+
+
+def run(*words) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return ended.value.code or 0
+
+
+def test_a_model_alone_is_enough(folder, endpoint, capsys):
+    assert run("sweep", f"{endpoint.url}#served") == 0
+    out, err = capsys.readouterr()
+    swept = read_sweep(folder / "runs" / "served")
+    assert swept.positions == [1, 6, 10, 15, 20] and swept.n_examples == quick.MAX_PAID
+    assert "posgap | 200 prompts: 40 made examples of 20 documents, each at 5 placements; by the first ones" in err
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["1", "6", "10", "15", "20"] and "████" in lines[0]
+    assert lines[6].startswith("gap 0.0 points (0.0 to ") and lines[6].endswith("of 40 made examples")
+    assert lines[7] == f"page: {(folder / 'runs' / 'served' / 'sweep.html').as_uri()}"
+
+    asked = endpoint.seen.total()
+    assert asked == 10 + 200
+    assert run("sweep", f"{endpoint.url}#served") == 0  # which does nothing, and shows the same
+    assert capsys.readouterr().out == out and endpoint.seen.total() == asked
+
+    command = shlex.split(lines[-1])
+    assert command[:2] == ["posgap", "sweep"] and lines[-3].strip().startswith("posgap data make kv --n-keys 20")
+    write_examples(folder / "kv.jsonl.gz", [kv_example(number, 20) for number in range(2)])
+    assert run(*command[1:], "--estimate") == 0  # the command for the real thing is one that works
+    assert "40 prompts" in capsys.readouterr().out
+
+
+def test_json_has_the_sweep(folder, endpoint, capsys):
+    assert run("sweep", f"{endpoint.url}#served", "--n-docs", "5", "--out", "mine", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["n_docs"] == 5
+    assert (folder / "mine" / "sweep.html").exists() and (folder / "mine.examples.jsonl.gz").exists()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "n_docs", "n_examples"),
+    [(1e-4, 20, quick.MAX_PAID), (0.2, 20, range(20, 40)), (1.0, 5, range(20, 25)), (60.0, 5, quick.MIN_EXAMPLES)],
+)
+def test_prompts_are_as_long_and_as_many_as_the_time_allows(
+    seconds, n_docs, n_examples, folder, endpoint, monkeypatch, caplog
+):
+    """`seconds` is what a prompt of five documents takes; a longer one is taken to need more by its share."""
+    monkeypatch.setattr(quick, "_seconds", lambda generator, prompts, sampling: seconds * len(prompts))
+    with caplog.at_level(logging.INFO):
+        config = SweepVerbConfig(model="m", base_url=endpoint.url)
+        fitted = quick._fitted(SweepConfig(model="m", base_url=endpoint.url, **quick._places(config)), False)
+    made = read_examples(fitted.examples)
+    assert fitted.n_docs == n_docs == len(made[0].records) and len(fitted.positions) == 5
+    assert len(made) in n_examples if isinstance(n_examples, range) else len(made) == n_examples
+    assert f"{5 * len(made)} prompts: {len(made)} made examples of {n_docs} documents" in caplog.text
+
+
+def test_prompts_fit_into_the_model_s_context(folder, tokenizer, monkeypatch):
+    def build(context: int) -> PromptBuilder:
+        return PromptBuilder(TASKS["kv"], tokenizer, context, 20)
+
+    config = SweepConfig(model="m", **quick._places(SweepVerbConfig(model="m")))
+    ten = max(map(quick._size, quick._prompts(config, build(10**6), 10, 2)))
+    monkeypatch.setattr(quick, "_seconds", lambda *_: 1e-4)
+    monkeypatch.setattr(quick, "_tried_here", lambda config: (build(ten + 20), None))
+    fitted = quick._fitted(config, False)
+    assert (fitted.n_docs, fitted.positions) == (10, ["1", "3", "6", "8", "10"])
+    assert len(read_examples(fitted.examples)) == quick.MAX_EXAMPLES
+    monkeypatch.setattr(quick, "_tried_here", lambda config: (build(100), None))
+    with pytest.raises(PosgapError, match="exceed the model's context of 100"):
+        quick._fitted(config, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--examples", "e.jsonl"], "`out`: say where the sweep of these examples goes"),
+        (["--lengths", "1k"], "--lengths: is of examples; give --examples"),
+        (["--estimate"], "--estimate: is of examples; give --examples"),
+        (["--out", "s3://bucket/out"], "--out: made examples are written beside it: write to this machine"),
+    ],
+)
+def test_what_a_first_look_cannot_do_is_one_line(words, complaint, endpoint, capsys):
+    assert run("sweep", f"{endpoint.url}#served", *words) == 2
+    assert complaint in capsys.readouterr().err and not endpoint.seen
+
+
+def test_help_shows_that_the_model_may_come_first(capsys):
+    assert run("sweep", "--help") == 0
+    assert "Usage: posgap sweep [MODEL] [OPTIONS]" in capsys.readouterr().out
+    assert run("compare", "--help") == 0
+    assert "[MODEL]" not in capsys.readouterr().out
