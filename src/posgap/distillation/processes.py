@@ -18,7 +18,6 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import is_deepspeed_available
 from torch.distributed.tensor import DTensor
 
-from posgap.distillation import build_locks
 from posgap.distillation.sharding import Sharded
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_object
@@ -59,6 +58,8 @@ def accelerator(
     AcceleratorState._reset_state()
     precision = "bf16" if mixed else "no"
     if settings:
+        from posgap.distillation import build_locks  # late: torch's tools for extensions take a second
+
         _stand_alone()
         build_locks.use()
         # DeepSpeed calls functions that torch has renamed, and torch would say so for every gradient.
