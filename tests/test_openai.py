@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from posgap.foundation.interruption import RESUMES
 from posgap.generation import openai
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling, complete
-from posgap.generation.openai import OpenAIGenerator
+from posgap.generation.openai import OpenAIGenerator, _nobody
 from posgap.generation.served import Served
 from posgap.tasks.prompts import Prompt
 
@@ -97,10 +98,42 @@ def test_what_passes_is_tried_again(wrong):
 
 
 def test_a_lost_server_is_tried_again_and_then_named():
+    with served(Endpoint(shouted)) as endpoint:
+        asked = generator(endpoint)
+        assert [c.text for c in complete(asked, [Prompt("a")], SAMPLING)] == ["A"]
+    with pytest.raises(PosgapError, match=r"127.0.0.1:\d+/v1/chat/completions: gave up after 4 tries: ConnectError"):
+        list(complete(asked, [Prompt("a")], SAMPLING))
+
+
+def test_a_server_that_was_never_there_is_not_waited_for(monkeypatch):
     with served(Endpoint()) as endpoint:
         pass
-    with pytest.raises(PosgapError, match=r"127.0.0.1:\d+/v1/chat/completions: gave up after 4 tries: ConnectError"):
-        ask(endpoint, ["a"])
+    waited = []
+    monkeypatch.setattr("posgap.foundation.retries.Waits.add", lambda *_: waited.append(_))
+    for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+    there = (
+        r"/v1/chat/completions: nothing listens there \(connection refused\): start the server, or correct the address"
+    )
+    with pytest.raises(PosgapError, match=f"{there}$"):
+        ask(endpoint, ["a", "b"], retries=8)
+    monkeypatch.setenv("HTTP_PROXY", endpoint.url.removesuffix("/v1"))
+    monkeypatch.setenv("NO_PROXY", "")
+    with pytest.raises(PosgapError, match=f"{there}, or the proxy that the environment names, or set NO_PROXY$"):
+        ask(endpoint, ["a"], retries=8)
+    assert waited == []
+
+
+def test_a_host_without_a_name_server_is_not_waited_for_and_a_name_server_without_time_is():
+    def at(*reasons):
+        error = OSError("All connection attempts failed")
+        error.__cause__ = ExceptionGroup("several", list(reasons)) if len(reasons) > 1 else reasons[0]
+        return _nobody(error)
+
+    refused, unknown = ConnectionRefusedError(), socket.gaierror(socket.EAI_NONAME, "no name")
+    assert at(refused) == at(refused, refused) == "nothing listens there (connection refused)"
+    assert at(unknown) == "there is no such host"
+    assert at(socket.gaierror(socket.EAI_AGAIN, "later")) == at(refused, TimeoutError()) == at(OSError()) == ""
 
 
 @pytest.mark.parametrize("as_date", [False, True])

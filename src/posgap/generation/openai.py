@@ -10,9 +10,11 @@ import logging
 import math
 import os
 import re
+import socket
 import ssl
 import string
 import time
+import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -62,10 +64,11 @@ class OpenAIGenerator:
     409, 425, 429 and 5xx, and bodies that are not a completion. A prompt for which that is in vain, or that the
     endpoint does not take, is `failed`; one that a content filter holds back is `refused`.
 
-    `PosgapError` ends the sweep where the endpoint cannot be asked (a wrong address or key), cannot be reached or has
-    no time for any prompt, fails for many prompts in a row, asks for a longer wait than `MAX_WAIT`, or says that it
-    is no longer what it was. What it says of itself is in `served`, which begins with what an interrupted sweep has
-    recorded of it. Parameters that it does not take are left out from then on, and listed there.
+    `PosgapError` ends the sweep where the endpoint cannot be asked (a wrong address or key), is not there at the first
+    request, cannot be reached later or has no time for any prompt, fails for many prompts in a row, asks for a longer
+    wait than `MAX_WAIT`, or says that it is no longer what it was. What it says of itself is in `served`, which begins
+    with what an interrupted sweep has recorded of it. Parameters that it does not take are left out from then on, and
+    listed there.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class OpenAIGenerator:
         self.retry_policy = RetryPolicy(tries=parameters.retries + 1, first_wait=FIRST_WAIT, longest_wait=MAX_WAIT)
         self.answered = self.row = 0  # prompts that were answered, and those that failed since
         self.answered_at = -math.inf
+        self.heard = False  # whether anything has come back yet
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         questions = ((index, at, prompt) for index, group in enumerate(groups) for at, prompt in enumerate(group))
@@ -218,9 +222,12 @@ class OpenAIGenerator:
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
             raise PosgapError(f"{self.shown}: is no address of an endpoint: {error}") from None
         except (httpx2.ConnectError, httpx2.ProxyError) as error:
+            if not self.heard and (nobody := _nobody(error)):
+                raise PosgapError(f"{self.shown}: {nobody}: {_what_then(self.url)}") from None
             raise _Busy(self.hidden(f"{type(error).__name__} {error}".strip())) from None
         except httpx2.RequestError as error:
             raise TransientError(self.hidden(f"{type(error).__name__} {error}".strip())) from None
+        self.heard = True
         if response.is_success:
             try:
                 answer = read_answer(body, opened, asked)
@@ -318,6 +325,27 @@ class OpenAIGenerator:
                 if len(secret) >= MIN_CHARACTERS:
                     text = text.replace(secret, HIDDEN)
         return redacted(text)
+
+
+def _nobody(error: BaseException | None) -> str:
+    """Why no server is at the address at all; empty where a later try may find one."""
+    if isinstance(error, BaseExceptionGroup):  # a host with several addresses
+        reasons = [_nobody(each) for each in error.exceptions]
+        return reasons[0] if all(reasons) else ""
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there (connection refused)"
+    if isinstance(error, socket.gaierror):
+        return "there is no such host" if error.errno == socket.EAI_NONAME else ""
+    return _nobody(error.__cause__ or error.__context__) if error else ""
+
+
+def _what_then(url: str) -> str:
+    """What to do where nobody is at an address, to which the way may lead through a proxy."""
+    scheme, _, rest = url.partition("://")
+    proxies, host = urllib.request.getproxies(), rest.partition("/")[0]
+    by_proxy = (scheme in proxies or "all" in proxies) and not urllib.request.proxy_bypass(host)
+    way = ", or the proxy that the environment names, or set NO_PROXY" if by_proxy else ""
+    return f"start the server, or correct the address{way}"
 
 
 _WORKS_AGAIN = f"when the endpoint works again, {RESUMES}, perhaps with a lower concurrency or a longer timeout"
