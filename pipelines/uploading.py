@@ -75,10 +75,10 @@ def compile_pipeline(config: PipelineCompileConfig) -> None:
     """Writes the compiled pipeline to `config.out`, atomically, or uploads it to `config.host`, or both; with neither
     it goes to standard output.
 
-    A file replaces an older compilation of the same pipeline; any other file only if `config.force` is set.
+    A file replaces an older compilation of the same pipeline; any other file only if `config.force` is set, which is
+    told before the pipeline is compiled.
     """
     compiled = pipeline(config.pipeline)
-    text = for_server(compiled_text(compiled), config.kfp)
 
     def is_older(file: Path) -> bool:
         try:
@@ -88,9 +88,13 @@ def compile_pipeline(config: PipelineCompileConfig) -> None:
 
     if config.out is not None:
         with File(config, config.force, may_replace=is_older) as output:
+            output.require_replaceable()
+            text = for_server(compiled_text(compiled), config.kfp)
             output.partial.write_text(text, encoding="utf-8")
             output.place()
         keep({"pipeline": compiled.name, "out": str(config.out)})
+    else:
+        text = for_server(compiled_text(compiled), config.kfp)
     if config.host:
         upload(parse(text, compiled.name), config)
     elif config.out is None:

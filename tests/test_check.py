@@ -79,6 +79,8 @@ def test_several_samples_and_a_judge_are_checked_as_they_are_swept_and_graded(tm
     """The endpoint answers in other words than its examples have, which the judge alone knows to be right."""
 
     def answered(text: str) -> str:
+        if text == "Hello":  # whether the judge is there
+            return text
         if "<response-" not in text:
             return " ".join(retrieve(text))
         shown = dict(re.findall(r"<(\w+)-\w{12}>\n(.*?)\n</", text, re.DOTALL))
@@ -99,6 +101,21 @@ def test_several_samples_and_a_judge_are_checked_as_they_are_swept_and_graded(tm
     assert read_json(tmp_path / "out" / "check.json")["evidence"]["candidate"]["files"]["sweep.json"] == digest(
         tmp_path / "out" / "graded" / "sweep.json"
     )
+
+
+@pytest.mark.parametrize(
+    ("judge", "complaint"),
+    [
+        (["--judge", "./no-judge"], "judge: ./no-judge: "),
+        (["--judge", "j", "--judge-url", "http://127.0.0.1:9/v1"], "nothing listens there (connection refused)"),
+    ],
+)
+def test_a_judge_that_is_not_there_is_told_before_the_sweep(tmp_path, capsys, judge, complaint):
+    with served(Endpoint()) as endpoint:
+        assert check(endpoint, tmp_path / "out", *judge) == 2
+        assert endpoint.bodies == [] and not (tmp_path / "out" / "sweep").exists()
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("posgap: error: judge: ") and complaint in line
 
 
 def test_few_examples_are_no_evidence(tmp_path, capsys):

@@ -256,9 +256,17 @@ def test_a_pipeline_with_a_parameter_nobody_described_is_refused_and_nothing_is_
 
     monkeypatch.setattr(uploading, "pipeline", lambda name: bare)
     (tmp_path / "old.yaml").write_text("as it was")
-    complaint = fails(capsys, "compile", "--out", tmp_path / "old.yaml")
+    complaint = fails(capsys, "compile", "--force", "--out", tmp_path / "old.yaml")
     assert complaint == "pipeline bare: describe these parameters in its docstring: n"
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("old.yaml", "as it was")]
+
+
+def test_a_foreign_file_is_refused_before_anything_is_compiled(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(uploading, "compiled_text", lambda compiled: pytest.fail("it was compiled"))
+    (tmp_path / "notes.yaml").write_text("as it was")
+    complaint = fails(capsys, "compile", "--out", tmp_path / "notes.yaml")
+    assert complaint == f"{tmp_path / 'notes.yaml'}: is there, and not what this command writes; --force replaces it"
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("notes.yaml", "as it was")]
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "a: 1", "- 1", "pipelineInfo: {name: x}", "spec: {workflow: argo}"])

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 
 from posgap.foundation.errors import PosgapError, shortened
 from posgap.foundation.files import digest_of, work_folder
-from posgap.generation.backends import BACKENDS, OPENAI, TRANSFORMERS, BackendConfig, open_generator
+from posgap.generation.backends import BACKENDS, OPENAI, TRANSFORMERS, Backend, BackendConfig, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling
-from posgap.generation.served import Served
+from posgap.generation.served import AsServed, Served
 from posgap.grading.prompt import Judged, judge_prompt, own_prompt
 from posgap.measurement.asking import ask
 from posgap.measurement.config import GradeConfig
 from posgap.measurement.gradings import Judgement, Verdict
 from posgap.measurement.unfinished import Unfinished
+from posgap.storage.inputs import source
 from posgap.tasks.prompts import Prompt, PromptBuilder
 
 _WORDS: dict[str, Verdict] = {"CORRECT": "correct", "INCORRECT": "incorrect"}
@@ -20,6 +21,28 @@ _WORDS: dict[str, Verdict] = {"CORRECT": "correct", "INCORRECT": "incorrect"}
 
 class _Asked(*BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
     """How a backend is asked for judgements."""
+
+
+def _asked_as(config: GradeConfig) -> tuple[_Asked, Backend]:
+    """How the judge of a config is asked, and by which backend."""
+    backend = OPENAI if config.judge_url else TRANSFORMERS
+    shared = {name: getattr(config, name) for name in GradeConfig.model_fields if name in _Asked.model_fields}
+    # Of a task that asks a chat as it is, and has a base model end with the first line.
+    as_swept = {"model": config.judge, "base_url": config.judge_url, "backend": backend.name, "task": "qa"}
+    return _Asked(**shared | as_swept), backend
+
+
+def require_judge(config: GradeConfig) -> None:
+    """Raises `PosgapError` where there is no such judge: no model of this name on this machine, or no answer of its
+    endpoint to a question of a word. It is asked before the work that the judge is to judge."""
+    asked, backend = _asked_as(config)
+    try:
+        source(config.judge, not backend.local)
+        generator = None if backend.local else open_generator(asked, backend.builder(asked))
+        if isinstance(generator, AsServed):
+            generator.require_same()
+    except PosgapError as error:
+        raise PosgapError(f"judge: {error}") from None
 
 
 class Judge:
@@ -30,11 +53,7 @@ class Judge:
 
     def __init__(self, config: GradeConfig, digests: dict[str, str]):
         self.name, self.prompt = config.judge, config.judge_prompt or own_prompt()
-        backend = OPENAI if config.judge_url else TRANSFORMERS
-        shared = {name: getattr(config, name) for name in GradeConfig.model_fields if name in _Asked.model_fields}
-        # Of a task that asks a chat as it is, and has a base model end with the first line.
-        as_swept = {"model": config.judge, "base_url": config.judge_url, "backend": backend.name, "task": "qa"}
-        self.config = _Asked(**shared | as_swept)
+        self.config, backend = _asked_as(config)
         self.build = backend.builder(self.config)
         self.asked = {
             "prompt": digest_of(self.prompt),

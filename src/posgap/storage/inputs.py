@@ -148,8 +148,10 @@ def _by_ending(location: Location) -> Opener | None:
 
 
 def sources(config: Config) -> dict[str, Source]:
-    """The sources of the config's inputs by field; `field.1`, `field.2` if a field has several."""
+    """The sources of the config's inputs by field; `field.1`, `field.2` if a field has several. `PosgapError` names all
+    that are missing."""
     by_field: dict[str, Source] = {}
+    missing: list[str] = []
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if role(field) is Role.PLACE:
@@ -161,7 +163,11 @@ def sources(config: Config) -> dict[str, Source]:
             try:
                 by_field[key] = source(location, config.is_served(name))
             except PosgapError as error:
-                raise PosgapError(f"{key}: {error}") from None
+                missing.append(f"{key}: {error}")
+                if is_uri(location) or is_address(location):  # a server that does not answer is waited for once
+                    raise PosgapError("; ".join(missing)) from None
+    if missing:
+        raise PosgapError("; ".join(missing))
     return by_field
 
 

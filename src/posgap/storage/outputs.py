@@ -256,13 +256,17 @@ class File(Output):
         if os.path.lexists(self.out) and (self.out.is_symlink() or not self.out.is_file()):
             raise _not_ours(self.out, "it is no plain file")
 
+    def require_replaceable(self) -> None:
+        """Raises `PosgapError` if a file is there that another one must not replace."""
+        if self.out.exists() and not self.force and not self.may_replace(self.out):
+            raise PosgapError(f"{self}: is there, and not what this command writes; --force replaces it")
+
     def place(self) -> None:
         """Moves the complete file `partial` to the output's place; `PosgapError` if another file must not be lost."""
         self.require_ours()
-        if self.out.exists() and not self.force and not self.may_replace(self.out):
-            if filecmp.cmp(self.partial, self.out, shallow=False):
-                return
-            raise PosgapError(f"{self}: is there, and not what this command writes; --force replaces it")
+        if self.out.exists() and filecmp.cmp(self.partial, self.out, shallow=False):
+            return
+        self.require_replaceable()
         files.flush(self.partial)
         os.replace(self.partial, self.out)
         files.flush(self.out.parent, deep=False)

@@ -22,9 +22,11 @@ from posgap.gating.looks import look_at, remember
 from posgap.gating.policy import policy_of
 from posgap.gating.verdict import Verdict, judge, log_verdict
 from posgap.generation.backends import BACKENDS
+from posgap.grading.judge import require_judge
 from posgap.measurement.config import GradeConfig, Judging, SweepConfig
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
+from posgap.stages.frame import is_complete
 from posgap.stages.grade import grade
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch
@@ -69,10 +71,13 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
             os.environ[PARENT_VARIABLE] = run.id
         with _asked_anew(config):
             of_sweep = _sweep_config(config, policy, output, rests_on["sweep"])
+            of_grade = _grade_config(config, of_sweep, below(config.out, "graded")) if config.judge else None
+            if of_grade and (of_sweep.force or not is_complete("sweep", of_sweep)):
+                require_judge(of_grade)  # before the sweep, which may take hours
             swept = fetch(sweep(of_sweep))
-            if config.judge:
-                rests_on["graded"] = below(config.out, "graded")
-                swept = fetch(grade(_grade_config(config, of_sweep, rests_on["graded"])))
+            if of_grade:
+                rests_on["graded"] = of_grade.out
+                swept = fetch(grade(of_grade))
         figures, examples = read_sweep(swept), swept_examples(swept, of_sweep.examples)
         verdict = judge(swept, None, None, policy, examples, look=look_at(figures))
         remember(verdict, figures)
