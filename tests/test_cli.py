@@ -193,7 +193,8 @@ def test_a_flag_takes_no_value_but_after_an_equals_sign(capsys, tmp_path):
         assert "BOOLEAN" not in command.get_help(click.Context(command))
     compare = ["compare", "--out", tmp_path / "out", "--force"]
     # What follows a flag is not its value: it is the first sweep.
-    assert f"sweeps.1: {tmp_path / 'a'}: no such file" in fails(capsys, *compare, tmp_path / "a", tmp_path / "b")
+    both = "; ".join(f"sweeps.{i}: {tmp_path / name}: no such file or folder" for i, name in enumerate("ab", start=1))
+    assert both in fails(capsys, *compare, tmp_path / "a", tmp_path / "b")
     assert f"sweeps.1: {tmp_path / 'a'}: " in fails(capsys, *compare[:-1], "--force=no", tmp_path / "a", tmp_path / "b")
     assert "Invalid value for '--force': 'maybe' is not a valid boolean" in fails(
         capsys, *compare[:-1], "--force=maybe", "a", "b"
@@ -290,6 +291,23 @@ def test_without_a_cache_the_traceback_is_kept_elsewhere(capsys, tmp_path, monke
     code, shown = run(capsys, "plan", "sweep")
     (kept,) = (tmp_path / "temporary").iterdir()
     assert code == 1 and f"internal error: RecursionError: ; the traceback is in {kept}" in shown
+
+
+def test_an_error_of_the_system_that_names_no_file_is_told_with_the_nearest_path(capsys, tmp_path, monkeypatch):
+    ours: dict = {"__name__": "posgap.somewhere"}
+    exec("def write(path): raise OSError(28, 'No space left on device')", ours)
+    monkeypatch.setattr("posgap.measurement.power.plan", lambda config: ours["write"](tmp_path / "plan.json"))
+    told = f"{tmp_path / 'plan.json'}, or a file beside it: No space left on device"
+    assert told == fails(capsys, "plan", "sweep").strip()
+
+
+def test_a_current_folder_that_was_deleted_is_named_as_such(capsys, tmp_path, monkeypatch):
+    break_(monkeypatch, FileNotFoundError(2, "No such file or directory"))
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    there = "the current folder (it was deleted or replaced: cd to one that is there): No such file or directory"
+    assert there in fails(capsys, "plan", "sweep")
 
 
 def test_no_memory_is_no_internal_error(capsys, monkeypatch):

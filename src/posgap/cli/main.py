@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import click
@@ -21,7 +22,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from posgap import __version__
-from posgap.cli import config_file
+from posgap.cli import config_file, variables
 from posgap.cli.verbs import GROUPS, SECTIONS, VERBS, Kind, Verb
 from posgap.foundation import printing
 from posgap.foundation.choices import SECRET
@@ -368,7 +369,10 @@ def _open_what_a_shell_closed() -> None:
 def _run(arguments: list[str] | None) -> int:
     """Runs a command; returns its exit code when what came of it is printed."""
     try:
-        build().main(arguments, prog_name="posgap", standalone_mode=False, auto_envvar_prefix=config_file.PREFIX)
+        root = build()
+        for line in variables.complaints(root, os.environ) if is_main_process() else ():
+            logging.getLogger("posgap").warning("%s", line)
+        root.main(arguments, prog_name="posgap", standalone_mode=False, auto_envvar_prefix=config_file.PREFIX)
         if is_main_process():
             printing.write_json()
         return 0
@@ -386,7 +390,7 @@ def _run(arguments: list[str] | None) -> int:
     except PosgapError as error:
         return _fail(_with_notes(str(error), error), error.exit_code)
     except OSError as error:
-        return _fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 2)
+        return _fail(f"{error.filename or _place_of(error)}: {error.strerror or error}", 2)
     except ModuleNotFoundError as error:
         missing = how_to_install(error.name or "")
         return _fail(missing, 2) if missing else _fail(told(error), 1, "")
@@ -397,6 +401,22 @@ def _run(arguments: list[str] | None) -> int:
         return _fail(_with_notes(str(cause) or "stopped", cause), getattr(cause, "exit_code", 130))
     except Exception as error:
         return _fail(told(error), 1, "")
+
+
+def _place_of(error: OSError) -> str:
+    """What an error of the system that names no file is about: a current folder that was deleted, else the path that
+    the innermost function of ours was at work on."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the current folder (it was deleted or replaced: cd to one that is there)"
+    place, at = "", error.__traceback__
+    while at:
+        if at.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "posgap":
+            paths = [str(value) for value in at.tb_frame.f_locals.values() if isinstance(value, Path)]
+            place = paths[-1] if paths else place
+        at = at.tb_next
+    return f"{place}, or a file beside it" if place else "input/output"
 
 
 def _with_notes(message: str, error: BaseException) -> str:

@@ -117,9 +117,10 @@ def first_line(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def suggestion(name: str, known: Iterable[str], otherwise: str, at_most: int = 3) -> str:
-    """Asks whether one of the known names was meant that are nearest to an unknown one; `otherwise` if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=at_most)
+def suggestion(name: str, known: Iterable[str], otherwise: str, at_most: int = 3, cutoff: float = 0.6) -> str:
+    """Asks whether one of the known names was meant that are nearest to an unknown one; `otherwise` if none is near,
+    which is so where less than the share `cutoff` of its letters are the same."""
+    near = difflib.get_close_matches(name, list(known), n=at_most, cutoff=cutoff)
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
