@@ -22,7 +22,7 @@ TEXT = """## What an installation weighs
 
 Written by `benchmarks/weights.py --write` on {date}. The table counts packages, and megabytes (2^20 bytes) of their
 files, less what Python compiles, by the metadata of what is installed. The CPU build of torch takes {torch} MB of it.
-An extra is what comes beside the core; several share packages. *Before* is what `pip install posgap` brought when there
+An extra is what comes beside the core; several share packages. *Before* is what a plain installation brought when there
 were no extras: the core and the first five. On the same day an environment with the core alone, of 55 packages, ran
 `posgap init`, `data make kv`, `data import` and `sweep` on a tiny model.
 """

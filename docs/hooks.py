@@ -1,6 +1,7 @@
 """What the site has beside the files of docs/: a page of all commands, tables of code and data, links outside of it."""
 
 import re
+import tomllib
 from collections.abc import Callable
 from inspect import cleandoc
 from pathlib import Path
@@ -18,8 +19,9 @@ from posgap.pipelines.config import WatchFormConfig
 from posgap.pipelines.resources import secret_keys
 from posgap.preflight.config import PreflightConfig
 
-_MEASURED = Path(__file__).resolve().parents[1] / "benchmarks" / "tables"  # written by the scripts beside it
-_OUTSIDE = re.compile(r"\]\(\.\./([^)]+)\)")
+_ROOT = Path(__file__).resolve().parents[1]
+_MEASURED = _ROOT / "benchmarks" / "tables"  # written by the scripts beside it
+_OUTSIDE = re.compile(r"\[([^]]+)\]\(\.\./([^)]+)\)")
 _TABLE = re.compile(r"^<!-- table: ([\w-]+) -->$", re.MULTILINE)
 _COPY = re.compile(r"-\d+$")  # KFP's number of a further executor of the same component
 _LEAD = """# Commands
@@ -36,7 +38,27 @@ def on_files(files: Files, config) -> Files:
 
 def on_page_markdown(text: str, page, config, files) -> str:
     whole = _TABLE.sub(lambda found: table(found[1]), text)
-    return _OUTSIDE.sub(rf"]({config.repo_url}/blob/main/\1)", whole)
+    return outside(whole, config.repo_url)
+
+
+def on_config(config):
+    """The repository's address is that of the package; without one the site has no link to it."""
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    config.repo_url = project["tool"]["posgap"]["repository"].rstrip("/") or None
+    return config
+
+
+def outside(text: str, repository: str | None) -> str:
+    """A page whose links out of docs/ lead into the repository; where that has no address, it names the files."""
+    if not repository:
+        return _OUTSIDE.sub(_named, text)
+    return _OUTSIDE.sub(rf"[\1]({repository}/blob/main/\2)", text)
+
+
+def _named(link: re.Match[str]) -> str:
+    """A link's words and, unless they are its name, the file that it leads to."""
+    words, file = link[1], link[2].partition("#")[0]
+    return words if words.strip("`/") == file.strip("/") else f"{words} (`{file}`)"
 
 
 def table(name: str) -> str:

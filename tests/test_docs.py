@@ -4,6 +4,7 @@ import ast
 import functools
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -153,12 +154,25 @@ def test_the_site_fits_a_phone_and_can_be_searched_from_a_disk(site):
 
 
 def test_links_of_the_readme_lead_into_the_repository():
-    """They are absolute, so that they hold on a package's page too."""
+    """They are relative, so that they hold in any checkout; a package's are made absolute (test_packaging)."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    linked = re.findall(r"\]\(([^)]+)\)", text)
-    assert len(linked) > 20 and [link for link in linked if not link.startswith("https://")] == []
-    ours = [re.split(r"[?#]", link.partition("/blob/main/")[2])[0] for link in linked if "/posgap/posgap/" in link]
-    assert [path for path in ours if not (ROOT / path).is_file()] == []
+    linked = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")]
+    assert len(linked) > 20 and [link for link in linked if not (ROOT / link.partition("#")[0]).is_file()] == []
+    assert "github.com/posgap" not in text
+
+
+def test_links_out_of_the_docs_hold_on_the_site_or_are_names_of_files():
+    outside = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["outside"]
+    page = "See [the table](../tests/a.md#b), [`b.py`](../b.py), [c/d](../c/d) and [gate](gate.md#x)."
+    assert outside(page, None) == "See the table (`tests/a.md`), `b.py`, c/d and [gate](gate.md#x)."
+    assert "[the table](https://host/me/posgap/blob/main/tests/a.md#b)" in outside(page, "https://host/me/posgap")
+
+
+def test_nobody_is_told_to_install_what_no_index_has():
+    shown = [ROOT / name for name in (*PAGES, "CHANGELOG.md")] + list((ROOT / "src").rglob("*.py"))
+    assert [
+        str(file) for file in shown if re.search(r"pip install posgap(?!-)", file.read_text(encoding="utf-8"))
+    ] == []
 
 
 def test_every_figure_has_its_command_and_its_place_in_the_page(monkeypatch):

@@ -311,7 +311,7 @@ def test_a_found_mitigation_is_applied_and_the_examples_that_chose_it_are_refuse
             assert in_config["rope_parameters"]["rope_type"] == "linear" and not is_closed(in_config)
         else:
             assert in_force(load_model(str(applied), "float32"))[name].model_dump(mode="json") == found.settings
-            assert "refuses the model. Install [posgap]" in (applied / "README.md").read_text()
+            assert "refuses the model. Install posgap" in (applied / "README.md").read_text()
         asked = {"model": str(applied), "n_docs": 4, "max_new_tokens": 1, "positions": config.positions}
         with pytest.raises(PosgapError, match="were chosen by 6 of these examples"):
             sweep(SweepConfig(examples=config.examples, out=tmp_path / "refused", **asked))

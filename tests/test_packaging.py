@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -107,6 +108,28 @@ def test_the_wheel_holds_every_file_of_the_packages_and_the_project(wheel):
     assert {f"posgap/components/{name}.py" for name in STAGES} < expected
     licences = {Path(name).name for name in contents(wheel) if ".dist-info/licenses/" in name}
     assert licences == {"LICENSE", "NOTICE"} and "posgap/measurement/templates/preact/LICENSE" in expected
+
+
+def test_links_of_the_readme_are_absolute_in_a_package_whose_repository_has_an_address():
+    """One setting, in pyproject.toml, decides it."""
+    made = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
+    readme, repository = (ROOT / "README.md").read_text(encoding="utf-8"), "https://host/me/posgap"
+    text = made["absolute"](readme, repository)
+    assert [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")] == []
+    assert f"![Accuracy over the position of the gold document, before and after]({repository}/raw/main/docs/" in text
+    assert f"[Step by step]({repository}/blob/main/docs/steps.md)" in text
+    assert made["absolute"](readme, "") == readme and made["addresses"]("") == {}
+    assert made["addresses"](repository)["Changelog"] == f"{repository}/blob/main/CHANGELOG.md"
+
+
+def test_the_package_s_page_is_the_readme(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"posgap-{__version__}.dist-info/METADATA").decode()
+    made = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
+    repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["posgap"]["repository"]
+    assert "Description-Content-Type: text/markdown" in metadata
+    assert made["absolute"]((ROOT / "README.md").read_text(encoding="utf-8"), repository).strip() in metadata
+    assert metadata.count("Project-URL: ") == len(made["addresses"](repository))
 
 
 def test_the_source_distribution_holds_all_that_makes_the_wheel(tree, wheel, distributions, tmp_path):

@@ -97,7 +97,7 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
     scaled = apply(ApplyConfig(model=str(model_folder), found=config.out, out=tmp_path / "scaled"))
     assert read_config(scaled)[CONFIG_KEY] == scaling.factors and read_scaling(scaled) == scaling
     assert (scaled / "model.safetensors").read_bytes() == (model_folder / "model.safetensors").read_bytes()
-    assert "refuses the model. Install [posgap]" in (scaled / "README.md").read_text()
+    assert "refuses the model. Install posgap" in (scaled / "README.md").read_text()
 
     unrecorded = tmp_path / "sweepable"  # on the examples of the search
     shutil.copytree(scaled, unrecorded)

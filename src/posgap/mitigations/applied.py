@@ -166,7 +166,6 @@ _REFUSES, _LOADS = (
 
 _WARNING = """\
 > **This model has a mitigation: {name}** ({help}), with the settings `{settings}`. transformers does not know it, and
-> {unknown}. Install [posgap](https://pypi.org/project/posgap/), `pip install posgap`, and load it by
-> `posgap.load_model(path)`.
+> {unknown}. Install posgap, and load it by `posgap.load_model(path)`.
 
 """
