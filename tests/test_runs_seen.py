@@ -11,9 +11,10 @@ from mlflow_server import serving
 from test_cli import run
 
 from posgap.foundation.files import digest
+from posgap.measurement.sweeps import read_predictions
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.reading import write_examples
-from posgap.tracking import parents, runs
+from posgap.tracking import parents, runs, sweeps
 from posgap.tracking.outbox import place_of
 from posgap.tracking.runs import PIPELINE_VARIABLE, start_run
 
@@ -58,6 +59,27 @@ def swept(tmp_path, model_folder, capsys):
     call("sweep", "--examples", tmp_path / "eval", "--out", tmp_path / "swept", "--label", "base")
     assert run(capsys, "merge", tmp_path / "swept", "--out", tmp_path / "merged")[0] == 0
     return file
+
+
+def test_the_answers_of_a_sweep_are_a_table_that_mlflow_reads_and_compares(server, swept, tmp_path, monkeypatch):
+    """By MLflow's own reader; of many prompts it has those of some examples at every position."""
+    run_id = read_manifest(tmp_path / "swept")["mlflow_run_id"]
+    experiment = server.get_run(run_id).info.experiment_id
+    table = server.load_table(experiment, sweeps.ANSWERS_FILE, run_ids=[run_id])
+    predictions = read_predictions(tmp_path / "swept")
+    assert len(table) == len(predictions) == 16
+    by_row = {(row["id"], row["placement"][0]): row for row in predictions}
+    for row in table.to_dict("records"):
+        predicted = by_row.pop((row["example"], row["position"]))
+        assert (row["response"], row["score"]) == (predicted["response"], float(predicted["correct"]))
+        assert row["question"] == kv_example(int(row["example"].rpartition("-")[2])).question and row["outcome"]
+    assert by_row == {}
+    monkeypatch.setattr(sweeps, "MAX_ROWS", 9)
+    examples = [kv_example(i) for i in range(4)]
+    with start_run("sweep", {}, tmp_path / "again") as again:
+        sweeps.log_answers(tmp_path / "swept", examples, again)
+    few = server.load_table(experiment, sweeps.ANSWERS_FILE, run_ids=[again.id])
+    assert len(few) == 8 and set(few["position"]) == {1, 2, 3, 4}
 
 
 def test_runs_name_their_data_with_digest_source_and_use(server, swept, tmp_path):

@@ -41,7 +41,7 @@ from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
 from posgap.tasks.reading import read_examples
 from posgap.tracking.runs import Run
-from posgap.tracking.sweeps import log_lengths, log_sweep
+from posgap.tracking.sweeps import log_answers, log_lengths, log_sweep
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
         _map(config, at_each, examples, out, run)
     else:
         log_sweep(_swept(config, at_each[0] if at_each else build, examples, out, out, run), run)
+        log_answers(out, examples, run)
     run.artifact(out)
 
 

@@ -1,14 +1,21 @@
 """A sweep's figures in its MLflow run."""
 
+import json
 import logging
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
 from posgap.foundation.printing import RESULT
 from posgap.measurement.lengths import LengthMap
 from posgap.measurement.summary import copies_warning, p_value
-from posgap.measurement.sweeps import Sweep
+from posgap.measurement.sweeps import Sweep, outcome_of, read_predictions, swept_rows
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.positions import format_positions
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
+ANSWERS_FILE, MAX_ROWS = "answers.json", 2000
 
 
 def _figures(sweep: Sweep) -> dict[str, float]:
@@ -41,6 +48,39 @@ def log_lengths(lengths: LengthMap, run: Run) -> None:
     run.label(lengths.label)
     for sentence in lengths.summary_text():
         log.log(RESULT, "%s: %s", lengths.label, sentence)
+
+
+def log_answers(folder: Path, examples: Sequence[AnyExample], run: Run) -> None:
+    """Logs a table with a row for each prompt of the sweep in `folder`, which MLflow's pages show and compare between
+    runs, and `mlflow.load_table` reads: the question, the gold position, the response, its outcome and its score.
+
+    Of more than `MAX_ROWS` prompts it has those of some examples, evenly spaced; `predictions.jsonl` has all.
+    """
+    if not run.key:
+        return
+    by_id = {example.id: example for example in examples}
+    rows = [row for row in swept_rows(read_predictions(folder)) if row["id"] in by_id]
+    ids = list(dict.fromkeys(row["id"] for row in rows))
+    shown = set(ids[:: -(-len(rows) // MAX_ROWS) or 1])
+    columns = ["example", "question", "position", "response", "outcome", "score", "accepted answers"]
+    data = [
+        [
+            row["id"],
+            by_id[row["id"]].question,
+            row["placement"][0] if len(row["placement"]) == 1 else format_positions(row["placement"]),
+            row["response"],
+            outcome_of(row),
+            float(row["correct"]),
+            "; ".join(by_id[row["id"]].answers),
+        ]
+        for row in rows
+        if row["id"] in shown
+    ]
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / ANSWERS_FILE
+        file.write_text(json.dumps({"columns": columns, "data": data}, ensure_ascii=False), encoding="utf-8")
+        run.artifact(file)
+    run.tags({"mlflow.loggedArtifacts": json.dumps([{"path": ANSWERS_FILE, "type": "table"}])})
 
 
 def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
