@@ -17,7 +17,7 @@ FINALISTS = 3
 
 
 class Genetic:
-    """The constrained genetic algorithm of LPES.
+    """A constrained genetic algorithm, posgap's own, after LPES.
 
     The `elite` best candidates, but never all, survive a generation. Parents are the winners of tournaments among
     `tournament` candidates. Each control point of a child lies between those of its parents, and with probability

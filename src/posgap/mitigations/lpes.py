@@ -1,4 +1,9 @@
-"""Layer-specific scaling: one RoPE factor per layer, on a curve over depth that a search finds."""
+"""Layer-specific scaling: one RoPE factor per layer, on a curve over depth that a search finds.
+
+It is after LPES (arXiv 2606.27705), of which only the abstract and a review were at hand, and after an earlier paper
+of the same group (arXiv 2503.04355). Those say: a factor for each layer, a genetic algorithm, Bezier curves. The
+algorithm's tournaments, crossover and mutation, the bounds and the weights of positions are posgap's own.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,7 +109,7 @@ LPES = _LayerScaling(
     name="lpes",
     help="one RoPE factor per layer on a searched curve over depth",
     level="positions",
-    source="Layer-specific positional embedding scaling, arXiv 2606.27705",
+    source="after layer-specific positional embedding scaling, arXiv 2606.27705; the search is posgap's own",
     cost="nothing",
     served_by=("transformers", "vllm"),
     settings=LayerFactors,

@@ -30,7 +30,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
 
 
 class ScaleSearchConfig(*CURVES.bases(), GenerationConfig):  # type: ignore[misc]  # registered choices' parameters
-    """Searches RoPE factors, one per layer, that close the gap without training (LPES)."""
+    """Searches RoPE factors, one per layer, that close the gap without training, after LPES."""
 
     examples_for: ClassVar[str] = "search"
     exclude: OptionalInputPath = Field(
