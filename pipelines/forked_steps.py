@@ -17,9 +17,13 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 
 SERVER = multiprocessing.get_context("forkserver")
+_RUNNING: set[BaseProcess] = set()
+_STOPPED = threading.Event()  # once SIGTERM has come
 
 
 @contextlib.contextmanager
@@ -34,16 +38,43 @@ def forked_steps() -> Iterator[None]:
     SERVER.set_forkserver_preload(["posgap.pipelines.preloaded"])
     before, kfp_runner.run_local_subprocess = kfp_runner.run_local_subprocess, run
     try:
-        yield
+        with _stopped_by_sigterm():
+            yield
     finally:
         kfp_runner.run_local_subprocess = before
 
 
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Within the block SIGTERM goes to all steps first, and no other one begins: KFP waits for the threads of a loop
+    before it lets the run end, and each has steps to run."""
+    _STOPPED.clear()
+    before = signal.getsignal(signal.SIGTERM)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        _STOPPED.set()
+        for process in list(_RUNNING):
+            process.terminate()
+        before(signum, frame)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
     """What KFP's function of these parameters does: prints what the step prints; 0 if it ended well, else 1."""
+    if _STOPPED.is_set():
+        return 1
     reading, writing = SERVER.Pipe(duplex=False)
     process = SERVER.Process(target=_step, args=(full_command, os.environ | (env_vars or {}), writing))
     process.start()
+    _RUNNING.add(process)
     writing.close()
     try:
         with reading, open(reading.fileno(), encoding="utf-8", errors="replace", closefd=False) as output:
@@ -53,6 +84,8 @@ def run(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
     except BaseException:
         process.terminate()  # nobody is left to wait for it
         raise
+    finally:
+        _RUNNING.discard(process)
     return int(process.exitcode != 0)
 
 

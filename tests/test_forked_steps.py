@@ -1,10 +1,15 @@
 """Steps of a local pipeline run that begin as forks of one server."""
 
 import json
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import warm  # noqa: F401  as there, its libraries are those of a run
 
+from posgap.foundation.errors import Stopped
+from posgap.foundation.interruption import stop_on_termination
 from posgap.pipelines import LIBRARIES, forked_steps
 
 pytestmark = pytest.mark.slow
@@ -57,3 +62,21 @@ def test_what_a_step_leaves_to_its_end_is_done(run, tmp_path):
     assert ended == 0 and [line for line in shown.split("\n") if not line.startswith("[")][-4:] == [
         *("body", "thread", "at exit", "")
     ]
+
+
+def test_sigterm_ends_the_steps_of_every_thread_and_no_other_one_begins(run, monkeypatch):
+    """As of a loop, whose threads KFP waits for."""
+    before = signal.getsignal(signal.SIGTERM)
+    stop_on_termination()
+    try:
+        with pytest.raises(Stopped), forked_steps.forked_steps(), ThreadPoolExecutor(1) as pool:
+            sleeping = pool.submit(run, "import time; time.sleep(600)")
+            while not forked_steps._RUNNING:
+                time.sleep(0.01)
+            later = pool.submit(run, "print('began')")
+            signal.raise_signal(signal.SIGTERM)
+        assert sleeping.result()[0] == later.result()[0] == 1 and "began" not in later.result()[1]
+        with forked_steps.forked_steps():
+            assert run("print('began')")[0] == 0, "of the next run"
+    finally:
+        signal.signal(signal.SIGTERM, before)
