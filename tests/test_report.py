@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 import yaml
+from chromium import browser, program
 from huggingface_hub import ModelCard
 from test_gate import ASKED
 
@@ -12,7 +13,7 @@ from posgap.measurement.comparison import Comparison, Difference
 from posgap.measurement.diagnoses import AttentionFigures, Diagnosis, TokenShift, summarize_shifts
 from posgap.measurement.model_card import model_card
 from posgap.measurement.plots import attention_map, save_picture
-from posgap.measurement.report import page
+from posgap.measurement.report import _file, page
 from posgap.measurement.shape import Shape
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import Flatness, Sweep
@@ -198,3 +199,71 @@ def test_the_model_card_is_metadata_the_hub_reads_with_the_sweep_s_numbers():
 def test_the_attention_map_is_a_picture(tmp_path):
     save_picture(attention_map(DIAGNOSIS.attention, SINGLE.names, "base"), tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_title_says_model_task_and_number():
+    assert SINGLE.title == "model (<base>): task kv, n = 50"
+    assert SINGLE.model_copy(update={"label": "model"}).title == "model: task kv, n = 50"
+    assert SINGLE.model_copy(update={"model": "a/b-7B", "label": "b-7B", "n_examples": 1200}).title == (
+        "b-7B: task kv, n = 1,200"
+    )
+
+
+def test_figures_come_first_and_then_the_curve():
+    text = page([SINGLE], SINGLE.title)
+    order = ["<h1>", 'class="figures"', '<svg class="broad"', "Accuracy (sub_em, in percent) is highest"]
+    assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+    cards = re.findall(r'figure-card"><span>([^<]+)</span><strong>([^<]+)</strong><small>([^<]+)<', text)
+    assert [card[:2] for card in cards] == [
+        ("position gap", "40.0"), ("mean accuracy", "60.0"), ("accuracy at the worst position", "50.0")
+    ]  # fmt: skip
+    assert cards[2][2] == "at 10; 90.0 at the best, 1"
+
+
+@pytest.mark.skipif(not program(), reason="there is no Chromium here")
+def test_a_phone_shows_all_figures_and_no_broken_words(tmp_path):
+    baseline = {"accuracy": 55.0, "ci95": (45, 65), "over_mean": -5.0, "over_mean_ci95": (-11, 1)}
+    baseline |= {"best_over": 30.0, "best_over_ci95": (20, 40), "outcomes": {"answered": 50}}
+    known = {"baselines": {"closed-book": baseline, "as-retrieved": baseline}, "n_examples": 300}
+    sweeps = [SINGLE.model_copy(update={"label": name}) for name in ("reordering", "candidate after distillation")]
+    sweeps = [Sweep.model_validate({**each.model_dump(), **known}) for each in sweeps]
+    (tmp_path / "one.html").write_text(page(sweeps[:1], sweeps[0].title))
+    (tmp_path / "two.html").write_text(page(sweeps, "two"))
+    off_screen = """[...document.querySelectorAll('main td, main th, .figure-card, main p')].filter(
+        (each) => each.getClientRects().length && each.getBoundingClientRect().right > innerWidth
+    ).map((each) => each.textContent)"""
+    # A word is broken where what it takes in height is more than a line.
+    broken = """[...document.querySelectorAll('main th, main td, .figure-card span')].flatMap((each) => {
+        const words = [], walker = document.createTreeWalker(each, NodeFilter.SHOW_TEXT);
+        for (let node; node = walker.nextNode();)
+            for (const found of node.textContent.matchAll(/[A-Za-z]+/g)) {
+                const range = document.createRange();
+                range.setStart(node, found.index);
+                range.setEnd(node, found.index + found[0].length);
+                if (range.getClientRects().length > 1) words.push(found[0]);
+            }
+        return words;
+    })"""
+    with browser() as page_of:
+        for name in ("one", "two"):
+            page_of.open((tmp_path / f"{name}.html").as_uri(), 390, 844)
+            assert page_of.js(off_screen) == [] and page_of.js(broken) == [], name
+            assert page_of.js("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.skipif(not program(), reason="there is no Chromium here")
+def test_a_phone_breaks_no_name_of_what_to_take(tmp_path):
+    rows = "".join(
+        f"<tr><th scope=row>purpose</th><td>{name}</td></tr>" for name in ("reordering", "attention-sorting")
+    )
+    table = f"<table class='rules wide'><tr><th scope=col>purpose</th><th scope=col>take</th></tr>{rows}</table>"
+    head = "<!doctype html><meta name=viewport content='width=device-width, initial-scale=1'>"
+    (tmp_path / "take.html").write_text(f"{head}<style>{_file('style.css.j2')}</style><main>{table}</main>")
+    lines = """[...document.querySelectorAll('td')].map((each) => {
+        const range = document.createRange();
+        range.selectNodeContents(each);
+        return range.getClientRects().length;
+    })"""
+    with browser() as page_of:
+        page_of.open((tmp_path / "take.html").as_uri(), 390, 844)
+        assert page_of.js(lines) == [1, 1]
