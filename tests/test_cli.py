@@ -76,6 +76,29 @@ def test_a_folder_that_is_no_model(capsys, tmp_path, examples):
 
 def test_a_required_option_that_is_missing(capsys):
     assert "Missing option '--model'. (see `posgap sweep --help`)" in fails(capsys, "sweep")
+    said = fails(capsys, "distill", "-m", "tiny")
+    assert "Missing options '--out', '--examples', '--responses'. (see `posgap distill --help`)" in said
+    assert "Missing option '--responses'." in fails(capsys, "distill", "-m", "x", "-o", "y", "--examples", "z")
+
+
+def test_a_help_names_many_choices_and_help_all_says_what_they_are(capsys):
+    def helped(option: str) -> str:
+        with pytest.raises(SystemExit):
+            main(["sweep", option])
+        return capsys.readouterr().out
+
+    shown = helped("--help")
+    assert len(shown.splitlines()) < 130
+    assert "kv|qa|multihop-cot" in shown and "kv: a key's value" not in shown and "-m, --model TEXT" in shown
+    task = " ".join(shown.partition("--task [")[2].partition("--n-docs")[0].split())
+    assert task.endswith("YAML file of your own; --help-all says what each is [default: kv]")
+    assert "kv: a key's value among JSON records" in " ".join(helped("--help-all").split())
+
+
+def test_short_names_of_model_and_out_are_those_that_people_know(capsys, tmp_path):
+    (tmp_path / "e.jsonl").write_text("")
+    said = fails(capsys, "sweep", "-m", tmp_path / "none", "-o", tmp_path / "out", "--examples", tmp_path / "e.jsonl")
+    assert "none" in said and "Missing" not in said
 
 
 def test_options_that_do_not_go_together_are_said_without_all_the_others(capsys, tmp_path):

@@ -109,7 +109,8 @@ class _Verb(click.Command):
     """A command whose flags may be given a value too, after an equals sign: `--force=false`. MLproject and other
     programs that write command lines have no way to leave an option out.
 
-    Its help has at most `MAX_SHOWN` options: where it has more, the rare ones are left to `--help-all`.
+    Its help has at most `MAX_SHOWN` options: where it has more, the rare ones are left to `--help-all`, as is what each
+    of many choices is.
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -120,6 +121,8 @@ class _Verb(click.Command):
         options = [(p, r) for p, r in parts if isinstance(p, click.Option)]
         in_full = ctx.meta.get(_IN_FULL) or len(options) <= MAX_SHOWN
         shown = [r for p, r in options if in_full or not getattr(p, "rare", False)]
+        if not ctx.meta.get(_IN_FULL):
+            shown = [_named_only(p, r) for p, r in options if r in shown]
         if arguments := [r for p, r in parts if isinstance(p, click.Argument)]:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
@@ -144,7 +147,25 @@ class _Verb(click.Command):
             is_set = click.BOOL.convert(value, flags[name], ctx)
             return flags[name].opts[:1] if is_set else flags[name].secondary_opts[:1]
 
-        return super().parse_args(ctx, [word for arg in self._with_model_named(args) for word in words(arg)])
+        given = [word for arg in self._with_model_named(args) for word in words(arg)]
+        try:
+            return super().parse_args(ctx, list(given))
+        except click.MissingParameter as error:
+            raise self._all_missing(ctx, given) or error from None
+
+    def _all_missing(self, ctx: click.Context, args: list[str]) -> click.UsageError | None:
+        """The error that names all missing options, of which click names the first alone; None where it is no option."""
+        with ctx.scope(cleanup=False):
+            opts, *_ = self.make_parser(ctx).parse_args(args)
+            missing = [
+                f"'{param.opts[0]}'"
+                for param in self.params
+                if isinstance(param, click.Option)
+                and param.required
+                and param.value_is_missing(param.consume_value(ctx, opts)[0])
+            ]
+        said = f"Missing option{'s' * (len(missing) > 1)} {', '.join(missing)}."
+        return click.UsageError(said, ctx) if missing else None
 
     def _with_model_named(self, args: list[str]) -> list[str]:
         """The words, of which the first may be the model without its option: `posgap sweep MODEL`."""
@@ -160,6 +181,17 @@ class _Verb(click.Command):
         return [*(["[MODEL]"] if self._takes_model else []), *super().collect_usage_pieces(ctx)]
 
 
+def _named_only(option: click.Option, record: tuple[str, str]) -> tuple[str, str]:
+    """An option's line in a help, with the names of its choices alone where they are many."""
+    names = [name for name in getattr(option.type, "choices", ()) if name]
+    start = record[1].find(f"; {names[0]}: ") if len(names) > MAX_DESCRIBED else -1
+    if start < 0:
+        return record
+    default = record[1].rfind("  [")
+    behind = record[1][default:] if default > start else ""
+    return record[0], f"{record[1][:start]}; --help-all says what each is{behind}"
+
+
 def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
         ctx.meta[_IN_FULL] = True
@@ -168,7 +200,9 @@ def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 _MODEL_OPTION = "--model"
+_SHORT = {"model": ("-m",), "out": ("-o",)}
 MAX_SHOWN = 30  # options of a verb in its help
+MAX_DESCRIBED = 4  # choices of an option in it
 _IN_FULL = "posgap.help_all"
 _HELP_ALL = click.Option(
     ["--help-all"],
@@ -200,7 +234,7 @@ def command(words: str, verb: Verb) -> click.Command:
         word = field.replace("_", "-")
         options.append(
             _Option(
-                [f"--{word}/--no-{word}" if info.default is True else f"--{word}"],
+                [f"--{word}/--no-{word}" if info.default is True else f"--{word}", *_SHORT.get(word, ())],
                 help=info.description,
                 rare=RARE in info.metadata,
                 show_default=config_type.shown_defaults().get(field, info.default is not False),
