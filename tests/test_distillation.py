@@ -3,13 +3,16 @@
 import copy
 import math
 import os
+import shutil
 import signal
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from accelerate import Accelerator
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, get_scheduler
 
@@ -17,6 +20,8 @@ from posgap.distillation import engine, processes, rounding_floor
 from posgap.distillation import head as head_module
 from posgap.distillation.batches import Batch, Draw, Row, advantageous_rows, plan
 from posgap.distillation.checkpoints import Checkpoints
+from posgap.distillation.compiling import compile_layers, is_compiled
+from posgap.distillation.config import DistillConfig
 from posgap.distillation.engine import Loop, NotFinite, Optimization, train
 from posgap.distillation.gradients import Gradient
 from posgap.distillation.head import response_states
@@ -436,6 +441,52 @@ def test_gradient_checkpointing_and_chunks_do_not_change_the_numbers(lively, col
 
 
 def test_a_loss_that_is_not_finite_names_its_prompts_and_stops_before_the_update(model, pairs, collate):
+# Machine code takes a C++ compiler half a minute.
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
+def test_compiled_layers_do_not_change_the_numbers(backend, lively, collate, tmp_path, monkeypatch):
+    """By the operations that torch traces, and by the machine code that it makes of them for this CPU. Prompts share
+    nothing then, and activations are computed again all the same."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    teacher, objective = teacher_of(lively, collate, tmp_path / "t"), R1(AT_FIRST, "paper", 1.0)
+    eager, compiled = copy.deepcopy(lively), copy.deepcopy(lively)
+    checkpoint_activations(compiled)
+    compile_layers(compiled)
+    made = Counter(torch._dynamo.utils.counters["stats"])
+    for a, b in zip(run(eager, collate, objective, teacher, 1), run(compiled, collate, objective, teacher, 1)):
+        assert a == pytest.approx(b, rel=1e-5, abs=1e-6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > made["unique_graphs"]
+    torch.testing.assert_close(parameters(compiled), parameters(eager), rtol=1e-5, atol=1e-6)
+    assert compiled.state_dict().keys() == eager.state_dict().keys()
+
+
+def test_layers_that_generate_are_not_compiled(lively, collate, monkeypatch):
+    """Each length of a cache would be another program."""
+    compiled = Counter()
+    counted = lambda forward, dynamic: lambda *a, **k: compiled.update("x") or forward(*a, **k)  # noqa: E731
+    monkeypatch.setattr(torch, "compile", counted)
+    compile_layers(lively)
+    assert is_compiled(lively) and not compiled
+    ids = collate([Row(0, (2,))]).input_ids
+    lively(input_ids=ids, use_cache=False)
+    assert compiled["x"] == lively.config.num_hidden_layers
+    lively.generate(ids, max_new_tokens=2, do_sample=False)
+    assert compiled["x"] == lively.config.num_hidden_layers
+
+
+def test_where_layers_cannot_be_compiled_a_line_says_so(lively, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(PosgapError, match="compile: torch.compile needs a C.. compiler on a CPU; install g"):
+        compile_layers(lively)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    lively.config.num_hidden_layers = 99
+    with pytest.raises(PosgapError, match="compile: LlamaForCausalLM has no list of layers to compile; leave it out"):
+        compile_layers(lively)
+    paths = {"examples": "e", "responses": "r", "model": "m", "out": "o", "compile": True}
+    for way in ({"fsdp": True}, {"deepspeed": "zero2"}):
+        with pytest.raises(ValidationError, match="`compile` was tried where each process holds all parameters"):
+            DistillConfig(**paths, **way)
+
+
     student, before = Student(model, CrossEntropy(pairs)), parameters(model)
     whole = student.forward
 

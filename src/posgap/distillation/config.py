@@ -144,6 +144,9 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
     gradient_checkpointing: bool = Field(
         False, description="save memory: compute activations again in the backward pass"
     )
+    compile: Annotated[bool, RARE] = Field(
+        False, description="compile the layers by torch.compile; prompts of an example then share nothing"
+    )
     deepspeed: str = Field("", description="zero2, zero3 or a DeepSpeed JSON file; empty: none")
     fsdp: bool = Field(
         False, description="spread parameters, gradients and optimizer over the processes by torch's FSDP2"
@@ -192,6 +195,14 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
             raise ValueError(
                 "`export_dtype` and `export_rounding` are of whole models; leave them out: adapters are written in "
                 "float32, and rounded to the base's precision where they are merged"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compiles_whole_parameters(self) -> Self:
+        if self.compile and (self.deepspeed or self.fsdp):
+            raise ValueError(
+                "`compile` was tried where each process holds all parameters; leave it out under `deepspeed` and `fsdp`"
             )
         return self
 

@@ -21,6 +21,7 @@ from posgap.distillation.batches import Batch, Collator, Row
 from posgap.distillation.branches import enable, same_states
 from posgap.distillation.checkpoints import Checkpoints, History
 from posgap.distillation.gradients import Gradient
+from posgap.distillation.compiling import is_compiled
 from posgap.distillation.head import add_gradients_in_place
 from posgap.distillation.micro_batches import MicroBatch
 from posgap.distillation.objectives import Objective
@@ -136,7 +137,8 @@ def train(
     gradient = Gradient(accelerator, wrapped, optimizer, optimization.max_grad_norm)
     if not gradient.in_pieces:
         add_gradients_in_place(student.model, student.head)
-    loop = Loop(wrapped, gradient, objective, collate, accelerator.device, micro_batch_tokens, enable(student.model))
+    shares_prefixes = not is_compiled(student.model) and enable(student.model)
+    loop = Loop(wrapped, gradient, objective, collate, accelerator.device, micro_batch_tokens, shares_prefixes)
     rest = range(len(history), len(steps))
     with deferred_termination() as termination, checkpoints or nullcontext():
         for step in track(rest, len(rest), "distillation steps"):

@@ -16,6 +16,7 @@ from posgap.distillation.adapters import named
 from posgap.distillation.averaging import Averaged, AverageTeacher
 from posgap.distillation.batches import Collator, Pair, Row, advantageous, advantageous_rows, pair_up, plan
 from posgap.distillation.checkpoints import Checkpoints
+from posgap.distillation.compiling import compile_layers
 from posgap.distillation.config import DistillConfig
 from posgap.distillation.dropout import without_dropout
 from posgap.distillation.engine import NotFinite, Optimization, train
@@ -214,6 +215,8 @@ def _model(config: DistillConfig) -> PreTrainedModel:
         add_adapters(model, config.lora_rank, config.lora_alpha)
     if config.gradient_checkpointing:
         checkpoint_activations(model)
+    if config.compile:
+        compile_layers(model)
     return model
 
 
@@ -261,7 +264,7 @@ def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     # So a run that is out of memory can go on in another way, on other processes, and one whose model could not be
     # written as it was to be.
     without_effect = {
-        "micro_batch_tokens", "gradient_checkpointing", "deepspeed", "fsdp", "export_dtype",
+        "micro_batch_tokens", "gradient_checkpointing", "compile", "deepspeed", "fsdp", "export_dtype",
         "export_rounding", "lora_export",
     }  # fmt: skip
     parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect - WATCHING)
