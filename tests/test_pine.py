@@ -94,7 +94,7 @@ def naive(layer, states: torch.Tensor, spans: list[tuple[int, int]], frequencies
         a, b = x.chunk(2)
         return torch.cat([a * cos - b * sin, b * cos + a * sin])
 
-    out = torch.zeros(n, query.shape[1], size)
+    out = torch.zeros(n, query.shape[1], size, dtype=states.dtype)
     for head in range(query.shape[1]):
         keys, values = key[:, head * key.shape[1] // query.shape[1]], value[:, head * key.shape[1] // query.shape[1]]
 
