@@ -153,6 +153,13 @@ def test_the_queue_admits_what_a_training_pod_requests(name):
 
 
 @each_overlay
+def test_every_priority_class_is_a_pod_s(name):
+    objects = overlay(name)
+    applied = {pod["spec"]["priorityClassName"] for pod in pod_templates(objects).values()}
+    assert applied == of_kind(objects, "PriorityClass").keys()
+
+
+@each_overlay
 def test_what_pods_refer_to_exists(name):
     objects = overlay(name)
     maps = of_kind(objects, "ConfigMap")

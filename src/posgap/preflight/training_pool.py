@@ -10,7 +10,7 @@ from posgap.preflight.config import PoolConfig, PreflightConfig
 # Set in the pipeline's step by what compiled it: the pool for one GPU, but the disk for those of the form's default,
 # since KFP takes no parameter for the size of a volume.
 VARIABLE = "POSGAP_TRAIN_POOL"
-_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_FACTORS: dict[str, float] = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _FACTORS |= {"m": 1e-3, **{f"{name}i": 2 ** (10 * at) for at, name in enumerate("KMGTPE", start=1)}}
 _GB = 1e9
 
