@@ -154,7 +154,7 @@ class _Verb(click.Command):
             raise self._all_missing(ctx, given) or error from None
 
     def _all_missing(self, ctx: click.Context, args: list[str]) -> click.UsageError | None:
-        """The error that names all missing options, of which click names the first alone; None where it is no option."""
+        """The error that names all missing options, where click names the first alone; None of a missing argument."""
         with ctx.scope(cleanup=False):
             opts, *_ = self.make_parser(ctx).parse_args(args)
             missing = [

@@ -20,8 +20,8 @@ from posgap.distillation.batch_layout import BatchLayout, with_shared_prefixes, 
 from posgap.distillation.batches import Batch, Collator, Row
 from posgap.distillation.branches import enable, same_states
 from posgap.distillation.checkpoints import Checkpoints, History
-from posgap.distillation.gradients import Gradient
 from posgap.distillation.compiling import is_compiled
+from posgap.distillation.gradients import Gradient
 from posgap.distillation.head import add_gradients_in_place
 from posgap.distillation.micro_batches import MicroBatch
 from posgap.distillation.objectives import Objective
