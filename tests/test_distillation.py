@@ -440,7 +440,6 @@ def test_gradient_checkpointing_and_chunks_do_not_change_the_numbers(lively, col
     torch.testing.assert_close(parameters(frugal), parameters(plain), rtol=1e-4, atol=1e-7)
 
 
-def test_a_loss_that_is_not_finite_names_its_prompts_and_stops_before_the_update(model, pairs, collate):
 # Machine code takes a C++ compiler half a minute.
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 def test_compiled_layers_do_not_change_the_numbers(backend, lively, collate, tmp_path, monkeypatch):
@@ -487,6 +486,7 @@ def test_where_layers_cannot_be_compiled_a_line_says_so(lively, monkeypatch):
             DistillConfig(**paths, **way)
 
 
+def test_a_loss_that_is_not_finite_names_its_prompts_and_stops_before_the_update(model, pairs, collate):
     student, before = Student(model, CrossEntropy(pairs)), parameters(model)
     whole = student.forward
 
