@@ -25,6 +25,7 @@ from posgap.pipelines.compilation import load
 from posgap.pipelines.resources import resources
 from posgap.pipelines.steps import tree
 from posgap.tasks.reading import write_examples
+from posgap.workflows.champion_sweep import swept_champions
 
 N, DOCS = 6, 4
 
@@ -56,6 +57,19 @@ def test_what_a_try_leaves_the_next_one_finds_and_success_removes(bucket, tmp_pa
         assert (work_of(second) / "answers.jsonl").read_text() == "1\n"
         assert place == f"{bucket}/kfp/run/step/salt/out.work"
     assert unfinished(bucket) == []
+
+
+def test_work_that_lies_elsewhere_is_kept_too(bucket, tmp_path, monkeypatch):
+    """A champion's sweep is made in the cache, which a pod takes along."""
+    for at, node in enumerate(("one", "two")):
+        monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / node / "cache"))
+        answers = work_folder(swept_champions() / "version" / "sweep") / "answers.jsonl"
+        with pytest.raises(Stopped), kept(output(bucket, tmp_path, node), below=swept_champions()):
+            assert answers.exists() == bool(at)
+            answers.parent.mkdir(parents=True, exist_ok=True)
+            answers.write_text("1\n")
+            raise Stopped("stopped")
+    assert unfinished(bucket) == ["answers.jsonl"]
 
 
 def test_a_node_that_dies_without_a_word_loses_at_most_the_interval(bucket, tmp_path, monkeypatch):
