@@ -162,7 +162,7 @@ def weighing_first(options) -> Steps:
     with tempfile.TemporaryDirectory() as folder:
         student, _ = with_teacher(model, objective, collate, folder, options)
         started = clock(options)
-        optimizer = optimization.optimizer(model)
+        optimizer = optimization.optimizer_of(model)
         with counting(True) as counted:
             for step, rows in enumerate(steps):
                 for group in optimizer.param_groups:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from posgap.distillation import planning
 from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.engine import Optimization
-from posgap.distillation.footprint import MicroBatchShape, Size
+from posgap.distillation.footprint import MicroBatchShape, Size, size_of
 from posgap.distillation.movement import Movement
 from posgap.distillation.planning import (
     LORA_RANK,
@@ -254,3 +254,16 @@ def test_a_rate_that_cannot_move_the_model_is_told_before_it_trains():
     assert "moved the loss and no answer" in seen.warning()
     assert not Movement(94, 1e-3, 0.02, 576).warning()
     assert "stored in bfloat16 to the nearest number" in Movement(1, 3e-5, 0.02, 4096).warning()
+
+
+def test_muon_keeps_one_mean_of_the_matrices_that_it_turns(config, made_up, monkeypatch):
+    monkeypatch.setattr(planning, "size_of", lambda model, rank: replace(sized(rank), by_muon=sized(rank).trained // 2))
+    plans = [plan_distill(config.model_copy(update={"optimizer": name, "gpus": 8})) for name in ("adamw", "muon")]
+    strategies = [[way["way"]["strategy"] for way in plan["ways"]] for plan in plans]
+    assert strategies == [["data parallel", "zero2", "zero3", "fsdp"], ["data parallel"]]
+    assert plans[0]["memory_gb"] - plans[1]["memory_gb"] == pytest.approx(4 / 2)
+    assert plans[0]["disk_gb"] - plans[1]["disk_gb"] == pytest.approx(2 * 4 / 2)
+    assert "--optimizer muon" in plans[1]["options"] and "--optimizer muon" not in plans[0]["options"]
+    size = size_of(SHAPE, 0)
+    a_layer = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 128  # query and output, key and value, and what feeds forward
+    assert size.by_muon == 2 * a_layer

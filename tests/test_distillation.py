@@ -28,6 +28,7 @@ from posgap.distillation.head import response_states
 from posgap.distillation.lora import add_adapters, merged
 from posgap.distillation.losses import alignment_weights, per_row, token_kl
 from posgap.distillation.objectives import R1, CrossEntropy
+from posgap.distillation.optimizers import matrices_of_layers
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.foundation.errors import PosgapError, Stopped
@@ -224,10 +225,10 @@ def test_cross_entropy_is_the_mean_over_tokens_of_minus_log_q(model, pairs, coll
 # The loop
 
 
-def run(model, collate, objective, teacher=None, epochs=10, micro_batch_tokens=8192, **more):
+def run(model, collate, objective, teacher=None, epochs=10, micro_batch_tokens=8192, optimizer="adamw", **more):
     prompts = 2 * len(objective.rows([Draw(0, tuple(TRIVIAL))]))
     steps = plan(len(collate.pairs), TRIVIAL, objective.rows, 4, epochs, prompts, seed=0)
-    student, optimization = Student(model, objective, teacher), Optimization(1e-3, warmup_steps=2)
+    student, optimization = Student(model, objective, teacher), Optimization(1e-3, warmup_steps=2, optimizer=optimizer)
     accelerator = Accelerator(cpu=True)
     return train(student, steps, objective, collate, optimization, accelerator, micro_batch_tokens, **more)[1]
 
@@ -530,10 +531,59 @@ def test_the_authors_rate_is_that_of_the_library_they_call(steps):
 def test_a_constant_rate_stays_and_matrices_alone_decay(model):
     optimization = Optimization(0.5, "constant", weight_decay=0.25, adam_beta2=0.95)
     assert {optimization.rate(step, 9) for step in range(9)} == {1.0}
-    matrices, others = optimization.optimizer(model).param_groups
+    matrices, others = optimization.optimizer_of(model).param_groups
     assert matrices["weight_decay"] == 0.25 and others["weight_decay"] == 0.0 and matrices["betas"] == (0.9, 0.95)
     assert {p.dim() for p in matrices["params"]} == {2} and {p.dim() for p in others["params"]} == {1}
     assert len(matrices["params"]) + len(others["params"]) == len(list(model.parameters()))
+
+
+def test_muon_updates_matrices_of_layers_as_torch_does_and_all_else_as_adamw_does(lively):
+    """Each twin by torch's own optimizer, with the same gradients; the rate falls, as a schedule has it."""
+    apart = copy.deepcopy(lively)
+    optimization = Optimization(1e-2, weight_decay=0.1, adam_beta2=0.95, optimizer="muon")
+    optimizer = optimization.optimizer_of(lively)
+    matrices = list(matrices_of_layers(apart))
+    rest = [each for each in apart.parameters() if all(each is not matrix for matrix in matrices)]
+    assert len(matrices) == 7 * lively.config.num_hidden_layers and {each.dim() for each in matrices} == {2}
+    muon = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    decaying, norms = ([each for each in rest if (each.dim() > 1) == wanted] for wanted in (True, False))
+    adamw = torch.optim.AdamW(
+        [{"params": decaying}, {"params": norms, "weight_decay": 0.0}], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1
+    )
+    torch.manual_seed(0)
+    for rate in (1e-2, 5e-3, 1e-3):
+        for group in (*optimizer.param_groups, *muon.param_groups, *adamw.param_groups):
+            group["lr"] = rate
+        for ours, theirs in zip(lively.parameters(), apart.parameters()):
+            ours.grad = torch.randn_like(ours)
+            theirs.grad = ours.grad.clone()
+        before = matrices[0].detach().clone()
+        for each in (optimizer, muon, adamw):
+            each.step()
+        assert torch.equal(parameters(lively), parameters(apart))
+    # A matrix is turned: its update has about equal singular values, which make it as large as AdamW's: 0.2.
+    update = (matrices[0].detach() - before * (1 - rate * 0.1)) / rate
+    values = torch.linalg.svdvals(update)
+    assert values[-2] / values[0] > 0.5 and 0.15 < update.square().mean().sqrt() < 0.25
+
+
+def test_training_by_muon_goes_on_from_its_checkpoint_and_lowers_the_loss(lively, pairs, collate, tmp_path):
+    whole, broken, resumed = (copy.deepcopy(lively) for _ in range(3))
+    objective, by_muon = CrossEntropy(pairs), {"optimizer": "muon"}
+    history = run(whole, collate, objective, epochs=4, **by_muon)
+    assert history[-1]["loss"] < history[0]["loss"]
+    keep = by_muon | {"checkpoints": Checkpoints(tmp_path / "c"), "save_steps": 3}
+    with pytest.raises(Interrupted):
+        run(broken, collate, objective, epochs=4, on_step=interrupt_after(4), **keep)
+    assert run(resumed, collate, objective, epochs=4, **keep) == history
+    assert torch.equal(parameters(resumed), parameters(whole))
+
+
+def test_muon_is_refused_where_processes_have_pieces_of_matrices():
+    paths = {"examples": "e", "responses": "r", "model": "m", "out": "o", "optimizer": "muon"}
+    for way in ({"fsdp": True}, {"deepspeed": "zero2"}):
+        with pytest.raises(ValidationError, match="`optimizer` muon turns whole matrices, of which processes have"):
+            DistillConfig(**paths, **way)
 
 
 # Checkpoints

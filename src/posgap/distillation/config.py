@@ -64,7 +64,12 @@ class _ByRecipe(Config):
     k: WholeNumber = Field(None, ge=0, description="number of placements drawn for each example in each epoch (K)")
     epochs: WholeNumber = Field(None, ge=1, description="passes over the examples")
     batch_size: WholeNumber = Field(None, ge=1, description="prompts in an optimizer step, over all processes")
-    learning_rate: Number = Field(None, gt=0, description="peak learning rate of AdamW")
+    learning_rate: Number = Field(None, gt=0, description="peak learning rate of the optimizer")
+    optimizer: Annotated[Literal["adamw", "muon"], RARE] = Field(
+        "adamw",
+        description="adamw, or muon: Muon for the matrices of layers, of which it keeps one mean in place of two, "
+        "scaled to AdamW's size, and AdamW for all else",
+    )
 
     @classmethod
     def _decided(cls, recipe: str) -> dict[str, float | str]:
@@ -203,6 +208,15 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         if self.compile and (self.deepspeed or self.fsdp):
             raise ValueError(
                 "`compile` was tried where each process holds all parameters; leave it out under `deepspeed` and `fsdp`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _muon_sees_whole_matrices(self) -> Self:
+        if self.optimizer == "muon" and (self.deepspeed or self.fsdp):
+            raise ValueError(
+                "`optimizer` muon turns whole matrices, of which processes have pieces under `deepspeed` and `fsdp`; "
+                "leave those out, or give adamw"
             )
         return self
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from posgap.distillation import rounding_floor
 from posgap.distillation.batch_layout import BatchLayout, with_shared_prefixes, without_sharing
@@ -25,6 +26,7 @@ from posgap.distillation.gradients import Gradient
 from posgap.distillation.head import add_gradients_in_place
 from posgap.distillation.micro_batches import MicroBatch
 from posgap.distillation.objectives import Objective
+from posgap.distillation.optimizers import ADAMW, MUON, Muon, matrices_of_layers
 from posgap.distillation.processes import gather, is_by_autocast, rank_and_world
 from posgap.distillation.recipes import PAPER
 from posgap.distillation.student import Student
@@ -42,7 +44,7 @@ _PAPER: dict[str, Any] = PAPER.values()
 
 @dataclass(frozen=True)
 class Optimization:
-    """AdamW and the learning rate's course; what is not given is as in the paper's recipe.
+    """The optimizer and the learning rate's course; what is not given is as in the paper's recipe.
 
     The rate rises linearly from 0 to `learning_rate` in `warmup_steps` steps, or, if that is below 1, in that share of
     all steps; the first step then changes nothing, as with the Hugging Face Trainer. From there it falls by `schedule`
@@ -59,6 +61,7 @@ class Optimization:
     adam_epsilon: float = _PAPER["adam_epsilon"]
     weight_decay: float = _PAPER["weight_decay"]
     max_grad_norm: float = _PAPER["max_grad_norm"]
+    optimizer: str = ADAMW
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate at `step`, counted from 0, of `steps`, as a share of the peak rate."""
@@ -73,18 +76,23 @@ class Optimization:
         """The sum of the rates of `steps` updates: about the most that AdamW moves a weight."""
         return self.learning_rate * sum(self.rate(step, steps) for step in range(steps))
 
-    def optimizer(self, model: torch.nn.Module) -> torch.optim.AdamW:
-        """AdamW over the parameters of `model` that are trained."""
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    def optimizer_of(self, model: PreTrainedModel) -> torch.optim.Optimizer:
+        """The optimizer of the parameters of `model` that are trained."""
+        adamw: dict[str, Any] = {
+            "lr": self.learning_rate,
+            "betas": (self.adam_beta1, self.adam_beta2),
+            "eps": self.adam_epsilon,
+            "weight_decay": self.weight_decay,
+        }
+        by_muon = list(matrices_of_layers(model)) if self.optimizer == MUON else []
+        apart = set(by_muon)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter not in apart]
         groups: list[dict[str, Any]] = [{"params": trained, "weight_decay": 0.0}]
         if self.weight_decay:
             matrices = [parameter for parameter in trained if parameter.dim() > 1]
             others = [parameter for parameter in trained if parameter.dim() <= 1]
             groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-        betas = self.adam_beta1, self.adam_beta2
-        return torch.optim.AdamW(
-            groups, lr=self.learning_rate, betas=betas, eps=self.adam_epsilon, weight_decay=self.weight_decay
-        )
+        return Muon(by_muon, groups, **adamw) if by_muon else torch.optim.AdamW(groups, **adamw)
 
 
 class NotFinite(PosgapError):
@@ -122,7 +130,7 @@ def train(
     """
     if watch:
         watch.begin(student)
-    wrapped, optimizer = accelerator.prepare(student, optimization.optimizer(student))
+    wrapped, optimizer = accelerator.prepare(student, optimization.optimizer_of(student.model))
     if student.teacher:
         wrapped.eval()
         with _naming_exhaustion("reading the teacher's states; give a smaller micro_batch_tokens"):

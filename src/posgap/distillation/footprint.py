@@ -30,6 +30,7 @@ from transformers.masking_utils import flash_attention_mask
 from posgap.distillation.head import Head, add_gradients_in_place
 from posgap.distillation.lora import add_adapters
 from posgap.distillation.losses import token_kl
+from posgap.distillation.optimizers import matrices_of_layers
 from posgap.distillation.sharding import layers_of
 from posgap.models.checkpointing import checkpoint_activations
 
@@ -65,14 +66,15 @@ class MicroBatchShape:
 
 @dataclass(frozen=True)
 class Size:
-    """The numbers of a model's parameters, of those that are trained, of its output head's, of its largest layer's, and
-    of those outside of layers."""
+    """The numbers of a model's parameters, of those that are trained, of its output head's, of its largest layer's, of
+    those outside of layers, and of those trained in layers' matrices, of which Muon keeps one mean."""
 
     parameters: int
     trained: int
     head: int
     layer: int
     outside: int
+    by_muon: int = 0
 
 
 class Storages(TorchDispatchMode):
@@ -125,6 +127,7 @@ def size_of(config: PretrainedConfig, lora_rank: int) -> Size:
         Head.of(model).linear.weight.numel(),
         max(layers, default=0),
         parameters - sum(layers),
+        sum(parameter.numel() for parameter in matrices_of_layers(model)),
     )
 
 

@@ -1,4 +1,5 @@
-"""What training goes on from: each trained parameter and what AdamW keeps of it, by name, whoever holds which piece.
+"""What training goes on from: each trained parameter and what the optimizer keeps of it, by name, whoever holds which
+piece.
 
 The names and shapes are those of the model on one process, in whatever way processes share it: whole, in DTensors
 (FSDP2) or in DeepSpeed's flat partitions, of which each process shows some rows. So a checkpoint that was written in
@@ -14,10 +15,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from posgap.distillation.optimizers import is_by_muon
 from posgap.foundation.errors import PosgapError
 
 PARAMETERS, MEANS = "parameters", ("exp_avg", "exp_avg_sq")
-KINDS = (PARAMETERS, *MEANS, "step")  # as the first part of a name
+MUONS_MEAN = "momentum_buffer"
+KINDS = (PARAMETERS, *MEANS, "step", MUONS_MEAN)  # as the first part of a name
 State = dict[str, Tensor]
 # What ZeRO's stages and its optimizer for bfloat16 call their flat partitions.
 _FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
@@ -63,13 +66,17 @@ def _unmoved(parameter: Tensor, step: Any) -> dict[str, Any]:
 
 
 def _live(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """The numbers that the model and torch's AdamW work with themselves."""
+    """The numbers that the model and torch's optimizers work with themselves."""
     state: State = {}
+    by_muon = {each for group in optimizer.param_groups if is_by_muon(group) for each in group["params"]}
     for name, parameter in _trained(student):
         if not optimizer.state[parameter]:
-            optimizer.state[parameter] = _unmoved(parameter.detach(), torch.tensor(0.0))
+            unmoved = _unmoved(parameter.detach(), torch.tensor(0.0))
+            if parameter in by_muon:
+                unmoved = {MUONS_MEAN: torch.zeros_like(parameter)}
+            optimizer.state[parameter] = unmoved
         of_parameter = optimizer.state[parameter] | {PARAMETERS: parameter.detach()}
-        for kind in KINDS:
+        for kind in (kind for kind in KINDS if kind in of_parameter):
             tensor = of_parameter[kind]
             state[f"{kind}.{name}"] = tensor if tensor.dim() else tensor.view(1)
     return state
