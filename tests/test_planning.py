@@ -25,7 +25,7 @@ from posgap.distillation.footprint import (
     size_of,
 )
 from posgap.distillation.lora import add_adapters
-from posgap.distillation.planning import GB, USABLE, Way, _most_rows, plan_distill, standing, ways
+from posgap.distillation.planning import GB, H100_TFLOPS, USABLE, Way, _most_rows, plan_distill, standing, ways
 from posgap.foundation.errors import PosgapError
 from posgap.models.checkpointing import checkpoint_activations
 
@@ -247,7 +247,7 @@ def test_the_first_way_that_fits_is_suggested(config, capsys, monkeypatch):
     eight = plan_distill(config.model_copy(update={"gpus": 8}))
     assert [way["way"]["strategy"] for way in eight["ways"]] == ["data parallel", "zero2", "zero3", "fsdp"]
     assert eight["hours"] == pytest.approx(plan["hours"] / 8)
-    quicker = plan_distill(config.model_copy(update={"gpu_tflops": 3 * config.gpu_tflops, "mfu": config.mfu / 2}))
+    quicker = plan_distill(config.model_copy(update={"gpu_tflops": 3 * H100_TFLOPS, "mfu": config.mfu / 2}))
     assert quicker["hours"] == pytest.approx(plan["hours"] / 1.5)
 
 
