@@ -77,9 +77,9 @@ def test_sensitive_heads_are_scaled_least_and_the_first_layers_not_at_all(ids): 
     assert sorted(factors[2]) == pytest.approx([1.2, 1.4, 1.6, 1.8])
     by_factor = unturned(before, ids, 2).mean(0)[torch.tensor(factors[2]).argsort()]
     assert (by_factor.diff() <= 0).all() and by_factor[0] > by_factor[-1]
-    apart = ms_poe_factors(tiny(), ids.tolist())[2]  # two query heads share a key
+    apart = ms_poe_factors(tiny(), ids.tolist(), Ranking(heads="query"))[2]  # two query heads share a key
     assert sorted(apart) == pytest.approx([1.2, 1.4, 1.6, 1.8])
-    shared = ms_poe_factors(tiny(), ids.tolist(), Ranking(heads="key"))[2]
+    shared = ms_poe_factors(tiny(), ids.tolist())[2]
     assert shared[::2] == shared[1::2] and sorted(shared[::2]) == [1.2, 1.8]
 
 
@@ -103,7 +103,7 @@ def test_each_prompt_ranks_the_heads_anew(ids, released, keys):  # noqa: F811
     """As if each row's factors, by its own sensitivities, had been given; the authors take the order for the ranks."""
     model, plain = tiny(num_key_value_heads=keys), tiny(num_key_value_heads=keys)
     # Of layers that are not ranked, nothing changes, so that the last layer's inputs are the plain model's.
-    apply(model, "ms-poe", {"released": released})
+    apply(model, "ms-poe", {"released": released, "heads": "query"})
     sensitivities = unturned(plain, ids, 2)
     steps, rows = torch.tensor([1.2, 1.35, 1.5, 1.65] if released else [1.2, 1.4, 1.6, 1.8]), []
     for row, of_heads in zip(ids, sensitivities):
@@ -123,7 +123,7 @@ def test_each_prompt_ranks_the_heads_anew(ids, released, keys):  # noqa: F811
 def test_heads_that_share_a_key_are_ranked_together_where_keys_are(ids):  # noqa: F811
     """Two key heads have the least and the highest factor, and their cache stays as small as it was."""
     model = tiny()
-    apply(model, "ms-poe", {"heads": "key"})
+    apply(model, "ms-poe", {})
     row = ids[:1]
     first, second = unturned(tiny(), row, 2)[0].unflatten(-1, (2, 2)).mean(-1)
     factors = [1.2, 1.2, 1.8, 1.8] if first >= second else [1.8, 1.8, 1.2, 1.2]
@@ -137,9 +137,11 @@ def test_heads_that_share_a_key_are_ranked_together_where_keys_are(ids):  # noqa
 def test_one_key_for_all_heads_leaves_nothing_to_rank(ids):  # noqa: F811
     model, plain = tiny(num_key_value_heads=1), logits(tiny(num_key_value_heads=1), ids)
     with pytest.raises(PosgapError, match="share one key, so they would have one factor; rank query heads"):
-        apply(model, "ms-poe", {"heads": "key"})
+        apply(model, "ms-poe", {})
     assert torch.equal(logits(model, ids), plain)
-    apply(model, "ms-poe", {})
+    apply(model, "ms-poe", {"low": 1, "high": 1})
+    assert torch.equal(logits(model, ids), plain)
+    apply(model, "ms-poe", {"heads": "query"})
     assert not torch.allclose(logits(model, ids), plain)
     remove(model, "ms-poe")
     assert torch.equal(logits(model, ids), plain)
@@ -148,13 +150,13 @@ def test_one_key_for_all_heads_leaves_nothing_to_rank(ids):  # noqa: F811
 def test_what_can_be_ranked_is_found_by_trying(ids):  # noqa: F811
     """Phi-3 makes queries, keys and values by one projection, whose keys cannot be kept apart."""
     shared = tiny("phi3")
-    for model, kinds in ((tiny(num_key_value_heads=4), ["query"]), (tiny(), ["query", "key"]), (shared, ["key"])):
+    for model, kinds in ((tiny(num_key_value_heads=4), ["key"]), (tiny(), ["key", "query"]), (shared, ["key"])):
         before = logits(model, ids)
         assert rankable(model) == kinds and torch.equal(logits(model, ids), before)
     assert rankable(tiny(num_key_value_heads=1)) == ["query"]
     with pytest.raises(PosgapError, match="query heads that share a key have different factors"):
-        apply(shared, "ms-poe", {})
-    apply(shared, "ms-poe", {"heads": "key"})
+        apply(shared, "ms-poe", {"heads": "query"})
+    apply(shared, "ms-poe", {})
     with pytest.raises(PosgapError, match="no rotary position embedding to scale"):
         rankable(families.build("mamba"))
 

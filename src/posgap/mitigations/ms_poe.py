@@ -11,8 +11,8 @@ What the released code (VITA-Group/Ms-PoE) does, and what is done here:
   ranks, which gives head h the step of another head than the paper's text does. `released` does both; without it, the
   most sensitive head gets `low` and the least sensitive `high`.
 - It is for multi-head attention. Under grouped queries it turns each key by the factor of the first of the query heads
-  that share it, so that scores depend on more than distances. Here each query head has its own factor, and a copy of
-  the key that is turned by it; with `heads` "key", the heads that share a key are ranked together and share a factor.
+  that share it, so that scores depend on more than distances. Here the heads that share a key are ranked together and
+  share a factor; with `heads` "query" each query head has its own, and a copy of the key that is turned by it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,14 +36,14 @@ _Factor = Annotated[float, Field(gt=0)]
 
 class HeadRanking(Settings):
     """The most sensitive head of a layer, from `first_layer` on, reads positions divided by `low`, the least sensitive
-    by `high`. Ranked are `heads`: each "query" head, or each "key" head with those that share it. `released`: steps are
+    by `high`. Ranked are `heads`: each "key" head with those that share it, or each "query" head. `released`: steps are
     handed out as the authors' code does."""
 
     low: _Factor = 1.2
     high: _Factor = 1.8
     first_layer: Annotated[int, Field(ge=0)] = 2
     released: bool = False
-    heads: Literal["query", "key"] = "query"
+    heads: Literal["key", "query"] = "key"
 
 
 class HeadFactors(Settings):
@@ -121,7 +121,7 @@ MS_POE = ModelMitigation(
     help="one RoPE factor per attention head, by its sensitivity to position, ranked anew at each prompt",
     level="positions",
     source=_SOURCE,
-    cost="queries and keys of each prompt are computed twice; heads that share a key cache one each",
+    cost="each prompt's queries and keys are computed twice; of ranked query heads each caches a key",
     price=1.2,
     served_by=("transformers",),
     settings=HeadRanking,
@@ -137,7 +137,7 @@ MS_POE_STATIC = ModelMitigation(
     help="one RoPE factor per attention head, by its mean sensitivity over prompts, ranked once",
     level="positions",
     source=_SOURCE,
-    cost="tables of cosines and sines for each head; heads that share a key cache one each",
+    cost="tables of cosines and sines for each head; of ranked query heads each caches a key",
     price=1.1,
     served_by=("transformers",),
     settings=HeadFactors,

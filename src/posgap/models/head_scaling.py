@@ -41,7 +41,7 @@ class Ranking:
     """How heads get their factors at each prompt: the most sensitive one `low`, the least sensitive one `high`, the
     others in equal steps between, in layers from `first_layer` on; in the others all have one.
 
-    `heads` says what is ranked: each "query" head, or each "key" head with the query heads that share it. `released`
+    `heads` says what is ranked: each "key" head with the query heads that share it, or each "query" head. `released`
     hands the steps out as the authors' code does: it takes the order of the heads for their ranks, so that head h gets
     the step that is the index of the h-th most sensitive head, and none reaches `high`.
     """
@@ -50,7 +50,7 @@ class Ranking:
     high: float = HIGH
     first_layer: int = FIRST_LAYER
     released: bool = False
-    heads: RankedHeads = "query"
+    heads: RankedHeads = "key"
 
     def steps(self, n: int) -> list[float]:
         """The factors of n ranks."""
@@ -129,9 +129,10 @@ def ranked_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]
     cannot be looked into.
     """
     scaling = layer_scaling(model)
-    ranked = ranking.ranked(model)
-    with _taken_over(model, scaling, [1.0, *ranking.steps(ranked)]) as (heads, undo):
-        if ranking.low != 1 or ranking.high != 1:
+    changes = ranking.low != 1 or ranking.high != 1
+    ranked = ranking.ranked(model) if changes else 1
+    with _taken_over(model, scaling, [1.0, *(ranking.steps(ranked) if changes else [])]) as (heads, undo):
+        if changes:
             those = [each for each in heads if each.layer >= ranking.first_layer]
             if ranked > n_key_heads(model):
                 _keep_apart(model, those)
@@ -171,19 +172,19 @@ def ms_poe_factors(
 
 
 def rankable(model: PreTrainedModel) -> list[RankedHeads]:
-    """Which heads of a layer can be ranked among one another, each query head first: those that share a key only where
-    their attention can keep keys apart, which is tried, and key heads only where there are several."""
+    """Which heads of a layer can be ranked among one another: key heads where there are several, and query heads that
+    share a key where their attention can keep keys apart, which is tried."""
     scaling = layer_scaling(model)  # which says why a model without RoPE has none
     n_key = n_key_heads(model)
     if n_key == model.config.get_text_config().num_attention_heads:
-        return ["query"]
+        return ["key"]
     try:
         with _taken_over(model, scaling, [1.0]) as (heads, undo):
             _keep_apart(model, heads)
         undo()
     except PosgapError:
         return ["key"]
-    return ["query", "key"] if n_key > 1 else ["query"]
+    return ["key", "query"] if n_key > 1 else ["query"]
 
 
 def n_key_heads(model: PreTrainedModel) -> int:
