@@ -98,14 +98,15 @@ def test_a_killed_pipeline_goes_on_where_it_was(tmp_path, model_folder, empty_st
     assert {stage: ended.count("FINISHED") for stage, ended in by_stage.items()} == dict.fromkeys(by_stage, 1)
     assert set().union(*by_stage.values()) <= {"FINISHED", "KILLED"} and by_stage["sweep"] == ["FINISHED"]
 
-    # Each training goes on from the newest checkpoint of the one before.
-    gone_on = re.findall(r"going on from the checkpoint of step (\d+)", (tmp_path / "shown").read_text())
-    assert [int(step) for step in gone_on] == kept[1:-1]
+    # Each goes on from the newest checkpoint, which a step may have added that died a moment after its run.
+    gone_on = [int(step) for step in re.findall(r"going on from the checkpoint of step (\d+)", shown(tmp_path))]
+    assert len(gone_on) == len(CHECKPOINTS) and gone_on == sorted(set(gone_on))
+    assert all(left <= step for left, step in zip(kept[1:-1], gone_on)), (kept, gone_on)
     assert not [*tmp_path.rglob(".posgap-*"), *tmp_path.glob("cache/*.under-way")]
 
 
 def shown(folder: Path) -> str:
-    return (folder / "shown").read_text()[-3000:]
+    return (folder / "shown").read_text()
 
 
 def test_a_step_is_run_where_it_was_begun_and_never_twice_at_once(tmp_path):
