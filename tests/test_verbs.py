@@ -13,7 +13,7 @@ from posgap.cli.main import MAX_SHOWN, build
 from posgap.cli.verbs import VERBS
 
 MAX_COMMANDS = 53  # groups included; 50 is the aim
-MAX_OPTIONS = 665  # over all verbs; it was 679 on 24 November 2026
+MAX_OPTIONS = 666  # over all verbs; it was 679 on 24 November 2026
 
 
 def groups(group: click.Group) -> list[click.Group]:
@@ -48,8 +48,8 @@ def test_help_shows_few_options_and_says_how_many_more_there_are(words):
     short, long = shown(words), shown(words, "--help-all")
     few, all_of_them = options(short), options(long)
     assert len(few) <= MAX_SHOWN <= 30 and {"--help", "--help-all", "--config"} <= set(few)
-    known = {name for each in verb(words).params if isinstance(each, click.Option) for name in each.opts[-1:]}
-    assert set(all_of_them) == known - {"-q"} | {"--help", "--help-all", *few}
+    known = {name for each in verb(words).params if isinstance(each, click.Option) for name in each.opts if name.startswith("--")}
+    assert set(all_of_them) == known | {"--help", "--help-all", *few}
     left = len(all_of_them) - len(few)
     assert (f"{left} more options: posgap {words} --help-all" in short) == (left > 0)
     assert "more options" not in long and set(few) <= set(all_of_them)

@@ -105,6 +105,13 @@ class _Option(click.Option):
         self.rare = rare
 
 
+class _Missing(click.MissingParameter):
+    """Options that are missing, in words of ours."""
+
+    def format_message(self) -> str:
+        return self.message
+
+
 class _Verb(click.Command):
     """A command whose flags may be given a value too, after an equals sign: `--force=false`. MLproject and other
     programs that write command lines have no way to leave an option out.
@@ -153,7 +160,7 @@ class _Verb(click.Command):
         except click.MissingParameter as error:
             raise self._all_missing(ctx, given) or error from None
 
-    def _all_missing(self, ctx: click.Context, args: list[str]) -> click.UsageError | None:
+    def _all_missing(self, ctx: click.Context, args: list[str]) -> click.MissingParameter | None:
         """The error that names all missing options, where click names the first alone; None of a missing argument."""
         with ctx.scope(cleanup=False):
             opts, *_ = self.make_parser(ctx).parse_args(args)
@@ -165,7 +172,7 @@ class _Verb(click.Command):
                 and param.value_is_missing(param.consume_value(ctx, opts)[0])
             ]
         said = f"Missing option{'s' * (len(missing) > 1)} {', '.join(missing)}."
-        return click.UsageError(said, ctx) if missing else None
+        return _Missing(said, ctx) if missing else None
 
     def _with_model_named(self, args: list[str]) -> list[str]:
         """The words, of which the first may be the model without its option: `posgap sweep MODEL`."""
