@@ -48,13 +48,8 @@ def test_help_shows_few_options_and_says_how_many_more_there_are(words):
     short, long = shown(words), shown(words, "--help-all")
     few, all_of_them = options(short), options(long)
     assert len(few) <= MAX_SHOWN <= 30 and {"--help", "--help-all", "--config"} <= set(few)
-    known = {
-        name
-        for each in verb(words).params
-        if isinstance(each, click.Option)
-        for name in each.opts
-        if name.startswith("--")
-    }
+    params = [each for each in verb(words).params if isinstance(each, click.Option)]
+    known = {name for each in params for name in each.opts if name.startswith("--")}
     assert set(all_of_them) == known | {"--help", "--help-all", *few}
     left = len(all_of_them) - len(few)
     assert (f"{left} more options: posgap {words} --help-all" in short) == (left > 0)
