@@ -11,6 +11,7 @@ on another day. Each keeps its figures in benchmarks/study/<row>.json, with comm
 import argparse
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from report import ROOT, machine, write_table
 from posgap.foundation.files import atomic, read_json
 from posgap.foundation.tables import markdown
 from posgap.measurement.comparison import read_comparison
+from posgap.measurement.plots import position_curves, save_picture
 from posgap.measurement.sweeps import read_sweep
 from posgap.rollout.documents import PARTS
 from posgap.rollout.files import read_measurement
@@ -266,6 +268,20 @@ def hours(row: dict[str, Any]) -> str:
     return f"{row['date']}, {row['seconds'] / 60:.0f}"
 
 
+def pictures() -> None:
+    """The curves of the models that were asked for keys among ten records, and what draws SmolLM2's attention."""
+    asked = {"smollm2-kv": "smollm2", "gemma-kv": "gemma"}
+    swept = [
+        read_sweep(RUNS / row).model_copy(update={"label": TITLES[model]})
+        for row, model in asked.items()
+        if (RUNS / row).is_dir()
+    ]
+    if swept:
+        save_picture(position_curves(swept), ROOT / "docs" / "pretrained-curves.png")
+    if (drawn := RUNS / "smollm2-why" / "influence.png").is_file():
+        shutil.copyfile(drawn, ROOT / "docs" / "why-smollm2.png")
+
+
 TABLES = {"study-curves": curves, "study-methods": methods, "why-shares": shares, "why-telling": telling}
 
 
@@ -283,6 +299,7 @@ def main() -> None:
             run(row, str(real_models.folder(row.model)), TITLES[row.model], RUNS)
     for name, table in TABLES.items():
         write_table(name, table())
+    pictures()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from posgap.rollout.distributions import mean_interval
 from posgap.tasks.document_spans import Span
 
 SINK_TIMES = 30  # the first token is a sink, and so is one that draws more than so many times an even share
+MIN_DOCUMENTS = 1e-3  # the least share that is worth dividing among documents
 PARTS = ("sinks", "template", "instruction", "documents", "question", "last token")
 SHAPES = {
     (1, 1): "U-shaped",
@@ -99,8 +100,8 @@ def summary(
     for name, rows in influence.items():
         parts = np.stack([by_part(row, each) for row, each in zip(rows, asked)])
         among = np.stack([among_documents(row, each) for row, each in zip(rows, asked)])
-        if not np.isfinite(among).all():
-            continue  # without residual connections all of it can be on the first token
+        if parts[:, PARTS.index("documents")].mean() < MIN_DOCUMENTS or not np.isfinite(among).all():
+            continue  # without residual connections nearly all of it can be on the first token
         gold = gold_shares(among, positions)
         groups = [gold[positions == position] for position in there]
         shares[name] = among
