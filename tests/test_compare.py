@@ -200,6 +200,6 @@ def test_a_plan_from_assumptions_and_from_a_sweep(capsys, tmp_path):
     code, out, shown = run(capsys, "plan", "sweep", "--sweep", swept)
     assert code == 0 and "over 5 placements, a correlation of 0.0" in shown
     code, out, _ = run(capsys, "sweep", "--help")
-    assert code == 0 and "`posgap plan sweep` says how many examples it takes" in out
+    assert code == 0 and "`posgap plan sweep` says how many examples" in out
     code, _, shown = run(capsys, "plan", "sweep", "--detect", "1e-308")  # as many as no number can say
     assert code == 2 and "--detect: Input should be greater than or equal to 0.01" in shown

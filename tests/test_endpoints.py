@@ -176,6 +176,8 @@ OTHERS = ("OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKIN
 def graded(text: str) -> str:
     """Grades as an honest judge does, by what it is shown."""
     shown = dict(re.findall(r"<(\w+)-\w{12}>\n(.*?)\n</", text, re.DOTALL))
+    if "references" not in shown:
+        return "OK"  # what it is asked first, to see whether it is there
     right = shown["references"].removeprefix("- ").split("\n- ")
     return "CORRECT" if any(each in shown["response"] for each in right) else "INCORRECT"
 

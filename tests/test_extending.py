@@ -57,7 +57,7 @@ def test_help_and_a_sweep_know_a_package_s_task_metric_and_backend(posgap, tmp_p
     sweep = ["sweep", "--task", "notes", "--metric", "begins", "--backend", "rule", "--said", f"{answer} it is"]
     sweep += ["--examples", tmp_path / "e.jsonl", "--model", "none", "--n-docs", 3, "--out", tmp_path / "swept"]
     sweep += ["--baselines", "misled"]
-    done = posgap(["sweep", "--help"], sweep)
+    done = posgap(["sweep", "--help-all"], sweep)
     assert codes(done) == [0, 0], said(done)
     shown = " ".join(done[0].stdout.split())
     assert all(words in shown for words in ("notes: the label of a note", "begins: the response begins", "--said TEXT"))

@@ -103,9 +103,14 @@ def test_nothing_is_written_or_tracked(swept, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_progress_is_shown_unless_the_call_is_quiet(in_memory, rows, capsys):
+def test_progress_is_shown_unless_the_call_is_quiet(in_memory, rows, capsys, monkeypatch):
     model, tokenizer = in_memory
-    loggers_before = logging.getLogger("posgap").handlers[:]
+    logger = logging.getLogger("posgap")
+    for each in (logger, logging.getLogger()):  # as in a process of its own, whatever other tests left
+        monkeypatch.setattr(each, "handlers", [])
+    monkeypatch.setattr(logger, "level", logging.NOTSET)
+    logger.manager._clear_cache()
+    loggers_before = logger.handlers[:]
     posgap.sweep(model, rows, tokenizer=tokenizer, **OPTIONS)
     shown = capsys.readouterr().err
     assert "posgap | 16 prompts: 4 examples, each at 4 placements\n" in shown

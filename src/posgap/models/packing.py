@@ -17,8 +17,9 @@ def pack_weights(model: PreTrainedModel) -> None:
     """Has a model's linear layers multiply by packed copies of their weights while no gradient is asked for.
 
     oneDNN reads a packed weight without reordering it. In bfloat16 the products are the same to the bit, in float32
-    they are rounded otherwise, as in a batch of another size. Nothing is done on a GPU, without oneDNN, or where the
-    copies would take more than `SHARE` of the memory that is free.
+    they are rounded otherwise, as in a batch of another size. Nothing is done on a GPU, without oneDNN, in bfloat16 on
+    a processor for which oneDNN has no such products, or where the copies would take more than `SHARE` of the memory
+    that is free.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear) and _gains(module)]
     size = sum(layer.weight.nbytes for layer in layers)
@@ -32,6 +33,8 @@ def _gains(module: nn.Linear) -> bool:
         return False
     weight = module.weight
     if weight.is_inference():  # it does not count its changes
+        return False
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     return weight.device.type == "cpu" and weight.dtype in _DTYPES and weight.numel() >= MIN_WEIGHTS
 
