@@ -1,18 +1,23 @@
 """What tells right answers: areas by pairs, a twin of the regression, and features that know more than position."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from conftest import kv_example
 from scipy import optimize
 
 from posgap.foundation.errors import PosgapError
+from posgap.generation.setup import prompt_builder
 from posgap.measurement.config import SweepConfig
 from posgap.rollout.answers import read_answers
 from posgap.rollout.config import RolloutMeasureConfig
+from posgap.rollout.documents import Asked, gold_shares
 from posgap.rollout.files import read_measurement
 from posgap.rollout.telling import HEADS, RIDGE, auc, best_heads, logistic, telling, telling_summary
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.sweep import sweep
+from posgap.tasks.content import content
 from posgap.tasks.reading import write_examples
 
 E = 200
@@ -108,17 +113,48 @@ def test_a_measurement_beside_a_sweep_asks_its_positions_and_tells_its_answers(a
     measured = read_measurement(rollout_measure(measure))
     assert measured.documents["positions"] == [1, 3, 4] == measured.sweep.positions
     assert measured.telling["prompts"] == 24
-    names = set(measured.telling["features"])
-    assert not names or {"rollout of the gold document", "BM25", "a short prompt", "closed book", HEADS} <= names
     assert measured.telling["label"] == measured.sweep.label
-    with pytest.raises(PosgapError, match="has answers to 9 of 9 measured prompts, and 10 are the fewest"):
-        rollout_measure(measure.model_copy(update={"limit": 9, "out": tmp_path / "few"}))
     with pytest.raises(PosgapError, match="asked 4 documents of the task kv, and not 3 of kv; measure what was swept"):
         rollout_measure(measure.model_copy(update={"n_docs": 3, "out": tmp_path / "other"}))
     with pytest.raises(PosgapError, match="length: is that of plain texts, and prompts are measured whole"):
         rollout_measure(measure.model_copy(update={"length": 30, "out": tmp_path / "cut"}))
     with pytest.raises(PosgapError, match="sweep: has answers to prompts: give the `task`"):
         read_answers(folder / "sweep", None, 4)
+
+
+def test_features_are_those_of_the_answers_own_prompts(asked, model_folder):
+    """The tiny model answers nothing, so scores are made: what is right is told by the length alone."""
+    folder, _ = asked
+    examples = {f"kv-{i}": kv_example(i) for i in range(24)}
+    build = prompt_builder("kv", str(model_folder), 0)
+    made = [Asked(f"kv-{i}", (1, 3, 4)[i % 3], (), (0, 0)) for i in range(24)]
+    right = [i % 4 < 2 for i in range(24)]
+    swept = read_answers(folder / "sweep", build, 4)
+    assert {(content(examples[each.id]), each.position) for each in made} <= set(swept.scores)
+    scores = {(content(examples[each.id]), each.position): float(good) for each, good in zip(made, right)}
+    swept = dataclasses.replace(swept, scores=scores)
+    lengths, rng = [90 - 10 * good for good in right], np.random.default_rng(0)
+    shares, attention = {"rollout": rng.dirichlet(np.ones(4), 24)}, rng.random((24, 2, 3, 4))
+    found = swept.told(build, examples, made, lengths, shares, attention, 0)
+    names = {"rollout of the gold document", "a short prompt", "BM25", "closed book", HEADS}
+    assert set(found["features"]) == names and found["accuracy"] == 50
+    assert found["features"]["a short prompt"]["auc"] == 1
+    gold = gold_shares(shares["rollout"], np.array([each.position for each in made]))
+    assert found["features"]["rollout of the gold document"]["auc"] == auc(gold, np.array(right))
+    # Another example under the same name is another question, and has no answer in the sweep.
+    with pytest.raises(PosgapError, match="has answers to 0 of 24 prompts to measure, and 10 are the fewest"):
+        swept.require_enough({f"kv-{i}": kv_example(i + 100) for i in range(24)}, made)
+
+
+def test_too_few_answers_are_told_before_the_model_is_loaded(asked, tmp_path, model_folder, monkeypatch):
+    folder, _ = asked
+    monkeypatch.setattr("posgap.stages.rollout_measure.load_model", lambda *a: pytest.fail("was loaded"))
+    measure = RolloutMeasureConfig(
+        texts=folder / "e.jsonl", model=str(model_folder), task="kv", n_docs=4, sweep=folder / "sweep", limit=9,
+        out=tmp_path / "few",
+    )  # fmt: skip
+    with pytest.raises(PosgapError, match="has answers to 9 of 9 prompts to measure, and 10 are the fewest"):
+        rollout_measure(measure)
 
 
 def test_a_sweep_with_other_prompts_is_refused(asked, tmp_path, model_folder):

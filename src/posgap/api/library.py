@@ -16,12 +16,12 @@ from posgap.api.results import LengthsResult, SweepResult
 from posgap.data.made import made_examples
 from posgap.distillation.methods import label_of
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import is_endpoint
 from posgap.foundation.files import parsed
 from posgap.foundation.printing import from_python
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import Verdict, judge
 from posgap.generation.backends import BACKENDS, open_generator
-from posgap.generation.endpoint_names import is_endpoint
 from posgap.generation.generator import Completion, Generator, LazyGenerator, Sampling
 from posgap.generation.setup import builder_with
 from posgap.generation.transformers import TransformersGenerator, borrowed

@@ -127,9 +127,8 @@ class _Verb(click.Command):
         parts = [(p, r) for p in self.get_params(ctx) if (r := p.get_help_record(ctx)) is not None]
         options = [(p, r) for p, r in parts if isinstance(p, click.Option)]
         in_full = ctx.meta.get(_IN_FULL) or len(options) <= MAX_SHOWN
-        shown = [r for p, r in options if in_full or not getattr(p, "rare", False)]
-        if not ctx.meta.get(_IN_FULL):
-            shown = [_named_only(p, r) for p, r in options if r in shown]
+        few = [(p, r) for p, r in options if in_full or not getattr(p, "rare", False)]
+        shown = [r if ctx.meta.get(_IN_FULL) else _named_only(p, r) for p, r in few]
         if arguments := [r for p, r in parts if isinstance(p, click.Argument)]:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)

@@ -39,8 +39,15 @@ def location_if_any(value: Any) -> Any:
     return as_location(unset_if_empty(value))
 
 
+def is_endpoint(text: Any) -> bool:
+    """Whether a model is named by an endpoint's address, `http://host/v1` or `http://host/v1#name`. A GGUF file at an
+    address is a model to be downloaded."""
+    named = isinstance(text, str) and text.startswith(("http://", "https://"))
+    return named and not text.partition("?")[0].lower().endswith(".gguf")
+
+
 def _model(value: Any) -> Any:
-    if str(value).startswith(("http://", "https://")) and not str(value).lower().endswith(".gguf"):
+    if is_endpoint(value):
         raise ValueError("is an address, of a server perhaps: give a model's folder, .gguf file or name on the hub")
     return str(as_location(value)) if str(value).startswith(("s3:/", "~")) else value
 

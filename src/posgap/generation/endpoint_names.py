@@ -5,19 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from posgap.foundation.errors import PosgapError, shortened
-from posgap.foundation.fields import pairs
+from posgap.foundation.fields import is_endpoint, pairs
 from posgap.foundation.redaction import redacted
 
 _TIMEOUT = 10.0  # seconds to wait for the list of models
 _MAX_SHOWN = 5  # names in a message
 _MAX_BYTES = 2**22  # of the list of models
-
-
-def is_endpoint(text: Any) -> bool:
-    """Whether a model is named by an endpoint's address, `http://host/v1` or `http://host/v1#name`. A GGUF file at an
-    address is a model to be downloaded."""
-    named = isinstance(text, str) and text.startswith(("http://", "https://"))
-    return named and not text.partition("?")[0].lower().endswith(".gguf")
 
 
 def with_endpoint(values: Mapping[str, Any], model: str, url: str, otherwise: str = "") -> dict[str, Any]:

@@ -13,6 +13,7 @@ from posgap.measurement.sweeps import Sweep, read_predictions, read_sweep
 from posgap.rollout.documents import Asked, gold_shares
 from posgap.rollout.files import Accuracy
 from posgap.rollout.telling import FOLDS, telling
+from posgap.tasks.content import content
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
@@ -20,8 +21,9 @@ from posgap.tasks.task import CLOSED_BOOK
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What a sweep answered: scores by example and gold position, and those without any documents by example."""
+class SweptAnswers:
+    """What a sweep answered: scores by an example's content and the gold position, and those without any documents by
+    content."""
 
     path: Path
     sweep: Sweep
@@ -35,6 +37,19 @@ class Answers:
             label=of.label, gap=of.gap, n_docs=of.n_docs, metric=of.metric, positions=of.positions, accuracy=of.accuracy
         )
 
+    def require_enough(self, examples: Mapping[str, AnyExample], asked: Sequence[Asked]) -> None:
+        """Raises `PosgapError` where the sweep answered too few of the prompts to learn from."""
+        if (number := len(self._answered(examples, asked))) < 2 * FOLDS:
+            raise PosgapError(
+                f"{self.path}: has answers to {number} of {len(asked)} prompts to measure, and {2 * FOLDS} are the "
+                "fewest to learn from; sweep and measure the same examples"
+            )
+
+    def _answered(self, examples: Mapping[str, AnyExample], asked: Sequence[Asked]) -> dict[int, tuple[str, int]]:
+        """The content and the gold position of those prompts that the sweep answered, by their number."""
+        keys = [(content(examples[each.id]), each.position) for each in asked]
+        return {number: key for number, key in enumerate(keys) if key in self.scores}
+
     def told(
         self,
         build: PromptBuilder,
@@ -47,24 +62,16 @@ class Answers:
     ) -> dict[str, Any]:
         """What tells the right answers to the measured prompts (`telling.telling`), from their `lengths [E]` in tokens,
         the documents' `shares [E, n]` by measure and the last token's `attention [E, L, H, n]` to them.
-
-        Raises `PosgapError` where the sweep answered too few of them.
         """
-        at = [i for i, each in enumerate(asked) if (each.id, each.position) in self.scores]
-        if len(at) < 2 * FOLDS:
-            raise PosgapError(
-                f"{self.path}: has answers to {len(at)} of {len(asked)} measured prompts, and {2 * FOLDS} are the "
-                "fewest to learn from; sweep and measure the same examples"
-            )
-        kept = [asked[i] for i in at]
-        positions = np.array([each.position for each in kept])
+        answered = self._answered(examples, asked)
+        at, positions = list(answered), np.array([position for _, position in answered.values()])
         features = {f"{name} of the gold document": gold_shares(each[at], positions) for name, each in shares.items()}
         features["a short prompt"] = -np.array([lengths[i] for i in at], dtype=float)
-        features["BM25"] = -np.array([self._rank(build, examples[each.id], each.position) for each in kept])
-        if all(each.id in self.closed_book for each in kept):
-            features["closed book"] = np.array([self.closed_book[each.id] for each in kept])
+        features["BM25"] = -np.array([self._rank(build, examples[asked[i].id], asked[i].position) for i in at])
+        if all(of_example in self.closed_book for of_example, _ in answered.values()):
+            features["closed book"] = np.array([self.closed_book[of_example] for of_example, _ in answered.values()])
         to_gold = np.take_along_axis(attention[at], (positions - 1)[:, None, None, None], axis=3)
-        right = np.array([self.scores[each.id, each.position] for each in kept]) > 0.5
+        right = np.array([self.scores[key] for key in answered.values()]) > 0.5
         return {"label": self.sweep.label} | telling(features, to_gold.reshape(len(at), -1), right, positions, seed)
 
     def _rank(self, build: PromptBuilder, example: AnyExample, position: int) -> float:
@@ -76,7 +83,7 @@ class Answers:
         return float((scores > gold).sum() + (scores == gold).sum() / 2)
 
 
-def read_answers(path: Path, build: PromptBuilder | None, n_docs: int) -> Answers:
+def read_answers(path: Path, build: PromptBuilder | None, n_docs: int) -> SweptAnswers:
     """The answers of a sweep folder. Raises `PosgapError` where it did not ask the prompts of `build`."""
     if not build:
         raise PosgapError("sweep: has answers to prompts: give the `task` and examples that it asked")
@@ -101,7 +108,7 @@ def read_answers(path: Path, build: PromptBuilder | None, n_docs: int) -> Answer
         if row.get("sample"):
             continue
         if "baseline" not in row:
-            scores[row["id"], row["placement"][0]] = float(row["correct"])
+            scores[row["content"], row["placement"][0]] = float(row["correct"])
         elif row["baseline"] == CLOSED_BOOK.name:
-            closed_book[row["id"]] = float(row["correct"])
-    return Answers(path, sweep, scores, closed_book)
+            closed_book[row["content"]] = float(row["correct"])
+    return SweptAnswers(path, sweep, scores, closed_book)

@@ -51,6 +51,9 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     positions = answers.sweep.positions if answers else []
     sequences = _sequences(config, build, positions)
     longest = sequences.longest
+    examples = {example.id: example for example in read_examples(config.texts)} if answers else {}
+    if answers:
+        answers.require_enough(examples, sequences.asked)
     model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
     if longest > (context := context_length(model.config, load_tokenizer(config.model))):
         raise PosgapError(
@@ -79,7 +82,6 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     agreed = agreement(shares or influence, "documents" if shares else "tokens", config.seed)
     told = None
     if answers and build and measured.documents is not None:
-        examples = {example.id: example for example in read_examples(config.texts)}
         lengths = [len(row) for row in rows["rollout"]]
         told = answers.told(build, examples, sequences.asked, lengths, shares, measured.documents, config.seed)
     result = Measurement(
