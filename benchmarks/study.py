@@ -95,7 +95,7 @@ _SHORT = (
     "--out {runs}/kv10.jsonl",
 )
 _TRAIN = (
-    "data make kv --n-keys 10 --n-examples 150 --seed 1 --force --out {runs}/train-uuids.jsonl",
+    "data make kv --n-keys 10 --n-examples 400 --seed 1 --force --out {runs}/train-uuids.jsonl",
     "data import --format litm-kv --input {runs}/train-uuids.jsonl --key-digits 8 --value-digits 8 --force "
     "--out {runs}/train10.jsonl",
 )
@@ -155,7 +155,15 @@ ROWS = (
     Row("gemma-why", "gemma", (_why(_KV, "kv10.jsonl", "gemma-kv", "Gemma"),), why_figures),
     Row("qwen-shots", "qwen", (*_SHOTS, _sweep(_OF_SHOTS, "shots.jsonl", "1,5,10,15,20")), sweep_figures),
     Row("qwen-why", "qwen", (_why(_OF_SHOTS, "shots.jsonl", "qwen-shots", "Qwen"),), why_figures),
-    *trained("smollm2-kv", "smollm2", _KV, "kv10", _TRAIN, "1,3,5,8,10", "--learning-rate 1e-5"),
+    *trained(
+        "smollm2-kv",
+        "smollm2",
+        _KV,
+        "kv10",
+        _TRAIN,
+        "1,3,5,8,10",
+        "--k 2 --batch-size 12 --learning-rate 2e-5",  # a model so small moves at rates above the paper's
+    ),
 )
 
 

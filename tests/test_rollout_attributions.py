@@ -1,4 +1,4 @@
-"""Value norms, against vectors written out one by one."""
+"""Value norms, against vectors written out one by one, and the rollout by gradients, against autograd's."""
 
 import re
 import sys
@@ -94,6 +94,26 @@ def test_every_vector_written_out(family, monkeypatch):
             expected = last_row(N, layers, strengths[:, text].mean(-1))
             np.testing.assert_allclose(measured.influence["value_norm"][text], expected, rtol=2e-3)
     assert not np.allclose(measured.influence["value_norm"], measured.influence["rollout"], rtol=0.05)
+
+
+def test_gradients_of_every_attention_weight(family, monkeypatch):
+    """The product of the matrices I + mean_h max(0, G a) with gradients by autograd, in blocks of a few queries."""
+    model, _ = family
+    monkeypatch.setattr(decoders, "WEIGHTS_AT_ONCE", TEXTS * 4 * N * 5)
+    measured = measure(model, [ids()], N, np.zeros(4), 0.2)
+    model.requires_grad_()
+    for text in range(TEXTS):
+        with eager_attention(model):
+            output = model(input_ids=ids()[text : text + 1], output_attentions=True)
+        most_probable = output.logits[0, -1].log_softmax(-1).max()
+        gradients = torch.autograd.grad(most_probable, output.attentions)
+        product = torch.eye(N, dtype=torch.float64)
+        for a, gradient in zip(output.attentions, gradients):
+            product = (torch.eye(N) + (a * gradient)[0].clamp(min=0).mean(dim=0)).double() @ product
+        expected = product[-1].detach().numpy() - np.eye(N)[-1]
+        np.testing.assert_allclose(
+            measured.influence["gradient_rollout"][text], expected / expected.sum(), rtol=2e-3, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ from posgap.rollout.decoders import Decoder, position_encoding
 from posgap.rollout.documents import PARTS, SINK_TIMES, Asked, among_documents, by_part, shape_of
 from posgap.rollout.encodings import alibi_slopes
 from posgap.rollout.files import read_document_shares, read_influences, read_measurement, read_prediction
-from posgap.rollout.measurement import INFLUENCES, VALUE_NORM, Statistics, measure
+from posgap.rollout.measurement import INFLUENCES, OF_VALUES, Statistics, measure
 from posgap.rollout.texts import read_text
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
@@ -387,8 +387,8 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     assert documents["measures"]["rollout"]["gold"][0] == pytest.approx(mean) and low <= mean <= high
     assert documents["measures"]["rollout"]["gold_ci95"][3] is None
     assert np.shape(documents["attention_to_gold"]) == (4, 2) and "of the rollout: sinks" in measurement.summary
-    assert set(documents["measures"]) == set(measurement.influence) == {*INFLUENCES, VALUE_NORM}
-    assert measurement.agreement["of"] == "documents" and len(measurement.agreement["pairs"]) == 10
+    assert set(documents["measures"]) == set(measurement.influence) == {*INFLUENCES, *OF_VALUES}
+    assert measurement.agreement["of"] == "documents" and len(measurement.agreement["pairs"]) == 15
     assert "agrees (Spearman) with that by gradient" in measurement.summary
     assert "decides on these words" not in measurement.summary
     assert {p.name for p in measured.iterdir()} == {

@@ -1,4 +1,4 @@
-"""What each token gives through a layer's attention: norms of its weighted values.
+"""What each token gives through a layer's attention: norms of its weighted values, and gradients of its weights.
 
 In shapes, B counts texts, N tokens, H heads that share their values in K groups, d a head's values and D the stream.
 """
@@ -40,6 +40,11 @@ class Written:
         squares = ((by_token @ self.products) * by_token).sum(dim=3).transpose(1, 2)
         norms = squares.clamp(min=0).sqrt()  # heads that cancel can leave less than nothing
         return norms / norms.sum(dim=2, keepdim=True).clamp(min=torch.finfo(norms.dtype).tiny)
+
+    def gradients(self, gradient: Tensor) -> Tensor:
+        """The gradients [B, H, Q, N] with respect to attention, of those [B, Q, D] with respect to what it writes."""
+        of_heads = torch.einsum("bqe,kgde->bkgqd", gradient.float(), self.matrix)
+        return torch.einsum("bkgqd,bknd->bkgqn", of_heads, self.values).flatten(1, 2)
 
     def heads(self, a: Tensor) -> Tensor:
         """What the heads made for the last query, [B, H d], with its attention `a` [B, H, N]."""

@@ -13,7 +13,9 @@ from posgap.tasks.fields import MAX_DOCS, OptionalTaskName, Placements
 from posgap.tasks.registry import TASKS
 
 MAX_TOKENS, MAX_PARTS = 10_000_000, 10_000
-Influence = Literal["gradient", "gradient_times_input", "rollout", "rollout_without_residuals", "value_norm"]
+Influence = Literal[
+    "gradient", "gradient_times_input", "rollout", "rollout_without_residuals", "value_norm", "gradient_rollout"
+]
 TokenCounts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_commas)]
 
 

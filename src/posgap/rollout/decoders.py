@@ -188,6 +188,10 @@ class Decoder:
             self._find(layer, call, self._called(layer, call, 1.0))
         return self.projections[layer]
 
+    def writers(self) -> list[nn.Module]:
+        """The modules that `projection` found, of all layers."""
+        return [each for each in self.projections if each is not None]
+
     def _find(self, layer: int, call: Call, seen: _Seen) -> None:
         """Keeps what is found out of a layer once: what it turns by, and how it adds its attention to the stream."""
         self.frequencies[layer] = self._frequencies(layer, call, seen)

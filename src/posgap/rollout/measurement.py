@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,8 @@ from posgap.rollout.distributions import normalized
 from posgap.rollout.documents import Asked, by_document
 
 INFLUENCES = ("gradient", "gradient_times_input", "rollout", "rollout_without_residuals")
-VALUE_NORM = "value_norm"  # measured where a family's attention does nothing but weigh values and project them
+# Measured where a family's attention does nothing but weigh values and project them.
+OF_VALUES = ("value_norm", "gradient_rollout")
 
 
 class Statistics:
@@ -131,33 +133,39 @@ class Visible:
         return None if self.ahead or (self.by_key != whole).any() else width
 
 
-def gradients(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """How strongly each input embedding moves the most probable next token: two measures, [B, N] each.
+def gradients(
+    model: PreTrainedModel, ids: Tensor, writers: Sequence[nn.Module] = ()
+) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
+    """How strongly each input embedding moves the most probable next token: two measures, [B, N] each; and the gradient
+    with respect to what each of the modules `writers` makes, [B, N, D] each.
 
-    They are the L2 norms of the gradient with respect to the embedding, and of the elementwise product of gradient
-    and embedding (whose plain sum would vanish where embeddings are normalised first, as in BLOOM). The gradient
-    is that of the log-probability. It equals the probability's gradient up to one factor per text, so the
+    The measures are the L2 norms of the gradient with respect to the embedding, and of the elementwise product of
+    gradient and embedding (whose plain sum would vanish where embeddings are normalised first, as in BLOOM). The
+    gradient is that of the log-probability. It equals the probability's gradient up to one factor per text, so the
     distributions over positions are the same, and it does not vanish where the model is certain.
     """
     given: list[Tensor] = []
+    written: dict[nn.Module, Tensor] = {}
 
     def leave(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
         given.append(output.detach().requires_grad_())
         return given[-1].clone()  # some families (CTRL) scale it in place
 
+    def write(module: nn.Module, args: tuple, output: Tensor) -> None:
+        written[module] = output
+
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     # The ids are given, and not embeddings, since some families (DeepSeek-V4) route by them.
-    handle = model.get_input_embeddings().register_forward_hook(leave)
-    try:
-        with torch.enable_grad():
-            logits = model(input_ids=ids, use_cache=False, **last).logits[:, -1].float()
-            most_probable = logits.log_softmax(-1).max(-1).values.sum()
-            embeddings = given[0]
-            (gradient,) = torch.autograd.grad(most_probable, embeddings)
-    finally:
-        handle.remove()
+    with ExitStack() as hooks, torch.enable_grad():
+        hooks.callback(model.get_input_embeddings().register_forward_hook(leave).remove)
+        for writer in writers:
+            hooks.callback(writer.register_forward_hook(write).remove)
+        logits = model(input_ids=ids, use_cache=False, **last).logits[:, -1].float()
+        most_probable = logits.log_softmax(-1).max(-1).values.sum()
+        embeddings = given[0]
+        gradient, *of_written = torch.autograd.grad(most_probable, [embeddings, *(written[each] for each in writers)])
     gradient, embeddings = gradient.float(), embeddings.detach().float()
-    return gradient.norm(dim=-1), (gradient * embeddings).norm(dim=-1)
+    return (gradient.norm(dim=-1), (gradient * embeddings).norm(dim=-1)), of_written
 
 
 class Measured(NamedTuple):
@@ -166,7 +174,7 @@ class Measured(NamedTuple):
     the share of either rollout that went to no token, but to the logits of sinks beside them; and the numbers of the L
     layers, and what mixes tokens beside their attention, in words. `documents` is the last
     token's attention to each document of a prompt, [E, L, H, n], where documents were `asked`. `no_value_norm` says
-    why `value_norm` was not measured; it is empty where it was."""
+    why the measures `OF_VALUES` were not measured; it is empty where they were."""
 
     statistics: dict[str, np.ndarray]
     influence: dict[str, list[np.ndarray]]
@@ -190,15 +198,19 @@ def measure(
     """Measures attention statistics over batches of `ids [B, N]`, and each text's influence by token.
 
     Batches may differ in N; none exceeds the first one's, which is `longest`. `slopes` [H] are ALiBi's, or zeros;
-    `asked` says where the documents of the prompts stand. Beside the model this needs memory for the layers' inputs,
-    L B N D, and for the attention of one block of queries (`decoders.WEIGHTS_AT_ONCE`), or of a whole layer, B H N^2,
-    in families whose attention cannot be replaced. The rollout is computed from the last layer down, so the layers are
-    called again in that order.
+    `asked` says where the documents of the prompts stand. Beside the model this needs memory for the layers' inputs
+    and for gradients of what their attention writes, L B N D each, and for the attention of one block of queries
+    (`decoders.WEIGHTS_AT_ONCE`), or of a whole layer, B H N^2, in families whose attention cannot be replaced. The
+    rollout is computed from the last layer down, so the layers are called again in that order.
 
     `value_norm` is the rollout with each layer's attention replaced by the norms |sum_h a_hij f_h(x_j)| of what it
     takes from each token, normalised over j; f_h is the values and the output projection, without the latter's bias
-    (Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3). It needs B N H^2 numbers more, and is left out
-    where a family's attention does more than weigh values and project them, which the first text shows.
+    (Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3). It needs B N H^2 numbers more.
+    `gradient_rollout` weighs each layer's attention by its gradient: with G_hij the derivative of the most probable
+    next token's log-probability by a_hij, it is the last row of the product over layers of I + mean_h max(0, G_hij
+    a_hij), less the last token's own 1 (Chefer et al. 2021, "Generic Attention-model Explainability", equations 5 and
+    6). Both are left out where a family's attention does more than weigh values and project them, which the first text
+    shows.
     """
     model.requires_grad_(False)
     decoder = Decoder(model)
@@ -211,10 +223,11 @@ def measure(
     for ids in batches:
         ids = ids.to(model.device)
         if not statistics.texts and not (no_value_norm := _no_value_norm(decoder, ids[:1], by_distance)):
-            influence[VALUE_NORM] = []
-        by_measure = dict(zip(INFLUENCES, gradients(model, ids)))
+            influence |= {name: [] for name in OF_VALUES}
+        of_inputs, of_written = gradients(model, ids, [] if no_value_norm else decoder.writers())
+        by_measure = dict(zip(INFLUENCES, of_inputs))
         with decoder.capturing():
-            of_batch, last = _layer_by_layer(decoder, ids, statistics, not no_value_norm)
+            of_batch, last = _layer_by_layer(decoder, ids, statistics, None if no_value_norm else of_written)
         by_measure |= of_batch
         if asked:
             of_prompts = asked[sum(map(len, attention)) :][: len(ids)]
@@ -239,12 +252,11 @@ def measure(
 
 
 def _no_value_norm(decoder: Decoder, ids: Tensor, slopes: Tensor) -> str:
-    """Why `value_norm` cannot be measured on a text `ids [1, N]`; empty where it can."""
+    """Why `OF_VALUES` cannot be measured on a text `ids [1, N]`; empty where they can."""
+    statistics = Statistics(decoder.n_layers, decoder.n_heads, ids.shape[1], slopes, 1.0)
     try:
         with decoder.capturing():
-            _layer_by_layer(
-                decoder, ids, Statistics(decoder.n_layers, decoder.n_heads, ids.shape[1], slopes, 1.0), True
-            )
+            _layer_by_layer(decoder, ids, statistics, [None] * decoder.n_layers)
     except (_Unreadable, PosgapError) as reason:  # the latter is said where all else is measured, too
         return str(reason)
     return ""
@@ -256,11 +268,14 @@ class _Unreadable(Exception):
 
 class _Carried:
     """Carries the last token's row of each rollout down through a layer: with residual connections, without, and, given
-    the `projection` of the layer's heads, with value norms."""
+    the `projection` of the layer's heads, with value norms; given the `gradient` [B, N, D] with respect to what it
+    writes, by gradients too."""
 
-    def __init__(self, layer: int, rows: Tensor, statistics: Statistics, projection: nn.Module | None):
+    def __init__(
+        self, layer: int, rows: Tensor, statistics: Statistics, projection: nn.Module | None, gradient: Tensor | None
+    ):
         self.layer, self.rows, self.statistics, self.into = layer, rows, statistics, torch.zeros_like(rows)
-        self.projection = projection
+        self.projection, self.gradient = projection, gradient
         self.last = torch.empty(0)  # the last token's attention, [B, H, N]
         self.written: Written | None = None
 
@@ -272,34 +287,41 @@ class _Carried:
         if self.projection is not None and values is not None:
             self.written = self.written or _written(self.projection, values, a.shape[1])
             self.into[2] += (of_queries[2] @ self.written.shares(a).double())[:, 0]
+            if self.gradient is not None:
+                gradient = self.written.gradients(self.gradient[:, first : first + a.shape[2]])
+                self.into[3] += (of_queries[3] @ (gradient * a).clamp(min=0).mean(dim=1).double())[:, 0]
 
 
 def _layer_by_layer(
-    decoder: Decoder, ids: Tensor, statistics: Statistics, value_norm: bool
+    decoder: Decoder, ids: Tensor, statistics: Statistics, gradients: Sequence[Tensor | None] | None
 ) -> tuple[dict[str, Tensor], np.ndarray]:
     """The influence in a batch `ids [B, N]` by measure, [B, N] each, and the last token's attention [B, L, H, N].
 
+    `gradients` [L] are those with respect to what each layer's attention writes; without any, `OF_VALUES` are left out.
     Layers are called again from the last one down; what they say beside is added to `statistics`.
     """
     calls = decoder.forward(ids)
     statistics.add_texts(*ids.shape)
-    rows = torch.zeros(3 if value_norm else 2, *ids.shape, device=ids.device, dtype=torch.float64)
+    of_values = gradients is not None
+    rows = torch.zeros(4 if of_values else 2, *ids.shape, device=ids.device, dtype=torch.float64)
     rows[:, :, -1] = 1.0
     last = []
     for layer in reversed(range(decoder.n_layers)):
         call = calls.pop()
-        carried = _Carried(layer, rows, statistics, _projection(decoder, layer, call) if value_norm else None)
+        projection = _projection(decoder, layer, call) if of_values else None
+        carried = _Carried(layer, rows, statistics, projection, gradients[layer] if gradients else None)
         attended = decoder.attend(layer, call, carried.take)
         statistics.add_strengths(layer, attended.strengths)
         last.append(carried.last.cpu().numpy())
-        if value_norm:
+        if of_values:
             _require_plain_attention(
                 f"{type(decoder.model).__name__}, layer {decoder.numbers[layer]}", attended, carried
             )
         strength = attended.strengths.double().mean(dim=1, keepdim=True)
         mixed = (1 - strength) * rows + strength * carried.into
-        rows = torch.stack([mixed[0], carried.into[1], *mixed[2:]])
-    influence = dict(zip(("rollout", "rollout_without_residuals", VALUE_NORM), rows))
+        rows = torch.stack([mixed[0], carried.into[1], *mixed[2:3], *(rows + carried.into)[3:]])
+    rows[3:, :, -1] -= 1.0
+    influence = dict(zip(("rollout", "rollout_without_residuals", *OF_VALUES), rows))
     return influence, np.stack(last[::-1], axis=1)
 
 

@@ -154,7 +154,7 @@ def _findings(
     if measured.mixing:
         yield measured.mixing
     if measured.no_value_norm:
-        yield f"value norms are left out: {measured.no_value_norm}"
+        yield f"value norms and the rollout by gradients are left out: {measured.no_value_norm}"
     if preamble:
         yield f"the model answers {preamble}: what reaches the last token decides on these words, not on the answer"
     yield agreement_summary(agreed)
