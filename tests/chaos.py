@@ -47,10 +47,24 @@ TRIED = {
         "one champion, the best; promotion.json true; no version twice; no moment without a champion", "promotions"),
     "test_a_promotion_killed_at_any_moment_is_completed_by_the_next": (
         "SIGKILL: promote, MLflow on {}", "the next completes it: one version, and always a champion", "kills"),
+    "test_a_registry_verb_killed_at_any_moment_leaves_one_truth": (
+        "SIGKILL: approve, rollback, sync --left-behind remove, MLflow on {}",
+        "the champion before or after; the next completes it; one history, no lease held", "kills"),
+    "test_a_sync_that_is_disturbed_at_any_request_ends_no_run_otherwise_than_it_ended": (
+        "MLflow, at each request of a sync: 500", "the run is in MLflow in the end, FINISHED and whole", ""),
+    "test_a_sync_that_is_killed_within_any_write_leaves_the_end_as_it_was": (
+        "SIGKILL: sync, at each byte that it writes", "the run ends as it ended, once", ""),
+    "test_a_killed_pipeline_goes_on_where_it_was": (
+        "SIGKILL: pipeline run, at ten moments",
+        "each stage FINISHED once; training goes on from its newest checkpoint; the rest is closed as KILLED", ""),
+    "test_an_http_proxy_that_errs_now_and_then_is_borne": (
+        "an HTTP proxy before an endpoint, at 3 of 10 requests: some fault", "borne: every answer, in order", ""),
+    "test_what_an_http_proxy_does_for_ever_is_one_line": (
+        "an HTTP proxy before an endpoint, always: {}", "one line that names the address", ""),
     "test_a_hub_that_hangs_is_waited_for_briefly": ("the Hugging Face hub never answers", "one line, in time", ""),
 }  # fmt: skip
 FILES = ("test_kills.py", "test_fuzz.py", "test_tracking.py", "test_s3_faults.py", "test_hub.py",
-         "test_promotion_races.py")  # fmt: skip
+         "test_promotion_races.py", "test_killed_pipelines.py", "test_openai.py")  # fmt: skip
 
 
 @dataclass

@@ -52,7 +52,9 @@ FAULTS = {
 
 
 class FaultProxy:
-    """`fault(number, method, path)` decides on each request, counted from 0; `seen` holds "METHOD path" of each."""
+    """`fault(number, method, path)` decides on each request, counted from 0; `seen` holds "METHOD path" of each.
+
+    A client may also take it for its HTTP proxy, and ask for whole addresses."""
 
     def __init__(self, target: str):
         address = urlsplit(target)
@@ -136,7 +138,8 @@ def faulty(target: str) -> Iterator[FaultProxy]:
             headers = {k: v for k, v in self.headers.items() if k.lower() not in ("transfer-encoding", "expect")}
             headers |= {"Content-Length": str(len(body)), "Connection": "close"}
             try:
-                connection.request(self.command, self.path, body, headers)
+                whole = urlsplit(self.path)
+                connection.request(self.command, whole._replace(scheme="", netloc="").geturl(), body, headers)
                 answer = connection.getresponse()
                 return answer.status, answer.getheaders(), answer.read()
             finally:

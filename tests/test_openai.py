@@ -2,15 +2,19 @@
 
 import json
 import logging
+import os
+import random
 import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
 from endpoint import Endpoint, served
+from fault_proxy import FAULTS, FINE, faulty
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.interruption import RESUMES
@@ -22,6 +26,7 @@ from posgap.generation.served import Served
 from posgap.tasks.prompts import Prompt
 
 SAMPLING = Sampling(7, seed=3)
+SEED = int(os.environ.get("CHAOS_SEED", "0"))
 
 
 @pytest.fixture(autouse=True)
@@ -437,6 +442,38 @@ def test_another_model_than_the_one_that_was_asked_is_said(caplog):
         assert ask(endpoint, ["a", "b"]) == ["A", "A"]
     (record,) = caplog.records
     assert record.getMessage().endswith(": was asked for served-model, and says that it is tiny-fallback")
+
+
+@pytest.fixture
+def through(monkeypatch):
+    """An HTTP proxy that the environment names, in front of an endpoint."""
+    with served(Endpoint(shouted)) as endpoint, faulty(endpoint.url) as proxy:
+        for variable in ("HTTP_PROXY", "http_proxy"):
+            monkeypatch.setenv(variable, proxy.url)
+        for variable in ("NO_PROXY", "no_proxy"):
+            monkeypatch.setenv(variable, "")
+        yield endpoint, proxy
+
+
+def test_an_http_proxy_that_errs_now_and_then_is_borne(through):
+    endpoint, proxy = through
+    draw = random.Random(SEED)
+    now_and_then = [FAULTS[name] for name in ("drop before", "drop after", "truncate", "500", "500 page", "login page")]
+    proxy.fault = lambda *_: draw.choice(now_and_then) if draw.random() < 0.3 else FINE
+    assert ask(endpoint, [f"p{i}" for i in range(20)], retries=20) == [f"P{i}" for i in range(20)]
+    assert len(proxy.seen) > 20 and proxy.seen[0].startswith("POST http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in ("delay", "drip")])
+def test_what_an_http_proxy_does_for_ever_is_one_line(name, through):
+    endpoint, proxy = through
+    proxy.always(replace(FAULTS[name], headers=()) if name == "429" else FAULTS[name])  # else it asks for a day
+    with pytest.raises(PosgapError) as told:  # from the eighth prompt on without an answer
+        completed = completions(endpoint, [f"p{i}" for i in range(8)], retries=1, timeout=0.5)
+        raise AssertionError([each.reason for each in completed])
+    assert "\n" not in str(told.value) and "/v1/chat/completions" in str(told.value)
+    proxy.heal()
+    assert ask(endpoint, ["a"]) == ["A"]
 
 
 def test_a_socks_proxy_is_refused_in_a_line(monkeypatch):

@@ -57,21 +57,25 @@ class Place:
     former: Path
     candidates: list[Path]
 
-    def start(self, folder: Path, name: str, run: str, out: Path, url: str = "") -> BaseProcess:
-        words = ["promote", "--name", name, "--out", str(out)]
+    def start(self, folder: Path, name: str, run: str, out: Path, url: str = "", *more: str) -> BaseProcess:
+        words = ["promote", "--name", name, "--out", str(out), "--answers", "0", *more]  # nobody swept
         words += ["--model", str(folder / f"model-{folder.name}")]
         for option in ("sweep", "gate"):
             words += [f"--{option}", str(folder / option)]
-        environment = os.environ | {"MLFLOW_TRACKING_URI": url or self.proxy.url, "POSGAP_PIPELINE_RUN": run}
+        return self.begin(words, out, url, POSGAP_PIPELINE_RUN=run)
+
+    def begin(self, words: list[str], out: Path, url: str = "", **more: str) -> BaseProcess:
+        """A command as a process, which shows what it does in a file beside `out`."""
+        environment = os.environ | {"MLFLOW_TRACKING_URI": url or self.proxy.url} | more
         environment |= {leases.VARIABLE: str(LEASE), "POSGAP_CACHE": str(out.parent / "cache"), "OMP_NUM_THREADS": "1"}
         started = SERVER.Process(target=command, args=(words, out.with_suffix(".log"), environment))
         started.start()
         return started
 
-    def promote(self, folder: Path, name: str, run: str, out: Path, url: str = "") -> None:
+    def promote(self, folder: Path, name: str, run: str, out: Path, url: str = "", *more: str) -> None:
         """Promotes, again and again if need be, as who runs a pipeline does."""
         for _ in range(TRIES):
-            started = self.start(folder, name, run, out, url)
+            started = self.start(folder, name, run, out, url, *more)
             started.join()
             if started.exitcode == 0:
                 return
@@ -103,7 +107,7 @@ def prepared(folder: Path, number: int, model_folder: Path) -> Path:
     model = copy_of(model_folder, here / f"model-{number}")
     probability = {0: 0.9, MOST: 0.995}.get(number, 0.94 + 0.003 * number)
     swept = write_sweep(here / "sweep", [probability] * 5, model=model, seed=number)
-    lax = {"max_gap": 30, "advantageous_tolerance": 30, "mean_tolerance": 30}
+    lax = {"max_gap": 30, "advantageous_tolerance": 30, "mean_tolerance": 30, "allow": ["base"]}
     champion = {"champion": folder / "0" / "sweep"} if number else {}
     gate(GateConfig(out=here / "gate", candidate=swept, base=folder / "0" / "sweep", **champion, **lax))
     return here
@@ -212,4 +216,52 @@ def test_a_promotion_killed_at_any_moment_is_completed_by_the_next(place, tmp_pa
         time.sleep(0.5)
     assert kills, "no promotion was killed"
     assert_one_truth(place, name, [out], sights)
+    record_property("kills", kills)
+
+
+def test_a_registry_verb_killed_at_any_moment_leaves_one_truth(place, tmp_path, record_property):
+    """`approve` and `rollback` are killed, and `sync --left-behind remove` too, which is then run to its end."""
+    draw, name, kills = random.Random(f"{SEED} verbs"), f"tiny-verbs-{SEED}", 0
+    client = mlflow.MlflowClient(place.url, place.url)
+
+    def ended(*words: str, seconds: float | None = None) -> bool:
+        """Whether a command ended by itself within so many seconds; else it was killed."""
+        nonlocal kills
+        started = place.begin(list(words), tmp_path / "verbs", place.url)
+        started.join(seconds)
+        if killed := started.is_alive():
+            started.kill()
+            started.join()
+            kills += 1
+        else:
+            assert started.exitcode == 0, (tmp_path / "verbs.log").read_text()[-3000:]
+        return not killed
+
+    def champion() -> str:
+        return champions.alias_version(client.get_registered_model(name), champions.CHAMPION)
+
+    place.promote(place.former, name, "before", tmp_path / "former", place.url)
+    first = champion()
+    for number, candidate in enumerate(place.candidates):
+        out = tmp_path / f"out-{number}"
+        place.promote(candidate, name, f"run-{number}", out, place.url, "--approval")
+        version = str(json.loads((out / "promotion.json").read_text())["version"])
+        for verb, before, after in ((["approve", name, version], first, version),
+                                    (["rollback", name, "--reason", "worse"], version, first)):  # fmt: skip
+            ended(*verb, seconds=draw.uniform(0, 2))
+            clean = ["sync", str(tmp_path), "--left-behind", "remove", "--name", name, "--older-than", "0"]
+            ended(*clean, seconds=draw.uniform(0, 2))
+            assert ended(*clean)
+            found = champion()
+            assert found in (before, after)
+            if found == before:
+                assert ended(*verb)
+            model = client.get_registered_model(name)
+            changed = champions.changes(model)
+            assert champion() == after == changed[-1]["version"] and changed[-1]["before"] == before
+            assert [change["before"] for change in changed] == ["", *(change["version"] for change in changed[:-1])]
+            assert champions.UNDER_WAY not in model.tags and not leases.holders(model)
+    versions = client.search_model_versions(f"name='{name}'")
+    assert len(versions) == 1 + len(place.candidates)
+    assert len(champions.changes(client.get_registered_model(name))) == 1 + 2 * len(place.candidates)
     record_property("kills", kills)
