@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import torch
-from distillation_results import Bench, retrieval_bench
+from bench import Bench, retrieval_bench
 from report import ROOT, write_section
 from scipy.stats import t
 

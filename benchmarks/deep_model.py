@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
-from distillation_results import Bench, retrieval_bench
+from bench import Bench, retrieval_bench
 from report import ROOT, spread, write_section
 
 from posgap.foundation.files import read_json

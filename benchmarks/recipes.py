@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import torch
-from distillation_results import Bench, retrieval_bench
+from bench import Bench, retrieval_bench
 
 from posgap.distillation.recipes import RECIPES
 from posgap.foundation import files

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from distillation_results import R1, Bench, retrieval_bench
+from bench import R1, Bench, retrieval_bench
 from report import ROOT, write_section
 
 from posgap.foundation import files

@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
-from distillation_results import Bench, retrieval_bench
+from bench import Bench, retrieval_bench
 from report import ROOT, write_section
 from torch import Tensor
 
