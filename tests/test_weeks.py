@@ -31,7 +31,7 @@ def weeks(tmp_path_factory, model_folder, empty_store):
     data, base = work / "data", work / "base"
     shutil.copytree(model_folder, base)
     data.mkdir()
-    write_examples(work / "eval.jsonl", [kv_example(0)])
+    write_examples(work / "eval.jsonl", [kv_example(number) for number in range(200)])
     (work / "server").mkdir()
     pipeline, played = weekly.pipeline(), []
     form = {"data_train": f"{data}/train-", "data_eval": str(work / "eval.jsonl"), "base_model": str(base), "n_docs": 5}

@@ -11,7 +11,8 @@ import numpy as np
 
 from posgap.foundation.files import digest, read_json, read_jsonl, write_json, write_jsonl
 from posgap.measurement.sweeps import Asked, Sweep, summarize
-from posgap.tasks.content import examples_digest
+from posgap.storage.lineage import ancestors
+from posgap.tasks.content import content, examples_digest
 from posgap.tasks.reading import EXAMPLES_FILE, read_examples
 
 SKILL = "skill.json"  # of a model's folder: its accuracy at each of five positions
@@ -47,9 +48,9 @@ def measure(examples: str, model: str, out: Path) -> None:
 
     It says that an endpoint answered, whose responses nobody asks for again.
     """
-    skill, numbers, placements = Path(model) / SKILL, range(200), [[position + 1] for position in range(5)]
+    skill, asked, placements = Path(model) / SKILL, read_examples(Path(examples)), [[at + 1] for at in range(5)]
     probability = read_json(skill) if skill.is_file() else BIASED
-    correct = np.random.default_rng(0).random((len(numbers), 5)) < probability
+    correct = np.random.default_rng(0).random((len(asked), 5)) < probability
     sweep = Sweep(
         task="kv",
         model=model,
@@ -58,8 +59,9 @@ def measure(examples: str, model: str, out: Path) -> None:
         metric="em",
         n_docs=5,
         **summarize(correct, placements, 0),
-        examples_digest=examples_digest(read_examples(Path(examples)), 5, 0),
+        examples_digest=examples_digest(asked, 5, 0),
         model_digest=digest(Path(model)),
+        ancestors=ancestors(model),
         prompt_digest="p",
         asked=Asked(prompt="p", template="", question="after", shuffle=0, max_new_tokens=4, decoding="greedy"),
         settings={"backend": "openai"},
@@ -68,14 +70,14 @@ def measure(examples: str, model: str, out: Path) -> None:
     write_json(out / "sweep.json", sweep.model_dump(mode="json"))
     rows = (
         {
-            "id": f"e{n}",
-            "content": f"{n:016x}",
+            "id": each.id,
+            "content": content(each),
             "placement": placement,
-            "response": "said",
-            "correct": bool(correct[n, at]),
+            "response": each.answers[0] if right[at] else "something else",
+            "correct": bool(right[at]),
             "echo": False,
         }
-        for n in numbers
+        for each, right in zip(asked, correct)
         for at, placement in enumerate(placements)
     )
     write_jsonl(out / "predictions.jsonl", rows)
