@@ -14,6 +14,7 @@
 # make package   builds the wheel and the source distribution, checks both, and tries the wheel in an empty environment
 # make docs   builds the site of docs/ into build/site/
 # make inspect   the tests of Inspect, which wants other versions than ours, in an environment of its own
+# make frameworks   the code of docs/rag.md in LangChain and in Haystack themselves
 # make oldest   the tests of what runs models, with the oldest torch and transformers that pyproject.toml allows
 # make newest   the same with the newest ones
 # make results   every figure of docs/results.md, by the commands of its last section (ONLY, TIMES, DATA)
@@ -47,7 +48,7 @@ install = $(UV) install --quiet --constraint constraints.txt --constraint hashes
 # Modules are compiled once, as they are imported, also where a machine's settings would have each process do it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo smoke smollm2 test test-all test-real check types coverage docs hashes mutants chaos lint package mlproject community manifests pipeline images images-check images-scan containers s3 inspect oldest newest results screenshots clean
+.PHONY: demo smoke smollm2 test test-all test-real check types coverage docs hashes mutants chaos lint package mlproject community manifests pipeline images images-check images-scan containers s3 inspect frameworks oldest newest results screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -163,6 +164,11 @@ s3: $(VENV)/.installed-test
 
 inspect: build/inspect/.installed
 	OMP_NUM_THREADS=1 build/inspect/bin/python -m pytest tests/test_inspect.py
+
+frameworks: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade \
+		--target build/frameworks langchain-core haystack-ai
+	HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=build/frameworks $(VENV)/bin/python -m pytest tests/test_frameworks.py
 
 # What runs models is tested in the files that import one of these.
 oldest newest: %: build/%/.installed

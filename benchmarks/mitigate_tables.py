@@ -27,7 +27,7 @@ from posgap.demo.config import DemoConfig
 from posgap.demo.run import examples
 from posgap.foundation.tables import markdown
 from posgap.mitigating.config import MitigateConfig
-from posgap.mitigating.page import gap_against_cost
+from posgap.mitigating.page import gains
 from posgap.mitigating.report import MITIGATE_FILE, Found, Mitigate, advice, read_mitigate
 from posgap.stages.mitigate import mitigate
 from posgap.tasks.placements import spaced_positions
@@ -132,9 +132,9 @@ def said(result: Mitigate) -> str:
             f" Of the {len(shrunk)} measured, the mean gain was {searched:+.1f} on the examples by which settings were "
             f"searched, and {held_out:+.1f} on those held out."
         )
-    free = [a.why for a in result.advice if a.purpose == "no cost" and not a.name]
+    free = [a.why for a in result.advice if a.purpose == "one call that takes no longer" and not a.name]
     if free and helping:
-        spoken += f" At no cost nothing gains: {free[0]}."
+        spoken += f" In one call that takes no longer nothing gains: {free[0]}."
     return f"{spoken}\n\nTo take: {taken}."
 
 
@@ -185,7 +185,7 @@ def main() -> None:
     if options.write:
         write_section("results", "mitigate", text)
         for each, result in results.items():
-            gap_against_cost(result).savefig(WRITTEN / f"mitigate-{each.name}.png", metadata={"Software": None})
+            gains(result).savefig(WRITTEN / f"mitigate-{each.name}.png", metadata={"Software": None})
     else:
         print(text)
 

@@ -18,6 +18,7 @@ from posgap.data.made import made_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, read_json
 from posgap.gating.ci_reports import Checked, Reports, junit, step_summary, text
+from posgap.gating.decision_page import decision_page
 from posgap.gating.demands import Policy
 from posgap.gating.replay import replayed
 from posgap.gating.rules import CHECK_RULES, GATE_RULES
@@ -206,8 +207,17 @@ def test_junit_has_what_its_readers_look_for(tmp_path):
 def test_what_lacks_is_an_error_in_junit_too(tmp_path):
     of = checked(tmp_path, [0.995] * 5, least_examples=500)
     (error,) = ElementTree.fromstring(junit(of).encode()).findall(".//error")
-    assert error.text == "200 examples, and the gate asks for 500"
+    assert error.text == "There is too little to judge by: 200 examples, and the gate asks for 500"
     assert of.verdict.outcome == "not enough evidence"
+
+
+def test_a_refusal_is_a_failure_alone_however_little_was_swept(tmp_path):
+    of = checked(tmp_path, [1, 0.5, 0.2, 0.5, 1], least_examples=500)
+    suites = ElementTree.fromstring(junit(of).encode())
+    assert of.verdict.outcome == "refused" and not suites.findall(".//error") and len(suites.findall(".//failure")) == 1
+    for told in (text(of), junit(of), decision_page(of.verdict, {"candidate": of.sweep})):
+        assert "A refusal needs no more, though an admission would: 200 examples, and the gate" in told
+        assert "too little to judge by" not in told
 
 
 def test_a_hostile_name_stays_a_name(tmp_path):

@@ -65,7 +65,7 @@ def test_at_an_endpoint_mitigations_of_prompts_are_compared_by_tokens_and_calls(
     by_name = {each.name: each for each in result.found}
     assert by_name.keys() == set(MITIGATIONS.names()) and result.elsewhere == "openai"
     assert {each.name for each in result.measured} == {"reordering", "permutation", "reversed"}
-    for name in by_name.keys() - {"reordering", "permutation", "reversed"}:
+    for name in by_name.keys() - {"reordering", "permutation", "reversed", "fewer"}:
         wanted = "looks at the model's attention" if name == "attention-sorting" else "changes the model itself"
         assert wanted in by_name[name].reason and by_name[name].tried == 0
 
@@ -75,11 +75,15 @@ def test_at_an_endpoint_mitigations_of_prompts_are_compared_by_tokens_and_calls(
     n_orders = by_name["permutation"].settings["orders"]
     assert (voted.calls, voted.tokens, voted.paid, voted.cost) == (n_orders, n_orders, n_orders, None)
     taken = {each.purpose: each for each in result.advice}["an endpoint that only takes prompts"]
-    assert taken.name == "reordering" and "1 call and 1.00 times the prompt tokens" in taken.why
-    assert "--backend openai " in taken.command and f" --base-url {endpoint.url} --task" in taken.command
-    assert "--endpoint" not in taken.command  # which is as by default
+    assert taken.name == "reordering" and "takes one call, as before, 1.00 times the prompt tokens" in taken.why
+    assert "gap 0 by construction" in taken.why and taken.code.startswith("def reorder(passages)") and not taken.command
+    assert {each.purpose: each for each in result.advice}["the smallest gap"].name != "reordering"
+    assert by_name["fewer"].reason.startswith("goes by the order of a retriever")
     page = (out / "mitigate.html").read_text()
-    assert "prompt tokens of an answer; 1" in page and "The model is elsewhere" in page
+    assert (
+        f"{n_orders} calls in place of one, {n_orders}.00 times the prompt tokens" in page
+        and "The model is elsewhere" in page
+    )
 
     base = read_sweep(out / "sweeps" / "base")
     assert base.spent.prompts == 10 * 3 and base.served.models == ("m-1",)

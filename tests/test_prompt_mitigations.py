@@ -1,6 +1,7 @@
 """Mitigations of what is asked: orders of documents, votes, and what a sweep by one records, resumes and refuses."""
 
 import json
+import math
 import random
 import re
 from itertools import permutations
@@ -98,7 +99,9 @@ def test_every_order_has_the_documents_that_were_given_and_is_the_same_again(mit
         for n in (1, 2, 5):
             given = asked(documents(n), attention=lambda order: [float(len(d.text)) for d in order])
             orders = [list(order) for order in mitigation.orders(given, settings)]
-            assert orders and all(sorted(order, key=str) == sorted(given.documents, key=str) for order in orders)
+            kept = math.ceil(n * getattr(settings, "share", 1))
+            assert orders and all(len(order) == kept == len(set(map(str, order))) for order in orders)
+            assert all(set(map(str, order)) <= set(map(str, given.documents)) for order in orders)
             assert orders == [list(order) for order in mitigation.orders(given, settings)]
             assert mitigation.chosen(["a"] * len(orders)) == 0
         assert parsed(type(settings), settings.model_dump(), "settings") == settings
@@ -177,6 +180,34 @@ def test_relevance_is_the_retriever_s_where_there_was_one():
     given = [passage.document for passage in passages]
     shown = random.Random(0).sample(given, 4)
     assert by_relevance(example, shown) == [document for document in given if document in shown]
+
+
+@pytest.mark.parametrize("mitigation", [each for each in OF_PROMPTS if not each.needs_attention], ids=lambda m: m.name)
+def test_the_code_for_an_application_does_what_was_measured(mitigation):
+    passages = [Passage(text=f"passage {i}", relevant=i == 3) for i in range(7)]
+    example = RankedExample(id="r", question="q", answers=["a"], passages=passages)
+    ranked = [passage.document for passage in passages]
+    for settings in mitigation.tried():
+        exec(mitigation.code(settings), names := {})
+        orders = [list(order) for order in mitigation.orders(asked(ranked, example), settings)]
+        if "vote" not in names:
+            assert [names["reorder"](ranked)] == orders
+            continue
+        seen = []
+
+        def answer(question, order, seen=seen):
+            seen.append(order)
+            return ["One.", "", "the two", "Two!"][len(seen) % 4]
+
+        votes = ["", "the two", "Two!", "One.", ""]
+        assert names["vote"](answer, "q", ranked) == votes[majority(votes[: len(orders)])]
+        assert len({tuple(order) for order in seen}) == len(orders) and all(set(s) == set(ranked) for s in seen)
+
+
+def test_fewer_passages_need_somebody_who_ranked_them():
+    (example,) = kv_examples(1)
+    with pytest.raises(PosgapError, match="fewer: example .* was not retrieved by anybody.*take the task rag"):
+        answers(lambda text: "x", MITIGATIONS["fewer"], [at_every_place(example)])
 
 
 # What is asked, and what becomes the answer
@@ -275,6 +306,8 @@ def test_every_task_is_asked_with_all_its_documents_and_for_the_sample_that_is_w
     for placement in task.placements(12)[1:3]:
         given = TextPromptBuilder(task, 9).documents(example, placement)
         for mitigation in OF_PROMPTS:
+            if mitigation.needs_ranks:
+                continue
             mitigated = Mitigated(TextPromptBuilder(task, 9), mitigation, mitigation.settings(), 0)
             asked = mitigated.asked(Question(example, placement, 3))
             assert asked.given == given and {prompt.sample for prompt in asked.prompts} == {3}

@@ -43,7 +43,8 @@ def junit(checked: Checked) -> str:
     """JUnit XML with a test case for each rule, and one for whether enough was swept.
 
     A broken rule is a failure. A rule of which the evidence says neither, and a check that broke off, are errors, as
-    nothing was shown then: CI must not take them for passed, as it takes what is skipped.
+    nothing was shown then: CI must not take them for passed, as it takes what is skipped. So is too little evidence,
+    but where a rule is broken for certain all the same: that is one fault, not two.
     """
     cases = _test_cases(checked)
     counts = {"tests": len(cases), **{f"{kind}s": sum(c.kind == kind for c in cases) for kind in ("failure", "error")}}
@@ -64,10 +65,9 @@ def junit(checked: Checked) -> str:
 def _test_cases(checked: Checked) -> list[_TestCase]:
     if checked.verdict is None:
         return [_TestCase("sweep", "error", checked.complaint)]
-    evidence_gaps = "; ".join(checked.verdict.evidence_gaps)
-    enough = _TestCase(
-        "evidence: enough was swept", "error" if evidence_gaps else "", evidence_gaps or "enough was swept"
-    )
+    wanting = checked.verdict.wanting
+    lacks = bool(wanting) and checked.verdict.outcome != "refused"
+    enough = _TestCase("evidence: enough was swept", "error" if lacks else "", wanting or "enough was swept")
     return [enough, *map(_test_case, checked.verdict.rules)]
 
 
@@ -96,7 +96,7 @@ def text(checked: Checked) -> str:
         f"{coloured(f'{ruling.outcome:<7}', sys.stdout)}{against(ruling)}; {ruling.sentence}"
         for ruling in checked.verdict.rules
     ]
-    evidence_gaps = [f"too little to judge by: {complaint}" for complaint in checked.verdict.evidence_gaps]
+    evidence_gaps = [checked.verdict.wanting] if checked.verdict.wanting else []
     outcome = f"{coloured(checked.verdict.outcome, sys.stdout)}: {' '.join(_safe(checked.model).split())}"
     return "\n".join([text_curve(checked.sweep), "", _figures(checked.sweep), "", *rules, *evidence_gaps, outcome])
 

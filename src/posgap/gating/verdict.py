@@ -53,6 +53,9 @@ def outcome_of(rulings: Sequence[Ruling], evidence_gaps: Sequence[str] = ()) -> 
     return "admitted" if convinced else "not enough evidence"
 
 
+_TOO_LITTLE = "There is too little to judge by"
+
+
 class Verdict(Record):
     """All rulings, what follows from them, and what they rest on.
 
@@ -95,6 +98,15 @@ class Verdict(Record):
     def passed(self) -> bool:
         """Whether the model is admitted."""
         return self.outcome == "admitted"
+
+    @property
+    def wanting(self) -> str:
+        """What the sweeps lack to be judged by, in a sentence without its full stop; empty where they lack nothing. It
+        would not undo a refusal, which is certain."""
+        if not self.evidence_gaps:
+            return ""
+        begin = "A refusal needs no more, though an admission would" if self.outcome == "refused" else _TOO_LITTLE
+        return f"{begin}: {'; '.join(self.evidence_gaps)}"
 
     def error(self, what: str) -> PosgapError:
         """Why `what` was not admitted, in one line. The exit code tells a refusal from a want of evidence."""
@@ -251,9 +263,7 @@ def markdown(verdict: Verdict) -> str:
     columns = ["", "rule", "value", "threshold", "estimate", "bounds", "examples needed"]
     table = tables.markdown(columns, rows, left=2)
     otherwise = [name for name in verdict.asked_otherwise if name not in (BASE, ANCHOR)]
-    little = (
-        f"\nThere is too little to judge by: {'; '.join(verdict.evidence_gaps)}.\n" if verdict.evidence_gaps else ""
-    )
+    little = f"\n{verdict.wanting}.\n" if verdict.wanting else ""
     more = f"\n{MORE.format(needs=verdict.needs)}\n" if verdict.needs else ""
     note = f"\nThe sweeps were not asked alike, as was allowed: {', '.join(otherwise)}.\n" if otherwise else ""
     if BASE in verdict.asked_otherwise:

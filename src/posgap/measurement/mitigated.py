@@ -10,9 +10,10 @@ from posgap.measurement.sweeps import AskedBy
 from posgap.mitigations.mitigation import Asked
 from posgap.mitigations.registry import PROMPT_MITIGATIONS
 from posgap.tasks.document_spans import Span
-from posgap.tasks.examples import AnyExample, Document
+from posgap.tasks.examples import AnyExample, Document, RankedExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
+from posgap.tasks.task import BASELINES
 
 if TYPE_CHECKING:
     from posgap.mitigations.mitigation import PromptMitigation, Settings
@@ -39,7 +40,8 @@ class Several(NamedTuple):
 
 
 class Mitigated:
-    """Asks as a mitigation of prompts has it, whose `settings` these are; baselines are asked as without it.
+    """Asks as a mitigation of prompts has it, whose `settings` these are. Baselines that are an order of documents, as
+    the retriever's is, are asked so too; others as without it.
 
     `seed` is that of all that a mitigation draws.
     """
@@ -63,10 +65,15 @@ class Mitigated:
     def asked(self, question: Question, attention: Attention | None = None) -> Several:
         """The prompts of a question. Without `attention` to look at, documents all get the same."""
         example, placement, sample = question
-        if placement.baseline:
+        if placement.baseline and not BASELINES[placement.baseline].documents:
             return Several([self.build.prompt(example, placement)._replace(sample=sample)], [], [], [])
         read: list[int] = []
         name = f"example {example.id} at position {placement.name}"
+        if self.mitigation.needs_ranks and not isinstance(example, RankedExample):
+            raise PosgapError(
+                f"mitigation {self.mitigation.name}: example {example.id} was not retrieved by anybody, so that no "
+                "passage ranks above another; take the task rag with a retrieval log"
+            )
 
         def prompt(documents: Sequence[Document]) -> Prompt:
             return self.build.of_documents(example, documents, name)._replace(sample=sample)

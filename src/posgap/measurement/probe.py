@@ -20,6 +20,7 @@ from posgap.tasks.echo import is_echo, pieces
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.task import BASELINES
 
 log = logging.getLogger(__name__)
 LOOKS = (8, 16, 32, 64)  # after so many responses they are looked at, and what is new is said
@@ -232,7 +233,8 @@ class FirstAnswers:
     def __call__(self, example: AnyExample, placement: Placement, completion: Completion) -> None:
         self._estimate()
         self.count += 1
-        if placement.baseline or completion.outcome not in ("answered", "truncated") or self.is_over:
+        as_usual = not placement.baseline or BASELINES[placement.baseline].documents
+        if not as_usual or completion.outcome not in ("answered", "truncated") or self.is_over:
             return
         self.responses.append(seen(self.build, example, placement, completion, self.metric))
         n = len(self.responses)

@@ -1,8 +1,8 @@
 """The picture and the page of a comparison of mitigations."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -15,9 +15,19 @@ from posgap.measurement.sweeps import Sweep
 from posgap.mitigating.report import Mitigate
 
 
+class Row(NamedTuple):
+    """A mitigation in the picture: its gain in points with its interval, and its price in words."""
+
+    name: str
+    gain: float
+    interval: tuple[float, float]
+    price: str
+
+
 def write_pages(result: Mitigate, comparison: Comparison | None, sweeps: Sequence[Sweep], out: Path) -> None:
-    """Writes `mitigate.png`, gap against cost, and `mitigate.html`. Of `sweeps` the first is of the model as it is."""
-    save_picture(gap_against_cost(result), out / "mitigate.png")
+    """Writes `mitigate.png`, what each gains, and `mitigate.html`. Of `sweeps` the first is of the model as it is."""
+    shown = rows(result)
+    save_picture(gains(result), out / "mitigate.png")
     text = rendered(
         "posgap.mitigating",
         "mitigate.html.j2",
@@ -26,43 +36,35 @@ def write_pages(result: Mitigate, comparison: Comparison | None, sweeps: Sequenc
         title=result.title,
         result=result,
         comparison=comparison,
-        points=points(result),
-        ticks=ticks(points(result)),
+        rows=shown,
+        ticks=ticks(shown),
     )
     save_page(text, out / "mitigate.html")
 
 
-def points(result: Mitigate) -> list[tuple[str, float, float, tuple[float, float]]]:
-    """Name, cost of an answer as a multiple, gap and its interval: of the model as it is, and of all measured."""
-    return [
-        ("base", 1.0, result.base_gap, result.base_gap_ci95),
-        *((each.name, m.paid, m.gap, m.gap_ci95) for each in result.measured if (m := each.measured)),
-    ]
+def rows(result: Mitigate) -> list[Row]:
+    """What was measured, what gains most first."""
+    shown = [Row(each.name, m.gain, m.gain_ci95, m.price) for each in result.measured if (m := each.measured)]
+    return sorted(shown, key=lambda row: -row.gain)
 
 
-def ticks(shown: Sequence[tuple[str, float, float, tuple[float, float]]]) -> dict[str, list]:
-    """Round numbers that the axes of such points name: `gaps` from 0, and `costs`, that of the model as it is among
-    what they span."""
-    costs, most = [cost for _, cost, *_ in shown], max(interval[1] for *_, interval in shown)
-    # A part of the axis more on either side, so that no point stands on its end.
-    named = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(min([*costs, 0.95]) - 0.02, max([*costs, 1.05]) + 0.02)
-    gaps = list(range(0, 20 * max(1, math.ceil(most / 20)) + 1, 20))
-    return {"gaps": gaps, "costs": [round(float(cost), 6) for cost in named]}
+def ticks(shown: Sequence[Row]) -> list[float]:
+    """Round numbers of points that span these rows, 0 among them."""
+    ends = [0.0, *(end for row in shown for end in row.interval)]
+    named = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(min(*ends, -1.0), max(*ends, 1.0))
+    return [round(float(value), 6) for value in named]
 
 
-def gap_against_cost(result: Mitigate) -> Figure:
-    """The gap with its 95 % interval over what an answer costs, a point a mitigation."""
-    figure, axes = plt.subplots(figsize=(8, 4.2), dpi=144, layout="constrained")
-    shown = points(result)
-    for (name, x, gap, (low, high)), color in zip(shown, COLORS * len(shown)):
-        axes.vlines(x, low, high, color=color, alpha=0.45, linewidth=2)
-        axes.scatter(x, gap, s=28, color=color, zorder=3, label=name)
-    axes.set(
-        xlabel=f"{result.unit} of an answer, as a multiple of the model's as it is",
-        ylabel="gap, points",
-        ylim=(0, min(103, max(interval[1] for *_, interval in shown) * 1.05 + 1)),
-    )
-    axes.axvline(1, color="#94a3b8", linewidth=1, linestyle=":")
+def gains(result: Mitigate) -> Figure:
+    """The gain with its 95 % interval, a line a mitigation, with what an answer takes."""
+    shown = rows(result)
+    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.55 * max(1, len(shown))), dpi=144, layout="constrained")
+    for at, row in enumerate(shown):
+        axes.hlines(at, *row.interval, color=COLORS[0], alpha=0.45, linewidth=2)
+        axes.scatter(row.gain, at, s=28, color=COLORS[0], zorder=3)
+    axes.axvline(0, color="#94a3b8", linewidth=1, linestyle=":")
+    names = [f"{row.name}\n{row.price}" for row in shown]
+    axes.set(xlabel=f"gain over {result.reference}, points", ylim=(len(shown) - 0.5, -0.5))
+    axes.set_yticks(range(len(shown)), names)
     plain(axes)
-    axes.legend(frameon=False, loc="best")
     return figure

@@ -8,27 +8,38 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from posgap.foundation.choices import SECRET
 from posgap.foundation.files import Record, read_model
 from posgap.foundation.locations import with_uris
-from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparison import Difference
 from posgap.measurement.sweeps import Sweep
 from posgap.mitigating.config import MitigateConfig
 from posgap.mitigating.timing import Cost
 from posgap.mitigations.mitigation import Mitigation
-from posgap.mitigations.registry import MITIGATIONS
+from posgap.mitigations.registry import MITIGATIONS, PROMPT_MITIGATIONS
 from posgap.scaling.fitness import Objective
 
 MITIGATE_FILE = "mitigate.json"
 
 
+class OverRetrieved(Record):
+    """A mitigation of the held-out questions in the retriever's order, against that order without it: accuracy, and
+    what it gains, in points, paired; and how many questions it `won` and `lost`."""
+
+    accuracy: float
+    gain: float
+    gain_ci95: tuple[float, float]
+    won: int
+    lost: int
+
+
 class Measured(Record):
     """A mitigation on the held-out examples: the difference to the model as it is, whose intervals hold for all that
-    were measured together; what an answer costs, None of a model elsewhere, and prompt tokens an answer, as a multiple;
-    None where nobody counted. An answer takes so many `calls`, of which each is a prompt."""
+    were measured together, also as retrieved, where there is a retriever's order; what an answer costs, None of a model
+    elsewhere, and prompt tokens an answer, as a multiple; None where nobody counted. An answer takes so many `calls`,
+    of which each is a prompt."""
 
     difference: Difference
+    over_retrieved: OverRetrieved | None = None
     mean: float
     gap: float
     gap_ci95: tuple[float, float]
@@ -42,17 +53,25 @@ class Measured(Record):
         return self.cost.answer if self.cost else self.tokens or self.calls
 
     @property
-    def unit(self) -> str:
-        """Of what `paid` is a multiple."""
-        return "time" if self.cost else "prompt tokens" if self.tokens else "calls"
-
-    @property
     def price(self) -> str:
         """What an answer takes, in words."""
+        calls = "one call, as before" if self.calls == 1 else f"{self.calls} calls in place of one"
+        more = ""
         if self.cost:
-            return f"an answer takes {self.cost.answer:.2f} times as long"
-        tokens = f" and {self.tokens:.2f} times the prompt tokens" if self.tokens else ""
-        return f"an answer takes {self.calls} call{'s' * (self.calls > 1)}{tokens}"
+            more = f", {self.cost.answer:.2f} times the time"
+        elif self.tokens:
+            more = f", {self.tokens:.2f} times the prompt tokens"
+        return f"{calls}{more}"
+
+    @property
+    def gain(self) -> float:
+        """What it gains in points: as retrieved, or where there is no such order in the mean over positions."""
+        return self.over_retrieved.gain if self.over_retrieved else self.difference.mean
+
+    @property
+    def gain_ci95(self) -> tuple[float, float]:
+        """The interval of `gain`."""
+        return self.over_retrieved.gain_ci95 if self.over_retrieved else self.difference.mean_ci95
 
 
 class Found(Record):
@@ -60,12 +79,15 @@ class Found(Record):
     points: on the examples on which its settings were tried (`search_gain`, the best of `tried`, so too high), on those
     on which the best were tried again (`selection_gain`), and in `measured` on held-out examples. `reason` says
     why it was not tried or not measured; empty where it was. `curve` says on which curve over depth factors of layers
-    lie."""
+    lie. `order_free` says that the order of documents makes no difference, so that its gap of 0 is no gain. To have it,
+    there is a `command`, or `code` for the application that asks."""
 
     name: str
     level: str
     source: str
     cost: str
+    price: float = 1.0
+    order_free: bool = False
     served_by: list[str]
     settings: dict = Field({})
     curve: str = ""
@@ -75,31 +97,73 @@ class Found(Record):
     measured: Measured | None = None
     reason: str = ""
     command: str = ""
+    code: str = ""
 
     @property
     def helps(self) -> bool:
-        """Whether it is for certain better on the held-out examples: in its mean, or in its gap with a mean that is not
-        for certain lower."""
+        """Whether it is for certain better on the held-out examples: in what it gains, or, without a retriever's order,
+        in its gap with a mean that is not for certain lower."""
         if not self.measured:
             return False
-        return self.measured.difference.mean_ci95[0] > 0 or self.narrows
+        return self.measured.gain_ci95[0] > 0 or (self.narrows and not self.measured.over_retrieved)
 
     @property
     def narrows(self) -> bool:
-        """Whether its gap on the held-out examples is for certain smaller, and its mean not for certain lower."""
-        if not self.measured:
+        """Whether its gap on the held-out examples is for certain smaller, and not by construction, and its mean not
+        for certain lower."""
+        if not self.measured or self.order_free:
             return False
         d = self.measured.difference
         return d.gap_ci95[1] < 0 and d.mean_ci95[1] >= 0
 
 
 class Advice(Record):
-    """What to take for a purpose: the mitigation's name, empty where none will do, with the reason and the command."""
+    """What to take for a purpose: the mitigation's name, empty where none will do, with the reason, and the command or
+    the code."""
 
     purpose: str
     name: str
     why: str
     command: str
+    code: str = ""
+
+
+class Moved(Record):
+    """A question that is answered wrongly as retrieved, and rightly with its relevant passages elsewhere: `right_at`
+    these positions. Its relevant passages stand at `ranks` as retrieved."""
+
+    id: str
+    question: str
+    ranks: list[int]
+    right_at: list[str]
+    response: str
+
+
+class Retrieved(Record):
+    """The model as it is in the retriever's order, on the held-out questions: its accuracy, and how much higher it is
+    with the relevant passages at the best position, in points; None of one position. `moved` are the questions that
+    position costs, those first that are right at most positions."""
+
+    accuracy: float
+    ci95: tuple[float, float]
+    best_over: float | None
+    best_over_ci95: tuple[float, float] | None
+    moved: list[Moved]
+
+    def sentences(self, examples: int) -> list[str]:
+        """Whether position costs answers of so many examples, and of how many questions."""
+        low, high = self.ci95
+        said = [
+            f"As retrieved the model answers {self.accuracy:.1f} % of {examples} questions ({low:.1f} to {high:.1f})"
+        ]
+        if self.best_over is not None and self.best_over_ci95:
+            gain = f"{self.best_over:+.1f} points ({self.best_over_ci95[0]:+.1f} to {self.best_over_ci95[1]:+.1f})"
+            certain = self.best_over_ci95[0] > 0
+            begin = "Position costs answers" if certain else "No cost of position is certain"
+            said.append(f"{begin}: the relevant passages at the best position would change that by {gain}")
+        if self.moved:
+            said.append(f"{len(self.moved)} questions are wrong as retrieved and right at another position")
+        return [f"{sentence}." for sentence in said]
 
 
 class Mitigate(Record):
@@ -120,6 +184,7 @@ class Mitigate(Record):
     base_mean: float
     base_gap: float
     base_gap_ci95: tuple[float, float]
+    retrieved: Retrieved | None = None
     found: list[Found]
     advice: list[Advice]
 
@@ -129,14 +194,14 @@ class Mitigate(Record):
         return [each for each in self.found if each.measured]
 
     @property
-    def unit(self) -> str:
-        """In what the cost of answers is compared."""
-        return self.measured[0].measured.unit if self.measured and self.measured[0].measured else "time"
-
-    @property
     def title(self) -> str:
         """What stands above the page."""
-        return f"Mitigations of {Path(self.model).name}: {len(self.measured)} of {len(self.found)} measured"
+        return f"Mitigations of {Path(self.model).name}: task {self.task}, n = {self.examples['held_out']:,}"
+
+    @property
+    def reference(self) -> str:
+        """What gains are over."""
+        return "as retrieved" if self.retrieved else "the model as it is"
 
     @property
     def headline(self) -> str:
@@ -145,8 +210,8 @@ class Mitigate(Record):
         helping = ", ".join(each.name for each in self.measured if each.helps)
         if helping:
             family = f", all {len(self.measured)} taken together" if len(self.measured) > 1 else ""
-            return f"For certain better than the model as it is, on held-out examples{family}: {helping}."
-        return f"Of {measured or 'all that were tried'}, nothing is for certain better than the model as it is."
+            return f"For certain better than {self.reference}, on held-out examples{family}: {helping}."
+        return f"Of {measured or 'all that were tried'}, nothing is for certain better than {self.reference}."
 
     @property
     def taken(self) -> list[Advice]:
@@ -167,8 +232,8 @@ class Purpose(NamedTuple):
 # In the order in which the best for each are measured, as long as there is time.
 PURPOSES = (
     Purpose("the highest mean", lambda found: True),
-    Purpose("no cost", lambda found: found.cost == "nothing"),
-    Purpose("the smallest gap", lambda found: True, "mean_minus_gap"),
+    Purpose("one call that takes no longer", lambda found: found.price <= 1),
+    Purpose("the smallest gap", lambda found: not found.order_free, "mean_minus_gap"),
     Purpose("nothing can be installed where it is served", lambda found: "anything" in found.served_by),
     Purpose("served by vLLM", lambda found: bool({"vllm", "anything"} & set(found.served_by))),
     Purpose("an endpoint that only takes prompts", lambda found: "endpoints" in found.served_by),
@@ -187,39 +252,38 @@ def described(mitigation: Mitigation) -> Found:
         level=mitigation.level,
         source=mitigation.source,
         cost=mitigation.cost,
+        price=mitigation.price,
+        order_free=mitigation.order_free,
         served_by=list(mitigation.served_by),
     )
 
 
 def command(name: str, settings: dict, config: MitigateConfig) -> str:
-    """The command that makes a mitigation's use possible: a model folder that has it, or a sweep that asks by it."""
-    model = with_uris(config.model)
-    if MITIGATIONS[name].of_model:
+    """The command that makes a mitigation's use possible, where there is one: it writes a model folder that has it, or
+    where only posgap can ask so, sweeps the model by it."""
+    mitigation, model = MITIGATIONS[name], with_uris(config.model)
+    if mitigation.of_model:
         parts = ["posgap", "apply", "--model", model, "--found", str(config.out), "--mitigation", name]
         return shlex.join([*parts, "--out", f"model-{name}"])
-    parts = ["posgap", "sweep", "--model", model]
-    if not BACKENDS[config.backend].local:
-        parts += ["--backend", config.backend, *_own_options(config)]
-    parts += ["--task", config.task, "--n-docs", str(config.n_docs)]
+    if code(name, settings):
+        return ""
+    parts = ["posgap", "sweep", "--model", model, "--task", config.task, "--n-docs", str(config.n_docs)]
     parts += ["--mitigation", name, "--mitigation-settings", json.dumps(settings)]
-    return shlex.join([*parts, "--examples", "EXAMPLES", "--out", f"sweep-{name}"])
+    return shlex.join([*parts, "--examples", with_uris(config.examples), "--out", f"sweep-{name}"])
 
 
-def _own_options(config: MitigateConfig) -> list[str]:
-    """The options of the backend itself that are not as by default; none that is a secret."""
-    said, options = config.recorded(), list[str]()
-    for name, field in BACKENDS[config.backend].parameters.model_fields.items():
-        value = said[name]
-        if SECRET not in field.metadata and getattr(config, name) != config.default(name):
-            text = value if isinstance(value, str) else json.dumps(value)
-            option = f"--{name.replace('_', '-')}"
-            options += [f"{option}={text}"] if isinstance(value, bool) else [option, text]
-    return options
+def code(name: str, settings: dict) -> str:
+    """What an application does in plain Python; empty where it cannot."""
+    mitigation = MITIGATIONS[name]
+    return "" if mitigation.of_model else PROMPT_MITIGATIONS[name].code(mitigation.settings(**settings))
 
 
 def advice(found: Sequence[Found]) -> list[Advice]:
-    """What to take for which purpose, of those that are for certain better than the model as it is."""
-    return [_advised(purpose, found) for purpose in PURPOSES]
+    """What to take for which purpose, of those that are for certain better than the model as it is, or than as
+    retrieved. That is one accuracy, so that none is for a smaller gap."""
+    retrieved = any(each.measured and each.measured.over_retrieved for each in found)
+    purposes = [purpose for purpose in PURPOSES if not (retrieved and purpose.by == "mean_minus_gap")]
+    return [_advised(purpose, found) for purpose in purposes]
 
 
 def _advised(purpose: Purpose, found: Sequence[Found]) -> Advice:
@@ -231,14 +295,22 @@ def _advised(purpose: Purpose, found: Sequence[Found]) -> Advice:
         how = "has for certain a smaller gap, at no certain loss in the mean," if by_gap else "is for certain better"
         why = _why_none(measured or fitting, bool(measured), how)
         return Advice(purpose=purpose.name, name="", why=why, command="")
-    best = min(helping, key=_gap) if by_gap else max(helping, key=_mean)
-    assert best.measured
-    d = best.measured.difference
-    why = (
-        f"mean {d.mean:+.1f} points ({d.mean_ci95[0]:+.1f} to {d.mean_ci95[1]:+.1f}), gap {d.gap:+.1f} "
-        f"({d.gap_ci95[0]:+.1f} to {d.gap_ci95[1]:+.1f}), {best.measured.price}"
-    )
-    return Advice(purpose=purpose.name, name=best.name, why=why, command=best.command)
+    best = min(helping, key=_gap) if by_gap else max(helping, key=_gain)
+    return Advice(purpose=purpose.name, name=best.name, why=_gains(best), command=best.command, code=best.code)
+
+
+def _gains(found: Found) -> str:
+    """What a mitigation gains, and what it costs, in words."""
+    m = found.measured
+    assert m
+    gain = f"{m.gain:+.1f} points ({m.gain_ci95[0]:+.1f} to {m.gain_ci95[1]:+.1f})"
+    if m.over_retrieved:
+        gain += f" over as retrieved, {m.over_retrieved.won} questions won and {m.over_retrieved.lost} lost"
+    else:
+        d = m.difference
+        gap = f"{d.gap:+.1f} ({d.gap_ci95[0]:+.1f} to {d.gap_ci95[1]:+.1f})"
+        gain = f"mean {gain}, gap {'0 by construction' if found.order_free else gap}"
+    return f"{gain}; an answer takes {m.price}"
 
 
 def _why_none(fitting: Sequence[Found], measured: bool, how: str) -> str:
@@ -250,9 +322,9 @@ def _why_none(fitting: Sequence[Found], measured: bool, how: str) -> str:
     return f"of what was measured ({names}) nothing {how} than the model as it is"
 
 
-def _mean(found: Found) -> float:
+def _gain(found: Found) -> float:
     assert found.measured
-    return found.measured.difference.mean
+    return found.measured.gain
 
 
 def _gap(found: Found) -> float:

@@ -86,7 +86,8 @@ class Clock:
 
 class Asking(NamedTuple):
     """A model that is asked, with what makes its prompts and what scores its answers, 0 to 1: a `model` in memory, or
-    one that only answers prompts, `elsewhere`."""
+    one that only answers prompts, `elsewhere`. Where the examples have an order of their own, that of a retriever,
+    `as_retrieved` asks them in it, and mitigations are to gain over that."""
 
     model: PreTrainedModel | None
     build: TextPromptBuilder
@@ -94,6 +95,17 @@ class Asking(NamedTuple):
     score: Callable[[str, Sequence[str]], float]
     config: MitigateConfig
     elsewhere: Answering | None = None
+    as_retrieved: Placement | None = None
+
+    @property
+    def tried_at(self) -> Sequence[Placement]:
+        """Where trials ask: in the retriever's order alone, if there is one."""
+        return [self.as_retrieved] if self.as_retrieved else self.placements
+
+    @property
+    def measured_prompts(self) -> float:
+        """How many times as many prompts as a trial a measurement asks: at all placements, and as retrieved."""
+        return len(self.placements) + 1 if self.as_retrieved else 1
 
     @property
     def in_memory(self) -> tuple[PreTrainedModel, PromptBuilder]:
@@ -134,7 +146,8 @@ class Asking(NamedTuple):
 
 
 class Trials:
-    """Tries mitigations on parts of the examples, at all placements, and keeps what came of it in the file `state`.
+    """Tries mitigations on parts of the examples, at all placements or as retrieved, and keeps what came of it in the
+    file `state`.
 
     A `state` written under another `identity` is ignored. `took` are the seconds of the budget that went before.
     """
@@ -208,9 +221,11 @@ class Trials:
         return any(key[1] == name for key in self.tried)
 
     def seconds_each(self, name: str, settings: Settings | None = None) -> float:
-        """The seconds that an example of the search took at all placements, with a mitigation or as the model is."""
+        """The seconds that the measurement of an example will take, with a mitigation or as the model is, by what the
+        search took."""
         plain = settings.model_dump(mode="json") if settings else {}
-        return self.tried[_key("search", name, plain)].seconds / len(self.parts["search"])
+        searched = self.tried[_key("search", name, plain)].seconds / len(self.parts["search"])
+        return searched * self.asking.measured_prompts
 
     def keep(self) -> None:
         """Writes down what was tried, and the time spent."""
@@ -229,7 +244,7 @@ class Trials:
         The model as it is has no trial to spare: at `until` it leaves out the examples that it has not reached.
         """
         asking, examples = self.asking, self.parts[part]
-        build, placements, sampling = asking.build, asking.placements, Sampling.of(asking.build)
+        build, placements, sampling = asking.build, asking.tried_at, Sampling.of(asking.build)
         right, unanswered = np.full((len(examples), len(placements)), np.nan), 0
         first = FirstAnswers(build, right.size, asking.config.metric)
         as_it_is = self.tried.get(_key(part, BASE, {}))
@@ -291,6 +306,8 @@ def tried_settings(mitigation: Mitigation, asking: Asking, examples: Sequence[An
     if isinstance(mitigation, PromptMitigation):
         if mitigation.needs_attention and asking.model is None:
             raise CannotHave(f"looks at the model's attention, which backend {asking.config.backend} does not show")
+        if mitigation.needs_ranks and not asking.as_retrieved:
+            raise CannotHave("goes by the order of a retriever, which these examples do not have")
         return list(mitigation.tried())
     model, build = asking.in_memory
     middle = asking.placements[len(asking.placements) // 2]

@@ -1,5 +1,5 @@
 """Mitigations that ask a question over its documents in other orders: reversed, by relevance, by the attention that the
-model pays to them, and several at random with a vote on the answer (permutation self-consistency)."""
+model pays to them, fewer of them, and several at random with a vote on the answer (permutation self-consistency)."""
 
 import math
 import random
@@ -38,7 +38,13 @@ REVERSED = PromptMitigation(
     orders=_reversed,
     chosen=lambda responses: 0,
     tried=lambda: [NoSettings()],
+    code=lambda settings: _REORDER.format(returned="passages[::-1]"),
 )
+
+
+_REORDER = """def reorder(passages):
+    return {returned}
+"""
 
 
 class Relevance(Settings):
@@ -77,6 +83,9 @@ def _by_relevance(asked: Asked, settings: Relevance) -> Sequence[Sequence["Docum
     return [{"ends": at_ends(ranked), "first": ranked, "last": ranked[::-1]}[settings.most]]
 
 
+_RELEVANCE_CODE = {"ends": "passages[::2] + passages[1::2][::-1]", "first": "list(passages)", "last": "passages[::-1]"}
+
+
 REORDERING = PromptMitigation(
     name="reordering",
     help="the documents in the order of their relevance to the question, the most relevant at the ends",
@@ -89,6 +98,42 @@ REORDERING = PromptMitigation(
     orders=_by_relevance,
     chosen=lambda responses: 0,
     tried=lambda: [Relevance(most="ends"), Relevance(most="first"), Relevance(most="last")],
+    order_free=True,
+    code=lambda settings: _REORDER.format(returned=_RELEVANCE_CODE[settings.most]),
+)
+
+
+class Share(Settings):
+    """The share of the passages that is kept, of the best ranked; at least one."""
+
+    share: float = Field(0.5, gt=0, le=1)
+
+
+def _fewer(asked: Asked, settings: Share) -> Sequence[Sequence["Document"]]:
+    ranked = by_relevance(asked.example, asked.documents)
+    return [ranked[: math.ceil(settings.share * len(ranked))]]
+
+
+FEWER = PromptMitigation(
+    name="fewer",
+    help="the best-ranked share of the passages alone",
+    level="prompt",
+    source="Liu et al. 2024, TACL 12:157-173, section 5: readers gain little from more passages",
+    cost="nothing",
+    served_by=_ANYWHERE,
+    settings=Share,
+    orders=_fewer,
+    chosen=lambda responses: 0,
+    tried=lambda: [Share(), Share(share=0.25)],
+    order_free=True,
+    needs_ranks=True,
+    code=lambda settings: (
+        f"""import math
+
+def reorder(passages):
+    return passages[: math.ceil({settings.share!r} * len(passages))]
+"""
+    ),
 )
 
 
@@ -152,6 +197,22 @@ def majority(responses: Sequence[str]) -> int:
     return said.index(most)
 
 
+# `answer(question, passages)` is the application's own call of the model.
+_VOTE = """import random
+import re
+from collections import Counter
+
+def said(answer):
+    words = re.sub(r"[^\\w\\s]", "", answer.lower()).split()
+    return " ".join(word for word in words if word not in ("a", "an", "the"))
+
+def vote(answer, question, passages, orders={orders}):
+    shuffled = [random.Random(seed).sample(passages, len(passages)) for seed in range(orders)]
+    answers = [answer(question, order) for order in shuffled]
+    votes = Counter(filter(None, map(said, answers)))
+    return max(answers, key=lambda each: votes[said(each)])
+"""
+
 PERMUTATION = PromptMitigation(
     name="permutation",
     help="several random orders of the documents, and the answer that most of them give",
@@ -165,4 +226,5 @@ PERMUTATION = PromptMitigation(
     orders=_shuffled,
     chosen=majority,
     tried=lambda: [Orders(orders=3), Orders(orders=5)],
+    code=lambda settings: _VOTE.format(orders=settings.orders),
 )

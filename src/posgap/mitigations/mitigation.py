@@ -36,7 +36,8 @@ class Mitigation:
     `source` is the paper, with section or equation. `cost` says in a phrase what a served prompt pays for it beside
     the model's own work; "nothing" where that is so. `served_by` are the programs that serve it: "anything" that loads
     the model folder, or some of "transformers" (with posgap), "vllm" (with posgap's plugin), "endpoints" (posgap asks).
-    `price` is about how many times as long an answer takes: the comparison tries the low ones first.
+    `price` is about how many times as long an answer takes: the comparison tries the low ones first. `order_free` says
+    that prompts have the same order whatever order is given, so that a gap of 0 is none of its merits.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Mitigation:
     served_by: tuple[str, ...]
     settings: type[Settings]
     price: float = field(default=1.0, kw_only=True)
+    order_free: bool = field(default=False, kw_only=True)
     parameters: ClassVar[type[Parameters]] = Parameters  # of its search; settings themselves are given as JSON
     of_model: ClassVar[bool] = False
     needs_rope: ClassVar[bool] = False  # and so a form that names it is refused for other models before a run
@@ -98,13 +100,17 @@ class PromptMitigation(Mitigation):
 
     `orders(asked, settings)` are the orders of documents in which the question is asked, each a prompt. Of the
     responses to them `chosen(responses)` says which one, by index, is the answer. `tried()` are the settings that
-    `posgap mitigate` tries. `needs_attention` says that `asked.attention` must be there: a model in memory.
+    `posgap mitigate` tries. `needs_attention` says that `asked.attention` must be there: a model in memory;
+    `needs_ranks` that examples have a retriever's order. `code(settings)` is what an application does, as functions of
+    plain Python whose `passages` are a list of whatever kind, the most relevant first; empty where it cannot.
     """
 
     orders: "Callable[[Asked, Any], Sequence[Sequence[Document]]]"
     chosen: Callable[[Sequence[str]], int]
     tried: Callable[[], Sequence[Settings]]
     needs_attention: bool = False
+    needs_ranks: bool = False
+    code: Callable[[Any], str] = lambda settings: ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from posgap.foundation.choices import Choices
 from posgap.mitigations.attention_buckets import ATTENTION_BUCKETS
 from posgap.mitigations.calibration import CALIBRATION
 from posgap.mitigations.channel_scaling import CHANNEL_SCALING
-from posgap.mitigations.document_orders import ATTENTION_SORTING, PERMUTATION, REORDERING, REVERSED
+from posgap.mitigations.document_orders import ATTENTION_SORTING, FEWER, PERMUTATION, REORDERING, REVERSED
 from posgap.mitigations.head_gates import HEAD_GATES
 from posgap.mitigations.lpes import LPES
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation
@@ -30,6 +30,7 @@ MITIGATIONS: Choices[Mitigation] = Choices(
     SELF_EXTEND,
     REVERSED,
     REORDERING,
+    FEWER,
     ATTENTION_SORTING,
     PERMUTATION,
     CHANNEL_SCALING,

@@ -70,5 +70,5 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
         log.log(RESULT, "%s %s (%.1f): %s", coloured(rule.outcome, sys.stderr), rule.name, rule.value, rule.sentence)
     if sentence := shared_error(verdict):
         log.info("%s", sentence)
-    for complaint in verdict.evidence_gaps:
-        log.log(RESULT, "too little to judge by: %s", complaint)
+    if verdict.wanting:
+        log.log(RESULT, "%s", verdict.wanting)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from posgap.foundation.errors import PosgapError
@@ -32,10 +33,12 @@ from posgap.mitigating.report import (
     Measured,
     Mitigate,
     advice,
+    code,
     command,
     described,
     labelled,
 )
+from posgap.mitigating.retrieved import over_retrieved, retrieved
 from posgap.mitigating.splits import Splits, split
 from posgap.mitigating.timing import calls, cost
 from posgap.mitigating.trials import BASE, Asking, CannotHave, OutOfTime, Trials, Tried, tried_settings
@@ -49,6 +52,7 @@ from posgap.stages.frame import stage
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import among, contents
 from posgap.tasks.examples import AnyExample
+from posgap.tasks.rag import order_of_retriever
 from posgap.tasks.reading import read_examples, write_examples
 from posgap.tracking.runs import Run
 
@@ -81,17 +85,22 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     build = BACKENDS[config.backend].builder(config)
     metric = config.metric or build.task.metric
     swept = _sweep_config(config, held_out)
+    placements = placements_of(build, swept.n_docs, swept.positions, swept.shard)
+    as_retrieved = order_of_retriever(build.task, examples, placements[0].n_docs)
+    swept = swept.model_copy(update={"baselines": [as_retrieved.name] if as_retrieved else []})
     asking = Asking(
         load_model(config.model, config.dtype) if local else None,
         build,
-        placements_of(build, swept.n_docs, swept.positions, swept.shard),
+        placements,
         partial(build.task.score, metric=config.metric),
         config,
         None if local else open_generator(config, build),
+        as_retrieved,
     )
     model_digest = config.digest("model") or (local and commit_on_hub(config.model)) or ""
     settings = {name: value for name, value in config.chosen().items() if name not in _WITHOUT_EFFECT}
-    identity = digest_of([settings, metric, model_digest, contents(examples), build.digest()])
+    asked_at = [placement.name for placement in asking.tried_at]
+    identity = digest_of([settings, metric, model_digest, contents(examples), build.digest(), asked_at])
     took = time.monotonic() - began
     trials = Trials(asking, splits._asdict(), work_folder(config.out) / "tried.json", identity, took)
 
@@ -109,7 +118,8 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     timing = _TIMING * trials.clock.budget / max(1, len(measured))
     found = {name: found[name] for name in [*order, *(name for name in found if name not in order)]}
     for difference in comparison.differences if comparison else []:
-        name, sweep = difference.label, measured[difference.label].sweep
+        name = difference.label
+        sweep = measured[name].sweep
         chosen = _settings(name, found[name].settings)
         tokens = None
         if sweep.spent and base.spent and base.spent.prompt_tokens:
@@ -118,6 +128,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
             update={
                 "measured": Measured(
                     difference=difference,
+                    over_retrieved=over_retrieved(measured[name], evidence[0], len(measured)) if as_retrieved else None,
                     mean=sweep.mean,
                     gap=sweep.gap,
                     gap_ci95=sweep.gap_ci95,
@@ -126,6 +137,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
                     calls=calls(asking, name, chosen, splits.held_out[0]),
                 ),
                 "command": command(name, found[name].settings, config),
+                "code": code(name, found[name].settings),
             }
         )
     trials.keep()
@@ -143,6 +155,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
         base_mean=base.mean,
         base_gap=base.gap,
         base_gap_ci95=base.gap_ci95,
+        retrieved=retrieved(evidence[0], splits.held_out, base.n_docs) if as_retrieved else None,
         found=list(found.values()),
         advice=advice(list(found.values())),
     )
@@ -215,7 +228,8 @@ def _searched(
     begins of which one setting takes longer than what is left, and settings that are clearly worse are given up early.
     """
     base, splits = trials("search", BASE), Splits(**trials.parts)
-    later = len(splits.held_out) * (1 + config.finalists) + len(splits.selection) * len(mitigations)
+    held_out = len(splits.held_out) * asking.measured_prompts
+    later = held_out * (1 + config.finalists) + len(splits.selection) * len(mitigations)
     budget = trials.clock.budget
     end = max(budget - base.seconds / len(splits.search) * later, SEARCHED * budget)
     log.info("base: mean %.1f on %d examples in %.1f s", trials.fitness(base), len(splits.search), base.seconds)
@@ -306,6 +320,7 @@ def _selected(
     by_search = in_order(searched, found, trials.fitness)
     always_measured = best_for(_WHATEVER, searched, found, trials.fitness)
     later = trials("search", BASE).seconds + sum(searched[name].seconds for name in by_search[: config.finalists])
+    later *= trials.asking.measured_prompts
     for number, name in product(range(_AGAIN), by_search):
         if len(best[name]) <= number:
             continue
@@ -421,6 +436,8 @@ def _mean(row: Tried) -> float:
 
 
 def _record(result: Mitigate, run: Run) -> None:
+    for sentence in result.retrieved.sentences(result.examples["held_out"]) if result.retrieved else []:
+        log.log(RESULT, "%s", sentence)
     run.metrics({"gap": result.base_gap, "mean": result.base_mean, "search_seconds": result.seconds})
     for each in result.measured:
         assert each.measured
@@ -428,14 +445,13 @@ def _record(result: Mitigate, run: Run) -> None:
         run.metrics(
             {
                 f"{each.name}_mean_difference": difference.mean,
+                f"{each.name}_gain": each.measured.gain,
                 f"{each.name}_gap_difference": difference.gap,
                 f"{each.name}_answer_cost": each.measured.paid,
             }
         )
         log.log(RESULT, "%s", difference.verdict)
     for said in result.advice:
-        log.log(
-            RESULT, "%s: %s: %s%s", said.purpose, said.name or "the model as it is", said.why, said.command and "; "
-        )
-        if said.command:
-            log.log(RESULT, "  %s", said.command)
+        log.log(RESULT, "%s: %s: %s", said.purpose, said.name or "as it is", said.why)
+    for said in result.taken:
+        log.log(RESULT, "%s:\n%s", said.name, indent(said.command or said.code.rstrip(), "    "))

@@ -13,7 +13,7 @@ from posgap.tasks.document_spans import Span, characters, token_offsets, token_s
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.framing import PLAIN, ChatTemplate, Framing
 from posgap.tasks.placements import Placement
-from posgap.tasks.task import AS_GIVEN, Order, Task
+from posgap.tasks.task import AS_GIVEN, BASELINES, Order, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,7 +77,7 @@ class TextPromptBuilder:
         """The prompt's text, and for a local model its token ids, which raises `PosgapError` if prompt and response
         would exceed the context."""
         name = f"example {example.id} at position {placement.name}"
-        if placement.baseline:
+        if placement.baseline and not BASELINES[placement.baseline].documents:
             return self.of_text(self.text(example, placement), name)
         return self.of_documents(example, self.documents(example, placement), name)
 
@@ -96,7 +96,11 @@ class TextPromptBuilder:
         return self.worded(example, self.documents(example, placement))
 
     def documents(self, example: AnyExample, placement: Placement) -> list[Document]:
-        """What stands in the prompt, in its order."""
+        """What stands in the prompt, in its order; of a baseline that is an order of documents, those."""
+        if placement.baseline:
+            documents = BASELINES[placement.baseline].documents
+            assert documents, f"{placement.baseline} is no order of documents"
+            return documents(self.task, example, placement.n_docs, self.order)
         if self.fill:
             return self.fill.documents(self, example, placement)
         return self.task.slots.arrange(example, placement, self.order.shuffle)

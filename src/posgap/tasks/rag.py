@@ -4,6 +4,7 @@ A prompt of n documents holds the relevant passages, at most n of them, and of t
 ranked highest. So all its orders, that of the retriever among them, have the same documents.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,6 +13,7 @@ from posgap.tasks.examples import AnyExample, Document, Passage, RankedExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.retrieval import QA
 from posgap.tasks.slots import Slots, shuffled
+from posgap.tasks.task import AS_RETRIEVED, Task
 
 
 def together(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
@@ -43,6 +45,13 @@ def as_retrieved(example: AnyExample, n_docs: int, alone: bool = False) -> list[
     if not isinstance(example, RankedExample):
         raise PosgapError(f"example {example.id}: was not retrieved by anybody, so it has no order of its own")
     return [passage.document for passage in ranked(example, n_docs, alone)]
+
+
+def order_of_retriever(task: Task, examples: Sequence[AnyExample], n_docs: int) -> Placement | None:
+    """The placement that asks a task's examples as they were retrieved; None where some were not."""
+    if task.slots.as_given and all(isinstance(example, RankedExample) for example in examples):
+        return Placement((), n_docs, AS_RETRIEVED.name)
+    return None
 
 
 def ranked(example: AnyExample, n_docs: int, alone: bool = False) -> list[Passage]:

@@ -193,14 +193,16 @@ def search_results(documents: Sequence[Document]) -> str:
 class Baseline:
     """A way of asking an example once, beside the placements of a sweep.
 
-    `text(task, example, n_docs, order)` is the prompt's text, without any chat template. `suits(task)` says whether
-    the task's questions can be asked so.
+    `text(task, example, n_docs, order)` is the prompt's text, without any chat template. `documents`, of the same
+    arguments, are those in it where it is an order of all of a prompt's documents, which a mitigation can change; else
+    it is None. `suits(task)` says whether the task's questions can be asked so.
     """
 
     name: str
     help: str
     text: Callable[[Task, AnyExample, int, Order], str]
     suits: Callable[[Task], bool] = lambda task: not task.slot_names  # whose items are no answers themselves
+    documents: Callable[[Task, AnyExample, int, Order], list[Document]] | None = None
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
 
@@ -213,11 +215,11 @@ def _gold_alone(task: Task, example: AnyExample, n_docs: int, order: Order) -> s
     return task.text(documents, example.question, order)
 
 
-def _in_random_order(task: Task, example: AnyExample, n_docs: int, order: Order) -> str:
+def _in_random_order(task: Task, example: AnyExample, n_docs: int, order: Order) -> list[Document]:
     """An order that depends on the example's id and on the seed that shuffles distractors."""
     documents = _shown(task, example, n_docs)
     random.Random(f"random order {order.shuffle} {example.id}").shuffle(documents)
-    return task.text(documents, example.question, order)
+    return documents
 
 
 def _shown(task: Task, example: AnyExample, n_docs: int) -> list[Document]:
@@ -225,18 +227,26 @@ def _shown(task: Task, example: AnyExample, n_docs: int) -> list[Document]:
     return task.slots.arrange(example, Placement(tuple(range(1, task.n_gold + 1)), n_docs), 0)
 
 
-def _in_the_retriever_s_order(task: Task, example: AnyExample, n_docs: int, order: Order) -> str:
+def _in_the_retriever_s_order(task: Task, example: AnyExample, n_docs: int, order: Order) -> list[Document]:
     assert task.slots.as_given
-    return task.text(task.slots.as_given(example, n_docs), example.question, order)
+    return task.slots.as_given(example, n_docs)
+
+
+def _text_of(documents: Callable[[Task, AnyExample, int, Order], list[Document]]) -> Callable[..., str]:
+    """The text of the prompt with these documents."""
+    return lambda task, example, n_docs, order: task.text(
+        documents(task, example, n_docs, order), example.question, order
+    )
 
 
 CLOSED_BOOK = Baseline("closed-book", "without any documents", _without_documents)
 ORACLE = Baseline("oracle", "with the gold documents alone", _gold_alone)
-RANDOM = Baseline("random", "all documents in a random order", _in_random_order)
+RANDOM = Baseline("random", "all documents in a random order", _text_of(_in_random_order), documents=_in_random_order)
 AS_RETRIEVED = Baseline(
     "as-retrieved",
     "the passages in the order of the retriever",
-    _in_the_retriever_s_order,
+    _text_of(_in_the_retriever_s_order),
     suits=lambda task: task.slots.as_given is not None,
+    documents=_in_the_retriever_s_order,
 )
 BASELINES: Choices[Baseline] = Choices("baseline", "posgap.baselines", CLOSED_BOOK, ORACLE, RANDOM, AS_RETRIEVED)

@@ -1,0 +1,50 @@
+"""Mitigations against the order in which a retriever returned the passages, which is how an application asks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from posgap.measurement import statistics
+from posgap.measurement.sweeps import Evidence, read_predictions
+from posgap.mitigating.report import Moved, OverRetrieved, Retrieved
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.rag import ranked
+from posgap.tasks.task import AS_RETRIEVED
+
+
+def over_retrieved(mitigated: Evidence, base: Evidence, measured: int) -> OverRetrieved:
+    """A mitigation against the model as it is, both as retrieved, on the same examples in the same order. The interval
+    is one of `measured` that hold together (Bonferroni)."""
+    new, old = mitigated.baselines[AS_RETRIEVED.name].scores, base.baselines[AS_RETRIEVED.name].scores
+    gain, gain_ci95 = statistics.paired_difference(new, old, statistics.EACH_END / measured)
+    return OverRetrieved(
+        accuracy=float(100 * new.mean()),
+        gain=gain,
+        gain_ci95=gain_ci95,
+        won=int((new > old).sum()),
+        lost=int((new < old).sum()),
+    )
+
+
+def retrieved(base: Evidence, examples: Sequence[AnyExample], n_docs: int) -> Retrieved:
+    """The model as it is on examples in the retriever's order, and which of them position costs."""
+    scores, figures = base.baselines[AS_RETRIEVED.name].scores, base.sweep.baselines[AS_RETRIEVED.name]
+    said = {row["id"]: row["response"] for row in read_predictions(base.path) if row.get("baseline")}
+    moved = [
+        Moved(
+            id=example.id,
+            question=example.question,
+            ranks=[rank for rank, passage in enumerate(ranked(example, n_docs), start=1) if passage.relevant],
+            right_at=[base.sweep.names[at] for at in np.flatnonzero(of_example > score)],
+            response=said[example.id],
+        )
+        for example, of_example, score in zip(examples, base.correct, scores, strict=True)
+        if score < of_example.max()
+    ]
+    return Retrieved(
+        accuracy=figures.accuracy,
+        ci95=figures.ci95,
+        best_over=figures.best_over,
+        best_over_ci95=figures.best_over_ci95,
+        moved=sorted(moved, key=lambda each: -len(each.right_at)),
+    )
