@@ -10,6 +10,7 @@ from endpoint import Endpoint, served
 
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
+from posgap.generation import backends
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.tasks.prompts import PromptBuilder
@@ -68,7 +69,7 @@ def test_json_has_the_sweep(folder, endpoint, capsys):
 
 @pytest.mark.parametrize(
     ("seconds", "n_docs", "n_examples"),
-    [(1e-4, 20, quick.MAX_PAID), (0.2, 20, range(20, 40)), (1.0, 5, range(20, 25)), (60.0, 5, quick.MIN_EXAMPLES)],
+    [(1e-4, 20, quick.MAX_PAID), (0.3, 20, range(20, 40)), (1.0, 5, range(20, 25)), (60.0, 5, quick.MIN_EXAMPLES)],
 )
 def test_prompts_are_as_long_and_as_many_as_the_time_allows(
     seconds, n_docs, n_examples, folder, endpoint, monkeypatch, caplog
@@ -77,7 +78,7 @@ def test_prompts_are_as_long_and_as_many_as_the_time_allows(
     monkeypatch.setattr(quick, "_seconds", lambda generator, prompts, sampling: seconds * len(prompts))
     with caplog.at_level(logging.INFO):
         config = SweepVerbConfig(model="m", base_url=endpoint.url)
-        fitted = quick._fitted(SweepConfig(model="m", base_url=endpoint.url, **quick._places(config)), False)
+        fitted, _ = quick._fitted(SweepConfig(model="m", base_url=endpoint.url, **quick._places(config)), False)
     made = read_examples(fitted.examples)
     assert fitted.n_docs == n_docs == len(made[0].records) and len(fitted.positions) == 5
     assert len(made) in n_examples if isinstance(n_examples, range) else len(made) == n_examples
@@ -89,15 +90,26 @@ def test_prompts_fit_into_the_model_s_context(folder, tokenizer, monkeypatch):
         return PromptBuilder(TASKS["kv"], tokenizer, context, 20)
 
     config = SweepConfig(model="m", **quick._places(SweepVerbConfig(model="m")))
-    ten = max(map(quick._size, quick._prompts(config, build(10**6), 10, 2)))
+    ten = max(map(quick._size, quick._prompts(config, build(10**6), 10)))
     monkeypatch.setattr(quick, "_seconds", lambda *_: 1e-4)
     monkeypatch.setattr(quick, "_tried_here", lambda config: (build(ten + 20), None))
-    fitted = quick._fitted(config, False)
+    fitted, _ = quick._fitted(config, False)
     assert (fitted.n_docs, fitted.positions) == (10, ["1", "3", "6", "8", "10"])
     assert len(read_examples(fitted.examples)) == quick.MAX_EXAMPLES
     monkeypatch.setattr(quick, "_tried_here", lambda config: (build(100), None))
     with pytest.raises(PosgapError, match="exceed the model's context of 100"):
         quick._fitted(config, False)
+
+
+def test_a_model_on_this_machine_is_loaded_once(folder, model_folder, monkeypatch, caplog):
+    loaded = []
+    load = backends.load_model
+    monkeypatch.setattr(backends, "load_model", lambda *given: loaded.append(given) or load(*given))
+    monkeypatch.setattr(quick, "MAX_EXAMPLES", quick.MIN_EXAMPLES)
+    quick.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5))
+    assert len(loaded) == 1 and read_sweep(folder / "runs" / model_folder.name).n_examples == quick.MIN_EXAMPLES
+    quick.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, force=True))
+    assert len(loaded) == 2, "what stayed open for one look is not for the next"
 
 
 @pytest.mark.parametrize(

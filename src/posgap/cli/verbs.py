@@ -48,7 +48,7 @@ from posgap.tracking.config import (
     RollbackConfig,
     SyncConfig,
 )
-from posgap.workflows.config import ChampionConfig, SweepVerbConfig, WatchConfig
+from posgap.workflows.config import ChampionConfig, SweepVerbConfig, ViewConfig, WatchConfig
 
 
 class Kind(Enum):
@@ -111,6 +111,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             work="posgap.workflows.quick:sweep",
             stage_config=SweepConfig,
         ),
+        "view": Verb(ViewConfig, "runs", work="posgap.workflows.viewing:view"),
         "merge": Verb(MergeConfig, "run/shard-1 run/shard-2 --out run/base", ("sweep.json",), Kind.STAGE),
         "grade": Verb(
             GradeConfig,

@@ -2,7 +2,9 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -169,7 +171,21 @@ def open_generator(config: "BackendConfig", build: "TextPromptBuilder") -> "Gene
             "generation starts its own processes, one per GPU by default: run this without a launcher, and set "
             "`processes` for another number"
         )
-    return BACKENDS[config.backend].generator(config, build)
+    return _OPEN.get() or BACKENDS[config.backend].generator(config, build)
+
+
+_OPEN: "ContextVar[Generator | None]" = ContextVar("open generator", default=None)
+
+
+@contextmanager
+def staying_open(generator: "Generator") -> Iterator[None]:
+    """Within the block `open_generator` returns this generator, so that what asks the same model does not load it
+    again."""
+    token = _OPEN.set(generator)
+    try:
+        yield
+    finally:
+        _OPEN.reset(token)
 
 
 def _dtype_here(config: "BackendConfig") -> str:

@@ -57,9 +57,9 @@ class Setting(NamedTuple):
         """The placements that are asked for."""
         return [Placement((position,), self.n_docs) for position in spaced_positions(self.n_docs, POSITIONS)]
 
-    def examples(self, count: int) -> list[KVExample]:
-        """The first of the examples that the commands of `making` write."""
-        rows = enumerate(uuid_records(count, self.n_docs, seed=0), start=1)
+    def examples(self, count: int, seed: int = 0) -> list[KVExample]:
+        """The first of the examples that the commands of `making` write, or of another seed's."""
+        rows = enumerate(uuid_records(count, self.n_docs, seed), start=1)
         made = (litm_kv_examples(row, "made", line, self.digits, self.digits) for line, row in rows)
         return [example for of_line in made for example in of_line]
 

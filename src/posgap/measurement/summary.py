@@ -20,7 +20,7 @@ def summary_text(sweep: Sweep) -> list[str]:
         f"of {sweep.n_examples} examples{_precision(sweep)}.",
     ]
     if sweep.mitigation:
-        beside = "; what was asked otherwise was asked without it" if sweep.baselines else ""
+        beside = "; what has fewer documents was asked without it" if sweep.baselines else ""
         sentences.append(
             f"The model was asked by the mitigation {sweep.mitigation.phrase}: a position is that of the {place} as "
             f"given to it, not as the model reads{beside}."

@@ -1,11 +1,13 @@
 """Parameters of the champion's sweep, and of the watch over it."""
 
-from typing import Self
+from pathlib import Path
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from posgap.foundation.config import StageConfig
+from posgap.foundation.config import Config, StageConfig
 from posgap.foundation.fields import (
+    POSITIONAL,
     InputPath,
     OptionalInputPath,
     OptionalOutputPath,
@@ -36,6 +38,12 @@ class SweepVerbConfig(SweepConfig):
         if self.examples is not None and self.out is None:
             raise ValueError("`out`: say where the sweep of these examples goes, as in --out run/base")
         return self
+
+
+class ViewConfig(Config):
+    """Lists the sweeps, checks, verdicts and mitigations below a folder on one page, to compare them: `index.html`."""
+
+    folder: Annotated[Path, POSITIONAL] = Field(Path("runs"), description="folder whose results are listed")
 
 
 class ChampionConfig(StageConfig):

@@ -15,7 +15,7 @@ from posgap.data.made import made_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import Location, is_uri, with_uris
 from posgap.foundation.printing import show
-from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.backends import BACKENDS, open_generator, staying_open
 from posgap.generation.generator import Generator, Sampling
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.pilot import Setting
@@ -39,6 +39,7 @@ SECONDS = 120.0  # that the prompts of a first look may take
 POSITIONS = 5  # at most, spread evenly
 DOCUMENTS = (20, 15, 10, 7, 5)  # in a prompt: the first number that leaves time for enough examples
 CHOICES = 4  # items that have names, of which a prompt has few
+DIGITS, ANSWER = 8, 32  # of keys and values, which small models can copy, and tokens of an answer with room for words
 ENOUGH, MIN_EXAMPLES = 20, 4
 MAX_EXAMPLES, MAX_PAID = 100, 40  # of a model here, and of an endpoint, whose prompts may cost money
 RELIABLE = 300  # examples of the real thing, as `check` makes them
@@ -50,6 +51,8 @@ def sweep(config: SweepVerbConfig) -> Location:
     given = {name: getattr(config, name) for name in config.model_fields_set}
     if config.examples is not None:
         return sweep_stage(SweepConfig(**given))
+    if config.task == "kv":
+        given.setdefault("max_new_tokens", ANSWER)
     return _look(SweepConfig(**given | _places(config)), "n_docs" in given)
 
 
@@ -65,10 +68,12 @@ def _places(config: SweepVerbConfig) -> dict[str, Path]:
 def _look(config: SweepConfig, n_docs_given: bool) -> Location:
     if config.lengths or config.estimate:
         raise PosgapError(f"--{'lengths' if config.lengths else 'estimate'}: is of examples; give --examples")
-    made = _made_before(config)
-    if made is None:
-        made = _fitted(config, n_docs_given)
-    place = sweep_stage(made)
+    if made := _made_before(config):
+        place = sweep_stage(made)
+    else:
+        made, generator = _fitted(config, n_docs_given)
+        with staying_open(generator):
+            place = sweep_stage(made)
     _show(made, Path(place))
     return place
 
@@ -101,26 +106,26 @@ class Timed(NamedTuple):
         return self.seconds * max(size / self.size, 1.0)
 
 
-def _fitted(config: SweepConfig, n_docs_given: bool) -> SweepConfig:
-    """The sweep of as many made examples as there is time for, by some prompts of the shortest kind, which are timed.
-    The examples are written."""
+def _fitted(config: SweepConfig, n_docs_given: bool) -> tuple[SweepConfig, Generator]:
+    """The sweep of as many made examples as there is time for, by some prompts of the shortest kind, which are timed,
+    and what answered them. The examples are written."""
     task = TASKS[config.task]
     log.info("a first look at %s, with made examples: the first prompts are timed", with_uris(config.model))
     numbers = [config.n_docs] if n_docs_given else _numbers(task)
-    build, timed, sizes = _tried(config, numbers)
+    build, generator, timed, sizes = _tried(config, numbers)
     left = SECONDS - timed.seconds
     n_docs = next((n for n in numbers if n in sizes and _affordable(config, build, n, timed, sizes, left) >= ENOUGH), 0)
     n_docs = n_docs or min(sizes)
     most = MAX_EXAMPLES if BACKENDS[config.backend].local else MAX_PAID
     n_examples = min(max(_affordable(config, build, n_docs, timed, sizes, left), MIN_EXAMPLES), most)
     fitted = config.model_copy(update={"n_docs": n_docs, "positions": _positions(config, n_docs)})
-    write_examples(Path(config.examples), made_examples(task, n_examples, n_docs, config.seed))
+    write_examples(Path(config.examples), _made(config, n_examples, n_docs))
     each = len(_placements(config, build, n_docs))
     log.info(
         "%d prompts: %d made examples of %d documents, each at %d placements; by the first ones this takes %s",
         n_examples * each, n_examples, n_docs, each, in_words(n_examples * each * timed.of(sizes[n_docs])),
     )  # fmt: skip
-    return fitted
+    return fitted, generator
 
 
 def _numbers(task: Task) -> Sequence[int]:
@@ -135,28 +140,36 @@ def _tried_here(config: SweepConfig) -> tuple[TextPromptBuilder, Generator]:
     return build, open_generator(settled, build)
 
 
-def _tried(config: SweepConfig, numbers: Sequence[int]) -> tuple[TextPromptBuilder, Timed, dict[int, int]]:
-    """The builder of the model's prompts, how long the shortest kind takes, and the size of each kind that fits."""
-    write_examples(Path(config.examples), made_examples(TASKS[config.task], 2, min(numbers), config.seed))
+def _tried(config: SweepConfig, numbers: Sequence[int]) -> tuple[TextPromptBuilder, Generator, Timed, dict[int, int]]:
+    """The builder of the model's prompts, what answers them, how long the shortest kind takes, and the size of each
+    kind that fits."""
+    write_examples(Path(config.examples), _made(config, 2, min(numbers)))
     build, generator = _tried_here(config)
     sizes: dict[int, int] = {}
     complaint: PosgapError | None = None
     for n_docs in numbers:
         try:
-            sizes[n_docs] = _size(_prompts(config, build, n_docs, 1)[0])
+            sizes[n_docs] = _size(_prompts(config, build, n_docs)[0])
         except PosgapError as error:
             complaint = error
     if not sizes:
         assert complaint
         raise complaint
-    timed = _timed(generator, build, _prompts(config, build, min(sizes), 2))
-    return build, timed, sizes
+    timed = _timed(generator, build, *(_prompts(config, build, min(sizes), number) for number in (0, 1)))
+    return build, generator, timed, sizes
 
 
-def _prompts(config: SweepConfig, build: TextPromptBuilder, n_docs: int, number: int) -> list[Prompt]:
-    """The prompts of so many made examples at every placement."""
-    examples: list[AnyExample] = list(made_examples(TASKS[config.task], number, n_docs, config.seed))
-    return [build.prompt(each, at) for each in examples for at in _placements(config, build, n_docs)]
+def _made(config: SweepConfig, number: int, n_docs: int) -> list[AnyExample]:
+    """So many made examples; records of few digits, of which more are asked about in the time."""
+    if config.task == "kv":
+        return [*Setting(n_docs, DIGITS).examples(number, config.seed)]
+    return list(made_examples(TASKS[config.task], number, n_docs, config.seed))
+
+
+def _prompts(config: SweepConfig, build: TextPromptBuilder, n_docs: int, number: int = 0) -> list[Prompt]:
+    """The prompts of the made example of that number at every placement."""
+    example = _made(config, number + 1, n_docs)[number]
+    return [build.prompt(example, at) for at in _placements(config, build, n_docs)]
 
 
 def _placements(config: SweepConfig, build: TextPromptBuilder, n_docs: int) -> list[Placement]:
@@ -167,14 +180,14 @@ def _size(prompt: Prompt) -> int:
     return len(prompt.token_ids) or len(prompt.text)
 
 
-def _timed(generator: Generator, build: TextPromptBuilder, prompts: Sequence[Prompt]) -> Timed:
-    """The seconds of a prompt. The first one is timed alone; where it is quick the others follow together, since many
-    at a time are quicker."""
-    sampling, first = Sampling.of(build), prompts[:1]
-    seconds = _seconds(generator, first, sampling)
-    if (others := prompts[1:]) and seconds * len(others) < SECONDS / 4:
-        seconds = _seconds(generator, others, sampling) / len(others)
-    return Timed(seconds, _size(prompts[0]))
+def _timed(generator: Generator, build: TextPromptBuilder, first: Sequence[Prompt], second: Sequence[Prompt]) -> Timed:
+    """The seconds of a prompt, by an example's prompts together, as the sweep asks them. What is asked first warms up:
+    where that is quick, a second example is timed."""
+    sampling = Sampling.of(build)
+    seconds = _seconds(generator, first, sampling) / len(first)
+    if seconds * len(first) < SECONDS / 6:
+        seconds = _seconds(generator, second, sampling) / len(second)
+    return Timed(seconds, _size(first[0]))
 
 
 def _seconds(generator: Generator, prompts: Sequence[Prompt], sampling: Sampling) -> float:
@@ -212,7 +225,9 @@ def _show(config: SweepConfig, place: Path) -> None:
 def _real_thing(config: SweepConfig) -> list[str]:
     """The commands that make enough examples, where there is a command for it, and sweep the model with them."""
     named = ["--model", with_uris(config.model), *(["--base-url", config.base_url] if config.base_url else [])]
-    making = Setting(config.n_docs).making(RELIABLE) if config.task == "kv" else []
+    making = Setting(config.n_docs, DIGITS).making(RELIABLE) if config.task == "kv" else []
     file = "kv.jsonl.gz" if making else "EXAMPLES"
     asked = ["--task", config.task, "--examples", file, "--n-docs", str(config.n_docs)]
+    if making:
+        asked += ["--max-new-tokens", str(config.max_new_tokens)]
     return [*making, shlex.join(["posgap", "sweep", *named, *asked, "--out", f"{config.out}-{RELIABLE}"])]

@@ -1,0 +1,131 @@
+"""`posgap view`: one page that lists and compares the sweeps, checks, verdicts and mitigations below a folder."""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.printing import show
+from posgap.gating.decision_page import GATE_PAGE
+from posgap.gating.verdict import GATE_FILE, read_verdict
+from posgap.measurement.report import rendered, save_page
+from posgap.measurement.sweeps import SWEEP_FILE, SWEEP_PAGE, Sweep, read_sweep
+from posgap.mitigating.report import MITIGATE_FILE, read_mitigate
+from posgap.workflows.check import CHECK_FILE, PAGE_FILE
+from posgap.workflows.config import ViewConfig
+
+log = logging.getLogger(__name__)
+INDEX = "index.html"
+_MARK = 'content="posgap view"'  # tells the page from one that somebody else wrote
+_MITIGATE_PAGE = "mitigate.html"
+
+
+class Row(NamedTuple):
+    """A result: what wrote it, its folder below the one that is shown, its page there, what came of it in words, and
+    its sweep, where that is there too."""
+
+    kind: str
+    folder: str
+    page: str
+    outcome: str
+    sweep: Sweep | None
+
+    @property
+    def address(self) -> str:
+        """Where its page is, from the index."""
+        return quote(f"{self.folder}/{self.page}")
+
+    @property
+    def points(self) -> str:
+        """The curve of single positions for a picture of 100 by 100; empty where there is none."""
+        s = self.sweep
+        if not s or len(s.placements) < 2:
+            return ""
+        places = s.positions if not s.categories else list(range(1, len(s.placements) + 1))
+        most = s.n_docs if not s.categories else len(places)
+        return " ".join(f"{100 * (at - 0.5) / most:.1f},{100 - a:.1f}" for at, a in zip(places, s.accuracy))
+
+
+class Group(NamedTuple):
+    """Results of the same examples, whose figures can be compared; a `title` of the task and its examples."""
+
+    title: str
+    rows: list[Row]
+
+
+def view(config: ViewConfig) -> Path:
+    """Writes `index.html` into the folder, and prints its address."""
+    page = config.folder / INDEX
+    if page.exists() and _MARK not in page.read_text(encoding="utf-8", errors="replace")[:1000]:
+        raise PosgapError(f"{page}: is there, and no page of `posgap view`; move it, or view a folder above")
+    found = list(rows(config.folder))
+    if not found:
+        raise PosgapError(f"{config.folder}: no sweep, check, verdict or mitigation is in it, or below it")
+    title = f"Results in {config.folder.resolve().name}: {len(found)}"
+    shown = [row.sweep for row in found if row.sweep]
+    save_page(rendered("posgap.workflows", "index.html.j2", shown, None, title=title, groups=grouped(found)), page)
+    address = page.resolve().as_uri()
+    show(f"{len(found)} results: {address}", {"results": len(found), "page": address})
+    return page
+
+
+def rows(top: Path) -> Iterator[Row]:
+    """The results below a folder, by folder. What lies in the folder of a check, a verdict or a mitigation
+    is on its page already. What cannot be read is said and left out."""
+    for place, folders, names in os.walk(top):
+        folder, name = Path(place), os.path.relpath(place, top)
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        for file in READERS.keys() & set(names):
+            if file != SWEEP_FILE:
+                folders.clear()
+            try:
+                yield READERS[file](folder, name)
+            except PosgapError as error:
+                log.warning("left out: %s", error)
+
+
+def _sweep(folder: Path, name: str) -> Row:
+    sweep = read_sweep(folder)
+    p = f"p = {sweep.flatness.p:.3f}" if sweep.flatness.p >= 0.001 else "p < 0.001"
+    outcome = f"position matters ({p})" if sweep.flatness.refuted else f"cannot be told from flat ({p})"
+    return Row("sweep", name, SWEEP_PAGE, outcome, sweep)
+
+
+def _check(folder: Path, name: str) -> Row:
+    # A verdict of `check` has the fields of one of `gate`, in a file of another name.
+    return Row("check", name, PAGE_FILE, read_verdict(folder / CHECK_FILE).outcome, _first(folder, "graded", "sweep"))
+
+
+def _gate(folder: Path, name: str) -> Row:
+    return Row("gate", name, GATE_PAGE, read_verdict(folder).outcome, _first(folder, "candidate"))
+
+
+def _mitigate(folder: Path, name: str) -> Row:
+    return Row("mitigate", name, _MITIGATE_PAGE, read_mitigate(folder).headline, _first(folder, "sweeps/base"))
+
+
+def _first(folder: Path, *parts: str) -> Sweep | None:
+    """The first of these sweeps in a folder that is there."""
+    there = (folder / part for part in parts if (folder / part / SWEEP_FILE).is_file())
+    return next((read_sweep(each) for each in there), None)
+
+
+READERS = {SWEEP_FILE: _sweep, CHECK_FILE: _check, GATE_FILE: _gate, MITIGATE_FILE: _mitigate}
+
+
+def grouped(found: list[Row]) -> list[Group]:
+    """The results by what was asked, those of the largest gap first; those without a sweep at hand last."""
+    groups: dict[tuple, list[Row]] = {}
+    for row in found:
+        s = row.sweep
+        groups.setdefault((s.task, s.n_docs, s.n_examples, s.examples_digest) if s else (), []).append(row)
+    return [
+        Group(
+            f"Task {key[0]}, n = {key[2]:,}, {key[1]} documents" if key else "Without a sweep below this folder",
+            sorted(of, key=lambda row: -row.sweep.gap if row.sweep else 0.0),
+        )
+        for key, of in sorted(groups.items(), key=lambda item: (not item[0], item[0]))
+    ]
