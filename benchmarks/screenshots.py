@@ -1,9 +1,9 @@
-"""Takes the pictures in docs/ of pages that `posgap demo` made, in a headless Chromium.
+"""Takes the pictures in docs/ of pages that posgap made, in a headless Chromium.
 
-    python benchmarks/screenshots.py [runs/demo]
+    python benchmarks/screenshots.py [runs/demo] [--look runs/smollm2]
 
-sweep-report.png is the report of base and distilled model, sweep-examples.png the map of the base's examples, and
-comparison-examples.png both models side by side, and their difference.
+Of the demo, sweep-examples.png is the map of the base's examples, and comparison-examples.png both models side by
+side, and their difference. Of a first look, `posgap sweep MODEL`, sweep-report.png is the page.
 """
 
 import argparse
@@ -21,27 +21,31 @@ WIDTH = 1240
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("demo", nargs="?", type=Path, default=ROOT / "runs" / "demo")
+    parser.add_argument("--look", type=Path, help="folder of a first look; the demo's pictures are then left")
     options = parser.parse_args()
     if not program():
         raise SystemExit("no Chromium on PATH")
     with browser() as page:
-        report_pictures(page, options.demo.resolve())
+        if options.look:
+            picture(page, "sweep-report", options.look.resolve() / "sweep.html", "result", 900)
+        else:
+            demo_pictures(page, options.demo.resolve())
 
 
-def report_pictures(page: Page, demo: Path) -> None:
+def demo_pictures(page: Page, demo: Path) -> None:
     runs = "seed-*/pipeline/*"
     base = _newest(demo, f"{runs}/merge/out/sweep.html")
     compared = _newest(demo, f"{runs}/*/compare-*/out/comparison.html")
-    for name, file, tab, height in (
-        ("sweep-report", demo / "curves.html", "result", 1180),
-        ("sweep-examples", base, "examples", 900),
-        ("comparison-examples", compared, "examples", 900),
-    ):
-        page.open("about:blank#")
-        page.open(f"{file.as_uri()}#{tab}", WIDTH, height)
-        page.wait("document.getElementById('explorer').dataset.ready === 'yes'")
-        page.settle()
-        page.screenshot(ROOT / "docs" / f"{name}.png")
+    picture(page, "sweep-examples", base, "examples", 900)
+    picture(page, "comparison-examples", compared, "examples", 900)
+
+
+def picture(page: Page, name: str, file: Path, tab: str, height: int) -> None:
+    """Takes a tab of a page, so many pixels high, as `docs/NAME.png`."""
+    page.open("about:blank#")
+    page.open(f"{file.as_uri()}#{tab}", WIDTH, height)
+    page.wait("document.getElementById('explorer').dataset.ready === 'yes'")
+    page.screenshot(ROOT / "docs" / f"{name}.png")
 
 
 def _newest(folder: Path, pattern: str) -> Path:

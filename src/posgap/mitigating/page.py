@@ -8,7 +8,6 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from posgap.measurement.comparison import Comparison
 from posgap.measurement.plots import COLORS, plain, save_picture
 from posgap.measurement.report import rendered, save_page
 from posgap.measurement.sweeps import Sweep
@@ -24,7 +23,7 @@ class Row(NamedTuple):
     price: str
 
 
-def write_pages(result: Mitigate, comparison: Comparison | None, sweeps: Sequence[Sweep], out: Path) -> None:
+def write_pages(result: Mitigate, sweeps: Sequence[Sweep], out: Path) -> None:
     """Writes `mitigate.png`, what each gains, and `mitigate.html`. Of `sweeps` the first is of the model as it is."""
     shown = rows(result)
     save_picture(gains(result), out / "mitigate.png")
@@ -35,7 +34,6 @@ def write_pages(result: Mitigate, comparison: Comparison | None, sweeps: Sequenc
         None,
         title=result.title,
         result=result,
-        comparison=comparison,
         rows=shown,
         ticks=ticks(shown),
     )

@@ -116,6 +116,27 @@ class Found(Record):
         d = self.measured.difference
         return d.gap_ci95[1] < 0 and d.mean_ci95[1] >= 0
 
+    @property
+    def gains(self) -> str:
+        """What it gains, and what it costs, in words; only of one that was measured."""
+        m = self.measured
+        assert m
+        gain = f"{m.gain:+.1f} points ({m.gain_ci95[0]:+.1f} to {m.gain_ci95[1]:+.1f})"
+        if m.over_retrieved:
+            gain += f" over as retrieved, {m.over_retrieved.won} questions won and {m.over_retrieved.lost} lost"
+        else:
+            d = m.difference
+            gap = f"{d.gap:+.1f} ({d.gap_ci95[0]:+.1f} to {d.gap_ci95[1]:+.1f})"
+            gain = f"mean {gain}, gap {'0 by construction' if self.order_free else gap}"
+        return f"{gain}; an answer takes {m.price}"
+
+    @property
+    def verdict(self) -> str:
+        """What its intervals say, in words: of the positions, where these and not a retriever's order are asked."""
+        assert self.measured
+        by_position = not (self.order_free or self.measured.over_retrieved)
+        return self.measured.difference.verdict if by_position else f"{self.name}: {self.gains}."
+
 
 class Advice(Record):
     """What to take for a purpose: the mitigation's name, empty where none will do, with the reason, and the command or
@@ -160,7 +181,7 @@ class Retrieved(Record):
             gain = f"{self.best_over:+.1f} points ({self.best_over_ci95[0]:+.1f} to {self.best_over_ci95[1]:+.1f})"
             certain = self.best_over_ci95[0] > 0
             begin = "Position costs answers" if certain else "No cost of position is certain"
-            said.append(f"{begin}: the relevant passages at the best position would change that by {gain}")
+            said.append(f"{begin}: the relevant passages at the best position would add {gain}")
         if self.moved:
             said.append(f"{len(self.moved)} questions are wrong as retrieved and right at another position")
         return [f"{sentence}." for sentence in said]
@@ -201,7 +222,7 @@ class Mitigate(Record):
     @property
     def reference(self) -> str:
         """What gains are over."""
-        return "as retrieved" if self.retrieved else "the model as it is"
+        return _reference(self.retrieved is not None)
 
     @property
     def headline(self) -> str:
@@ -293,33 +314,25 @@ def _advised(purpose: Purpose, found: Sequence[Found]) -> Advice:
     helping = [each for each in measured if (each.narrows if by_gap else each.helps)]
     if not helping:
         how = "has for certain a smaller gap, at no certain loss in the mean," if by_gap else "is for certain better"
-        why = _why_none(measured or fitting, bool(measured), how)
+        retrieved = any(each.measured and each.measured.over_retrieved for each in measured)
+        why = _why_none(measured or fitting, f"{how} than {_reference(retrieved)}" if measured else "")
         return Advice(purpose=purpose.name, name="", why=why, command="")
     best = min(helping, key=_gap) if by_gap else max(helping, key=_gain)
-    return Advice(purpose=purpose.name, name=best.name, why=_gains(best), command=best.command, code=best.code)
+    return Advice(purpose=purpose.name, name=best.name, why=best.gains, command=best.command, code=best.code)
 
 
-def _gains(found: Found) -> str:
-    """What a mitigation gains, and what it costs, in words."""
-    m = found.measured
-    assert m
-    gain = f"{m.gain:+.1f} points ({m.gain_ci95[0]:+.1f} to {m.gain_ci95[1]:+.1f})"
-    if m.over_retrieved:
-        gain += f" over as retrieved, {m.over_retrieved.won} questions won and {m.over_retrieved.lost} lost"
-    else:
-        d = m.difference
-        gap = f"{d.gap:+.1f} ({d.gap_ci95[0]:+.1f} to {d.gap_ci95[1]:+.1f})"
-        gain = f"mean {gain}, gap {'0 by construction' if found.order_free else gap}"
-    return f"{gain}; an answer takes {m.price}"
+def _reference(retrieved: bool) -> str:
+    """What gains are over."""
+    return "as retrieved" if retrieved else "the model as it is"
 
 
-def _why_none(fitting: Sequence[Found], measured: bool, how: str) -> str:
+def _why_none(fitting: Sequence[Found], how: str) -> str:
     names = ", ".join(each.name for each in fitting)
     if not fitting:
         return "none of those to be tried is for it"
-    if not measured:
+    if not how:
         return f"{names}: not measured; the reasons stand with all that was tried"
-    return f"of what was measured ({names}) nothing {how} than the model as it is"
+    return f"of what was measured ({names}) nothing {how}"
 
 
 def _gain(found: Found) -> float:

@@ -161,7 +161,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     )
     write_json(out / MITIGATE_FILE, result.model_dump(mode="json"))
     write_examples(out / "held_out.jsonl", splits.held_out)
-    write_pages(result, comparison, [each.sweep for each in evidence], out)
+    write_pages(result, [each.sweep for each in evidence], out)
     _record(result, run)
     run.artifact(out)
 
@@ -450,7 +450,7 @@ def _record(result: Mitigate, run: Run) -> None:
                 f"{each.name}_answer_cost": each.measured.paid,
             }
         )
-        log.log(RESULT, "%s", difference.verdict)
+        log.log(RESULT, "%s", each.verdict)
     for said in result.advice:
         log.log(RESULT, "%s: %s: %s", said.purpose, said.name or "as it is", said.why)
     for said in result.taken:
