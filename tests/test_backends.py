@@ -1,6 +1,8 @@
 """The same sweep gives the same predictions through every backend; tests/test_vllm.py has vLLM's."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +10,9 @@ from conftest import kv_example
 from endpoint import Endpoint, served
 from test_generation import llama
 
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
+from posgap.generation.backends import BACKENDS, open_generator
 from posgap.measurement.config import SweepConfig
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import load_tokenizer, save_model
@@ -62,3 +66,21 @@ def test_an_endpoint_gives_the_predictions_of_the_model_it_serves(endpoint, toke
         there = sweep(SweepConfig(out=tmp_path / "there", **changes))
     assert predictions(here) == predictions(there)
     assert server.seen.total() == 48
+
+
+def test_a_large_model_is_shared_by_as_many_gpus_as_asked_for(model_folder, monkeypatch):
+    """vLLM runs in an environment of its own: here stands what it is called with."""
+    called = {}
+
+    def serves(**given):
+        called.update(given)
+        raise ValueError("no such number of GPUs")
+
+    platforms = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: False))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=serves))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    for more, gpus in (({}, 1), ({"tensor_parallel_size": 4}, 4)):
+        config = SweepConfig(examples="e", model=str(model_folder), out="o", backend="vllm", dtype="float32", **more)
+        with pytest.raises(PosgapError, match="vLLM cannot serve this model: no such number of GPUs"):
+            open_generator(config, BACKENDS["vllm"].builder(config))
+        assert called["tensor_parallel_size"] == gpus

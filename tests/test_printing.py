@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from posgap.cli import main as cli
 from posgap.cli.main import build, example, main
@@ -244,7 +245,7 @@ def test_a_line_that_the_program_s_own_logging_shows_is_shown_once(level, above,
 
 def test_help_lists_every_verb_once_under_a_heading_and_ends_each_with_its_example():
     root = build()
-    shown = root.get_help(click.Context(root, info_name="posgap"))
+    shown = CliRunner().invoke(root, ["--help-all"], prog_name="posgap").output
     rows = [line.split()[0] for line in shown.partition("\nMeasure:\n")[2].splitlines() if line.startswith("  ")]
     assert sorted(rows) == sorted(root.commands) and [*SECTIONS] == [
         line[:-1] for line in shown.splitlines() if line[:1].strip() and line.endswith(":") and line != "Options:"

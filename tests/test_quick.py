@@ -115,7 +115,6 @@ def test_a_model_on_this_machine_is_loaded_once(folder, model_folder, monkeypatc
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--examples", "e.jsonl"], "`out`: say where the sweep of these examples goes"),
         (["--lengths", "1k"], "--lengths: is of examples; give --examples"),
         (["--estimate"], "--estimate: is of examples; give --examples"),
         (["--out", "s3://bucket/out"], "--out: made examples are written beside it: write to this machine"),
@@ -124,6 +123,14 @@ def test_a_model_on_this_machine_is_loaded_once(folder, model_folder, monkeypatc
 def test_what_a_first_look_cannot_do_is_one_line(words, complaint, endpoint, capsys):
     assert run("sweep", f"{endpoint.url}#served", *words) == 2
     assert complaint in capsys.readouterr().err and not endpoint.seen
+
+
+def test_a_sweep_of_given_examples_has_a_place_too(folder, endpoint, capsys):
+    write_examples(folder / "mine.jsonl.gz", [kv_example(number, 5) for number in range(2)])
+    words = ["sweep", f"{endpoint.url}#org/m", "--examples", "mine.jsonl.gz", "--n-docs", "5"]
+    assert run(*words, "--estimate") == 0 and "10 prompts" in capsys.readouterr().out
+    assert run(*words, "--json") == 0 and json.loads(capsys.readouterr().out)["n_examples"] == 2
+    assert read_sweep(folder / "runs" / "m-kv-mine").n_examples == 2
 
 
 def test_help_shows_that_the_model_may_come_first(capsys):

@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 
 from posgap import __version__
 from posgap.cli import config_file, variables
-from posgap.cli.verbs import GROUPS, SECTIONS, VERBS, Kind, Verb
+from posgap.cli.verbs import FIRST, GROUPS, SECTIONS, VERBS, Kind, Verb
 from posgap.foundation import printing
 from posgap.foundation.choices import SECRET
 from posgap.foundation.config import Config
@@ -210,15 +210,21 @@ _SHORT = {"model": ("-m",), "out": ("-o",)}
 MAX_SHOWN = 30  # options of a verb in its help
 MAX_DESCRIBED = 4  # choices of an option in it
 _IN_FULL = "posgap.help_all"
-_HELP_ALL = click.Option(
-    ["--help-all"],
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    allow_from_autoenv=False,
-    callback=_help_all,
-    help="Show all options and exit.",
-)
+
+
+def _help_all_option(what: str) -> click.Option:
+    return click.Option(
+        ["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        allow_from_autoenv=False,
+        callback=_help_all,
+        help=f"Show all {what} and exit.",
+    )
+
+
+_HELP_ALL = _help_all_option("options")
 
 
 def command(words: str, verb: Verb) -> click.Command:
@@ -337,7 +343,8 @@ def _misuse(config_type: type[Config], error: ValidationError) -> str:
 
 
 class _Group(click.Group):
-    """A group that lists its commands in the order in which they were added; the root lists them under headings."""
+    """A group that lists its commands in the order in which they were added. The root lists the `FIRST` ones, and with
+    `--help-all` all of them under headings."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -345,6 +352,12 @@ class _Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if ctx.parent:
             return super().format_commands(ctx, formatter)
+        if not ctx.meta.get(_IN_FULL):
+            with formatter.section("Commands"):
+                formatter.write_dl(list(FIRST.items()))
+            formatter.write_paragraph()
+            formatter.write_text(f"{len(self.commands) - len(FIRST)} more commands: {ctx.command_path} --help-all")
+            return None
         width = max(map(len, self.commands))
         for heading, verbs in SECTIONS.items():
             names = dict.fromkeys(words.partition(" ")[0] for words in verbs)
@@ -355,7 +368,7 @@ class _Group(click.Group):
 
 def build() -> click.Group:
     """The whole command line."""
-    root = _Group("posgap", help=ROOT_HELP)
+    root = _Group("posgap", help=ROOT_HELP, params=[_help_all_option("commands")])
     # A variable POSGAP_VERSION is nobody's wish to be told the version.
     click.version_option(__version__, allow_from_autoenv=False)(root)
     for words, verb in VERBS.items():
@@ -369,16 +382,13 @@ def build() -> click.Group:
     return root
 
 
-ROOT_HELP = """Measure the position gap of a long-context language model, close it, and let a model
-into the registry only when it is closed.
+ROOT_HELP = """Measure a language model's position gap, close it, and keep it closed.
 
 \b
-  validate -> sweep (base) -> teacher -> distill -> sweep (candidate) -> gate -> promote
-                           -> scale search -> apply -------^
+  posgap sweep MODEL   a first look at a model or an endpoint, in two minutes
 
-Every stage writes a folder with a manifest.json, logs to MLflow where MLFLOW_TRACKING_URI
-names a server (or sqlite:///mlflow.db, a file) and, run again with the same inputs, does
-nothing. What MLflow did not take is kept beside the folder; `posgap sync` sends it."""
+A command that writes a folder keeps its settings there (manifest.json), and does nothing when it is run again
+unchanged. It logs to MLflow where MLFLOW_TRACKING_URI names a server, or a file like sqlite:///mlflow.db."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -71,7 +71,20 @@ class Verb(NamedTuple):
     stage_config: type[Config] | None = None  # of the stage, where the verb leaves more open; None: the same
 
 
-# Each heading of `posgap --help` with its verbs, by what is typed for them.
+# What `posgap --help` lists, and in how few words; the rest is under `--help-all`.
+FIRST = {
+    "init": "ask what to measure, and write it into posgap.yaml",
+    "sweep": "measure accuracy at every position, and the gap",
+    "check": "sweep a model and judge it, for CI",
+    "compare": "say how sweeps differ, with intervals",
+    "mitigate": "find what closes the gap without training",
+    "distill": "train the gap away (Pos2Distill)",
+    "gate": "decide whether a model may be released",
+    "promote": "register a model that was admitted",
+    "rollout": "explain why a model is biased",
+    "pipeline": "run it all on Kubeflow, on a schedule if wanted",
+}
+# Each heading of `posgap --help-all` with its verbs, by what is typed for them.
 SECTIONS: dict[str, dict[str, Verb]] = {
     "Measure": {
         "data fetch": Verb(FetchConfig, "nq-20", work="posgap.data.verbs:fetch"),

@@ -93,6 +93,12 @@ class TransformersParameters(Parameters):
     )
 
 
+class VLLMParameters(Parameters):
+    tensor_parallel_size: Annotated[int, WITHOUT_EFFECT, RARE] = Field(
+        1, ge=1, description="vllm: number of GPUs that share the model, for one that is too large for a single GPU"
+    )
+
+
 class _Transformers(Backend):
     @property
     def gives_attention(self) -> bool:
@@ -122,7 +128,8 @@ class _VLLM(Backend):
         from posgap.generation.vllm import VLLMGenerator
 
         local = _with_tokenizer(build)
-        return VLLMGenerator(config.model, config.dtype, local.context, config.seed, local.tokenizer)
+        gpus = VLLMParameters.of(config).tensor_parallel_size
+        return VLLMGenerator(config.model, config.dtype, local.context, config.seed, local.tokenizer, gpus)
 
 
 class _OpenAI(Backend):
@@ -154,7 +161,7 @@ class _OpenAI(Backend):
 
 
 TRANSFORMERS = _Transformers("transformers", "on this machine, in one process or several", TransformersParameters)
-VLLM = _VLLM("vllm", "on this machine, if vLLM is installed")
+VLLM = _VLLM("vllm", "on this machine, if vLLM is installed", VLLMParameters)
 OPENAI = _OpenAI(
     "openai",
     "any OpenAI-compatible endpoint, with the key in OPENAI_API_KEY",

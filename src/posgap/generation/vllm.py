@@ -26,7 +26,9 @@ class VLLMGenerator:
     Raises `PosgapError` if vLLM is not installed or refuses the model.
     """
 
-    def __init__(self, model: str, dtype: str, context: int, seed: int, tokenizer: PreTrainedTokenizerBase):
+    def __init__(
+        self, model: str, dtype: str, context: int, seed: int, tokenizer: PreTrainedTokenizerBase, gpus: int = 1
+    ):
         try:
             from vllm import LLM
             from vllm.platforms import current_platform
@@ -46,6 +48,7 @@ class VLLMGenerator:
                 max_model_len=context,
                 seed=seed,
                 enable_prefix_caching=True,
+                tensor_parallel_size=gpus,
                 trust_remote_code=False,
                 **blocks,
                 disable_log_stats=False,  # else it does not count what its cache had

@@ -1,9 +1,9 @@
 """Parameters of the champion's sweep, and of the watch over it."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from posgap.foundation.config import Config, StageConfig
 from posgap.foundation.fields import (
@@ -30,14 +30,8 @@ class SweepVerbConfig(SweepConfig):
         "minutes allow",
     )
     out: OptionalOutputPath = Field(  # type: ignore[assignment]
-        None, description="folder to write; empty, with made examples: the model's name in the folder `runs`"
+        None, description="folder to write; empty: one in `runs`, named by the model, and by task and examples if given"
     )
-
-    @model_validator(mode="after")
-    def _examples_have_a_place(self) -> Self:
-        if self.examples is not None and self.out is None:
-            raise ValueError("`out`: say where the sweep of these examples goes, as in --out run/base")
-        return self
 
 
 class ViewConfig(Config):
