@@ -309,7 +309,7 @@ def test_the_examples_of_the_docs_run_as_they_stand(tmp_path, monkeypatch, model
     assert [example.question for example in names["mine"]] == ["How long is the bridge?"]
 
 
-def test_the_readme_shows_the_first_two_examples_of_the_docs():
+def test_the_readme_shows_the_first_example_of_the_docs():
     three, ten = re.findall(r"```python\n.*?```", DOCS, flags=re.S)[:2]
-    assert three in README and ten in README
+    assert three in README
     assert len(three.splitlines()) - 2 <= 4 and len(ten.splitlines()) - 2 <= 10

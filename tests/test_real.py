@@ -6,12 +6,14 @@
 import copy
 import json
 import random
+import re
 from itertools import islice, product
 
 import mlflow
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from transformers import AutoModelForCausalLM
 
 from posgap.api import library
@@ -28,7 +30,9 @@ from posgap.tasks.examples import KVExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt
 from posgap.tasks.reading import write_examples
+from posgap.workflows import quick
 
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.real
 POSITIONS = ["1", "10"]
 LIMIT = 30
@@ -123,6 +127,25 @@ def test_forced_tokens_are_judged_as_generated_ones(smollm2):
     generated = Generated(model, tokenizer, questions, said_so, Sampling(12), 4096).correct(scalings)
     np.testing.assert_array_equal(verdicts, generated)
     assert verdicts[0].tolist() == [[1, 0, 0], [1, 0, 0]] and not np.array_equal(verdicts[0], verdicts[1])
+
+
+def like(text: str) -> list[str]:
+    """The lines of a first look without figures, bars, and names of the model, which every machine has of its own."""
+    shown = []
+    for line in text.strip().splitlines():
+        words = [word for word in line.split() if not set(word) <= set("█▏▎▍▌▋▊▉") and word not in ("best", "worst")]
+        words = [re.sub(r"\S*(/|smollm2|SmolLM2)\S*", "NAME", word) for word in words]
+        shown.append(re.sub(r"[+-]?\d[\d.]*", "#", " ".join(words)))
+    return shown
+
+
+def test_a_first_look_prints_what_the_readme_shows(smollm2, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(quick, "SECONDS", 20.0)
+    command, _, printed = re.search(r"```console\n\$ (.*?)(\n)(.*?)```", README, re.DOTALL).groups()
+    assert command.split()[:2] == ["posgap", "sweep"]
+    assert posgap("sweep", smollm2) == 0
+    assert like(capsys.readouterr().out) == like(printed)
 
 
 # What follows are the verbs, each once, on few examples of five records. With the gold document last, SmolLM2 answers
