@@ -290,7 +290,7 @@ def command(name: str, settings: dict, config: MitigateConfig) -> str:
         return ""
     parts = ["posgap", "sweep", "--model", model, "--task", config.task, "--n-docs", str(config.n_docs)]
     parts += ["--mitigation", name, "--mitigation-settings", json.dumps(settings)]
-    return shlex.join([*parts, "--examples", with_uris(config.examples), "--out", f"sweep-{name}"])
+    return shlex.join([*parts, "--examples", with_uris(str(config.examples)), "--out", f"sweep-{name}"])
 
 
 def code(name: str, settings: dict) -> str:

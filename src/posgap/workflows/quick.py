@@ -74,7 +74,7 @@ def _place(config: SweepVerbConfig, examples: Location | None = None) -> Path:
     """A folder in `runs` under the model's name, with that of the task and of its examples where these are given."""
     named = [Path(with_uris(config.model)).name]
     if examples is not None:
-        named += [config.task, Path(with_uris(examples)).name.partition(".")[0]]
+        named += [config.task, Path(with_uris(str(examples))).name.partition(".")[0]]
     return Path("runs") / (re.sub(r"[^\w.-]+", "-", "-".join(named)).strip(".-") or "model")
 
 
