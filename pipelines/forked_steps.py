@@ -1,9 +1,10 @@
 """Begins the steps of a pipeline run on this machine in processes that have imported the large libraries already.
 
 Importing torch, transformers and MLflow takes longer than most steps of a small pipeline. Python's fork server imports
-them once, and forks itself for every step. Of posgap it imports next to nothing, and each step has the environment of
-the run, so that it sees what a Python that is started for it would. The server only imports: it forks with no GPU in
-use.
+them once, and forks itself for every step. That takes ten seconds, and half a minute and more where Python may write no
+bytecode or shares its processors, so the server begins as soon as it is known that there will be steps. Of posgap it
+imports next to nothing, and each step has the environment of the run, so that it sees what a Python that is started for
+it would. The server only imports: it forks with no GPU in use.
 """
 
 import atexit
@@ -16,26 +17,48 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
 SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["posgap.pipelines.preloaded"])
+_FORKED = sys.platform == "linux"
 _RUNNING: set[BaseProcess] = set()
 _STOPPED = threading.Event()  # once SIGTERM has come
+
+
+def begin_server() -> None:
+    """Has the server begin to import, and does not wait for it."""
+    if _FORKED:
+        forkserver.ensure_running()
+
+
+def await_server() -> None:
+    """Returns when the server has imported the libraries."""
+    if _FORKED:
+        begin_server()
+        process = SERVER.Process(target=_nothing)
+        process.start()
+        process.join()
+
+
+def _nothing() -> None:
+    """What a process does that is begun to see whether others can be."""
 
 
 @contextlib.contextmanager
 def forked_steps() -> Iterator[None]:
     """Within the block KFP's local runner begins its steps so; on systems other than Linux, where forking is not safe
     after these imports, each in a Python of its own, as KFP does."""
-    if sys.platform != "linux":
+    if not _FORKED:
         yield
         return
     from kfp.local import subprocess_task_handler as kfp_runner
 
-    SERVER.set_forkserver_preload(["posgap.pipelines.preloaded"])
+    begin_server()
     before, kfp_runner.run_local_subprocess = kfp_runner.run_local_subprocess, run
     try:
         with _stopped_by_sigterm():

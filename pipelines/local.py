@@ -19,7 +19,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import is_quiet, show
 from posgap.pipelines.config import PipelineRunConfig
-from posgap.pipelines.forked_steps import forked_steps
+from posgap.pipelines.forked_steps import await_server, begin_server, forked_steps
 from posgap.pipelines.resumed_steps import resumed_steps
 from posgap.storage.outputs import RunFolder
 from posgap.tracking.left_behind import close_killed
@@ -84,6 +84,7 @@ def run(config: PipelineRunConfig) -> None:
 
     chosen = pipeline(config.pipeline)
     with RunFolder(config, "pipeline_run") as output:
+        begin_server()
         values, out = arguments(config, parse(compiled_text(chosen), chosen.name).parameters), output.out
         # Promotion needs a registry, and the next run the champion that is in it.
         track_at(f"sqlite:///{Path.cwd()}/mlflow.db")
@@ -120,6 +121,8 @@ def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Pat
     ):
         warnings.simplefilter("ignore")
         digest = _Digest(kept, lambda line: is_quiet() or terminal.write(f"{line}\n"))
+        digest.show(f"{time.strftime('%H:%M:%S')} imports of all steps")
+        await_server()
         try:
             with (
                 forked_steps(),

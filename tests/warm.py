@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 import threading
-from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.reduction import DupFd
 
@@ -18,9 +17,7 @@ import pytest
 from conftest import ROOT
 from warm_forks import asked
 
-from posgap.pipelines.forked_steps import SERVER
-
-SERVER.set_forkserver_preload(["posgap.pipelines.preloaded"])
+from posgap.pipelines.forked_steps import SERVER, begin_server
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,7 +26,7 @@ def posgap_on_path(tmp_path_factory):
     by being imported there. It ends as the fork does, and hands on the signals that it gets; the fork dies with it, but
     a moment later, so that what is to be killed should be begun as `sys.executable -m posgap`.
     """
-    forkserver.ensure_running()  # now, when no test has changed the environment
+    begin_server()  # now, when no test has changed the environment
     folder = tmp_path_factory.mktemp("warm")
     program, address = folder / "posgap", folder / "socket"
     program.write_text(f"#!{sys.executable} -IS\n{(ROOT / 'tests' / 'warm_client.py').read_text()}")

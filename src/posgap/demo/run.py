@@ -21,6 +21,7 @@ from posgap.measurement.explored import explored_folders
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import Evidence
 from posgap.pipelines import smoke
+from posgap.pipelines.forked_steps import begin_server
 from posgap.pipelines.local import run_locally
 from posgap.storage.datasets import dataset_at
 from posgap.storage.outputs import RunFolder
@@ -49,6 +50,7 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
     data_train, data_eval = examples(config, work)
     recipe = tiny_model.QUICK if config.smoke else tiny_model.STANDARD
     model, seconds = tiny_model.base_model(work, config.seed, recipe)
+    begin_server()
     places = {"data_train": str(data_train), "data_eval": str(data_eval), "base_model": str(model)}
     with start_run("demo", {"posgap.seed": config.seed}, out) as run:
         if run.id:
