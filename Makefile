@@ -6,9 +6,9 @@
 # make check   ruff, and the quickest tests that fit into two minutes
 # make types   checks the types with mypy
 # make coverage   which lines and branches the tests run, in other processes too (ARGS: a part of the suite)
-# make hashes   hashes.txt, after a change of constraints.txt
+# make hashes   hashes.txt and those of infra/images, after a change of constraints.txt
 # make community REGISTRY=../pipelines-components   the components as the community's registry wants them, and its checks
-# make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; ten minutes)
+# make containers   builds the images cpu and mlflow, and runs them and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 # make s3 S3=ceph   the tests of S3 against a real server in place of moto's (ceph, or rclone; tests/s3_servers.py)
 # make package   builds the wheel and the source distribution, checks both, and tries the wheel in an empty environment
@@ -33,7 +33,7 @@ TEST_PROCESSES ?= 4
 CHECK_SECONDS ?= 120
 CHAOS_SECONDS ?= 600
 S3 ?= ceph
-IMAGES ?= cpu gpu-train gpu-serve
+IMAGES ?= cpu mlflow gpu-train gpu-serve
 REGISTRY ?= ../pipelines-components
 # What the demo, the pipeline and the targets here need beside the core, on any machine.
 EXTRAS = mlflow,kfp,s3,tables,validate,gguf
@@ -197,10 +197,14 @@ screenshots: $(VENV)/.installed-test
 	test -f runs/demo/curves.html || $(MAKE) demo
 	$(VENV)/bin/python benchmarks/screenshots.py
 
-# After every change of constraints.txt: the sha256s of all files that PyPI has of these versions.
+# After every change of constraints.txt, or of what images install besides: the sha256s of all files that PyPI has of these
+# versions. Those of torch without CUDA are of another index: infra/images/torch-cpu.txt.
+compile = $(UV) compile --quiet --no-annotate --generate-hashes --custom-compile-command 'make hashes' --output-file $(1) -
 hashes: $(VENV)/.torch
-	grep -v '^torch==' constraints.txt | $(UV) compile --quiet --no-deps --no-annotate --generate-hashes \
-		--custom-compile-command 'make hashes' --output-file hashes.txt -
+	grep -v '^torch==' constraints.txt | $(call compile,hashes.txt) --no-deps
+	grep -oE '^[A-Za-z][^ ]+' infra/images/gpu-serve.txt | $(call compile,infra/images/gpu-serve.txt) --no-deps
+	grep -oE '^[A-Za-z][^ ]+' infra/images/flash-attn.txt | $(call compile,infra/images/flash-attn.txt) --no-deps
+	echo cyclonedx-bom==7.5.0 | $(call compile,infra/images/cyclonedx.txt)
 
 clean:
 	rm -rf $(VENV) runs build

@@ -1,4 +1,4 @@
-"""The cpu image where nothing can be pulled: on a base that debootstrap makes, with stand-ins for its neighbours'."""
+"""The images without CUDA where nothing can be pulled: on a base that debootstrap makes, with stand-ins for others."""
 
 import ast
 import os
@@ -37,7 +37,7 @@ def require() -> None:
 
 
 def build_images(folder: Path) -> None:
-    """The cpu image as `make images` builds it, and the stand-ins. Layers are kept for the next time."""
+    """The images cpu and mlflow as `make images` builds them, and the stand-ins. Layers are kept for the next time."""
     if subprocess.run(["podman", "image", "exists", BASE]).returncode:
         _build_base(folder)
     flags = ["--network=host", *pip_flags(folder)]
@@ -48,7 +48,7 @@ def build_images(folder: Path) -> None:
     flags += ["--layers", f"--build-arg=BASE={BASE}", f"--build-arg=TORCH_INDEX_URL={torch}"]
     environment = os.environ | {"ENGINE": "podman", "BUILD_FLAGS": " ".join(flags)}
     for verb in ("build", "check"):
-        subprocess.run([ROOT / "infra/images/images.sh", verb, "cpu"], env=environment, check=True)
+        subprocess.run([ROOT / "infra/images/images.sh", verb, "cpu", "mlflow"], env=environment, check=True)
 
 
 def _build_base(folder: Path) -> None:

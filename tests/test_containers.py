@@ -1,4 +1,4 @@
-"""The cpu image, and what the `local` overlay makes of it, run: `make containers`, as root, where podman can."""
+"""The images without CUDA, and what the `local` overlay makes of them: `make containers`, as root, with podman."""
 
 import os
 import subprocess

@@ -1,5 +1,6 @@
 """infra/images: what can be said of the images without building them. tests/test_containers.py builds one."""
 
+import json
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from posgap.components.wrapper import CPU, image
 
 IMAGES = ROOT / "infra" / "images"
 TEXT = (IMAGES / "Dockerfile").read_text()
-TARGETS = ("cpu", "gpu-train", "gpu-serve")
+TARGETS = ("cpu", "mlflow", "gpu-train", "gpu-serve")
 
 
 def stages() -> dict[str, tuple[str, list[str]]]:
@@ -79,22 +80,60 @@ def test_nothing_is_downloaded_but_packages_and_no_secret_is_kept():
         assert not (installs and name in TARGETS)
 
 
-def test_what_is_installed_is_constrained():
-    for instruction in (i for _, instructions in stages().values() for i in instructions):
-        for install in re.findall(r"\bpip install [^&]*", instruction):
-            assert "--constraint" in install or "cyclonedx-bom==" in install, install
-    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (IMAGES / "gpu-serve.txt").read_text(), re.MULTILINE))
-    ours = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    assert pinned["vllm"] == "0.32.0" and pinned["torch"] == ours["torch"]
-    assert {name: pinned[name] for name in ("kfp", "boto3")} == {name: ours[name] for name in ("kfp", "boto3")}
-    assert pinned["mlflow-skinny"] == ours["mlflow"]
+def test_what_is_installed_has_a_known_hash():
+    for name, (_, instructions) in stages().items():
+        for install in (each for i in instructions for each in re.findall(r"\bpip (?:install|wheel) [^&]*", i)):
+            ours = "/wheels/" in install or install.endswith("/wheels .")  # what a stage before has built
+            assert ours or ("--require-hashes" in install and "--requirement" in install), (name, install)
+    script = (IMAGES / "install.sh").read_text()
+    assert all("--dry-run" in each or "--require-hashes" in each for each in re.findall(r"pip install .*", script))
+
+
+def test_the_lists_name_the_versions_that_are_tested():
+    ours = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    serve, torch = (
+        dict(re.findall(r"^([\w.-]+)==(\S+)", (IMAGES / name).read_text(), re.MULTILINE))
+        for name in ("gpu-serve.txt", "torch-cpu.txt")
+    )
+    assert serve["vllm"] == "0.32.0" and serve["mlflow-skinny"] == ours["mlflow"]
+    assert {name: serve[name] for name in ("torch", "kfp", "boto3")} == {
+        name: ours[name] for name in ("torch", "kfp", "boto3")
+    }
+    assert torch == {"torch": f"{ours['torch']}+cpu"}
+    for name in ("gpu-serve.txt", "torch-cpu.txt", "flash-attn.txt", "cyclonedx.txt"):
+        text = (IMAGES / name).read_text()
+        assert len(re.findall(r"^\S+==", text, re.MULTILINE)) == len(
+            re.findall(r"^\S+==\S+ \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)
+        )
+
+
+def test_what_pip_chose_is_installed_by_the_hashes_of_the_lists(tmp_path):
+    """A package of hashes.txt, one of CUDA's, and none: another version than the lists have, or no such package."""
+    (tmp_path / "lists").mkdir()
+    for file in (ROOT / "hashes.txt", *IMAGES.glob("*.txt")):
+        shutil.copy(file, tmp_path / "lists")
+
+    def locked(**chosen):
+        install = [{"metadata": {"name": name, "version": version}} for name, version in chosen.items()]
+        (tmp_path / "report.json").write_text(json.dumps({"install": install}))
+        command = [sys.executable, IMAGES / "requirements.py", "--locked", tmp_path / "report.json"]
+        return subprocess.run(command, cwd=tmp_path / "lists", capture_output=True, text=True)
+
+    versions = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "hashes.txt").read_text(), re.MULTILINE))
+    nvidia = dict(re.findall(r"^(nvidia-[\w.-]+)==(\S+)", (IMAGES / "gpu-serve.txt").read_text(), re.MULTILINE))
+    done = locked(**{"Typing_Extensions": versions["typing-extensions"], "nvidia-nvtx": nvidia["nvidia-nvtx"]})
+    entry = r"{}==\S+( \\\n    --hash=sha256:[0-9a-f]{{64}})+\n"
+    both = entry.format("typing-extensions") + entry.format("nvidia-nvtx")
+    assert done.returncode == 0 and re.fullmatch(both, done.stdout)
+    done = locked(numpy=versions["numpy"], pandas="0.0.1", nobody="1")
+    assert done.returncode == 1 and "no sha256s of pandas 0.0.1, nobody 1 in" in done.stderr and not done.stdout
 
 
 def test_only_gpu_images_hold_a_compiler():
     def compilers(target):
         return [i for i in inherited(target) if re.search(r" (g\+\+|gcc|build-essential) ", i)]
 
-    assert not compilers("cpu") and compilers("gpu-train") and compilers("gpu-serve")
+    assert not compilers("cpu") + compilers("mlflow") and compilers("gpu-train") and compilers("gpu-serve")
 
 
 def test_the_context_holds_what_is_built_and_nothing_else():
@@ -113,6 +152,25 @@ def test_the_dependencies_of_extras_are_all_there():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     names = {Requirement(line).name for line in done.stdout.splitlines()}
     assert {"torch", "kfp", "pytest", "deepspeed", "kubeflow"} <= names and "posgap" not in names
+    left_out = "torch,accelerate,transformers,bm25s,kubeflow"  # of the image of MLflow's server
+    assert f"requirements.py --without {left_out} mlflow s3 cluster" in TEXT
+    command = [sys.executable, IMAGES / "requirements.py", "--without", left_out, "mlflow", "s3", "cluster"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {Requirement(line).name for line in done.stdout.splitlines()} & {*left_out.split(","), "kfp"}
+    assert "mlflow[auth]" in done.stdout and "psycopg[binary]" in done.stdout
+
+
+def test_what_the_server_of_mlflow_needs_of_posgap_needs_no_torch():
+    """Migration, access and backup, in a Python where what its image lacks cannot be imported."""
+    folder = ROOT / "infra/kubernetes/base/namespaced"
+    programs = [folder / name for name in ("mlflow/migration.py", "mlflow/access.py", "backup/backup.py")]
+    script = (
+        "import runpy, sys\n"
+        "for name in ('torch', 'accelerate', 'transformers', 'bm25s', 'kubeflow', 'kfp'): sys.modules[name] = None\n"
+        f"for file in {[str(each) for each in programs]}: runpy.run_path(file)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_pipeline_and_the_cluster_take_the_images_that_are_built():
@@ -131,6 +189,7 @@ def test_the_script_takes_the_engine_that_works_and_says_what_is_wrong(tmp_path)
     shutil.copytree(IMAGES, tmp_path / "infra" / "images")
     (tmp_path / "src" / "posgap").mkdir(parents=True)
     (tmp_path / "src" / "posgap" / "__init__.py").write_text('__version__ = "1.2.3"\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.posgap]\nrepository = "https://here.example/we"\n')
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "docker").write_text("#!/bin/sh\nexit 1\n")  # installed, and no daemon
@@ -147,10 +206,10 @@ def test_the_script_takes_the_engine_that_works_and_says_what_is_wrong(tmp_path)
     assert done.returncode == 0, done.stderr
     build = next(call for call in (tmp_path / "calls").read_text().splitlines() if call.startswith("build"))
     assert "--target cpu --tag here/we/posgap-cpu:1.2.3 --build-arg VERSION=1.2.3" in build
-    assert build.endswith("--no-cache --pull .")
+    assert "--build-arg SOURCE=https://here.example/we " in build and build.endswith("--no-cache --pull .")
     assert (tmp_path / "build" / "images" / "cpu.cdx.json").read_text() == "sbom\n"
     for words, environment, said in (
-        (["build", "tpu"], {}, "tpu: no such image; cpu, gpu-train or gpu-serve"),
+        (["build", "tpu"], {}, "tpu: no such image; cpu, mlflow, gpu-train or gpu-serve"),
         (["built"], {}, "say build, check or scan"),
         (["build"], {"ENGINE": "docker"}, "docker: not installed, or its daemon is not running"),
     ):

@@ -26,7 +26,6 @@ from manifests import (
 )
 
 from posgap import __version__
-from posgap.components.wrapper import CPU, image
 
 pytestmark = needs_kubectl
 REFUSED = (jsonschema.ValidationError, kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError)
@@ -101,9 +100,9 @@ def test_images_are_pinned_in_one_place_to_this_version(name):
         for each in yaml.safe_load((KUBERNETES / "images/kustomization.yaml").read_text())["images"]
     }
     used = {each["image"] for pod in pod_templates(overlay(name)).values() for each in containers(pod["spec"])}
-    assert used <= known and image(CPU) in used
+    assert used <= known
     ours = {image for image in used if "/posgap/" in image}
-    assert ours == {f"ghcr.io/posgap/posgap-{kind}:{__version__}" for kind in ("cpu", "gpu-train")}
+    assert ours == {f"ghcr.io/posgap/posgap-{kind}:{__version__}" for kind in ("mlflow", "gpu-train")}
 
 
 def gpus(objects: list[dict]) -> dict[str, int]:

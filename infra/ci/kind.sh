@@ -2,8 +2,8 @@
 # A whole installation in kind, by the commands of infra/kubernetes/README.md and docs/kubeflow.md:
 #   infra/ci/kind.sh cluster|platform|overlay|data|submit|form|logs|remove
 #
-# Needs docker, kind, kubectl, aws and posgap (make .venv/.installed-test), the image posgap-cpu (make images IMAGES=cpu
-# ENGINE=docker), some 30 GB of disk and 16 GB of memory. Never run as yet.
+# Needs docker, kind, kubectl, aws and posgap (make .venv/.installed-test), the images posgap-cpu and posgap-mlflow (make
+# images IMAGES="cpu mlflow" ENGINE=docker), some 30 GB of disk and 16 GB of memory. Never run as yet.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -22,7 +22,7 @@ cluster() { # nodes labelled and tainted as documented, with one GPU that is non
     for image in gpu-train gpu-serve; do # steps that want a GPU's image find a CPU's
         docker tag "ghcr.io/posgap/posgap-cpu:${version##* }" "ghcr.io/posgap/posgap-$image:${version##* }"
     done
-    kind load docker-image --name "$NAME" "ghcr.io/posgap/posgap-"{cpu,gpu-train,gpu-serve}":${version##* }"
+    kind load docker-image --name "$NAME" "ghcr.io/posgap/posgap-"{cpu,mlflow,gpu-train,gpu-serve}":${version##* }"
     for node in $(kubectl get nodes --selector 'posgap.dev/pool in (train,inference)' --output name); do
         kubectl taint "$node" nvidia.com/gpu=true:NoSchedule
         kubectl patch "$node" --subresource=status --type=json \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds posgap's images, checks them, or looks for known vulnerabilities in them:
-#   infra/images/images.sh build|check|scan [cpu] [gpu-train] [gpu-serve]
+#   infra/images/images.sh build|check|scan [cpu] [mlflow] [gpu-train] [gpu-serve]
 #
 # ENGINE       docker, podman or buildah; empty: the first that works here
 # REGISTRY     what the names begin with
@@ -9,9 +9,11 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 REGISTRY=${REGISTRY:-ghcr.io/posgap}
+# Where the source can be seen; empty where nobody said so in pyproject.toml.
+SOURCE=$(sed -n 's/^repository = "\(.*\)"/\1/p' pyproject.toml)
 VERSION=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' src/posgap/__init__.py)
 # Uncompressed, in MB. What is over budget is looked into, not waved through.
-declare -A BUDGETS=([cpu]=2000 [gpu-train]=9000 [gpu-serve]=14000)
+declare -A BUDGETS=([cpu]=2000 [mlflow]=1200 [gpu-train]=9000 [gpu-serve]=14000)
 
 fail() { echo "images: $*" >&2; exit 2; }
 
@@ -30,7 +32,7 @@ build() { # image target
     revision=$(git rev-parse HEAD 2> /dev/null || echo unknown)
     # shellcheck disable=SC2086  # the flags are words
     DOCKER_BUILDKIT=1 "$engine" build --file infra/images/Dockerfile --target "$2" --tag "$1" \
-        --build-arg "VERSION=$VERSION" --build-arg "REVISION=$revision" ${BUILD_FLAGS:-} .
+        --build-arg "VERSION=$VERSION" --build-arg "REVISION=$revision" --build-arg "SOURCE=$SOURCE" ${BUILD_FLAGS:-} .
     mkdir -p build/images
     bill "$1" > "build/images/$2.cdx.json"
     echo "images: built $1; what is in it: build/images/$2.cdx.json"
@@ -102,11 +104,11 @@ for each in json.load(sys.stdin)["components"]:
 }
 
 verb=${1:-}
-[[ $verb = build || $verb = check || $verb = scan ]] || fail "say build, check or scan, and which images (cpu, gpu-train, gpu-serve); none: all"
+[[ $verb = build || $verb = check || $verb = scan ]] || fail "say build, check or scan, and which images (cpu, mlflow, gpu-train, gpu-serve); none: all"
 shift
 engine=$(engine)
-[ $# -gt 0 ] || set -- cpu gpu-train gpu-serve
+[ $# -gt 0 ] || set -- cpu mlflow gpu-train gpu-serve
 for target in "$@"; do
-    [ -n "${BUDGETS[$target]:-}" ] || fail "$target: no such image; cpu, gpu-train or gpu-serve"
+    [ -n "${BUDGETS[$target]:-}" ] || fail "$target: no such image; cpu, mlflow, gpu-train or gpu-serve"
     "$verb" "$REGISTRY/posgap-$target:$VERSION" "$target"
 done
