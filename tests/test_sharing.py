@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from accelerate import Accelerator
+from flash_attention import stand_in
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
@@ -44,15 +45,17 @@ GQA = {**SHAPE, "num_key_value_heads": 2}
 DRAWS = [Draw(0, ((2,), (3,), (5,))), Draw(1, ((3,), (5,), (4,))), Draw(3, ((2,), (3,), (5,))), Draw(2, ((4,), (3,)))]
 
 
-def model_of(config):
+def model_of(config, attention="sdpa"):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double().eval()
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).double().eval()
 
 
 SHARING = {
     "Llama": lambda: model_of(LlamaConfig(**SHAPE)),
     "a factor a layer": lambda: scale_model(model_of(LlamaConfig(**GQA)), [1.0, 1.7]),
     "windows": lambda: model_of(MistralConfig(**GQA, sliding_window=6)),
+    "FlashAttention, by a stand-in": lambda: model_of(LlamaConfig(**GQA), "flash_attention_2"),
+    "FlashAttention and windows": lambda: model_of(MistralConfig(**GQA, sliding_window=6), "flash_attention_2"),
     "windows in some layers": lambda: model_of(
         Gemma3TextConfig(**GQA, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"])
     ),
@@ -74,7 +77,8 @@ OTHERS = {
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    """As if the tests' short prompts were long ones."""
+    """As if the tests' short prompts were long ones, and the machine had FlashAttention."""
+    stand_in(monkeypatch)
     monkeypatch.setattr(batch_layout, "TOKENS_A_BRANCH", 0)
     monkeypatch.setattr(branches_module, "QUERIES_AT_ONCE", 4)
 
