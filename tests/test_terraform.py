@@ -39,6 +39,7 @@ def test_every_role_of_an_account_is_made_and_trusts_that_account_alone():
     asked: dict[str, set[str]] = {}
     for name, account in of_kind(overlay("aws"), "ServiceAccount").items():
         if role := account["metadata"].get("annotations", {}).get("eks.amazonaws.com/role-arn"):
+            assert role.startswith(f"{settings(SETTINGS)['ROLES']}-")
             asked.setdefault(role.rpartition("/")[2], set()).add(f"posgap:{name}")
     assert asked, "the overlay names no roles"
     for role, accounts in asked.items():
@@ -69,3 +70,20 @@ def test_versions_are_those_that_the_cluster_is_to_have():
         version = re.search(rf"\[{name}\]\(\S+\) \| ([\d.]+) \|", readme)[1]
         assert f"--version {version} " in here
     assert f'"{re.search(r"karpenter --version ([0-9.]+)", here)[1]}"' in TEXT["variables"]
+
+
+def test_two_clusters_share_an_account():
+    """Every name that is unique in an account begins with the cluster's, or is AWS's to choose."""
+    resources = re.findall(r'^resource "(\w+)" "(\w+)" {\n(.*?)^}', "\n".join(TEXT.values()), re.MULTILINE | re.DOTALL)
+    naming = {"aws_iam_role_policy", "aws_eks_node_group", "aws_eks_addon"}  # unique within a role, or a cluster
+    names = {
+        (kind, name): re.search(r"^  (?:name|name_prefix|identifier|bucket)\s+= (.*)$", body, re.MULTILINE)
+        for kind, name, body in resources
+        if kind not in naming
+    }
+    named = {place: found[1] for place, found in names.items() if found and not found[1].startswith("aws_")}
+    assert len(named) >= 10
+    for place, value in named.items():
+        assert "var.cluster" in value or value in ("local.bucket", "aws_s3_bucket.main.id"), (place, value)
+    assert re.search(r'bucket\s+= coalesce\(var.bucket, "\$\{var.cluster}-', TEXT["versions"])
+    assert settings(TEXT["outputs"])["ROLES"].endswith("role/${var.cluster}")

@@ -3,7 +3,7 @@ output "settings" {
 
   value = <<-EOT
     CLUSTER=${var.cluster}
-    ACCOUNT=${local.account}
+    ROLES=arn:aws:iam::${local.account}:role/${var.cluster}
     REGION=${var.region}
     VPC_CIDR=${var.vpc_cidr}
     BUCKET=${aws_s3_bucket.main.id}
@@ -15,6 +15,11 @@ output "settings" {
     HUB_SECRET=${aws_secretsmanager_secret.all["hub"].name}
     NODE_IMAGE=${var.node_image}
   EOT
+}
+
+output "pipeline_root" {
+  description = "for KFP's ConfigMap pipeline-install-config: defaultPipelineRoot"
+  value       = "s3://${aws_s3_bucket.main.id}/kfp"
 }
 
 output "karpenter_role" {

@@ -1,4 +1,4 @@
-# Roles of service accounts. What the first three may do in the bucket is in infra/s3/; nothing is written twice.
+# Roles of service accounts, which begin with the cluster's name: an account may have several clusters. What the first three may do in the bucket is in infra/s3/; nothing is written twice.
 locals {
   accounts = {
     posgap-data      = ["posgap:posgap-pipeline", "posgap:posgap-train"]
@@ -12,7 +12,7 @@ locals {
 
 resource "aws_iam_role" "account" {
   for_each = local.accounts
-  name     = each.key
+  name     = replace(each.key, "/^posgap/", var.cluster)
 
   assume_role_policy = jsonencode({
     Version = "2012-10-17"

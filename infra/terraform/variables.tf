@@ -5,7 +5,7 @@ variable "region" {
 }
 
 variable "cluster" {
-  description = "name of the EKS cluster, and the beginning of most other names"
+  description = "name of the EKS cluster, and the beginning of all other names: each environment in an account has its own"
   type        = string
   default     = "posgap"
 

@@ -3,6 +3,14 @@ terraform {
   # OpenTofu from the same version on. Earlier ones know no write-only arguments, and would keep passwords in the state.
   required_version = ">= 1.11"
 
+  # For a team, the state in a bucket of its own, made beforehand and versioned: `tofu init -backend-config=bucket=BUCKET
+  # -backend-config=region=REGION`, once this is no comment any more. Each environment has its own key.
+  # backend "s3" {
+  #   key          = "posgap/terraform.tfstate"
+  #   encrypt      = true
+  #   use_lockfile = true
+  # }
+
   required_providers {
     aws = {
       source  = "hashicorp/aws"
