@@ -92,8 +92,11 @@ def test_served_prompts_are_continued_as_the_model_does(folder, registered):
     uri, model, tokenizer = registered(folder), load_model(str(folder)), load_tokenizer(str(folder))
     read = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
     written = model.generate(**read, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, read["input_ids"].shape[1] :]
-    answers = mlflow.pyfunc.load_model(uri).predict([PROMPT, PROMPT], params={"max_new_tokens": 5})
+    served = mlflow.pyfunc.load_model(uri)
+    answers = served.predict([PROMPT, PROMPT], params={"max_new_tokens": 5})
     assert answers == [tokenizer.decode(written, skip_special_tokens=True)] * 2
+    # What MLflow shows as an example can be asked.
+    assert len(served.predict(served.input_example, params={"max_new_tokens": 2})) == len(served.input_example) == 1
 
 
 def test_a_version_answers_through_mlflow_what_was_scored(model_folder, tmp_path):

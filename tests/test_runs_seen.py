@@ -71,15 +71,29 @@ def test_the_answers_of_a_sweep_are_a_table_that_mlflow_reads_and_compares(serve
     by_row = {(row["id"], row["placement"][0]): row for row in predictions}
     for row in table.to_dict("records"):
         predicted = by_row.pop((row["example"], row["position"]))
+        assert row["prompt"] == f"{row['example']} at {row['position']}"
         assert (row["response"], row["score"]) == (predicted["response"], float(predicted["correct"]))
         assert row["question"] == kv_example(int(row["example"].rpartition("-")[2])).question and row["outcome"]
-    assert by_row == {}
+    assert by_row == {} and table["prompt"].is_unique
+    # By these MLflow's page compares runs at first.
+    assert list(table.columns[:2]) == ["prompt", "response"]
     monkeypatch.setattr(sweeps, "MAX_ROWS", 9)
     examples = [kv_example(i) for i in range(4)]
     with start_run("sweep", {}, tmp_path / "again") as again:
         sweeps.log_answers(tmp_path / "swept", examples, again)
     few = server.load_table(experiment, sweeps.ANSWERS_FILE, run_ids=[again.id])
     assert len(few) == 8 and set(few["position"]) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("given, shown", [("", "sweep"), ("bold-cat-7 again", "bold-cat-7 again")])
+def test_a_run_of_mlflow_run_has_the_stage_s_name_unless_somebody_named_it(server, tmp_path, monkeypatch, given, shown):
+    experiment = server.create_experiment(f"project {given}")
+    opened = server.create_run(experiment, tags={"mlflow.project.entryPoint": "sweep"}, run_name=given or None)
+    assert given or opened.info.run_name.count("-") == 2
+    monkeypatch.setenv("MLFLOW_RUN_ID", opened.info.run_id)
+    with start_run("sweep", {}, tmp_path / "out") as joined:
+        joined.label("base")
+    assert server.get_run(opened.info.run_id).info.run_name == shown
 
 
 def test_runs_name_their_data_with_digest_source_and_use(server, swept, tmp_path):

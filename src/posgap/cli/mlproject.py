@@ -11,7 +11,7 @@ from posgap.foundation.fields import plain_type
 
 _HEAD = """\
 # Written by `make mlproject` from the configs of src/posgap, where every default is kept. One verb:
-#   mlflow run . -e sweep --env-manager local -P examples=E -P model=M -P out=O
+#   mlflow run . -e sweep --experiment-name posgap --env-manager local -P examples=E -P model=M -P out=O
 name: posgap
 
 python_env: infra/python_env.yaml

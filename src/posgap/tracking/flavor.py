@@ -27,6 +27,8 @@ _REFUSED = (
     "of a model that is scaled, or mitigated otherwise, when it is loaded: use posgap.load_model or "
     "mlflow.pyfunc.load_model, which do that"
 )
+# What MLflow shows, and sends where somebody tries the version: the model is asked this with its sweep's template.
+_EXAMPLE = ["What is the capital of France?"]
 _COMPONENTS = "components/tokenizer"  # where MLflow looks for what is no model
 _OF_MODEL = (".safetensors", ".safetensors.index.json")
 
@@ -61,6 +63,7 @@ def save_model(
             data_path=str(empty),
             mlflow_model=mlflow_model,
             pip_requirements=[f"{package}=={version}" for package, version in versions.items()],
+            input_example=_EXAMPLE,
             signature=ModelSignature(
                 inputs=Schema([ColSpec("string")]),
                 outputs=Schema([ColSpec("string")]),

@@ -9,6 +9,7 @@ everything else.
 import fcntl
 import json
 import logging
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 KEY_TAG = "posgap.run_key"  # by which a run is found on the server
+PROJECT_TAG = "mlflow.project.entryPoint"  # of the run that `mlflow run` opens
+_MADE_UP = re.compile(r"[a-z]+-[a-z]+-\d+")  # the name that MLflow gives a run where nobody names one
 KILLED = "KILLED"
 METRICS_AT_ONCE = 1000  # that MLflow takes
 _ANY = f"{files.HOME_PREFIX}*/outbox"
@@ -259,8 +262,11 @@ class Outbox:
         from mlflow.exceptions import MlflowException
 
         if self.opening.joins:
-            shown_as_training(client, client.get_run(self.opening.joins).info.experiment_id)
-            return self.opening.joins
+            joined = client.get_run(self.opening.joins)
+            shown_as_training(client, joined.info.experiment_id)
+            if PROJECT_TAG in joined.data.tags and _MADE_UP.fullmatch(joined.info.run_name or ""):
+                client.update_run(joined.info.run_id, name=self.opening.name)
+            return joined.info.run_id
         if self.run_id:
             try:
                 return client.get_run(self.run_id).info.run_id

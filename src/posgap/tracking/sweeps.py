@@ -52,7 +52,8 @@ def log_lengths(lengths: LengthMap, run: Run) -> None:
 
 def log_answers(folder: Path, examples: Sequence[AnyExample], run: Run) -> None:
     """Logs a table with a row for each prompt of the sweep in `folder`, which MLflow's pages show and compare between
-    runs, and `mlflow.load_table` reads: the question, the gold position, the response, its outcome and its score.
+    runs, and `mlflow.load_table` reads: the question, the gold position, the response, its outcome and its score. The
+    first two columns are those by which MLflow compares unless it is told others: the prompt, and the response to it.
 
     Of more than `MAX_ROWS` prompts it has those of some examples, evenly spaced; `predictions.jsonl` has all.
     """
@@ -62,16 +63,17 @@ def log_answers(folder: Path, examples: Sequence[AnyExample], run: Run) -> None:
     rows = [row for row in swept_rows(read_predictions(folder)) if row["id"] in by_id]
     ids = list(dict.fromkeys(row["id"] for row in rows))
     shown = set(ids[:: -(-len(rows) // MAX_ROWS) or 1])
-    columns = ["example", "question", "position", "response", "outcome", "score", "accepted answers"]
+    columns = ["prompt", "response", "score", "outcome", "question", "accepted answers", "position", "example"]
     data = [
         [
-            row["id"],
-            by_id[row["id"]].question,
-            row["placement"][0] if len(row["placement"]) == 1 else format_positions(row["placement"]),
+            f"{row['id']} at {format_positions(row['placement'])}",
             row["response"],
-            outcome_of(row),
             float(row["correct"]),
+            outcome_of(row),
+            by_id[row["id"]].question,
             "; ".join(by_id[row["id"]].answers),
+            row["placement"][0] if len(row["placement"]) == 1 else format_positions(row["placement"]),
+            row["id"],
         ]
         for row in rows
         if row["id"] in shown
