@@ -54,30 +54,26 @@ def config(tmp_path) -> PlanDistillConfig:
 @pytest.mark.parametrize("gpus", [1, 8])
 @pytest.mark.parametrize("memory", [2, 6, 17, 20, 22, 24, 25, 30, 80])
 def test_as_many_prompts_are_read_at_once_as_fit_beside_what_stands(config, gpus, memory):
-    """Of a process's share of a step; where torch's optimizer steps, it takes memory while nothing is read."""
+    """Of a process's share of a step."""
     asked = config.model_copy(update={"gpus": gpus, "gpu_memory": memory})
     for way in ways(gpus):
         size = sized(way.lora_rank)
         stands, usable = standing(way, size, gpus), 0.92 * memory * GB
-        stepping = {"alone": 4, "data parallel": 4, "fsdp": 4 / gpus}.get(way.strategy, 0) * size.trained
         of_rows = [taken(MicroBatchShape(rows, 128, 8, checkpointing=way.checkpointing)) for rows in range(33)]
         fits = [rows for rows in range(1, ceil(32 / gpus) + 1) if stands + of_rows[rows] <= usable]
         found = need(asked, way, sized, taken)
         assert found.way == way and found.standing == stands
-        if stands + stepping > usable:
+        if stands > usable:
             assert (found.rows, found.memory) == (0, 0)
             continue
         assert found.rows == max(fits, default=0)
-        assert found.memory == pytest.approx(stands + max(of_rows[max(found.rows, 1)], stepping))
+        assert found.memory == pytest.approx(stands + of_rows[max(found.rows, 1)])
 
 
 def test_a_micro_batch_is_asked_for_as_the_way_reads_it(config):
     asked = []
     need(config, Way("zero3", True, 16), sized, lambda shape: asked.append(shape) or 1)
     assert asked == [MicroBatchShape(rows, 128, 8, "bfloat16 parameters", True, 16) for rows in (1, 32)]
-    # Where no row takes more, the optimizer's step has the peak.
-    found = need(config, Way("alone", False, 0), sized, lambda shape: GB)
-    assert found.rows == 32 and found.memory == pytest.approx(found.standing + 4 * GB)
 
 
 @pytest.mark.parametrize(
@@ -256,14 +252,19 @@ def test_a_rate_that_cannot_move_the_model_is_told_before_it_trains():
     assert "stored in bfloat16 to the nearest number" in Movement(1, 3e-5, 0.02, 4096).warning()
 
 
-def test_muon_keeps_one_mean_of_the_matrices_that_it_turns(config, made_up, monkeypatch):
-    monkeypatch.setattr(planning, "size_of", lambda model, rank: replace(sized(rank), by_muon=sized(rank).trained // 2))
-    plans = [plan_distill(config.model_copy(update={"optimizer": name, "gpus": 8})) for name in ("adamw", "muon")]
+@pytest.mark.parametrize(("name", "bytes_less"), [("muon", 4), ("adamw8bit", 8 - 2 - 2 * 4 / 256)])
+def test_an_optimizer_of_matrices_keeps_less(name, bytes_less, config, made_up, monkeypatch):
+    """Half of what is trained is in matrices of layers."""
+    of = lambda rank: replace(sized(rank), in_matrices=sized(rank).trained // 2)  # noqa: E731
+    monkeypatch.setattr(planning, "size_of", lambda model, rank: of(rank))
+    plans = [plan_distill(config.model_copy(update={"optimizer": each, "gpus": 8})) for each in ("adamw", name)]
     strategies = [[way["way"]["strategy"] for way in plan["ways"]] for plan in plans]
     assert strategies == [["data parallel", "zero2", "zero3", "fsdp"], ["data parallel"]]
-    assert plans[0]["memory_gb"] - plans[1]["memory_gb"] == pytest.approx(4 / 2)
-    assert plans[0]["disk_gb"] - plans[1]["disk_gb"] == pytest.approx(2 * 4 / 2)
-    assert "--optimizer muon" in plans[1]["options"] and "--optimizer muon" not in plans[0]["options"]
-    size = size_of(SHAPE, 0)
+    assert plans[0]["memory_gb"] - plans[1]["memory_gb"] == pytest.approx(bytes_less / 2)
+    assert plans[0]["disk_gb"] - plans[1]["disk_gb"] == pytest.approx(2 * bytes_less / 2)
+    assert f"--optimizer {name}" in plans[1]["options"] and f"--optimizer {name}" not in plans[0]["options"]
+
+
+def test_matrices_of_layers_are_counted_apart():
     a_layer = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 128  # query and output, key and value, and what feeds forward
-    assert size.by_muon == 2 * a_layer
+    assert size_of(SHAPE, 0).in_matrices == 2 * a_layer

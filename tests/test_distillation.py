@@ -1,10 +1,12 @@
 """Teacher states, losses from models, and the training loop."""
 
 import copy
+import itertools
 import math
 import os
 import shutil
 import signal
+import sys
 from collections import Counter
 from functools import partial
 from itertools import pairwise
@@ -560,30 +562,61 @@ def test_muon_updates_matrices_of_layers_as_torch_does_and_all_else_as_adamw_doe
         before = matrices[0].detach().clone()
         for each in (optimizer, muon, adamw):
             each.step()
-        assert torch.equal(parameters(lively), parameters(apart))
+        torch.testing.assert_close(parameters(lively), parameters(apart), rtol=1e-6, atol=1e-7)
     # A matrix is turned: its update has about equal singular values, which make it as large as AdamW's: 0.2.
     update = (matrices[0].detach() - before * (1 - rate * 0.1)) / rate
     values = torch.linalg.svdvals(update)
     assert values[-2] / values[0] > 0.5 and 0.15 < update.square().mean().sqrt() < 0.25
 
 
-def test_training_by_muon_goes_on_from_its_checkpoint_and_lowers_the_loss(lively, pairs, collate, tmp_path):
-    whole, broken, resumed = (copy.deepcopy(lively) for _ in range(3))
-    objective, by_muon = CrossEntropy(pairs), {"optimizer": "muon"}
-    history = run(whole, collate, objective, epochs=4, **by_muon)
+@pytest.mark.parametrize(("name", "share"), [("adamw", 1e-6), ("adamw8bit", 0.03)])
+def test_in_one_kernel_and_in_8_bits_adamw_is_torchs_of_each_number(name, share, lively):
+    """The updates of 20 steps whose gradients have a direction in common differ by so much of their norm."""
+    lively.float()
+    plain, before = copy.deepcopy(lively), parameters(lively)
+    optimizer = Optimization(1e-3, optimizer=name).optimizer_of(lively)
+    expected = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.0, foreach=False)
+    torch.manual_seed(0)
+    directions = [torch.randn_like(each) for each in plain.parameters()]
+    for _ in range(20):
+        for ours, theirs, direction in zip(lively.parameters(), plain.parameters(), directions):
+            ours.grad = 0.3 * direction + torch.randn_like(direction)
+            theirs.grad = ours.grad.clone()
+        optimizer.step()
+        expected.step()
+    difference, whole = parameters(lively) - parameters(plain), parameters(plain) - before
+    assert difference.norm() < share * whole.norm()
+    in_8_bits = {id(each) for each, kept in optimizer.state.items() if getattr(kept.get("state1"), "itemsize", 0) == 1}
+    large = {id(each) for each in matrices_of_layers(lively) if each.numel() >= 4096}  # of smaller ones it keeps floats
+    assert large and in_8_bits == (large if name == "adamw8bit" else set())
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw8bit"])
+def test_training_by_another_optimizer_goes_on_from_its_checkpoint_and_lowers_the_loss(
+    name, lively, pairs, collate, tmp_path
+):
+    whole, broken, resumed = (copy.deepcopy(lively.float()) for _ in range(3))
+    objective, by_name = CrossEntropy(pairs), {"optimizer": name}
+    history = run(whole, collate, objective, epochs=4, **by_name)
     assert history[-1]["loss"] < history[0]["loss"]
-    keep = by_muon | {"checkpoints": Checkpoints(tmp_path / "c"), "save_steps": 3}
+    keep = by_name | {"checkpoints": Checkpoints(tmp_path / "c"), "save_steps": 3}
     with pytest.raises(Interrupted):
         run(broken, collate, objective, epochs=4, on_step=interrupt_after(4), **keep)
     assert run(resumed, collate, objective, epochs=4, **keep) == history
     assert torch.equal(parameters(resumed), parameters(whole))
 
 
-def test_muon_is_refused_where_processes_have_pieces_of_matrices():
-    paths = {"examples": "e", "responses": "r", "model": "m", "out": "o", "optimizer": "muon"}
-    for way in ({"fsdp": True}, {"deepspeed": "zero2"}):
-        with pytest.raises(ValidationError, match="`optimizer` muon turns whole matrices, of which processes have"):
-            DistillConfig(**paths, **way)
+def test_an_optimizer_of_whole_matrices_is_refused_where_processes_have_pieces_of_them():
+    paths = {"examples": "e", "responses": "r", "model": "m", "out": "o"}
+    for name, way in itertools.product(("muon", "adamw8bit"), ({"fsdp": True}, {"deepspeed": "zero2"})):
+        with pytest.raises(ValidationError, match=f"`optimizer` {name} takes whole matrices, of which processes have"):
+            DistillConfig(**paths, **way, optimizer=name)
+
+
+def test_where_bitsandbytes_is_missing_a_line_says_so(lively, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(PosgapError, match=r"extra quantized .bitsandbytes is not installed.: pip install"):
+        Optimization(1e-3, optimizer="adamw8bit").optimizer_of(lively)
 
 
 # Checkpoints

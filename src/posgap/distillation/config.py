@@ -65,10 +65,10 @@ class _ByRecipe(Config):
     epochs: WholeNumber = Field(None, ge=1, description="passes over the examples")
     batch_size: WholeNumber = Field(None, ge=1, description="prompts in an optimizer step, over all processes")
     learning_rate: Number = Field(None, gt=0, description="peak learning rate of the optimizer")
-    optimizer: Annotated[Literal["adamw", "muon"], RARE] = Field(
+    optimizer: Annotated[Literal["adamw", "adamw8bit", "muon"], RARE] = Field(
         "adamw",
-        description="adamw, or muon: Muon for the matrices of layers, of which it keeps one mean in place of two, "
-        "scaled to AdamW's size, and AdamW for all else",
+        description="of the matrices of layers; adamw; adamw8bit: AdamW with its means in 8 bits, by bitsandbytes; "
+        "muon: Muon, which keeps one mean in place of two, scaled to AdamW's size. All else is AdamW's",
     )
 
     @classmethod
@@ -212,11 +212,11 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         return self
 
     @model_validator(mode="after")
-    def _muon_sees_whole_matrices(self) -> Self:
-        if self.optimizer == "muon" and (self.deepspeed or self.fsdp):
+    def _optimizer_sees_whole_matrices(self) -> Self:
+        if self.optimizer != "adamw" and (self.deepspeed or self.fsdp):
             raise ValueError(
-                "`optimizer` muon turns whole matrices, of which processes have pieces under `deepspeed` and `fsdp`; "
-                "leave those out, or give adamw"
+                f"`optimizer` {self.optimizer} takes whole matrices, of which processes have pieces under `deepspeed` "
+                "and `fsdp`; leave those out, or give adamw"
             )
         return self
 

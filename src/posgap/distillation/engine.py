@@ -26,7 +26,7 @@ from posgap.distillation.gradients import Gradient
 from posgap.distillation.head import add_gradients_in_place
 from posgap.distillation.micro_batches import MicroBatch
 from posgap.distillation.objectives import Objective
-from posgap.distillation.optimizers import ADAMW, MUON, Muon, matrices_of_layers
+from posgap.distillation.optimizers import ADAMW, OfMatrices, adamw, matrices_of_layers
 from posgap.distillation.processes import gather, is_by_autocast, rank_and_world
 from posgap.distillation.recipes import PAPER
 from posgap.distillation.student import Student
@@ -78,21 +78,21 @@ class Optimization:
 
     def optimizer_of(self, model: PreTrainedModel) -> torch.optim.Optimizer:
         """The optimizer of the parameters of `model` that are trained."""
-        adamw: dict[str, Any] = {
+        options: dict[str, Any] = {
             "lr": self.learning_rate,
             "betas": (self.adam_beta1, self.adam_beta2),
             "eps": self.adam_epsilon,
             "weight_decay": self.weight_decay,
         }
-        by_muon = list(matrices_of_layers(model)) if self.optimizer == MUON else []
-        apart = set(by_muon)
+        of_layers = list(matrices_of_layers(model)) if self.optimizer != ADAMW else []
+        apart = set(of_layers)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter not in apart]
         groups: list[dict[str, Any]] = [{"params": trained, "weight_decay": 0.0}]
         if self.weight_decay:
             matrices = [parameter for parameter in trained if parameter.dim() > 1]
             others = [parameter for parameter in trained if parameter.dim() <= 1]
             groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-        return Muon(by_muon, groups, **adamw) if by_muon else torch.optim.AdamW(groups, **adamw)
+        return OfMatrices(self.optimizer, of_layers, groups, **options) if of_layers else adamw(groups, **options)
 
 
 class NotFinite(PosgapError):

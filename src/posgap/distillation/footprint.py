@@ -67,14 +67,14 @@ class MicroBatchShape:
 @dataclass(frozen=True)
 class Size:
     """The numbers of a model's parameters, of those that are trained, of its output head's, of its largest layer's, of
-    those outside of layers, and of those trained in layers' matrices, of which Muon keeps one mean."""
+    those outside of layers, and of those trained in layers' matrices, which some optimizers treat apart."""
 
     parameters: int
     trained: int
     head: int
     layer: int
     outside: int
-    by_muon: int = 0
+    in_matrices: int = 0
 
 
 class Storages(TorchDispatchMode):

@@ -1,44 +1,85 @@
-"""The optimizers by name, of torch alone, and what each keeps of a parameter."""
+"""The optimizers by name, and what each keeps of a parameter."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.distillation.sharding import layers_of
+from posgap.foundation.extras import needed
 
-ADAMW, MUON = "adamw", "muon"
+ADAMW, ADAMW_8BIT, MUON = "adamw", "adamw8bit", "muon"
+# The bytes that an optimizer keeps of a number in layers' matrices; AdamW keeps two means in float32. One in 8 bits has
+# a scale in float32 for each block of 256 numbers.
+BYTES_KEPT = {ADAMW: 8.0, ADAMW_8BIT: 2 * (1 + 4 / 256), MUON: 4.0}
 
 
-class Muon(torch.optim.Optimizer):
-    """Muon for the matrices of a model's layers, and AdamW for all else: embedding, head, norms, biases.
+def adamw(groups: list[dict[str, Any]], **options: Any) -> torch.optim.AdamW:
+    """torch's AdamW in one kernel a parameter, on a GPU as on a CPU; its step needs no memory beside what it keeps."""
+    return torch.optim.AdamW(groups, fused=True, **options)
 
-    Muon's update is scaled to the size that AdamW's has, so that learning rate and weight decay mean the same. Both are
-    torch's own, and work with the groups and the state of this one, which schedules and checkpoints look at.
+
+class OfMatrices(torch.optim.Optimizer):
+    """Muon, or AdamW with means in 8 bits, for the `matrices` of a model's layers, and AdamW for all else: embedding,
+    head, norms, biases.
+
+    Muon's update is scaled to the size that AdamW's has, so that learning rate and weight decay mean the same. The two
+    that are at work have the groups and the state of this one, which schedules and checkpoints look at.
     """
 
-    def __init__(self, matrices: list[nn.Parameter], others: list[dict[str, Any]], **adamw: Any):
-        rate, decay = adamw["lr"], adamw["weight_decay"]
-        self.muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-        self.adamw = torch.optim.AdamW(others, **adamw)
-        super().__init__([*self.muon.param_groups, *self.adamw.param_groups], {})
+    def __init__(self, name: str, matrices: list[nn.Parameter], others: list[dict[str, Any]], **options: Any):
+        marked = [{"params": matrices, "of_matrices": True}]
+        self.of_matrices = _muon(marked, **options) if name == MUON else _in_8_bits(marked, **options)
+        self.adamw = adamw(others, **options)
+        super().__init__([*self.of_matrices.param_groups, *self.adamw.param_groups], {})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Makes one update of all parameters that have a gradient."""
+        self._share()
+        self.of_matrices.step()
+        self.adamw.step()
+
+    def begin(self, parameter: Tensor) -> None:
+        """Makes what is kept of a matrix before its first step."""
+        self._share()
+        if isinstance(self.of_matrices, torch.optim.Muon):
+            self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+        else:
+            self.of_matrices.init_state(self.of_matrices.param_groups[0], parameter, 0, 0)  # type: ignore[attr-defined]
+
+    def _share(self) -> None:
         # Whoever loads a state, as Accelerate does at once, puts other groups in place of those that were here.
-        self.muon.param_groups = [group for group in self.param_groups if is_by_muon(group)]
-        self.adamw.param_groups = [group for group in self.param_groups if not is_by_muon(group)]
-        for optimizer in (self.muon, self.adamw):
+        for optimizer, whose in ((self.of_matrices, True), (self.adamw, False)):
+            optimizer.param_groups = [group for group in self.param_groups if ("of_matrices" in group) == whose]
             optimizer.state = self.state
-            optimizer.step()
 
 
-def is_by_muon(group: dict[str, Any]) -> bool:
-    """Whether a group of parameters is Muon's: it has the number of its iterations."""
-    return "ns_steps" in group
+def unmoved(parameter: Tensor) -> dict[str, Tensor]:
+    """What AdamW keeps of a parameter before its first step."""
+    means = {mean: torch.zeros_like(parameter) for mean in ("exp_avg", "exp_avg_sq")}
+    return {"step": torch.zeros((), device=parameter.device), **means}
+
+
+def begin(optimizer: Any, parameters: Iterable[Tensor]) -> None:
+    """Has an optimizer, which Accelerate may have wrapped, keep what it would of `parameters` before its first step."""
+    optimizer = getattr(optimizer, "optimizer", optimizer)
+    marked = {each for group in optimizer.param_groups if "of_matrices" in group for each in group["params"]}
+    for parameter in parameters:
+        if parameter in marked:
+            optimizer.begin(parameter)
+        else:
+            optimizer.state[parameter] = unmoved(parameter)
+
+
+def _muon(groups: list[dict[str, Any]], lr: float, weight_decay: float, **_: Any) -> torch.optim.Optimizer:
+    return torch.optim.Muon(groups, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+
+
+def _in_8_bits(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    return needed("bitsandbytes").optim.AdamW8bit(groups, **options)
 
 
 def matrices_of_layers(model: PreTrainedModel) -> Iterator[nn.Parameter]:

@@ -17,7 +17,7 @@ from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.engine import Optimization
 from posgap.distillation.footprint import MicroBatchShape, Size, activation_bytes, flops, size_of
 from posgap.distillation.movement import Movement
-from posgap.distillation.optimizers import MUON
+from posgap.distillation.optimizers import ADAMW, BYTES_KEPT
 from posgap.distillation.recipes import RECIPES
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
@@ -137,19 +137,18 @@ def need(
     """What a way takes of each GPU, by the model's size with adapters of a rank and a micro-batch's working bytes."""
     size = sized(way.lora_rank)
     always = standing(way, size, config.gpus)
-    if config.optimizer == MUON:
-        always -= 4 * size.by_muon * (1 + (way.strategy == "cpu"))  # of a checkpoint on its way, too
-    # Where the optimizer is torch's, its step on a GPU holds another number for each parameter, when nothing is being
-    # read.
-    stepping = 0.0 if way.strategy in ("zero2", "zero3", "cpu") else 4.0 * size.trained
-    if way.strategy == "fsdp":
-        stepping /= config.gpus
+    always -= _spared(config, size) * (1 + (way.strategy == "cpu"))  # of a checkpoint on its way, too
     free = USABLE * config.gpu_memory * GB - always
-    if free < stepping:
+    if free < 0:
         return Need(way, always)
     share = ceil(config.batch_size / max(config.gpus, 1))
     rows, working = _most_rows(lambda rows: taken(_micro(config, way, rows)), share, free)
-    return Need(way, always, rows, always + max(working, stepping))
+    return Need(way, always, rows, always + working)
+
+
+def _spared(config: PlanDistillConfig, size: Size) -> float:
+    """The bytes that an optimizer keeps less than AdamW does."""
+    return (BYTES_KEPT[ADAMW] - BYTES_KEPT[config.optimizer]) * size.in_matrices
 
 
 def _most_rows(taken: Callable[[int], int], most: int, free: float) -> tuple[int, int]:
@@ -194,7 +193,7 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     needs: list[Need] = []
     best: Need | None = None
     possible = list(ways(config.gpus))
-    if config.optimizer == MUON:
+    if config.optimizer != ADAMW:
         possible = [way for way in possible if way.strategy not in ("zero2", "zero3", "fsdp")]
     for way in track(possible, len(possible), "ways to train"):
         if best and (way.lora_rank, way.activations) != (best.way.lora_rank, best.way.activations):
@@ -210,13 +209,13 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
             f"{'more GPUs' if config.gpus else 'more memory'}, or shorter prompts"
         )
     size, width = sized(best.way.lora_rank), config.prompt_tokens + config.response_tokens
-    by_muon = size.by_muon * (config.optimizer == MUON)
-    options = [*best.way.options(), *["--optimizer muon"] * bool(by_muon), f"--micro-batch-tokens {best.rows * width}"]
+    by_name = [f"--optimizer {config.optimizer}"] * (config.optimizer != ADAMW)
+    options = [*best.way.options(), *by_name, f"--micro-batch-tokens {best.rows * width}"]
     prompts = config.epochs * config.n_examples * (config.k + 1)
     # The teacher reads forwards alone.
     counted = (prompts + config.n_examples / 3) * flops(model, _micro(config, best.way))
     # What is trained and the optimizer's means of it, in float32; two checkpoints are kept.
-    checkpoints = 2 * 4 * (3 * size.trained - by_muon)
+    checkpoints = 2 * (12 * size.trained - _spared(config, size))
     states = best.way.bytes_kept * config.n_examples * config.response_tokens * model.get_text_config().hidden_size
     processes, updates = max(config.gpus, 1), ceil(prompts / config.batch_size)
     stored = model.dtype.itemsize if isinstance(model.dtype, torch.dtype) else 4

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from posgap.distillation.optimizers import is_by_muon
+from posgap.distillation.optimizers import begin, unmoved
 from posgap.foundation.errors import PosgapError
 
 PARAMETERS, MEANS = "parameters", ("exp_avg", "exp_avg_sq")
-MUONS_MEAN = "momentum_buffer"
-KINDS = (PARAMETERS, *MEANS, "step", MUONS_MEAN)  # as the first part of a name
+# As the first part of a name: what AdamW keeps, Muon's mean, and bitsandbytes' means in 8 bits with their scales.
+KINDS = (PARAMETERS, *MEANS, "step", "momentum_buffer", "state1", "state2", "absmax1", "absmax2")
 State = dict[str, Tensor]
 # What ZeRO's stages and its optimizer for bfloat16 call their flat partitions.
 _FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
@@ -48,7 +48,10 @@ def put(
     student = accelerator.unwrap_model(model)
     zero = _zero(accelerator, model)
     if zero is None:
-        read(_live(student, optimizer))
+        read(live := _live(student, optimizer))
+        for name, parameter in _trained(student):
+            if isinstance(optimizer.state[parameter].get("step"), int):
+                optimizer.state[parameter]["step"] = int(live[f"step.{name}"])
         return
     _begin(zero)
     state = dict(_of_zero(student, zero, mesh))
@@ -60,24 +63,15 @@ def _trained(student: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     return ((name, parameter) for name, parameter in student.named_parameters() if parameter.requires_grad)
 
 
-def _unmoved(parameter: Tensor, step: Any) -> dict[str, Any]:
-    """What AdamW keeps of a parameter before its first step."""
-    return {"step": step, **{kind: torch.zeros_like(parameter) for kind in MEANS}}
-
-
 def _live(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """The numbers that the model and torch's optimizers work with themselves."""
+    """The numbers that the model and torch's optimizers work with themselves; of numbers of steps that are no tensors,
+    copies."""
     state: State = {}
-    by_muon = {each for group in optimizer.param_groups if is_by_muon(group) for each in group["params"]}
+    begin(optimizer, (parameter for _, parameter in _trained(student) if not optimizer.state[parameter]))
     for name, parameter in _trained(student):
-        if not optimizer.state[parameter]:
-            unmoved = _unmoved(parameter.detach(), torch.tensor(0.0))
-            if parameter in by_muon:
-                unmoved = {MUONS_MEAN: torch.zeros_like(parameter)}
-            optimizer.state[parameter] = unmoved
         of_parameter = optimizer.state[parameter] | {PARAMETERS: parameter.detach()}
         for kind in (kind for kind in KINDS if kind in of_parameter):
-            tensor = of_parameter[kind]
+            tensor = torch.as_tensor(of_parameter[kind])
             state[f"{kind}.{name}"] = tensor if tensor.dim() else tensor.view(1)
     return state
 
@@ -130,7 +124,7 @@ def _begin(zero: Any) -> None:
     base = zero.optimizer
     for flat in _flat(zero):
         if not base.state[flat]:  # torch counts in a tensor, DeepSpeed's Adam in an integer
-            base.state[flat] = _unmoved(flat.detach(), torch.tensor(0.0) if type(base) is torch.optim.AdamW else 0)
+            base.state[flat] = unmoved(flat.detach()) | ({} if type(base) is torch.optim.AdamW else {"step": 0})
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
         zero._lazy_init_hp_params_optimizer_state()
 
@@ -163,7 +157,7 @@ def _into_zero(student: torch.nn.Module, zero: Any, state: State) -> None:
             parameter.data.copy_(values[PARAMETERS])
     step = next(float(tensor) for name, tensor in state.items() if name.startswith("step."))
     for kept in zero.optimizer.state.values():
-        kept["step"] = torch.tensor(step) if isinstance(kept["step"], Tensor) else int(step)
+        kept["step"] = torch.full_like(kept["step"], step) if isinstance(kept["step"], Tensor) else int(step)
 
 
 def _whole(tensor: Tensor) -> Tensor:
