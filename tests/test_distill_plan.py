@@ -17,6 +17,7 @@ from posgap.distillation.footprint import MicroBatchShape, Size, size_of
 from posgap.distillation.movement import Movement
 from posgap.distillation.planning import (
     LORA_RANK,
+    OFFLOADED,
     Way,
     export_bytes,
     measured_tflops,
@@ -84,6 +85,7 @@ def test_a_micro_batch_is_asked_for_as_the_way_reads_it(config):
         (Way("zero2", False, 8), "bfloat16 parameters", "kept", ["--deepspeed zero2", "--lora-rank 8"]),
         (Way("zero3", False, 0), "bfloat16 parameters", "kept", ["--deepspeed zero3"]),
         (Way("fsdp", True, 0), "bfloat16 parameters", "computed again", ["--fsdp", "--gradient-checkpointing"]),
+        (Way(OFFLOADED, False, 0), "bfloat16 parameters", "kept", ["--fsdp", "--fsdp-offload"]),
     ],
     ids=str,
 )
@@ -99,7 +101,11 @@ def test_ways_come_in_the_order_in_which_they_are_preferred():
             for rank in (0, LORA_RANK)
             for checkpointing in (False, True)
             for strategy in strategies
+        ] + [
+            *(Way(strategies[0], checkpointing, LORA_RANK, nf4=True) for checkpointing in (False, True)),
+            *(Way(OFFLOADED, checkpointing, 0) for checkpointing in (False, True) if gpus > 1),
         ]
+    assert not any(way.nf4 for way in ways(0))
 
 
 @pytest.mark.parametrize(
@@ -115,6 +121,7 @@ def test_ways_come_in_the_order_in_which_they_are_preferred():
         (Way("zero3", False, 0), OF_ALL, 4, 20 / 4 + 2 + 2 + 0.2),
         # What is outside of layers and two of them, gathered, and their gradients.
         (Way("fsdp", False, 0), OF_ALL, 4, 16 / 4 + 2 * 0.3 + 6 * 0.25 + 0.2),
+        (Way(OFFLOADED, False, 0), OF_ALL, 4, 2 * 0.3 + 6 * 0.25 + 0.2),
         (Way("fsdp", False, 16), OF_ADAPTERS, 4, (4 + 0.12) / 4 + 2 * 0.3 + 6 * 0.01 + 0.2),
     ],
     ids=str,
@@ -250,6 +257,16 @@ def test_a_rate_that_cannot_move_the_model_is_told_before_it_trains():
     assert "moved the loss and no answer" in seen.warning()
     assert not Movement(94, 1e-3, 0.02, 576).warning()
     assert "stored in bfloat16 to the nearest number" in Movement(1, 3e-5, 0.02, 4096).warning()
+
+
+def test_where_nothing_else_fits_pieces_are_offloaded(config, made_up, monkeypatch, caplog):
+    """Beside a row of 4 GB, and without adapters' savings of activations, nothing stands but what is gathered."""
+    caplog.set_level(logging.INFO)
+    big = replace(OF_ADAPTERS, layer=GB // 100, outside=GB // 100)
+    monkeypatch.setattr(planning, "size_of", lambda model, rank: replace(big, trained=GB))
+    plan = plan_distill(config.model_copy(update={"gpus": 2, "gpu_memory": 2.0}))
+    assert plan["options"][:3] == ["--fsdp", "--fsdp-offload", "--gradient-checkpointing"]
+    assert plan["offloaded_gb"] == 16 and "main memory of all machines together holds 16 GB" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "bytes_less"), [("muon", 4), ("adamw8bit", 8 - 2 - 2 * 4 / 256)])

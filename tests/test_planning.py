@@ -229,7 +229,7 @@ def test_bytes_that_stand_are_those_of_each_way():
     assert size.outside == outside and size.layer == (size.parameters - outside) / SHAPE.num_hidden_layers
     pieces, gathered = 16 * size.parameters / 4, 2 * (outside + 2 * size.layer) + 6 * (outside + size.layer)
     assert standing(Way("fsdp", False, 0), size, 4) == pieces + gathered + head
-    assert [way.strategy for way in ways(1)] == ["alone"] * 4 and len(list(ways(8))) == 16
+    assert [way.strategy for way in ways(1)] == ["alone"] * 6 and len(list(ways(8))) == 20
 
 
 def test_the_first_way_that_fits_is_suggested(config, capsys, monkeypatch):

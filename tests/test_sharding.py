@@ -6,6 +6,7 @@ import pytest
 import torch
 from test_checkpoints import two_processes
 from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from posgap.distillation.lora import add_adapters
@@ -50,8 +51,11 @@ class Wrapped(nn.Module):
         return self.model.get_output_embeddings()(hidden).log_softmax(-1)[..., 3].mean()
 
 
-@pytest.mark.parametrize("make", [tied, adapted_experts, transposed])
-def test_the_gradient_of_pieces_is_that_of_the_whole(make, tmp_path):
+@pytest.mark.parametrize(
+    ("make", "offload"),
+    [(tied, False), (tied, True), (adapted_experts, False), (adapted_experts, True), (transposed, False)],
+)
+def test_the_gradient_of_pieces_is_that_of_the_whole(make, offload, tmp_path):
     torch.manual_seed(0)
     model = make().eval()
     prompts = [torch.randint(0, 64, (2, 12)), torch.full((1, 7), 3)]  # of each process
@@ -59,13 +63,20 @@ def test_the_gradient_of_pieces_is_that_of_the_whole(make, tmp_path):
     logits = whole.model(input_ids=prompts[1]).logits.detach()
     for ids in prompts:
         whole(ids).backward()
-    gradients = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
+    gradients = {name: p.grad.clone() for name, p in whole.named_parameters() if p.grad is not None}
     norm = torch.nn.utils.get_total_norm(gradients.values())
 
+    torch.nn.utils.clip_grads_with_norm_(whole.parameters(), 1e-3, norm)
+    torch.optim.AdamW([each for each in whole.parameters() if each.requires_grad], lr=0.1).step()
+    updated = {name: parameter.detach() for name, parameter in whole.named_parameters()}
+
     def body(rank):
-        accelerator, student = Sharded(cpu=True), Wrapped(model)
+        accelerator, student = Sharded(offload, cpu=True), Wrapped(model)
         trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
         _, optimizer = accelerator.prepare(student, torch.optim.AdamW(trained, lr=0.1))
+        states = [module._get_fsdp_state() for module in student.modules() if isinstance(module, FSDPModule)]
+        policies = [state._fsdp_param_group.offload_policy for state in states]
+        assert len(policies) == 3 and {isinstance(policy, CPUOffloadPolicy) for policy in policies} == {offload}
         student(prompts[rank]).backward()
         pieces = dict(student.named_parameters())
         assert all(
@@ -77,6 +88,8 @@ def test_the_gradient_of_pieces_is_that_of_the_whole(make, tmp_path):
             torch.testing.assert_close(student.model(input_ids=prompts[1]).logits, logits)
         torch.testing.assert_close(accelerator.clip_grad_norm_(student.parameters(), 1e-3), norm)
         optimizer.step()
+        for name, parameter in updated.items():
+            torch.testing.assert_close(pieces[name].full_tensor(), parameter, rtol=1e-5, atol=1e-6)
         assert all(0 < optimizer.state[pieces[name]]["exp_avg"].full_tensor().norm() < 1e-3 for name in gradients)
 
     two_processes(tmp_path, body)

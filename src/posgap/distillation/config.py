@@ -128,6 +128,11 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
     lora_alpha: Annotated[int, RARE] = Field(
         16, ge=1, description="scale of LoRA adapters (alpha): their product is multiplied by alpha / rank"
     )
+    lora_base: Annotated[Literal["auto", "nf4"], RARE] = Field(
+        "auto",
+        description="how frozen weights beneath LoRA adapters are kept; auto: exactly, in bfloat16 where that holds "
+        "them and arithmetic is bfloat16; nf4: in 4 bits (QLoRA), by bitsandbytes, for teacher and student",
+    )
     lora_export: Annotated[Literal["merged", "adapter"], RARE] = Field(
         "merged",
         description="what a run with lora_rank writes; merged: the whole model; adapter: the adapters alone, in peft's "
@@ -155,6 +160,11 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
     deepspeed: str = Field("", description="zero2, zero3 or a DeepSpeed JSON file; empty: none")
     fsdp: bool = Field(
         False, description="spread parameters, gradients and optimizer over the processes by torch's FSDP2"
+    )
+    fsdp_offload: Annotated[bool, RARE] = Field(
+        False,
+        description="with fsdp: keep parameters, gradients and optimizer in main memory, and update there; a layer is "
+        "on the GPU while it computes",
     )
     save_steps: Annotated[int, RARE] = Field(
         10, ge=0, description="steps between checkpoints, beside the one at the end; 0: only one at SIGTERM"
@@ -204,6 +214,16 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         return self
 
     @model_validator(mode="after")
+    def _keeps_a_base_in_4_bits(self) -> Self:
+        if self.lora_base == "nf4" and not self.lora_rank:
+            raise ValueError("`lora_base` nf4 is of frozen weights, and all parameters are trained; give a `lora_rank`")
+        if self.lora_base == "nf4" and (self.deepspeed or self.fsdp or self.compile):
+            raise ValueError(
+                "`lora_base` nf4 was tried with whole, eager layers; leave out `deepspeed`, `fsdp` and `compile`"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _compiles_whole_parameters(self) -> Self:
         if self.compile and (self.deepspeed or self.fsdp):
             raise ValueError(
@@ -224,6 +244,8 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
     def _either_deepspeed_or_fsdp(self) -> Self:
         if self.deepspeed and self.fsdp:
             raise ValueError("`deepspeed` and `fsdp` exclude each other; leave one empty")
+        if self.fsdp_offload and not self.fsdp:
+            raise ValueError("`fsdp_offload` is of `fsdp`; give both, or a DeepSpeed file that offloads")
         return self
 
 

@@ -15,7 +15,8 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from posgap.distillation.adapter_merging import merged_in_float32
 from posgap.distillation.adapters import named
 from posgap.distillation.config import DistillConfig
-from posgap.distillation.lora import merged, write_adapter
+from posgap.distillation.frozen import is_in_nf4
+from posgap.distillation.lora import merged, without_adapters, write_adapter
 from posgap.distillation.processes import in_pieces, trained_parameters
 from posgap.distillation.sharding import callable_by_itself
 from posgap.foundation.errors import PosgapError
@@ -39,13 +40,15 @@ class Trained:
     """What came of training: the parameters that it changed, by name, in float32 as the optimizer has them, and the
     `logits` that the model in training gives to the tokens `probe [1, T]`, in arithmetic of the precision `arithmetic`.
 
-    Where DeepSpeed or FSDP has the parameters, they are gathered on the first process.
+    `untrained` are those without the adapters, where these stand on weights that are not the base's own (NF4). Where
+    DeepSpeed or FSDP has the parameters, they are gathered on the first process.
     """
 
     parameters: Mapping[str, Tensor]
     probe: Tensor
     logits: Tensor
     arithmetic: torch.dtype
+    untrained: Tensor | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, best: Mapping[str, Tensor], ids: Tensor, accelerator: Accelerator) -> "Trained":
@@ -61,7 +64,11 @@ class Trained:
         with callable_by_itself(accelerator):
             logits = _logits(model, probe) if in_pieces(accelerator) or is_main_process() else torch.empty(0)
             arithmetic = model.dtype
-        return cls(best or parameters, probe, logits, arithmetic)
+        untrained = None
+        if is_in_nf4(model) and is_main_process():
+            with without_adapters(model):
+                untrained = _logits(model, probe)
+        return cls(best or parameters, probe, logits, arithmetic, untrained)
 
 
 def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokenizerBase, out: Path) -> dict[str, float]:
@@ -73,9 +80,13 @@ def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokeniz
     """
     unset_hf_deepspeed_config()  # under ZeRO-3 models would be loaded in pieces, by all processes
     base = load_model(config.model, "stored")
-    after = trained.parameters
+    after, allowed = trained.parameters, TOLERANCE[trained.arithmetic]
     if config.lora_rank:
-        after = merged(load_model(config.model, "float32"), after, config.lora_rank, config.lora_alpha)
+        exact = load_model(config.model, "float32")
+        if trained.untrained is not None:
+            # Adapters are merged into the base's own weights: so much further from the trained model are these.
+            allowed += 2 * _difference(_logits(exact, trained.probe), trained.untrained)
+        after = merged(exact, after, config.lora_rank, config.lora_alpha)
     dtype = base.dtype if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
     alone = config.lora_export == "adapter"
     try:
@@ -114,16 +125,18 @@ def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokeniz
     for name, parameter in written.named_parameters():
         if not torch.equal(parameter, expected[name].float()):
             raise PosgapError(f"export: {name} is not in the folder as it was written; please report this")
-    difference = _proven(written, trained, after, stored)
+    difference = _proven(written, trained, after, stored, allowed)
     figures = {"kept_update": kept.update, "kept_numbers": kept.numbers, "logits_difference": difference}
     write_json(out / FILE, {"dtype": name_of(dtype), "rounding": stored.rounding, **figures})
     return figures
 
 
 @torch.no_grad()
-def _proven(written: PreTrainedModel, trained: Trained, after: Mapping[str, Tensor], stored: Rounded) -> float:
+def _proven(
+    written: PreTrainedModel, trained: Trained, after: Mapping[str, Tensor], stored: Rounded, allowed: float
+) -> float:
     """Returns how far the logits of the rounded weights are from the trained model's; `PosgapError` where those of the
-    weights before rounding are for more than arithmetic explains, and a warning where rounding changes much.
+    weights before rounding are further than what is `allowed`, and a warning where rounding changes much.
 
     `written` is the model that was read back; it is used up.
     """
@@ -131,10 +144,10 @@ def _proven(written: PreTrainedModel, trained: Trained, after: Mapping[str, Tens
         _difference(_logits(_with(written, weights), trained.probe), trained.logits)
         for weights in (after, stored.state)
     )
-    if not unrounded <= (allowed := TOLERANCE[trained.arithmetic]):
+    if not unrounded <= allowed:
         raise PosgapError(
             f"export: what was written is not the trained model: their logits differ by {unrounded:.2g} of a standard "
-            f"deviation, of which arithmetic explains {allowed:g}; please report this with the model's name"
+            f"deviation, of which arithmetic explains {allowed:.2g}; please report this with the model's name"
         )
     if difference > max(TOLERANCE[stored.dtype], allowed):
         log.warning(

@@ -5,6 +5,7 @@ with them; every storage is counted from its birth to its end. So the figures ar
 architecture, rather than of a formula.
 """
 
+import copy
 import gc
 import weakref
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from transformers import (
 )
 from transformers.masking_utils import flash_attention_mask
 
+from posgap.distillation.frozen import beneath_adapters, keep_in_bfloat16
 from posgap.distillation.head import Head, add_gradients_in_place
 from posgap.distillation.lora import add_adapters
 from posgap.distillation.losses import token_kl
@@ -67,7 +69,8 @@ class MicroBatchShape:
 @dataclass(frozen=True)
 class Size:
     """The numbers of a model's parameters, of those that are trained, of its output head's, of its largest layer's, of
-    those outside of layers, and of those trained in layers' matrices, which some optimizers treat apart."""
+    those outside of layers, of those trained in layers' matrices, which some optimizers treat apart, and of those
+    frozen beneath adapters, each of which takes `bytes_beneath` where training computes in bfloat16 by autocast."""
 
     parameters: int
     trained: int
@@ -75,6 +78,8 @@ class Size:
     layer: int
     outside: int
     in_matrices: int = 0
+    beneath: int = 0
+    bytes_beneath: int = 4
 
 
 class Storages(TorchDispatchMode):
@@ -128,7 +133,14 @@ def size_of(config: PretrainedConfig, lora_rank: int) -> Size:
         max(layers, default=0),
         parameters - sum(layers),
         sum(parameter.numel() for parameter in matrices_of_layers(model)),
+        sum(layer.weight.numel() for _, layer in beneath_adapters(model)),
+        2 if is_stored_in_bfloat16(config) else 4,
     )
+
+
+def is_stored_in_bfloat16(config: PretrainedConfig) -> bool:
+    """Whether a model with this config is, as far as it says."""
+    return config.dtype == torch.bfloat16
 
 
 def activation_bytes(config: PretrainedConfig, shape: MicroBatchShape) -> int:
@@ -167,6 +179,8 @@ def _model(config: PretrainedConfig, shape: MicroBatchShape) -> PreTrainedModel:
     """The model as a micro-batch is read by it, on no device."""
     in_bfloat16 = shape.arithmetic == "bfloat16 parameters"
     model = _on_no_device(config, torch.bfloat16 if in_bfloat16 else torch.float32, shape.lora_rank)
+    if shape.arithmetic == "bfloat16" and is_stored_in_bfloat16(config):
+        keep_in_bfloat16(model)
     if shape.checkpointing:
         checkpoint_activations(model)
     return model.train()
@@ -205,7 +219,9 @@ def _quick_collections() -> Iterator[None]:
 
 def _on_no_device(config: PretrainedConfig, dtype: torch.dtype, lora_rank: int) -> PreTrainedModel:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=_unmasked())
+        # Of the config that it is given transformers changes the precision.
+        own = copy.deepcopy(config)
+        model = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=_unmasked())
         if lora_rank:
             add_adapters(model, lora_rank, 16)
     return model

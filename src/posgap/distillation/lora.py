@@ -3,7 +3,8 @@ alone."""
 
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,19 @@ def add_adapters(model: PreTrainedModel, rank: int, alpha: int) -> "PeftModel":
         raise PosgapError(
             f"lora_rank: peft cannot adapt {type(model).__name__}: {reason}; train all parameters"
         ) from None
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Within the block adapters add nothing."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    yield
+    for layer in layers:
+        layer.enable_adapters(True)
 
 
 def merged(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int, alpha: int) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from transformers import PretrainedConfig
 from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.engine import Optimization
 from posgap.distillation.footprint import MicroBatchShape, Size, activation_bytes, flops, size_of
+from posgap.distillation.frozen import NF4_BYTES
 from posgap.distillation.movement import Movement
 from posgap.distillation.optimizers import ADAMW, BYTES_KEPT
 from posgap.distillation.recipes import RECIPES
@@ -32,6 +33,7 @@ GB = 1e9
 USABLE = 0.92  # of a GPU's memory; the rest is the driver's, and lost between blocks. As much of a CPU's.
 H100_GB, H100_TFLOPS = 80.0, 989.0
 LORA_RANK = 16
+OFFLOADED = "fsdp offloaded"
 _COURSE = {field.name for field in fields(Optimization)}
 # DeepSpeed's defaults, in numbers of two bytes: two buckets of gradients, and of parameters those gathered at a time.
 _BUCKETS, _GATHERED = 2 * 5e8 * 2, 1e9 * 2
@@ -43,12 +45,13 @@ _PROCESS = 0.4e9  # bytes that python and libraries take before there is a model
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train: on a cpu, alone on a GPU, data parallel, zero2, zero3 or fsdp; all parameters or adapters
-    (`lora_rank`)."""
+    """A way to train: on a cpu, alone on a GPU, data parallel, zero2, zero3, fsdp or fsdp offloaded; all parameters or
+    adapters (`lora_rank`), these on a base in NF4 or not."""
 
     strategy: str
     checkpointing: bool
     lora_rank: int
+    nf4: bool = False
 
     @property
     def arithmetic(self) -> str:
@@ -56,7 +59,12 @@ class Way:
         alone."""
         if self.strategy == "cpu":
             return "float32"
-        return "bfloat16 parameters" if self.strategy in ("zero2", "zero3", "fsdp") else "bfloat16"
+        return "bfloat16 parameters" if self.in_pieces else "bfloat16"
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether processes share what training keeps."""
+        return self.strategy.startswith(("zero", "fsdp"))
 
     @property
     def bytes_kept(self) -> int:
@@ -72,10 +80,17 @@ class Way:
         """The options of `posgap distill` that ask for it."""
         return [
             *([f"--deepspeed {self.strategy}"] if self.strategy.startswith("zero") else []),
-            *(["--fsdp"] if self.strategy == "fsdp" else []),
+            *(["--fsdp"] if self.strategy.startswith("fsdp") else []),
+            *(["--fsdp-offload"] if self.strategy == OFFLOADED else []),
             *(["--gradient-checkpointing"] if self.checkpointing else []),
             *([f"--lora-rank {self.lora_rank}"] if self.lora_rank else []),
+            *(["--lora-base nf4"] if self.nf4 else []),
         ]
+
+    @property
+    def trained(self) -> str:
+        """What is trained, in words."""
+        return ("adapters, base in NF4" if self.nf4 else "adapters") if self.lora_rank else "all"
 
 
 @dataclass(frozen=True)
@@ -98,14 +113,20 @@ def standing(way: Way, size: Size, gpus: int) -> float:
         return (2 * parameters + (2 + 4 + 4 + 8) * trained) / gpus + _GATHERED + _BUCKETS + head
     if way.strategy == "zero2":
         return 2 * parameters + (2 + 4 + 4 + 8) * trained / gpus + _BUCKETS + head
-    if way.strategy == "fsdp":
+    if way.strategy.startswith("fsdp"):
         # Gathered in bfloat16: what is outside of layers, and two of them; and what has gradients there, before these
         # are summed in float32.
         gathered = 2 * (size.outside + 2 * size.layer)
         gathered += 6 * min(size.outside + size.layer, trained)
-        return (4 * parameters + (4 + 8) * trained) / gpus + gathered + head
+        pieces = (4 * parameters + (4 + 8) * trained) / gpus
+        return gathered + head + (0 if way.strategy == OFFLOADED else pieces)
     beside = {"data parallel": 4 * trained, "cpu": _CHECKPOINT * trained + _PROCESS}.get(way.strategy, 0)
-    return 4 * parameters + (4 + 8) * trained + beside + head
+    if way.nf4:
+        # A matrix is made of its 4 bits for each product, in bfloat16: of no more numbers than a layer has.
+        frozen = (NF4_BYTES - 4) * size.beneath + 2 * size.layer
+    else:
+        frozen = (size.bytes_beneath - 4) * size.beneath if way.arithmetic == "bfloat16" else 0
+    return 4 * parameters + frozen + (4 + 8) * trained + beside + head
 
 
 def export_bytes(way: Way, size: Size, stored: int) -> float:
@@ -129,6 +150,10 @@ def ways(gpus: int) -> Iterator[Way]:
         for checkpointing in (False, True):
             for strategy in strategies:
                 yield Way(strategy, checkpointing, lora_rank)
+    for checkpointing in (False, True) if gpus else ():
+        yield Way(strategies[0], checkpointing, LORA_RANK, nf4=True)
+    for checkpointing in (False, True) if gpus > 1 else ():
+        yield Way(OFFLOADED, checkpointing, 0)
 
 
 def need(
@@ -194,9 +219,9 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     best: Need | None = None
     possible = list(ways(config.gpus))
     if config.optimizer != ADAMW:
-        possible = [way for way in possible if way.strategy not in ("zero2", "zero3", "fsdp")]
+        possible = [way for way in possible if not way.in_pieces]
     for way in track(possible, len(possible), "ways to train"):
-        if best and (way.lora_rank, way.activations) != (best.way.lora_rank, best.way.activations):
+        if best and (way.trained, way.activations) != (best.way.trained, best.way.activations):
             break
         needs.append(need(config, way, sized, taken))
         best = best or (needs[-1] if needs[-1].rows else None)
@@ -238,6 +263,9 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
         " a GPU" * bool(config.gpus), figures["disk_gb"],
     )  # fmt: skip
     log.info("writing the model takes %.1f GB of main memory", export / GB)
+    if best.way.strategy == OFFLOADED:
+        figures["offloaded_gb"] = 16 * size.parameters / GB
+        log.info("main memory of all machines together holds %.0f GB of what is offloaded", figures["offloaded_gb"])
     if not best.way.lora_rank:  # adapters begin at 0, and any rate moves them
         figures["movement"] = _movement(config, model, updates)
     figures["ways"] = [asdict(each) for each in needs]
@@ -291,7 +319,7 @@ def _table(needs: list[Need]) -> str:
     rows = [
         [
             each.way.strategy,
-            "adapters" if each.way.lora_rank else "all",
+            each.way.trained,
             each.way.activations,
             f"{each.standing / GB:.1f} GB",
             f"{each.memory / GB:.1f} GB" if each.memory else "-",

@@ -27,7 +27,7 @@ T = TypeVar("T")
 # What a launcher may ask of FSDP: the variable, the one value that is as posgap trains, and what there is instead.
 _FSDP = (
     ("FSDP_VERSION", "2", ""),
-    ("FSDP_OFFLOAD_PARAMS", "false", ", or take a DeepSpeed file that offloads"),
+    ("FSDP_OFFLOAD_PARAMS", "false", ", and with --fsdp --fsdp-offload"),
     ("FSDP_RESHARD_AFTER_FORWARD", "true", ", or take --deepspeed zero2"),
     ("FSDP_ACTIVATION_CHECKPOINTING", "false", ", and with --gradient-checkpointing"),
 )
@@ -35,14 +35,14 @@ _DIVIDED = "and each gradient would be divided by it: posgap parts a step by --m
 
 
 def accelerator(
-    mixed: bool = False, deepspeed: str = "", max_grad_norm: float = 1.0, fsdp: bool = False
+    mixed: bool = False, deepspeed: str = "", max_grad_norm: float = 1.0, fsdp: bool = False, offload: bool = False
 ) -> Accelerator:
     """The Accelerator of this launch: for one process, for several, for DeepSpeed, or for torch's FSDP2.
 
     `mixed` means arithmetic in bfloat16. `deepspeed` is `zero2`, `zero3` or a DeepSpeed JSON file; if it is empty and
-    `fsdp` false, DeepSpeed or FSDP2 are used only if `accelerate launch` asks for them. Raises `PosgapError`, on every
-    process, if DeepSpeed is needed but not installed, and for what launcher or file ask for that posgap would not train
-    under as they mean it.
+    `fsdp` false, DeepSpeed or FSDP2 are used only if `accelerate launch` asks for them. With `offload` FSDP2 keeps its
+    pieces in main memory. Raises `PosgapError`, on every process, if DeepSpeed is needed but not installed, for what
+    launcher or file ask for that posgap would not train under as they mean it, and for one process that is to offload.
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed probes for accelerators and logs about it
@@ -50,7 +50,7 @@ def accelerator(
     if by_launcher:
         deepspeed = deepspeed or os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
     fsdp = fsdp or _is_asked_for("FSDP")
-    settings = of_all(lambda: _settings(deepspeed, mixed, max_grad_norm, fsdp))[0]
+    settings = of_all(lambda: _settings(deepspeed, mixed, max_grad_norm, fsdp, offload))[0]
     # gloo's threads can abort a process that exits while they run, so the group is destroyed first.
     atexit.unregister(_leave)
     atexit.register(_leave)
@@ -70,7 +70,13 @@ def accelerator(
     if fsdp and launched()[1] > 1:
         # As asked for by the launcher, the model would be loaded by the first process alone.
         os.environ.pop("ACCELERATE_USE_FSDP", None)
-        return Sharded(cpu=cpu, mixed_precision=precision)
+        if offload and not cpu and not dist.is_initialized():
+            dist.init_process_group("cpu:gloo,cuda:nccl")  # what is in main memory is exchanged from there
+        return Sharded(offload, cpu=cpu, mixed_precision=precision)
+    if offload:
+        raise PosgapError(
+            "fsdp_offload: is of several processes; launch them with torchrun, or take a DeepSpeed file that offloads"
+        )
     return Accelerator(cpu=cpu, mixed_precision=precision)
 
 
@@ -79,7 +85,7 @@ def _is_asked_for(what: str) -> bool:
     return os.environ.get(f"ACCELERATE_USE_{what}", "false").lower() in ("1", "true", "yes")
 
 
-def _settings(deepspeed: str, mixed: bool, max_grad_norm: float, fsdp: bool) -> dict:
+def _settings(deepspeed: str, mixed: bool, max_grad_norm: float, fsdp: bool, offload: bool) -> dict:
     """DeepSpeed's settings, empty without it; `PosgapError` for a launch that would not be what it says."""
     for variable, name in (("MEGATRON_LM", "Megatron-LM"), ("PARALLELISM_CONFIG", "parallelism")):
         if _is_asked_for(variable):
@@ -91,6 +97,8 @@ def _settings(deepspeed: str, mixed: bool, max_grad_norm: float, fsdp: bool) -> 
         raise PosgapError(f"deepspeed: is {deepspeed}, and FSDP is asked for too; take one of them")
     if _is_asked_for("FSDP"):
         for variable, ours, other in _FSDP:
+            if offload and variable == "FSDP_OFFLOAD_PARAMS":
+                continue
             if (value := os.environ.get(variable, ours).lower()) != ours:
                 raise PosgapError(f"{variable}: is {value}, and posgap has it {ours}; launch with that{other}")
     steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")

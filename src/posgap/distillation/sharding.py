@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -22,6 +22,11 @@ class Sharded(Accelerator):
     """
 
     root: Any = None  # the outermost module that is in pieces
+
+    def __init__(self, offload: bool = False, **options: Any):
+        """With `offload` the pieces stay in main memory, and are updated there."""
+        self.offload = offload
+        super().__init__(**options)
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -39,8 +44,9 @@ class Sharded(Accelerator):
         trained = [names[parameter] for parameter in parameters]
         mixed = self.mixed_precision == "bf16"
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+        where = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if self.offload else OffloadPolicy()
         for module in [*layers_of(student.model), student]:
-            fully_shard(module, mp_policy=policy)
+            fully_shard(module, mp_policy=policy, offload_policy=where)
             # Processes have shares of one loss, so their gradients are summed; gloo knows no product with a factor.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)

@@ -21,16 +21,19 @@ from posgap.distillation.config import DistillConfig
 from posgap.distillation.dropout import without_dropout
 from posgap.distillation.engine import NotFinite, Optimization, train
 from posgap.distillation.export import Trained, export
+from posgap.distillation.frozen import NF4, keep_in_bfloat16, keep_in_nf4
 from posgap.distillation.lora import add_adapters
 from posgap.distillation.methods import METHODS
 from posgap.distillation.movement import Movement
 from posgap.distillation.objectives import Objective
+from posgap.distillation.optimizers import ADAMW, ADAMW_8BIT
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.distillation.watching import OPTIONS as WATCHING
 from posgap.distillation.watching import Watch, watched_examples
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.extras import needed
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.foundation.interruption import resumable
 from posgap.foundation.launch import is_main_process, of_all
@@ -67,6 +70,8 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     set_seed(config.seed)
     if config.lora_export == "adapter":
         named(config.model)  # raises where no adapter could name it
+    if config.optimizer == ADAMW_8BIT or config.lora_base == NF4:
+        needed("bitsandbytes")
     mixed = resolve_dtype(config.dtype) == torch.bfloat16
     torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
     work = ResumableFolder(config.work or files.work_folder(config.out))
@@ -74,9 +79,12 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     held_out = watched_examples(config, pairs)
     steps, objective = _plan(config, pairs)
 
-    accelerator = processes.accelerator(mixed, config.deepspeed, config.max_grad_norm, config.fsdp)
+    accelerator = processes.accelerator(mixed, config.deepspeed, config.max_grad_norm, config.fsdp, config.fsdp_offload)
+    if processes.in_pieces(accelerator) and (config.lora_base == NF4 or config.optimizer != ADAMW):
+        raise PosgapError("the launcher asks for FSDP or DeepSpeed, where lora_base is auto and optimizer adamw")
     model = _model(config)
     _require_room(config, out, model)
+    _keep_base(config, model, accelerator)
     by_deepspeed = accelerator.state.deepspeed_plugin is not None
     optimization = Optimization(**{field.name: getattr(config, field.name) for field in fields(Optimization)})
     movement = Movement.of(model.config, len(steps), optimization.reach(len(steps)))
@@ -220,6 +228,14 @@ def _model(config: DistillConfig) -> PreTrainedModel:
     return model
 
 
+def _keep_base(config: DistillConfig, model: PreTrainedModel, accelerator: Accelerator) -> None:
+    """Puts the frozen weights beneath adapters into what they are kept in while the adapters are trained."""
+    if config.lora_base == NF4:
+        keep_in_nf4(model, accelerator.device)
+    elif processes.is_by_autocast(accelerator):
+        keep_in_bfloat16(model)
+
+
 def _require_room(config: DistillConfig, out: Path, model: PreTrainedModel) -> None:
     """`PosgapError` before training where what it is for cannot be written. Adapters alone are small."""
     if config.lora_export == "adapter":
@@ -237,7 +253,7 @@ def _teacher(
     identity = {
         "model": _model_digest(config),
         "prompts": collate.build.digest(),
-        "arithmetic": processes.arithmetic(accelerator),
+        "arithmetic": processes.arithmetic(accelerator) + ", of weights in NF4" * (config.lora_base == NF4),
     }
     states = TeacherStates(work / f"teacher-{files.digest_of(identity)[:16]}", identity)
     rounded = processes.arithmetic(accelerator).startswith("bfloat16 parameters")
@@ -264,8 +280,8 @@ def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     # So a run that is out of memory can go on in another way, on other processes, and one whose model could not be
     # written as it was to be.
     without_effect = {
-        "micro_batch_tokens", "gradient_checkpointing", "compile", "deepspeed", "fsdp", "export_dtype",
-        "export_rounding", "lora_export",
+        "micro_batch_tokens", "gradient_checkpointing", "compile", "deepspeed", "fsdp", "fsdp_offload",
+        "export_dtype", "export_rounding", "lora_export",
     }  # fmt: skip
     parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect - WATCHING)
     read = [collate.key(row) for row in advantageous_rows(collate.pairs)]
