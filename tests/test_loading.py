@@ -17,6 +17,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import load_tokenizer, require_finite_files, save_model
+from posgap.models.memory import give_back_freed
 
 NORM = "model.layers.1.input_layernorm.weight"
 
@@ -126,3 +127,18 @@ def test_a_config_that_claims_more_than_its_weights_have_is_refused_before_it_ta
     ):
         load_model(str(copy))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8e6  # kB; of such a size it had taken 15.6 GB
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+
+def test_what_was_freed_is_given_back_to_the_system():
+    """Two hundred megabytes in pieces, beneath one that stays."""
+    torch.ones(7 << 20)  # once this is freed, glibc takes smaller pieces from its heap
+    pieces = [torch.ones(1 << 18) for _ in range(200)]
+    del pieces[:-1]
+    kept = anonymous_bytes()
+    give_back_freed()
+    assert kept - anonymous_bytes() > 150e6

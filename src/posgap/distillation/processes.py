@@ -22,6 +22,7 @@ from posgap.distillation.sharding import Sharded
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_object
 from posgap.foundation.launch import launched, of_all
+from posgap.models.memory import give_back_freed
 
 T = TypeVar("T")
 # What a launcher may ask of FSDP: the variable, the one value that is as posgap trains, and what there is instead.
@@ -251,8 +252,9 @@ def _gathered(parameter: Any) -> torch.Tensor:
 
 
 def forget_optimizer(accelerator: Accelerator) -> None:
-    """Frees what torch's optimizer keeps of each parameter, for when training has ended; DeepSpeed's stays, since its
-    engine is needed to the end."""
+    """Gives back to the system what torch's optimizer keeps of each parameter, and what else was freed, for when
+    training has ended; DeepSpeed's stays, since its engine is needed to the end."""
     if accelerator.state.deepspeed_plugin is None:
         for optimizer in accelerator._optimizers:
             optimizer.state.clear()
+    give_back_freed()

@@ -1,7 +1,9 @@
 """How much memory and disk a model takes, and how much this machine has."""
 
+import ctypes
 import math
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
@@ -80,6 +82,13 @@ def _of_container() -> float:
     except (OSError, LookupError, ValueError):
         return math.inf
     return math.inf if limit == "max" else int(limit) - int(used) + of_files
+
+
+def give_back_freed() -> None:
+    """Has the C library give back to the system what was freed, which it otherwise keeps for what may come; where it
+    cannot (not glibc), nothing."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_exhaustion(error: BaseException) -> bool:
