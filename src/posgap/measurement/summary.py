@@ -47,6 +47,8 @@ def summary_text(sweep: Sweep) -> list[str]:
             f"differ by {shape.beginning_over_middle:+.1f} points ({first}) and the last {shape.ends} by "
             f"{shape.end_over_middle:+.1f} ({last})."
         )
+    if sweep.same_place:
+        sentences.append(sweep.same_place.sentence)
     if sweep.choices:
         sentences.append(sweep.choices.sentence)
     if sweep.grid:

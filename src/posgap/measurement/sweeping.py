@@ -22,6 +22,7 @@ from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import Fill
 from posgap.measurement.mitigated import Mitigated
 from posgap.measurement.outcomes import Outcomes
+from posgap.measurement.same_place import same_place
 from posgap.measurement.spending import Spent
 from posgap.measurement.sweeps import (
     Asked,
@@ -203,6 +204,12 @@ def figures(
         **summarize(correct, [list(p.positions) for p in placements], config.seed, build.task.categories(placements)),
         outcomes=answered.outcomes,
         choices=choices,
+        same_place=same_place(
+            build,
+            examples,
+            placements,
+            ((row["id"], row["placement"], row["response"]) for row in swept if not row["correct"]),
+        ),
         baselines=baselines_of(
             baseline_scores(answered.predictions, [e.id for e in examples], config.samples, config.out), correct
         ),

@@ -20,6 +20,7 @@ from posgap.measurement.filling import Filled
 from posgap.measurement.gradings import Grading
 from posgap.measurement.grid import Grid, grid_of
 from posgap.measurement.outcomes import Ending, OutcomeCounts, Outcomes
+from posgap.measurement.same_place import SamePlace
 from posgap.measurement.shape import Shape, shape_of
 from posgap.measurement.spending import Spent
 from posgap.measurement.statistics import Points
@@ -142,11 +143,12 @@ class Sweep(Record):
     `categories` (of each placement) and `by_category` are empty where the task has none, as with one gold document;
     `shape` is None where it has some, or where there are fewer than three positions. `outcomes` counts how the prompts
     ended; None in a sweep by an older posgap, which did not look. `choices` says which slots responses name, where the
-    task has them do so, `baselines` how the same examples came out that were asked otherwise too. `grid` has the
-    effects of position and distance apart, where every distance was asked at every position. `grading` says how a model
-    judged the responses, where one did. `filled` says to what length prompts were filled, where they were: placements
-    are then numbers of depths, of which there are `n_docs`. `mitigation` says by which one the model was asked, if by
-    one: placements are then those in which documents were given to that.
+    task has them do so, `same_place` that most wrong answers name the item at one place, `baselines` how the same
+    examples came out that were asked otherwise too. `grid` has the effects of position and distance apart, where every
+    distance was asked at every position. `grading` says how a model judged the responses, where one did. `filled` says
+    to what length prompts were filled, where they were: placements are then numbers of depths, of which there are
+    `n_docs`. `mitigation` says by which one the model was asked, if by one: placements are then those in which
+    documents were given to that.
     """
 
     task: str
@@ -169,6 +171,7 @@ class Sweep(Record):
     worst: Worst
     outcomes: Outcomes | None = None
     choices: Choices | None = None
+    same_place: SamePlace | None = None
     baselines: dict[str, BaselineFigures] = Field({})
     categories: list[str] = Field([])
     by_category: dict[str, CategoryFigures] = Field({})

@@ -105,6 +105,8 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
         log.log(RESULT, "%s: %s", sweep.label, sentence)
     if warning := copies_warning(sweep):
         log.log(RESULT, "%s: %s", sweep.label, warning)
+    if sweep.same_place:
+        log.log(RESULT, "%s: %s", sweep.label, sweep.same_place.sentence)
     for sentence in sweep.grading.sentences() if sweep.grading else ():
         log.log(RESULT, "%s: %s", sweep.label, sentence)
     for name, baseline in sweep.baselines.items():
