@@ -686,7 +686,7 @@ def test_lora_begins_at_the_base_trains_adapters_alone_and_merges_into_plain_wei
     torch.testing.assert_close(lively(ids).logits, before)
     run(lively, collate, CrossEntropy(pairs), epochs=4)
     adapters = {name: p for name, p in lively.named_parameters() if p.requires_grad}
-    plain = merged(copy.deepcopy(base), adapters, rank=4, alpha=8)
+    plain = merged(copy.deepcopy(base), adapters, rank=4, alpha=8).state_dict()
     assert plain.keys() == base.state_dict().keys()
     assert torch.equal(plain["model.embed_tokens.weight"], base.model.embed_tokens.weight)
     base.load_state_dict(plain)

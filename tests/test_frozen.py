@@ -98,7 +98,7 @@ def test_a_base_in_4_bits_is_trained_on_and_its_adapters_merged_into_the_base_it
         re.sub(r"(lora_[AB])\.", r"\1.default.", name.removeprefix("base_model.model.")): tensor
         for name, tensor in load_file(alone / "adapter_model.safetensors").items()
     }
-    expected = merged(base, adapters, 4, 16)
+    expected = merged(base, adapters, 4, 16).state_dict()
     for name, tensor in weights(out).items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-7)
     assert read_json(out / "export.json")["kept_update"] == pytest.approx(1)

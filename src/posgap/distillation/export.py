@@ -24,7 +24,7 @@ from posgap.foundation.files import write_json
 from posgap.foundation.launch import is_main_process
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import save_model, without_flash_attention
-from posgap.models.rounding import MIN_KEPT, Rounded, name_of, rounded
+from posgap.models.rounding import MIN_KEPT, name_of, rounded
 
 log = logging.getLogger(__name__)
 FILE = "export.json"
@@ -80,19 +80,16 @@ def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokeniz
     """
     unset_hf_deepspeed_config()  # under ZeRO-3 models would be loaded in pieces, by all processes
     base = load_model(config.model, "stored")
-    after, allowed = trained.parameters, TOLERANCE[trained.arithmetic]
-    if config.lora_rank:
-        exact = load_model(config.model, "float32")
-        if trained.untrained is not None:
-            # Adapters are merged into the base's own weights: so much further from the trained model are these.
-            allowed += 2 * _difference(_logits(exact, trained.probe), trained.untrained)
-        after = merged(exact, after, config.lora_rank, config.lora_alpha)
-    dtype = base.dtype if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
+    model = _unrounded(config, trained)
     alone = config.lora_export == "adapter"
+    if alone:
+        adapters = trained.parameters, config.lora_rank, config.lora_alpha
+        write_adapter(load_model(config.model, "float32"), *adapters, named(config.model), out)
+        _require_equal(merged_in_float32(config.model, out), model.state_dict())
+    dtype = base.dtype if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
+    how = () if alone else (config.export_rounding, config.seed)
     try:
-        stored = (
-            rounded(base, after, dtype) if alone else rounded(base, after, dtype, config.export_rounding, config.seed)
-        )
+        stored = rounded(base, model.state_dict(), dtype, *how)
     except PosgapError as error:
         raise PosgapError(f"export: {error}; give --export-dtype bfloat16 or float32") from None
     kept, merging = stored.kept, "merged into its base " * alone
@@ -107,59 +104,58 @@ def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokeniz
             f"export: {stored} of what training did, less than {100 * MIN_KEPT:.0f} %; give {' or '.join(ways)}: the "
             f"same command with it {rest}"
         )
-    if alone:
-        write_adapter(
-            load_model(config.model, "float32"),
-            trained.parameters,
-            config.lora_rank,
-            config.lora_alpha,
-            named(config.model),
-            out,
-        )
-        written, expected = merged_in_float32(config.model, out), after
-    else:
+    logits = _logits(_with(model, stored.state), trained.probe)
+    difference = _difference(logits, trained.logits)
+    if difference > max(TOLERANCE[dtype], TOLERANCE[trained.arithmetic]):
+        log.warning(
+            "export: rounding to %s changes the logits by %.2g of their standard deviation; sweep what was written, or "
+            "give --export-dtype float32", name_of(dtype), difference,
+        )  # fmt: skip
+    del model  # so that there is one model in memory at a time, beside what is stored
+    if not alone:
         save_model(base.to(dtype), tokenizer, out, dict(stored.state))  # type: ignore[arg-type]  # mypy misreads transformers' `to`
-        del base  # so that there are no three models in memory
-        # It refuses weights that are missing, or left over.
-        written, expected = load_model(str(out), "float32"), stored.state
-    for name, parameter in written.named_parameters():
-        if not torch.equal(parameter, expected[name].float()):
-            raise PosgapError(f"export: {name} is not in the folder as it was written; please report this")
-    difference = _proven(written, trained, after, stored, allowed)
+        del base
+        written = load_model(str(out), "float32")  # it refuses weights that are missing, or left over
+        _require_equal(written, stored.state)
+        _require_same(_logits(written, trained.probe), logits, TOLERANCE[torch.float32])
     figures = {"kept_update": kept.update, "kept_numbers": kept.numbers, "logits_difference": difference}
     write_json(out / FILE, {"dtype": name_of(dtype), "rounding": stored.rounding, **figures})
     return figures
 
 
-@torch.no_grad()
-def _proven(
-    written: PreTrainedModel, trained: Trained, after: Mapping[str, Tensor], stored: Rounded, allowed: float
-) -> float:
-    """Returns how far the logits of the rounded weights are from the trained model's; `PosgapError` where those of the
-    weights before rounding are further than what is `allowed`, and a warning where rounding changes much.
+def _unrounded(config: DistillConfig, trained: Trained) -> PreTrainedModel:
+    """The base with what training changed, in float32; `PosgapError` where its logits are not the trained model's."""
+    model, allowed = load_model(config.model, "float32"), TOLERANCE[trained.arithmetic]
+    if trained.untrained is not None:
+        # Adapters are merged into the base's own weights: so much further from the trained model are these.
+        allowed += 2 * _difference(_logits(model, trained.probe), trained.untrained)
+    if config.lora_rank:
+        model = merged(model, trained.parameters, config.lora_rank, config.lora_alpha)
+    else:
+        _with(model, trained.parameters)
+    _require_same(_logits(model, trained.probe), trained.logits, allowed)
+    return model
 
-    `written` is the model that was read back; it is used up.
-    """
-    unrounded, difference = (
-        _difference(_logits(_with(written, weights), trained.probe), trained.logits)
-        for weights in (after, stored.state)
-    )
-    if not unrounded <= allowed:
+
+def _require_same(logits: Tensor, expected: Tensor, allowed: float) -> None:
+    if not (difference := _difference(logits, expected)) <= allowed:
         raise PosgapError(
-            f"export: what was written is not the trained model: their logits differ by {unrounded:.2g} of a standard "
+            f"export: what was written is not the trained model: their logits differ by {difference:.2g} of a standard "
             f"deviation, of which arithmetic explains {allowed:.2g}; please report this with the model's name"
         )
-    if difference > max(TOLERANCE[stored.dtype], allowed):
-        log.warning(
-            "export: rounding to %s changes the logits by %.2g of their standard deviation; sweep what was written, or "
-            "give --export-dtype float32", name_of(stored.dtype), difference,
-        )  # fmt: skip
-    return difference
 
 
+def _require_equal(written: PreTrainedModel, expected: Mapping[str, Tensor]) -> None:
+    for name, parameter in written.named_parameters():
+        if not torch.equal(parameter, expected[name].float()):
+            raise PosgapError(f"export: {name} is not in the folder as it was written; please report this")
+
+
+@torch.no_grad()
 def _with(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTrainedModel:
     for name, parameter in model.named_parameters():
-        parameter.copy_(weights.get(name, parameter))
+        if name in weights:
+            parameter.copy_(weights[name])
     return model
 
 

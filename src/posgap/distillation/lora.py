@@ -67,14 +67,14 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
         layer.enable_adapters(True)
 
 
-def merged(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int, alpha: int) -> dict[str, Tensor]:
-    """The parameters of the base `model` with trained `adapters` merged into them, as peft merges them.
+def merged(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int, alpha: int) -> PreTrainedModel:
+    """The base `model` with trained `adapters` merged into its parameters, as peft merges them.
 
     `adapters` has the parameters that `add_adapters` adds, by name; they may have been gathered from ZeRO-3's
     partitions. The model is used up.
     """
     adapted = _adapted(model, adapters, rank, alpha)
-    return adapted.merge_and_unload(safe_merge=True).state_dict()  # type: ignore[operator]
+    return adapted.merge_and_unload(safe_merge=True)  # type: ignore[operator,no-any-return]
 
 
 def write_adapter(

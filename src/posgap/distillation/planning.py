@@ -130,17 +130,14 @@ def standing(way: Way, size: Size, gpus: int) -> float:
 
 
 def export_bytes(way: Way, size: Size, stored: int) -> float:
-    """The most of main memory that writing the model takes, whose base is stored in `stored` bytes a number.
+    """The most of main memory that writing the model takes, whose base is stored in `stored` bytes a number, beside
+    what the system keeps of files.
 
-    What is stored stands beside the base while it is made, and beside the model that is read back in float32. On a CPU
-    the trained model is there, too, and the optimizer no more.
+    The trained model stands in float32, and then what is read back, beside what is stored; numbers of float32 are not
+    copied for that. On a CPU the model in training is there, too, and the optimizer no more.
     """
-    parameters = size.parameters
-    here = 4 * parameters + way.bytes_kept * size.head if way.strategy == "cpu" else 0
-    merged = 4 * parameters if way.lora_rank else 0
-    # Numbers of float32 are not copied to be stored: they are those of the trained model.
-    made = stored * parameters if stored < 4 or here == 0 else 0
-    return _PROCESS + here + merged + max(stored * parameters + made, made + 4 * parameters)
+    here = 4 * size.parameters + way.bytes_kept * size.head if way.strategy == "cpu" else 0
+    return _PROCESS + here + (4 + (stored if stored < 4 else 0)) * size.parameters
 
 
 def ways(gpus: int) -> Iterator[Way]:
