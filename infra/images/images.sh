@@ -13,7 +13,7 @@ REGISTRY=${REGISTRY:-ghcr.io/posgap}
 SOURCE=$(sed -n 's/^repository = "\(.*\)"/\1/p' pyproject.toml)
 VERSION=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' src/posgap/__init__.py)
 # Uncompressed, in MB. What is over budget is looked into, not waved through.
-declare -A BUDGETS=([cpu]=2000 [mlflow]=1200 [gpu-train]=9000 [gpu-serve]=14000)
+declare -A BUDGETS=([cpu]=2000 [mlflow]=1000 [gpu-train]=9000 [gpu-serve]=14000)
 
 fail() { echo "images: $*" >&2; exit 2; }
 
