@@ -142,8 +142,8 @@ def test_a_sweep_is_read_out_in_words():
         "40.0 points (95 % interval 30.0 to 50.0), where a model without position bias would show about 9.5 by chance.",
         "The mean over 3 placements is 60.0 (55.0 to 65.0), of 50 examples.",
         "Position matters (sign-flip test, p < 0.001).",
-        "The curve is U-shaped: against the 1 positions in the middle, the first 1 differ by +40.0 points (+30.0 to "
-        "+50.0) and the last 1 by +30.0 (+20.0 to +40.0).",
+        "The curve is U-shaped: against the middle (1 position), the beginning (1 position) differs by +40.0 points "
+        "(+30.0 to +50.0), and the end by +30.0 (+20.0 to +40.0).",
     ]
     flat = SINGLE.model_copy(update={"flatness": Flatness(p=0.3679), "shape": shape})
     # A sweep by an older posgap names a shape all the same: neither the words nor the table do.

@@ -76,12 +76,19 @@ def page(
         sweeps,
         explored,
         title=title,
+        below=_below(sweeps) if comparison else "",
         diagnosis=diagnosis,
         comparison=comparison,
         baselines=list(dict.fromkeys(name for s in sweeps for name in s.baselines)),
         categories=[name for name in sweeps[0].by_category if all(name in s.by_category for s in sweeps)],
         difference_axes=_difference_axes(comparison) if comparison else [],
     )
+
+
+def _below(sweeps: Sequence[Sweep]) -> str:
+    """What stands below the title of a comparison: which models these are, and what they were asked."""
+    models = ", ".join(dict.fromkeys(sweep.named for sweep in sweeps))
+    return f"{models}: task {sweeps[0].task}, n = {sweeps[0].n_examples:,}"
 
 
 def rendered(package: str, template: str, sweeps: Sequence[Sweep], explored: Explored | None, **more: Any) -> str:

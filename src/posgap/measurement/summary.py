@@ -43,9 +43,9 @@ def summary_text(sweep: Sweep) -> list[str]:
     if shape := sweep.named_shape:
         first, last = ends(shape.beginning_over_middle_ci95, SIGNED), ends(shape.end_over_middle_ci95, SIGNED)
         sentences.append(
-            f"The curve is {shape.name}: against the {shape.middle} positions in the middle, the first {shape.ends} "
-            f"differ by {shape.beginning_over_middle:+.1f} points ({first}) and the last {shape.ends} by "
-            f"{shape.end_over_middle:+.1f} ({last})."
+            f"The curve is {shape.name}: against the middle ({_positions(shape.middle)}), the beginning "
+            f"({_positions(shape.ends)}) differs by {shape.beginning_over_middle:+.1f} points ({first}), and the end "
+            f"by {shape.end_over_middle:+.1f} ({last})."
         )
     if sweep.same_place:
         sentences.append(sweep.same_place.sentence)
@@ -56,6 +56,10 @@ def summary_text(sweep: Sweep) -> list[str]:
     if sweep.grading:
         sentences += sweep.grading.sentences()
     return sentences
+
+
+def _positions(number: int) -> str:
+    return f"{number} position{'s' * (number > 1)}"
 
 
 def copies_sentence(sweep: Sweep) -> str:
