@@ -365,10 +365,14 @@ def hours(row: dict[str, Any]) -> str:
 
 def pictures() -> None:
     """The curves of the models that were asked for keys among ten records, and what draws SmolLM2's attention."""
-    asked = {"smollm2-kv": "smollm2", "gemma-kv": "gemma"}
+    asked = {
+        "smollm2-kv": TITLES["smollm2"],
+        "smollm2-r1": f"{TITLES['smollm2']}, after R1",
+        "gemma-kv": TITLES["gemma"],
+    }
     swept = [
-        read_sweep(RUNS / row).model_copy(update={"label": TITLES[model]})
-        for row, model in asked.items()
+        read_sweep(RUNS / row).model_copy(update={"label": label})
+        for row, label in asked.items()
         if (RUNS / row).is_dir()
     ]
     if swept:
