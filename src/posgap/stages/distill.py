@@ -232,7 +232,7 @@ def _keep_base(config: DistillConfig, model: PreTrainedModel, accelerator: Accel
     """Puts the frozen weights beneath adapters into what they are kept in while the adapters are trained."""
     if config.lora_base == NF4:
         keep_in_nf4(model, accelerator.device)
-    elif processes.is_by_autocast(accelerator):
+    elif processes.is_by_autocast(accelerator) and not config.compile:  # compiled it was not tried
         keep_in_bfloat16(model)
 
 
