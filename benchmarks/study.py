@@ -364,19 +364,18 @@ def hours(row: dict[str, Any]) -> str:
 
 
 def pictures() -> None:
-    """The curves of the models that were asked for keys among ten records, and what draws SmolLM2's attention."""
-    asked = {
-        "smollm2-kv": TITLES["smollm2"],
-        "smollm2-r1": f"{TITLES['smollm2']}, after R1",
-        "gemma-kv": TITLES["gemma"],
-    }
+    """SmolLM2's curves before and after training, and what draws its attention."""
+    methods = {"kv": "as it is", "r1": "after R1", "seqkd": "after SeqKD", "sft": "after SFT"}
+    asked = {f"smollm2-{row}": f"SmolLM2-135M {made}" for row, made in methods.items()}
     swept = [
         read_sweep(RUNS / row).model_copy(update={"label": label})
         for row, label in asked.items()
         if (RUNS / row).is_dir()
     ]
     if swept:
-        save_picture(position_curves(swept), ROOT / "docs" / "pretrained-curves.png")
+        figure = position_curves(swept)
+        figure.axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)  # above the curves
+        save_picture(figure, ROOT / "docs" / "pretrained-curves.png")
     if (drawn := RUNS / "smollm2-why" / "influence.png").is_file():
         shutil.copyfile(drawn, ROOT / "docs" / "why-smollm2.png")
 
