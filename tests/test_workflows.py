@@ -10,10 +10,13 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from posgap.preflight.config import ClusterConfig
+
 FOLDER = ROOT / ".github" / "workflows"
 TEXTS = {file.name: file.read_text() for file in sorted(FOLDER.glob("*.yml"))}
 WORKFLOWS = {name: yaml.safe_load(text) for name, text in TEXTS.items()}
 RELEASE = WORKFLOWS["release.yml"]["jobs"]
+CI, INFRA = WORKFLOWS["ci.yml"], WORKFLOWS["infra.yml"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 ON = True  # what YAML makes of the key `on`
 
@@ -50,6 +53,21 @@ def test_what_it_runs_is_there(name):
                     assert re.search(rf"^(?:[\w-]+ )*{re.escape(pattern)}(?: [\w-]+)*:", MAKEFILE, re.MULTILINE), target
             for file in re.findall(r"\binfra/\S+\.sh", script):
                 assert (ROOT / file).is_file()
+
+
+def test_whatever_takes_long_is_run_by_some_workflow():
+    made = {word for text in TEXTS.values() for line in re.findall(r"\bmake ([^\n&|;]*)", text) for word in line.split()}
+    assert {"types", "test", "test-all", "smoke", "pipeline", "mlproject", "mutants", "community", "containers"} <= made
+    assert {"oldest", "newest", "images-check", "images-scan"} <= made
+
+
+def test_no_checkout_keeps_its_token_and_nothing_from_outside_is_text_of_a_command():
+    jobs = [job for workflow in WORKFLOWS.values() for job in workflow["jobs"].values()]
+    every = [step for job in jobs for step in steps(job)]
+    checkouts = [step for step in every if step.get("uses", "").startswith("actions/checkout")]
+    assert checkouts and all(step["with"]["persist-credentials"] is False for step in checkouts)
+    assert not [step for step in every if "${{" in step.get("run", "")]
+    assert all(job["timeout-minutes"] <= 350 for job in jobs if "steps" in job)
 
 
 def test_a_release_begins_with_a_tag_alone_and_has_few_rights():
@@ -107,3 +125,29 @@ def test_no_file_names_an_address_of_the_repository_but_the_setting():
     for name in ("SECURITY.md", "CITATION.cff", "infra/images/Dockerfile", "README.md"):
         named = set(re.findall(r"https://github\.com/posgap\S*", (ROOT / name).read_text()))
         assert all(repository and address.startswith(repository) for address in named), name
+
+
+def test_images_are_built_and_scanned_on_every_change_of_what_they_are_made_of():
+    for event in ("push", "pull_request"):
+        assert {"infra/**", "constraints.txt", "pyproject.toml"} <= set(INFRA[ON][event]["paths"])
+    assert "if" not in INFRA["jobs"]["image"] and {"schedule", "workflow_dispatch"} <= INFRA[ON].keys()
+
+
+def test_the_steps_on_a_cluster_are_those_that_the_script_has_and_its_settings_are_read():
+    script = ROOT / "infra" / "ci" / "kind.sh"
+    run = [step["run"].split()[-1] for step in INFRA["jobs"]["kind"]["steps"] if "kind.sh" in step.get("run", "")]
+    verbs = re.search(r"^    (.*)\) \"\$1\" ;;", script.read_text(), re.MULTILINE)[1].split(" | ")
+    assert run == [verb for verb in verbs if verb != "remove"]
+    assert all(re.search(rf"^{verb}\(\) {{", script.read_text(), re.MULTILINE) for verb in verbs)
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    cluster = ClusterConfig(**yaml.safe_load((ROOT / "infra" / "ci" / "cluster.yaml").read_text()))
+    labels = [node["labels"] for node in yaml.safe_load((ROOT / "infra" / "ci" / "kind.yaml").read_text())["nodes"][1:]]
+    # A node for every pool, by the labels that steps ask for where nobody says otherwise.
+    assert labels == [getattr(cluster, pool).nodes for pool in ("cpu", "train", "inference")]
+    assert labels == [getattr(ClusterConfig(), pool).nodes for pool in ("cpu", "train", "inference")]
+
+
+def test_what_takes_long_runs_on_a_schedule_and_not_for_every_push():
+    for name in ("mutants.yml", "nightly.yml"):
+        assert WORKFLOWS[name][ON].keys() == {"schedule", "workflow_dispatch"}
+        assert not WORKFLOWS[name]["jobs"].keys() & CI["jobs"].keys()
