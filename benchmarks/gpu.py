@@ -55,9 +55,19 @@ def of_questions(questions: Path) -> Size:
     )
 
 
+def of_records(name: str, seed: int) -> tuple[str, ...]:
+    """A few examples of three short records."""
+    made = f"{{runs}}/{name}-made.jsonl"
+    return (
+        f"data make kv --n-keys 3 --n-examples 8 --seed {seed} --force --out {made}",
+        f"data import --format litm-kv --input {made} --key-digits 8 --value-digits 8 --force "
+        f"--out {{runs}}/{name}.jsonl",
+    )
+
+
 DRY = Size(
-    ("data make kv --n-keys 3 --n-examples 8 --seed 1 --force --out {runs}/train.jsonl",),
-    ("data make kv --n-keys 3 --n-examples 6 --force --out {runs}/swept.jsonl",),
+    of_records("train", 1),
+    of_records("swept", 0),
     "--task kv --n-docs 3 --limit 4",
     "1,2,3",
     "--epochs 1 --k 1 --batch-size 8 --learning-rate 1e-5",

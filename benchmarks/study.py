@@ -29,7 +29,6 @@ from posgap.measurement.comparison import read_comparison
 from posgap.measurement.plots import position_curves, save_picture
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigating.report import read_mitigate
-from posgap.rollout.advice import ADVICE_FILE, Advice, flattest
 from posgap.rollout.documents import PARTS
 from posgap.rollout.files import read_measurement
 
@@ -61,15 +60,6 @@ def why_figures(out: Path) -> dict[str, Any]:
         "telling": measured.telling,
         "summary": measured.summary,
     }
-
-
-def advice_figures(out: Path) -> dict[str, Any]:
-    """What is kept of `rollout advise`: the changes that were made, beside the model as it is."""
-    advice = Advice.model_validate(read_json(out / ADVICE_FILE))
-    best = flattest(advice.changes)
-    kept = {name: getattr(advice, name) for name in ("positions", "examples", "accuracy", "agreement", "summary")}
-    made = [{"name": each.name, **each.measured.model_dump()} for each in advice.changes if each.measured]
-    return kept | {"made": made, "flattest": best.name if best else ""}
 
 
 def mitigate_figures(out: Path) -> dict[str, Any]:
@@ -141,12 +131,6 @@ def _why(of: str, examples: str, sweep: str, label: str) -> str:
     )
 
 
-def _advise(of: str, examples: str) -> str:
-    return (
-        f"rollout advise --model {{model}} {of} --examples {{runs}}/{examples} --dtype bfloat16 --check 3 --out {{out}}"
-    )
-
-
 # The paper's ablation, by the options of `distill`; each is trained on the same responses, as often.
 METHODS = {
     "sft": "--method sft",
@@ -186,12 +170,6 @@ ROWS = (
     Row("gemma-kv", "gemma", (*_SHORT, _sweep(_KV, "kv10.jsonl", "1,3,5,8,10")), sweep_figures),
     Row("gemma-why", "gemma", (_why(_KV, "kv10.jsonl", "gemma-kv", "Gemma"),), why_figures),
     Row(
-        "gemma-advise",
-        "gemma",
-        (f"{_advise('--task kv --n-docs 10', 'kv10.jsonl')} --limit 40 --positions 1,3,5,8,10",),
-        advice_figures,
-    ),
-    Row(
         "gemma-mitigate",
         "gemma",
         (
@@ -202,12 +180,6 @@ ROWS = (
     ),
     Row("qwen-shots", "qwen", (*_SHOTS, _sweep(_OF_SHOTS, "shots.jsonl", "1,5,10,15,20")), sweep_figures),
     Row("qwen-why", "qwen", (_why(_OF_SHOTS, "shots.jsonl", "qwen-shots", "Qwen"),), why_figures),
-    Row(
-        "qwen-advise",
-        "qwen",
-        (f"{_advise('--task shots --n-docs 20', 'shots.jsonl')} --limit 40 --positions 1,10,20",),
-        advice_figures,
-    ),
     *trained(
         "smollm2-kv",
         "smollm2",
@@ -307,22 +279,6 @@ def telling() -> str:
     return markdown(["model", "what tells", "AUC", "at one position", "gain beside the position"], rows, left=2)
 
 
-def advice() -> str:
-    """What became of the changes that the gradient advised, on examples that it did not see."""
-    rows = []
-    for each in kept("gemma-advise", "qwen-advise"):
-        of = each["figures"]
-        gap, mean = max(of["accuracy"]) - min(of["accuracy"]), sum(of["accuracy"]) / len(of["accuracy"])
-        as_it_is = [f"{gap:.1f}", f"{mean:.1f}"]
-        rows.append([each["model"], f"as it is, {of['examples']['checked_on']} examples", *as_it_is, hours(each)])
-        for made in of["made"]:
-            figures = [
-                between(made[f"accuracy_{name}"], made[f"accuracy_{name}_ci95"], "+.1f") for name in ("gap", "mean")
-            ]
-            rows.append(["", made["name"], *figures, ""])
-    return markdown(["model", "change", "gap", "mean", "day, minutes"], rows, left=2)
-
-
 def mitigations() -> str:
     """What came of each mitigation of a model, on held-out examples."""
     rows = []
@@ -385,7 +341,6 @@ TABLES = {
     "study-methods": methods,
     "why-shares": shares,
     "why-telling": telling,
-    "why-advice": advice,
 }
 
 
