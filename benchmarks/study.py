@@ -71,7 +71,7 @@ def mitigate_figures(out: Path) -> dict[str, Any]:
         if measured := each.measured:
             difference = measured.difference
             row |= {name: getattr(difference, name) for name in ("mean", "mean_ci95", "gap", "gap_ci95")}
-            row |= {"paid": measured.paid, "unit": measured.unit, "helps": each.helps}
+            row |= {"price": measured.price, "helps": each.helps}
         rows.append(row)
     base = {name: getattr(found, f"base_{name}") for name in ("mean", "gap", "gap_ci95")}
     return {"budget": found.budget, "seconds": found.seconds, "examples": found.examples, "base": base, "rows": rows}
@@ -290,9 +290,7 @@ def mitigations() -> str:
         for found in of["rows"]:
             if "mean" in found:
                 figures = [between(found[name], found[f"{name}_ci95"], "+.1f") for name in ("mean", "gap")]
-                rows.append(["", found["name"], *figures, f"{found['paid']:.2f} times the {found['unit']}"])
-        left = [found["name"] for found in of["rows"] if "mean" not in found]
-        rows.append(["", f"not measured: {', '.join(left)}", "", "", ""])
+                rows.append(["", found["name"], *figures, found["price"]])
     return markdown(["model", "mitigation", "mean", "gap", "an answer takes"], rows, left=2)
 
 
@@ -341,6 +339,7 @@ TABLES = {
     "study-methods": methods,
     "why-shares": shares,
     "why-telling": telling,
+    "study-mitigations": mitigations,
 }
 
 
