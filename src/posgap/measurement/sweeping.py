@@ -188,11 +188,16 @@ def figures(
     swept = swept_rows(answered.predictions)
     correct = np.array([row["correct"] for row in swept], dtype=float)
     correct = correct.reshape(len(examples), len(placements), config.samples).mean(axis=2)
-    choices = None
+    choices, mitigated = None, mitigated_by(config, build)
     # At some of the placements alone items would not stand in every slot equally often.
     if build.task.slot_names and len(placements) == config.n_docs:
         responses = (row["response"] for row in swept)
         choices = choices_of(build.task, examples, placements, responses, config.shuffle)
+    habit = None
+    if mitigated is None:  # else the model may have read the documents in another order than they were given in
+        answers = (row for row in swept if not row["correct"] and "outcome" not in row)
+        wrong = ((row["id"], row["placement"], row["response"]) for row in answers)
+        habit = same_place(build, examples, placements, wrong)
     return Sweep(
         task=build.task.name,
         definition=config.task if is_definition(config.task) else "",
@@ -204,12 +209,7 @@ def figures(
         **summarize(correct, [list(p.positions) for p in placements], config.seed, build.task.categories(placements)),
         outcomes=answered.outcomes,
         choices=choices,
-        same_place=same_place(
-            build,
-            examples,
-            placements,
-            ((row["id"], row["placement"], row["response"]) for row in swept if not row["correct"]),
-        ),
+        same_place=habit,
         baselines=baselines_of(
             baseline_scores(answered.predictions, [e.id for e in examples], config.samples, config.out), correct
         ),
@@ -221,7 +221,7 @@ def figures(
         served=answered.served,
         spent=answered.spent,
         filled=build.fill.filled(build, examples[0]) if isinstance(build.fill, Fill) else None,
-        mitigation=mitigated.described if (mitigated := mitigated_by(config, build)) else None,
+        mitigation=mitigated.described if mitigated else None,
     )
 
 

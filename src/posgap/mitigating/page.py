@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from posgap.measurement.plots import COLORS, plain, save_picture
 from posgap.measurement.report import rendered, save_page
 from posgap.measurement.sweeps import Sweep
-from posgap.mitigating.report import Mitigate
+from posgap.mitigating.report import MITIGATE_PAGE, Mitigate
 
 
 class Row(NamedTuple):
@@ -37,7 +37,7 @@ def write_pages(result: Mitigate, sweeps: Sequence[Sweep], out: Path) -> None:
         rows=shown,
         ticks=ticks(shown),
     )
-    save_page(text, out / "mitigate.html")
+    save_page(text, out / MITIGATE_PAGE)
 
 
 def rows(result: Mitigate) -> list[Row]:

@@ -18,7 +18,7 @@ from posgap.mitigations.mitigation import Mitigation
 from posgap.mitigations.registry import MITIGATIONS, PROMPT_MITIGATIONS
 from posgap.scaling.fitness import Objective
 
-MITIGATE_FILE = "mitigate.json"
+MITIGATE_FILE, MITIGATE_PAGE = "mitigate.json", "mitigate.html"
 
 
 class OverRetrieved(Record):

@@ -12,15 +12,15 @@ from posgap.foundation.printing import show
 from posgap.gating.decision_page import GATE_PAGE
 from posgap.gating.verdict import GATE_FILE, read_verdict
 from posgap.measurement.report import rendered, save_page
+from posgap.measurement.summary import p_value
 from posgap.measurement.sweeps import SWEEP_FILE, SWEEP_PAGE, Sweep, read_sweep
-from posgap.mitigating.report import MITIGATE_FILE, read_mitigate
+from posgap.mitigating.report import MITIGATE_FILE, MITIGATE_PAGE, read_mitigate
 from posgap.workflows.check import CHECK_FILE, PAGE_FILE
 from posgap.workflows.config import ViewConfig
 
 log = logging.getLogger(__name__)
 INDEX = "index.html"
 _MARK = 'content="posgap view"'  # tells the page from one that somebody else wrote
-_MITIGATE_PAGE = "mitigate.html"
 
 
 class Row(NamedTuple):
@@ -89,7 +89,7 @@ def rows(top: Path) -> Iterator[Row]:
 
 def _sweep(folder: Path, name: str) -> Row:
     sweep = read_sweep(folder)
-    p = f"p = {sweep.flatness.p:.3f}" if sweep.flatness.p >= 0.001 else "p < 0.001"
+    p = p_value(sweep.flatness.p)
     outcome = f"position matters ({p})" if sweep.flatness.refuted else f"cannot be told from flat ({p})"
     return Row("sweep", name, SWEEP_PAGE, outcome, sweep)
 
@@ -104,7 +104,7 @@ def _gate(folder: Path, name: str) -> Row:
 
 
 def _mitigate(folder: Path, name: str) -> Row:
-    return Row("mitigate", name, _MITIGATE_PAGE, read_mitigate(folder).headline, _first(folder, "sweeps/base"))
+    return Row("mitigate", name, MITIGATE_PAGE, read_mitigate(folder).headline, _first(folder, "sweeps/base"))
 
 
 def _first(folder: Path, *parts: str) -> Sweep | None:
