@@ -120,6 +120,14 @@ _KV = "--task kv --n-docs 10 --limit 100"
 _OF_SHOTS = "--task shots --n-docs 20 --limit 100"
 
 
+_TRAINED = (
+    _TRAIN,
+    "1,3,5,8,10",
+    # For two cores, and at a rate above the paper's, at which so small a model does not move.
+    "--limit 128 --k 2 --epochs 1 --batch-size 6 --learning-rate 5e-5",
+)
+
+
 def _sweep(of: str, examples: str, positions: str) -> str:
     return f"sweep --model {{model}} {of} --examples {{runs}}/{examples} --positions {positions} --out {{out}}"
 
@@ -180,16 +188,7 @@ ROWS = (
     ),
     Row("qwen-shots", "qwen", (*_SHOTS, _sweep(_OF_SHOTS, "shots.jsonl", "1,5,10,15,20")), sweep_figures),
     Row("qwen-why", "qwen", (_why(_OF_SHOTS, "shots.jsonl", "qwen-shots", "Qwen"),), why_figures),
-    *trained(
-        "smollm2-kv",
-        "smollm2",
-        _KV,
-        "kv10",
-        _TRAIN,
-        "1,3,5,8,10",
-        # For two cores, and at a rate above the paper's, at which so small a model does not move.
-        "--limit 128 --k 2 --epochs 1 --batch-size 6 --learning-rate 5e-5",
-    ),
+    *(row for model in ("smollm2", "gemma") for row in trained(f"{model}-kv", model, _KV, "kv10", *_TRAINED)),
 )
 
 
@@ -298,7 +297,7 @@ def methods() -> str:
     """A row for each method by which a model was trained."""
     rows = []
     on_gpus = sorted(file.stem for file in STORE.glob("gpu-*-base.json"))  # of benchmarks/gpu.py
-    for base in ("smollm2-kv", *on_gpus):
+    for base in ("smollm2-kv", "gemma-kv", *on_gpus):
         model = base.rpartition("-")[0]
         names = {"as it is": base} | {name: f"{model}-{name}" for name in (*METHODS, "lpes")}
         for name, each in ((name, each) for name, row in names.items() for each in kept(row)):

@@ -95,6 +95,8 @@ def test_the_right_response_ends_with_its_answer_or_whole_with_the_end_token(tok
     assert right_response(build, example, placement, "em") == [value, tokenizer.eos_token_id]
     for metric in ("sub_em", "litm"):
         assert right_response(build, example, placement, metric) == [value]
+    of_base = PromptBuilder(TASKS["kv"], tokenizer, 512, 4, stop=("\n",))  # which goes on in another line
+    assert right_response(of_base, example, placement, "em") == [value]
     two_answers = example.model_copy(update={"answers": ["d", "e"]})
     for asked, metric in ((two_answers, "em"), (example, "f1"), (example, "numeric"), (example, "regex")):
         with pytest.raises(

@@ -35,8 +35,9 @@ def one_right_response(build: PromptBuilder, examples: Sequence[AnyExample], met
 def right_response(build: PromptBuilder, example: AnyExample, placement: Placement, metric: str) -> list[int]:
     """Token ids of an example's only right response.
 
-    Up to the end of its answer, or whole with its end token, as the metric asks. Raises `PosgapError` if the task, the
-    example or the metric allows more than one response.
+    Up to the end of its answer, or whole with its end token, as the metric asks. The end token is left out where
+    strings end responses (`build.stop`): a model without a chat template writes one of these there, and goes on. Raises
+    `PosgapError` if the task, the example or the metric allows more than one response.
     """
     if not one_right_response(build, [example], metric):
         raise PosgapError(
@@ -44,7 +45,8 @@ def right_response(build: PromptBuilder, example: AnyExample, placement: Placeme
             "take `evaluation` generation"
         )
     if METRICS[metric].right_after == "end":
-        return build.gold_response(example, placement)
+        whole = build.gold_response(example, placement)
+        return whole[:-1] if build.stop else whole
     text = build.task.target.partition("{answer}")[0] + build.task.answers(example, placement)[0]
     return build.response_ids(example, placement, text)[:-1]
 
