@@ -1,7 +1,7 @@
 """`make chaos`: the tests of faults with other moments and values each time, until the time is up.
 
-It writes what was tried, what was expected and what happened into a table that docs/reliability.md shows, and ends with
-1 where anything happened that was not expected.
+It writes what was tried, what was expected and what happened into a table that docs/reliability.md shows, after each
+round, and ends with 1 where anything happened that was not expected.
 """
 
 import argparse
@@ -122,6 +122,12 @@ def table(rows: dict[str, Row]) -> str:
     return tables.markdown(["fault", "expected", "what happened"], cells, left=3)
 
 
+def page(rows: dict[str, Row], minutes: float, seed: int, rounds: int) -> str:
+    """What docs/reliability.md shows: when, how long, and the table."""
+    date = datetime.datetime.now(datetime.UTC).date()
+    return f"{date:%d %B %Y}: {minutes:.0f} minutes, seeds {seed} to {seed + rounds - 1}.\n\n{table(rows)}\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600)
@@ -139,10 +145,7 @@ def main() -> int:
                     print(f"chaos: seed {arguments.seed + rounds}: {name}[{parameter}]: {fault}", file=sys.stderr)
                     row.faults.append(f"seed {arguments.seed + rounds}: {fault.splitlines()[0][:200]}")
             rounds += 1
-    minutes = (time.monotonic() - began) / 60
-    date = datetime.datetime.now(datetime.UTC).date()
-    about = f"{date:%d %B %Y}: {minutes:.0f} minutes, seeds {arguments.seed} to {arguments.seed + rounds - 1}."
-    TABLE.write_text(f"{about}\n\n{table(rows)}\n", encoding="utf-8")
+            TABLE.write_text(page(rows, (time.monotonic() - began) / 60, arguments.seed, rounds), encoding="utf-8")
     return int(not rows or any(row.faults for row in rows.values()))
 
 
