@@ -101,7 +101,7 @@ def results(seed: int, folder: Path) -> Iterator[tuple[str, str, dict[str, str],
     ]
     environment = os.environ | {
         "CHAOS_SEED": str(seed),
-        "POSGAP_CHAOS_SECONDS": str(FUZZ_SECONDS),
+        "CHAOS_FUZZ_SECONDS": str(FUZZ_SECONDS),
         "OMP_NUM_THREADS": "1",
     }
     try:

@@ -241,8 +241,8 @@ def s3_calls(bucket):
 
 
 def but_for_seconds(file: Path) -> bytes:
-    """What a file of a sweep holds, without the seconds that the sweep took."""
-    return re.sub(rb'"seconds": [\d.]+|[\d,]+ s of waiting', b"", file.read_bytes())
+    """What a file holds, without the seconds that a sweep took and the moment when a gate judged."""
+    return re.sub(rb'"seconds": [\d.]+|[\d,]+ s of waiting|"judged_at": "[^"]+"', b"", file.read_bytes())
 
 
 def kv_example(number: int = 0, n_records: int = 6) -> KVExample:
@@ -305,6 +305,20 @@ def model_folder(tmp_path_factory) -> Path:
     """An untrained tiny model on disk."""
     folder = tmp_path_factory.mktemp("models") / "untrained"
     save_model(tiny_model.untrained(0), tiny_model.tokenizer(), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def values_folder(tmp_path_factory, tokenizer) -> Path:
+    """An untrained tiny model that answers with value digits, though hardly ever the right one."""
+    model = tiny_model.untrained(0)
+    values = tokenizer.convert_tokens_to_ids([f" {d:x}" for d in range(16)])
+    with torch.no_grad():
+        for parameter in model.model.layers.parameters():
+            parameter.mul_(4)
+        model.model.embed_tokens.weight[[i for i in range(41) if i not in values]] *= 0.1
+    folder = tmp_path_factory.mktemp("models") / "values"
+    save_model(model, tokenizer, folder)
     return folder
 
 

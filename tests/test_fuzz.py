@@ -1,6 +1,6 @@
 """Every verb with values and files that nobody would give it: it ends with a documented exit code, and in one line.
 
-`POSGAP_CHAOS_SECONDS` says how long each test goes on with other ones; without it a few are tried, the same each time.
+`CHAOS_FUZZ_SECONDS` says how long each test goes on with other ones; without it a few are tried, the same each time.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from posgap.cli.main import build, main
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.tasks.reading import write_examples
 
-SECONDS = float(os.environ.get("POSGAP_CHAOS_SECONDS", "0"))
+SECONDS = float(os.environ.get("CHAOS_FUZZ_SECONDS", "0"))
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 MAX_SHOWN = 120  # seconds of a command; the slowest takes ten on a busy machine
 SECRET = "hunter22"

@@ -1,6 +1,6 @@
 """A pipeline that was killed on this machine, given again: it goes on where it was, and MLflow is told the truth.
 
-With `POSGAP_CHAOS_SECONDS` it is killed at ten moments, and not at four.
+With `CHAOS_FUZZ_SECONDS` it is killed at ten moments, and not at four.
 """
 
 import os
@@ -29,7 +29,7 @@ from posgap.tasks.reading import write_examples
 from posgap.tracking.parents import PIPELINE, STAGE_TAG
 from posgap.tracking.server import EXPERIMENT
 
-CHECKPOINTS = (1, 3, 6, 8, 11, 13, 17, 20) if "POSGAP_CHAOS_SECONDS" in os.environ else (2, 7)  # at which it is killed
+CHECKPOINTS = (1, 3, 6, 8, 11, 13, 17, 20) if "CHAOS_FUZZ_SECONDS" in os.environ else (2, 7)  # at which it is killed
 ASKED = {"task": "kv", "n_docs": 4, "max_new_tokens": 2, "max_unanswered": 100}
 TAUGHT = {"task": "kv", "n_docs": 4, "max_new_tokens": 2, "advantageous": "1", "keep_incorrect": True}
 TRAINED = {"task": "kv", "method": "r1", "k": 1, "batch_size": 4, "epochs": 2, "save_steps": 1, "learning_rate": 1e-4}
@@ -60,7 +60,9 @@ def run(folder: Path, model: Path) -> None:
 
 
 def last_checkpoint(folder: Path) -> int:
-    return max((int(file.parent.name[5:]) for file in folder.rglob("step-*/files.json")), default=0)
+    """The newest step that is whole. `os.walk` passes over folders that are gone as they are looked into."""
+    whole = (Path(at).name for at, _, files in os.walk(folder) if "files.json" in files)
+    return max((int(name[5:]) for name in whole if name.startswith("step-")), default=0)
 
 
 def has_checkpoint(folder: Path, step: int) -> bool:

@@ -1,6 +1,6 @@
 """Stages as processes of their own, killed at any moment: the same command heals, and nothing of it can be told after.
 
-`CHAOS_SEED` chooses the moments. With `POSGAP_CHAOS_SECONDS` more commands are tried, each killed three times in a row.
+`CHAOS_SEED` chooses the moments. With `CHAOS_FUZZ_SECONDS` more commands are tried, each killed three times in a row.
 """
 
 import os
@@ -22,7 +22,7 @@ from posgap.foundation import files
 from posgap.tasks.reading import write_examples
 
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
-LONG = "POSGAP_CHAOS_SECONDS" in os.environ
+LONG = "CHAOS_FUZZ_SECONDS" in os.environ
 KILLS = 3 if LONG else 1
 MAX_SHOWN = 120  # seconds of a command
 
@@ -42,10 +42,11 @@ COMMANDS = {
                 "--batch-size 16 --save-steps 2", 0),
     "merge": ("merge {here}/first {here}/second", 0),
     "teacher": (f"teacher {PROMPTS} --advantageous 1 --keep-incorrect", 0),
-    "scale search": (f"scale search {PROMPTS} --evaluation generation --population 6 --generations 3", 0),
+    "scale search": ("scale search --examples {here}/examples.jsonl --model {values} --n-docs 4 --max-new-tokens 1 "
+                     "--metric contains_any --population 6 --generations 3", 0),
     "grade": ("grade --sweep {here}/first --examples {here}/examples.jsonl --judge served --judge-url {url} "
               "--controls 0 --max-unanswered 100 --concurrency 2", 0),
-    "gate": ("gate --candidate {here}/first --base {here}/first", 7),
+    "gate": ("gate --candidate {here}/first --base {here}/first", 3),
     "report": ("report --pipeline-run run-1 --state SUCCEEDED", 0),
     "data make": ("data make kv --n-examples 3000", 0),
 }  # fmt: skip
@@ -101,9 +102,11 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", list(COMMANDS) if LONG else list(COMMANDS)[:4])
-def test_a_command_killed_at_any_moment_is_healed_by_the_next(name, here, model_folder, url, tmp_path, record_property):
+def test_a_command_killed_at_any_moment_is_healed_by_the_next(
+    name, here, model_folder, values_folder, url, tmp_path, record_property
+):
     words, code = COMMANDS[name]
-    words = words.format(here=here, model=model_folder, url=url)
+    words = words.format(here=here, model=model_folder, values=values_folder, url=url)
     draw, began = random.Random(f"{SEED} {name}"), time.monotonic()
     assert run(tmp_path, words, tmp_path / "undisturbed") == code, shown(tmp_path)
     seconds = time.monotonic() - began

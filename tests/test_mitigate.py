@@ -13,7 +13,6 @@ from conftest import kv_example
 from test_probe import Saying
 from transformers import AutoModelForCausalLM
 
-from posgap.demo import tiny_model
 from posgap.distillation.methods import method_of
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, work_folder, write_json
@@ -33,7 +32,6 @@ from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.closing import is_closed, read_config
-from posgap.models.loading import save_model
 from posgap.scaling import forcing
 from posgap.stages import mitigate as stage
 from posgap.stages.apply import _best, apply
@@ -46,17 +44,8 @@ from posgap.tasks.registry import TASKS
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory, tokenizer):
-    """An untrained tiny model that answers with value digits, though hardly ever the right one."""
-    model = tiny_model.untrained(0)
-    values = tokenizer.convert_tokens_to_ids([f" {d:x}" for d in range(16)])
-    with torch.no_grad():
-        for parameter in model.model.layers.parameters():
-            parameter.mul_(4)
-        model.model.embed_tokens.weight[[i for i in range(41) if i not in values]] *= 0.1
-    folder = tmp_path_factory.mktemp("models") / "values"
-    save_model(model, tokenizer, folder)
-    return folder
+def model_folder(values_folder):
+    return values_folder
 
 
 @pytest.fixture(scope="module")

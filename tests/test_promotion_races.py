@@ -3,7 +3,7 @@
 tests/test_promotion.py, which is quick, breaks a change of champion off at each of its writes, and lets several want
 the lease.
 
-`CHAOS_SEED` chooses the faults. With `POSGAP_CHAOS_SECONDS` there are more rounds, of more processes; `POSGAP_RACES`
+`CHAOS_SEED` chooses the faults. With `CHAOS_FUZZ_SECONDS` there are more rounds, of more processes; `POSGAP_RACES`
 says how many rounds.
 """
 
@@ -34,7 +34,7 @@ from posgap.tracking import champions, leases, registry
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
-LONG = "POSGAP_CHAOS_SECONDS" in os.environ
+LONG = "CHAOS_FUZZ_SECONDS" in os.environ
 ROUNDS = int(os.environ.get("POSGAP_RACES", "3" if LONG else "1"))
 MOST = 8 if LONG else 3  # processes
 LEASE = 8.0  # seconds

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from conftest import kv_example
 
-from posgap.demo import tiny_model
 from posgap.foundation.files import read_json, write_json
-from posgap.models.loading import save_model
 from posgap.scaling.config import ScaleSearchConfig
 from posgap.scaling.fitness import TeacherForced, fitness, position_weights
 from posgap.scaling.holdout import MIN_EXAMPLES, gain, kept_aside
@@ -53,13 +51,6 @@ def test_the_best_of_noise_gains_where_it_was_chosen_and_nothing_elsewhere(objec
         real += gain(better, others[0], of, seed)[1][0] > 0
     assert min(won) >= 0 and np.mean(won) > 5 and abs(np.mean(held_out)) < 5
     assert covered >= 10 and real == 12
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory, tokenizer):
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    save_model(tiny_model.untrained(0), tokenizer, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
