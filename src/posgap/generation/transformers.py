@@ -1,6 +1,5 @@
 """The transformers backend of the Generator interface."""
 
-import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from posgap.models.attention_reading import attention_rows
 from posgap.models.layout import Span, during_forward
 from posgap.models.loading import on_device
 from posgap.models.packing import pack_weights
+from posgap.models.patching import last_logits
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 from posgap.tasks.prompts import Prompt
 
@@ -70,8 +70,7 @@ class TransformersGenerator:
         self.goes_on = self.reuse or can_go_on(model)
         # In half precision several tokens at a time round otherwise than one, and other tokens would be written.
         self.looks_up = self.reuse and self.device.type == "cpu" and model.dtype in (torch.float32, torch.float64)
-        last = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._last_logits = {"logits_to_keep": 1} if last else {}  # nobody asks what follows a prompt's other tokens
+        self._last_logits = last_logits(model, 1)  # nobody asks what follows a prompt's other tokens
         end = model.generation_config.eos_token_id
         self.end_ids = (set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}) - {None}
         # Models come with penalties and truncated sampling; without them greedy means the same in every backend.

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.progress import track
 from posgap.mitigations.channel_scaling import decoder_layers
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
-from posgap.models.patching import all_of, forward_few_tokens, name_of
+from posgap.models.patching import all_of, forward_few_tokens, last_logits, name_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +67,8 @@ def head_effects(model: "PreTrainedModel", questions: Sequence[Question], batch_
     _require_heads(model, inputs, n_heads)
     model.requires_grad_(False)
     values, derivatives = [], []
-    for batch in _alike(questions, batch_tokens):
+    batches = _alike(questions, batch_tokens)
+    for batch in track(batches, len(batches), "what each head does to right answers"):
         gates = torch.ones(len(inputs), len(batch), n_heads, device=model.device, requires_grad=True)
         with ExitStack() as hooks, torch.enable_grad():
             for projection, own in zip(inputs, gates):
@@ -95,8 +97,8 @@ def _said(model: "PreTrainedModel", batch: "Sequence[Question]") -> "tuple[Tenso
 
     ids = torch.tensor([[*prompt, *response[:-1]] for prompt, response in batch], device=model.device)
     right = torch.tensor([list(response) for _, response in batch], device=model.device)
-    # All logits, since some families know no `logits_to_keep`.
-    logits = model(input_ids=ids, use_cache=False).logits[:, -right.shape[1] :]
+    n = right.shape[1]
+    logits = model(input_ids=ids, use_cache=False, **last_logits(model, n)).logits[:, -n:]
     logits = logits if logits.dtype.itemsize >= 4 else logits.float()
     said = logits.log_softmax(-1).gather(-1, right[..., None])[..., 0].sum(1)
     return said, (logits.argmax(-1) == right).all(1)

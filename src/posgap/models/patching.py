@@ -1,6 +1,7 @@
 """What changes of a model in memory have in common: its name in messages, attributes that are replaced for a while,
-and a forward pass over a few tokens, which shows what a change does."""
+what its forward pass knows, and such a pass over a few tokens, which shows what a change does."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,11 @@ def all_of(undone: "list[Callable[[], None]]") -> Callable[[], None]:
             each()
 
     return undo
+
+
+def last_logits(model: "PreTrainedModel", n: int) -> dict[str, int]:
+    """The argument of `forward` for the logits of the last `n` tokens alone; empty for a family that knows none."""
+    return {"logits_to_keep": n} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 def forward_few_tokens(module: Any, n: int = 3) -> Any:

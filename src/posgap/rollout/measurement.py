@@ -1,6 +1,5 @@
 """Attention statistics and input-token influence of a decoder, batch by batch."""
 
-import inspect
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
+from posgap.models.patching import last_logits
 from posgap.rollout.attributions import ROUNDING, Written, matrix_of
 from posgap.rollout.decoders import Attended, Call, Decoder
 from posgap.rollout.distributions import normalized
@@ -154,13 +154,12 @@ def gradients(
     def write(module: nn.Module, args: tuple, output: Tensor) -> None:
         written[module] = output
 
-    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     # The ids are given, and not embeddings, since some families (DeepSeek-V4) route by them.
     with ExitStack() as hooks, torch.enable_grad():
         hooks.callback(model.get_input_embeddings().register_forward_hook(leave).remove)
         for writer in writers:
             hooks.callback(writer.register_forward_hook(write).remove)
-        logits = model(input_ids=ids, use_cache=False, **last).logits[:, -1].float()
+        logits = model(input_ids=ids, use_cache=False, **last_logits(model, 1)).logits[:, -1].float()
         most_probable = logits.log_softmax(-1).max(-1).values.sum()
         embeddings = given[0]
         gradient, *of_written = torch.autograd.grad(most_probable, [embeddings, *(written[each] for each in writers)])
