@@ -9,6 +9,7 @@ from pydantic import Field
 
 from posgap.foundation.choices import Choices, Number, Parameters
 from posgap.foundation.fields import RARE
+from posgap.foundation.locations import last_name
 from posgap.storage.inputs import Manifest, read_manifest
 
 if TYPE_CHECKING:
@@ -119,6 +120,6 @@ def method_in(manifest: Manifest) -> str:
 
 
 def label_of(model: str | Path, mitigation: str) -> str:
-    """The name of what is swept in plots and tables, where nobody gives one: the method that made the model, and the
-    mitigation by which it is asked."""
-    return ", ".join(filter(None, (method_of(model) or "model", mitigation)))
+    """The name of what is swept in plots and tables, where nobody gives one: the method that made the model, or the
+    model's own name, and the mitigation by which it is asked."""
+    return ", ".join(filter(None, (method_of(model) or last_name(model), mitigation)))

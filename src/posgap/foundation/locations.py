@@ -8,7 +8,7 @@ recovered from the path.
 import os
 import re
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
 Location = Path | str  # text is a URI
@@ -149,3 +149,8 @@ def with_uris(text: str) -> str:
     text = re.sub(re.escape(str(registered_cache())) + r"/[0-9a-f]{16}/", MODELS, text)
     text = re.sub(re.escape(str(addressed_cache())) + r"/[0-9a-f]{16}/(\w+)/", r"\1://", text)
     return re.sub(re.escape(str(s3_cache())) + r"/\w+/[0-9a-f]{16}/", SCHEME, text)
+
+
+def last_name(text: str | Path) -> str:
+    """What a reader calls the model or file at a place: the last part of its path, URI or name on the hub."""
+    return PurePosixPath(with_uris(str(text))).name or str(text)

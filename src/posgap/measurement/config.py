@@ -39,7 +39,7 @@ class Swept(Parameters):
         [], description="placements like 1,5,10, or 1+2,19+20 for two documents; empty: all, or pairs of all categories"
     )
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
-    label: str = Field("", description="name of this model in plots and tables; empty: the method that made it")
+    label: str = Field("", description="name in plots and tables; empty: the method that made the model, or its name")
 
 
 class Filling(Parameters):

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, NamedTuple, NotRequired, Self, cast
 
 import numpy as np
@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from posgap.foundation.errors import PosgapError, Rejected
 from posgap.foundation.files import Record, read_model, read_models
-from posgap.foundation.locations import Location, with_uris
+from posgap.foundation.locations import Location, last_name
 from posgap.generation.generator import Completion, Outcome
 from posgap.generation.served import Served
 from posgap.measurement import statistics
@@ -257,8 +257,8 @@ class Sweep(Record):
     @property
     def named(self) -> str:
         """The model as a reader knows it: the last part of its name and, where it has one, the label beside it."""
-        name = PurePosixPath(with_uris(self.model)).name or self.model
-        return self.label if self.label == name else f"{name} ({self.label})" if self.label != "model" else name
+        name = last_name(self.model)
+        return name if self.label in (name, "model") else f"{name} ({self.label})"
 
     @property
     def advantageous(self) -> list[int]:

@@ -101,7 +101,7 @@ class RolloutMeasureConfig(SeededConfig):
     limit: int = Field(0, ge=0, description="use only the first `limit` texts; 0: all")
     batch_tokens: int = Field(4096, ge=1, description="tokens in a batch")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
-    label: str = Field("model", description="what plots and tables call this model")
+    label: str = Field("", description="what plots and tables call this model; empty: its name")
 
 
 class RolloutAdviseConfig(GenerationConfig):
@@ -113,7 +113,7 @@ class RolloutAdviseConfig(GenerationConfig):
     check: int = Field(
         6, ge=0, description="number of the best changes to make and measure; as many of the others are too"
     )
-    label: str = Field("model", description="what plots and tables call this model")
+    label: str = Field("", description="what plots and tables call this model; empty: its name")
 
 
 class RolloutExperimentConfig(SeededConfig):

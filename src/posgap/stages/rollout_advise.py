@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
-from posgap.foundation.locations import with_uris
+from posgap.foundation.locations import last_name, with_uris
 from posgap.foundation.printing import RESULT
 from posgap.foundation.progress import track
 from posgap.generation.generator import Sampling
@@ -97,8 +97,9 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
             ranked[index] = ranked[index].model_copy(update={"measured": _checked(asked(model), base, len(chosen))})
     accuracy, pull = 100 * base.right.mean(axis=0), first_pull(by_gate)
     agreed = agreement(ranked)
+    label = config.label or last_name(config.model)
     advice = Advice(
-        label=config.label,
+        label=label,
         model=with_uris(config.model),
         task=config.task,
         n_docs=config.n_docs,
@@ -115,9 +116,9 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
     write_json(out / ADVICE_FILE, advice.model_dump(mode="json"))
     save_picture(advice_figure(advice), out / "advice.png")
     run.metrics({f"agreement_{name}": value for name, value in agreed.items() if value is not None})
-    run.tags({"posgap.label": config.label})
+    run.tags({"posgap.label": label})
     run.artifact(out)
-    log.log(RESULT, "%s: %s", config.label, advice.summary)
+    log.log(RESULT, "%s: %s", label, advice.summary)
 
 
 def _advised(change: Change, by_gate: np.ndarray, before: np.ndarray) -> Advised:

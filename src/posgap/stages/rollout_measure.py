@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
-from posgap.foundation.locations import with_uris
+from posgap.foundation.locations import last_name, with_uris
 from posgap.foundation.printing import RESULT
 from posgap.generation.setup import prompt_builder
 from posgap.generation.transformers import TransformersGenerator
@@ -49,7 +49,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     build = prompt_builder(config.task, config.model, 0) if config.task else None
     answers = read_answers(config.sweep, build, config.n_docs) if config.sweep else None
     positions = answers.sweep.positions if answers else []
-    sequences = _sequences(config, build, positions)
+    sequences, label = _sequences(config, build, positions), config.label or last_name(config.model)
     longest = sequences.longest
     examples = {example.id: example for example in read_examples(config.texts)} if answers else {}
     if answers:
@@ -63,7 +63,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     heads = n_heads(model.config)
     measured = measure(
         model,
-        sequences.batches(config.batch_tokens, f"measure {config.label}"),
+        sequences.batches(config.batch_tokens, f"measure {label}"),
         longest,
         np.array(encoding.get("slopes", np.zeros(heads))),
         SINK_THRESHOLD,
@@ -85,7 +85,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         lengths = [len(row) for row in rows["rollout"]]
         told = answers.told(build, examples, sequences.asked, lengths, shares, measured.documents, config.seed)
     result = Measurement(
-        label=config.label,
+        label=label,
         model=with_uris(config.model),
         n_texts=len(rows["rollout"]),
         sequence_length=longest,
@@ -130,9 +130,9 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     for name, of_measure in (documents or {"measures": {}})["measures"].items():
         run.metrics({f"{name}_{part.replace(' ', '_')}": share for part, share in of_measure["parts"].items()})
         run.tags({f"posgap.shape.{name}": of_measure["shape"]} if "shape" in of_measure else {})
-    run.tags({"posgap.label": config.label})
+    run.tags({"posgap.label": label})
     run.artifact(out)
-    log.log(RESULT, "%s: %s", config.label, result.summary)
+    log.log(RESULT, "%s: %s", label, result.summary)
 
 
 def _findings(

@@ -100,10 +100,7 @@ def _sweep_config(config: CheckConfig, policy: Policy, output: RunFolder, folder
     if examples is None:
         examples = output.out / MADE_FILE
         write_examples(examples, made_examples(TASKS[config.task], config.n_examples, config.n_docs, config.seed))
-    # What an endpoint serves is known by its name alone.
-    label = config.label or ("" if BACKENDS[config.backend].local else config.model)
-    own = {"out": folder, "examples": examples, "label": label}
-    own["max_unanswered"] = policy.max_unanswered
+    own = {"out": folder, "examples": examples, "max_unanswered": policy.max_unanswered}
     return SweepConfig(**shared | own | {"force": config.force or _is_fresh(config)})
 
 
