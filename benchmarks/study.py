@@ -351,7 +351,8 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="run nothing, and make the tables")
     options = parser.parse_args()
     if not options.tables:
-        missing = [row for row in ROWS if row.name in options.rows and (options.again or not is_kept(row))]
+        by_name = {row.name: row for row in ROWS}
+        missing = [by_name[name] for name in options.rows if options.again or not is_kept(by_name[name])]
         for row in in_time(missing, options.hours):
             run(row, str(real_models.folder(row.model)), TITLES[row.model], RUNS)
     for name, table in TABLES.items():

@@ -9,6 +9,7 @@ from conftest import kv_example
 from transformers import LlamaConfig
 
 from posgap.cli import doctor
+from posgap.generation import backends
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.config import SweepConfig
 from posgap.models import precision
@@ -27,6 +28,7 @@ LARGE = LlamaConfig(
 
 @pytest.fixture(params=["amx_bf16", "avx512_bf16"])
 def has_bfloat16(request, monkeypatch, tmp_path):
+    backends._tell_bfloat16.cache_clear()
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: fpu sse2 {request.param} ibs\nbugs : none\n")
     monkeypatch.setattr(precision, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -104,6 +106,14 @@ def test_a_sweep_says_and_records_what_it_chose(config, tmp_path, monkeypatch, c
     assert manifest["settled"] == {"dtype": "bfloat16"}
     for page in ("model_card.md", "sweep.html"):
         assert "answered in bfloat16" in (tmp_path / "out" / page).read_text()
+
+
+def test_it_is_said_once(config, monkeypatch, caplog, has_bfloat16):
+    """A first look asks for it twice."""
+    monkeypatch.setattr(precision, "MIN_PARAMETERS", 1)
+    with caplog.at_level(logging.INFO):
+        assert config.settled() == config.settled() != config
+    assert len(caplog.messages) == 1
 
 
 def test_a_sweep_in_float32_says_nothing(config, tmp_path, caplog, has_bfloat16):

@@ -19,6 +19,8 @@ from posgap.tasks.registry import TASKS
 from posgap.workflows import quick
 from posgap.workflows.config import SweepVerbConfig
 
+PLACES = {"out": "look", "examples": "look.examples.jsonl.gz"}
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
@@ -41,13 +43,13 @@ def run(*words) -> int:
 def test_a_model_alone_is_enough(folder, endpoint, capsys):
     assert run("sweep", f"{endpoint.url}#served") == 0
     out, err = capsys.readouterr()
-    swept = read_sweep(folder / "runs" / "served")
+    swept = read_sweep(folder / "runs" / "sweep-served")
     assert swept.positions == [1, 6, 10, 15, 20] and swept.n_examples == quick.MAX_PAID
     assert "posgap | 200 prompts: 40 made examples of 20 documents, each at 5 placements; by the first ones" in err
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["1", "6", "10", "15", "20"] and "████" in lines[0]
     assert lines[6].startswith("gap 0.0 points (0.0 to ") and lines[6].endswith("of 40 made examples")
-    assert lines[7] == f"page: {(folder / 'runs' / 'served' / 'sweep.html').as_uri()}"
+    assert lines[7] == f"page: {(folder / 'runs' / 'sweep-served' / 'sweep.html').as_uri()}"
 
     asked = endpoint.seen.total()
     assert asked == 10 + 200
@@ -77,8 +79,7 @@ def test_prompts_are_as_long_and_as_many_as_the_time_allows(
     """`seconds` is what a prompt of five documents takes; a longer one is taken to need more by its share."""
     monkeypatch.setattr(quick, "_seconds", lambda generator, prompts, sampling: seconds * len(prompts))
     with caplog.at_level(logging.INFO):
-        config = SweepVerbConfig(model="m", base_url=endpoint.url)
-        fitted, _ = quick._fitted(SweepConfig(model="m", base_url=endpoint.url, **quick._places(config)), False)
+        fitted, _ = quick._fitted(SweepConfig(model="m", base_url=endpoint.url, **PLACES), False)
     made = read_examples(fitted.examples)
     assert fitted.n_docs == n_docs == len(made[0].records) and len(fitted.positions) == 5
     assert len(made) in n_examples if isinstance(n_examples, range) else len(made) == n_examples
@@ -89,7 +90,7 @@ def test_prompts_fit_into_the_model_s_context(folder, tokenizer, monkeypatch):
     def build(context: int) -> PromptBuilder:
         return PromptBuilder(TASKS["kv"], tokenizer, context, 20)
 
-    config = SweepConfig(model="m", **quick._places(SweepVerbConfig(model="m")))
+    config = SweepConfig(model="m", **PLACES)
     ten = max(map(quick._size, quick._prompts(config, build(10**6), 10)))
     monkeypatch.setattr(quick, "_seconds", lambda *_: 1e-4)
     monkeypatch.setattr(quick, "_tried_here", lambda config: (build(ten + 20), None))
@@ -106,9 +107,9 @@ def test_a_model_on_this_machine_is_loaded_once(folder, model_folder, monkeypatc
     load = backends.load_model
     monkeypatch.setattr(backends, "load_model", lambda *given: loaded.append(given) or load(*given))
     monkeypatch.setattr(quick, "MAX_EXAMPLES", quick.MIN_EXAMPLES)
-    quick.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5))
-    assert len(loaded) == 1 and read_sweep(folder / "runs" / model_folder.name).n_examples == quick.MIN_EXAMPLES
-    quick.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, force=True))
+    quick.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, out="look"))
+    assert len(loaded) == 1 and read_sweep(folder / "look").n_examples == quick.MIN_EXAMPLES
+    quick.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, out="look", force=True))
     assert len(loaded) == 2, "what stayed open for one look is not for the next"
 
 
@@ -130,7 +131,7 @@ def test_a_sweep_of_given_examples_has_a_place_too(folder, endpoint, capsys):
     words = ["sweep", f"{endpoint.url}#org/m", "--examples", "mine.jsonl.gz", "--n-docs", "5"]
     assert run(*words, "--estimate") == 0 and "10 prompts" in capsys.readouterr().out
     assert run(*words, "--json") == 0 and json.loads(capsys.readouterr().out)["n_examples"] == 2
-    assert read_sweep(folder / "runs" / "m-kv-mine").n_examples == 2
+    assert read_sweep(folder / "runs" / "sweep-m-mine").n_examples == 2
 
 
 def test_help_shows_that_the_model_may_come_first(capsys):

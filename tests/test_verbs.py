@@ -1,16 +1,19 @@
 """How much the command line asks of people: few commands, short help, and no option that nobody has a use for."""
 
 import ast
+import logging
 import re
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
-from conftest import ROOT
+from conftest import ROOT, kv_example
 from test_cli import commands, fails
 
-from posgap.cli.main import MAX_SHOWN, build
+from posgap.cli.main import MAX_SHOWN, build, main
 from posgap.cli.verbs import FIRST, VERBS
+from posgap.tasks.reading import write_examples
 
 MAX_COMMANDS = 53  # groups included; 50 is the aim
 MAX_OPTIONS = 674  # over all verbs; it was 679 on 24 November 2026. Models that one GPU does not hold take eight
@@ -106,6 +109,32 @@ def test_every_option_is_used_in_a_test_and_described():
                 bare.append(f"{typed}: {name}")
             assert len((field.description or "").split()) >= 2, f"{typed}: {name}: say what it is for"
     assert not bare, f"{', '.join(bare)}: drop what nobody needs, or show in a test that it does what its help says"
+
+
+@pytest.mark.parametrize(
+    ("verb", "given", "place"),
+    [
+        ("sweep", {"model": "org/Name@v1.0"}, "runs/sweep-Name-v1.0"),
+        ("check", {"model": "http://host/v1#served", "task": "qa"}, "runs/check-served-qa"),
+        ("check", {"model": "m", "examples": "s3://bucket/mine.jsonl.gz"}, "runs/check-m-mine"),
+        ("compare", {"sweeps": ["runs/a", "b"]}, "runs/compare-a-b"),
+        ("mitigate", {"model": "../m", "examples": "é t.jsonl"}, "runs/mitigate-m-é-t"),
+    ],
+)
+def test_a_result_that_nobody_places_is_named_by_what_it_is_of(verb, given, place):
+    assert VERBS[verb].config(out="x", **given).in_runs(verb).out == Path(place)
+
+
+def test_the_place_is_told_and_an_estimate_has_none(model_folder, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    write_examples(tmp_path / "e.jsonl", [kv_example(number, 3) for number in range(2)])
+    words = ["sweep", str(model_folder), "--examples", "e.jsonl", "--n-docs", "3", "--max-new-tokens", "2"]
+    place = f"runs/sweep-{model_folder.name}-e"
+    for more, written in (["--estimate"], False), ([], True):
+        caplog.clear()
+        with caplog.at_level(logging.INFO), pytest.raises(SystemExit, match="0"):
+            main([*words, *more])
+        assert (f"results go to {place}" in caplog.messages) == Path(place, "sweep.json").exists() == written
 
 
 def test_there_are_not_more_options():

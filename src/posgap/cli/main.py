@@ -47,6 +47,8 @@ from posgap.foundation.redaction import redacted
 from posgap.stages.frame import stage_at
 from posgap.storage.inputs import source, with_local_paths
 
+log = logging.getLogger(__name__)
+
 
 def _kind(info: FieldInfo) -> dict[str, Any]:
     """How click takes a field: the type it checks; what pydantic parses itself stays text."""
@@ -242,16 +244,17 @@ def command(words: str, verb: Verb) -> click.Command:
             continue
         shown = json.dumps(info.default) if isinstance(info.default, dict) else info.default
         shown = ",".join(map(str, shown)) if isinstance(shown, list) else shown
+        in_runs = info.is_required() and not config_type.must_be_said(field)
         default = {} if info.default in (None, "", [], {}) else {"default": shown}
         word = field.replace("_", "-")
         options.append(
             _Option(
                 [f"--{word}/--no-{word}" if info.default is True else f"--{word}", *_SHORT.get(word, ())],
-                help=info.description,
+                help=f"{info.description}; empty: one in `runs`" if in_runs else info.description,
                 rare=RARE in info.metadata,
                 show_default=config_type.shown_defaults().get(field, info.default is not False),
                 **_kind(info),
-                **({"required": True} if info.is_required() else default),
+                **({"required": config_type.must_be_said(field)} if info.is_required() else default),
             )
         )
         if ON_HUB in info.metadata:
@@ -262,12 +265,18 @@ def command(words: str, verb: Verb) -> click.Command:
         revision = None if "revision" in config_type.model_fields else given.pop("revision", None)
         source_of = click.get_current_context().get_parameter_source
         values = {k: v for k, v in given.items() if v not in (None, ()) and source_of(k) is not ParameterSource.DEFAULT}
+        if has_no_place := bool(config_type.named_by) and not values.get("out"):
+            values["out"] = "runs"  # until it is known what is read
         try:
             parsed = config_type(**values)
             if revision:
                 parsed = config_type(**values | {"model": _at_revision(parsed, revision)})
         except ValidationError as error:
             raise PosgapError(_misuse(config_type, error)) from None
+        if has_no_place:
+            parsed = parsed.in_runs(words.replace(" ", "-"))
+            if not getattr(parsed, "estimate", False):  # which writes nothing
+                log.info("results go to %s", parsed.out)
         _work(verb, parsed)
 
     return _Verb(

@@ -55,7 +55,7 @@ def _option(name: str, info: FieldInfo) -> str:
 def _parameter(name: str, config: type[Config]) -> str:
     info = config.model_fields[name]
     kind = "float" if plain_type(info) in (int, float) else "string"
-    default = "" if info.is_required() else f", default: {_literal(config.default(name))}"
+    default = "" if config.must_be_said(name) else f", default: {_literal(config.default(name))}"
     return f"      {name}: {{type: {kind}{default}}}"
 
 

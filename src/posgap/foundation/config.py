@@ -1,15 +1,17 @@
 """The base classes of configs, with the parameters that several verbs share."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from posgap.foundation.choices import SECRET, WITHOUT_EFFECT
 from posgap.foundation.fields import VERBATIM, OutputPath, role
+from posgap.foundation.locations import last_name
 from posgap.foundation.redaction import HIDDEN, redacted_value
 
 NO_PARAMETERS = ("force", "estimate")  # what is done anew, or not at all, which changes no output
@@ -18,9 +20,13 @@ MAX_INTEGER = 2**32 - 1  # of whole numbers; numpy takes no larger seed
 
 
 class Config(BaseModel):
-    """The base of every verb's config. Its numbers are finite, and its texts can be written down."""
+    """The base of every verb's config. Its numbers are finite, and its texts can be written down.
+
+    `named_by` has the fields whose values name a folder in `runs`, where `out` is left out on the command line.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+    named_by: ClassVar[Sequence[str]] = ()
 
     @field_validator("*", mode="after")
     @classmethod
@@ -36,7 +42,12 @@ class Config(BaseModel):
     def default(cls, name: str) -> Any:
         """The default of one parameter, for KFP and MLproject, which must repeat it, and have no null."""
         default = cls.model_fields[name].get_default(call_default_factory=True)
-        return "" if default is None else default
+        return "" if default in (None, PydanticUndefined) else default
+
+    @classmethod
+    def must_be_said(cls, name: str) -> bool:
+        """Whether the command line must give a field a value: it has no default, and no folder in `runs`."""
+        return cls.model_fields[name].is_required() and not (name == "out" and cls.named_by)
 
     @classmethod
     def shown_defaults(cls) -> dict[str, str]:
@@ -52,6 +63,13 @@ class Config(BaseModel):
     def deciding(cls) -> list[str]:
         """The names of the plain parameters that decide what comes out, rather than how fast."""
         return [name for name, field in cls.parameters().items() if WITHOUT_EFFECT not in field.metadata]
+
+    def in_runs(self, verb: str) -> Self:
+        """This config, whose output goes to a folder in `runs`, named by the verb and by what `named_by` was given."""
+        given = [getattr(self, name) for name in self.named_by if name in self.model_fields_set]
+        places = [place for one in given for place in (one if isinstance(one, list) else [one]) if place]
+        named = [verb, *(last_name(place).partition(".jsonl")[0] for place in places)]
+        return self.model_copy(update={"out": Path("runs") / re.sub(r"[^\w.-]+", "-", "-".join(named)).strip(".-")})
 
     def is_served(self, name: str) -> bool:
         """Whether the input of this name is a model that a server elsewhere calls so, in whatever way."""

@@ -74,6 +74,8 @@ class CheckConfig(
     Exit code 3: it breaks a rule; 7: there is not enough evidence.
     """
 
+    named_by = ("model", "task", "examples")
+
     examples: OptionalInputPath = Field(  # type: ignore[assignment]  # the other stages do not make their own
         None, description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`; empty: makes some"
     )

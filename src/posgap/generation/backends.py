@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -201,6 +202,12 @@ def _dtype_here(config: "BackendConfig") -> str:
     return generating_dtype(config.dtype, load_config(config.model)) if config.dtype == "auto" else config.dtype
 
 
+@cache
+def _tell_bfloat16(flag: str) -> None:
+    """Once in a process: a first look settles its config for the prompts that it times, and again for its sweep."""
+    log.info("bfloat16, since this processor computes it quicker (%s); --dtype float32 for single precision", flag)
+
+
 def _with_tokenizer(build: "TextPromptBuilder") -> "PromptBuilder":
     assert isinstance(build, PromptBuilder)
     return build
@@ -243,9 +250,7 @@ class BackendConfig(GenerationConfig):
     def settled(self) -> Self:
         dtype = BACKENDS[self.backend].dtype(self)
         if dtype != self.dtype and (flag := bfloat16_of_cpu()) and dtype == "bfloat16" and device_class() == "cpu":
-            log.info(
-                "bfloat16, since this processor computes it quicker (%s); --dtype float32 for single precision", flag
-            )
+            _tell_bfloat16(flag)
         return self.model_copy(update={"dtype": dtype})
 
     def is_served(self, name: str) -> bool:

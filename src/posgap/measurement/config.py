@@ -269,6 +269,8 @@ class PlanConfig(ExpectedConfig):
 class CompareConfig(StageConfig):
     """Compares sweeps of the same examples by paired differences: every model minus the first."""
 
+    named_by = ("sweeps",)
+
     sweeps: Annotated[InputPaths, POSITIONAL] = Field(
         min_length=2, description="folders from `sweep`, the reference first"
     )
@@ -279,6 +281,7 @@ class DiagnoseConfig(SeededConfig):
     """Diagnoses why a model errs at some positions, by the tokens of its answers and by its attention."""
 
     examples_for: ClassVar[str] = "evaluation"
+    named_by = ("sweep",)
 
     sweep: InputPath = Field(description="folder from `sweep`")
     examples: InputPath = Field(description="examples that were swept")

@@ -51,6 +51,7 @@ class MitigateConfig(
     """
 
     examples_for: ClassVar[str] = "search"
+    named_by = ("model", "task", "examples")
 
     model: ModelName = Field(description=SWEPT_MODEL)
     backend: Annotated[str, _ASKED, AfterValidator(_ASKED.checked)] = Field(

@@ -84,6 +84,8 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
 class RolloutMeasureConfig(SeededConfig):
     """Measures how much each part of a prompt reaches the last token, and, with a sweep, what tells right answers."""
 
+    named_by = ("model", "task", "texts")
+
     texts: InputPath = Field(
         description="a text file, a .jsonl(.gz) with a field `text` or, with `task`, a file of examples"
     )
@@ -108,6 +110,8 @@ class RolloutAdviseConfig(GenerationConfig):
     """Finds the attention heads that make the bias, predicts what turning them changes, and checks it."""
 
     examples_for: ClassVar[str] = "search"
+    named_by = ("model", "task", "examples")
+
     positions: Placements = Field([], description="gold positions to look at, separated by commas; empty: a spread")
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
     check: int = Field(

@@ -10,7 +10,6 @@ from posgap.foundation.fields import (
     POSITIONAL,
     InputPath,
     OptionalInputPath,
-    OptionalOutputPath,
     RegisteredName,
     SettingsText,
 )
@@ -24,13 +23,12 @@ class SweepVerbConfig(SweepConfig):
     `posgap plan sweep` says how many examples figures take that one can rely on.
     """
 
+    named_by = ("model", "task", "examples")
+
     examples: OptionalInputPath = Field(  # type: ignore[assignment]  # the stage does not make its own
         None,
         description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`; empty: as many made ones as two "
         "minutes allow",
-    )
-    out: OptionalOutputPath = Field(  # type: ignore[assignment]
-        None, description="folder to write; empty: one in `runs`, named by the model, and by task and examples if given"
     )
 
 

@@ -4,7 +4,6 @@ With examples it is the stage `sweep` and no more.
 """
 
 import logging
-import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ from typing import NamedTuple
 
 from posgap.data.made import made_examples
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import read_json
 from posgap.foundation.locations import Location, is_uri, with_uris
 from posgap.foundation.printing import show
 from posgap.generation.backends import BACKENDS, open_generator, staying_open
@@ -22,7 +20,7 @@ from posgap.measurement.config import SweepConfig
 from posgap.measurement.pilot import Setting
 from posgap.measurement.probe import in_words
 from posgap.measurement.sweeping import placements_of
-from posgap.measurement.sweeps import LENGTHS_FILE, SWEEP_FILE, SWEEP_PAGE, read_sweep
+from posgap.measurement.sweeps import SWEEP_PAGE, read_sweep
 from posgap.measurement.text_curve import text_curve
 from posgap.stages.frame import is_complete
 from posgap.stages.sweep import sweep as sweep_stage
@@ -51,31 +49,13 @@ def sweep(config: SweepVerbConfig) -> Location:
     allow. It prints the curve then, where the page is, and the commands for figures to rely on."""
     given = {name: getattr(config, name) for name in config.model_fields_set}
     if config.examples is not None:
-        if config.out is not None or config.estimate:
-            return sweep_stage(SweepConfig(**{"out": Path(), **given}))
-        place = sweep_stage(SweepConfig(**given | {"out": _place(config, config.examples)}))
-        written = Path(place) / (LENGTHS_FILE if config.lengths else SWEEP_FILE)
-        show(f"results: {written.parent.resolve().as_uri()}", read_json(written))
-        return place
+        return sweep_stage(SweepConfig(**given))
     if config.task == "kv":
         given.setdefault("max_new_tokens", ANSWER)
-    return _look(SweepConfig(**given | _places(config)), "n_docs" in given)
-
-
-def _places(config: SweepVerbConfig) -> dict[str, Path]:
-    """Where the sweep and its made examples go: into the folder `runs`, under the model's name, if nobody says it."""
-    out = config.out or _place(config)
-    if is_uri(out):
+    if is_uri(config.out):
         raise PosgapError("--out: made examples are written beside it: write to this machine, or give --examples")
-    return {"out": Path(out), "examples": Path(f"{out}.examples.jsonl.gz")}
-
-
-def _place(config: SweepVerbConfig, examples: Location | None = None) -> Path:
-    """A folder in `runs` under the model's name, with that of the task and of its examples where these are given."""
-    named = [Path(with_uris(config.model)).name]
-    if examples is not None:
-        named += [config.task, Path(with_uris(str(examples))).name.partition(".")[0]]
-    return Path("runs") / (re.sub(r"[^\w.-]+", "-", "-".join(named)).strip(".-") or "model")
+    given["examples"] = Path(f"{config.out}.examples.jsonl.gz")
+    return _look(SweepConfig(**given), "n_docs" in given)
 
 
 def _look(config: SweepConfig, n_docs_given: bool) -> Location:
