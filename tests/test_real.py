@@ -7,6 +7,7 @@ import copy
 import json
 import random
 import re
+import sys
 from itertools import islice, product
 
 import mlflow
@@ -32,7 +33,12 @@ from posgap.tasks.prompts import Prompt
 from posgap.tasks.reading import write_examples
 from posgap.workflows import quick
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+sys.path.append(str(ROOT / "benchmarks"))
+
+import transcripts
+
+README, PRETRAINED = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/pretrained.md"))
+SMOLLM2 = "~/.cache/posgap/models/smollm2"  # as pages write it
 pytestmark = pytest.mark.real
 POSITIONS = ["1", "10"]
 LIMIT = 30
@@ -129,23 +135,38 @@ def test_forced_tokens_are_judged_as_generated_ones(smollm2):
     assert verdicts[0].tolist() == [[1, 0, 0], [1, 0, 0]] and not np.array_equal(verdicts[0], verdicts[1])
 
 
-def like(text: str) -> list[str]:
-    """The lines of a first look without figures, bars, and names of the model, which every machine has of its own."""
-    shown = []
-    for line in text.strip().splitlines():
-        words = [word for word in line.split() if not set(word) <= set("█▏▎▍▌▋▊▉") and word not in ("best", "worst")]
-        words = [re.sub(r"\S*(/|smollm2|SmolLM2)\S*", "NAME", word) for word in words]
-        shown.append(re.sub(r"[+-]?\d[\d.]*", "#", " ".join(words)))
-    return shown
+def without_names(text: str) -> list[str]:
+    """The lines of a first look without what every run and machine has of its own, and without names of the model."""
+    return [transcripts.like(re.sub(r"\S*(/|smollm2|SmolLM2)\S*", "NAME", line)) for line in text.strip().splitlines()]
 
 
 def test_a_first_look_prints_what_the_readme_shows(smollm2, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(quick, "SECONDS", 20.0)
-    command, _, printed = re.search(r"```console\n\$ (.*?)(\n)(.*?)```", README, re.DOTALL).groups()
+    command, printed, _ = transcripts.BLOCK.search(README).groups()
     assert command.split()[:2] == ["posgap", "sweep"]
     assert posgap("sweep", smollm2) == 0
-    assert like(capsys.readouterr().out) == like(printed)
+    assert without_names(capsys.readouterr().out) == without_names(printed)
+
+
+@pytest.mark.parametrize("verb", ["sweep", "check"])
+def test_the_page_of_pretrained_models_shows_what_its_commands_print(verb, smollm2, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    made, examples = tmp_path / "uuids.jsonl", tmp_path / "runs" / "smollm2" / "kv.jsonl"
+    examples.parent.mkdir(parents=True)
+    assert posgap("data", "make", "kv", "--n-keys", 10, "--n-examples", 20, "--out", made) == 0
+    digits = ("--key-digits", 8, "--value-digits", 8)
+    assert posgap("data", "import", "--format", "litm-kv", "--input", made, *digits, "--out", examples) == 0
+    begin = f"posgap {verb} --model {SMOLLM2} "
+    (block,) = (each for each in transcripts.BLOCK.finditer(PRETRAINED) if each[1].startswith(begin))
+    capsys.readouterr()
+    said = posgap(*block[1].replace(SMOLLM2, str(smollm2)).split()[1:])
+    assert said == {"sweep": 0, "check": 7}[verb]
+    printed = capsys.readouterr()
+    now = f"{printed.err}{printed.out}".replace(str(smollm2), SMOLLM2)
+    _, missing = transcripts.shown(block[2].splitlines(), list(transcripts.lines_of(now)))
+    # How often progress is shown, and what the processor computes in, is a machine's own.
+    assert [line for line in missing if "sweep of" not in line and "bfloat16" not in line] == []
 
 
 # What follows are the verbs, each once, on few examples of five records. With the gold document last, SmolLM2 answers

@@ -101,7 +101,7 @@ def answers(
 
 def _amount(n_examples: int, n_placements: int, samples: int) -> str:
     """Like "2,000 prompts: 100 examples, each at 20 placements"."""
-    each = f"{n_examples:,} examples, each at {n_placements} placements"
+    each = f"{n_examples:,} example{'s' * (n_examples > 1)}, each at {n_placements} placements"
     often = f", {samples} times" if samples > 1 else ""
     return f"{n_examples * n_placements * samples:,} prompts: {each}{often}"
 

@@ -1,0 +1,129 @@
+"""Runs the console blocks of a page again, one after another, and puts what they print now into the page.
+
+    python benchmarks/transcripts.py steps --wheel build/dist/posgap-*.whl --model FOLDER [--write]
+    python benchmarks/transcripts.py pretrained [--only smollm2] [--write]
+
+With `--wheel` a shell runs them in an empty folder, and posgap is what the page's own first command installs of the
+wheel; `--model` stands in for a model of the hub, under the name `small`. Without it they run in this clone.
+
+The page says what is shown. A block with `...` shows the lines that it has, with new figures; of others all lines, or
+the first and last of many. Blocks of `csv` and `python` are files, whose name the text before them gives.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+
+from report import ROOT, machine
+
+from posgap.foundation.files import atomic
+
+SHOWN = 16  # lines of what a command says, at most
+LEFT_OUT = "..."
+BLOCK = re.compile(r"^```console\n\$ ([^\n]+)\n(.*?)^```\n(\n\d+ s, exit code \d+\.\n)?", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"`([\w.]+)`[^`]*\n```(?:csv|python)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+WHEN = re.compile(r"^Run again by `benchmarks/transcripts.py` on .*$", re.MULTILINE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("page", help="name of a page in docs/")
+    parser.add_argument("--wheel", type=Path, help="posgap as the first command installs it")
+    parser.add_argument("--model", type=Path, help="folder of the model that the page calls `small`")
+    parser.add_argument("--only", default="", help="run only commands in which this stands")
+    parser.add_argument("--write", action="store_true", help="write the page, rather than show it")
+    arguments = parser.parse_args()
+    page = ROOT / "docs" / f"{arguments.page}.md"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MLFLOW", "POSGAP"))}
+    with tempfile.TemporaryDirectory(prefix="transcripts-") as folder:
+        work, programs = ROOT, Path(sys.executable).parent
+        if arguments.wheel:
+            work = Path(folder) / "work"
+            work.mkdir()
+            programs = work / "env" / "bin"
+            shutil.copy(arguments.wheel, work)
+            shutil.copytree(arguments.model, work / "small")
+            environment |= {"POSGAP_CACHE": folder, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
+            for name, text in FILE.findall(page.read_text(encoding="utf-8")):
+                (work / name).write_text(text, encoding="utf-8")
+        environment["PATH"] = f"{programs}:{os.defpath}"
+        text = again(page.read_text(encoding="utf-8"), work, environment, arguments.only)
+    if arguments.write:
+        with atomic(page) as partial:
+            partial.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+
+
+def again(page: str, work: Path, environment: Mapping[str, str], only: str = "") -> str:
+    """The page, with what its commands print now; says which of its lines they no longer print."""
+
+    def run(block: re.Match[str]) -> str:
+        command, before, ended = block.groups()
+        if only not in command:
+            return block[0]
+        print(f"$ {command}", file=sys.stderr, flush=True)
+        began = time.monotonic()
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=work,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        said = done.stdout.replace(f"{work.parent}/", "/").replace(str(Path.home()), "~")
+        text, missing = shown(before.splitlines(), list(lines_of(said)))
+        for line in missing:
+            print(f"no longer printed: {line}", file=sys.stderr)
+        end = f"\n{time.monotonic() - began:.0f} s, exit code {done.returncode}.\n" if ended else ""
+        return f"```console\n$ {command}\n{text}```\n{end}"
+
+    when = f"Run again by `benchmarks/transcripts.py` on {date.today()}, {machine()}."
+    return WHEN.sub(when, BLOCK.sub(run, page))
+
+
+def lines_of(said: str) -> Iterator[str]:
+    """What a person sees at the end: of lines that replaced each other the last, and no colours."""
+    for line in said.split("\n"):
+        if (plain := re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line.rpartition("\r")[2])).strip():
+            yield plain
+
+
+def like(line: str) -> str:
+    """A line without what another run or machine has of its own: figures, bars, and where they are best and worst."""
+    words = [word for word in line.split() if not set(word) <= set("█▏▎▍▌▋▊▉") and word not in ("best", "worst")]
+    return re.sub(r"[+-]?\d[\d.,]*(?<![.,])", "#", " ".join(words))
+
+
+def shown(before: Sequence[str], now: Sequence[str]) -> tuple[str, list[str]]:
+    """The lines of a block that showed `before` of a command that prints `now`, and those of `before` that it no longer
+    prints."""
+    if LEFT_OUT not in before:
+        half = SHOWN // 2
+        lines = [*now[:half], LEFT_OUT, *now[-half:]] if len(now) > SHOWN else now
+        return "".join(f"{line}\n" for line in lines), []
+    lines, missing, at = list[str](), list[str](), 0
+    for line in before:
+        if line == LEFT_OUT or not line:
+            continue
+        found = next((i for i in range(at, len(now)) if like(now[i]) == like(line)), None)
+        if found is None:
+            missing.append(line)
+            continue
+        lines += [*([LEFT_OUT] if found > at else []), now[found]]
+        at = found + 1
+    lines += [LEFT_OUT] if at < len(now) else []
+    return "".join(f"{line}\n" for line in lines), missing
+
+
+if __name__ == "__main__":
+    main()
