@@ -118,6 +118,12 @@ class StageConfig(Config):
         return self._digests[name]
 
 
+class FreshConfig(StageConfig):
+    """The base of the configs of stages that look at what may have changed since, and so reuse no earlier output."""
+
+    force: ClassVar[bool] = True  # type: ignore[misc]  # no field, and no option
+
+
 class SeededConfig(StageConfig):
     """The base of the configs of stages that draw random numbers."""
 

@@ -98,6 +98,10 @@ class VLLMParameters(Parameters):
     tensor_parallel_size: Annotated[int, WITHOUT_EFFECT, RARE] = Field(
         1, ge=1, description="vllm: number of GPUs that share the model, for one that is too large for a single GPU"
     )
+    quantization: Annotated[str, RARE] = Field(
+        "",
+        description="vllm: how it quantises weights as it loads them, like fp8; empty: as their files have them",
+    )
 
 
 class _Transformers(Backend):
@@ -129,8 +133,16 @@ class _VLLM(Backend):
         from posgap.generation.vllm import VLLMGenerator
 
         local = _with_tokenizer(build)
-        gpus = VLLMParameters.of(config).tensor_parallel_size
-        return VLLMGenerator(config.model, config.dtype, local.context, config.seed, local.tokenizer, gpus)
+        own = VLLMParameters.of(config)
+        return VLLMGenerator(
+            config.model,
+            config.dtype,
+            local.context,
+            config.seed,
+            local.tokenizer,
+            gpus=own.tensor_parallel_size,
+            quantization=own.quantization,
+        )
 
 
 class _OpenAI(Backend):
@@ -245,6 +257,8 @@ class BackendConfig(GenerationConfig):
     def _asks_where_it_is_told(self) -> Self:
         if getattr(self, "base_url", "") and BACKENDS[self.backend].local:
             raise ValueError(f"`base_url`: is an endpoint's, which backend {self.backend} does not ask; leave one out")
+        if getattr(self, "quantization", "") and self.backend != VLLM.name:
+            raise ValueError(f"`quantization`: is vLLM's, and does nothing with backend {self.backend}; leave it out")
         return self
 
     def settled(self) -> Self:

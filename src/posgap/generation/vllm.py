@@ -27,7 +27,14 @@ class VLLMGenerator:
     """
 
     def __init__(
-        self, model: str, dtype: str, context: int, seed: int, tokenizer: PreTrainedTokenizerBase, gpus: int = 1
+        self,
+        model: str,
+        dtype: str,
+        context: int,
+        seed: int,
+        tokenizer: PreTrainedTokenizerBase,
+        gpus: int = 1,
+        quantization: str = "",
     ):
         try:
             from vllm import LLM
@@ -49,6 +56,7 @@ class VLLMGenerator:
                 seed=seed,
                 enable_prefix_caching=True,
                 tensor_parallel_size=gpus,
+                quantization=quantization or None,
                 trust_remote_code=False,
                 **blocks,
                 disable_log_stats=False,  # else it does not count what its cache had

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from posgap.distillation.config import LOCAL_BACKENDS
 from posgap.distillation.methods import METHODS
-from posgap.foundation.config import Config, StageConfig
+from posgap.foundation.config import Config, FreshConfig
 from posgap.foundation.fields import IN_SETTINGS, SettingsText
 from posgap.gating.config import GateConfig
 from posgap.measurement.config import SweepConfig
@@ -150,7 +150,7 @@ class ClusterConfig(Config):
     )
 
 
-class PlacedConfig(StageConfig):
+class PlacedConfig(FreshConfig):
     """What the forms of all pipelines ask for."""
 
     registered_name: str = Field(PromoteConfig.default("name"), description="name of the registered model in MLflow")

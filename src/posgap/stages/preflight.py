@@ -20,16 +20,12 @@ log = logging.getLogger(__name__)
 PREFLIGHT_FILE = "preflight.json"
 
 
-def preflight(config: PreflightConfig) -> Location:
+@stage
+def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
     """Writes `preflight.json`: the results of the checks, and the parameters of each stage of the pipeline.
 
     Raises `Rejected` with all faults in one line. Earlier results are never reused, since the world may have changed.
     """
-    return _preflight(config.model_copy(update={"force": True}))
-
-
-@stage
-def _preflight(config: PreflightConfig, out: Path, run: Run) -> None:
     wrong, results, said = list(complaints(config)), {}, redacted_value(given(config.settings))
     for name, value in said.items():
         log.info("settings: %s: %s", name, json.dumps(value))

@@ -7,7 +7,6 @@ from typing import Any
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
-from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT
 from posgap.foundation.redaction import redacted_value
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
@@ -23,16 +22,12 @@ RETRY_POLICY = RetryPolicy(tries=3, longest_wait=5)  # for the webhook
 SECONDS = 10.0  # to wait for each of its answers
 
 
-def report(config: ReportConfig) -> Location:
+@stage
+def report(config: ReportConfig, out: Path, run: Run) -> None:
     """Writes `report.json` and `report.md`, ends the MLflow run that the stages' runs hang below, and posts the report.
 
     If the webhook or the tracking server does not answer, that is only a warning.
     """
-    return _report(config.model_copy(update={"force": True}))
-
-
-@stage
-def _report(config: ReportConfig, out: Path, run: Run) -> None:
     identity = config.pipeline_run or pipeline_run()
     stages = [step for step in stages_of(identity) if step.run_id != run.id]
     # Stages that are run together by one command, as the demo's, have a parent that this command ends.

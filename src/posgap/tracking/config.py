@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from posgap.foundation.choices import SECRET
-from posgap.foundation.config import Config, StageConfig
+from posgap.foundation.config import Config, FreshConfig, StageConfig
 from posgap.foundation.fields import (
     POSITIONAL,
     InputPath,
@@ -75,7 +75,7 @@ class PromoteConfig(StageConfig):
     recipe: str = Field("", description="digest of how the model was made, from `preflight`; empty: is not recorded")
 
 
-class ReportConfig(StageConfig):
+class ReportConfig(FreshConfig):
     """Reports how a pipeline run ended: in MLflow, and to a webhook if there is one."""
 
     pipeline_run: RunId = Field("", description="id of the KFP run; empty: that in POSGAP_PIPELINE_RUN")

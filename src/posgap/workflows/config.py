@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from posgap.foundation.config import Config, StageConfig
+from posgap.foundation.config import Config, FreshConfig
 from posgap.foundation.fields import (
     POSITIONAL,
     InputPath,
@@ -38,7 +38,7 @@ class ViewConfig(Config):
     folder: Annotated[Path, POSITIONAL] = Field(Path("runs"), description="folder whose results are listed")
 
 
-class ChampionConfig(StageConfig):
+class ChampionConfig(FreshConfig):
     """Sweeps the champion of a registered model, if it has one, to compare candidates with or to watch it."""
 
     name: RegisteredName = Field("posgap", description="name of the registered model in MLflow")
@@ -49,12 +49,9 @@ class ChampionConfig(StageConfig):
         description="sweep of the same examples, whose settings the champion is asked with; empty: those with which it "
         "was promoted",
     )
-    force: bool = Field(
-        True, description="run again even if the output is complete, since the champion may have changed"
-    )
 
 
-class WatchConfig(StageConfig):
+class WatchConfig(FreshConfig):
     """Judges the champion's sweep on fresh data by its policy. Exit code 3: the champion breaks the policy."""
 
     champion: InputPath = Field(description="folder from `champion`")
@@ -67,4 +64,3 @@ class WatchConfig(StageConfig):
         "",
         description="namespace in which `mitigate` is started, if KFP is a multi-user installation; empty: it is not",
     )
-    force: bool = Field(True, description="run again even if the output is complete, since the policy may have changed")
