@@ -316,19 +316,21 @@ def hours(row: dict[str, Any]) -> str:
     return f"{row['date']}, {row['seconds'] / 60:.0f}"
 
 
+_MADE = {"kv": "as it is", "r1": "after R1", "seqkd": "after SeqKD", "sft": "after SFT"}
+PICTURES = {  # in docs/, of rows by the names of their curves
+    "pretrained-curves": {f"smollm2-{row}": f"SmolLM2-135M {made}" for row, made in _MADE.items()},
+    "pretrained-gemma": {f"gemma-{row}": f"Gemma 3 270M {_MADE[row]}" for row in ("kv", "r1", "sft")},
+}
+
+
 def pictures() -> None:
-    """SmolLM2's curves before and after training, and what draws its attention."""
-    methods = {"kv": "as it is", "r1": "after R1", "seqkd": "after SeqKD", "sft": "after SFT"}
-    asked = {f"smollm2-{row}": f"SmolLM2-135M {made}" for row, made in methods.items()}
-    swept = [
-        read_sweep(RUNS / row).model_copy(update={"label": label})
-        for row, label in asked.items()
-        if (RUNS / row).is_dir()
-    ]
-    if swept:
-        figure = position_curves(swept)
-        figure.axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)  # above the curves
-        save_picture(figure, ROOT / "docs" / "pretrained-curves.png")
+    """Curves before and after training, and what draws SmolLM2's attention, where the rows' folders are there."""
+    for name, rows in PICTURES.items():
+        if all((RUNS / row).is_dir() for row in rows):
+            swept = [read_sweep(RUNS / row).model_copy(update={"label": label}) for row, label in rows.items()]
+            figure = position_curves(swept)
+            figure.axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)  # above
+            save_picture(figure, ROOT / "docs" / f"{name}.png")
     if (drawn := RUNS / "smollm2-why" / "influence.png").is_file():
         shutil.copyfile(drawn, ROOT / "docs" / "why-smollm2.png")
 

@@ -122,7 +122,7 @@ def test_every_option_is_used_in_a_test_and_described():
     ],
 )
 def test_a_result_that_nobody_places_is_named_by_what_it_is_of(verb, given, place):
-    assert VERBS[verb].config(out="x", **given).in_runs(verb).out == Path(place)
+    assert VERBS[verb].config(out="x", **given).in_runs(verb) == Path(place)
 
 
 def test_the_place_is_told_and_an_estimate_has_none(model_folder, tmp_path, monkeypatch, caplog):

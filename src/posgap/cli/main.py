@@ -274,9 +274,10 @@ def command(words: str, verb: Verb) -> click.Command:
         except ValidationError as error:
             raise PosgapError(_misuse(config_type, error)) from None
         if has_no_place:
-            parsed = parsed.in_runs(words.replace(" ", "-"))
+            place = parsed.in_runs(words.replace(" ", "-"))
+            parsed = parsed.model_copy(update={"out": place})
             if not getattr(parsed, "estimate", False):  # which writes nothing
-                log.info("results go to %s", parsed.out)
+                log.info("results go to %s", place)
         _work(verb, parsed)
 
     return _Verb(

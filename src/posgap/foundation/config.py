@@ -64,12 +64,12 @@ class Config(BaseModel):
         """The names of the plain parameters that decide what comes out, rather than how fast."""
         return [name for name, field in cls.parameters().items() if WITHOUT_EFFECT not in field.metadata]
 
-    def in_runs(self, verb: str) -> Self:
-        """This config, whose output goes to a folder in `runs`, named by the verb and by what `named_by` was given."""
+    def in_runs(self, verb: str) -> Path:
+        """The folder in `runs` for the output, named by the verb and by what `named_by` was given."""
         given = [getattr(self, name) for name in self.named_by if name in self.model_fields_set]
         places = [place for one in given for place in (one if isinstance(one, list) else [one]) if place]
         named = [verb, *(last_name(place).partition(".jsonl")[0] for place in places)]
-        return self.model_copy(update={"out": Path("runs") / re.sub(r"[^\w.-]+", "-", "-".join(named)).strip(".-")})
+        return Path("runs") / re.sub(r"[^\w.-]+", "-", "-".join(named)).strip(".-")
 
     def is_served(self, name: str) -> bool:
         """Whether the input of this name is a model that a server elsewhere calls so, in whatever way."""
