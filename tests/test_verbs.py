@@ -118,6 +118,7 @@ def test_every_option_is_used_in_a_test_and_described():
         ("check", {"model": "http://host/v1#served", "task": "qa"}, "runs/check-served-qa"),
         ("check", {"model": "m", "examples": "s3://bucket/mine.jsonl.gz"}, "runs/check-m-mine"),
         ("compare", {"sweeps": ["runs/a", "b"]}, "runs/compare-a-b"),
+        ("sweep", {"model": "m", "task": "kv", "examples": None}, "runs/sweep-m"),
         ("mitigate", {"model": "../m", "examples": "é t.jsonl"}, "runs/mitigate-m-é-t"),
     ],
 )

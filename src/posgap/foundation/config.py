@@ -65,9 +65,9 @@ class Config(BaseModel):
         return [name for name, field in cls.parameters().items() if WITHOUT_EFFECT not in field.metadata]
 
     def in_runs(self, verb: str) -> Path:
-        """The folder in `runs` for the output, named by the verb and by what `named_by` was given."""
-        given = [getattr(self, name) for name in self.named_by if name in self.model_fields_set]
-        places = [place for one in given for place in (one if isinstance(one, list) else [one]) if place]
+        """The folder in `runs` for the output, named by the verb and by those of `named_by` that are no defaults."""
+        own = [value for name in self.named_by if (value := getattr(self, name)) not in (None, self.default(name))]
+        places = [place for one in own for place in (one if isinstance(one, list) else [one])]
         named = [verb, *(last_name(place).partition(".jsonl")[0] for place in places)]
         return Path("runs") / re.sub(r"[^\w.-]+", "-", "-".join(named)).strip(".-")
 
