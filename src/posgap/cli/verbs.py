@@ -211,7 +211,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             PreflightConfig,
             "--base-model Qwen/Qwen3-0.6B --data-eval eval.jsonl.gz --data-train train.jsonl.gz --out run/preflight",
             ("preflight.json",),
-            Kind.STAGE_WITH_CHECKS,
+            Kind.STAGE,
         ),
         "gate": Verb(
             GateConfig,
@@ -247,7 +247,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             Kind.STAGE_WITH_CHECKS,
             work="posgap.workflows.watching:watch",
         ),
-        "report": Verb(ReportConfig, "--state SUCCEEDED --out run/report", ("report.json",), Kind.STAGE_WITH_CHECKS),
+        "report": Verb(ReportConfig, "--state SUCCEEDED --out run/report", ("report.json",), Kind.STAGE),
         "pipeline compile": Verb(
             PipelineCompileConfig, "--out pipeline.yaml", work="posgap.pipelines.uploading:compile_pipeline"
         ),
