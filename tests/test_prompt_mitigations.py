@@ -357,11 +357,11 @@ def test_a_sweep_of_a_model_that_reads_the_first_document_alone(endpoint):
     assert found.figures.accuracy == [100, 100, 100], "keys match in words"
     assert plain.figures.mitigation is None and "mitigation" not in plain.figures.settings
     said = turned.figures
-    assert (said.label, said.mitigation.name, said.settings["mitigation"]) == ("model, reversed", *["reversed"] * 2)
+    assert (said.label, said.mitigation.name, said.settings["mitigation"]) == ("served, reversed", *["reversed"] * 2)
     assert len({each.figures.prompt_digest for each in (plain, turned, found)}) == 3
     assert said.asked == plain.figures.asked and "by the mitigation reversed:" in " ".join(summary_text(said))
     verdict = plain.compare(turned).verdict
-    assert "model, reversed was asked by the mitigation reversed, model was asked without any." in verdict
+    assert "served, reversed was asked by the mitigation reversed, served was asked without any." in verdict
     assert "was asked" not in turned.compare(turned).verdict
 
 
