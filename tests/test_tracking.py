@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -339,6 +340,13 @@ def test_a_store_that_cannot_be_opened_is_one_line_and_results_are_kept(uri, sai
     (record,) = caplog.records
     assert said in record.getMessage() and "\n" not in record.getMessage()
     assert (tmp_path / "out" / "result.txt").read_text() == "kept"
+
+
+def test_a_slow_machine_may_take_longer_to_create_a_store_than_a_stage_waits(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/slow.db")
+    create = server.make_ready
+    monkeypatch.setattr(server, "make_ready", lambda file: (time.sleep(1), create(file)))
+    assert server.ask(server.experiment_id, RetryPolicy(tries=1, seconds=0.5)) == "1"
 
 
 def first_use(out: Path) -> None:

@@ -36,7 +36,7 @@ T = TypeVar("T")
 EXPERIMENT = "posgap"
 KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"  # how MLflow's pages show an experiment
 CALL_SECONDS = 10.0  # for a call to a server
-OPENING_SECONDS = 120.0  # for a call to a database on this machine, which the first call may create
+OPENING_SECONDS = 120.0  # for a database on this machine to be created, and for a call to it
 MAX_CHARACTERS = 5000  # of a description, or of a registered model's tag, in MLflow's database
 BYTES_PER_SECOND = 1 << 20  # an upload may take a second more for each
 VERB = RetryPolicy(seconds=60, longest_wait=10)  # of a command that needs the server
@@ -91,26 +91,36 @@ def address() -> str:
 def ask(call: "Callable[[MlflowClient], T]", retry_policy: RetryPolicy = VERB, seconds: float = CALL_SECONDS) -> T:
     """Calls `call` with MLflow's client, perhaps several times, and returns what it returns.
 
-    Each try may take so many `seconds`, and all together as long as `retry_policy` allows. Raises `Unanswered` or
+    Each try may take so many `seconds`, and all together as long as `retry_policy` allows; before them a database on
+    this machine is created where it is missing, which takes a slow machine longer. Raises `Unanswered` or
     `Refused`, a line each; the latter also where nothing is tracked.
     """
     if not tracked():
         raise Refused(f"this needs MLflow: {HOW_TO_TRACK}")
     uri = address()
     limit = seconds if uri.startswith("http") else max(seconds, OPENING_SECONDS)
+
+    if _sqlite_file(uri):
+        with suppress(TransientError):  # which the first try below meets again
+            _answer(_client, OPENING_SECONDS, uri)
     began = time.monotonic()
 
     def once() -> T:
         left = retry_policy.seconds - (time.monotonic() - began)
-        try:
-            return within(min(limit, max(left, seconds / 10)), lambda: call(_client()))
-        except Exception as error:
-            raise _explained(error, uri) from None
+        return _answer(lambda: call(_client()), min(limit, max(left, seconds / 10)), uri)
 
     try:
         return retrying(retry_policy, Waits(f"MLflow at {uri}"))(once)
     except TransientError as error:
         raise Unanswered(f"MLflow at {uri}: {error}") from None
+
+
+def _answer(call: Callable[[], T], seconds: float, uri: str) -> T:
+    """What a call to MLflow returns within its time; its error in one line otherwise."""
+    try:
+        return within(seconds, call)
+    except Exception as error:
+        raise _explained(error, uri) from None
 
 
 def experiment() -> tuple[str, str]:
