@@ -79,7 +79,8 @@ def _run(name: str, config: C, work_of_stage: Callable[[], Work[C]]) -> Location
     """Runs a stage as `stage` says, by the work that `work_of_stage` returns; it is called only where there is some."""
     with Folder(config, name) as output:
         input_sources, inputs = _inputs(config, output)
-        identity, reason = identity_of(name, config, inputs), "asked to by --force"
+        identity = identity_of(name, config, inputs)
+        reason = "asked to by --force" if "force" in type(config).model_fields else "nothing of it is ever reused"
         if not config.force:
             place = config.out if is_uri(config.out) else output.there()
             # What the main process sees counts, since machines need not share a disk.
