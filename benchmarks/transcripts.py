@@ -7,7 +7,8 @@ With `--wheel` a shell runs them in an empty folder, and posgap is what the page
 wheel; `--model` stands in for a model of the hub, under the name `small`. Without it they run in this clone.
 
 The page says what is shown. A block with `...` shows the lines that it has, with new figures; of others all lines, or
-the first and last of many. Blocks of `csv` and `python` are files, whose name the text before them gives.
+the first and last of many. Blocks of `csv` and `python` are files, whose name the text before them gives. Where a
+command no longer prints a line of the page, that is said, and `--write` ends with exit code 1 and leaves the page.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("page", help="name of a page in docs/")
     parser.add_argument("--wheel", type=Path, help="posgap as the first command installs it")
     parser.add_argument("--model", type=Path, help="folder of the model that the page calls `small`")
-    parser.add_argument("--only", default="", help="run only commands in which this stands")
+    parser.add_argument("--only", default="", help="run only commands in which this stands; the page's date stays")
     parser.add_argument("--write", action="store_true", help="write the page, rather than show it")
     arguments = parser.parse_args()
     page = ROOT / "docs" / f"{arguments.page}.md"
@@ -55,7 +56,11 @@ def main() -> None:
             for name, text in FILE.findall(page.read_text(encoding="utf-8")):
                 (work / name).write_text(text, encoding="utf-8")
         environment["PATH"] = f"{programs}:{os.defpath}"
-        text = again(page.read_text(encoding="utf-8"), work, environment, arguments.only)
+        text, missing = again(page.read_text(encoding="utf-8"), work, environment, arguments.only)
+    for line in missing:
+        print(f"no longer printed: {line}", file=sys.stderr)
+    if arguments.write and missing:
+        raise SystemExit(f"{page} is as it was: take these lines out of it, or put them where the command prints them")
     if arguments.write:
         with atomic(page) as partial:
             partial.write_text(text, encoding="utf-8")
@@ -63,8 +68,10 @@ def main() -> None:
         print(text)
 
 
-def again(page: str, work: Path, environment: Mapping[str, str], only: str = "") -> str:
-    """The page, with what its commands print now; says which of its lines they no longer print."""
+def again(page: str, work: Path, environment: Mapping[str, str], only: str = "") -> tuple[str, list[str]]:
+    """The page, with what its commands print now, and those of its lines that they no longer print. Its date is that of
+    today if all of them were run."""
+    gone: list[str] = []
 
     def run(block: re.Match[str]) -> str:
         command, before, ended = block.groups()
@@ -82,13 +89,13 @@ def again(page: str, work: Path, environment: Mapping[str, str], only: str = "")
         )
         said = done.stdout.replace(f"{work.parent}/", "/").replace(str(Path.home()), "~")
         text, missing = shown(before.splitlines(), list(lines_of(said)))
-        for line in missing:
-            print(f"no longer printed: {line}", file=sys.stderr)
+        gone.extend(missing)
         end = f"\n{time.monotonic() - began:.0f} s, exit code {done.returncode}.\n" if ended else ""
         return f"```console\n$ {command}\n{text}```\n{end}"
 
     when = f"Run again by `benchmarks/transcripts.py` on {date.today()}, {machine()}."
-    return WHEN.sub(when, BLOCK.sub(run, page))
+    text = BLOCK.sub(run, page)
+    return text if only else WHEN.sub(when, text), gone
 
 
 def lines_of(said: str) -> Iterator[str]:

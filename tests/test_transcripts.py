@@ -3,7 +3,9 @@
 import os
 import re
 import sys
+from datetime import date
 
+import pytest
 from conftest import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -12,6 +14,8 @@ import transcripts
 
 PAGE = """\
 # A page
+
+Run again by `benchmarks/transcripts.py` on 2026-01-01, x.
 
 `said.py` holds
 
@@ -35,15 +39,32 @@ four
 """
 
 
-def test_commands_are_run_again_and_the_page_says_what_is_shown(tmp_path, capfd):
+def test_commands_are_run_again_and_the_page_says_what_is_shown(tmp_path):
     (name, text), *more = transcripts.FILE.findall(PAGE)
     assert (name, text, more) == ("said.py", 'print("3 of 4")\n', [])
     (tmp_path / name).write_text(text)
-    now = re.sub(r"\d+ s, exit", "0 s, exit", transcripts.again(PAGE, tmp_path, dict(os.environ)))
+    text, gone = transcripts.again(PAGE, tmp_path, dict(os.environ))
+    now = re.sub(r"\d+ s, exit", "0 s, exit", text)
     assert "```console\n$ python said.py\n3 of 4\n```\n\n0 s, exit code 0.\n" in now
     assert now.endswith("&& false\n...\ntwo 2.5\n...\n```\n")  # what its end is, the page does not say
-    assert "no longer printed: four" in capfd.readouterr().err
-    assert transcripts.again(PAGE, tmp_path, dict(os.environ), "said.py").endswith(PAGE.rpartition("```console")[2])
+    assert gone == ["four"] and "2026-01-01" not in now and f"on {date.today()}, " in now
+    part, gone = transcripts.again(PAGE, tmp_path, dict(os.environ), "said.py")
+    assert part.endswith(PAGE.rpartition("```console")[2]) and gone == []
+    assert "on 2026-01-01, x." in part  # a page of which a part was run is not of today
+
+
+def test_a_page_with_lines_that_are_gone_is_not_written(tmp_path, monkeypatch):
+    (tmp_path / "docs").mkdir()
+    (file := tmp_path / "docs" / "p.md").write_text(PAGE)
+    (tmp_path / "said.py").write_text('print("3 of 4")')
+    monkeypatch.setattr(transcripts, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["transcripts.py", "p", "--write"])
+    with pytest.raises(SystemExit, match="is as it was"):
+        transcripts.main()
+    assert file.read_text() == PAGE
+    file.write_text(PAGE.replace("four\n", ""))
+    transcripts.main()
+    assert "3 of 4" in file.read_text() and "two 2.5" in file.read_text()
 
 
 def test_without_a_mark_all_lines_are_shown_or_the_ends_of_many():
