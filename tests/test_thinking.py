@@ -1,5 +1,6 @@
 """A model whose first answers end within thoughts is asked otherwise, or not at all."""
 
+import contextlib
 import copy
 import logging
 
@@ -10,12 +11,16 @@ from test_framing import CHAT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posgap
+from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Completion
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.thinking import BUDGET, LOOK, EndlessThoughts, FirstThoughts, other_ways
+from posgap.mitigating.config import MitigateConfig
+from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
+from posgap.stages.teacher import teacher
 from posgap.tasks.examples import KVExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
@@ -142,6 +147,43 @@ def test_a_model_in_memory_is_loaded_once_and_asked_without_thoughts(model_folde
     rows: list[KVExample] = [kv_example(number, DOCS) for number in range(4)]
     swept = posgap.sweep(model, rows, tokenizer=tokenizer, n_docs=DOCS, max_new_tokens=4, quiet=True)
     assert swept.figures.asked.template_args == OFF and set(swept.frame["response"]) == {"zz"}
+
+
+@pytest.mark.parametrize("verb", ["teacher", "mitigate"])
+def test_a_teacher_and_mitigations_end_where_a_sweep_would_ask_otherwise(verb, options, model_folder, monkeypatch):
+    from posgap.generation.transformers import TransformersGenerator
+
+    asked = []
+
+    def generate(self, groups, sampling):
+        for index, group in enumerate(groups):
+            for at, prompt in enumerate(group):
+                asked.append(prompt)
+                yield index, at, Completion.ended("", [], True, thoughts="hm")
+
+    monkeypatch.setattr(TransformersGenerator, "generate", generate)
+    alike = {name: value for name, value in options.items() if name != "concurrency"} | {"model": str(model_folder)}
+
+    def run(**more):
+        if verb == "teacher":
+            return teacher(TeacherConfig(advantageous="1", **alike, **more))
+        return mitigate(MitigateConfig(methods="reversed", **alike, **more))
+
+    with pytest.raises(
+        PosgapError, match=r"^8 of the first 8 answers end within thoughts.*enable_thinking.*--max-think"
+    ):
+        run()
+    assert len(asked) == LOOK
+    with contextlib.suppress(PosgapError):  # a teacher has nothing to distil
+        run(max_thinking_tokens=30)
+    assert len(asked) > 2 * LOOK
+
+
+def test_mitigations_of_an_endpoint_that_thinks_end_after_the_first_answers(options):
+    with served(Thinker(lambda body: False)) as endpoint:
+        with pytest.raises(PosgapError, match=f"^{LOOK} of the first {LOOK} answers end within thoughts"):
+            mitigate(MitigateConfig(base_url=endpoint.url, methods="reversed", **options))
+    assert endpoint.seen.total() <= LOOK + 1
 
 
 def test_half_of_the_first_answers_must_end_in_thoughts():

@@ -127,7 +127,7 @@ def swept(
             got = answered(way.config, examples, way.build, placements, digests, generator, is_last)
             return Swept(got, way.config, way.build, digests)
         except EndlessThoughts as endless:
-            log.warning("%s, at the limit of tokens: asked again, %s", endless, ways[at + 1].words)
+            log.warning("%s, at the limit of tokens: asked again, %s", endless.seen, ways[at + 1].words)
         except PosgapError as error:
             if is_last or not refuses_switch(way.config):
                 raise

@@ -1,11 +1,14 @@
-"""What becomes of a sweep whose first answers end within thoughts: the model is asked otherwise, and it is said how."""
+"""What becomes of work whose first answers end within thoughts: a sweep asks the model otherwise, and says how; what
+needs answers as a sweep's were, a teacher or a comparison of mitigations, ends."""
 
 import logging
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from posgap.foundation.errors import PosgapError
 from posgap.generation.backends import BACKENDS
+from posgap.generation.config import GenerationConfig
 from posgap.generation.generator import Completion
 from posgap.measurement.config import SweepConfig
 from posgap.tasks.examples import AnyExample
@@ -18,8 +21,15 @@ SWITCH = "enable_thinking"  # the argument by which chat templates of Qwen3, Smo
 BUDGET, MIN_BUDGET = 2048, 256  # tokens of thoughts where nothing turns them off; with fewer few models come to an end
 
 
-class EndlessThoughts(Exception):
-    """The first answers of a sweep end within thoughts, at the limit of tokens."""
+class EndlessThoughts(PosgapError):
+    """The first answers end within thoughts, at the limit of tokens; `seen` says of how many."""
+
+    def __init__(self, seen: str):
+        super().__init__(
+            f"{seen}, at the limit of tokens; turn thinking off (--template-args '{{\"{SWITCH}\": false}}'), or give "
+            "thoughts room (--max-thinking-tokens)"
+        )
+        self.seen = seen
 
 
 class Way(NamedTuple):
@@ -35,6 +45,11 @@ class FirstThoughts:
 
     def __init__(self, total: int):
         self.look, self.count, self.endless = min(LOOK, total), 0, 0
+
+    @classmethod
+    def of(cls, config: GenerationConfig, total: int) -> "FirstThoughts":
+        """Looks at the first of so many answers; at none where somebody has decided on the model's thoughts."""
+        return cls(0 if _decided(config) else total)
 
     @property
     def is_over(self) -> bool:
@@ -56,9 +71,9 @@ def other_ways(
     """In which other ways a model can be asked whose thoughts do not end: first without any, where a switch of its chat
     template is known, then with a limit of their own, as far as the context has room for it.
 
-    There are none where somebody has decided on the model's thoughts: by a limit of their own, or by the switch.
+    There are none where somebody has decided on the model's thoughts.
     """
-    if config.max_thinking_tokens or SWITCH in config.template_args:
+    if _decided(config):
         return
     if _has_switch(build):
         arguments = {**config.template_args, SWITCH: False}
@@ -69,6 +84,11 @@ def other_ways(
         limited = config.model_copy(update={"max_thinking_tokens": room})
         words = f"thoughts get {room:,} tokens beside those of the answer (--max-thinking-tokens {room})"
         yield Way(limited, build.thinking(room), words)
+
+
+def _decided(config: GenerationConfig) -> bool:
+    """Whether somebody has decided on the model's thoughts, by a limit of their own or by the switch."""
+    return bool(config.max_thinking_tokens) or SWITCH in config.template_args
 
 
 def _has_switch(build: TextPromptBuilder) -> bool:

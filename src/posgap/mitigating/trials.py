@@ -21,6 +21,7 @@ from posgap.generation.served import MUST_STAY, AsServed, Changed, Served
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.mitigated import Mitigated, Question
 from posgap.measurement.probe import FirstAnswers, target_of
+from posgap.measurement.thinking import FirstThoughts
 from posgap.mitigating.budget import clearly_worse
 from posgap.mitigating.config import MitigateConfig, seconds_of
 from posgap.mitigating.splits import MIN_EXAMPLES
@@ -246,7 +247,9 @@ class Trials:
         asking, examples = self.asking, self.parts[part]
         build, placements, sampling = asking.build, asking.tried_at, Sampling.of(asking.build)
         right, unanswered = np.full((len(examples), len(placements)), np.nan), 0
+        is_first = (part, name) == ("search", BASE)
         first = FirstAnswers(build, right.size, asking.config.metric)
+        thoughts = FirstThoughts.of(asking.config, right.size if is_first else 0)
         as_it_is = self.tried.get(_key(part, BASE, {}))
         base = np.array(as_it_is.scores) if as_it_is and as_it_is.scores else None
         with asking.under(name, settings) as generator:
@@ -257,7 +260,8 @@ class Trials:
                 prompts = ([build.prompt(example, placement) for placement in placements] for example in examples)
                 answered = generator.generate(prompts, sampling)
             for example, at, completion in track(answered, right.size, f"{name} on the {part} examples"):
-                if (part, name) == ("search", BASE):
+                thoughts(completion)
+                if is_first:
                     first(examples[example], placements[at], completion)
                 right[example, at] = 0
                 if completion.outcome == "answered":
@@ -265,7 +269,8 @@ class Trials:
                     right[example, at] = asking.score(completion.text, answers)
                 elif asking.elsewhere is not None:
                     unanswered += 1
-                    _require_answers(asking.config, name, unanswered, right.size, completion.reason)
+                    if thoughts.is_over or not completion.thoughts:
+                        _require_answers(asking.config, name, unanswered, right.size, completion.reason)
                 if base is not None and (why := _given_up(right, base)):
                     return right, why
                 if until is not None and self.clock.spent > until:

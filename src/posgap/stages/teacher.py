@@ -16,6 +16,7 @@ from posgap.generation.generator import Completion, Sampling
 from posgap.measurement.asking import answers
 from posgap.measurement.outcomes import Ending, OutcomeCounts
 from posgap.measurement.sweeps import read_sweep
+from posgap.measurement.thinking import FirstThoughts
 from posgap.stages.frame import stage
 from posgap.tasks.content import content
 from posgap.tasks.examples import AnyExample
@@ -50,9 +51,10 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     def is_right(example: AnyExample, placement: Placement, completion: Completion) -> bool:
         return build.task.score(completion.text, build.task.answers(example, placement), config.metric) == 1
 
-    results: list[bool] = []
+    results, thoughts = list[bool](), FirstThoughts.of(config, len(examples) * len(placements))
 
     def require_any_right(example: AnyExample, placement: Placement, completion: Completion) -> None:
+        thoughts(completion)
         results.append(is_right(example, placement, completion))
         if len(results) == MAX_WRONG and not any(results) and not config.keep_incorrect:
             raise PosgapError(
