@@ -41,7 +41,7 @@ TITLES = {"smollm2": "SmolLM2-135M-Instruct", "qwen": "Qwen2.5-Coder-0.5B-Instru
 def sweep_figures(out: Path) -> dict[str, Any]:
     """What is kept of a sweep."""
     swept = read_sweep(out)
-    names = ("n_docs", "n_examples", "positions", "accuracy", "mean", "mean_ci95", "gap", "gap_ci95")
+    names = ("dtype", "n_docs", "n_examples", "positions", "accuracy", "mean", "mean_ci95", "gap", "gap_ci95")
     kept = {name: getattr(swept, name) for name in names} | {"flatness_p": swept.flatness.p}
     if swept.outcomes:
         kept |= {name: [getattr(of, name) for of in swept.outcomes.by_placement] for name in ("cut", "echo")}
