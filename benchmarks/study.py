@@ -41,8 +41,9 @@ TITLES = {"smollm2": "SmolLM2-135M-Instruct", "qwen": "Qwen2.5-Coder-0.5B-Instru
 def sweep_figures(out: Path) -> dict[str, Any]:
     """What is kept of a sweep."""
     swept = read_sweep(out)
-    names = ("dtype", "n_docs", "n_examples", "positions", "accuracy", "mean", "mean_ci95", "gap", "gap_ci95")
-    kept = {name: getattr(swept, name) for name in names} | {"flatness_p": swept.flatness.p}
+    names = ("n_docs", "n_examples", "positions", "accuracy", "mean", "mean_ci95", "gap", "gap_ci95")
+    kept = {name: getattr(swept, name) for name in names}
+    kept |= {"flatness_p": swept.flatness.p, "dtype": swept.asked.dtype}
     if swept.outcomes:
         kept |= {name: [getattr(of, name) for of in swept.outcomes.by_placement] for name in ("cut", "echo")}
     return kept
@@ -316,7 +317,7 @@ def hours(row: dict[str, Any]) -> str:
     return f"{row['date']}, {row['seconds'] / 60:.0f}"
 
 
-_MADE = {"kv": "as it is", "r1": "after R1", "seqkd": "after SeqKD", "sft": "after SFT"}
+_MADE = {"kv": "as it is", "r1": "after R1", "kl": "after KL alone", "sft": "after SFT"}
 PICTURES = {  # in docs/, of rows by the names of their curves
     "pretrained-curves": {f"smollm2-{row}": f"SmolLM2-135M {made}" for row, made in _MADE.items()},
     "pretrained-gemma": {f"gemma-{row}": f"Gemma 3 270M {_MADE[row]}" for row in ("kv", "r1", "sft")},
