@@ -346,7 +346,7 @@ def test_a_slow_machine_may_take_longer_to_create_a_store_than_a_stage_waits(tmp
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/slow.db")
     create = server.make_ready
     monkeypatch.setattr(server, "make_ready", lambda file: (time.sleep(1), create(file)))
-    assert server.ask(server.experiment_id, RetryPolicy(tries=1, seconds=0.5)) == "1"
+    assert server.ask(lambda client: client.tracking_uri, RetryPolicy(tries=1, seconds=0.5)).endswith("slow.db")
 
 
 def first_use(out: Path) -> None:

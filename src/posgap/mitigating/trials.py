@@ -15,8 +15,8 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_model, write_json
 from posgap.foundation.interruption import RESUMES
 from posgap.foundation.progress import track
+from posgap.generation.generator import Completion, Sampling
 from posgap.generation.generator import Generator as Answering
-from posgap.generation.generator import Sampling
 from posgap.generation.served import MUST_STAY, AsServed, Changed, Served
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.mitigated import Mitigated, Question
@@ -247,6 +247,7 @@ class Trials:
         asking, examples = self.asking, self.parts[part]
         build, placements, sampling = asking.build, asking.tried_at, Sampling.of(asking.build)
         right, unanswered = np.full((len(examples), len(placements)), np.nan), 0
+        last: Completion | None = None  # that was not answered
         is_first = (part, name) == ("search", BASE)
         first = FirstAnswers(build, right.size, asking.config.metric)
         thoughts = FirstThoughts.of(asking.config, right.size if is_first else 0)
@@ -268,9 +269,10 @@ class Trials:
                     answers = build.task.answers(examples[example], placements[at])
                     right[example, at] = asking.score(completion.text, answers)
                 elif asking.elsewhere is not None:
-                    unanswered += 1
-                    if thoughts.is_over or not completion.thoughts:
-                        _require_answers(asking.config, name, unanswered, right.size, completion.reason)
+                    unanswered, last = unanswered + 1, completion
+                # Of a model that thinks, the first answers say together what to do.
+                if last and (thoughts.is_over or not last.thoughts):
+                    _require_answers(asking.config, name, unanswered, right.size, last.reason)
                 if base is not None and (why := _given_up(right, base)):
                     return right, why
                 if until is not None and self.clock.spent > until:

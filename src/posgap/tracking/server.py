@@ -99,7 +99,6 @@ def ask(call: "Callable[[MlflowClient], T]", retry_policy: RetryPolicy = VERB, s
         raise Refused(f"this needs MLflow: {HOW_TO_TRACK}")
     uri = address()
     limit = seconds if uri.startswith("http") else max(seconds, OPENING_SECONDS)
-
     if _sqlite_file(uri):
         with suppress(TransientError):  # which the first try below meets again
             _answer(_client, OPENING_SECONDS, uri)
