@@ -77,7 +77,7 @@ DRY = Size(
 
 def rows(name: str, size: Size) -> Iterator[Row]:
     """The rows of a study, whose names begin with `name`."""
-    base, task = f"{name}-base", " ".join(size.of.split()[:4])
+    base, task = f"{name}-base", size.of.partition(" --limit ")[0]
     sweep = (
         f"sweep --model {{model}} {size.of} --examples {{runs}}/swept.jsonl --positions {size.positions} --out {{out}}"
     )

@@ -117,8 +117,9 @@ _TRAIN = (
     "--out {runs}/train10.jsonl",
 )
 _SHOTS = ("data make shots --n-docs 20 --n-examples 100 --force --out {runs}/shots.jsonl",)
-_KV = "--task kv --n-docs 10 --limit 100"
-_OF_SHOTS = "--task shots --n-docs 20 --limit 100"
+# In float32 on every processor: at `auto` those that multiply in bfloat16 do so, and rows would differ by that.
+_KV = "--task kv --n-docs 10 --dtype float32 --limit 100"
+_OF_SHOTS = "--task shots --n-docs 20 --dtype float32 --limit 100"
 
 
 _TRAINED = (
@@ -156,7 +157,7 @@ def trained(
     """The rows of a model's training: the teacher's responses to examples that the commands `train` make, and each
     method's model, swept on `examples`, compared with the sweep `base`, and judged. `of` is the task, the number of
     documents, and how many examples are swept."""
-    teacher, task = f"{model}-teacher", " ".join(of.split()[:4])
+    teacher, task = f"{model}-teacher", of.partition(" --limit ")[0]
     made, swept = train[-1].split()[-1], f"{examples}.jsonl"
     asked = f"teacher --model {{model}} {task} --examples {made} --sweep {{runs}}/{base} --out {{out}}"
     rows = [Row(teacher, model, (*train, asked), teacher_figures)]
