@@ -116,18 +116,16 @@ _TRAIN = (
     "data import --format litm-kv --input {runs}/train-uuids.jsonl --key-digits 8 --value-digits 8 --force "
     "--out {runs}/train10.jsonl",
 )
-_SHOTS = ("data make shots --n-docs 20 --n-examples 100 --force --out {runs}/shots.jsonl",)
+# Multiple choice among four sentences, whose letters stay where they are.
+_CHOICE = ("data make choice --n-docs 4 --n-examples 200 --force --out {runs}/choice.jsonl",)
+_TRAIN_CHOICE = ("data make choice --n-docs 4 --n-examples 400 --seed 1 --force --out {runs}/train-choice.jsonl",)
 # In float32 on every processor: at `auto` those that multiply in bfloat16 do so, and rows would differ by that.
 _KV = "--task kv --n-docs 10 --dtype float32 --limit 100"
-_OF_SHOTS = "--task shots --n-docs 20 --dtype float32 --limit 100"
+_OPTIONS = "--task options --n-docs 4 --dtype float32 --limit 100"
 
 
-_TRAINED = (
-    _TRAIN,
-    "1,3,5,8,10",
-    # For two cores, and at a rate above the paper's, at which so small a model does not move.
-    "--limit 128 --k 2 --epochs 1 --batch-size 6 --learning-rate 5e-5",
-)
+# For two cores, and at a rate above the paper's, at which so small a model does not move.
+_TRAINED = "--limit 128 --k 2 --epochs 1 --batch-size 6 --learning-rate 5e-5"
 
 
 def _sweep(of: str, examples: str, positions: str) -> str:
@@ -137,6 +135,14 @@ def _sweep(of: str, examples: str, positions: str) -> str:
 def _why(of: str, examples: str, sweep: str, label: str) -> str:
     return (
         f"rollout measure --model {{model}} {of} --texts {{runs}}/{examples} --sweep {{runs}}/{sweep} --label {label} "
+        "--out {out}"
+    )
+
+
+def _mitigate(of: str, examples: str, positions: str) -> str:
+    task = of.partition(" --limit ")[0]
+    return (
+        f"mitigate --model {{model}} {task} --positions {positions} --examples {{runs}}/{examples} --budget 30m "
         "--out {out}"
     )
 
@@ -179,18 +185,22 @@ ROWS = (
     Row("smollm2-why", "smollm2", (_why(_KV, "kv10.jsonl", "smollm2-kv", "SmolLM2"),), why_figures),
     Row("gemma-kv", "gemma", (*_SHORT, _sweep(_KV, "kv10.jsonl", "1,3,5,8,10")), sweep_figures),
     Row("gemma-why", "gemma", (_why(_KV, "kv10.jsonl", "gemma-kv", "Gemma"),), why_figures),
-    Row(
-        "gemma-mitigate",
-        "gemma",
-        (
-            "mitigate --model {model} --task kv --n-docs 10 --positions 1,3,5,8,10 --examples {runs}/kv10.jsonl "
-            "--budget 30m --out {out}",
-        ),
-        mitigate_figures,
+    Row("qwen-options", "qwen", (*_CHOICE, _sweep(_OPTIONS, "choice.jsonl", "1,2,3,4")), sweep_figures),
+    Row("qwen-why", "qwen", (_why(_OPTIONS, "choice.jsonl", "qwen-options", "Qwen"),), why_figures),
+    *(
+        Row(f"{model}-mitigate", model, (_mitigate(of, examples, positions),), mitigate_figures)
+        for model, of, examples, positions in (
+            ("smollm2", _KV, "kv10.jsonl", "1,3,5,8,10"),
+            ("gemma", _KV, "kv10.jsonl", "1,3,5,8,10"),
+            ("qwen", _OPTIONS, "choice.jsonl", "1,2,3,4"),
+        )
     ),
-    Row("qwen-shots", "qwen", (*_SHOTS, _sweep(_OF_SHOTS, "shots.jsonl", "1,5,10,15,20")), sweep_figures),
-    Row("qwen-why", "qwen", (_why(_OF_SHOTS, "shots.jsonl", "qwen-shots", "Qwen"),), why_figures),
-    *(row for model in ("smollm2", "gemma") for row in trained(f"{model}-kv", model, _KV, "kv10", *_TRAINED)),
+    *(
+        row
+        for model in ("smollm2", "gemma")
+        for row in trained(f"{model}-kv", model, _KV, "kv10", _TRAIN, "1,3,5,8,10", _TRAINED)
+    ),
+    *trained("qwen-options", "qwen", _OPTIONS, "choice", _TRAIN_CHOICE, "1,2,3,4", _TRAINED),
 )
 
 
@@ -246,7 +256,7 @@ def between(value: float, interval: Sequence[float] | None, form: str = ".1f") -
 def curves() -> str:
     """A row for each sweep of a model as it is."""
     rows = []
-    for each in kept("smollm2-kv", "gemma-kv", "qwen-shots"):
+    for each in kept("smollm2-kv", "gemma-kv", "qwen-options"):
         of = each["figures"]
         by_position = ", ".join(f"{at}: {score:.0f}" for at, score in zip(of["positions"], of["accuracy"]))
         means = [between(of[name], of[f"{name}_ci95"]) for name in ("mean", "gap")]
@@ -283,7 +293,7 @@ def telling() -> str:
 def mitigations() -> str:
     """What came of each mitigation of a model, on held-out examples."""
     rows = []
-    for each in kept("gemma-mitigate"):
+    for each in kept("smollm2-mitigate", "gemma-mitigate", "qwen-mitigate"):
         of = each["figures"]
         base, spent = of["base"], f"{of['budget']}: {of['seconds'] / 60:.1f} minutes"
         title = f"{each['model']}, budget {spent}, {of['examples']['held_out']} held out"
@@ -299,7 +309,7 @@ def methods() -> str:
     """A row for each method by which a model was trained."""
     rows = []
     on_gpus = sorted(file.stem for file in STORE.glob("gpu-*-base.json"))  # of benchmarks/gpu.py
-    for base in ("smollm2-kv", "gemma-kv", *on_gpus):
+    for base in ("smollm2-kv", "gemma-kv", "qwen-options", *on_gpus):
         model = base.rpartition("-")[0]
         names = {"as it is": base} | {name: f"{model}-{name}" for name in (*METHODS, "lpes")}
         for name, each in ((name, each) for name, row in names.items() for each in kept(row)):
