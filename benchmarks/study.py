@@ -158,7 +158,14 @@ METHODS = {
 
 
 def trained(
-    base: str, model: str, of: str, examples: str, train: Sequence[str], positions: str, settings: str
+    base: str,
+    model: str,
+    of: str,
+    examples: str,
+    train: Sequence[str],
+    positions: str,
+    settings: str,
+    methods: Sequence[str] = tuple(METHODS),
 ) -> list[Row]:
     """The rows of a model's training: the teacher's responses to examples that the commands `train` make, and each
     method's model, swept on `examples`, compared with the sweep `base`, and judged. `of` is the task, the number of
@@ -167,11 +174,11 @@ def trained(
     made, swept = train[-1].split()[-1], f"{examples}.jsonl"
     asked = f"teacher --model {{model}} {task} --examples {made} --sweep {{runs}}/{base} --out {{out}}"
     rows = [Row(teacher, model, (*train, asked), teacher_figures)]
-    for name, method in METHODS.items():
+    for name in methods:
         row = f"{model}-{name}"
         commands = (
             f"distill --model {{model}} {' '.join(task.split()[:2])} --examples {made} "
-            f"--responses {{runs}}/{teacher} {method} {settings} --out {{runs}}/{row}-model",
+            f"--responses {{runs}}/{teacher} {METHODS[name]} {settings} --out {{runs}}/{row}-model",
             _sweep(of, swept, positions).replace("{model}", f"{{runs}}/{row}-model"),
             f"compare {{runs}}/{base} {{out}} --out {{out}}-compared",
             f"gate --candidate {{out}} --base {{runs}}/{base} --examples {{runs}}/{swept} --out {{out}}-gate",
@@ -200,7 +207,8 @@ ROWS = (
         for model in ("smollm2", "gemma")
         for row in trained(f"{model}-kv", model, _KV, "kv10", _TRAIN, "1,3,5,8,10", _TRAINED)
     ),
-    *trained("qwen-options", "qwen", _OPTIONS, "choice", _TRAIN_CHOICE, "1,2,3,4", _TRAINED),
+    # Where letters are chosen, R1 is another one (docs/judge.md), and the paper's parts have no effect.
+    *trained("qwen-options", "qwen", _OPTIONS, "choice", _TRAIN_CHOICE, "1,2,3,4", _TRAINED, ("sft", "r1")),
 )
 
 
@@ -260,8 +268,11 @@ def curves() -> str:
         of = each["figures"]
         by_position = ", ".join(f"{at}: {score:.0f}" for at, score in zip(of["positions"], of["accuracy"]))
         means = [between(of[name], of[f"{name}_ci95"]) for name in ("mean", "gap")]
-        rows.append([each["model"], str(of["n_docs"]), str(of["n_examples"]), by_position, *means, hours(each)])
-    return markdown(["model", "n", "examples", "accuracy by position", "mean", "gap", "day, minutes"], rows, left=1)
+        task = each["commands"][-1].partition("--task ")[2].split()[0]
+        counts = [str(of[name]) for name in ("n_docs", "n_examples")]
+        rows.append([each["model"], task, *counts, by_position, *means, hours(each)])
+    heads = ["model", "task", "n", "examples", "accuracy by position", "mean", "gap", "day, minutes"]
+    return markdown(heads, rows, left=2)
 
 
 def shares() -> str:
