@@ -1,6 +1,7 @@
 """The stage `distill`: methods, what is shared between runs, what is left when it fails."""
 
 import gc
+import re
 import shutil
 import weakref
 from pathlib import Path
@@ -20,6 +21,7 @@ from posgap.foundation.errors import PosgapError, Rejected
 from posgap.foundation.files import read_json, read_jsonl, write_json, write_jsonl
 from posgap.generation.setup import prompt_builder
 from posgap.mitigations.in_force import load_model
+from posgap.models import memory
 from posgap.models.loading import load_config, load_tokenizer, save_model
 from posgap.stages import distill as distilling
 from posgap.stages.distill import distill
@@ -100,6 +102,34 @@ def test_a_model_that_the_disk_has_no_room_for_is_not_trained(update, bytes_each
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=n * bytes_each))
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # as far as training
         distill(config.model_copy(update=update))
+
+
+@pytest.mark.parametrize(
+    ("update", "bytes_each", "instead"),
+    [
+        # AdamW's two means, beside a checkpoint that is written, or else gradients
+        ({}, 8 + 20, "train adapters (--lora-rank 16), keep no checkpoint (--save-steps 0), take a smaller model"),
+        ({"save_steps": 0}, 8 + 4, "train adapters (--lora-rank 16), take a smaller model"),
+        ({"save_steps": 0, "optimizer": "muon"}, 4 + 4, "train adapters (--lora-rank 16), take a smaller model"),
+    ],
+)
+def test_what_memory_has_no_room_for_is_not_trained(update, bytes_each, instead, config, model_folder, monkeypatch):
+    """Qwen2.5-0.5B in float32 was killed at its first checkpoint, after five minutes."""
+    n = load_model(str(model_folder)).num_parameters()
+    monkeypatch.setattr(memory, "available_bytes", lambda: n * bytes_each - 1)
+    monkeypatch.setattr(distilling, "train", None)
+    with pytest.raises(PosgapError, match=re.escape(f"end other programs, {instead}, or take another machine")):
+        distill(config.model_copy(update=update))
+    monkeypatch.setattr(memory, "available_bytes", lambda: n * bytes_each)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # as far as training
+        distill(config.model_copy(update=update))
+
+
+def test_adapters_take_memory_for_what_they_train_alone(config, monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 28 * 1e4)
+    monkeypatch.setattr(distilling, "train", None)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        distill(config.model_copy(update={"lora_rank": 1}))
 
 
 @pytest.mark.parametrize("method", ["sft", "seqkd"])

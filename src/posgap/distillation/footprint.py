@@ -37,6 +37,9 @@ from posgap.distillation.sharding import layers_of
 from posgap.models.checkpointing import checkpoint_activations
 
 _UNMASKED = "posgap-unmasked"
+# Bytes of each trained parameter, and of AdamW's two means of it, that are copied to be written beside training; one of
+# these kinds is there twice more while it is written, which was seen.
+CHECKPOINT = (3 + 2) * 4
 # What torch's counter of operations does not know: a product that is added in place, and a CPU's attention, by the
 # shapes of query, key and value.
 OPERATIONS: dict[Any, Any] = {

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 
 from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.engine import Optimization
-from posgap.distillation.footprint import MicroBatchShape, Size, activation_bytes, flops, size_of
+from posgap.distillation.footprint import CHECKPOINT, MicroBatchShape, Size, activation_bytes, flops, size_of
 from posgap.distillation.frozen import NF4_BYTES
 from posgap.distillation.movement import Movement
 from posgap.distillation.optimizers import ADAMW, BYTES_KEPT
@@ -37,9 +37,6 @@ OFFLOADED = "fsdp offloaded"
 _COURSE = {field.name for field in fields(Optimization)}
 # DeepSpeed's defaults, in numbers of two bytes: two buckets of gradients, and of parameters those gathered at a time.
 _BUCKETS, _GATHERED = 2 * 5e8 * 2, 1e9 * 2
-# Bytes of each trained parameter, and of AdamW's two means of it, that are copied to be written beside training; one of
-# these kinds is there twice more while it is written, which was seen.
-_CHECKPOINT = (3 + 2) * 4
 _PROCESS = 0.4e9  # bytes that python and libraries take before there is a model
 
 
@@ -120,7 +117,7 @@ def standing(way: Way, size: Size, gpus: int) -> float:
         gathered += 6 * min(size.outside + size.layer, trained)
         pieces = (4 * parameters + (4 + 8) * trained) / gpus
         return gathered + head + (0 if way.strategy == OFFLOADED else pieces)
-    beside = {"data parallel": 4 * trained, "cpu": _CHECKPOINT * trained + _PROCESS}.get(way.strategy, 0)
+    beside = {"data parallel": 4 * trained, "cpu": CHECKPOINT * trained + _PROCESS}.get(way.strategy, 0)
     if way.nf4:
         # A matrix is made of its 4 bits for each product, in bfloat16: of no more numbers than a layer has.
         frozen = (NF4_BYTES - 4) * size.beneath + 2 * size.layer

@@ -39,12 +39,12 @@ def available_bytes() -> float:
     return min(_of_machine(), _of_container())
 
 
-def require_memory(what: str, needed: float, doing: str) -> None:
-    """`PosgapError` where a process may not take so many bytes more."""
+def require_memory(what: str, needed: float, doing: str, instead: str = "take a smaller model") -> None:
+    """`PosgapError` where a process may not take so many bytes more. `instead` says how it would take fewer."""
     if needed > (available := available_bytes()):
         raise PosgapError(
             f"{what}: {doing} takes {needed / 1e9:.1f} GB of memory, of which this machine has {available / 1e9:.1f} "
-            "GB free; end other programs, or take a smaller model or another machine"
+            f"GB free; end other programs, {instead}, or take another machine"
         )
 
 

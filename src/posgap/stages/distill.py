@@ -21,12 +21,13 @@ from posgap.distillation.config import DistillConfig
 from posgap.distillation.dropout import without_dropout
 from posgap.distillation.engine import NotFinite, Optimization, train
 from posgap.distillation.export import Trained, export
+from posgap.distillation.footprint import CHECKPOINT
 from posgap.distillation.frozen import NF4, keep_in_bfloat16, keep_in_nf4
 from posgap.distillation.lora import add_adapters
 from posgap.distillation.methods import METHODS
 from posgap.distillation.movement import Movement
 from posgap.distillation.objectives import Objective
-from posgap.distillation.optimizers import ADAMW, ADAMW_8BIT
+from posgap.distillation.optimizers import ADAMW, ADAMW_8BIT, BYTES_KEPT
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.distillation.watching import OPTIONS as WATCHING
@@ -43,7 +44,7 @@ from posgap.generation.setup import builder_of
 from posgap.mitigations.in_force import load_model
 from posgap.models.checkpointing import checkpoint_activations
 from posgap.models.loading import commit_on_hub, load_config, resolve_dtype
-from posgap.models.memory import require_disk
+from posgap.models.memory import require_disk, require_memory
 from posgap.models.rope_lengths import RopeLengths
 from posgap.stages.frame import stage
 from posgap.storage.folders import ResumableFolder
@@ -84,6 +85,8 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         raise PosgapError("the launcher asks for FSDP or DeepSpeed, where lora_base is auto and optimizer adamw")
     model = _model(config)
     _require_room(config, out, model)
+    if accelerator.device.type == "cpu" and not processes.in_pieces(accelerator):
+        _require_memory(config, model)
     _keep_base(config, model, accelerator)
     by_deepspeed = accelerator.state.deepspeed_plugin is not None
     optimization = Optimization(**{field.name: getattr(config, field.name) for field in fields(Optimization)})
@@ -244,6 +247,18 @@ def _require_room(config: DistillConfig, out: Path, model: PreTrainedModel) -> N
     dtype: Any = stored if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
     size = model.num_parameters() * dtype.itemsize
     require_disk(config.model, out, size, "writing the trained model", "give an --out on another disk")
+
+
+def _require_memory(config: DistillConfig, model: PreTrainedModel) -> None:
+    """`PosgapError` before training on a processor where the system would end it at the first update or checkpoint:
+    beside the optimizer's means, gradients are there or a checkpoint that is being written."""
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    instead = "" if config.lora_rank else "train adapters (--lora-rank 16), "
+    beside = 4  # gradients
+    if config.save_steps:
+        beside, instead = CHECKPOINT, f"{instead}keep no checkpoint (--save-steps 0), "
+    needed_bytes = (BYTES_KEPT[config.optimizer] + beside) * trained
+    require_memory(config.model, needed_bytes, "training it", f"{instead}take a smaller model")
 
 
 def _teacher(
