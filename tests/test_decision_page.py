@@ -48,6 +48,19 @@ def test_a_refusal_says_which_rule_by_how_much_and_where(tmp_path):
     assert more_examples(verdict, swept) in text and "would hardly change this" in text
 
 
+def test_what_was_counted_is_not_said_to_be_certain_of_other_examples(tmp_path):
+    """Three answers a position, all cut, were called "at least 100.0 for certain"."""
+    verdict, sweeps = judged(tmp_path, FLAT)
+    rules = [rule.model_copy(update={"estimate": 100.0, "interval": (100.0, 100.0)} if rule.name == "clean" else {})
+             for rule in verdict.rules]  # fmt: skip
+    refused = verdict.model_copy(update={"rules": rules})
+    assert (
+        refused.outcome == "refused"
+        and "percent, at the worst position: 100.0, and at most 10 is allowed" in reason(refused, sweeps["candidate"])
+    )
+    assert "was counted in this sweep" in more_examples(refused, sweeps["candidate"])
+
+
 def test_an_admission_says_what_is_certain(tmp_path):
     verdict, sweeps = judged(tmp_path, FLAT)
     text = said(decision_page(verdict, sweeps))

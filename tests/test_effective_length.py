@@ -111,14 +111,14 @@ def test_the_lower_end_goes_by_the_upper_bounds_of_the_gaps():
     ("tokens", "low", "high", "sentence"),
     [
         (2000, 1000, 3000,
-         "The position gap is at most 7.5 points up to a length of 2,000 tokens (95 % bounds of the effective length: "
-         "1,000 to 3,000 or more)."),
+         "The measured gap is at most 7.5 points up to a length of 2,000 tokens (95 % bounds of the effective "
+         "length: 1,000 to 3,000 or more)."),
         (3000, 3000, 3000,
-         "The position gap is at most 7.5 points up to a length of 3,000 or more tokens (95 % bounds of the effective "
-         "length: 3,000 or more)."),
+         "The measured gap is at most 7.5 points up to a length of 3,000 or more tokens (95 % bounds of the "
+         "effective length: 3,000 or more)."),
         (0, 0, 1000,
-         "The position gap is more than 7.5 points at 1,000 tokens already (95 % bounds of the effective length: under "
-         "1,000 to 1,000)."),
+         "The measured gap is more than 7.5 points at 1,000 tokens already (95 % bounds of the effective length: "
+         "under 1,000 to 1,000)."),
     ],
 )  # fmt: skip
 def test_the_effective_length_is_said_with_its_bounds(tokens, low, high, sentence):

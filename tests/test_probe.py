@@ -16,7 +16,6 @@ from posgap.measurement.probe import (
     Probe,
     Response,
     answer_after,
-    at_most,
     in_words,
     listened,
 )
@@ -160,12 +159,24 @@ def test_one_answer_to_every_question_is_told():
     assert found["same"].startswith('all of 8 responses are "1", to 4 questions: ')
     assert "same" not in Probe(said(*"1" * 8, answers="3" * 8)).findings(20)  # one question at eight positions
     assert "same" not in Probe(said(*"11111112", answers="34563456")).findings(20)
-    assert "same" not in Probe(said(*"1" * 7, answers="3456345")).findings(20)  # too few to say so
+    assert "same" not in Probe(said(*"1" * 16, answers="3455" * 4)).findings(20)  # too few to say so
 
 
-@pytest.mark.parametrize("n", [1, 8, 16])
-def test_few_prompts_leave_much_open(n):
-    assert (1 - at_most(n)) ** n == pytest.approx(0.05)
+def test_no_bound_of_the_mean_is_said_of_a_few_questions(build, caplog):
+    """Two questions at eight placements each said that the mean was at most 31; it was 67."""
+    right = [kv_example(i % 6).value for i in range(16)]
+    for texts in (["zz"] * 8, right):
+        told(build, 100, texts, caplog)
+    assert len(caplog.messages) == 2 and not any("mean" in line or "95" in line for line in caplog.messages)
+
+
+def test_answers_that_end_within_thoughts_are_not_judged(build, caplog):
+    """What to do about them is said by the sweep, which gives thoughts a limit of their own or turns them off."""
+    first = FirstAnswers(build, 100)
+    with caplog.at_level(logging.INFO):
+        for i in range(8):
+            first(kv_example(i % 6), Placement((1,), 6), Completion("", [], outcome="truncated"))
+    assert caplog.messages == [] and first.count == 8
 
 
 @pytest.mark.parametrize(

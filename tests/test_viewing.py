@@ -1,6 +1,7 @@
 """`posgap view`: what is below a folder, on one page."""
 
 import re
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
@@ -10,7 +11,7 @@ from test_cli import fails, run
 
 from posgap.foundation.files import write_json
 from posgap.tasks.reading import write_examples
-from posgap.workflows.viewing import rows
+from posgap.workflows.viewing import grouped, rows
 
 
 def only_first(prompt: str) -> str:
@@ -50,6 +51,14 @@ def test_all_results_are_listed_by_what_they_asked_and_lead_to_their_pages(resul
     links = re.findall(r'<a href="([^"]+)"', page)
     assert len(links) == 4 and all((results / unquote(link)).is_file() for link in links)
     assert run(capsys, "view", results)[0] == 0  # its own page is written anew
+
+
+def test_prompts_that_were_filled_are_told_by_their_length(results):
+    (row,) = (row for row in rows(results) if row.folder == "check")
+    filled = SimpleNamespace(**{name: getattr(row.sweep, name) for name in ("task", "n_docs", "n_examples", "gap")})
+    filled.examples_digest, filled.filled = "another", SimpleNamespace(tokens=1024)
+    titles = [group.title for group in grouped([row, row._replace(sweep=filled)])]
+    assert sorted(titles) == ["Task kv, n = 24, 1,024 tokens", "Task kv, n = 24, 4 documents"]
 
 
 def test_what_cannot_be_viewed_is_said(results, capsys, tmp_path, caplog):

@@ -69,6 +69,11 @@ def reason(verdict: Verdict, candidate: Sweep) -> str:
 def more_examples(verdict: Verdict, candidate: Sweep) -> str:
     """Whether more examples would decide it, and how many, in one sentence; empty where nothing is left to decide."""
     if verdict.outcome == "refused":
+        if all(ruling.is_counted for ruling in verdict.rules if ruling.outcome == "fail"):
+            return (
+                "What speaks against the model was counted in this sweep, and is no estimate: rather than more "
+                "examples, it takes another way of asking."
+            )
         return "More examples would hardly change this: what speaks against the model is certain already."
     if verdict.outcome == "admitted":
         return ""
@@ -89,8 +94,9 @@ def named(role: str, sweep: Sweep) -> str:
 
 def _broken(ruling: Ruling) -> str:
     rule, (low, high) = GATE_RULES[ruling.name], ruling.interval
-    certain = f"at least {low:.1f}" if ruling.claim == "at most" else f"at most {high:.1f}"
-    figures = f"{ruling.meaning}: {certain} for certain, and {ruling.claim} {ruling.threshold:g} is allowed"
+    certain = f"at least {low:.1f} for certain" if ruling.claim == "at most" else f"at most {high:.1f} for certain"
+    found = f"{ruling.estimate:.1f}" if ruling.is_counted else certain
+    figures = f"{ruling.meaning}: {found}, and {ruling.claim} {ruling.threshold:g} is allowed"
     return f"{rule.broken or f'it does not hold that {rule.help}'} ({figures})"
 
 
@@ -123,7 +129,7 @@ def _ends(role: str, sweep: Sweep) -> str:
     who = f"The {role}" if sweep.label == role else f"The {role}, {sweep.label},"
     best, worst = (sweep.placements.index(place) for place in (sweep.advantageous, sweep.worst.placement))
     if sweep.accuracy[best] == sweep.accuracy[worst]:
-        return f"{who} reaches an accuracy of {sweep.accuracy[best]:.1f} %, wherever the answer stands."
+        return f"{who} reaches an accuracy of {sweep.accuracy[best]:.1f} % at each position that was measured."
     kind = "positions" if sweep.categories else "position"
     low, high = (
         f"{sweep.accuracy[at]:.1f} % ({sweep.ci95[at][0]:.1f} to {sweep.ci95[at][1]:.1f}) with the answer at {kind} "

@@ -43,6 +43,11 @@ class Ruling(Record):
     interval: tuple[float, float]
     needs: int | None = None
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the figure is a fact of this sweep, and not an estimate of what other examples would give."""
+        return self.interval[0] == self.interval[1]
+
     @computed_field  # type: ignore[prop-decorator]
     @property
     def value(self) -> float:

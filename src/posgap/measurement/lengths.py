@@ -50,10 +50,10 @@ class EffectiveLength(Record):
         """All of it as a sentence."""
         bounds = f"(95 % bounds of the effective length: {self.ends_named(asked)})"
         if not self.tokens:
-            return f"The position gap is more than {self.most_gap:g} points at {min(asked):,} tokens already {bounds}."
+            return f"The measured gap is more than {self.most_gap:g} points at {min(asked):,} tokens already {bounds}."
         return (
-            f"The position gap is at most {self.most_gap:g} points up to a length of {self.tokens_named(asked)} tokens "
-            f"{bounds}."
+            f"The measured gap is at most {self.most_gap:g} points up to a length of "
+            f"{self.tokens_named(asked)} tokens {bounds}."
         )
 
     @staticmethod

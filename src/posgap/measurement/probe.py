@@ -28,7 +28,7 @@ MIN_SECONDS = 60.0  # of work that is long enough to say how long it takes
 _PAUSE = 1.0  # seconds without an answer: what came before them was a batch
 _AROUND = " \t\n\"'`*“”‘’«»([{"  # may stand before an answer that is given at once
 _MIN_BEGINNING, _MAX_BEGINNING = 2, 6  # words: what follows more of them is mostly a key
-_LEVEL = 0.05
+_QUESTIONS = 4  # fewer say nothing of the task
 _REFUSAL = re.compile(
     r"(i('m| am) (very )?sorry|sorry, |i apologi[sz]e|as an ai"
     r"|(unfortunately, )?i (can't|cannot|can not|am unable to|'m unable to|am not able to))\b",
@@ -194,24 +194,17 @@ class Probe:
                 f"{self.refusals} of {n} responses refuse in words, and count as wrong answers: try a system message, "
                 '--system "All that is asked is in the documents below."'
             )
-        if n >= LOOKS[0] and len({each.text.strip() for each in self.responses}) == 1 < len(self._asked):
+        if len({each.text.strip() for each in self.responses}) == 1 and len(self._asked) >= _QUESTIONS:
             said["same"] = (
                 f'all of {n} responses are "{shorten(self.responses[0].text.strip(), 40)}", to {len(self._asked)} '
-                "questions: the model does not do this task, or is not shown the question (--template, --system)"
+                "questions: the model may not do this task, or not be shown the question (--template, --system)"
             )
+        # No bound is said of the mean: these are a few questions at some of the placements.
         if n >= LOOKS[0] and self.right == 0:
-            said["floor"] = f"none of {n} is right: the mean is at most {100 * at_most(n):.0f} (95 %)"
+            said["floor"] = f"none of {n} is right"
         if n >= LOOKS[1] and self.right == n:
-            said["ceiling"] = (
-                f"all of {n} are right: the mean is at least {100 * (1 - at_most(n)):.0f} (95 %), and only "
-                "more documents show a curve"
-            )
+            said["ceiling"] = f"all of {n} are right: if it goes on so, only more documents show a curve"
         return said
-
-
-def at_most(n: int) -> float:
-    """The largest share of right answers of which n draws in a row miss as often as once in twenty."""
-    return 1 - _LEVEL ** (1 / n)
 
 
 @dataclass
@@ -234,7 +227,7 @@ class FirstAnswers:
         self._estimate()
         self.count += 1
         as_usual = not placement.baseline or BASELINES[placement.baseline].documents
-        if not as_usual or completion.outcome not in ("answered", "truncated") or self.is_over:
+        if not as_usual or completion.outcome != "answered" or self.is_over:
             return
         self.responses.append(seen(self.build, example, placement, completion, self.metric))
         n = len(self.responses)

@@ -121,10 +121,11 @@ def grouped(found: list[Row]) -> list[Group]:
     groups: dict[tuple, list[Row]] = {}
     for row in found:
         s = row.sweep
-        groups.setdefault((s.task, s.n_docs, s.n_examples, s.examples_digest) if s else (), []).append(row)
+        read = f"{s.filled.tokens:,} tokens" if s and s.filled else f"{s.n_docs} documents" if s else ""
+        groups.setdefault((s.task, s.n_docs, read, s.n_examples, s.examples_digest) if s else (), []).append(row)
     return [
         Group(
-            f"Task {key[0]}, n = {key[2]:,}, {key[1]} documents" if key else "Without a sweep below this folder",
+            f"Task {key[0]}, n = {key[3]:,}, {key[2]}" if key else "Without a sweep below this folder",
             sorted(of, key=lambda row: -row.sweep.gap if row.sweep else 0.0),
         )
         for key, of in sorted(groups.items(), key=lambda item: (not item[0], item[0]))
