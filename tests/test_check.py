@@ -72,6 +72,8 @@ def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_p
     assert verdict["outcome"] == "refused" and list(verdict["evidence"]) == ["candidate"]
     assert [rule["name"] for rule in verdict["rules"]] == ["gap", "useful", "answered", "clean"]
     assert read_sweep(tmp_path / "biased" / "sweep").accuracy == [100, 0, 0, 0, 100]
+    with pytest.raises(PosgapError, match="biased: holds a sweep beside its verdict; name .*biased/sweep$"):
+        read_sweep(tmp_path / "biased")
     assert ElementTree.parse(tmp_path / "j.xml").find(".//failure") is not None
     assert "# Refused: `served`" in (tmp_path / "s.md").read_text()
 

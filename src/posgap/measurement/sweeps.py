@@ -327,6 +327,8 @@ def read_sweep(path: Path) -> Sweep:
     if (path / LENGTHS_FILE).is_file():
         first = min(path.glob(f"*/{SWEEP_FILE}"), default=path / "4096" / SWEEP_FILE).parent
         raise PosgapError(f"{path}: holds sweeps at several lengths; name the folder of one, like {first}")
+    if not (path / SWEEP_FILE).exists() and (path / "sweep" / SWEEP_FILE).is_file():
+        raise PosgapError(f"{path}: holds a sweep beside its verdict; name {path / 'sweep'}")
     return read_model(Sweep, path, SWEEP_FILE)
 
 
