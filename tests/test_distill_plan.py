@@ -217,6 +217,9 @@ def test_on_a_cpu_memory_is_the_machine_s_and_arithmetic_float32(config, made_up
     assert plan["options"] == [f"--micro-batch-tokens {way['rows'] * 128}"] and 0 < way["rows"] < 32
     assert plan["hours"] == pytest.approx(plan["operations"] / (0.25e12 * config.mfu) / 3600)
     assert "of 0.25 TFLOP/s; " in caplog.text
+    assert plan_distill(on_cpu.model_copy(update={"mfu": 0.0}))["hours"] == pytest.approx(
+        plan["hours"] * config.mfu / 0.7
+    )
     # The trained model and its head, the base, which is stored in float32, and what is read back.
     assert plan["export_gb"] == pytest.approx(0.4 + 4.4 + 4)
     asked = []

@@ -262,7 +262,10 @@ class _OnGpus(Config):
         "of a CPU what a product of matrices reaches on this machine",
     )
     mfu: float = Field(
-        0.35, gt=0, le=1, description="share of gpu_tflops that training reaches (model FLOPs utilization)"
+        0.0,
+        ge=0,
+        le=1,
+        description="share of gpu_tflops that training reaches (model FLOPs utilization); 0: 0.35, and of a CPU 0.7",
     )
     prompt_tokens: int = Field(4096, ge=2, description="tokens of a prompt")
     response_tokens: int = Field(40, ge=1, description="tokens of a response")
