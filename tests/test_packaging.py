@@ -116,7 +116,7 @@ def test_links_of_the_readme_are_absolute_in_a_package_whose_repository_has_an_a
     readme, repository = (ROOT / "README.md").read_text(encoding="utf-8"), "https://host/me/posgap"
     text = made["absolute"](readme, repository)
     assert [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")] == []
-    assert f"of pretrained models]({repository}/raw/main/docs/" in text  # the first picture
+    assert f"before and after training]({repository}/raw/main/docs/" in text  # the first picture
     assert f"[Step by step]({repository}/blob/main/docs/steps.md)" in text
     assert made["absolute"](readme, "") == readme and made["addresses"]("") == {}
     assert made["addresses"](repository)["Changelog"] == f"{repository}/blob/main/CHANGELOG.md"
