@@ -112,6 +112,37 @@ def test_a_row_for_each_passage_is_put_together_by_question_and_rank(tmp_path):
     assert [p.score for p in first.passages] == [0.81, 0.74, 0.6]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "kept", "said"),
+    [
+        ("4 1 3 2", "bdca", ""),
+        ("4 1 - 2", "bdac", "in 1 questions passages have no rank, and stand behind those that have one"),
+        ("3 1 2 2", "bcda", "in 1 questions passages have equal ranks, and keep the order of the file"),
+        ("0 0 0 0", "abcd", "in 1 questions passages have equal ranks"),
+        (
+            "1 2 1 2",
+            "ab",
+            "the ranks begin anew with other passages, and the first retrieval alone counts",
+        ),
+        ("1 2 3 1", "abc", "in 1 questions the ranks begin anew"),
+        ("2 1 1 2", "", "left out 1 with several passages at most ranks: give each retrieval a `question_id`"),
+    ],
+)
+def test_no_order_is_lost_without_a_word(tmp_path, caplog, ranks, kept, said):
+    caplog.set_level("INFO")
+    whole = [{"question": "Q?", "answer": "e", "rank": str(rank), "text": text} for rank, text in enumerate("efg")]
+    rows = [
+        {"question": QUESTION, "answer": ANSWER, "rank": rank.strip("-"), "text": text, "label": "ba".find(text) + 1}
+        for rank, text in zip(ranks.split(), "abcd")
+    ]
+    pandas.DataFrame([*whole, *rows]).to_csv(tmp_path / "log.csv", index=False)
+    first, *second = read_examples(tmp_path / "log.csv")
+    assert [p.text for p in first.passages] == list("efg")
+    assert "".join(p.text for example in second for p in example.passages) == kept
+    warned = "; ".join(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert said in caplog.text and bool(warned) is bool(said and kept)
+
+
 @pytest.mark.parametrize("written", [json.dumps, repr])
 def test_cells_of_csv_hold_lists_as_json_or_as_python_prints_them(tmp_path, written):
     row = {"question": QUESTION, "answers": written([ANSWER]), "contexts": written([p["text"] for p in PASSAGES])}

@@ -113,6 +113,5 @@ def import_examples(config: ImportConfig, file: Path) -> str:
     for why, number in left_out.items():
         if number:
             log.info("left out %d %s", number, why)
-    for sentence in report.sentences():
-        log.info("%s", sentence)
+    report.say(str(config.input))
     return f"imported {imported} examples from {config.input}"

@@ -53,11 +53,12 @@ _TRUE, _FALSE = ("true", "yes", "relevant", "gold", "positive"), ("false", "no",
 
 @dataclass
 class ImportReport:
-    """What became of a log's questions: how many were left out for a reason, how many have relevant passages that were
-    told by their id, label or an answer, how many relevant passages there are, how many others hold an answer, and how
-    many of those were dropped."""
+    """What became of a log's questions: how many were left out for a reason, in how many the log left something open,
+    how many have relevant passages that were told by their id, label or an answer, how many relevant passages there
+    are, how many others hold an answer, and how many of those were dropped."""
 
     left_out: Counter[str] = field(default_factory=Counter)
+    left_open: Counter[str] = field(default_factory=Counter)
     relevance: Counter[str] = field(default_factory=Counter)
     relevant: int = 0
     answering: int = 0
@@ -70,6 +71,14 @@ class ImportReport:
         told += [f"{self.answering} other passages hold an answer too"] if self.answering > self.dropped else []
         told += [f"dropped {self.dropped} passages that are not relevant and hold an answer"] if self.dropped else []
         return [f"left out {number} {why}" for why, number in self.left_out.items()] + told
+
+    def say(self, name: str) -> None:
+        """Logs the same of the log that `name` names, and in a line of its own what the log left open."""
+        for sentence in self.sentences():
+            log.info("%s: %s", name, sentence)
+        if self.left_open:
+            what = "; ".join(f"in {number} questions {what}" for what, number in self.left_open.items())
+            log.warning("%s: %s (docs/rag.md)", name, what)
 
 
 class Labels(NamedTuple):
@@ -128,7 +137,7 @@ def ranked_examples(
     wrong.
     """
     counted = ImportReport() if report is None else report
-    for number, row in _questions(rows, name):
+    for number, row in _questions(rows, name, counted):
         example = _ranked(row, number, labels or {}, relevance, counted, f"{name}:{number}")
         if example is not None:
             counted.relevance[example.relevance] += 1
@@ -138,8 +147,7 @@ def ranked_examples(
     if report is None:
         if not counted.relevant:
             raise PosgapError(f"{name}: no question can be asked: {'; '.join(counted.sentences()) or 'there is none'}")
-        for sentence in counted.sentences():
-            log.info("%s: %s", name, sentence)
+        counted.say(name)
 
 
 def without_answering(
@@ -217,7 +225,9 @@ def _tells(passage: _Retrieved, by: str, answers: Sequence[str], ids: Sequence[s
     return bool(passage.label) if by == "label" else any(name in ids for name in passage.ids)
 
 
-def _questions(rows: Iterable[tuple[int, Any]], name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _questions(
+    rows: Iterable[tuple[int, Any]], name: str, report: ImportReport
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields (number of the first row, row) of each question."""
     mappings = ((number, _mapping(row, f"{name}:{number}")) for number, row in rows)
     first = next(mappings, None)
@@ -229,7 +239,7 @@ def _questions(rows: Iterable[tuple[int, Any]], name: str) -> Iterator[tuple[int
     elif _retrieved(first[1]):
         yield from everything
     elif _first(first[1], TEXTS) is not None:
-        yield from _grouped(everything, name)
+        yield from _grouped(everything, name, report)
     else:
         raise PosgapError(
             f"{name}:{first[0]}: no retrieved passages: expected a field `passages` with a list of them (also: "
@@ -237,22 +247,67 @@ def _questions(rows: Iterable[tuple[int, Any]], name: str) -> Iterator[tuple[int
         )
 
 
-def _grouped(rows: Iterable[tuple[int, Mapping[str, Any]]], log_name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+class _Row(NamedTuple):
+    """A row of one passage."""
+
+    number: int
+    rank: float | None
+    fields: Mapping[str, Any]
+
+
+def _grouped(
+    rows: Iterable[tuple[int, Mapping[str, Any]]], log_name: str, report: ImportReport
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The rows of questions, of a row for each passage: in the order in which questions come first."""
-    of_question: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+    of_question: dict[str, list[_Row]] = {}
     for number, row in rows:
         question, name = _question(row), _first(row, QUESTION_IDS)
         if question is None and name is None:
             raise PosgapError(f"{log_name}:{number}: field `question`: missing (also: {', '.join(QUESTIONS[1:4])})")
-        of_question.setdefault(str(name if name is not None else question), []).append((number, row))
+        rank = _number(_first(row, RANKS), f"{log_name}:{number}: field `rank`")
+        of_question.setdefault(str(name if name is not None else question), []).append(_Row(number, rank, row))
+    has_ranks = any(row.rank is not None for numbered in of_question.values() for row in numbered)
     for numbered in of_question.values():
-        number, first = numbered[0]
-        ranks = [_number(_first(row, RANKS), f"{log_name}:{at}: field `rank`") for at, row in numbered]
-        ranked = [(rank, each) for rank, each in zip(ranks, numbered) if rank is not None]
-        if len(ranked) == len(numbered):
-            numbered = [each for _, each in sorted(ranked, key=lambda pair: pair[0])]
-        passages = [{**row, "id": _first(row, IDS[3:])} for _, row in numbered]
-        yield number, {**{k: v for k, v in first.items() if k not in (*TEXTS, *IDS)}, "passages": passages}
+        retrieved = _by_rank(numbered, report) if has_ranks else numbered
+        number, _, first = numbered[0]
+        passages = [{**row.fields, "id": _first(row.fields, IDS[3:])} for row in retrieved]
+        if passages:
+            yield number, {**{k: v for k, v in first.items() if k not in (*TEXTS, *IDS)}, "passages": passages}
+
+
+def _by_rank(rows: Sequence[_Row], report: ImportReport) -> list[_Row]:
+    """A question's rows of its first retrieval in the order of their ranks, those without a rank behind; empty where
+    several retrievals are mixed."""
+    runs = list[list[_Row]]()  # the ranks rise within each
+    last = 0.0
+    for row in rows:
+        if not runs or (row.rank is not None and row.rank < last):
+            runs.append([])
+        runs[-1].append(row)
+        last = last if row.rank is None else row.rank
+    lowest = min((row.rank for row in rows if row.rank is not None), default=None)
+    ranks, equal = _ranks(rows)
+    if equal and len(runs) > 1 and all(run[0].rank == lowest and not _ranks(run)[1] for run in runs):
+        report.left_open["the ranks begin anew with other passages, and the first retrieval alone counts"] += 1
+        rows, equal = runs[0], 0
+    elif ranks > 1 and 2 * equal > ranks:
+        report.left_out["with several passages at most ranks: give each retrieval a `question_id` of its own"] += 1
+        return []
+    if equal:
+        report.left_open["passages have equal ranks, and keep the order of the file"] += 1
+    if any(row.rank is None and _first(row.fields, TEXTS) is not None for row in rows):
+        report.left_open["passages have no rank, and stand behind those that have one"] += 1
+    return sorted(rows, key=lambda row: (row.rank is None, row.rank or 0))
+
+
+def _ranks(rows: Iterable[_Row]) -> tuple[int, int]:
+    """How many ranks these rows have, and at how many of them more than one passage stands."""
+    passages: dict[float, set[str]] = {}
+    for row in rows:
+        text = _first(row.fields, TEXTS)
+        if row.rank is not None and text is not None:
+            passages.setdefault(row.rank, set()).add(str(text))
+    return len(passages), sum(len(texts) > 1 for texts in passages.values())
 
 
 def _is_trace(row: Mapping[str, Any]) -> bool:
