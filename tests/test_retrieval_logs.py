@@ -143,6 +143,21 @@ def test_no_order_is_lost_without_a_word(tmp_path, caplog, ranks, kept, said):
     assert said in caplog.text and bool(warned) is bool(said and kept)
 
 
+def test_all_answers_of_a_question_s_rows_are_accepted(tmp_path):
+    answers = ["", ANSWER, "", "W. C. Röntgen", ANSWER]
+    rows = [
+        {"question": QUESTION, "rank": 5 - i, "text": f"{i} {ANSWER[:i]}", "answer": a} for i, a in enumerate(answers)
+    ]
+    rows[3]["gold_ids"], rows[2]["doc_id"] = "a2", "a2"
+    pandas.DataFrame(rows).to_csv(tmp_path / "log.csv", index=False)
+    example = only(tmp_path / "log.csv")
+    assert example.answers == [ANSWER, "W. C. Röntgen"]
+    assert [p.relevant for p in example.passages] == [False, False, True, False, False]
+    labels = [{"question": QUESTION, "answer": a, "gold_ids": i} for a, i in ((ANSWER, "a1"), ("W. C. Röntgen", "a2"))]
+    pandas.DataFrame(labels).to_csv(tmp_path / "labels.csv", index=False)
+    assert [*read_labels(tmp_path / "labels.csv").values()] == [([ANSWER, "W. C. Röntgen"], ["a1", "a2"])]
+
+
 @pytest.mark.parametrize("written", [json.dumps, repr])
 def test_cells_of_csv_hold_lists_as_json_or_as_python_prints_them(tmp_path, written):
     row = {"question": QUESTION, "answers": written([ANSWER]), "contexts": written([p["text"] for p in PASSAGES])}

@@ -106,13 +106,17 @@ def read_labels(path: Path) -> dict[str, Labels]:
 
     Traces have none of their own. Any format that `posgap.foundation.files.read_rows` reads.
     """
-    labels = {}
+    labels: dict[str, Labels] = {}
     for number, row in read_rows(path):
         where = f"{path}:{number}"
         question = _question(_mapping(row, where))
         if question is None:
             raise PosgapError(f"{where}: field `question`: missing (also: {', '.join(QUESTIONS[1:4])})")
-        labels[_key(question)] = Labels(_answers(row, where), _relevant_ids(row, where))
+        answers, ids = _answers(row, where), _relevant_ids(row, where)
+        if before := labels.get(_key(question)):
+            answers = list(dict.fromkeys([*before.answers, *answers]))
+            ids = before.ids if ids is None else [*(before.ids or []), *ids]
+        labels[_key(question)] = Labels(answers, ids)
     return labels
 
 
@@ -258,7 +262,10 @@ class _Row(NamedTuple):
 def _grouped(
     rows: Iterable[tuple[int, Mapping[str, Any]]], log_name: str, report: ImportReport
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The rows of questions, of a row for each passage: in the order in which questions come first."""
+    """The rows of questions, of a row for each passage: in the order in which questions come first.
+
+    What a question's rows say of the question is taken from the first that says it; their answers are all accepted.
+    """
     of_question: dict[str, list[_Row]] = {}
     for number, row in rows:
         question, name = _question(row), _first(row, QUESTION_IDS)
@@ -269,10 +276,16 @@ def _grouped(
     has_ranks = any(row.rank is not None for numbered in of_question.values() for row in numbered)
     for numbered in of_question.values():
         retrieved = _by_rank(numbered, report) if has_ranks else numbered
-        number, _, first = numbered[0]
         passages = [{**row.fields, "id": _first(row.fields, IDS[3:])} for row in retrieved]
+        whole: dict[str, Any] = {}
+        answers: list[str] = []
+        for number, _, fields in numbered:
+            of_question_alone = {k: v for k, v in fields.items() if k not in (*TEXTS, *IDS)}
+            answers += _answers(of_question_alone, f"{log_name}:{number}")
+            whole = {k: v for k, v in of_question_alone.items() if v not in (None, "")} | whole
         if passages:
-            yield number, {**{k: v for k, v in first.items() if k not in (*TEXTS, *IDS)}, "passages": passages}
+            accepted = {"answers": list(dict.fromkeys(answers))}
+            yield numbered[0].number, whole | accepted | {"passages": passages}
 
 
 def _by_rank(rows: Sequence[_Row], report: ImportReport) -> list[_Row]:
