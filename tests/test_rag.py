@@ -66,6 +66,15 @@ def test_a_prompt_holds_the_relevant_passages_and_the_best_ranked_others():
         as_retrieved(qa_example(), 2)
 
 
+def test_a_sweep_says_where_all_documents_of_its_prompts_are_relevant(model_folder, caplog):
+    some = [ranked_example("xx-", "a"), ranked_example("x--", "b")]
+    options = {"n_docs": 2, "max_new_tokens": 1, "quiet": True}
+    posgap.sweep(model_folder, some, "rag", **options)
+    assert "in 1 of 2 examples all 2 documents of a prompt are relevant, so that position cannot matter" in caplog.text
+    with pytest.raises(PosgapError, match="in 1 of 1 examples all 2 documents .* give more --n-docs"):
+        posgap.sweep(model_folder, some[:1], "rag", **options)
+
+
 @given(st.data())
 def test_every_order_has_the_documents_that_were_retrieved(data):
     marks = data.draw(st.text("x-", min_size=1, max_size=9).filter(lambda text: "x" in text))

@@ -132,7 +132,7 @@ def test_no_order_is_lost_without_a_word(tmp_path, caplog, ranks, kept, said):
     caplog.set_level("INFO")
     whole = [{"question": "Q?", "answer": "e", "rank": str(rank), "text": text} for rank, text in enumerate("efg")]
     rows = [
-        {"question": QUESTION, "answer": ANSWER, "rank": rank.strip("-"), "text": text, "label": "ba".find(text) + 1}
+        {"question": QUESTION, "answer": ANSWER, "rank": rank.strip("-"), "text": text, "label": text == "a"}
         for rank, text in zip(ranks.split(), "abcd")
     ]
     pandas.DataFrame([*whole, *rows]).to_csv(tmp_path / "log.csv", index=False)
@@ -156,6 +156,24 @@ def test_all_answers_of_a_question_s_rows_are_accepted(tmp_path):
     labels = [{"question": QUESTION, "answer": a, "gold_ids": i} for a, i in ((ANSWER, "a1"), ("W. C. Röntgen", "a2"))]
     pandas.DataFrame(labels).to_csv(tmp_path / "labels.csv", index=False)
     assert [*read_labels(tmp_path / "labels.csv").values()] == [([ANSWER, "W. C. Röntgen"], ["a1", "a2"])]
+
+
+def test_scores_in_a_column_of_labels_are_no_labels(tmp_path, caplog):
+    rows = [{"question": QUESTION, "answer": ANSWER, "relevance": p["score"], "passage": p["text"]} for p in PASSAGES]
+    pandas.DataFrame(rows).to_csv(tmp_path / "log.csv", index=False)
+    (example,) = read_examples(tmp_path / "log.csv")
+    assert (example.relevance, [p.relevant for p in example.passages]) == ("answer", [False, True, False])
+    assert [p.score for p in example.passages] == [0.81, 0.74, 0.6]
+    assert "in 1 questions labels are no whole numbers, so they are scores" in caplog.text
+    report = ImportReport()
+    assert not list(read_log(tmp_path / "log.csv", relevance="label", report=report))
+    assert report.sentences() == ["left out 1 all of whose passages are relevant, so that position cannot matter"]
+
+
+def test_a_label_that_is_a_text_is_named_by_its_row_and_column(tmp_path):
+    rows = [{"question": QUESTION, "answer": ANSWER, "gold": g, "passage": g} for g in ("yes", "", "the 2nd")]
+    with pytest.raises(PosgapError, match="log:3: field `gold`: 'the 2nd' does not say .* rename the field"):
+        list(ranked_examples(enumerate(rows, start=1), "log"))
 
 
 @pytest.mark.parametrize("written", [json.dumps, repr])
@@ -246,7 +264,10 @@ def test_a_ranked_example_has_the_content_of_the_same_question_without_ranks(tmp
         ({"question": "q", "answers": ["a"], "passages": [{"text": 7}]}, "expected a passage's `text`"),
         ({"question": "q", "answers": {"a": 1}, "passages": ["a"]}, "field `answers`: expected a list"),
         ({"question": "q", "answers": ["a"], "passages": [{"text": "a", "score": "high"}]}, "expected a number"),
-        ({"question": "q", "answers": ["a"], "passages": [{"text": "a", "relevant": "maybe"}]}, "label: expected a n"),
+        (
+            {"question": "q", "answers": ["a"], "passages": [{"text": "a", "relevant": "maybe"}]},
+            "field `relevant`: 'maybe' does not say whether the passage is relevant: write true or false",
+        ),
         ({"question": "q", "answers": ["a"], "passages": ["a"], "relevant_ids": ["1"]}, "no passages with an id"),
         ({"question": "q", "answers": ["a"], "passages": ["a"], "scores": [1, 2]}, "2 scores for 1 passages"),
         ({"question": "q", "answers": ["a"], "passages": {"text": ["a", "b"], "score": [1]}}, "differ in length"),

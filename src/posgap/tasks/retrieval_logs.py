@@ -177,6 +177,11 @@ def _ranked(
         raise PosgapError(f"{where}: field `question`: missing (also: {', '.join(QUESTIONS[1:4])})")
     retrieved = list(_passages(row, where))
     answers, ids = labels.get(_key(question)) or Labels(_answers(row, where), _relevant_ids(row, where))
+    if not relevance and ids is None and any(passage.label and passage.label % 1 for passage in retrieved):
+        report.left_open[
+            "labels are no whole numbers, so they are scores; import them as grades by --relevant label"
+        ] += 1
+        retrieved = [p._replace(label=None, score=p.label if p.score is None else p.score) for p in retrieved]
     if not answers:
         report.left_out["without answers (columns `answers` or `ground_truth`, or a file given as --answers)"] += 1
         return None
@@ -197,6 +202,9 @@ def _ranked(
     if not any(passage.relevant for passage in passages.values()):
         report.left_out["without a relevant passage among those that were retrieved"] += 1
         return None
+    if len(passages) > 1 and all(passage.relevant for passage in passages.values()):
+        report.left_out["all of whose passages are relevant, so that position cannot matter"] += 1
+        return None
     name = _first(row, ("id", *QUESTION_IDS))
     return RankedExample(
         id=f"rag-{number:06d}" if name is None or isinstance(name, dict | list) else str(name),
@@ -213,7 +221,7 @@ class _Retrieved(NamedTuple):
     title: str
     text: str
     score: float | None
-    label: bool | None
+    label: float | None
     ids: tuple[str, ...]
 
     @property
@@ -226,7 +234,7 @@ def _tells(passage: _Retrieved, by: str, answers: Sequence[str], ids: Sequence[s
     if by == "answer":
         # Whole words alone: what `holds_answer` finds within a word is no evidence that a passage answers.
         return sub_exact_match(f"{passage.title} {passage.text}", answers)
-    return bool(passage.label) if by == "label" else any(name in ids for name in passage.ids)
+    return (passage.label or 0) > 0 if by == "label" else any(name in ids for name in passage.ids)
 
 
 def _questions(
@@ -276,7 +284,9 @@ def _grouped(
     has_ranks = any(row.rank is not None for numbered in of_question.values() for row in numbered)
     for numbered in of_question.values():
         retrieved = _by_rank(numbered, report) if has_ranks else numbered
-        passages = [{**row.fields, "id": _first(row.fields, IDS[3:])} for row in retrieved]
+        passages = [
+            _passage({**row.fields, "id": _first(row.fields, IDS[3:])}, f"{log_name}:{row.number}") for row in retrieved
+        ]
         whole: dict[str, Any] = {}
         answers: list[str] = []
         for number, _, fields in numbered:
@@ -377,7 +387,9 @@ def _relevant_ids(row: Mapping[str, Any], where: str) -> list[str] | None:
     if value is None:
         return None
     if isinstance(value, Mapping):  # grades by id, as in TREC's qrels
-        return [str(name) for name, grade in value.items() if _is_relevant(grade, where)]
+        return [
+            str(name) for name, grade in value.items() if (_grade(grade, f"{where}: field `relevant_ids`") or 0) > 0
+        ]
     plain = isinstance(value, str | int) and not _is_list(value)
     return [str(name) for name in ([value] if plain else _list(value, where, "relevant_ids"))]
 
@@ -411,6 +423,8 @@ def _beside(row: Mapping[str, Any], names: Sequence[str], length: int, where: st
 
 
 def _passage(value: Any, where: str) -> _Retrieved:
+    if isinstance(value, _Retrieved):
+        return value
     if isinstance(value, str):
         return _Retrieved("", value, None, None, ())
     if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], int | float):
@@ -430,23 +444,35 @@ def _passage(value: Any, where: str) -> _Retrieved:
         raise PosgapError(f"{where}: expected a passage's `text` (also: {', '.join(TEXTS[1:])})")
     # What somebody calls a label in the metadata may be of anything.
     label = next(
-        (v for part in (inner, outer) if (v := _first(part, LABELS)) is not None), _first(metadata, LABELS[:-2])
+        (
+            _grade(part[name], f"{where}: field `{name}`")
+            for part, names in ((inner, LABELS), (outer, LABELS), (metadata, LABELS[:-2]))
+            for name in names
+            if part.get(name) not in (None, "")
+        ),
+        None,
     )
     title = said(TITLES)
     return _Retrieved(
         "" if title is None else str(title),
         text,
         _number(said(SCORES), f"{where}: `score`"),
-        None if label is None else _is_relevant(label, where),
+        label,
         tuple(dict.fromkeys(str(part[n]) for part in around for n in IDS if isinstance(part.get(n), str | int))),
     )
 
 
-def _is_relevant(label: Any, where: str) -> bool:
+def _grade(label: Any, where: str) -> float | None:
+    """A label as a grade, of which those above 0 are of relevant passages."""
     if isinstance(label, str) and label.strip().lower() in _TRUE + _FALSE:
-        return label.strip().lower() in _TRUE
-    grade = _number(label, f"{where}: label")
-    return grade is not None and grade > 0
+        return float(label.strip().lower() in _TRUE)
+    try:
+        return _number(label, where)
+    except PosgapError:
+        raise PosgapError(
+            f"{where}: {shortened(repr(label))} does not say whether the passage is relevant: write true or false, or "
+            "a grade; rename the field if it is something else (docs/rag.md)"
+        ) from None
 
 
 def _number(value: Any, where: str) -> float | None:
