@@ -176,6 +176,18 @@ def test_a_label_that_is_a_text_is_named_by_its_row_and_column(tmp_path):
         list(ranked_examples(enumerate(rows, start=1), "log"))
 
 
+@pytest.mark.parametrize("name", ["passages", "context"])
+def test_a_log_may_begin_with_questions_that_retrieved_nothing(tmp_path, name):
+    lists = [
+        {"question": q, "reference": ANSWER, name: cell} for q, cell in (("a", ""), (QUESTION, json.dumps(PASSAGES)))
+    ]
+    asked = [("a", ""), *((QUESTION, p["text"]) for p in PASSAGES)]
+    texts = [{"question": q, "reference": ANSWER, "text": text} for q, text in asked]
+    for rows in (lists, texts):
+        pandas.DataFrame(rows).to_csv(tmp_path / "log.csv", index=False)
+        assert [p.relevant for p in only(tmp_path / "log.csv").passages] == [False, True, False]
+
+
 @pytest.mark.parametrize("written", [json.dumps, repr])
 def test_cells_of_csv_hold_lists_as_json_or_as_python_prints_them(tmp_path, written):
     row = {"question": QUESTION, "answers": written([ANSWER]), "contexts": written([p["text"] for p in PASSAGES])}

@@ -240,21 +240,25 @@ def _tells(passage: _Retrieved, by: str, answers: Sequence[str], ids: Sequence[s
 def _questions(
     rows: Iterable[tuple[int, Any]], name: str, report: ImportReport
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yields (number of the first row, row) of each question."""
+    """Yields (number of the first row, row) of each question; the first row with a passage tells the layout."""
     mappings = ((number, _mapping(row, f"{name}:{number}")) for number, row in rows)
-    first = next(mappings, None)
-    if first is None:
+    leading = []
+    for each in mappings:
+        leading.append(each)
+        if _is_trace(each[1]) or _first(each[1], (*PASSAGES, *TEXTS)) is not None:
+            break
+    if not leading:
         return
-    everything = chain([first], mappings)
-    if _is_trace(first[1]):
+    everything, telling = chain(leading, mappings), leading[-1][1]
+    if _is_trace(telling):
         yield from _traced(everything)
-    elif _retrieved(first[1]):
+    elif _retrieved(telling):
         yield from everything
-    elif _first(first[1], TEXTS) is not None:
+    elif _first(telling, TEXTS) is not None:
         yield from _grouped(everything, name, report)
     else:
         raise PosgapError(
-            f"{name}:{first[0]}: no retrieved passages: expected a field `passages` with a list of them (also: "
+            f"{name}:{leading[0][0]}: no retrieved passages: expected a field `passages` with a list of them (also: "
             f"{', '.join(PASSAGES[1:])}), or a row for each passage with its `text` (docs/rag.md)"
         )
 
