@@ -149,7 +149,7 @@ def test_a_log_is_validated_and_comes_out_as_examples(log_file, tmp_path, model_
     assert read_examples(out) == read_examples(log_file)
     report = read_json(out / "validation.json")
     assert (report["success"], report["answering_distractors"]) == (True, 0)
-    with pytest.raises(Rejected, match=r"`n_gold` must be \d, .* rag-000005 \(2\)"):
+    with pytest.raises(Rejected, match=r"`n_gold` must be \d, .* rag-000006 \(2\)"):
         validate(ValidateConfig(**options, task="qa", out=tmp_path / "invalid"))
     labelled = tmp_path / "labelled.jsonl"
     write_examples(labelled, [ranked_example("-x--", f"r{i}") for i in range(2)])

@@ -170,6 +170,26 @@ def test_scores_in_a_column_of_labels_are_no_labels(tmp_path, caplog):
     assert report.sentences() == ["left out 1 all of whose passages are relevant, so that position cannot matter"]
 
 
+def test_names_of_columns_are_told_without_regard_to_case_and_space(tmp_path):
+    (tmp_path / "log.csv").write_text(
+        f'Question , Answer,RANK,Passage\n{QUESTION},{ANSWER},2,"of\nmany lines"\n{QUESTION},,1,{ANSWER} won.\n'
+        f"{QUESTION},,third,\n"
+    )
+    with pytest.raises(PosgapError, match="log.csv:5: field `rank`: expected a number, found 'third'"):
+        read_examples(tmp_path / "log.csv")
+    (tmp_path / "log.csv").write_text((tmp_path / "log.csv").read_text().replace("third", "3"))
+    assert [p.text for p in only(tmp_path / "log.csv").passages] == [f"{ANSWER} won.", "of\nmany lines"]
+    pandas.DataFrame([{"Frage": QUESTION, "Passage": "a"}]).to_csv(tmp_path / "log.csv", index=False)
+    with pytest.raises(PosgapError, match="log.csv:2: field `question`: .* query, .*; found frage, passage"):
+        read_examples(tmp_path / "log.csv")
+
+
+def test_a_table_is_no_file_of_lost_in_the_middle(tmp_path):
+    (tmp_path / "log.csv").write_text("question,answer,text\n")
+    with pytest.raises(PosgapError, match="log.csv: a table, .* give --format rag"):
+        import_examples(ImportConfig(input=tmp_path / "log.csv", out=tmp_path / "e.jsonl"))
+
+
 def test_a_label_that_is_a_text_is_named_by_its_row_and_column(tmp_path):
     rows = [{"question": QUESTION, "answer": ANSWER, "gold": g, "passage": g} for g in ("yes", "", "the 2nd")]
     with pytest.raises(PosgapError, match="log:3: field `gold`: 'the 2nd' does not say .* rename the field"):
@@ -252,7 +272,7 @@ def test_a_run_of_a_broken_trace_is_passed_over(tmp_path, called):
 
 def test_python_takes_rows_and_frames_of_a_log():
     row = {"question": QUESTION, "answers": [ANSWER], "passages": PASSAGES}
-    (example,) = posgap.examples([row])
+    (example,) = posgap.examples([{name.title(): cell for name, cell in row.items()}])
     assert isinstance(example, RankedExample) and example.gold[0].title == "Röntgen"
     flat = [{"question": QUESTION, "answer": ANSWER, "text": p["text"]} for p in PASSAGES]
     (of_frame,) = posgap.examples(pandas.DataFrame(flat))
@@ -270,8 +290,8 @@ def test_a_ranked_example_has_the_content_of_the_same_question_without_ranks(tmp
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ({"passages": PASSAGES, "answers": ["a"]}, "log.jsonl:1: field `question`: missing"),
-        ({"question": "q", "answers": ["a"]}, "no retrieved passages"),
+        ({"passages": PASSAGES, "answers": ["a"]}, "log.jsonl:1: field `question`: missing or empty"),
+        ({"question": "q", "answers": ["a"]}, "no retrieved passages.*`passages`.*`text`.*found question, answers"),
         ({"question": "q", "answers": ["a"], "passages": ["a", 7]}, "expected a JSON object, found 7"),
         ({"question": "q", "answers": ["a"], "passages": [{"text": 7}]}, "expected a passage's `text`"),
         ({"question": "q", "answers": {"a": 1}, "passages": ["a"]}, "field `answers`: expected a list"),

@@ -29,24 +29,27 @@ def test_csv_has_cells_of_many_lines(tmp_path):
     (tmp_path / "a.csv").write_text(text, encoding="utf-8", newline="")
     (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b"question\tanswer\nx\ty\n"))
     assert list(table_rows(tmp_path / "a.csv")) == [
-        (1, {"question": 'a, "b"\n\nc', "answer": "1"}),
-        (2, {"question": "", "answer": "2"}),
+        (2, {"question": 'a, "b"\n\nc', "answer": "1"}),
+        (5, {"question": "", "answer": "2"}),
     ]
-    assert list(table_rows(tmp_path / "a.tsv.gz")) == [(1, {"question": "x", "answer": "y"})]
+    (tmp_path / "b.csv").write_text('x\n1\n\n\n"2\n3"\n', encoding="utf-8")
+    assert list(table_rows(tmp_path / "b.csv")) == [(2, {"x": "1"}), (5, {"x": "2\n3"})]
+    assert next(iter(table_rows(tmp_path / "b.csv", ["y"]))) == (1, {"y": "x"})
+    assert list(table_rows(tmp_path / "a.tsv.gz")) == [(2, {"question": "x", "answer": "y"})]
     (tmp_path / "one.csv").write_text('"text, as it is"\na\n', encoding="utf-8")
-    assert list(table_rows(tmp_path / "one.csv")) == [(1, {"text, as it is": "a"})]
+    assert list(table_rows(tmp_path / "one.csv")) == [(2, {"text, as it is": "a"})]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("a.csv", b"a,b\n1,2\n1,2,3\n", "a.csv:2: not as many cells as columns"),
-        ("a.csv", b"a,b\n1\n", "a.csv:1: not as many cells"),
-        ("a.csv", b'a,b\n"1,2\n', "a.csv:1: no CSV file in UTF-8"),
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", "a.csv:3: not as many cells as columns"),
+        ("a.csv", b"a,b\n1\n", "a.csv:2: not as many cells"),
+        ("a.csv", b'a,b\n"1,2\n', "a.csv:2: no CSV file in UTF-8"),
         ("a.csv", b"a;b\n1;2,5\n", "a.csv: has the one column 'a;b'; separate its columns by commas in .csv"),
         ("a.csv", b"a\tb\n1\t2\n", "a.csv: has the one column"),
         ("a.tsv", b"a,b\n1,2\n", "a.tsv: has the one column 'a,b'; .* by tabs in .tsv"),
-        ("a.csv", b"a\n\xe4\n", "no CSV file in UTF-8 after row 0"),
+        ("a.csv", b"a\n\xe4\n", "no CSV file in UTF-8 after line 1"),
         ("a.parquet", b"PAR1 no PAR1", "cannot be read"),
         ("b.parquet", None, "no such file"),
         ("b.csv", None, "no such file"),

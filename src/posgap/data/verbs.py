@@ -15,6 +15,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows, write_jsonl
 from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT, keep, show
+from posgap.foundation.rows import kind_of_table
 from posgap.storage.outputs import writes_file
 from posgap.storage.versions import release as release_version
 from posgap.tasks.choice_files import LAYOUTS
@@ -76,6 +77,11 @@ def import_examples(config: ImportConfig, file: Path) -> str:
     """
     numbered: Iterator[tuple[int, AnyExample | None]]
     report = ImportReport()
+    if config.format in ("litm-kv", "litm-qa") and kind_of_table(config.input):
+        raise PosgapError(
+            f"{config.input}: a table, which is not in the format {config.format}: give --format rag for a retrieval "
+            "log, or another one (docs/formats.md)"
+        )
     if config.format == "litm-kv":
         numbered = read_litm_kv(config.input, config.key_digits, config.value_digits, config.queries, config.seed)
     elif config.format == "rag":

@@ -237,7 +237,7 @@ def read_models(kind: type[T], path: Path, name: str) -> Iterator[tuple[int, T]]
 
 
 def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, Any]]:
-    """Yields (number from 1, row) of a table (`rows.table_rows`), of a file of JSON lines, where its name says
+    """Yields (line or number from 1, row) of a table (`rows.table_rows`), of a file of JSON lines, where its name says
     `.jsonl`, or else of a JSON array. `columns` names those of a CSV file without a header."""
     if kind_of_table(path) or Path(path).is_dir():
         return table_rows(path, columns)

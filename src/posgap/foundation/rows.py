@@ -29,7 +29,7 @@ def kind_of_table(path: Path) -> str:
 
 
 def table_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (number from 1, row by the columns' names) of a table.
+    """Yields (number from 1, row by the columns' names) of a table. A row's number in CSV is the line where it begins.
 
     It is a file `.csv` or `.tsv` (also with `.gz`) or `.parquet`, or a folder of Parquet files. The cells of CSV are
     text; `columns` names them where the file has no header. Raises `PosgapError` that names the file, and the row where
@@ -49,24 +49,27 @@ def table_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, d
 def _separated(path: Path, separator: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(RECORD)
     with opened(path) as file:
-        rows = csv.DictReader(_text_lines(file, path), columns or None, delimiter=separator, strict=True)
-        number = 0
+        rows = csv.reader(_text_lines(file, path), delimiter=separator, strict=True)
+        read = 0  # lines
         try:
-            header = rows.fieldnames or ()
+            header = list(columns) or next(filter(None, rows), [])
             # Where a comma stands for the decimal point, spreadsheets separate the columns of CSV by semicolons.
             if len(header) == 1 and set(header[0]) & set(";\t,") - {separator}:
                 one = shortened(repr(header[0]))
                 raise PosgapError(
                     f"{path}: has the one column {one}; separate its columns by commas in .csv, by tabs in .tsv"
                 )
-            for number, row in enumerate(rows, start=1):
-                if None in row or None in row.values():
-                    raise PosgapError(f"{path}:{number}: not as many cells as columns ({len(rows.fieldnames or ())})")
-                yield number, row
+            read = rows.line_num
+            for cells in filter(None, rows):
+                read = rows.line_num
+                number = read - sum(cell.count("\n") for cell in cells)
+                if len(cells) != len(header):
+                    raise PosgapError(f"{path}:{number}: not as many cells as columns ({len(header)})")
+                yield number, dict(zip(header, cells))
         except csv.Error as error:
-            raise PosgapError(f"{path}:{number + 1}: no CSV file in UTF-8: {error}") from None
+            raise PosgapError(f"{path}:{read + 1}: no CSV file in UTF-8: {error}") from None
         except UnicodeDecodeError:
-            raise PosgapError(f"{path}: no CSV file in UTF-8 after row {number}; save it as UTF-8") from None
+            raise PosgapError(f"{path}: no CSV file in UTF-8 after line {read}; save it as UTF-8") from None
 
 
 def _text_lines(file: BinaryIO, path: Path) -> Iterator[str]:

@@ -98,7 +98,7 @@ def is_log(row: Mapping[str, Any], table: bool = False) -> bool:
         return False
     if {"records", "gold", "distractors"} & set(row) and not _is_trace(row):
         return table and "distractors" not in row and "records" not in row
-    return table or _is_trace(row) or _retrieved(row)
+    return table or _is_trace(row) or _retrieved(_fields(row, "a row"))
 
 
 def read_labels(path: Path) -> dict[str, Labels]:
@@ -109,9 +109,10 @@ def read_labels(path: Path) -> dict[str, Labels]:
     labels: dict[str, Labels] = {}
     for number, row in read_rows(path):
         where = f"{path}:{number}"
-        question = _question(_mapping(row, where))
+        row = _fields(row, where)
+        question = _question(row)
         if question is None:
-            raise PosgapError(f"{where}: field `question`: missing (also: {', '.join(QUESTIONS[1:4])})")
+            raise _without_question(row, where)
         answers, ids = _answers(row, where), _relevant_ids(row, where)
         if before := labels.get(_key(question)):
             answers = list(dict.fromkeys([*before.answers, *answers]))
@@ -174,7 +175,7 @@ def _ranked(
 ) -> RankedExample | None:
     question = _question(row)
     if question is None:
-        raise PosgapError(f"{where}: field `question`: missing (also: {', '.join(QUESTIONS[1:4])})")
+        raise _without_question(row, where)
     retrieved = list(_passages(row, where))
     answers, ids = labels.get(_key(question)) or Labels(_answers(row, where), _relevant_ids(row, where))
     if not relevance and ids is None and any(passage.label and passage.label % 1 for passage in retrieved):
@@ -241,7 +242,7 @@ def _questions(
     rows: Iterable[tuple[int, Any]], name: str, report: ImportReport
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields (number of the first row, row) of each question; the first row with a passage tells the layout."""
-    mappings = ((number, _mapping(row, f"{name}:{number}")) for number, row in rows)
+    mappings = ((number, _fields(row, f"{name}:{number}")) for number, row in rows)
     leading = []
     for each in mappings:
         leading.append(each)
@@ -259,7 +260,8 @@ def _questions(
     else:
         raise PosgapError(
             f"{name}:{leading[0][0]}: no retrieved passages: expected a field `passages` with a list of them (also: "
-            f"{', '.join(PASSAGES[1:])}), or a row for each passage with its `text` (docs/rag.md)"
+            f"{', '.join(PASSAGES[1:])}), or a row for each passage with its `text` (also: {', '.join(TEXTS[1:])}); "
+            f"found {_names(telling)} (docs/rag.md)"
         )
 
 
@@ -282,7 +284,7 @@ def _grouped(
     for number, row in rows:
         question, name = _question(row), _first(row, QUESTION_IDS)
         if question is None and name is None:
-            raise PosgapError(f"{log_name}:{number}: field `question`: missing (also: {', '.join(QUESTIONS[1:4])})")
+            raise _without_question(row, f"{log_name}:{number}")
         rank = _number(_first(row, RANKS), f"{log_name}:{number}: field `rank`")
         of_question.setdefault(str(name if name is not None else question), []).append(_Row(number, rank, row))
     has_ranks = any(row.rank is not None for numbered in of_question.values() for row in numbered)
@@ -375,6 +377,16 @@ def _question(row: Mapping[str, Any]) -> str | None:
     if isinstance(value, Mapping):
         value = _first(value, QUESTIONS)
     return value if isinstance(value, str) and value.strip() else None
+
+
+def _without_question(row: Mapping[str, Any], where: str) -> PosgapError:
+    return PosgapError(
+        f"{where}: field `question`: missing or empty (also: {', '.join(QUESTIONS[1:])}); found {_names(row)}"
+    )
+
+
+def _names(row: Mapping[str, Any]) -> str:
+    return shortened(", ".join(row)) or "no fields"
 
 
 def _answers(row: Mapping[str, Any], where: str) -> list[str]:
@@ -546,6 +558,13 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise PosgapError(f"{where}: expected a JSON object, found {shortened(repr(value))}")
     return value
+
+
+def _fields(row: Any, where: str) -> Mapping[str, Any]:
+    """A row by the names of its fields without regard to case and surrounding space; a name as it is comes first."""
+    row = _mapping(row, where)
+    cells = {str(name).strip().casefold(): cell for name, cell in row.items()}
+    return {name: row.get(name, cell) for name, cell in cells.items()}
 
 
 def _as_mapping(value: Any) -> Mapping[str, Any]:
