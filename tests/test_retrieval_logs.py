@@ -170,6 +170,16 @@ def test_scores_in_a_column_of_labels_are_no_labels(tmp_path, caplog):
     assert report.sentences() == ["left out 1 all of whose passages are relevant, so that position cannot matter"]
 
 
+def test_a_passage_that_comes_twice_is_relevant_if_it_is_once(tmp_path):
+    passages = [{**PASSAGES[n], "relevant": relevant} for n, relevant in ((0, 0), (1, 0), (0, 1), (2, 1), (2, 0))]
+    write_jsonl(tmp_path / "log.jsonl", [{"question": QUESTION, "answers": ANSWER, "passages": passages}])
+    assert [(p.id, p.relevant) for p in only(tmp_path / "log.jsonl").passages] == [
+        ("a1", True),
+        ("a2", False),
+        ("a3", True),
+    ]
+
+
 def test_names_of_columns_are_told_without_regard_to_case_and_space(tmp_path):
     (tmp_path / "log.csv").write_text(
         f'Question , Answer,RANK,Passage\n{QUESTION},{ANSWER},2,"of\nmany lines"\n{QUESTION},,1,{ANSWER} won.\n'

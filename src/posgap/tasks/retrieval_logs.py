@@ -199,7 +199,9 @@ def _ranked(
     for each in retrieved:
         relevant = _tells(each, by, answers, ids or [])
         passage = Passage(title=each.title, text=each.text, score=each.score, relevant=relevant, id=each.id)
-        passages.setdefault((each.title, each.text), passage)
+        first = passages.setdefault((each.title, each.text), passage)
+        if relevant and not first.relevant:
+            passages[each.title, each.text] = first.model_copy(update={"relevant": True})
     if not any(passage.relevant for passage in passages.values()):
         report.left_out["without a relevant passage among those that were retrieved"] += 1
         return None
