@@ -71,6 +71,7 @@ def test_gains_are_over_the_retriever_s_order_paired_and_with_code_for_the_appli
 
     page = (out / "mitigate.html").read_text()
     assert "Mitigations of m: task rag, n = 48" in page and "gain over as retrieved, points" in page
+    assert "The change of gap is that of placements chosen on one half of the examples" in page
     assert first.question in page and "def reorder(passages)" in page and page.count("by construction") == 3
     base, reordered = (Evidence(out / "sweeps" / name) for name in ("base", "reordering"))
     assert base.baselines["as-retrieved"].scores.mean() == pytest.approx(accuracy / 100)
