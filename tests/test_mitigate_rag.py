@@ -5,6 +5,7 @@ import re
 import pytest
 from endpoint import Endpoint, served
 
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
 from posgap.measurement.sweeps import Evidence
 from posgap.mitigating.config import MitigateConfig
@@ -84,3 +85,11 @@ def test_where_position_costs_nothing_that_is_said_and_nothing_is_advised(config
     assert not result.taken and not result.retrieved.moved
     assert result.retrieved.sentences(48)[1].startswith("No cost of position is certain")
     assert "nothing is for certain better than as retrieved" in result.headline
+
+
+def test_what_has_relevant_documents_alone_is_refused_before_anything_is_asked(config):
+    passages = [{"text": text, "label": text != "e"} for text in "abcde"]
+    rows = [{"question": f"{i}?", "answers": ["a"], "passages": passages} for i in range(64)]
+    write_jsonl(config.examples, rows)
+    with pytest.raises(PosgapError, match="in 64 of 64 examples all 4 documents of a prompt are relevant"):
+        mitigate(config.model_copy(update={"n_docs": 4, "base_url": "http://127.0.0.1:9"}))

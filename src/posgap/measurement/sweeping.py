@@ -67,6 +67,22 @@ def baseline_placements(build: TextPromptBuilder, names: Sequence[str], n_docs: 
     return build.task.baselines(names, n_docs) if first else []
 
 
+def require_others(examples: Sequence[AnyExample], build: TextPromptBuilder, placements: Sequence[Placement]) -> None:
+    """Raises `PosgapError` where the prompts of every example hold relevant documents alone, so that position cannot
+    matter; warns where those of some do."""
+    if not build.task.slots.of_any_number or build.fill or len(placements) == 1:
+        return
+    shown = ((example.gold, build.task.slots.arrange(example, placements[0], 0)) for example in examples)
+    if alone := sum(all(document in gold for document in documents) for gold, documents in shown):
+        why = (
+            f"in {alone} of {len(examples)} examples all {placements[0].n_docs} documents of a prompt are relevant, so "
+            "that position cannot matter: give more --n-docs, or label fewer passages as relevant (docs/rag.md)"
+        )
+        if alone == len(examples):
+            raise PosgapError(why)
+        log.warning("%s", why)
+
+
 def mitigated_by(config: SweepConfig, build: TextPromptBuilder) -> Mitigated | None:
     """The mitigation that a sweep's config asks for, if any."""
     return Mitigated.of(config.mitigation, config.mitigation_settings, config.seed, build)
@@ -113,11 +129,9 @@ def swept(
     generator: Generator | None = None,
 ) -> Swept:
     """Asks as `answered` does. Where the first answers end within thoughts, all is asked anew in another way, if there
-    is one (`other_ways`): without thoughts, or with a limit of their own.
-
-    Raises `PosgapError` where no prompt has a document beside the relevant ones; some such prompts are a warning.
-    """
-    _require_others(examples, build, placements)
+    is one (`other_ways`): without thoughts, or with a limit of their own. Raises
+    what `require_others` does."""
+    require_others(examples, build, placements)
     if generator is None and BACKENDS[config.backend].local and not config.mitigation:  # of which some see attention
         generator = LazyGenerator(lambda: open_generator(config, build))  # one model, however often it is asked anew
     ways = [Way(config, build, "as asked"), *other_ways(config, build, examples[0], placements[0])]
@@ -137,20 +151,6 @@ def swept(
                 raise
             log.warning("%s: asked again, %s", error, ways[at + 1].words)
     raise AssertionError("the last way ends otherwise")
-
-
-def _require_others(examples: Sequence[AnyExample], build: TextPromptBuilder, placements: Sequence[Placement]) -> None:
-    if not build.task.slots.of_any_number or build.fill or len(placements) == 1:
-        return
-    shown = ((example.gold, build.task.slots.arrange(example, placements[0], 0)) for example in examples)
-    if alone := sum(all(document in gold for document in documents) for gold, documents in shown):
-        why = (
-            f"in {alone} of {len(examples)} examples all {placements[0].n_docs} documents of a prompt are relevant, so "
-            "that position cannot matter: give more --n-docs, or label fewer passages as relevant (docs/rag.md)"
-        )
-        if alone == len(examples):
-            raise PosgapError(why)
-        log.warning("%s", why)
 
 
 def answered(

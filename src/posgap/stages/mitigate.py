@@ -20,7 +20,7 @@ from posgap.measurement.comparison import compare_sweeps
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeping import answered, figures, mitigated_by, placements_of, prompt_digest
+from posgap.measurement.sweeping import answered, figures, mitigated_by, placements_of, prompt_digest, require_others
 from posgap.measurement.sweeps import Evidence
 from posgap.mitigating.budget import SEARCHED, base_share, by_price, fitting
 from posgap.mitigating.config import MitigateConfig
@@ -86,6 +86,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     metric = config.metric or build.task.metric
     swept = _sweep_config(config, held_out)
     placements = placements_of(build, swept.n_docs, swept.positions, swept.shard)
+    require_others(examples, build, placements)
     as_retrieved = order_of_retriever(build.task, examples, placements[0].n_docs)
     swept = swept.model_copy(update={"baselines": [as_retrieved.name] if as_retrieved else []})
     asking = Asking(

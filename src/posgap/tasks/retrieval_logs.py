@@ -137,9 +137,9 @@ def ranked_examples(
     first retrieval for a question counts.
 
     What cannot be asked is left out and counted in `report`: questions without answers, without a relevant passage
-    among those that were retrieved, or, where relevance goes by answers, answered by yes or no. Without a `report`
-    that is logged, and it is an error if it was all. Raises `PosgapError` that names the row, and the field that is
-    wrong.
+    among those that were retrieved or with relevant ones alone, of several retrievals that are mixed, or, where
+    relevance goes by answers, answered by yes or no. Without a `report` that is logged, and it is an error if it was
+    all. Raises `PosgapError` that names the row, and the field that is wrong.
     """
     counted = ImportReport() if report is None else report
     for number, row in _questions(rows, name, counted):
