@@ -7,6 +7,7 @@ import shlex
 import pytest
 from conftest import kv_example
 from endpoint import Endpoint, served
+from test_thinking import OFF, Thinker
 
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
@@ -111,6 +112,13 @@ def test_a_model_on_this_machine_is_loaded_once(folder, model_folder, monkeypatc
     assert len(loaded) == 1 and read_sweep(folder / "look").n_examples == quick.MIN_EXAMPLES
     quick.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, out="look", force=True))
     assert len(loaded) == 2, "what stayed open for one look is not for the next"
+
+
+def test_thinking_of_an_endpoint_is_turned_off_in_a_first_look(folder):
+    with served(Thinker(lambda body: body.get("chat_template_kwargs") == OFF)) as endpoint:
+        assert run("sweep", f"{endpoint.url}#served", "--n-docs", "3", "--out", "look") == 0
+    swept = read_sweep(folder / "look")
+    assert (swept.mean, swept.asked.template_args) == (100, OFF)
 
 
 @pytest.mark.parametrize(

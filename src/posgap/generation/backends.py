@@ -191,7 +191,9 @@ def open_generator(config: "BackendConfig", build: "TextPromptBuilder") -> "Gene
             "generation starts its own processes, one per GPU by default: run this without a launcher, and set "
             "`processes` for another number"
         )
-    return _OPEN.get() or BACKENDS[config.backend].generator(config, build)
+    backend = BACKENDS[config.backend]
+    # One that asks elsewhere loads nothing, and asks with the framing of its own prompts.
+    return (_OPEN.get() if backend.local else None) or backend.generator(config, build)
 
 
 _OPEN: "ContextVar[Generator | None]" = ContextVar("open generator", default=None)
@@ -199,8 +201,8 @@ _OPEN: "ContextVar[Generator | None]" = ContextVar("open generator", default=Non
 
 @contextmanager
 def staying_open(generator: "Generator") -> Iterator[None]:
-    """Within the block `open_generator` returns this generator, so that what asks the same model does not load it
-    again."""
+    """Within the block `open_generator` returns this generator for a model on this machine, so that what asks the same
+    one does not load it again."""
     token = _OPEN.set(generator)
     try:
         yield
