@@ -64,6 +64,22 @@ def test_a_model_alone_is_enough(folder, endpoint, capsys):
     assert "40 prompts" in capsys.readouterr().out
 
 
+def test_a_look_that_broke_off_goes_on_with_the_same_examples(folder, endpoint, monkeypatch):
+    look = ["sweep", f"{endpoint.url}#served", "--n-docs", "5", "--concurrency", "1", "--out", "look"]
+    endpoint.misbehave = lambda text, times: (401, {}, "no") if endpoint.seen.total() > 60 else None
+    assert run(*look) == 2
+    made, asked = (folder / PLACES["examples"]).read_bytes(), endpoint.seen.total()
+    endpoint.misbehave = lambda text, times: None
+    with monkeypatch.context() as patched:
+        patched.setattr(quick, "_fitted", lambda *_: pytest.fail("the prompts are timed again"))
+        assert run(*look) == 0
+    assert (folder / PLACES["examples"]).read_bytes() == made
+    assert endpoint.seen.total() - asked == 200 - (60 - 10) and not (folder / ".posgap-look").exists()
+
+    assert run(*look[:3], "3", *look[4:]) == 0  # another number of documents is another look
+    assert read_sweep(folder / "look").n_docs == 3
+
+
 def test_json_has_the_sweep(folder, endpoint, capsys):
     assert run("sweep", f"{endpoint.url}#served", "--n-docs", "5", "--out", "mine", "--json") == 0
     assert json.loads(capsys.readouterr().out)["n_docs"] == 5

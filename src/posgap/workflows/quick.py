@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from posgap.data.made import made_examples
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import work_folder, write_json
 from posgap.foundation.locations import Location, is_uri, with_uris
 from posgap.foundation.printing import show
 from posgap.generation.backends import BACKENDS, open_generator, staying_open
@@ -22,9 +23,10 @@ from posgap.measurement.probe import in_words
 from posgap.measurement.sweeping import placements_of
 from posgap.measurement.sweeps import SWEEP_PAGE, read_sweep
 from posgap.measurement.text_curve import text_curve
-from posgap.stages.frame import is_complete
+from posgap.stages.frame import identity_now, is_complete
 from posgap.stages.sweep import sweep as sweep_stage
 from posgap.storage.inputs import with_local_paths
+from posgap.storage.manifests import read_record
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, spaced_positions
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
@@ -61,7 +63,7 @@ def sweep(config: SweepVerbConfig) -> Location:
 def _look(config: SweepConfig, n_docs_given: bool) -> Location:
     if config.lengths or config.estimate:
         raise PosgapError(f"--{'lengths' if config.lengths else 'estimate'}: is of examples; give --examples")
-    if made := _made_before(config):
+    if made := _made_before(config, n_docs_given):
         place = sweep_stage(made)
     else:
         made, generator = _fitted(config, n_docs_given)
@@ -71,14 +73,22 @@ def _look(config: SweepConfig, n_docs_given: bool) -> Location:
     return place
 
 
-def _made_before(config: SweepConfig) -> SweepConfig | None:
-    """The sweep of examples that an earlier look made, where it is complete and asked for again."""
-    if config.force or not Path(config.examples).exists():
+def _made_before(config: SweepConfig, n_docs_given: bool) -> SweepConfig | None:
+    """The sweep of examples that an earlier look made, where it is asked for again, and is under way or complete."""
+    if not Path(config.examples).exists():
         return None
     examples = read_examples(config.examples)
     n_docs = len(examples[0].gold) + len(examples[0].distractors)
+    if n_docs_given and n_docs != config.n_docs:
+        return None
     before = config.model_copy(update={"n_docs": n_docs, "positions": _positions(config, n_docs)})
-    return before if is_complete("sweep", before) else None
+    is_under_way = read_record(_record(config)).get("identity") == identity_now("sweep", before)
+    return before if is_under_way or (not config.force and is_complete("sweep", before)) else None
+
+
+def _record(config: SweepConfig) -> Path:
+    """The file beside the answers so far that says of which sweep they are; it goes when that is complete."""
+    return work_folder(Path(config.out)) / "look.json"
 
 
 def _positions(config: SweepConfig, n_docs: int) -> list[str]:
@@ -113,6 +123,8 @@ def _fitted(config: SweepConfig, n_docs_given: bool) -> tuple[SweepConfig, Gener
     n_examples = min(max(_affordable(config, build, n_docs, timed, sizes, left), MIN_EXAMPLES), most)
     fitted = config.model_copy(update={"n_docs": n_docs, "positions": _positions(config, n_docs)})
     write_examples(Path(config.examples), _made(config, n_examples, n_docs))
+    _record(config).parent.mkdir(parents=True, exist_ok=True)
+    write_json(_record(config), {"identity": identity_now("sweep", fitted)})
     each = len(_placements(config, build, n_docs))
     log.info(
         "%d prompts: %d made examples of %d documents, each at %d placements; by the first ones this takes %s",
