@@ -45,7 +45,7 @@ def test_a_model_alone_is_enough(folder, endpoint, capsys):
     assert run("sweep", f"{endpoint.url}#served") == 0
     out, err = capsys.readouterr()
     swept = read_sweep(folder / "runs" / "sweep-served")
-    assert swept.positions == [1, 6, 10, 15, 20] and swept.n_examples == quick.MAX_PAID
+    assert swept.positions == [1, 6, 10, 15, 20] and swept.n_examples == 40
     assert "posgap | 200 prompts: 40 made examples of 20 documents, each at 5 placements; by the first ones" in err
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["1", "6", "10", "15", "20"] and "████" in lines[0]
@@ -88,7 +88,7 @@ def test_json_has_the_sweep(folder, endpoint, capsys):
 
 @pytest.mark.parametrize(
     ("seconds", "n_docs", "n_examples"),
-    [(1e-4, 20, quick.MAX_PAID), (0.3, 20, range(20, 40)), (1.0, 5, range(20, 25)), (60.0, 5, quick.MIN_EXAMPLES)],
+    [(1e-4, 20, quick.MAX_PAID // 5), (0.3, 20, range(20, 40)), (1.0, 5, range(20, 25)), (60.0, 5, quick.MIN_EXAMPLES)],
 )
 def test_prompts_are_as_long_and_as_many_as_the_time_allows(
     seconds, n_docs, n_examples, folder, endpoint, monkeypatch, caplog
@@ -101,6 +101,26 @@ def test_prompts_are_as_long_and_as_many_as_the_time_allows(
     assert fitted.n_docs == n_docs == len(made[0].records) and len(fitted.positions) == 5
     assert len(made) in n_examples if isinstance(n_examples, range) else len(made) == n_examples
     assert f"{5 * len(made)} prompts: {len(made)} made examples of {n_docs} documents" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "n_examples"),
+    [
+        ({"task": "spans"}, 200 // 20),
+        ({"samples": 3, "temperature": 1.0, "baselines": ["oracle"]}, 200 // (3 * 6)),
+        ({"mitigation": "permutation", "mitigation_settings": {"orders": 4}}, 200 // (4 * 5)),
+    ],
+)
+def test_the_prompts_of_an_endpoint_are_bounded_however_many_an_example_has(
+    options, n_examples, folder, endpoint, monkeypatch
+):
+    timed = []
+    monkeypatch.setattr(quick, "_seconds", lambda generator, prompts, sampling: timed.extend(prompts) or 1e-4)
+    quick._fitted(SweepConfig(model="m", base_url=endpoint.url, **options, **PLACES), False)
+    assert len(read_examples(PLACES["examples"])) == n_examples and len(timed) == 10
+    config = SweepConfig(model="m", base_url=endpoint.url, samples=50, temperature=1.0, **PLACES)
+    with pytest.raises(PosgapError, match="at most 200 prompts, and these options make 250 of one example"):
+        quick._fitted(config, False)
 
 
 def test_prompts_fit_into_the_model_s_context(folder, tokenizer, monkeypatch):

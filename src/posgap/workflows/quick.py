@@ -18,9 +18,10 @@ from posgap.foundation.printing import show
 from posgap.generation.backends import BACKENDS, open_generator, staying_open
 from posgap.generation.generator import Generator, Sampling
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.mitigated import Question
 from posgap.measurement.pilot import Setting
 from posgap.measurement.probe import in_words
-from posgap.measurement.sweeping import placements_of
+from posgap.measurement.sweeping import baseline_placements, mitigated_by, placements_of
 from posgap.measurement.sweeps import SWEEP_PAGE, read_sweep
 from posgap.measurement.text_curve import text_curve
 from posgap.stages.frame import identity_now, is_complete
@@ -42,7 +43,8 @@ DOCUMENTS = (20, 15, 10, 7, 5)  # in a prompt: the first number that leaves time
 CHOICES = 4  # items that have names, of which a prompt has few
 DIGITS, ANSWER = 8, 32  # of keys and values, which small models can copy, and tokens of an answer with room for words
 ENOUGH, MIN_EXAMPLES = 20, 4
-MAX_EXAMPLES, MAX_PAID = 100, 40  # of a model here, and of an endpoint, whose prompts may cost money
+MAX_EXAMPLES = 100
+MAX_PAID = 200  # prompts of an endpoint, which may cost money, beside those that are timed
 RELIABLE = 300  # examples of the real thing, as `check` makes them
 
 
@@ -119,16 +121,17 @@ def _fitted(config: SweepConfig, n_docs_given: bool) -> tuple[SweepConfig, Gener
     left = SECONDS - timed.seconds
     n_docs = next((n for n in numbers if n in sizes and _affordable(config, build, n, timed, sizes, left) >= ENOUGH), 0)
     n_docs = n_docs or min(sizes)
-    most = MAX_EXAMPLES if BACKENDS[config.backend].local else MAX_PAID
+    each = _asked(config, build, n_docs)
+    most = MAX_EXAMPLES if BACKENDS[config.backend].local else min(MAX_EXAMPLES, MAX_PAID // each)
     n_examples = min(max(_affordable(config, build, n_docs, timed, sizes, left), MIN_EXAMPLES), most)
     fitted = config.model_copy(update={"n_docs": n_docs, "positions": _positions(config, n_docs)})
     write_examples(Path(config.examples), _made(config, n_examples, n_docs))
     _record(config).parent.mkdir(parents=True, exist_ok=True)
     write_json(_record(config), {"identity": identity_now("sweep", fitted)})
-    each = len(_placements(config, build, n_docs))
     log.info(
         "%d prompts: %d made examples of %d documents, each at %d placements; by the first ones this takes %s",
-        n_examples * each, n_examples, n_docs, each, in_words(n_examples * each * timed.of(sizes[n_docs])),
+        n_examples * each, n_examples, n_docs, len(_placements(config, build, n_docs)),
+        in_words(n_examples * each * timed.of(sizes[n_docs])),
     )  # fmt: skip
     return fitted, generator
 
@@ -152,15 +155,22 @@ def _tried(config: SweepConfig, numbers: Sequence[int]) -> tuple[TextPromptBuild
     build, generator = _tried_here(config)
     sizes: dict[int, int] = {}
     complaint: PosgapError | None = None
+    is_paid = not BACKENDS[config.backend].local
     for n_docs in numbers:
         try:
+            if is_paid and (each := _asked(config, build, n_docs)) > MAX_PAID:
+                raise PosgapError(
+                    f"a first look asks an endpoint at most {MAX_PAID} prompts, and these options make {each} of one "
+                    "example; give examples by --examples"
+                )
             sizes[n_docs] = _size(_prompts(config, build, n_docs)[0])
         except PosgapError as error:
             complaint = error
     if not sizes:
         assert complaint
         raise complaint
-    timed = _timed(generator, build, *(_prompts(config, build, min(sizes), number) for number in (0, 1)))
+    most = POSITIONS if is_paid else None
+    timed = _timed(generator, build, *(_prompts(config, build, min(sizes), number)[:most] for number in (0, 1)))
     return build, generator, timed, sizes
 
 
@@ -179,6 +189,16 @@ def _prompts(config: SweepConfig, build: TextPromptBuilder, n_docs: int, number:
 
 def _placements(config: SweepConfig, build: TextPromptBuilder, n_docs: int) -> list[Placement]:
     return placements_of(build, n_docs, _positions(config, n_docs), config.shard)
+
+
+def _asked(config: SweepConfig, build: TextPromptBuilder, n_docs: int) -> int:
+    """How many prompts the sweep asks of an example: of all samples, baselines, and orders of a mitigation."""
+    (example,) = _made(config, 1, n_docs)
+    baselines = baseline_placements(build, config.baselines, n_docs, config.shard)
+    everywhere, mitigated = [*_placements(config, build, n_docs), *baselines], mitigated_by(config, build)
+    if mitigated is None:
+        return len(everywhere) * config.samples
+    return sum(len(mitigated.asked(Question(example, at, 0)).prompts) for at in everywhere) * config.samples
 
 
 def _size(prompt: Prompt) -> int:
@@ -206,7 +226,7 @@ def _affordable(
     config: SweepConfig, build: TextPromptBuilder, n_docs: int, timed: Timed, sizes: dict[int, int], seconds: float
 ) -> int:
     """For how many examples of so many documents there is time."""
-    return int(seconds / (len(_placements(config, build, n_docs)) * timed.of(sizes[n_docs])))
+    return int(seconds / (_asked(config, build, n_docs) * timed.of(sizes[n_docs])))
 
 
 def _show(config: SweepConfig, place: Path) -> None:
