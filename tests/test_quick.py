@@ -11,6 +11,7 @@ from test_thinking import OFF, Thinker
 
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_jsonl
 from posgap.generation import backends
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
@@ -176,6 +177,34 @@ def test_a_sweep_of_given_examples_has_a_place_too(folder, endpoint, capsys):
     assert run(*words, "--estimate") == 0 and "10 prompts" in capsys.readouterr().out
     assert run(*words, "--json") == 0 and json.loads(capsys.readouterr().out)["n_examples"] == 2
     assert read_sweep(folder / "runs" / "sweep-m-mine").n_examples == 2
+
+
+def test_the_commands_for_reliable_figures_ask_as_the_look_did(folder, endpoint, monkeypatch, capsys):
+    monkeypatch.setenv("GATEWAY", "swordfish")
+    endpoint.answer = lambda text: ("Well, let me", "length")
+    asked = ["--seed", "3", "--template-args", '{"enable_thinking": false}', "--system", "Be short.", "--stop", "END"]
+    secret = ["--body", '{"top_p": 0.5, "api_key": "salmon-and-herring"}', "--header", "X-Key=$GATEWAY trout-and-carp"]
+    look = ["sweep", f"{endpoint.url}#served", "--n-docs", "3", "--limit", "2", *asked, *secret]
+    assert run(*look, "--out", "look") == 0
+    out = capsys.readouterr().out
+    *made, command = [shlex.split(line) for line in out.splitlines() if line.startswith("  posgap")]
+    said = dict(zip(command[2::2], command[3::2], strict=True))
+    assert said["--max-new-tokens"] == str(2 * quick.ANSWER), "as the first answers say, which are cut"
+    assert said["--header"] == "X-Key=VALUE" and "trout" not in out and "salmon" not in out
+    assert json.loads(said["--template-args"]) == OFF and json.loads(said["--stop"]) == ["END"]
+    assert (said["--system"], said["--seed"], said["--base-url"]) == ("Be short.", "3", endpoint.url)
+    assert "--limit" not in said and "--backend" not in said and made[0][-4:-2] == ["--seed", "3"]
+    write_examples(folder / "kv.jsonl.gz", [kv_example(number, 3) for number in range(2)])
+    assert run(*command[1:], "--estimate") == 0
+
+
+def test_the_examples_of_another_task_can_be_made_too(folder, capsys):
+    config = SweepConfig(model="m", dtype="float32", task="spans-3", n_docs=10, out="look", examples="made")
+    write_jsonl(folder / "predictions.jsonl", [])
+    made, sweep = quick._real_thing(config, folder)
+    assert sweep.startswith("posgap sweep --model m --dtype float32 --task spans-3 --examples spans.jsonl.gz --n-docs")
+    assert run(*shlex.split(made)[1:]) == 0
+    assert len(read_examples("spans.jsonl.gz")[0].gold) == 3 and len(read_examples("spans.jsonl.gz")) == 300
 
 
 def test_help_shows_that_the_model_may_come_first(capsys):

@@ -1,11 +1,12 @@
 """Synthetic examples for a task, where nobody has any to give."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from pydantic import ValidationError
 
 from posgap.data.config import MakeConfig
-from posgap.data.generators import GENERATORS
+from posgap.data.generators import GENERATORS, Generator
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.task import Task
@@ -19,10 +20,23 @@ def made_examples(task: Task, n_examples: int, n_docs: int, seed: int) -> Iterat
     """
     if not task.synthetic:
         raise PosgapError(f"task {task.name}: there is no synthetic data for it; give examples by --examples")
-    generator = GENERATORS[task.synthetic]
-    values = {"n_examples": n_examples, generator.size: n_docs, "seed": seed, "needles": task.n_gold}
+    generator, values = _options(task, n_examples, n_docs, seed)
     try:
-        config = MakeConfig(kind=generator.name, out="-", **{n: values[n] for n in generator.takes() if n in values})
+        config = MakeConfig(kind=generator.name, out="-", **values)
     except ValidationError as error:
         raise PosgapError(f"making examples for the task {task.name}: {first_fault(error)}") from None
     return generator.make(**generator.options(config))
+
+
+def making_command(task: Task, n_examples: int, n_docs: int, seed: int, out: str) -> str:
+    """The command that writes the examples of `made_examples` to a file, which needs no quotes."""
+    generator, values = _options(task, n_examples, n_docs, seed)
+    options = (f"--{name.replace('_', '-')} {value}" for name, value in values.items())
+    return f"posgap data make {generator.name} {' '.join(options)} --out {out}"
+
+
+def _options(task: Task, n_examples: int, n_docs: int, seed: int) -> tuple[Generator, dict[str, Any]]:
+    """The kind of synthetic data for a task, and its options by name."""
+    generator = GENERATORS[task.synthetic]
+    values = {"n_examples": n_examples, generator.size: n_docs, "seed": seed, "needles": task.n_gold}
+    return generator, {name: values[name] for name in generator.takes() if name in values}

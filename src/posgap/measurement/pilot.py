@@ -63,11 +63,12 @@ class Setting(NamedTuple):
         made = (litm_kv_examples(row, "made", line, self.digits, self.digits) for line, row in rows)
         return [example for of_line in made for example in of_line]
 
-    def making(self, n_examples: int) -> list[str]:
+    def making(self, n_examples: int, seed: int = 0) -> list[str]:
         """The commands that make so many examples."""
+        drawn = f" --seed {seed}" * bool(seed)
         cut = f" --key-digits {self.digits} --value-digits {self.digits}" if self.digits else ""
         return [
-            f"posgap data make kv --n-keys {self.n_docs} --n-examples {n_examples} --out made.jsonl.gz",
+            f"posgap data make kv --n-keys {self.n_docs} --n-examples {n_examples}{drawn} --out made.jsonl.gz",
             f"posgap data import --format litm-kv --input made.jsonl.gz{cut} --out kv.jsonl.gz",
         ]
 

@@ -3,6 +3,7 @@
 With examples it is the stage `sweep` and no more.
 """
 
+import json
 import logging
 import shlex
 import time
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from posgap.data.made import made_examples
+from posgap.data.made import made_examples, making_command
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import work_folder, write_json
 from posgap.foundation.locations import Location, is_uri, with_uris
@@ -22,7 +23,13 @@ from posgap.measurement.mitigated import Question
 from posgap.measurement.pilot import Setting
 from posgap.measurement.probe import in_words
 from posgap.measurement.sweeping import baseline_placements, mitigated_by, placements_of
-from posgap.measurement.sweeps import SWEEP_PAGE, read_sweep
+from posgap.measurement.sweeps import (
+    SWEEP_PAGE,
+    outcome_of,
+    read_predictions,
+    read_sweep,
+    swept_rows,
+)
 from posgap.measurement.text_curve import text_curve
 from posgap.stages.frame import identity_now, is_complete
 from posgap.stages.sweep import sweep as sweep_stage
@@ -242,17 +249,49 @@ def _show(config: SweepConfig, place: Path) -> None:
         f"page: {page}",
         "",
         f"A first look. For figures to rely on, with {RELIABLE} examples at every position:",
-        *(f"  {command}" for command in _real_thing(config)),
+        *(f"  {command}" for command in _real_thing(config, place)),
     ]
     show("\n".join(lines), swept.model_dump(mode="json", exclude_defaults=True))
 
 
-def _real_thing(config: SweepConfig) -> list[str]:
-    """The commands that make enough examples, where there is a command for it, and sweep the model with them."""
-    named = ["--model", with_uris(config.model), *(["--base-url", config.base_url] if config.base_url else [])]
-    making = Setting(config.n_docs, DIGITS).making(RELIABLE) if config.task == "kv" else []
-    file = "kv.jsonl.gz" if making else "EXAMPLES"
-    asked = ["--task", config.task, "--examples", file, "--n-docs", str(config.n_docs)]
-    if making:
-        asked += ["--max-new-tokens", str(config.max_new_tokens)]
-    return [*making, shlex.join(["posgap", "sweep", *named, *asked, "--out", f"{config.out}-{RELIABLE}"])]
+def _real_thing(config: SweepConfig, place: Path) -> list[str]:
+    """The commands that make enough examples, and sweep the model with them as this first look asked it."""
+    task = TASKS[config.task]
+    file = f"{task.synthetic}.jsonl.gz"
+    making = [making_command(task, RELIABLE, config.n_docs, config.seed, file)]
+    if config.task == "kv":
+        making = Setting(config.n_docs, DIGITS).making(RELIABLE, config.seed)
+    words = ["--task", config.task, "--examples", file, "--n-docs", str(config.n_docs)]
+    limit = config.max_new_tokens
+    if _are_cut(place):
+        limit = 2 * (limit or task.max_new_tokens)
+    words += ["--max-new-tokens", str(limit)] if limit else []
+    named = ["posgap", "sweep", "--model", with_uris(config.model)]
+    return [*making, shlex.join([*named, *_chosen(config), *words, "--out", f"{config.out}-{RELIABLE}"])]
+
+
+def _are_cut(place: Path) -> bool:
+    """Whether at least half of the answers are cut, as `Probe.findings` says it, and so need a higher limit."""
+    rows = swept_rows(read_predictions(place))
+    is_cut = [row.get("cut") or outcome_of(row) == "truncated" for row in rows if not row["correct"]]
+    return 2 * sum(map(bool, is_cut)) >= len(rows)
+
+
+_OF_A_LOOK = {"task", "n_docs", "positions", "limit", "max_new_tokens"}  # which the real thing has otherwise
+
+
+def _chosen(config: SweepConfig) -> list[str]:
+    """The words of all other options that are no defaults. The values of headers, which may be secrets, are left to be
+    filled in, and what is hidden in manifests is hidden here too."""
+    words: list[str] = []
+    for name, value in config.chosen().items():
+        if value == config.default(name) or name in _OF_A_LOOK or (name == "backend" and config.base_url):
+            continue
+        if name == "header":
+            values = [f"{each}=VALUE" for each in config.header]
+        elif isinstance(value, dict) or name == "stop":
+            values = [json.dumps(value)]
+        else:
+            values = [",".join(map(str, value)) if isinstance(value, list) else str(value)]
+        words += [word for each in values for word in (f"--{name.replace('_', '-')}", each)]
+    return words
