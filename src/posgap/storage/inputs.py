@@ -152,6 +152,7 @@ def sources(config: Config) -> dict[str, Source]:
     that are missing."""
     by_field: dict[str, Source] = {}
     missing: list[str] = []
+    out = getattr(config, "out", None)
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if role(field) is Role.PLACE:
@@ -160,8 +161,12 @@ def sources(config: Config) -> dict[str, Source]:
             continue
         several = {f"{name}.{i}": each for i, each in enumerate(value, start=1)} if isinstance(value, list) else {}
         for key, location in (several or {name: value}).items():
+            is_served = config.is_served(name)
+            if is_served and out and Path(location).absolute() == Path(out).absolute():
+                by_field[key] = ByName(location)  # what is there is the output, not the model that a server calls so
+                continue
             try:
-                by_field[key] = source(location, config.is_served(name))
+                by_field[key] = source(location, is_served)
             except PosgapError as error:
                 missing.append(f"{key}: {error}")
                 if is_uri(location) or is_address(location):  # a server that does not answer is waited for once

@@ -96,10 +96,11 @@ def _in_s3(out: str, config: Writing) -> str:
 
 
 def _given(config: Any) -> Iterator[tuple[str, Role, Location]]:
-    """The inputs, places and work folders of a config: field, role and location."""
+    """The inputs, places and work folders of a config: field, role and location. What a server calls its model is no
+    location."""
     for name, field in type(config).model_fields.items():
         kind, value = role(field), getattr(config, name)
-        if kind in (Role.INPUT, Role.PLACE, Role.WORK) and value:
+        if kind in (Role.INPUT, Role.PLACE, Role.WORK) and value and not config.is_served(name):
             yield from ((name, kind, each) for each in (value if isinstance(value, list) else [value]))
 
 
