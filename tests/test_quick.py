@@ -95,7 +95,7 @@ def test_prompts_are_as_long_and_as_many_as_the_time_allows(
     seconds, n_docs, n_examples, folder, endpoint, monkeypatch, caplog
 ):
     """`seconds` is what a prompt of five documents takes; a longer one is taken to need more by its share."""
-    monkeypatch.setattr(quick, "_seconds", lambda generator, prompts, sampling: seconds * len(prompts))
+    monkeypatch.setattr(quick, "_seconds", lambda of, generator, prompts, sampling: seconds * len(prompts))
     with caplog.at_level(logging.INFO):
         fitted, _ = quick._fitted(SweepConfig(model="m", base_url=endpoint.url, **PLACES), False)
     made = read_examples(fitted.examples)
@@ -116,7 +116,7 @@ def test_the_prompts_of_an_endpoint_are_bounded_however_many_an_example_has(
     options, n_examples, folder, endpoint, monkeypatch
 ):
     timed = []
-    monkeypatch.setattr(quick, "_seconds", lambda generator, prompts, sampling: timed.extend(prompts) or 1e-4)
+    monkeypatch.setattr(quick, "_seconds", lambda of, generator, prompts, sampling: timed.extend(prompts) or 1e-4)
     quick._fitted(SweepConfig(model="m", base_url=endpoint.url, **options, **PLACES), False)
     assert len(read_examples(PLACES["examples"])) == n_examples and len(timed) == 10
     config = SweepConfig(model="m", base_url=endpoint.url, samples=50, temperature=1.0, **PLACES)
@@ -205,6 +205,25 @@ def test_the_examples_of_another_task_can_be_made_too(folder, capsys):
     assert sweep.startswith("posgap sweep --model m --dtype float32 --task spans-3 --examples spans.jsonl.gz --n-docs")
     assert run(*shlex.split(made)[1:]) == 0
     assert len(read_examples("spans.jsonl.gz")[0].gold) == 3 and len(read_examples("spans.jsonl.gz")) == 300
+
+
+def test_a_look_at_nothing_ends_before_the_sweep_and_leaves_nothing(folder, endpoint, capsys):
+    endpoint.misbehave = lambda text, times: (500, {}, '{"error": "no GPU"}')
+    assert run("sweep", f"{endpoint.url}#served", "--retries", "0") == 2
+    said = capsys.readouterr().err
+    assert "served: no answer to the first 5 prompts, the last time: 500" in said and "no GPU" in said
+    assert endpoint.seen.total() == 5 and "made examples of" not in said
+    assert run("sweep", "./nowhere") == 2 and "./nowhere: no such folder" in capsys.readouterr().err
+    assert not list(folder.rglob("*.gz"))
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_an_output_may_have_the_name_of_the_model_at_a_server(absolute, folder, endpoint):
+    write_examples(folder / "e.jsonl", [kv_example(number, 5) for number in range(2)])
+    out = folder / "m1" if absolute else "m1"
+    for _ in range(2):  # the second time it is there
+        assert run("sweep", f"{endpoint.url}#m1", "--examples", "e.jsonl", "--n-docs", "5", "--out", out) == 0
+    assert endpoint.seen.total() == 10 and read_sweep(folder / "m1").model_digest == ""
 
 
 def test_help_shows_that_the_model_may_come_first(capsys):

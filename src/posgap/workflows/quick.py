@@ -9,6 +9,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from posgap.data.made import made_examples, making_command
@@ -158,8 +159,10 @@ def _tried_here(config: SweepConfig) -> tuple[TextPromptBuilder, Generator]:
 def _tried(config: SweepConfig, numbers: Sequence[int]) -> tuple[TextPromptBuilder, Generator, Timed, dict[int, int]]:
     """The builder of the model's prompts, what answers them, how long the shortest kind takes, and the size of each
     kind that fits."""
-    write_examples(Path(config.examples), _made(config, 2, min(numbers)))
-    build, generator = _tried_here(config)
+    with TemporaryDirectory(prefix="posgap-") as folder:  # nothing is left behind where there is no such model
+        examples = Path(folder) / "examples.jsonl.gz"
+        write_examples(examples, _made(config, 1, min(numbers)))
+        build, generator = _tried_here(config.model_copy(update={"examples": examples}))
     sizes: dict[int, int] = {}
     complaint: PosgapError | None = None
     is_paid = not BACKENDS[config.backend].local
@@ -177,7 +180,8 @@ def _tried(config: SweepConfig, numbers: Sequence[int]) -> tuple[TextPromptBuild
         assert complaint
         raise complaint
     most = POSITIONS if is_paid else None
-    timed = _timed(generator, build, *(_prompts(config, build, min(sizes), number)[:most] for number in (0, 1)))
+    of = with_uris(config.model)
+    timed = _timed(of, generator, build, *(_prompts(config, build, min(sizes), number)[:most] for number in (0, 1)))
     return build, generator, timed, sizes
 
 
@@ -212,20 +216,27 @@ def _size(prompt: Prompt) -> int:
     return len(prompt.token_ids) or len(prompt.text)
 
 
-def _timed(generator: Generator, build: TextPromptBuilder, first: Sequence[Prompt], second: Sequence[Prompt]) -> Timed:
+def _timed(
+    of: str, generator: Generator, build: TextPromptBuilder, first: Sequence[Prompt], second: Sequence[Prompt]
+) -> Timed:
     """The seconds of a prompt, by an example's prompts together, as the sweep asks them. What is asked first warms up:
     where that is quick, a second example is timed."""
     sampling = Sampling.of(build)
-    seconds = _seconds(generator, first, sampling) / len(first)
+    seconds = _seconds(of, generator, first, sampling) / len(first)
     if seconds * len(first) < SECONDS / 6:
-        seconds = _seconds(generator, second, sampling) / len(second)
+        seconds = _seconds(of, generator, second, sampling) / len(second)
     return Timed(seconds, _size(first[0]))
 
 
-def _seconds(generator: Generator, prompts: Sequence[Prompt], sampling: Sampling) -> float:
+def _seconds(of: str, generator: Generator, prompts: Sequence[Prompt], sampling: Sampling) -> float:
+    """What the prompts take. Raises `PosgapError` where none gets an answer, of which no sweep would come either."""
     began = time.monotonic()
-    for _ in generator.generate([prompts], sampling):
-        pass
+    completions = [completion for _, _, completion in generator.generate([prompts], sampling)]
+    if all(completion.outcome == "failed" for completion in completions):
+        raise PosgapError(
+            f"{of}: no answer to the first {len(prompts)} prompts, the last time: {completions[-1].reason}; "
+            "try again when the endpoint works"
+        )
     return max(time.monotonic() - began, 1e-6)
 
 
