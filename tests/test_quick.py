@@ -45,13 +45,14 @@ def run(*words) -> int:
 def test_a_model_alone_is_enough(folder, endpoint, capsys):
     assert run("sweep", f"{endpoint.url}#served") == 0
     out, err = capsys.readouterr()
-    swept = read_sweep(folder / "runs" / "sweep-served")
+    place = folder / "runs" / f"sweep-127.0.0.1-{endpoint.url.split(':')[2].removesuffix('/v1')}-served"
+    swept = read_sweep(place)
     assert swept.positions == [1, 6, 10, 15, 20] and swept.n_examples == 40
     assert "posgap | 200 prompts: 40 made examples of 20 documents, each at 5 placements; by the first ones" in err
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["1", "6", "10", "15", "20"] and "████" in lines[0]
     assert lines[6].startswith("gap 0.0 points (0.0 to ") and lines[6].endswith("of 40 made examples")
-    assert lines[7] == f"page: {(folder / 'runs' / 'sweep-served' / 'sweep.html').as_uri()}"
+    assert lines[7] == f"page: {(place / 'sweep.html').as_uri()}"
 
     asked = endpoint.seen.total()
     assert asked == 10 + 200
@@ -176,7 +177,7 @@ def test_a_sweep_of_given_examples_has_a_place_too(folder, endpoint, capsys):
     words = ["sweep", f"{endpoint.url}#org/m", "--examples", "mine.jsonl.gz", "--n-docs", "5"]
     assert run(*words, "--estimate") == 0 and "10 prompts" in capsys.readouterr().out
     assert run(*words, "--json") == 0 and json.loads(capsys.readouterr().out)["n_examples"] == 2
-    assert read_sweep(folder / "runs" / "sweep-m-mine").n_examples == 2
+    assert read_sweep(*(folder / "runs").glob("sweep-127.0.0.1-*-m-mine")).n_examples == 2
 
 
 def test_the_commands_for_reliable_figures_ask_as_the_look_did(folder, endpoint, monkeypatch, capsys):

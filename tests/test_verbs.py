@@ -115,7 +115,9 @@ def test_every_option_is_used_in_a_test_and_described():
     ("verb", "given", "place"),
     [
         ("sweep", {"model": "org/Name@v1.0"}, "runs/sweep-Name-v1.0"),
-        ("check", {"model": "http://host/v1#served", "task": "qa"}, "runs/check-served-qa"),
+        ("check", {"model": "http://host/v1#served", "task": "qa"}, "runs/check-host-served-qa"),
+        ("sweep", {"model": "http://me:key@host:8000/v1#org/m"}, "runs/sweep-host-8000-m"),
+        ("mitigate", {"model": "m", "base_url": "http://[::1]:8000", "examples": "e"}, "runs/mitigate--1-8000-m-e"),
         ("check", {"model": "m", "examples": "s3://bucket/mine.jsonl.gz"}, "runs/check-m-mine"),
         ("compare", {"sweeps": ["runs/a", "b"]}, "runs/compare-a-b"),
         ("sweep", {"model": "m", "task": "kv", "examples": None}, "runs/sweep-m"),

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -268,6 +269,12 @@ class BackendConfig(GenerationConfig):
         if dtype != self.dtype and (flag := bfloat16_of_cpu()) and dtype == "bfloat16" and device_class() == "cpu":
             _tell_bfloat16(flag)
         return self.model_copy(update={"dtype": dtype})
+
+    def in_runs(self, verb: str) -> Path:
+        """The folder in `runs`; of an endpoint it names the host too, since two of them may serve equal names."""
+        address = getattr(self, "base_url", "").partition("://")[2]
+        host = address.partition("/")[0].partition("?")[0].rpartition("@")[2]
+        return super().in_runs(f"{verb}-{host}" if host else verb)
 
     def is_served(self, name: str) -> bool:
         return name == "model" and not BACKENDS[self.backend].local
