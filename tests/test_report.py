@@ -9,7 +9,9 @@ from chromium import browser, program
 from huggingface_hub import ModelCard
 from test_gate import ASKED
 
+from posgap.generation.served import Served
 from posgap.measurement.comparison import Comparison, Difference
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.diagnoses import AttentionFigures, Diagnosis, TokenShift, summarize_shifts
 from posgap.measurement.model_card import model_card
 from posgap.measurement.plots import attention_map, save_picture
@@ -106,6 +108,21 @@ def test_pages_are_whole_and_need_no_network(sweeps, compared):
     assert "a <title>" in read.text and "&lt;base&gt;" in text and "<base>" not in text and "['1', '<b>']" in read.text
     # Whatever may scroll can be reached by keyboard and has a name.
     assert text.count('class="scroll"') == text.count('class="scroll" tabindex="0" role="region" aria-label=')
+
+
+@pytest.mark.parametrize(
+    ("backend", "own", "others"),
+    [
+        ("openai", {"base_url", "concurrency", "seed"}, {"dtype", "processes", "tensor_parallel_size", "date"}),
+        ("transformers", {"dtype", "processes", "date", "seed"}, {"base_url", "concurrency", "tensor_parallel_size"}),
+    ],
+)
+def test_settings_are_those_that_the_backend_looks_at(backend, own, others):
+    settings = SweepConfig(model="m", out="o", examples="e", backend=backend).chosen()
+    changes = {"settings": settings, "served": Served() if backend == "openai" else None}
+    shown = re.findall("<dt>(.*?)</dt>", page([sweep_of([[1], [2]], [9.0, 8.0], **changes)], "t"))
+    assert own <= {*shown} and not others & {*shown}
+    assert ("model, sha256" in shown) == (backend == "transformers")
 
 
 def test_the_curve_is_where_the_accuracies_are():

@@ -231,6 +231,18 @@ def _with_tokenizer(build: "TextPromptBuilder") -> "PromptBuilder":
 BACKENDS: Choices[Backend] = Choices("backend", "posgap.backends", TRANSFORMERS, VLLM, OPENAI)
 
 
+_OF_LOCAL = {"dtype", "batch_tokens", "template", "date"}  # parameters of models on this machine alone
+
+
+def in_use(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a sweep's settings that its backend looks at: without the parameters of other backends."""
+    backend = next((each for each in BACKENDS if each.name == settings.get("backend")), None)
+    if backend is None:  # of a package that is not here
+        return dict(settings)
+    unused = {name for each in BACKENDS for name in each.parameters.model_fields} - {*backend.parameters.model_fields}
+    return {n: v for n, v in settings.items() if n not in unused and (backend.local or n not in _OF_LOCAL)}
+
+
 class BackendConfig(GenerationConfig):
     """The base of the configs of stages that generate; each adds the parameters of the backends that it offers."""
 

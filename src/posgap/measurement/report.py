@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from posgap import __version__
 from posgap.foundation.files import atomic
+from posgap.generation.backends import in_use
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.diagnoses import Diagnosis
 from posgap.measurement.explored import Explored
@@ -133,6 +134,7 @@ def templates(package: str) -> "jinja2.Environment":
         lstrip_blocks=True,
     )
     environment.filters |= {"positions": format_positions, "summary": summary_text, "p_value": p_value}
+    environment.filters["in_use"] = in_use
     return environment
 
 
