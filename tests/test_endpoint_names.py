@@ -1,15 +1,18 @@
 """How an endpoint is named: alike wherever a model is."""
 
 import pytest
+from conftest import kv_example
 from endpoint import Endpoint, served
 
 import posgap
+from posgap.cli.main import main
 from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.gating.config import CheckConfig
 from posgap.generation.endpoint_names import is_endpoint
 from posgap.measurement.config import GradeConfig, SweepConfig
 from posgap.mitigating.config import MitigateConfig
+from posgap.tasks.reading import write_examples
 
 ADDRESS = "http://localhost:8000/v1"
 PATHS = {"examples": "e.jsonl", "out": "out"}
@@ -75,9 +78,40 @@ def test_of_several_models_one_must_be_named(endpoint, models, complaint):
         SweepConfig(**PATHS, model=endpoint.url)
 
 
+@pytest.mark.parametrize("address", ["localhost:8765/v1", "10.0.0.1:80#m", "gpu-box:8000"])
+def test_an_address_without_http_is_told_so(address):
+    with pytest.raises(PosgapError, match=f"^--model: {address}: write http:// in front of an endpoint's address"):
+        SweepConfig(**PATHS, model=address)
+    assert SweepConfig(**PATHS, model="llama3:70b", base_url=ADDRESS).model == "llama3:70b"
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_the_address_alone_is_enough_wherever_it_stands(file, endpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    endpoint.models = ["served"]
+    assert SweepConfig(**PATHS, base_url=endpoint.url).model == "served"
+    write_examples(tmp_path / "e.jsonl", [kv_example(number, 3) for number in range(2)])
+    (tmp_path / "options.yaml").write_text(f"sweep:\n  base-url: {endpoint.url}\n")
+    words = ["--config", "options.yaml"] if file else ["--base-url", endpoint.url]
+    with pytest.raises(SystemExit, match="0"):
+        main(["sweep", *words, "--examples", "e.jsonl", "--n-docs", "3", "--json"])
+    assert '"model": "served"' in capsys.readouterr().out and endpoint.seen.total() == 6
+
+
 def test_an_endpoint_that_is_not_there_is_named():
     with pytest.raises(PosgapError, match="^http://127.0.0.1:1/v1: cannot be asked which model it serves: .*start it"):
         SweepConfig(**PATHS, model="http://127.0.0.1:1/v1")
+
+
+def test_a_key_that_is_set_and_refused_is_said_to_be_so(endpoint, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "not-the-right-one")
+    endpoint.models, endpoint.misbehave = 401, lambda text, times: (401, {}, "no")
+    with pytest.raises(PosgapError, match="401, the key .*; the key in OPENAI_API_KEY was refused: set another one$"):
+        SweepConfig(**PATHS, model=endpoint.url)
+    with pytest.raises(PosgapError, match="401 Unauthorized: no; the key in OPENAI_API_KEY was refused: set another"):
+        posgap.sweep(endpoint.url, examples=2, name="m", n_docs=3, quiet=True)
+    with pytest.raises(PosgapError, match="401 Unauthorized: no; set OPENAI_API_KEY$"):
+        posgap.sweep(endpoint.url, examples=2, name="m", n_docs=3, quiet=True, header=["Authorization=other"])
 
 
 def test_the_key_is_sent_and_never_shown(endpoint, monkeypatch):

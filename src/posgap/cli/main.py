@@ -38,7 +38,16 @@ from posgap.foundation.errors import (
     shortened,
 )
 from posgap.foundation.extras import how_to_install
-from posgap.foundation.fields import ON_HUB, POSITIONAL, RARE, WORDS_OF_VERB, choices_of, plain_type, role
+from posgap.foundation.fields import (
+    ON_HUB,
+    POSITIONAL,
+    RARE,
+    WORDS_OF_VERB,
+    choices_of,
+    is_endpoint,
+    plain_type,
+    role,
+)
 from posgap.foundation.internal_errors import told
 from posgap.foundation.interruption import stop_on_termination
 from posgap.foundation.launch import end, end_together, is_main_process
@@ -159,6 +168,9 @@ class _Verb(click.Command):
         try:
             return super().parse_args(ctx, list(given))
         except click.MissingParameter as error:
+            if error.param and _MODEL_OPTION in error.param.opts and (address := self._base_url(ctx, given)):
+                ctx.params.clear()  # the endpoint is asked which model it serves
+                return self.parse_args(ctx, [_MODEL_OPTION, address, *args, f"{_ADDRESS_OPTION}="])
             raise self._all_missing(ctx, given) or error from None
 
     def _all_missing(self, ctx: click.Context, args: list[str]) -> click.MissingParameter | None:
@@ -174,6 +186,13 @@ class _Verb(click.Command):
             ]
         said = f"Missing option{'s' * (len(missing) > 1)} {', '.join(missing)}."
         return _Missing(said, ctx) if missing else None
+
+    def _base_url(self, ctx: click.Context, args: list[str]) -> str:
+        """The endpoint's address that is given apart from the model; empty where there is none."""
+        with ctx.scope(cleanup=False):
+            opts, *_ = self.make_parser(ctx).parse_args(list(args))
+            options = (param for param in self.params if _ADDRESS_OPTION in param.opts)
+            return next((value for each in options if is_endpoint(value := each.consume_value(ctx, opts)[0])), "")
 
     def _with_model_named(self, args: list[str]) -> list[str]:
         """The words, of which the first may be the model without its option: `posgap sweep MODEL`."""
@@ -207,7 +226,7 @@ def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-_MODEL_OPTION = "--model"
+_MODEL_OPTION, _ADDRESS_OPTION = "--model", "--base-url"
 _SHORT = {"model": ("-m",), "out": ("-o",)}
 MAX_SHOWN = 30  # options of a verb in its help
 MAX_DESCRIBED = 4  # choices of an option in it

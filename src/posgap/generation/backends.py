@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from posgap.foundation.choices import WITHOUT_EFFECT, Choices, Parameters
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.fields import RARE
+from posgap.foundation.fields import RARE, is_endpoint
 from posgap.generation.config import GenerationConfig
 from posgap.generation.endpoint_names import with_endpoint
 from posgap.generation.endpoint_parameters import EndpointParameters, RequestParameters
@@ -262,6 +262,8 @@ class BackendConfig(GenerationConfig):
         """An endpoint's address says which backend answers, whether it is the model's or `base_url`."""
         if "base_url" not in cls.model_fields or not isinstance(values, Mapping):
             return values
+        if not values.get("model") and is_endpoint(values.get("base_url")):  # which says which model it serves
+            values = {**values, "model": values["base_url"], "base_url": ""}
         values = with_endpoint(values, "model", "base_url")
         chosen = values.get("backend") or TRANSFORMERS.name
         if values.get("base_url") and chosen == TRANSFORMERS.name:

@@ -1,6 +1,7 @@
 """How people name an endpoint: by its address and its model's name, or by one text that has both."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from posgap.foundation.redaction import redacted
 _TIMEOUT = 10.0  # seconds to wait for the list of models
 _MAX_SHOWN = 5  # names in a message
 _MAX_BYTES = 2**22  # of the list of models
+_WITHOUT_SCHEME = re.compile(r"(?!\d+:)[\w.-]+:\d{2,5}(?:[/#].*)?")
 
 
 def with_endpoint(values: Mapping[str, Any], model: str, url: str, otherwise: str = "") -> dict[str, Any]:
@@ -19,7 +21,10 @@ def with_endpoint(values: Mapping[str, Any], model: str, url: str, otherwise: st
     Both may stand in `model`: `http://host/v1#name`. Without a name, and where `otherwise` is none, the endpoint is
     asked which model it serves. Raises `PosgapError` where it serves several, or does not say.
     """
-    if not is_endpoint(values.get(model)):
+    named = values.get(model)
+    if not is_endpoint(named):
+        if isinstance(named, str) and not values.get(url) and _WITHOUT_SCHEME.fullmatch(named):
+            raise PosgapError(f"--{model}: {shortened(named)}: write http:// in front of an endpoint's address")
         return dict(values)
     address, _, name = values[model].partition("#")
     if values.get(url):
@@ -46,18 +51,18 @@ def only_model(address: str, header: Mapping[str, str], option: str = "model") -
 def _served(address: str, header: Mapping[str, str]) -> list[str]:
     import httpx2
 
-    from posgap.generation.openai import endpoint_url, headers_of, tls
+    from posgap.generation.openai import about_key, endpoint_url, headers_of, tls
 
-    url, shown = endpoint_url(address, "models"), redacted(address)
+    url, shown, headers = endpoint_url(address, "models"), redacted(address), headers_of(header)
     try:
-        answer = httpx2.get(url, headers=headers_of(header), timeout=_TIMEOUT, verify=tls())
+        answer = httpx2.get(url, headers=headers, timeout=_TIMEOUT, verify=tls())
     except (httpx2.HTTPError, httpx2.InvalidURL, ImportError, ValueError) as fault:
         reason = redacted(str(fault)) or type(fault).__name__
         raise PosgapError(
             f"{shown}: cannot be asked which model it serves: {reason}; start it, or correct it"
         ) from None
     if answer.status_code in (401, 403):
-        raise PosgapError(f"{shown}: {answer.status_code}, the key is wrong or missing; set OPENAI_API_KEY")
+        raise PosgapError(f"{shown}: {answer.status_code}, the key is wrong or missing; {about_key(headers)}")
     return _names(answer.content) if answer.is_success else []
 
 

@@ -169,7 +169,8 @@ class OpenAIGenerator:
         return Completion("", [], "failed", reason=reason)
 
     def _end(self, why: str, then: str = RESUMES) -> PosgapError:
-        return PosgapError(f"{self.shown}: {why}; what was answered is kept: {then}")
+        kept = f"; what was answered is kept: {then}" if self.answered or then != RESUMES else ""
+        return PosgapError(f"{self.shown}: {why}{kept}")
 
     async def _try(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
         """One try, with as many requests as there are parameters that the endpoint does not take."""
@@ -288,7 +289,7 @@ class OpenAIGenerator:
         if fault.is_of_a_filter:
             return Completion("", [], "refused", reason=words)
         if fault.status in _ENDS:
-            hint = f"; set {KEY_VARIABLE}" if fault.status in _WRONG_KEY else ""
+            hint = f"; {about_key(self.headers)}" if fault.status in _WRONG_KEY else ""
             if fault.status in _WRONG_ADDRESS:
                 hint = "; check the address (http or https, with or without /v1) and the model's name"
             raise self._end(words + hint)
@@ -376,6 +377,13 @@ def headers_of(header: Mapping[str, str]) -> dict[str, str]:
             where = KEY_VARIABLE if name == "Authorization" and name not in header else f"--header {shortened(name)}"
             raise PosgapError(f"{where}: has characters that no header takes")
     return headers
+
+
+def about_key(headers: Mapping[str, str]) -> str:
+    """What to do where an endpoint refuses the key in these headers, or that there is none."""
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    was_sent = bool(key) and headers.get("Authorization") == f"Bearer {key}"
+    return f"the key in {KEY_VARIABLE} was refused: set another one" if was_sent else f"set {KEY_VARIABLE}"
 
 
 def _filled(text: str, option: str) -> str:
