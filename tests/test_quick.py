@@ -3,6 +3,8 @@
 import json
 import logging
 import shlex
+import subprocess
+import sys
 
 import pytest
 from conftest import kv_example
@@ -225,6 +227,20 @@ def test_an_output_may_have_the_name_of_the_model_at_a_server(absolute, folder, 
     for _ in range(2):  # the second time it is there
         assert run("sweep", f"{endpoint.url}#m1", "--examples", "e.jsonl", "--n-docs", "5", "--out", out) == 0
     assert endpoint.seen.total() == 10 and read_sweep(folder / "m1").model_digest == ""
+
+
+def test_a_folder_that_is_no_model_is_told_before_torch_is_imported(folder):
+    (folder / "empty").mkdir()
+    program = """if True:
+        import sys
+        from posgap.cli.main import main
+        try:
+            main(["sweep", "empty"])
+        except SystemExit as ended:
+            assert ended.code == 2 and "torch" not in sys.modules
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0 and "empty: no model to load here: there is no config.json; give" in done.stderr
 
 
 def test_help_shows_that_the_model_may_come_first(capsys):

@@ -20,6 +20,7 @@ from posgap.generation.endpoint_names import with_endpoint
 from posgap.generation.endpoint_parameters import EndpointParameters, RequestParameters
 from posgap.generation.setup import builder_of, order_of
 from posgap.mitigations.in_force import load_model
+from posgap.models import ADAPTER, NO_CONFIG
 from posgap.models.precision import bfloat16_of_cpu, device_class, generating_dtype
 from posgap.tasks.framing import Framing
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
@@ -212,6 +213,9 @@ def staying_open(generator: "Generator") -> Iterator[None]:
 
 
 def _dtype_here(config: "BackendConfig") -> str:
+    folder = Path(config.model)
+    if folder.is_dir() and not any((folder / name).is_file() for name in ("config.json", ADAPTER)):
+        raise PosgapError(f"{config.model}: no model to load here: {NO_CONFIG}")  # before seconds of imports
     from posgap.models.loading import load_config
 
     return generating_dtype(config.dtype, load_config(config.model)) if config.dtype == "auto" else config.dtype

@@ -6,6 +6,8 @@ Nothing is imported here, so that vLLM's plugin finds the names below without tr
 # What a folder of peft's has that is an adapter, and no model by itself.
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# What is wrong with a folder that is no model's.
+NO_CONFIG = "there is no config.json; give the folder that `save_pretrained` wrote"
 # What a folder has that was a GGUF file: of which, how many parameters, and how they were stored.
 GGUF_RECORD = "gguf.json"
 # Where a model's config.json has its RoPE factors.

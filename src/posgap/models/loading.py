@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from posgap.foundation.errors import PosgapError, first_line
 from posgap.foundation.files import read_object
 from posgap.foundation.retries import within
-from posgap.models import ADAPTER, CLOSED_TYPE
+from posgap.models import ADAPTER, CLOSED_TYPE, NO_CONFIG
 from posgap.models.closing import from_closed, is_closed, read_config, write_config
 from posgap.models.factors import is_altered
 
@@ -58,7 +58,7 @@ def _loaded(loader, path: str, what: str, weights: bool = False, **options):
     except Exception as error:  # readers of many formats, each with exceptions of its own
         reason = first_line(error)
         if not (folder / "config.json").is_file():
-            reason = "there is no config.json; give the folder that `save_pretrained` wrote"
+            reason = NO_CONFIG
         raise PosgapError(f"{path}: no {what} to load here: {reason}") from None
 
 
