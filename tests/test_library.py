@@ -175,6 +175,7 @@ def test_bad_rows_get_one_line(rows, complaint):
         ({"backend": "vllm"}, "asked by transformers alone"),
         ({"depth": 3}, "posgap.sweep: .*depth"),
         ({"out": "x"}, "out is no option here"),
+        ({"modle": 3}, r"^posgap.sweep: no option is called modle; did you mean model\?$"),
         ({"n_docs": 99}, "needs?|distractors"),
         ({"task": "k v"}, "task"),
         ({"positions": "9"}, "must lie in 1..4"),

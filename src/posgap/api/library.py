@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 from posgap.api.results import LengthsResult, SweepResult
 from posgap.data.made import made_examples
 from posgap.distillation.methods import label_of
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import PosgapError, shortened, suggestion
 from posgap.foundation.fields import is_endpoint
 from posgap.foundation.files import parsed
 from posgap.foundation.printing import from_python
@@ -136,6 +136,10 @@ def sweep(
     """
     if unknown := sorted(set(options) & set(_SAID_OTHERWISE)):
         raise PosgapError(f"posgap.sweep: {unknown[0]} is no option here (`posgap.sweep(model, examples, task, ...)`)")
+    known = [*SweepConfig.model_fields, "name", "tokenizer", "together", "quiet"]
+    if unknown := sorted(set(options) - set(known)):
+        meant = suggestion(unknown[0], known, "they are those of `posgap sweep --help-all`", at_most=1)
+        raise PosgapError(f"posgap.sweep: no option is called {shortened(unknown[0])}; {meant}")
     with ExitStack() as stack:
         stack.enter_context(from_python(quiet))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posgap-")))
