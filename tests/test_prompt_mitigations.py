@@ -174,6 +174,21 @@ def test_relevance_is_that_of_the_question_and_knows_no_gold():
     assert by_relevance(mute, given) == given, "what ranks nothing changes nothing"
 
 
+def test_a_gap_is_none_by_construction_only_where_all_placements_are_asked_alike():
+    """Of four sentences that share no word with the question Qwen had a gap of 61.5, which was told as 0."""
+
+    def is_order_free(examples, name="reordering", task="kv", n=3):
+        build = TextPromptBuilder(TASKS[task], 9)
+        mitigated = Mitigated(build, MITIGATIONS[name], MITIGATIONS[name].settings(), 0)
+        return mitigated.is_order_free(examples, [Placement((at,), n) for at in range(1, n + 1)])
+
+    assert is_order_free(kv_examples(4))  # BM25 finds the key, and the others keep their order
+    assert not is_order_free(kv_examples(4), "reversed")
+    choices = list(made_examples(TASKS["options"], 8, 3, 0))
+    assert not is_order_free(choices, task="options")
+    assert not is_order_free([qa_example(0, 2)], task="qa")  # no document has a word of "Who got it?"
+
+
 def test_relevance_is_the_retriever_s_where_there_was_one():
     passages = [Passage(text=f"passage {i}", relevant=i == 3) for i in range(5)]
     example = RankedExample(id="r", question="passage 0", answers=["a"], passages=passages)

@@ -62,6 +62,14 @@ class Mitigated:
         """What a sweep's file says of it."""
         return AskedBy(name=self.mitigation.name, settings=self.settings.model_dump(mode="json"))
 
+    def is_order_free(self, examples: Sequence[AnyExample], placements: Sequence[Placement]) -> bool:
+        """Whether each example is asked alike at all placements, so that a gap of 0 is none of the mitigation's merits.
+        Documents that are equally relevant stay as they were given, and there it is not."""
+        if not self.mitigation.order_free:
+            return False
+        by_example = ([self.asked(Question(each, at)).orders for at in placements] for each in examples)
+        return all(orders == first for first, *others in by_example for orders in others)
+
     def asked(self, question: Question, attention: Attention | None = None) -> Several:
         """The prompts of a question. Without `attention` to look at, documents all get the same."""
         example, placement, sample = question

@@ -37,7 +37,8 @@ class Mitigation:
     the model's own work; "nothing" where that is so. `served_by` are the programs that serve it: "anything" that loads
     the model folder, or some of "transformers" (with posgap), "vllm" (with posgap's plugin), "endpoints" (posgap asks).
     `price` is about how many times as long an answer takes: the comparison tries the low ones first. `order_free` says
-    that prompts have the same order whatever order is given, so that a gap of 0 is none of its merits.
+    that prompts have the same order whatever order is given, but for documents that are equally relevant, so that a gap
+    of 0 is none of its merits.
     """
 
     name: str

@@ -122,6 +122,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
         name = difference.label
         sweep = measured[name].sweep
         chosen = _settings(name, found[name].settings)
+        asked_by = mitigated_by(_of_mitigation(swept, name, chosen), build)
         tokens = None
         if sweep.spent and base.spent and base.spent.prompt_tokens:
             tokens = round(sweep.spent.prompt_tokens / base.spent.prompt_tokens, 3)
@@ -137,6 +138,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
                     tokens=tokens,
                     calls=calls(asking, name, chosen, splits.held_out[0]),
                 ),
+                "order_free": asked_by is not None and asked_by.is_order_free(splits.held_out, placements),
                 "command": command(name, found[name].settings, config),
                 "code": code(name, found[name].settings),
             }
