@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from posgap.mitigations.mitigation import PromptMitigation, Settings
 
 Attention = Callable[[Sequence[int], Sequence[Span]], Sequence[float]]  # to these spans of a prompt's tokens
+Shares = Callable[[Sequence[Document]], Sequence[float]]  # of the attention that a prompt of these documents draws
 
 
 class Question(NamedTuple):
@@ -64,10 +65,12 @@ class Mitigated:
 
     def is_order_free(self, examples: Sequence[AnyExample], placements: Sequence[Placement]) -> bool:
         """Whether each example is asked alike at all placements, so that a gap of 0 is none of the mitigation's merits.
-        Documents that are equally relevant stay as they were given, and there it is not."""
+        Where several documents are equally relevant they stay as they were given, and then it need not be so."""
         if not self.mitigation.order_free:
             return False
-        by_example = ([self.asked(Question(each, at)).orders for at in placements] for each in examples)
+        by_example = (
+            [self._orders(example, self.build.documents(example, at)) for at in placements] for example in examples
+        )
         return all(orders == first for first, *others in by_example for orders in others)
 
     def asked(self, question: Question, attention: Attention | None = None) -> Several:
@@ -98,8 +101,13 @@ class Mitigated:
 
         given = self.build.documents(example, placement)
         needed = shares if self.mitigation.needs_attention else None
-        orders = self.mitigation.orders(Asked(example, given, self.seed, needed), self.settings)
+        orders = self._orders(example, given, needed)
         return Several(list(map(prompt, orders)), orders, given, read)
+
+    def _orders(
+        self, example: AnyExample, given: Sequence[Document], shares: Shares | None = None
+    ) -> Sequence[Sequence[Document]]:
+        return self.mitigation.orders(Asked(example, given, self.seed, shares), self.settings)
 
     def generate(
         self, generator: Generator, groups: Iterable[Sequence[Question]], sampling: Sampling

@@ -28,6 +28,7 @@ from posgap.distillation.methods import METHODS
 from posgap.distillation.movement import Movement
 from posgap.distillation.objectives import Objective
 from posgap.distillation.optimizers import ADAMW, ADAMW_8BIT, BYTES_KEPT
+from posgap.distillation.planning import LORA_RANK
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.distillation.watching import OPTIONS as WATCHING
@@ -253,7 +254,7 @@ def _require_memory(config: DistillConfig, model: PreTrainedModel) -> None:
     """`PosgapError` before training on a processor where the system would end it at the first update or checkpoint:
     beside the optimizer's means, gradients are there or a checkpoint that is being written."""
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    instead = "" if config.lora_rank else "train adapters (--lora-rank 16), "
+    instead = "" if config.lora_rank else f"train adapters (--lora-rank {LORA_RANK}), "
     beside = 4  # gradients
     if config.save_steps:
         beside, instead = CHECKPOINT, f"{instead}keep no checkpoint (--save-steps 0), "
