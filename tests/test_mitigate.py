@@ -21,7 +21,7 @@ from posgap.measurement.config import SweepConfig
 from posgap.measurement.probe import Probe, Response
 from posgap.measurement.sweeps import Evidence, read_predictions
 from posgap.mitigating import trials
-from posgap.mitigating.budget import by_price, clearly_worse
+from posgap.mitigating.budget import SEARCHED, base_share, by_price, clearly_worse, first_share
 from posgap.mitigating.config import ApplyConfig, MitigateConfig, seconds_of
 from posgap.mitigating.finalists import best_for, in_order
 from posgap.mitigating.report import PURPOSES, advice, described, read_mitigate
@@ -249,6 +249,35 @@ def test_the_cheap_are_tried_first_and_those_that_search_after_their_equals():
     assert set(order[:6]) == {"reversed", "reordering", "fewer", "linear", "ntk", "yarn"}
     assert order[6] == "lpes" and order[-1] == "calibration"
     assert sorted(order) == sorted(each.name for each in MITIGATIONS)
+
+
+SLOW = ["attention-sorting", "self-extend", "attention-buckets", "permutation", "pine", "calibration"]
+
+
+@pytest.mark.parametrize(
+    ("names", "left_out"),
+    [
+        ([each.name for each in MITIGATIONS], {"attention-buckets", "permutation", "pine", "calibration"}),
+        (SLOW, {"calibration"}),
+        (["reversed"], set()),
+        (["calibration"], set()),
+    ],
+)
+def test_a_budget_s_search_reaches_as_many_mitigations_as_it_can(names, left_out):
+    """Each tries settings while they fit into its share, and one in any case; all take what their prices say."""
+    mitigations = by_price(MITIGATIONS[name] for name in names)
+    seconds = base_share(mitigations)  # of a budget of one
+    spent, tried = seconds, dict[str, int]()
+    for number, each in enumerate(mitigations):
+        left, takes = SEARCHED - spent, each.price * seconds
+        share = first_share(mitigations[number:], seconds, left)
+        assert 0 < share <= left + 1e-9
+        if takes <= left + 1e-9:
+            assert share >= takes - 1e-9  # it does not take the time of those after it
+            tried[each.name] = int(share / takes + 1e-9)
+            spent += tried[each.name] * takes
+    assert {*names} - {*tried} == left_out and spent <= SEARCHED + 1e-9
+    assert tried[mitigations[0].name] == 1 or len(names) == 1
 
 
 def test_what_is_no_worse_is_seldom_given_up_however_often_one_looks():

@@ -1,6 +1,7 @@
 """What the comparison of mitigations does with its time: who goes first, who is given up early, and how much fits."""
 
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import scipy  # which imports its parts when they are used
@@ -33,10 +34,23 @@ def clearly_worse(harmed: int, helped: int) -> bool:
     return bool(log_evidence >= -np.log(_FALSELY))
 
 
-def base_share(n_mitigations: int) -> float:
+def base_share(mitigations: Sequence[Mitigation]) -> float:
     """The share of the budget in which the model as it is answers the search's examples: what it does not reach is left
-    out of the search, so that a setting of each mitigation can be tried."""
-    return SEARCHED / (n_mitigations + 1)
+    out of the search, so that a setting of most mitigations can be tried. A mitigation counts by the median of their
+    prices, lest one that takes twenty times as long leave too few examples for all others."""
+    return SEARCHED / (1 + len(mitigations) * statistics.median(each.price for each in mitigations))
+
+
+def first_share(mitigations: Sequence[Mitigation], seconds: float, left: float) -> float:
+    """The seconds for the first of the mitigations that are still to be tried, cheapest first, of the seconds that are
+    left: a part by price, among as many as can each try one setting. An answer to all of the search's examples takes
+    the model as it is `seconds`."""
+    total = 0.0
+    for mitigation in mitigations:
+        if total and (total + mitigation.price) * seconds > left:
+            break
+        total += mitigation.price
+    return left * mitigations[0].price / total
 
 
 def fitting(n: int, seconds_each: float, left: float) -> int:

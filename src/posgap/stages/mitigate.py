@@ -22,7 +22,7 @@ from posgap.measurement.explored import explored_sweep
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeping import answered, figures, mitigated_by, placements_of, prompt_digest, require_others
 from posgap.measurement.sweeps import Evidence
-from posgap.mitigating.budget import SEARCHED, base_share, by_price, fitting
+from posgap.mitigating.budget import SEARCHED, base_share, by_price, first_share, fitting
 from posgap.mitigating.config import MitigateConfig
 from posgap.mitigating.finalists import best_for, in_order
 from posgap.mitigating.page import write_pages
@@ -106,7 +106,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     trials = Trials(asking, splits._asdict(), work_folder(config.out) / "tried.json", identity, took)
 
     mitigations = by_price([MITIGATIONS[name] for name in config.methods] or MITIGATIONS)
-    _ask_as_it_is(trials, len(mitigations))
+    _ask_as_it_is(trials, mitigations)
     found, best = _searched(mitigations, config, asking, trials)
     ranked, always_measured = _selected(config, trials, best, found)
     splits = _with_room(trials, ranked, always_measured)
@@ -190,10 +190,10 @@ def _sweep_config(config: MitigateConfig, held_out: Path) -> SweepConfig:
     )
 
 
-def _ask_as_it_is(trials: Trials, n_mitigations: int) -> None:
+def _ask_as_it_is(trials: Trials, mitigations: Sequence[Mitigation]) -> None:
     """Asks the model as it is the search's examples, as many as it reaches in its share of the budget; of the
     selection's as many stay."""
-    until = trials.clock.spent + base_share(n_mitigations) * trials.clock.budget
+    until = trials.clock.spent + base_share(mitigations) * trials.clock.budget
     trials("search", BASE, until=until)
     there, selection = len(trials.parts["search"]), len(trials.parts["selection"])
     if "search" in trials.kept and "selection" not in trials.kept and there < selection:
@@ -227,8 +227,9 @@ def _searched(
 ) -> tuple[dict[str, Found], dict[str, list[Tried]]]:
     """What is found of every mitigation, and of those that were tried all that was, the fittest first.
 
-    Each gets an equal share of the time that is left for the search, and the last trial of a share may exceed it. None
-    begins of which one setting takes longer than what is left, and settings that are clearly worse are given up early.
+    Each gets a share of the time that is left for the search by its price, and may try one setting that exceeds it.
+    None begins of which one setting takes longer than what is left, and settings that are clearly worse are given up
+    early.
     """
     base, splits = trials("search", BASE), Splits(**trials.parts)
     held_out = len(splits.held_out) * asking.measured_prompts
@@ -239,9 +240,9 @@ def _searched(
     found, best = dict[str, Found](), dict[str, list[Tried]]()
     for number, mitigation in enumerate(mitigations):
         now = trials.clock.spent
-        share = now + max(0.0, end - now) / (len(mitigations) - number)
         about = described(mitigation)
         needed, left = mitigation.price * base.seconds, max(0.0, end - now)
+        share = now + first_share(mitigations[number:], base.seconds, left)
         some = any(each.tried for each in found.values())
         if some and needed > left and not trials.has_tried(mitigation.name):
             why = f"the budget was over before it was tried: it takes about {needed:.0f} s, and {left:.0f} s were left"
@@ -286,14 +287,14 @@ def _searched(
 def _trials_of(
     mitigation: Mitigation, asking: Asking, trials: Trials, splits: Splits, share: float, end: float | None
 ) -> list[Tried]:
-    """The trials of a mitigation's settings until its share of the time is over; a trial under way then is finished,
-    unless the whole search is over."""
+    """The trials of a mitigation's settings, of which after the first none begins that would exceed its share of the
+    time, and none goes on when the whole search is over."""
     rows = list[Tried]()
     if end is not None and trials.clock.spent >= end:
         return rows
 
     def fitness(settings: Settings) -> float:
-        if rows and trials.clock.spent >= share:
+        if rows and trials.clock.spent + rows[-1].seconds > share:
             raise OutOfTime
         row = trials("search", mitigation.name, settings, until=end)
         if row not in rows:
