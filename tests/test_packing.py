@@ -6,6 +6,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from posgap.mitigations.in_force import apply, remove
+from posgap.mitigations.mitigation import ModelMitigation
+from posgap.mitigations.registry import MITIGATIONS
 from posgap.models import packing
 from posgap.models.packing import pack_weights
 
@@ -54,6 +57,23 @@ def test_the_products_are_computed_from_the_packed_weights(model, monkeypatch):
     with torch.no_grad():
         assert not model(IDS).logits.any()
     assert model(IDS).logits.all()
+
+
+def test_every_mitigation_of_a_model_is_put_into_one_whose_weights_are_packed(monkeypatch):
+    """`mitigate` packs weights first. Packed products differ by rounding from those that gradients go through, and a
+    check to the bit that asked once this way and once that way refused attention buckets on every real model."""
+    monkeypatch.setattr(packing, "MIN_WEIGHTS", 1)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(hidden_size=256, num_hidden_layers=2, num_attention_heads=4)).eval()
+    pack_weights(model)
+    few = torch.arange(3)[None]
+    with torch.no_grad():
+        packed = model(few).logits
+    assert not packed.equal(model(few).logits)
+    for mitigation in MITIGATIONS:
+        if isinstance(mitigation, ModelMitigation) and (neutral := mitigation.neutral(model.config)):
+            apply(model, mitigation.name, neutral)
+            remove(model, mitigation.name)
 
 
 def test_a_changed_weight_is_never_multiplied_as_it_was(model):

@@ -97,7 +97,7 @@ class _Copies:
         """`PosgapError` unless one copy gives what the model gives with its base `alone`, to the bit."""
         undo = self.put()
         try:
-            copied = self._copied({"input_ids": _few(self.model)}).logits
+            copied = self._of_few_tokens()
         finally:
             undo()
         if not copied.equal(alone):
@@ -105,9 +105,15 @@ class _Copies:
 
     def require_alike(self, alone: "list[Tensor]", where: str) -> None:
         """`PosgapError` unless a copy of each base gives what the model gives with that base `alone`."""
-        copied = self._copied({"input_ids": _few(self.model)}).logits.unflatten(0, (len(self.tables), 1))
+        copied = self._of_few_tokens().unflatten(0, (len(self.tables), 1))
         if any((one - other).norm() > _ALIKE * other.norm() for one, other in zip(copied, alone)):
             raise PosgapError(f"{where}: its rotary embedding makes no tables row by row, which copies need")
+
+    def _of_few_tokens(self) -> "Tensor":
+        import torch
+
+        with torch.no_grad():  # as `logits` asks: packed weights round otherwise than those that gradients go through
+            return self._copied({"input_ids": _few(self.model)}).logits
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         """What the model's `forward` gives, its logits averaged over copies by how sure each is."""
