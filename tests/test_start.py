@@ -47,13 +47,15 @@ def test_flags_answer_everything_and_the_file_is_what_a_sweep_takes(folder, caps
 
 def test_questions_are_asked_where_there_is_a_terminal(folder, monkeypatch, capsys):
     write_examples(folder / "mine.jsonl", [qa_example(0, 19)])
-    answers = iter(["tiny", "mine.jsonl", "kvv", "qa", "none"])  # the third is no task, and is asked for again
+    # There is no such file, and no such task: both are asked for again.
+    monkeypatch.setenv("HOME", str(folder))
+    answers = iter(["tiny", "min.jsonl", "~/mine.jsonl", "kvv", "qa", "none"])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _: next(answers))
     assert init() == 0 and next(answers, None) is None
     text = (folder / "posgap.yaml").read_text()
     assert yaml.safe_load(text) == {
-        "sweep": {"model": "tiny", "task": "qa", "examples": "mine.jsonl", "out": "runs/sweep"}
+        "sweep": {"model": "tiny", "task": "qa", "examples": "~/mine.jsonl", "out": "runs/sweep"}
     }
     assert "# Nothing is tracked; for runs in MLflow: tracking: sqlite:///mlflow.db" in text
     assert files(folder) == {"posgap.yaml", "mine.jsonl"}

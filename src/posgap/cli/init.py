@@ -55,11 +55,11 @@ def init(config: InitConfig) -> None:
         swept |= {"model": checked.model, "base_url": checked.base_url}
     if made:
         write_examples(MADE_FILE, list(made_examples(TASKS[answers["task"]], N_EXAMPLES, n_docs, SEED)))
-    elif not (is_uri(checked.examples) or is_address(checked.examples)):
-        if not checked.examples.exists():
-            raise PosgapError(f"--examples: {checked.examples}: no such file or folder")
-        if (n_docs := _documents_of_all(TASKS[checked.task], checked.examples)) < checked.n_docs:
-            swept["n_docs"] = n_docs
+    elif (
+        not (is_uri(checked.examples) or is_address(checked.examples))
+        and (n_docs := _documents_of_all(TASKS[checked.task], checked.examples)) < checked.n_docs
+    ):
+        swept["n_docs"] = n_docs
     section = yaml.safe_dump(
         {"sweep": {name.replace("_", "-"): value for name, value in swept.items()}}, sort_keys=False
     )
@@ -88,7 +88,7 @@ def _answers(config: InitConfig) -> dict[str, str]:
     tasks = ", ".join(TASKS.names())
     questions: dict[str, tuple[str, str, Callable[[str], str]]] = {
         "model": ("Model: a Hugging Face folder, a name on the hub, or an endpoint's address", "Qwen/Qwen3-0.6B", str),
-        "examples": (f"Examples: a file or folder, or `{MADE}` to make {N_EXAMPLES}", MADE, str),
+        "examples": (f"Examples: a file or folder, or `{MADE}` to make {N_EXAMPLES}", MADE, _examples),
         "task": (f"Task ({tasks})", "kv", _task),
         "tracking": (f"MLflow: a server's address, sqlite:///FILE, or `{NOWHERE}`", NOWHERE, str),
     }
@@ -99,7 +99,18 @@ def _answers(config: InitConfig) -> dict[str, str]:
     for name, (question, default, check) in questions.items():
         if not given[name]:
             given[name] = click.prompt(question, default=default, value_proc=check)
+    try:
+        _examples(given["examples"])
+    except click.BadParameter as error:
+        raise PosgapError(f"--examples: {error.message}") from None
     return given
+
+
+def _examples(word: str) -> str:
+    """The examples of this name; a file that is not there is asked for again."""
+    if not (word == MADE or is_uri(word) or is_address(word) or Path(word).expanduser().exists()):
+        raise click.BadParameter(f"{word}: no such file or folder")
+    return word
 
 
 def _task(word: str) -> str:
