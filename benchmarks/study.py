@@ -24,8 +24,10 @@ import real_models
 from report import ROOT, machine, write_table
 
 from posgap.foundation.files import atomic, read_json
+from posgap.foundation.locations import cache_folder
 from posgap.foundation.tables import markdown
 from posgap.measurement.comparison import read_comparison
+from posgap.measurement.lengths import read_lengths
 from posgap.measurement.plots import position_curves, save_picture
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigating.report import read_mitigate
@@ -47,6 +49,13 @@ def sweep_figures(out: Path) -> dict[str, Any]:
     if swept.outcomes:
         kept |= {name: [getattr(of, name) for of in swept.outcomes.by_placement] for name in ("cut", "echo")}
     return kept
+
+
+def lengths_figures(out: Path) -> dict[str, Any]:
+    """What is kept of a sweep over lengths."""
+    found = read_lengths(out)
+    names = ("n_examples", "tokens", "documents", "depths", "accuracy", "mean", "mean_ci95", "gap", "gap_ci95")
+    return {name: getattr(found, name) for name in names}
 
 
 def why_figures(out: Path) -> dict[str, Any]:
@@ -101,7 +110,7 @@ class Row(NamedTuple):
 
     name: str
     model: str
-    commands: Sequence[str]  # {model}, {out} of this row, {runs} of all
+    commands: Sequence[str]  # {model}, {out} of this row, {runs} of all, posgap's {cache}
     kept: Callable[[Path], dict[str, Any]]
 
 
@@ -119,8 +128,15 @@ _TRAIN = (
 # Multiple choice among four sentences, whose letters stay where they are.
 _CHOICE = ("data make choice --n-docs 4 --n-examples 200 --force --out {runs}/choice.jsonl",)
 _TRAIN_CHOICE = ("data make choice --n-docs 4 --n-examples 400 --seed 1 --force --out {runs}/train-choice.jsonl",)
+# NaturalQuestions whose distractors are what BM25 ranks highest among the other questions' passages.
+_NQ = (
+    "data fetch nq-oracle",
+    "data import --format litm-qa --input {cache}/nq-open-oracle.jsonl.gz --force --out {runs}/oracle.jsonl",
+    "data make qa --examples {runs}/oracle.jsonl --distractors bm25 --n-docs 10 --force --out {runs}/nq.jsonl",
+)
 # In float32 on every processor: at `auto` those that multiply in bfloat16 do so, and rows would differ by that.
 _KV = "--task kv --n-docs 10 --dtype float32 --limit 100"
+_QA = "--task qa --dtype float32 --max-new-tokens 24"
 _OPTIONS = "--task options --n-docs 4 --dtype float32 --limit 100"
 
 
@@ -205,6 +221,36 @@ ROWS = (
     Row("gemma-why", "gemma", (_why(_KV, "kv10.jsonl", "gemma-kv", "Gemma"),), why_figures),
     Row("qwen-options", "qwen", (*_CHOICE, _sweep(_OPTIONS, "choice.jsonl", "1,2,3,4")), sweep_figures),
     Row("qwen-why", "qwen", (_why(_OPTIONS, "choice.jsonl", "qwen-options", "Qwen"),), why_figures),
+    Row("smollm2-nq", "smollm2", (*_NQ, _sweep(f"{_QA} --n-docs 5 --limit 60", "nq.jsonl", "1,3,5")), sweep_figures),
+    Row(
+        "smollm2-needle",
+        "smollm2",
+        (
+            "data make needle --n-examples 60 --force --out {runs}/needle.jsonl",
+            f"sweep --model {{model}} {_QA} --limit 12 --examples {{runs}}/needle.jsonl --lengths 1k,2k --depths 3 "
+            "--out {out}",
+        ),
+        lengths_figures,
+    ),
+    Row(
+        "qwen-judge",
+        "qwen",
+        (
+            "data make choice --n-docs 2 --n-examples 200 --force --out {runs}/pairs.jsonl",
+            _sweep("--task judge --n-docs 2 --dtype float32 --limit 100", "pairs.jsonl", "1,2"),
+        ),
+        sweep_figures,
+    ),
+    Row(
+        "qwen-two-hop",
+        "qwen",
+        (
+            "data make two-hop --n-docs 5 --n-examples 100 --force --out {runs}/two-hop.jsonl",
+            "sweep --model {model} --task multihop-cot --n-docs 5 --dtype float32 --limit 20 --examples "
+            "{runs}/two-hop.jsonl --out {out}",
+        ),
+        sweep_figures,
+    ),
     *(
         Row(f"{model}-mitigate", model, (_mitigate(of, examples, positions),), mitigate_figures)
         for model, of, examples, positions in (
@@ -248,7 +294,7 @@ ROWS = (
 def run(row: Row, model: str, title: str, runs: Path) -> None:
     """Runs a row on a model, and keeps its figures."""
     runs.mkdir(parents=True, exist_ok=True)
-    names = {"model": model, "runs": str(runs), "out": str(runs / row.name)}
+    names = {"model": model, "runs": str(runs), "out": str(runs / row.name), "cache": str(cache_folder())}
     began = time.monotonic()
     for command in row.commands:
         words = shlex.split(command.format(**names))
@@ -294,18 +340,49 @@ def between(value: float, interval: Sequence[float] | None, form: str = ".1f") -
     return f"{value:{form}}" + (f" ({interval[0]:{form}} to {interval[1]:{form}})" if interval else "")
 
 
+# Rows of models as they are, and what they are asked where the task does not say it.
+_AS_THEY_ARE = {
+    **dict.fromkeys(("smollm2-kv", "gemma-kv", "qwen-options"), ""),
+    "smollm2-nq": ", NaturalQuestions",
+    "smollm2-needle": ", needles",
+    "qwen-judge": "",
+    "qwen-two-hop": "",
+}
+
+
 def curves() -> str:
-    """A row for each sweep of a model as it is."""
+    """A row for each sweep of a model as it is, and for each of its lengths."""
     rows = []
-    for each in kept("smollm2-kv", "gemma-kv", "qwen-options"):
-        of = each["figures"]
-        by_position = ", ".join(f"{at}: {score:.0f}" for at, score in zip(of["positions"], of["accuracy"]))
-        means = [between(of[name], of[f"{name}_ci95"]) for name in ("mean", "gap")]
-        task = each["commands"][-1].partition("--task ")[2].split()[0]
-        counts = [str(of[name]) for name in ("n_docs", "n_examples")]
-        rows.append([each["model"], task, *counts, by_position, *means, hours(each)])
+    for name, about in _AS_THEY_ARE.items():
+        for each in kept(name):
+            task = each["commands"][-1].partition("--task ")[2].split()[0] + about
+            for of, of_length in _by_length(each["figures"]):
+                at = zip(of["positions"], of["accuracy"])
+                by_position = ", ".join(f"{place:g}: {score:.0f}" for place, score in at)
+                if len(of["positions"]) > 10:
+                    by_position = (
+                        f"{len(of['positions'])} pairs: {min(of['accuracy']):.0f} to {max(of['accuracy']):.0f}"
+                    )
+                means = [between(of[name], of[f"{name}_ci95"]) for name in ("mean", "gap")]
+                counts = [str(of["n_docs"]), str(of["n_examples"])]
+                rows.append([each["model"], task + of_length, *counts, by_position, *means, hours(each)])
     heads = ["model", "task", "n", "examples", "accuracy by position", "mean", "gap", "day, minutes"]
     return markdown(heads, rows, left=2)
+
+
+def _by_length(figures: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """A sweep's figures, or those at each of several lengths, and that length in words."""
+    if "tokens" not in figures:
+        yield figures, ""
+        return
+    for index, tokens in enumerate(figures["tokens"]):
+        of = {name: figures[name][index] for name in ("accuracy", "mean", "mean_ci95", "gap", "gap_ci95")}
+        of |= {
+            "positions": figures["depths"],
+            "n_examples": figures["n_examples"],
+            "n_docs": figures["documents"][index],
+        }
+        yield of, f", {tokens:,} tokens"
 
 
 def shares() -> str:
