@@ -492,6 +492,9 @@ def main() -> None:
         by_name = {row.name: row for row in ROWS}
         missing = [by_name[name] for name in options.rows if options.again or not is_kept(by_name[name])]
         for row in in_time(missing, options.hours):
+            if options.again:  # what is complete would be reused, in no time
+                for part in ("", "-model", "-compared", "-gate"):
+                    shutil.rmtree(RUNS / f"{row.name}{part}", ignore_errors=True)
             run(row, str(real_models.folder(row.model)), TITLES[row.model], RUNS)
     for name, table in TABLES.items():
         write_table(name, table())
