@@ -163,15 +163,19 @@ def _mitigate(of: str, examples: str, positions: str) -> str:
     )
 
 
-def _together(model: str, base: str, of: str, examples: str, positions: str) -> Row:
-    """A trained model that is also asked by a mitigation of prompts: compared with itself, and judged beside `base`."""
-    swept = _sweep(of, examples, positions).replace("{model}", f"{{runs}}/{model}-model")
+def _asked_by(model: str, mitigation: str, base: str, of: str, examples: str, positions: str) -> Row:
+    """The model of a row, or a base as it is, asked by a mitigation of prompts with its options: compared with that
+    row, and judged beside the sweep `base`."""
+    folder = "{model}" if model == base else f"{{runs}}/{model}-model"
+    name, _, settings = mitigation.partition(" ")
+    swept = f"{_sweep(of, examples, positions)} --mitigation {name}".replace("{model}", folder)
     commands = (
-        f"{swept} --mitigation reordering",
+        f"{swept} --mitigation-settings {settings}" if settings else swept,
         f"compare {{runs}}/{model} {{out}} --out {{out}}-compared",
         f"gate --candidate {{out}} --base {{runs}}/{base} --examples {{runs}}/{examples} --out {{out}}-gate",
     )
-    return Row(f"{model}-reordering", model.partition("-")[0], commands, trained_figures)
+    kind = model.partition("-")[0]
+    return Row(f"{kind if model == base else model}-{name}", kind, commands, trained_figures)
 
 
 # The paper's ablation, by the options of `distill`; each is trained on the same responses, as often.
@@ -286,8 +290,9 @@ ROWS = (
         "--limit 128 --epochs 1 --batch-size 6 --learning-rate 5e-4 --lora-rank 16",
         ("sft", "r1"),
     ),
-    _together("smollm2-seqkd", "smollm2-kv", _KV, "kv10.jsonl", "1,3,5,8,10"),
-    _together("qwen-r1", "qwen-options", _OPTIONS, "choice.jsonl", "1,2,3,4"),
+    _asked_by("smollm2-seqkd", "reordering", "smollm2-kv", _KV, "kv10.jsonl", "1,3,5,8,10"),
+    _asked_by("qwen-r1", "reordering", "qwen-options", _OPTIONS, "choice.jsonl", "1,2,3,4"),
+    _asked_by("qwen-options", """permutation '{{"orders": 3}}'""", "qwen-options", _OPTIONS, "choice.jsonl", "1,2,3,4"),
 )
 
 
@@ -426,7 +431,7 @@ def mitigations() -> str:
     return markdown(["model", "mitigation", "mean", "gap", "an answer takes"], rows, left=2)
 
 
-_MADE_OF = (*METHODS, "seqkd-reordering", "r1-reordering", "lpes")
+_MADE_OF = (*METHODS, "seqkd-reordering", "r1-reordering", "permutation", "lpes")
 
 
 def methods() -> str:
