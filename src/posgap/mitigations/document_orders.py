@@ -3,6 +3,7 @@ model pays to them, fewer of them, and several at random with a vote on the answ
 
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -191,7 +192,8 @@ def _shuffled(asked: Asked, settings: Orders) -> Sequence[Sequence["Document"]]:
 def majority(responses: Sequence[str]) -> int:
     """The index of the first response of those that are given most often, as SQuAD normalises them; of several that are
     given as often, the one that came first. A response that says nothing is none, unless all are."""
-    said = [normalize(response) for response in responses]
+    # SQuAD drops articles, and "A" is an option's letter too.
+    said = [normalize(response) or " ".join(re.findall(r"\w+", response.lower())) for response in responses]
     votes = Counter(filter(None, said)) or Counter(said)
     ((most, _),) = votes.most_common(1)  # which keeps the order in which they came
     return said.index(most)
@@ -204,7 +206,7 @@ from collections import Counter
 
 def said(answer):
     words = re.sub(r"[^\\w\\s]", "", answer.lower()).split()
-    return " ".join(word for word in words if word not in ("a", "an", "the"))
+    return " ".join([word for word in words if word not in ("a", "an", "the")] or words)
 
 def vote(answer, question, passages, orders={orders}):
     shuffled = [random.Random(seed).sample(passages, len(passages)) for seed in range(orders)]
