@@ -178,6 +178,14 @@ def _asked_by(model: str, mitigation: str, base: str, of: str, examples: str, po
     return Row(f"{kind if model == base else model}-{name}", kind, commands, trained_figures)
 
 
+def _applied(mitigation: str, model: str, base: str, of: str, examples: str, positions: str) -> Row:
+    """A mitigation in a model that is asked by another one, of prompts; compared with the model as it is."""
+    row = _asked_by(f"{model}-{mitigation}", "reordering", base, of, examples, positions)
+    apply = f"apply --model {{model}} --mitigation {mitigation} --force --out {{runs}}/{model}-{mitigation}-model"
+    sweep, _, gate = row.commands
+    return row._replace(commands=(apply, sweep, f"compare {{runs}}/{base} {{out}} --out {{out}}-compared", gate))
+
+
 # The paper's ablation, by the options of `distill`; each is trained on the same responses, as often.
 METHODS = {
     "sft": "--method sft",
@@ -291,6 +299,7 @@ ROWS = (
         ("sft", "r1"),
     ),
     _asked_by("smollm2-seqkd", "reordering", "smollm2-kv", _KV, "kv10.jsonl", "1,3,5,8,10"),
+    _applied("ms-poe", "qwen", "qwen-options", _OPTIONS, "choice.jsonl", "1,2,3,4"),
     _asked_by("qwen-r1", "reordering", "qwen-options", _OPTIONS, "choice.jsonl", "1,2,3,4"),
     _asked_by("qwen-options", """permutation '{{"orders": 3}}'""", "qwen-options", _OPTIONS, "choice.jsonl", "1,2,3,4"),
 )
@@ -431,7 +440,7 @@ def mitigations() -> str:
     return markdown(["model", "mitigation", "mean", "gap", "an answer takes"], rows, left=2)
 
 
-_MADE_OF = (*METHODS, "seqkd-reordering", "r1-reordering", "permutation", "lpes")
+_MADE_OF = (*METHODS, "seqkd-reordering", "r1-reordering", "ms-poe-reordering", "permutation", "lpes")
 
 
 def methods() -> str:
