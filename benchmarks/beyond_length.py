@@ -2,7 +2,7 @@
 
     python benchmarks/beyond_length.py [--tokens 16384] [--texts 1] [--factor 2]
 
-The text are posgap's own pages, which no model has learned. Each stretch ends with a copy of its first 256 tokens. The
+The texts are posgap's own pages, which no model has learned. Each stretch ends with a copy of its first 256 tokens. The
 loss by place says how well a model reads on, and that of the copy how well it finds what stands at the whole length's
 distance. The four passes take half an hour on one slow core.
 """
