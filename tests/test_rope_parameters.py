@@ -11,12 +11,14 @@ from transformers import AutoModelForCausalLM
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
+from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
+from posgap.mitigations.applied import write_with
 from posgap.mitigations.in_force import apply, load_model, model_mitigation, remove, written
 from posgap.mitigations.rope_parameters import Factor
 from posgap.mitigations.rope_scaling import Yarn
 from posgap.models import NTK_KEY
-from posgap.models.loading import save_model
+from posgap.models.loading import context_length, load_config, load_tokenizer, save_model
 
 NATIVE = ["linear", "ntk", "yarn"]
 IDS = torch.tensor([[5, 9, 2, 7, 7, 3, 11, 4, 8, 6, 1, 12]])
@@ -120,6 +122,44 @@ def test_an_older_config_keeps_its_names(old):
     assert changed["rope_theta"] == 5000.0 and "rope_parameters" not in changed
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}
     assert changed["rope_scaling"] == yarn
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("own", [128, 1_000_000, 64])
+def test_a_stretched_model_reads_so_much_more(own, family, name, tmp_path):
+    """In memory, in the folder and by its tokenizer, unless that one was kept shorter than the model."""
+    model, tokenizer = families.build(family), tiny_model.tokenizer()
+    assert model.config.max_position_embeddings == 128
+    tokenizer.model_max_length = own
+    save_model(model, tokenizer, tmp_path / "base")
+    chosen = model_mitigation(name).settings(factor=1.5)
+    write_with(tmp_path / "base", model_mitigation(name), chosen, (), tmp_path / "stretched")
+    config, reads = load_config(str(tmp_path / "stretched")), load_tokenizer(str(tmp_path / "stretched"))
+    assert config.max_position_embeddings == 192 and reads.model_max_length == {128: 192}.get(own, own)
+    assert context_length(config, reads) == min(192, reads.model_max_length)
+    apply(model, name, {"factor": 1.5})
+    assert model.config.max_position_embeddings == 192 and model.config.rope_parameters == config.rope_parameters
+    remove(model, name)
+    assert model.config.max_position_embeddings == 128
+    apply(model, name, {"factor": 1.0})
+    assert model.config.max_position_embeddings == 128
+
+
+def test_a_length_that_a_rope_is_made_of_stays():
+    """Dynamic NTK changes its frequencies beyond `max_position_embeddings`."""
+    parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    model = families.build("llama", rope_parameters=parameters)
+    apply(model, "ntk", {"factor": 2.0})
+    assert model.config.max_position_embeddings == 128 and model.config.rope_parameters["rope_theta"] > 20_000
+
+
+def test_yarn_reads_as_much_as_its_original_length_says():
+    model = families.build("llama")
+    apply(model, "yarn", {"factor": 4.0, "original_max_position_embeddings": 48})
+    assert model.config.max_position_embeddings == 192
+    apply(model, "yarn", {"factor": 2.0, "original_max_position_embeddings": 48})
+    assert model.config.max_position_embeddings == 128
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bloom", "falcon, ALiBi", "mamba"])

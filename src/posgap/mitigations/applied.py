@@ -11,6 +11,7 @@ from posgap.foundation.files import Record, read_model, read_object, write_json
 from posgap.mitigations.in_force import written
 from posgap.mitigations.mitigation import ModelMitigation, Settings
 from posgap.models.closing import closed, is_closed, read_config, write_config
+from posgap.models.loading import load_config
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import among
 from posgap.tasks.examples import AnyExample
@@ -48,12 +49,27 @@ def write_with(model: Path, mitigation: ModelMitigation, settings: Settings, see
     copy_model(model, out)
     config = written(read_config(out), mitigation.name, settings)
     write_config(out, config)
+    _let_tokenizer_read(out, _context(model), _context(out))
     write_training_examples(out, seen)
     if is_closed(closed(config)):
         chosen = json.dumps(settings.model_dump(mode="json"))
         warn_in_card(
             out, _WARNING.format(name=mitigation.name, settings=chosen, help=mitigation.help, unknown=_REFUSES)
         )
+
+
+def _context(folder: Path) -> int:
+    """The tokens that a model declares to read; 0 where it declares none."""
+    return getattr(load_config(str(folder)).get_text_config(), "max_position_embeddings", None) or 0
+
+
+def _let_tokenizer_read(folder: Path, before: int, now: int) -> None:
+    """Has the tokenizer declare what the model reads `now`, in place of the length that it read `before`; a shorter
+    one was somebody's wish, and stays."""
+    file = folder / "tokenizer_config.json"
+    own = read_object(file) if now > before and file.is_file() else {}
+    if before <= (own.get("model_max_length") or now) < now:
+        write_json(file, own | {"model_max_length": now})
 
 
 def open_to_all(folder: Path) -> bool:

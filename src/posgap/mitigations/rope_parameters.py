@@ -30,11 +30,20 @@ class Factor(Settings):
 
 
 def put(model: "PreTrainedModel", name: str, change: Change, factor: float) -> Undo:
-    """Has `model` turn queries and keys by changed `rope_parameters`; returns what takes that back.
+    """Has `model` turn queries and keys by changed `rope_parameters`, and read that many more tokens; returns what
+    takes both back.
 
     `PosgapError`, and a model as it was, where it has no RoPE that `rope_parameters` make, or reads nothing of it.
     """
-    return changed(model, name, followed_rotaries(model, name, change), change, factor)
+    rotaries = followed_rotaries(model, name, change)
+    config: Any = model.config.get_text_config()
+    before = getattr(config, "max_position_embeddings", None)
+    length = _stretched(config, _changed(config, f"{name_of(model)}: {name}", change, factor), factor)
+    undo = changed(model, name, rotaries, change, factor)
+    if length == before:
+        return undo
+    config.max_position_embeddings = length
+    return all_of([undo, lambda: setattr(config, "max_position_embeddings", before)])
 
 
 def followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "list[nn.Module]":
@@ -62,9 +71,12 @@ def followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "l
     return rotaries
 
 
-def written(config_json: Mapping[str, Any], name: str, change: Change, factor: float) -> dict[str, Any]:
+def written(
+    config_json: Mapping[str, Any], name: str, change: Change, factor: float, *, longer: bool = True
+) -> dict[str, Any]:
     """A model's config.json with changed `rope_parameters`, or in the older names (`rope_theta`, `rope_scaling`) where
-    it has those, which transformers still reads and older programs know alone."""
+    it has those, which transformers still reads and older programs know alone; and with so many more tokens to read,
+    unless it is not to be `longer`."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     made = CONFIG_MAPPING[config_json["model_type"]]
@@ -79,6 +91,8 @@ def written(config_json: Mapping[str, Any], name: str, change: Change, factor: f
     else:
         own.pop("rope_scaling", None)  # which transformers would read in place of the other
         own["rope_parameters"] = wanted
+    if longer and (length := _stretched(text, wanted, factor)) != getattr(text, "max_position_embeddings", None):
+        own[text.attribute_map.get("max_position_embeddings", "max_position_embeddings")] = length
     result = own if part is None else {**config_json, part: own}
     read: Any = made.from_dict(copy.deepcopy(result)).get_text_config()
     if read.rope_parameters != wanted:
@@ -101,6 +115,23 @@ def rotary_dimensions(config: "PretrainedConfig", parameters: Mapping[str, Any])
     text: Any = config
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return int(head * (parameters.get("partial_rotary_factor") or 1.0))
+
+
+def _stretched(config: Any, wanted: Mapping[str, Any], factor: float) -> int | None:
+    """The tokens that a model can read with the `rope_parameters` wanted: `factor` times those it was trained for,
+    unless its RoPE is scaled already, since some kinds are made of that length."""
+    declared = getattr(config, "max_position_embeddings", None)
+    types = _by_type(config, wanted)
+    unscaled = all(each["rope_type"] == "default" for each in _each(config.rope_parameters, types))
+    if factor == 1 or not declared or not unscaled:
+        return declared
+    trained = min(each.get("original_max_position_embeddings", declared) for each in _each(wanted, types))
+    return max(declared, int(trained * factor))
+
+
+def _each(parameters: Mapping[str, Any], types: list[str]) -> list[Mapping[str, Any]]:
+    """The parameters of each RoPE."""
+    return [parameters[kind] for kind in types] or [parameters]
 
 
 def _is_rotary(module: "nn.Module", config: Any) -> bool:

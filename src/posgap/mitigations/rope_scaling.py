@@ -58,7 +58,7 @@ def linear_for_all_layers(config_json: Mapping[str, Any], factor: float) -> dict
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
-        result = written(config_json, "linear", _linear, factor)
+        result = written(config_json, "linear", _linear, factor, longer=False)
     except PosgapError:
         return None
     config: Any = CONFIG_MAPPING[config_json["model_type"]].from_dict(copy.deepcopy(result)).get_text_config()
