@@ -31,6 +31,7 @@ class Size(NamedTuple):
     of: str  # task, documents, and how many examples are swept
     positions: str
     training: str
+    plan: str
     search: str
 
 
@@ -51,6 +52,7 @@ def of_questions(questions: Path) -> Size:
         "--task qa --n-docs 20 --limit 500",
         positions,
         "--gradient-checkpointing",
+        "--prompt-tokens 3200 --response-tokens 60",
         f"--limit 60 --positions {positions} --generations 6",
     )
 
@@ -71,6 +73,7 @@ DRY = Size(
     "--task kv --n-docs 3 --limit 4",
     "1,2,3",
     "--epochs 1 --k 1 --batch-size 8 --learning-rate 1e-5",
+    "--epochs 1 --k 1 --batch-size 8 --n-examples 4 --prompt-tokens 120 --response-tokens 12",
     "--limit 4 --positions 1,3 --generations 1 --population 2 --evaluation generation",
 )
 
@@ -82,7 +85,7 @@ def rows(name: str, size: Size) -> Iterator[Row]:
         f"sweep --model {{model}} {size.of} --examples {{runs}}/swept.jsonl --positions {size.positions} --out {{out}}"
     )
     yield Row(base, name, (*size.swept, sweep), study.sweep_figures)
-    yield from study.trained(base, name, size.of, "swept", size.train, size.positions, size.training)
+    yield from study.trained(base, name, size.of, "swept", size.train, size.positions, size.training, plan=size.plan)
     scaled = f"{{runs}}/{name}-lpes-model"
     search = (
         f"scale search --model {{model}} {task} --examples {size.train[-1].split()[-1]} {size.search} "
@@ -116,13 +119,14 @@ def main() -> None:
             study.STORE = Path(folder) / "store"
             for row in study.in_time(list(rows("gpu-dry", DRY)), options.hours):
                 study.run(row, model, "SmolLM2, dry", Path(folder))
-            print(study.methods())
+            print(study.methods(), study.plans(), sep="\n\n")
         return
     size = of_questions(options.questions or fetched(SOURCES["nq-oracle"]))
     missing = [row for row in rows(f"gpu-{options.size}", size) if not study.is_kept(row)]
     for row in study.in_time(missing, options.hours):
         study.run(row, options.model, options.model, study.RUNS / f"gpu-{options.size}")
-    write_table("study-methods", study.methods())
+    for name in ("study-methods", "study-plans"):
+        write_table(name, study.TABLES[name]())
 
 
 if __name__ == "__main__":

@@ -10,10 +10,12 @@ on another day. Each keeps its figures in benchmarks/study/<row>.json, with comm
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
@@ -23,7 +25,7 @@ from typing import Any, NamedTuple
 import real_models
 from report import ROOT, machine, write_table
 
-from posgap.foundation.files import atomic, read_json
+from posgap.foundation.files import atomic, read_json, read_jsonl
 from posgap.foundation.locations import cache_folder
 from posgap.foundation.tables import markdown
 from posgap.measurement.comparison import read_comparison
@@ -36,6 +38,7 @@ from posgap.rollout.files import read_measurement
 
 STORE = ROOT / "benchmarks" / "study"
 RUNS = ROOT / "runs" / "study"
+_ON_GPU = shutil.which("nvidia-smi") is not None
 NOT_ADMITTED = (3, 7)  # exit codes of a gate that refuses, or has too little to judge by
 TITLES = {"smollm2": "SmolLM2-135M-Instruct", "qwen": "Qwen2.5-Coder-0.5B-Instruct", "gemma": "Gemma 3 270M, base"}
 
@@ -92,11 +95,17 @@ def trained_figures(out: Path) -> dict[str, Any]:
     (difference,) = read_comparison(out.with_name(f"{out.name}-compared")).differences
     verdict = read_json(out.with_name(f"{out.name}-gate") / "gate.json")
     names = ("mean", "mean_ci95", "gap", "gap_ci95")
-    return sweep_figures(out) | {
-        "difference": {name: getattr(difference, name) for name in names},
-        "verdict": verdict["outcome"],
-        "rules": {rule["name"]: rule["outcome"] for rule in verdict["rules"]},
-    }
+    steps = out.with_name(f"{out.name}-model") / "history.jsonl"  # where it was trained
+    updates = {"updates": sum(1 for _ in read_jsonl(steps))} if steps.is_file() else {}
+    return (
+        sweep_figures(out)
+        | {
+            "difference": {name: getattr(difference, name) for name in names},
+            "verdict": verdict["outcome"],
+            "rules": {rule["name"]: rule["outcome"] for rule in verdict["rules"]},
+        }
+        | updates
+    )
 
 
 def teacher_figures(out: Path) -> dict[str, Any]:
@@ -141,6 +150,7 @@ _OPTIONS = "--task options --n-docs 4 --dtype float32 --limit 100"
 
 
 # For two cores, and at a rate above the paper's, at which so small a model does not move.
+_PLANNED = "--prompt-tokens 240 --response-tokens 12 --n-examples 128 --k 2 --epochs 1 --batch-size 6"
 _TRAINED = "--limit 128 --k 2 --epochs 1 --batch-size 6 --learning-rate 5e-5"
 
 
@@ -205,10 +215,12 @@ def trained(
     positions: str,
     settings: str,
     methods: Sequence[str] = tuple(METHODS),
+    plan: str = "",
 ) -> list[Row]:
     """The rows of a model's training: the teacher's responses to examples that the commands `train` make, and each
     method's model, swept on `examples`, compared with the sweep `base`, and judged. `of` is the task, the number of
-    documents, and how many examples are swept."""
+    documents, and how many examples are swept. Before each training `plan distill` says by its options `plan` what it
+    will take."""
     teacher, task = f"{model}-teacher", of.partition(" --limit ")[0]
     made, swept = train[-1].split()[-1], f"{examples}.jsonl"
     asked = f"teacher --model {{model}} {task} --examples {made} --sweep {{runs}}/{base} --out {{out}}"
@@ -216,6 +228,7 @@ def trained(
     for name in methods:
         row = f"{model}-{name}"
         commands = (
+            *((f"plan distill --model {{model}} --gpus {{gpus}} {plan} --json",) if plan else ()),
             f"distill --model {{model}} {' '.join(task.split()[:2])} --examples {made} "
             f"--responses {{runs}}/{teacher} {METHODS[name]} {settings} --out {{runs}}/{row}-model",
             _sweep(of, swept, positions).replace("{model}", f"{{runs}}/{row}-model"),
@@ -284,7 +297,7 @@ ROWS = (
     *(
         row
         for model in ("smollm2", "gemma")
-        for row in trained(f"{model}-kv", model, _KV, "kv10", _TRAIN, "1,3,5,8,10", _TRAINED)
+        for row in trained(f"{model}-kv", model, _KV, "kv10", _TRAIN, "1,3,5,8,10", _TRAINED, plan=_PLANNED)
     ),
     # Where letters are chosen, R1 is another one (docs/judge.md), and K and the paper's parts have no effect. Adapters,
     # since all of Qwen takes 18 GB beside a checkpoint.
@@ -309,24 +322,51 @@ def run(row: Row, model: str, title: str, runs: Path) -> None:
     """Runs a row on a model, and keeps its figures."""
     runs.mkdir(parents=True, exist_ok=True)
     names = {"model": model, "runs": str(runs), "out": str(runs / row.name), "cache": str(cache_folder())}
-    began = time.monotonic()
+    names["gpus"] = str(int(_ON_GPU))
+    began, took, foretold = time.monotonic(), [], {}
     for command in row.commands:
         words = shlex.split(command.format(**names))
         print("posgap", shlex.join(words), flush=True)
-        done = subprocess.run([sys.executable, "-m", "posgap", *words], cwd=ROOT)
-        if done.returncode not in ((0, *NOT_ADMITTED) if words[0] == "gate" else (0,)):
-            raise SystemExit(f"{row.name}: `posgap {shlex.join(words)}` ended with {done.returncode}")
+        code, printed, taken = measured(words)
+        if code not in ((0, *NOT_ADMITTED) if words[0] == "gate" else (0,)):
+            raise SystemExit(f"{row.name}: `posgap {shlex.join(words)}` ended with {code}")
+        took.append(taken)
+        if words[0] == "plan":
+            foretold = {name: json.loads(printed)[name] for name in ("updates", "hours", "memory_gb")}
     kept = {
         "model": title,
         "commands": [f"posgap {command}" for command in row.commands],
         "date": str(date.today()),
         "machine": machine(),
         "seconds": round(time.monotonic() - began),
+        "took": took,
+        **({"foretold": foretold} if foretold else {}),
         "figures": row.kept(runs / row.name),
     }
     STORE.mkdir(exist_ok=True)
     with atomic(STORE / f"{row.name}.json") as partial:
         partial.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+
+def measured(words: Sequence[str]) -> tuple[int, str, dict[str, float]]:
+    """Runs posgap: its exit code, what it printed if that is JSON, and what it took of seconds and of memory, in GB:
+    that of the processor, and with a GPU all that is taken of that one."""
+    began, on_gpu = time.monotonic(), 0.0
+    with tempfile.TemporaryFile("w+") as printed:
+        output = printed if "--json" in words else None
+        process = subprocess.Popen([sys.executable, "-m", "posgap", *words], cwd=ROOT, stdout=output)
+        while True:
+            pid, status, used = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            if _ON_GPU:
+                asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+                on_gpu = max(on_gpu, float(subprocess.check_output(asked, text=True)) * 2**20 / 1e9)
+            time.sleep(0.5)
+        process.returncode = os.waitstatus_to_exitcode(status)  # it was waited for behind its back
+        printed.seek(0)
+        taken = {"seconds": round(time.monotonic() - began), "memory_gb": round(used.ru_maxrss * 1024 / 1e9, 2)}
+        return process.returncode, printed.read(), taken | ({"gpu_gb": round(on_gpu, 2)} if _ON_GPU else {})
 
 
 def is_kept(row: Row) -> bool:
@@ -466,6 +506,23 @@ def hours(row: dict[str, Any]) -> str:
     return f"{row['date']}, {row['seconds'] / 60:.0f}"
 
 
+def plans() -> str:
+    """What `plan distill` foretold of each training beside what it took; the plan is that of R1, which makes more
+    updates than some methods, so its hours are those of the updates made."""
+    rows = []
+    for file in sorted(STORE.glob("*.json")):
+        each = read_json(file)
+        if foretold := each.get("foretold"):
+            index = next(at for at, command in enumerate(each["commands"]) if command.startswith("posgap distill"))
+            took, made = each["took"][index], each["figures"]["updates"]
+            minutes = 60 * foretold["hours"] * made / foretold["updates"]
+            memory = [foretold["memory_gb"], took.get("gpu_gb", took["memory_gb"])]
+            cells = [f"{minutes:.0f}", f"{took['seconds'] / 60:.0f}", *(f"{gb:.1f}" for gb in memory)]
+            rows.append([each["model"], file.stem.rpartition("-")[2], str(made), *cells])
+    heads = ["model", "method", "updates", "minutes planned", "minutes taken", "GB planned", "GB taken"]
+    return markdown(heads, rows, left=2)
+
+
 _MADE = {"kv": "as it is", "r1": "after R1", "kl": "after KL alone", "sft": "after SFT"}
 PICTURES = {  # in docs/, of rows by the names of their curves
     "pretrained-curves": {f"smollm2-{row}": f"SmolLM2-135M {made}" for row, made in _MADE.items()},
@@ -491,6 +548,7 @@ TABLES = {
     "why-shares": shares,
     "why-telling": telling,
     "study-mitigations": mitigations,
+    "study-plans": plans,
 }
 
 

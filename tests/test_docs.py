@@ -246,6 +246,8 @@ def test_tables_of_the_study_are_those_of_its_kept_figures(monkeypatch, tmp_path
         commands = [f"posgap {command}" for of in study.ROWS if of.name == file.stem for command in of.commands]
         if row["date"] < "2026-11-27":  # before commands said the precision
             commands = [command.replace(" --dtype float32", "") for command in commands]
+        if "foretold" not in row:  # before a plan was asked for
+            commands = [command for command in commands if not command.startswith("posgap plan ")]
         assert row["commands"] == commands
         assert row["seconds"] > 0 and row["date"] and row["machine"]
     monkeypatch.setattr(study, "STORE", tmp_path)
