@@ -126,7 +126,7 @@ def test_an_older_config_keeps_its_names(old):
 
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-@pytest.mark.parametrize("own", [128, 1_000_000, 64])
+@pytest.mark.parametrize("own", [128, int(1e30), 64])
 def test_a_stretched_model_reads_so_much_more(own, family, name, tmp_path):
     """In memory, in the folder and by its tokenizer, unless that one was kept shorter than the model."""
     model, tokenizer = families.build(family), tiny_model.tokenizer()
