@@ -80,7 +80,7 @@ def test_a_killed_pipeline_goes_on_where_it_was(tmp_path, model_folder, empty_st
     ]
     kept = []
     for reached in moments:
-        process, deadline = begin(tmp_path, model_folder), time.monotonic() + 120
+        process, deadline = begin(tmp_path, model_folder), time.monotonic() + 300
         while not reached():
             assert process.is_alive() and time.monotonic() < deadline, shown(tmp_path)
             time.sleep(0.01)
