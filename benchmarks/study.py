@@ -31,6 +31,7 @@ from posgap.foundation.tables import markdown
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.lengths import read_lengths
 from posgap.measurement.plots import position_curves, save_picture
+from posgap.measurement.summary import p_value
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigating.report import read_mitigate
 from posgap.rollout.documents import PARTS
@@ -90,17 +91,22 @@ def mitigate_figures(out: Path) -> dict[str, Any]:
     return {"budget": found.budget, "seconds": found.seconds, "examples": found.examples, "base": base, "rows": rows}
 
 
+def contrast_figures(out: Path) -> dict[str, Any]:
+    """How one sweep differs from another of the same examples."""
+    (difference,) = read_comparison(out).differences
+    return {name: getattr(difference, name) for name in ("mean", "mean_ci95", "gap", "gap_ci95")}
+
+
 def trained_figures(out: Path) -> dict[str, Any]:
     """What is kept of a model that was made of another: its sweep, how it differs from the base's, and the verdict."""
-    (difference,) = read_comparison(out.with_name(f"{out.name}-compared")).differences
+    difference = contrast_figures(out.with_name(f"{out.name}-compared"))
     verdict = read_json(out.with_name(f"{out.name}-gate") / "gate.json")
-    names = ("mean", "mean_ci95", "gap", "gap_ci95")
     steps = out.with_name(f"{out.name}-model") / "history.jsonl"  # where it was trained
     updates = {"updates": sum(1 for _ in read_jsonl(steps))} if steps.is_file() else {}
     return (
         sweep_figures(out)
         | {
-            "difference": {name: getattr(difference, name) for name in names},
+            "difference": difference,
             "verdict": verdict["outcome"],
             "rules": {rule["name"]: rule["outcome"] for rule in verdict["rules"]},
         }
@@ -230,7 +236,7 @@ def trained(
         commands = (
             *((f"plan distill --model {{model}} --gpus {{gpus}} {plan} --json",) if plan else ()),
             f"distill --model {{model}} {' '.join(task.split()[:2])} --examples {made} "
-            f"--responses {{runs}}/{teacher} {METHODS[name]} {settings} --out {{runs}}/{row}-model",
+            f"--responses {{runs}}/{teacher} {METHODS[name.partition('-')[0]]} {settings} --out {{runs}}/{row}-model",
             _sweep(of, swept, positions).replace("{model}", f"{{runs}}/{row}-model"),
             f"compare {{runs}}/{base} {{out}} --out {{out}}-compared",
             f"gate --candidate {{out}} --base {{runs}}/{base} --examples {{runs}}/{swept} --out {{out}}-gate",
@@ -298,6 +304,24 @@ ROWS = (
         row
         for model in ("smollm2", "gemma")
         for row in trained(f"{model}-kv", model, _KV, "kv10", _TRAIN, "1,3,5,8,10", _TRAINED, plan=_PLANNED)
+    ),
+    # R1 reads each example at its best position too, and so makes more updates of as many prompts. This is as many.
+    *trained(
+        "smollm2-kv",
+        "smollm2",
+        _KV,
+        "kv10",
+        _TRAIN,
+        "1,3,5,8,10",
+        _TRAINED.replace("--batch-size 6", "--batch-size 4"),
+        ("kl-64",),
+        _PLANNED.replace("--batch-size 6", "--batch-size 4"),
+    )[1:],
+    Row(
+        "smollm2-anchoring",
+        "smollm2",
+        ("compare {runs}/smollm2-kl-64 {runs}/smollm2-r1 --out {out}",),
+        contrast_figures,
     ),
     # Where letters are chosen, R1 is another one (docs/judge.md), and K and the paper's parts have no effect. Adapters,
     # since all of Qwen takes 18 GB beside a checkpoint.
@@ -445,7 +469,7 @@ def shares() -> str:
     for each in kept("smollm2-why", "gemma-why", "qwen-why"):
         for name, of in each["figures"]["measures"].items():
             parts = [f"{100 * of['parts'][part]:.1f}" for part in PARTS]
-            rows.append([each["model"], name.replace("_", " "), *parts, f"{of['shape']} (p {of['flatness_p']:.3f})"])
+            rows.append([each["model"], name.replace("_", " "), *parts, f"{of['shape']} ({p_value(of['flatness_p'])})"])
     return markdown(["model", "measure", *PARTS, "among documents"], rows, left=2)
 
 
@@ -480,7 +504,7 @@ def mitigations() -> str:
     return markdown(["model", "mitigation", "mean", "gap", "an answer takes"], rows, left=2)
 
 
-_MADE_OF = (*METHODS, "seqkd-reordering", "r1-reordering", "ms-poe-reordering", "permutation", "lpes")
+_MADE_OF = (*METHODS, "kl-64", "seqkd-reordering", "r1-reordering", "ms-poe-reordering", "permutation", "lpes")
 
 
 def methods() -> str:
@@ -518,7 +542,7 @@ def plans() -> str:
             minutes = 60 * foretold["hours"] * made / foretold["updates"]
             memory = [foretold["memory_gb"], took.get("gpu_gb", took["memory_gb"])]
             cells = [f"{minutes:.0f}", f"{took['seconds'] / 60:.0f}", *(f"{gb:.1f}" for gb in memory)]
-            rows.append([each["model"], file.stem.rpartition("-")[2], str(made), *cells])
+            rows.append([each["model"], file.stem.partition("-")[2], str(made), *cells])
     heads = ["model", "method", "updates", "minutes planned", "minutes taken", "GB planned", "GB taken"]
     return markdown(heads, rows, left=2)
 

@@ -172,7 +172,7 @@ def _tried(tried_on: TriedOn) -> Sequence[NoChoice]:
 
 PINE = ModelMitigation(
     name="pine",
-    help="the documents are read as a set: each sees all others, sorted by importance, so that order cannot matter",
+    help="the documents are read as a set: each sees all others, sorted by importance, whatever their order",
     level="attention",
     source="Wang et al. 2025, section 3.3, arXiv 2407.01100",
     cost="a turn of every query for each document, attention without fused kernels, and no beginnings shared",
