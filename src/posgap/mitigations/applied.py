@@ -11,7 +11,6 @@ from posgap.foundation.files import Record, read_model, read_object, write_json
 from posgap.mitigations.in_force import written
 from posgap.mitigations.mitigation import ModelMitigation, Settings
 from posgap.models.closing import closed, is_closed, read_config, write_config
-from posgap.models.loading import load_config
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import among
 from posgap.tasks.examples import AnyExample
@@ -60,6 +59,8 @@ def write_with(model: Path, mitigation: ModelMitigation, settings: Settings, see
 
 def _context(folder: Path) -> int:
     """The tokens that a model declares to read; 0 where it declares none."""
+    from posgap.models.loading import load_config  # imports torch
+
     return getattr(load_config(str(folder)).get_text_config(), "max_position_embeddings", None) or 0
 
 
