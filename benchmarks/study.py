@@ -317,12 +317,6 @@ ROWS = (
         ("kl-64",),
         _PLANNED.replace("--batch-size 6", "--batch-size 4"),
     )[1:],
-    Row(
-        "smollm2-anchoring",
-        "smollm2",
-        ("compare {runs}/smollm2-kl-64 {runs}/smollm2-r1 --out {out}",),
-        contrast_figures,
-    ),
     # Where letters are chosen, R1 is another one (docs/judge.md), and K and the paper's parts have no effect. Adapters,
     # since all of Qwen takes 18 GB beside a checkpoint.
     *trained(

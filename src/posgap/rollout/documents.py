@@ -12,6 +12,7 @@ from scipy.stats import t as student
 
 from posgap.measurement.shape import regions
 from posgap.measurement.statistics import EACH_END, LEVEL, flatness_p
+from posgap.measurement.summary import p_value
 from posgap.rollout.distributions import mean_interval
 from posgap.tasks.document_spans import Span
 
@@ -166,7 +167,7 @@ def summary_text(documents: Mapping[str, Any], measure: str = "rollout") -> str:
     said = ", ".join(f"{name} {100 * parts[name]:.1f} %" for name in PARTS)
     least, most = int(np.argmin(gold)), int(np.argmax(gold))
     shape = f"; by position the documents' shares are {measured['shape']}" if "shape" in measured else ""
-    tested = f" (p {measured['flatness_p']:.3f} if position has no effect)" if shape else ""
+    tested = f" ({p_value(measured['flatness_p'])} if position has no effect)" if shape else ""
     return (
         f"of the {measure}: {said}{shape}{tested}; among documents the gold one draws from {100 * gold[least]:.1f} % "
         f"(at position {positions[least]}) to {100 * gold[most]:.1f} % (at {positions[most]}), where an even share is "
