@@ -58,10 +58,10 @@ def of_questions(questions: Path) -> Size:
 
 
 def of_records(name: str, seed: int) -> tuple[str, ...]:
-    """A few examples of three short records."""
+    """A few examples of two short records."""
     made = f"{{runs}}/{name}-made.jsonl"
     return (
-        f"data make kv --n-keys 3 --n-examples 8 --seed {seed} --force --out {made}",
+        f"data make kv --n-keys 2 --n-examples 16 --seed {seed} --force --out {made}",
         f"data import --format litm-kv --input {made} --key-digits 8 --value-digits 8 --force "
         f"--out {{runs}}/{name}.jsonl",
     )
@@ -70,11 +70,11 @@ def of_records(name: str, seed: int) -> tuple[str, ...]:
 DRY = Size(
     of_records("train", 1),
     of_records("swept", 0),
-    "--task kv --n-docs 3 --limit 4",
-    "1,2,3",
+    "--task kv --n-docs 2 --limit 10",
+    "1,2",
     "--epochs 1 --k 1 --batch-size 8 --learning-rate 1e-5",
-    "--epochs 1 --k 1 --batch-size 8 --n-examples 4 --prompt-tokens 120 --response-tokens 12",
-    "--limit 4 --positions 1,3 --generations 1 --population 2 --evaluation generation",
+    "--epochs 1 --k 1 --batch-size 8 --n-examples 16 --prompt-tokens 120 --response-tokens 12",
+    "--limit 4 --positions 1,2 --generations 1 --population 2 --evaluation generation",
 )
 
 
