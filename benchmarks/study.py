@@ -91,22 +91,16 @@ def mitigate_figures(out: Path) -> dict[str, Any]:
     return {"budget": found.budget, "seconds": found.seconds, "examples": found.examples, "base": base, "rows": rows}
 
 
-def contrast_figures(out: Path) -> dict[str, Any]:
-    """How one sweep differs from another of the same examples."""
-    (difference,) = read_comparison(out).differences
-    return {name: getattr(difference, name) for name in ("mean", "mean_ci95", "gap", "gap_ci95")}
-
-
 def trained_figures(out: Path) -> dict[str, Any]:
     """What is kept of a model that was made of another: its sweep, how it differs from the base's, and the verdict."""
-    difference = contrast_figures(out.with_name(f"{out.name}-compared"))
+    (difference,) = read_comparison(out.with_name(f"{out.name}-compared")).differences
     verdict = read_json(out.with_name(f"{out.name}-gate") / "gate.json")
     steps = out.with_name(f"{out.name}-model") / "history.jsonl"  # where it was trained
     updates = {"updates": sum(1 for _ in read_jsonl(steps))} if steps.is_file() else {}
     return (
         sweep_figures(out)
         | {
-            "difference": difference,
+            "difference": {name: getattr(difference, name) for name in ("mean", "mean_ci95", "gap", "gap_ci95")},
             "verdict": verdict["outcome"],
             "rules": {rule["name"]: rule["outcome"] for rule in verdict["rules"]},
         }
@@ -156,8 +150,15 @@ _OPTIONS = "--task options --n-docs 4 --dtype float32 --limit 100"
 
 
 # For two cores, and at a rate above the paper's, at which so small a model does not move.
-_PLANNED = "--prompt-tokens 240 --response-tokens 12 --n-examples 128 --k 2 --epochs 1 --batch-size 6"
 _TRAINED = "--limit 128 --k 2 --epochs 1 --batch-size 6 --learning-rate 5e-5"
+_IN_FOURS = _TRAINED.replace("--batch-size 6", "--batch-size 4")
+
+
+def _planned(training: str) -> str:
+    """What `plan distill` is told of such a training on ten short records."""
+    return (
+        f"--prompt-tokens 240 --response-tokens 12 {training.replace('--limit', '--n-examples').rpartition(' --')[0]}"
+    )
 
 
 def _sweep(of: str, examples: str, positions: str) -> str:
@@ -303,9 +304,10 @@ ROWS = (
     *(
         row
         for model in ("smollm2", "gemma")
-        for row in trained(f"{model}-kv", model, _KV, "kv10", _TRAIN, "1,3,5,8,10", _TRAINED, plan=_PLANNED)
+        for row in trained(f"{model}-kv", model, _KV, "kv10", _TRAIN, "1,3,5,8,10", _TRAINED, plan=_planned(_TRAINED))
     ),
-    # R1 reads each example at its best position too, and so makes more updates of as many prompts. This is as many.
+    # R1 reads each example at its best position too, and so makes 64 updates of 6 prompts, of 2 examples each. These
+    # are as many, of the same examples, and name the method by what stands before the number.
     *trained(
         "smollm2-kv",
         "smollm2",
@@ -313,9 +315,9 @@ ROWS = (
         "kv10",
         _TRAIN,
         "1,3,5,8,10",
-        _TRAINED.replace("--batch-size 6", "--batch-size 4"),
+        _IN_FOURS,
         ("kl-64",),
-        _PLANNED.replace("--batch-size 6", "--batch-size 4"),
+        _planned(_IN_FOURS),
     )[1:],
     # Where letters are chosen, R1 is another one (docs/judge.md), and K and the paper's parts have no effect. Adapters,
     # since all of Qwen takes 18 GB beside a checkpoint.
