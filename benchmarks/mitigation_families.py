@@ -3,7 +3,7 @@
     python benchmarks/mitigation_families.py                     prints the table
     python benchmarks/mitigation_families.py --write             writes it for docs/families.md
     python benchmarks/mitigation_families.py llama gemma2        only these families
-    python benchmarks/mitigation_families.py --only pine lpes    only these mitigations
+    python benchmarks/mitigation_families.py --only ntk lpes     only these mitigations
 
 Of each pair it asks: do settings that mean nothing change nothing, to the bit; do settings that mean something change
 something; does a prompt with tokens after it, one at a time, give what one pass gives; are settings replaced and taken
@@ -35,12 +35,12 @@ from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
-from posgap.models.layout import during_forward
+from posgap.models.head_scaling import n_key_heads
 from posgap.models.loading import save_model
 
 OF_MODELS = [each for each in MITIGATIONS if isinstance(each, ModelMitigation)]
-# A prompt with two documents, and a response of five tokens; with a window of 8 some of it lies outside.
-LENGTH, RESPONSE, SPANS = 20, 5, [(2, 8), (8, 15)]
+# A prompt, and a response of five tokens; with a window of 8 some of it lies outside.
+LENGTH, RESPONSE = 20, 5
 IDS = torch.randint(3, families.VOCABULARY - 4, (1, LENGTH + RESPONSE), generator=torch.Generator().manual_seed(5))
 PROMPTS = [IDS[0, :LENGTH].tolist(), IDS[0, :LENGTH].flip(0).tolist()]
 # Of the standard deviation of the logits: what rounding may make between one pass and several, unless the model without
@@ -86,9 +86,8 @@ class Cell:
 
 
 @torch.inference_mode()
-def logits(model: PreTrainedModel) -> torch.Tensor:
-    with during_forward(model, SPANS, LENGTH):
-        return model(input_ids=IDS, **_uncached(model)).logits
+def logits(model: PreTrainedModel, ids: torch.Tensor = IDS) -> torch.Tensor:
+    return model(input_ids=ids, **_uncached(model)).logits
 
 
 def _uncached(model: PreTrainedModel) -> dict[str, bool]:
@@ -99,20 +98,19 @@ def _uncached(model: PreTrainedModel) -> dict[str, bool]:
 def decoded(model: PreTrainedModel) -> torch.Tensor:
     """The logits of the response's tokens: the prompt is read, then one token after the other, as `generate` does."""
     seen: dict = {}
-    with during_forward(model, SPANS, LENGTH):
-        rows = []
-        for end in range(LENGTH, LENGTH + RESPONSE):
-            given = model.prepare_inputs_for_generation(
-                IDS[:, :end],
-                next_sequence_length=None if not seen else 1,
-                is_first_iteration=not seen,
-                attention_mask=torch.ones(1, end, dtype=torch.long),
-                use_cache=True,
-                **seen,
-            )
-            out = model(**given, return_dict=True)
-            seen = {name: out[name] for name in ("past_key_values", "cache_params", "state") if name in out}
-            rows.append(out.logits[:, -1:])
+    rows = []
+    for end in range(LENGTH, LENGTH + RESPONSE):
+        given = model.prepare_inputs_for_generation(
+            IDS[:, :end],
+            next_sequence_length=None if not seen else 1,
+            is_first_iteration=not seen,
+            attention_mask=torch.ones(1, end, dtype=torch.long),
+            use_cache=True,
+            **seen,
+        )
+        out = model(**given, return_dict=True)
+        seen = {name: out[name] for name in ("past_key_values", "cache_params", "state") if name in out}
+        rows.append(out.logits[:, -1:])
     return torch.cat(rows, dim=1)
 
 
@@ -170,7 +168,8 @@ class Family:
                 raise
             # Factors can be given where heads cannot be ranked.
             layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
-            rows = [[1.1 + 0.2 * head for head in range(heads)]] * layers
+            groups = heads // n_key_heads(model)
+            rows = [[1.1 + 0.2 * (head // groups) for head in range(heads)]] * layers
             return [mitigation.settings(factors=some) for some in (rows[::-1], [row[::-1] for row in rows])], True
 
     def untouched(self, model: PreTrainedModel, when: str) -> Iterator[str]:
@@ -190,7 +189,10 @@ class Family:
         changed = logits(model)
         if away(changed, self.own) < NO_CHANGE:
             yield "changes nothing"
-        if (apart := away(decoded(model), changed[:, LENGTH - 1 : -1])) > self.rounding:
+        got, wanted = decoded(model), changed[:, LENGTH - 1 : -1]
+        if mitigation.alone:  # what follows the prompt would have a part in what it makes of the prompt
+            got, wanted = got[:, :1], logits(model, IDS[:, :LENGTH])[:, -1:]
+        if (apart := away(got, wanted)) > self.rounding:
             yield f"prefill and decoding differ from one pass by {apart:.1e}"
         apply(model, name, settings[0])
         apply(model, name, settings[-1])

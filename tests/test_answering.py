@@ -12,12 +12,10 @@ from posgap.foundation.files import read_json, read_jsonl, write_json, write_jso
 from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
-from posgap.mitigating.config import ApplyConfig
 from posgap.mitigations.in_force import load_model
 from posgap.models import memory
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.models.memory import available_bytes, needed_bytes
-from posgap.stages.apply import apply
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
 from posgap.tasks.reading import write_examples
@@ -51,14 +49,6 @@ def test_another_model_does_not(tmp_path, swept, model_folder):
     save_model(other, load_tokenizer(str(model_folder)), tmp_path / "other")
     with pytest.raises(PosgapError, match=r"^only [012] of 6 responses are as its sweep recorded: to kv-\d it"):
         require_answers(tmp_path / "other", swept, swept_examples(swept), 6)
-
-
-def test_what_mlflow_cannot_serve_is_not_promoted(tmp_path, model_folder, examples):
-    """PINE must be told where the documents stand, and a request to the scoring server is a text."""
-    folder = apply(ApplyConfig(model=str(model_folder), mitigation="pine", out=tmp_path / "pine"))
-    swept = sweep(SweepConfig(examples=examples, model=str(folder), n_docs=4, out=tmp_path / "swept"))
-    with pytest.raises(PosgapError, match="must know where the documents stand, which these prompts do not say"):
-        require_answers(folder, swept, swept_examples(swept), 4)
 
 
 def test_a_version_is_served_as_this_sweep_asked_and_not_as_another_one_did(tmp_path, swept):

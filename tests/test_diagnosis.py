@@ -21,7 +21,9 @@ from transformers import (
 )
 
 from posgap.data.synthetic import two_hop_examples
+from posgap.diagnosis import attention_reading
 from posgap.diagnosis.attention import attention_shares
+from posgap.diagnosis.attention_reading import attention_rows
 from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
@@ -30,8 +32,6 @@ from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.config import DiagnoseConfig, SweepConfig
 from posgap.measurement.diagnoses import TokenShift, read_diagnosis, summarize_shifts
 from posgap.mitigations.in_force import load_model
-from posgap.models import attention_reading
-from posgap.models.attention_reading import attention_rows
 from posgap.models.loading import load_tokenizer
 from posgap.stages.diagnose import diagnose
 from posgap.stages.sweep import sweep

@@ -66,8 +66,7 @@ def test_at_an_endpoint_mitigations_of_prompts_are_compared_by_tokens_and_calls(
     assert by_name.keys() == set(MITIGATIONS.names()) and result.elsewhere == "openai"
     assert {each.name for each in result.measured} == {"reordering", "permutation", "reversed"}
     for name in by_name.keys() - {"reordering", "permutation", "reversed", "fewer"}:
-        wanted = "looks at the model's attention" if name == "attention-sorting" else "changes the model itself"
-        assert wanted in by_name[name].reason and by_name[name].tried == 0
+        assert "changes the model itself" in by_name[name].reason and by_name[name].tried == 0
 
     assert result.base_gap == 100
     reordered, voted = by_name["reordering"].measured, by_name["permutation"].measured

@@ -61,7 +61,7 @@ def test_the_products_are_computed_from_the_packed_weights(model, monkeypatch):
 
 def test_every_mitigation_of_a_model_is_put_into_one_whose_weights_are_packed(monkeypatch):
     """`mitigate` packs weights first. Packed products differ by rounding from those that gradients go through, and a
-    check to the bit that asked once this way and once that way refused attention buckets on every real model."""
+    check to the bit that asked once this way and once that way refused a mitigation on every real model."""
     monkeypatch.setattr(packing, "MIN_WEIGHTS", 1)
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(hidden_size=256, num_hidden_layers=2, num_attention_heads=4)).eval()

@@ -191,14 +191,14 @@ def test_a_mitigation_on_top_of_what_is_trained_has_settings_of_its_own(form):
 def test_mitigations_are_those_that_the_backend_serves():
     assert remedies("r1+yarn+lpes", "vllm") == ["yarn", "lpes"]
     assert remedies("mitigate", "vllm") == ["lpes", "linear", "ntk", "yarn"]  # what vLLM and its plugin load
-    assert {"pine", *remedies("mitigate", "vllm")} < set(remedies("mitigate", "transformers"))
+    assert {"ms-poe", *remedies("mitigate", "vllm")} < set(remedies("mitigate", "transformers"))
     assert "permutation" not in remedies("mitigate", "transformers")  # no model folder carries it
-    with pytest.raises(ValueError, match="methods: vllm does not serve pine; it serves lpes, linear, ntk, yarn"):
-        remedies("r1+pine", "vllm")
+    with pytest.raises(ValueError, match="methods: vllm does not serve ms-poe; it serves lpes, linear, ntk, yarn"):
+        remedies("r1+ms-poe", "vllm")
     with pytest.raises(ValueError, match="methods: mitigate tries yarn too; name one of them"):
         candidates("mitigate+yarn")
-    with pytest.raises(ValueError, match="methods: vllm does not serve pine; it serves lpes, linear, ntk, yarn"):
-        remedies("r1 then pine", "vllm", on_top=True)
+    with pytest.raises(ValueError, match="methods: vllm does not serve ms-poe; it serves lpes, linear, ntk, yarn"):
+        remedies("r1 then ms-poe", "vllm", on_top=True)
     assert remedies("r1+lpes then mitigate", "vllm", on_top=True) == remedies("mitigate", "vllm")
 
 
@@ -270,7 +270,7 @@ def test_methods_and_parts():
         ("r1 then mitigate+yarn", "methods: mitigate tries yarn too; name one of them"),
         ("r1 then", "methods: unknown method 'r1 then': choose from"),
         ("r1 then yran", "methods: unknown method 'yran': choose from"),
-        ("r1 then pine", "methods: vllm does not serve pine"),
+        ("r1 then ms-poe", "methods: vllm does not serve ms-poe"),
     ],
 )
 def test_what_then_cannot_join_is_one_line(form, methods, complaint):

@@ -7,7 +7,6 @@ import re
 from itertools import permutations
 
 import pytest
-import torch
 from conftest import kv_example, qa_example
 from endpoint import Endpoint, retrieve, served
 from test_gate import write_sweep
@@ -20,7 +19,6 @@ from posgap.foundation.errors import NotEnoughEvidence, PosgapError
 from posgap.foundation.files import parsed, read_json, write_json
 from posgap.gating.config import CheckConfig, GateConfig
 from posgap.generation.generator import Completion, Sampling, Usage
-from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.config import DiagnoseConfig, MergeConfig, SweepConfig
 from posgap.measurement.mitigated import Mitigated, Question
 from posgap.measurement.summary import summary_text
@@ -37,7 +35,7 @@ from posgap.stages.sweep import sweep
 from posgap.stages.teacher import advantageous_placements
 from posgap.tasks.examples import Document, Example, KVExample, Passage, RankedExample
 from posgap.tasks.placements import Placement
-from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tracking.config import PromoteConfig
@@ -85,8 +83,8 @@ def endpoint():
 # Orders
 
 
-def asked(documents, example=None, attention=None, seed=0) -> Asked:
-    return Asked(example or qa_example(), documents, seed, attention)
+def asked(documents, example=None, seed=0) -> Asked:
+    return Asked(example or qa_example(), documents, seed)
 
 
 def documents(n: int) -> list[Document]:
@@ -97,7 +95,7 @@ def documents(n: int) -> list[Document]:
 def test_every_order_has_the_documents_that_were_given_and_is_the_same_again(mitigation):
     for settings in mitigation.tried():
         for n in (1, 2, 5):
-            given = asked(documents(n), attention=lambda order: [float(len(d.text)) for d in order])
+            given = asked(documents(n))
             orders = [list(order) for order in mitigation.orders(given, settings)]
             kept = math.ceil(n * getattr(settings, "share", 1))
             assert orders and all(len(order) == kept == len(set(map(str, order))) for order in orders)
@@ -105,25 +103,6 @@ def test_every_order_has_the_documents_that_were_given_and_is_the_same_again(mit
             assert orders == [list(order) for order in mitigation.orders(given, settings)]
             assert mitigation.chosen(["a"] * len(orders)) == 0
         assert parsed(type(settings), settings.model_dump(), "settings") == settings
-
-
-def test_attention_sorts_the_attended_last_and_looks_again_in_the_new_order():
-    given, seen = documents(4), []
-
-    def attention(order):
-        """Of the document `t2`, and otherwise of those that stand first."""
-        seen.append([d.title for d in order])
-        return [9.0 if d.title == "t2" else -float(place) for place, d in enumerate(order)]
-
-    sorting = MITIGATIONS["attention-sorting"]
-    (once,) = sorting.orders(asked(given, attention=attention), sorting.settings())
-    assert [d.title for d in once] == ["t3", "t1", "t0", "t2"] and seen == [["t0", "t1", "t2", "t3"]]
-    (twice,) = sorting.orders(asked(given, attention=attention), sorting.settings(rounds=2))
-    assert [d.title for d in twice] == ["t0", "t1", "t3", "t2"] and seen[-1] == ["t3", "t1", "t0", "t2"]
-    (first,) = sorting.orders(asked(given, attention=attention), sorting.settings(most="first"))
-    assert [d.title for d in first] == ["t2", "t0", "t1", "t3"]
-    (equal,) = sorting.orders(asked(given, attention=lambda order: [0.5] * 4), sorting.settings())
-    assert equal == given
 
 
 def test_permutations_differ_are_all_there_is_where_more_are_asked_for_and_shuffle_every_placement_alike():
@@ -198,7 +177,7 @@ def test_relevance_is_the_retriever_s_where_there_was_one():
     assert by_relevance(example, shown) == [document for document in given if document in shown]
 
 
-@pytest.mark.parametrize("mitigation", [each for each in OF_PROMPTS if not each.needs_attention], ids=lambda m: m.name)
+@pytest.mark.parametrize("mitigation", OF_PROMPTS, ids=lambda mitigation: mitigation.name)
 def test_the_code_for_an_application_does_what_was_measured(mitigation):
     passages = [Passage(text=f"passage {i}", relevant=i == 3) for i in range(7)]
     example = RankedExample(id="r", question="q", answers=["a"], passages=passages)
@@ -230,7 +209,7 @@ def test_fewer_passages_need_somebody_who_ranked_them():
 
 
 class Rule:
-    """A generator that answers by a rule, the last prompt of a group first, and shows made-up attention."""
+    """A generator that answers by a rule, the last prompt of a group first."""
 
     def __init__(self, answer):
         self.answer, self.prompts = answer, []
@@ -328,37 +307,6 @@ def test_every_task_is_asked_with_all_its_documents_and_for_the_sample_that_is_w
             asked = mitigated.asked(Question(example, placement, 3))
             assert asked.given == given and {prompt.sample for prompt in asked.prompts} == {3}
             assert all(document.text in prompt.text for prompt in asked.prompts for document in given)
-            assert bool(asked.read) == mitigation.needs_attention
-
-
-# Attention of a model in memory
-
-
-def test_documents_are_sorted_by_the_model_s_own_attention(model, tokenizer):
-    """Against the maps of attention of one pass, and against sorting by them by hand."""
-    generator = TransformersGenerator(model, tokenizer, 4096)
-    build, example = PromptBuilder(TASKS["kv"], tokenizer, 512, 4), kv_example(1, 6)
-    placement = Placement((3,), 6)
-    given, prompt = build.documents(example, placement), build.prompt(example, placement)
-    spans = build.spans(example, given, prompt)
-    shares = generator.attention(prompt.token_ids, spans)
-    model.set_attn_implementation("eager")
-    with torch.inference_mode():
-        maps = model(torch.tensor([prompt.token_ids]), output_attentions=True).attentions
-    by_token = torch.stack([layer[0, :, -1] for layer in maps]).mean((0, 1))
-    assert shares == pytest.approx([float(by_token[first:end].sum()) for first, end in spans], rel=1e-4)
-    assert len(set(shares)) == 6 and 0 < sum(shares) < 1
-    sorting = MITIGATIONS["attention-sorting"]
-    mitigated = Mitigated(build, sorting, sorting.settings(), 0)
-    seen = []
-    looked = Rule(lambda text: seen.append(text) or "x")
-    looked.attention = generator.attention
-    ((_, _, completion),) = mitigated.generate(looked, [[Question(example, placement)]], Sampling(4))
-    expected = [document for _, document in sorted(zip(shares, given), key=lambda pair: pair[0])]
-    assert seen == [build.worded(example, expected)]
-    assert completion.usage == Usage(10 + len(prompt.token_ids), 2, None, None, 2)
-    with pytest.raises(PosgapError, match="attention-sorting: looks at the model's attention.*--processes 1"):
-        list(mitigated.generate(Rule(str), [[Question(example, placement)]], Sampling(4)))
 
 
 # Sweeps
@@ -398,23 +346,19 @@ def test_a_sweep_pays_for_all_that_is_asked_and_asks_baselines_as_they_are(endpo
 def test_a_model_on_this_machine_is_asked_and_estimated(tmp_path, model_folder, capsys):
     write_examples(tmp_path / "e.jsonl", [kv_example(i, 4) for i in range(3)])
     common = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 4, "max_new_tokens": 4}
-    sorting = {**common, "mitigation": "attention-sorting", "mitigation_settings": {"rounds": 2}}
-    whole = sweep(SweepConfig(**sorting, out=tmp_path / "whole"))
-    parts = [sweep(SweepConfig(**sorting, out=tmp_path / f"{i}", shard=f"{i}/2")) for i in (1, 2)]
+    voting = {**common, "mitigation": "permutation", "mitigation_settings": {"orders": 2}}
+    whole = sweep(SweepConfig(**voting, out=tmp_path / "whole"))
+    parts = [sweep(SweepConfig(**voting, out=tmp_path / f"{i}", shard=f"{i}/2")) for i in (1, 2)]
     merged = merge(MergeConfig(sweeps=parts, out=tmp_path / "merged"))
     assert read_predictions(merged) == read_predictions(whole)
     assert read_sweep(merged).mitigation == read_sweep(whole).mitigation == read_sweep(parts[1]).mitigation
-    spent = read_sweep(whole).spent
-    assert spent.prompts == 3 * 4 * 3 and "asked by" in (whole / "sweep.html").read_text()
-    sweep(SweepConfig(**sorting, out=tmp_path / "none", estimate=True))
-    assert "12 prompts of " in (words := capsys.readouterr().out)
-    assert f"before these, 24 prompts of {spent.prompt_tokens * 2 // 3:,} tokens are read for their attention" in words
+    assert read_sweep(whole).spent.prompts == 3 * 4 * 2 and "asked by" in (whole / "sweep.html").read_text()
+    sweep(SweepConfig(**voting, out=tmp_path / "none", estimate=True))
+    assert "24 prompts of " in capsys.readouterr().out
     of_parts = MergeConfig(sweeps=[sweep(SweepConfig(**common, out=tmp_path / "p1", shard="1/2")), parts[1]], out="m")
     with pytest.raises(PosgapError, match="not parts of one sweep; label, prompt_digest"):
         merge(of_parts)
-    with pytest.raises(
-        PosgapError, match=r"asked by the mitigation attention-sorting \(rounds 2, most last\).*diagnose a sweep"
-    ):
+    with pytest.raises(PosgapError, match=r"asked by the mitigation permutation \(orders 2\).*diagnose a sweep"):
         read_swept(DiagnoseConfig(sweep=whole, out=tmp_path / "d", **{n: common[n] for n in ("examples", "model")}))
     with pytest.raises(PosgapError, match="not of the model alone; give `advantageous`"):
         advantageous_placements(TeacherConfig(**common, sweep=whole, out=tmp_path / "t"), 1)
@@ -465,8 +409,6 @@ def test_a_sweep_without_a_mitigation_is_what_it_was_before_there_were_any():
         ({"mitigation": "permutation", "mitigation_settings": '{"k": 5}'}, "of permutation: field `k`"),
         ({"mitigation": "permutation", "mitigation_settings": {"orders": 0}}, "of permutation: field `orders`"),
         ({"mitigation_settings": {"orders": 2}}, "which is not given"),
-        ({"mitigation": "attention-sorting", "backend": "openai"}, "attention, which backend openai does not show"),
-        ({"mitigation": "attention-sorting", "backend": "vllm"}, "attention, which backend vllm does not show"),
         ({"mitigation": "reversed", "lengths": "1k"}, "no longer have the tokens that they are filled to"),
     ],
 )

@@ -198,21 +198,19 @@ def test_the_order_is_part_of_the_prompts_and_of_their_digest(tokenizer, textual
 
 
 @pytest.mark.parametrize("chat", ["", "{{ '<s>' + messages[0]['content'] + '</s>' }}"])
-def test_prompts_say_where_their_documents_stand_where_they_are_asked_to(tokenizer, chat, monkeypatch):
+def test_documents_are_found_among_a_prompt_s_tokens(tokenizer, chat, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", chat or None)
     build, placement = PromptBuilder(TASKS["kv"], tokenizer, 10**6, 8), Placement((3,), 4)
     example = kv_example()
-    assert build.prompt(example, placement).spans is None
-    build.marks_documents = True
-    prompt = build.prompt(example, placement)
-    shown = [tokenizer.decode(prompt.token_ids[first:end]) for first, end in prompt.spans]
-    documents = build.documents(example, placement)
+    prompt, documents = build.prompt(example, placement), build.documents(example, placement)
+    spans = build.spans(example, documents, prompt)
+    shown = [tokenizer.decode(prompt.token_ids[first:end]) for first, end in spans]
     assert len(shown) == 4
     for text, document in zip(shown, documents):
         assert document.title in text and document.text in text
         assert not any(other.title in text for other in documents if other != document)
-    ends = [0, *(end for _, end in prompt.spans)]
-    assert all(end <= first < stop for end, (first, stop) in zip(ends, prompt.spans))
+    ends = [0, *(end for _, end in spans)]
+    assert all(end <= first < stop for end, (first, stop) in zip(ends, spans))
 
 
 def test_a_prompt_beyond_the_tokenizer_s_length_is_judged_by_the_model_s_alone(monkeypatch, caplog):

@@ -260,7 +260,7 @@ def test_a_model_without_rope_is_refused():
 
 @pytest.mark.parametrize(
     ("named", "altered"),
-    [({}, False), ({CONFIG_KEY: [1.5]}, True), ({MITIGATIONS_KEY: [{"name": "pine", "settings": {}}]}, True)],
+    [({}, False), ({CONFIG_KEY: [1.5]}, True), ({MITIGATIONS_KEY: [{"name": "ms-poe", "settings": {}}]}, True)],
 )
 def test_a_config_says_that_without_posgap_the_model_is_another(named, altered):
     assert is_altered(SimpleNamespace(**named)) is altered
@@ -269,8 +269,8 @@ def test_a_config_says_that_without_posgap_the_model_is_another(named, altered):
 def test_vllm_serves_no_model_whose_mitigations_it_cannot_do():
     loaded: list[str] = []
     load = vllm_plugin._scaling(lambda self, vllm_config, model_config: loaded.append("loaded"))
-    config = SimpleNamespace(posgap_mitigations=[{"name": "pine", "settings": {}}])
-    with pytest.raises(ValueError, match="posgap_mitigations has pine, which vLLM cannot do"):
+    config = SimpleNamespace(posgap_mitigations=[{"name": "ms-poe", "settings": {}}])
+    with pytest.raises(ValueError, match="posgap_mitigations has ms-poe, which vLLM cannot do"):
         load(None, None, SimpleNamespace(hf_config=config))
     assert not loaded
     load(None, None, SimpleNamespace(hf_config=SimpleNamespace()))

@@ -29,7 +29,6 @@ from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import is_of_lengths
 from posgap.measurement.sweeping import figures, placements_of, swept
-from posgap.mitigations.in_force import config_needs_document_spans
 from posgap.mitigations.in_force import load_model as load_mitigated
 from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_config, padding
@@ -326,7 +325,6 @@ def _in_memory(
         raise PosgapError(f"backend {config.backend}: a model in memory is asked by transformers alone")
     pads = padding(tokenizer)
     build = builder_with(config, pads, context_length(model.config, pads))
-    build.marks_documents = config_needs_document_spans(model.config)
     alone = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
     config = config.model_copy(update={"dtype": str(model.dtype).removeprefix("torch.")})
     generator = _Together(alone) if together else alone
@@ -337,7 +335,7 @@ class _Together:
     """A generator of which every process of a launch answers its part, and which yields all answers on each."""
 
     def __init__(self, generator: TransformersGenerator):
-        self.generator, self.attention = generator, generator.attention
+        self.generator = generator
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         from posgap.distillation.processes import gather, rank_and_world

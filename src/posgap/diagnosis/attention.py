@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from posgap.diagnosis.attention_reading import attention_rows
 from posgap.diagnosis.swept import Swept
 from posgap.foundation.progress import track
 from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.diagnoses import AttentionFigures
-from posgap.models.attention_reading import attention_rows
 from posgap.tasks.gold_spans import gold_tokens
 
 

@@ -50,8 +50,8 @@ class Backend:
     requests: type[Parameters] = Parameters
 
     @property
-    def gives_attention(self) -> bool:
-        """Whether it shows the model's attention."""
+    def in_memory(self) -> bool:
+        """Whether it answers by a model in this process, in which mitigations can be put in force."""
         return False
 
     def dtype(self, config: "BackendConfig") -> str:
@@ -108,7 +108,7 @@ class VLLMParameters(Parameters):
 
 class _Transformers(Backend):
     @property
-    def gives_attention(self) -> bool:
+    def in_memory(self) -> bool:
         return True
 
     def dtype(self, config: "BackendConfig") -> str:

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, Self
 
 from posgap.foundation.files import digest_of
 from posgap.generation.thoughts import opened_by
-from posgap.tasks.document_spans import Span
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
 
 # How a prompt ended. Only `answered` is right or wrong; everything else scores 0 and is counted.
@@ -107,19 +106,6 @@ class Generator(Protocol):
 
         A group holds prompts of one example, which have long beginnings in common. `groups` is read only as prompts
         are needed, so it may be an iterator that makes them.
-        """
-        ...
-
-
-@runtime_checkable
-class Attending(Protocol):
-    """A generator that shows its model's attention."""
-
-    def attention(self, prompt: Sequence[int], spans: Sequence[Span]) -> list[float]:
-        """The shares of the attention of the last of a prompt's tokens, averaged over layers and heads, that fall on
-        the tokens of each of these spans [first, after the last) together.
-
-        Raises `PosgapError` where the model shows none.
         """
         ...
 

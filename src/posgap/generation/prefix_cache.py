@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from posgap.mitigations.state import needs_full_prefill
+from posgap.mitigations.state import needs_own_batch
 from posgap.models.rope_lengths import RopeLengths
 
 
@@ -18,13 +18,13 @@ def can_reuse_prefixes(model: PreTrainedModel) -> bool:
 
     They cannot if a layer forgets (sliding windows, recurrent states), if RoPE's frequencies follow the length, if
     the model derives positions from columns instead of taking `position_ids`, since cached rows have gaps, or if a
-    mitigation in force has prompts read whole.
+    mitigation in force has each prompt read whole.
     """
     config = model.config.get_text_config()
     return (
         "position_ids" in inspect.signature(model.forward).parameters
         and not RopeLengths.of(config)
-        and not needs_full_prefill(model)
+        and not needs_own_batch(model)
         and all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
     )
 

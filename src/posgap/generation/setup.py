@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from posgap.generation.config import GenerationConfig
-from posgap.mitigations.in_force import config_needs_document_spans
 from posgap.tasks.config import Prompting
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import PromptBuilder
@@ -31,13 +30,11 @@ def builder_of(config: Prompting, longest: int = 0) -> PromptBuilder:
 
 
 def _of_model(model: str, build: "Callable[[PreTrainedTokenizerBase, int], PromptBuilder]") -> PromptBuilder:
-    """The builder that `build(tokenizer, context)` makes for a model, marking documents where the model asks for it."""
+    """Returns the builder that `build(tokenizer, context)` makes for a model."""
     from posgap.models.loading import context_length, load_config, load_tokenizer
 
-    tokenizer, config = load_tokenizer(model), load_config(model)
-    builder = build(tokenizer, context_length(config, tokenizer))
-    builder.marks_documents = config_needs_document_spans(config)
-    return builder
+    tokenizer = load_tokenizer(model)
+    return build(tokenizer, context_length(load_config(model), tokenizer))
 
 
 def builder_with(

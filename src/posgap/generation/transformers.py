@@ -15,15 +15,12 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from posgap.foundation.errors import PosgapError
 from posgap.generation.batching import Group, group_batches, reading_order
 from posgap.generation.endings import ResponseStream
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import Pool, PrefixCache, can_go_on, can_reuse_prefixes, shared_length, without_gaps
 from posgap.generation.prompt_lookup import PromptLookup
-from posgap.mitigations.state import needs_document_spans, needs_own_batch
-from posgap.models.attention_reading import attention_rows
-from posgap.models.layout import Span, during_forward
+from posgap.mitigations.state import needs_own_batch
 from posgap.models.loading import on_device
 from posgap.models.packing import pack_weights
 from posgap.models.patching import last_logits
@@ -110,13 +107,6 @@ class TransformersGenerator:
             first, following = following, min(following + count, len(groups))
             yield from self._sharing({row: groups[row] for row in range(first, following)}, room, sampling, lookup)
 
-    def attention(self, prompt: Sequence[int], spans: Sequence[Span]) -> list[float]:
-        if self.lengths:
-            forget_lengths(self.model)
-        (by_layer,) = attention_rows(self.model, prompt, instead="take a mitigation that needs none")
-        by_token = by_layer.mean(0)
-        return [float(by_token[first:end].sum()) for first, end in spans]
-
     def _sharing(
         self, groups: Mapping[int, Group], room: "_Room", sampling: Sampling, lookup: PromptLookup | None
     ) -> Iterator[tuple[int, int, Completion]]:
@@ -182,24 +172,7 @@ class TransformersGenerator:
             prompts = [each.prompt.token_ids for each in together]
             ids, mask = PrefixCache(len(together), self.device).read(prompts, self.tokenizer.pad_token_id)
             states = DynamicCache(config=self.model.config.get_text_config()) if self.goes_on else None
-            with self._laid_out(prompts[0], together[0].prompt.spans):
-                answers = self._write(together, ids, mask, states, sampling)
-                # Whoever takes the answers of several may ask the model something else in between.
-                yield from list(answers) if self.one_by_one else answers
-
-    @contextmanager
-    def _laid_out(self, prompt: Sequence[int], spans: Sequence[Span] | None) -> Iterator[None]:
-        """Tells the mitigations in force that ask for it where the documents of a prompt stand that is read alone."""
-        if not needs_document_spans(self.model):
-            yield
-            return
-        if spans is None:
-            raise PosgapError(
-                "a mitigation of the model must know where the documents stand, which these prompts do not say: "
-                "ask without baselines, or of prompts made here, set `marks_documents` of their builder"
-            )
-        with during_forward(self.model, spans, len(prompt)):
-            yield
+            yield from self._write(together, ids, mask, states, sampling)
 
     def _write(
         self,

@@ -139,11 +139,6 @@ class SweepConfig(
             mitigation.settings(**self.mitigation_settings)
         except ValidationError as error:
             raise ValueError(f"`mitigation_settings` of {self.mitigation}: {first_fault(error)}") from None
-        if mitigation.needs_attention and not BACKENDS[self.backend].gives_attention:
-            raise ValueError(
-                f"`mitigation` {self.mitigation}: looks at the model's attention, which backend {self.backend} does "
-                "not show; take transformers"
-            )
         return self
 
     def chosen(self) -> dict[str, Any]:

@@ -1,25 +1,21 @@
 """Questions asked by a mitigation of prompts: one example at one placement becomes several prompts, of whose responses
 one is the answer."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posgap.foundation.errors import PosgapError
-from posgap.generation.generator import Attending, Completion, Generator, Sampling, Usage
+from posgap.generation.generator import Completion, Generator, Sampling, Usage
 from posgap.measurement.sweeps import AskedBy
 from posgap.mitigations.mitigation import Asked
 from posgap.mitigations.registry import PROMPT_MITIGATIONS
-from posgap.tasks.document_spans import Span
 from posgap.tasks.examples import AnyExample, Document, RankedExample
 from posgap.tasks.placements import Placement
-from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
+from posgap.tasks.prompts import Prompt, TextPromptBuilder
 from posgap.tasks.task import BASELINES
 
 if TYPE_CHECKING:
     from posgap.mitigations.mitigation import PromptMitigation, Settings
-
-Attention = Callable[[Sequence[int], Sequence[Span]], Sequence[float]]  # to these spans of a prompt's tokens
-Shares = Callable[[Sequence[Document]], Sequence[float]]  # of the attention that a prompt of these documents draws
 
 
 class Question(NamedTuple):
@@ -31,13 +27,12 @@ class Question(NamedTuple):
 
 
 class Several(NamedTuple):
-    """The prompts of a question, each with its documents in an order; `given` is that of the placement. `read` are the
-    tokens of prompts that were read before, only for their attention. A baseline's prompt has no documents here."""
+    """The prompts of a question, each with its documents in an order; `given` is that of the placement. A baseline's
+    prompt has no documents here."""
 
     prompts: Sequence[Prompt]
     orders: Sequence[Sequence[Document]]
     given: Sequence[Document]
-    read: Sequence[int]
 
 
 class Mitigated:
@@ -73,12 +68,11 @@ class Mitigated:
         )
         return all(orders == first for first, *others in by_example for orders in others)
 
-    def asked(self, question: Question, attention: Attention | None = None) -> Several:
-        """The prompts of a question. Without `attention` to look at, documents all get the same."""
+    def asked(self, question: Question) -> Several:
+        """The prompts of a question."""
         example, placement, sample = question
         if placement.baseline and not BASELINES[placement.baseline].documents:
-            return Several([self.build.prompt(example, placement)._replace(sample=sample)], [], [], [])
-        read: list[int] = []
+            return Several([self.build.prompt(example, placement)._replace(sample=sample)], [], [])
         name = f"example {example.id} at position {placement.name}"
         if self.mitigation.needs_ranks and not isinstance(example, RankedExample):
             raise PosgapError(
@@ -89,36 +83,22 @@ class Mitigated:
         def prompt(documents: Sequence[Document]) -> Prompt:
             return self.build.of_documents(example, documents, name)._replace(sample=sample)
 
-        def shares(documents: Sequence[Document]) -> Sequence[float]:
-            asked = prompt(documents)
-            read.append(len(asked.token_ids))
-            if attention is None:
-                return [0.0] * len(documents)
-            try:
-                return attention(asked.token_ids, cast(PromptBuilder, self.build).spans(example, documents, asked))
-            except PosgapError as error:
-                raise PosgapError(f"mitigation {self.mitigation.name}: {error}") from None
-
         given = self.build.documents(example, placement)
-        needed = shares if self.mitigation.needs_attention else None
-        orders = self._orders(example, given, needed)
-        return Several(list(map(prompt, orders)), orders, given, read)
+        orders = self._orders(example, given)
+        return Several(list(map(prompt, orders)), orders, given)
 
-    def _orders(
-        self, example: AnyExample, given: Sequence[Document], shares: Shares | None = None
-    ) -> Sequence[Sequence[Document]]:
-        return self.mitigation.orders(Asked(example, given, self.seed, shares), self.settings)
+    def _orders(self, example: AnyExample, given: Sequence[Document]) -> Sequence[Sequence[Document]]:
+        return self.mitigation.orders(Asked(example, given, self.seed), self.settings)
 
     def generate(
         self, generator: Generator, groups: Iterable[Sequence[Question]], sampling: Sampling
     ) -> Iterator[tuple[int, int, Completion]]:
         """Yields (index of a group, index of a question within it, its answer), as `Generator.generate` does."""
-        attention = self._attention_of(generator) if self.mitigation.needs_attention else None
         under_way: dict[int, list[_UnderWay]] = {}
 
         def expanded() -> Iterator[list[Prompt]]:
             for index, group in enumerate(groups):
-                under_way[index] = [_UnderWay(self.asked(question, attention), {}) for question in group]
+                under_way[index] = [_UnderWay(self.asked(question), {}) for question in group]
                 yield [prompt for each in under_way[index] for prompt in each.asked.prompts]
 
         for index, at, completion in generator.generate(expanded(), sampling):
@@ -139,7 +119,7 @@ class Mitigated:
         """
         if not asked.orders:
             return completions[0]
-        spent = _together([completion.usage for completion in completions], asked.read)
+        spent = _together([completion.usage for completion in completions])
         if failed := [completion for completion in completions if completion.outcome == "failed"]:
             return failed[0]._replace(usage=spent)
         said = [
@@ -161,14 +141,6 @@ class Mitigated:
         name = task.slot_names[list(given).index(order[slot - 1])]
         return completion._replace(text=task.target.format(answer=name), token_ids=[])
 
-    def _attention_of(self, generator: Generator) -> Attention:
-        if not isinstance(generator, Attending):
-            raise PosgapError(
-                f"mitigation {self.mitigation.name}: looks at the model's attention, which only one process with the "
-                "whole model shows; give --processes 1"
-            )
-        return generator.attention
-
 
 class _UnderWay(NamedTuple):
     """A question whose prompts are asked, and the completions that are there, by the prompts' numbers."""
@@ -177,15 +149,14 @@ class _UnderWay(NamedTuple):
     completions: dict[int, Completion]
 
 
-def _together(usages: Sequence[Usage | None], read: Sequence[int]) -> Usage | None:
-    """The sum of these, and of prompts of so many tokens that were read beside; None where nothing is known."""
+def _together(usages: Sequence[Usage | None]) -> Usage | None:
+    """The sum of these; None where nothing is known."""
     known = [usage for usage in usages if usage]
     if not known:
         return None
 
-    def total(name: str, *more: int) -> Any:
+    def total(name: str) -> Any:
         counts = [count for usage in known if (count := getattr(usage, name)) is not None]
-        return sum([*counts, *more]) if counts else None
+        return sum(counts) if counts else None
 
-    prompts = len(usages) + len(read)
-    return Usage(total("prompt", *read), total("completion"), total("thinking"), total("seconds"), prompts)
+    return Usage(total("prompt"), total("completion"), total("thinking"), total("seconds"), len(usages))

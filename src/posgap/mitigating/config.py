@@ -35,7 +35,7 @@ MitigationNames = Annotated[list[Annotated[str, AfterValidator(MITIGATIONS.check
 
 
 # A model in memory, in which mitigations are put in force, or one elsewhere, which only takes prompts.
-_ASKED = BACKENDS.where(lambda backend: backend.gives_attention or not backend.local)
+_ASKED = BACKENDS.where(lambda backend: backend.in_memory or not backend.local)
 _ELSEWHERE = BACKENDS.where(lambda backend: not backend.local)
 
 
@@ -118,11 +118,6 @@ class ApplyConfig(StageConfig):
         "certain; false: the best that was measured",
     )
     mitigation_settings: Values = Field({}, description='its settings as JSON, like {"factors": [1, 1.5]}')
-    in_weights: bool = Field(
-        False,
-        description="multiply the settings into the weights, where that is the same (head-gates), so that whatever "
-        "loads the folder serves it, vLLM included",
-    )
     plain: bool = Field(
         False,
         description="leave the folder open to loaders that do not know the mitigation, which load the model without it "

@@ -2,17 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 import torch
 
 from posgap.foundation.files import Record
-from posgap.generation.generator import Attending
 from posgap.measurement.mitigated import Question
 from posgap.mitigating.trials import BASE, Asking
 from posgap.mitigations.mitigation import Settings
-from posgap.models.layout import during_forward
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import Prompt
@@ -40,11 +37,10 @@ class _Taken:
 
 
 def calls(asking: Asking, name: str, settings: Settings, example: AnyExample) -> int:
-    """How many prompts an answer takes, those included that are read for their attention alone."""
+    """How many prompts an answer takes."""
     if not (by := asking.mitigated(name, settings)):
         return 1
-    asked = by.asked(Question(example, asking.placements[0]))
-    return len(asked.prompts) + len(asked.read)
+    return len(by.asked(Question(example, asking.placements[0])).prompts)
 
 
 @torch.inference_mode()
@@ -73,17 +69,13 @@ def cost(asking: Asking, name: str, settings: Settings, examples: Sequence[AnyEx
 def _taken(asking: Asking, name: str, settings: Settings | None, question: Question) -> _Taken:
     """What the prompts of a question take, one after the other."""
     taken = _Taken()
-    with asking.under(name, settings) as generator:
+    with asking.under(name, settings):
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        began = _now()
         if by := asking.mitigated(name, settings):
-            attention = cast(Attending, generator).attention if by.mitigation.needs_attention else None
-            prompts = by.asked(question, attention).prompts
+            prompts = by.asked(question).prompts
         else:
             prompts = [asking.build.prompt(question.example, question.placement)]
-        if by and by.mitigation.needs_attention:
-            taken.prefill += _now() - began
         for prompt in prompts:
             _read(asking, prompt, taken)
         if torch.cuda.is_available():
@@ -96,15 +88,14 @@ def _read(asking: Asking, prompt: Prompt, taken: _Taken) -> None:
     if RopeLengths.of(model.config):
         forget_lengths(model)
     ids = torch.tensor([list(prompt.token_ids)], device=model.device)
-    with during_forward(model, prompt.spans or (), ids.shape[1]):
-        began = _now()
-        out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-        taken.prefill += _now() - began
-        began = _now()
-        for _ in range(TOKENS):
-            token = out.logits[:, -1:].argmax(-1)
-            out = model(input_ids=token, past_key_values=out.past_key_values, use_cache=True)
-        taken.decode += _now() - began
+    began = _now()
+    out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+    taken.prefill += _now() - began
+    began = _now()
+    for _ in range(TOKENS):
+        token = out.logits[:, -1:].argmax(-1)
+        out = model(input_ids=token, past_key_values=out.past_key_values, use_cache=True)
+    taken.decode += _now() - began
 
 
 def _now() -> float:

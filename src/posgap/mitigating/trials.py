@@ -20,7 +20,7 @@ from posgap.generation.generator import Generator as Answering
 from posgap.generation.served import MUST_STAY, AsServed, Changed, Served
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.mitigated import Mitigated, Question
-from posgap.measurement.probe import FirstAnswers, target_of
+from posgap.measurement.probe import FirstAnswers
 from posgap.measurement.thinking import FirstThoughts
 from posgap.mitigating.budget import clearly_worse
 from posgap.mitigating.config import MitigateConfig, seconds_of
@@ -28,17 +28,14 @@ from posgap.mitigating.splits import MIN_EXAMPLES
 from posgap.mitigations.in_force import apply, remove
 from posgap.mitigations.mitigation import Mitigation, ModelMitigation, PromptMitigation, Settings, TriedOn
 from posgap.mitigations.registry import MITIGATIONS
-from posgap.mitigations.state import in_force, needs_document_spans
+from posgap.mitigations.state import in_force
 from posgap.scaling.fitness import Objective, fitness
-from posgap.scaling.forcing import tried
-from posgap.scaling.questions import ask, one_right_response
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 
 BASE = "base"  # the model as it is
 _PROMPTS = 4  # on which a mitigation may measure the model before it proposes settings
-_QUESTIONED = 16  # examples whose right responses it may read at every placement
 
 
 class OutOfTime(Exception):
@@ -123,16 +120,14 @@ class Asking(NamedTuple):
             return
         model, build = self.in_memory
         mitigation = MITIGATIONS[name] if name != BASE else None
-        before, marked = in_force(model), build.marks_documents
+        before = in_force(model)
         changes = mitigation is not None and mitigation.of_model
         if changes:
             assert settings is not None
             apply(model, name, settings)
         try:
-            build.marks_documents = needs_document_spans(model)
             yield TransformersGenerator(model, build.tokenizer, self.config.batch_tokens, pack=True)
         finally:
-            build.marks_documents = marked
             if changes and name in before:
                 apply(model, name, before[name])
             elif changes:
@@ -311,31 +306,13 @@ def _require_answers(config: MitigateConfig, name: str, unanswered: int, asked: 
 def tried_settings(mitigation: Mitigation, asking: Asking, examples: Sequence[AnyExample]) -> list[Settings]:
     """The settings of a mitigation that are tried; raises `PosgapError` where the model cannot have it."""
     if isinstance(mitigation, PromptMitigation):
-        if mitigation.needs_attention and asking.model is None:
-            raise CannotHave(f"looks at the model's attention, which backend {asking.config.backend} does not show")
         if mitigation.needs_ranks and not asking.as_retrieved:
             raise CannotHave("goes by the order of a retriever, which these examples do not have")
         return list(mitigation.tried())
     model, build = asking.in_memory
     middle = asking.placements[len(asking.placements) // 2]
     prompts = [build(example, middle) for example in examples[:_PROMPTS]]
-    of_model = cast(ModelMitigation, mitigation)
-    questions = _with_right_responses(asking, examples) if of_model.forces else []
-    return list(of_model.tried(TriedOn(model, prompts, questions)))
-
-
-def _with_right_responses(asking: Asking, examples: Sequence[AnyExample]) -> list[tuple[list[int], list[int]]]:
-    """Prompts of some examples at every placement, with their right responses; none where no wording is the only right
-    one. Raises `CannotHave` where the model does not answer at once."""
-    model, build = asking.in_memory
-    metric = asking.config.metric or build.task.metric
-    if not one_right_response(build, examples, metric):
-        return []
-    rows = ask(build, examples[:_QUESTIONED], asking.placements, metric, teacher_forced=True)
-    generator = TransformersGenerator(model, build.tokenizer, asking.config.batch_tokens)
-    if why := tried(generator, rows, asking.score, Sampling.of(build), target_of(build)).hindrance:
-        raise CannotHave(f"is found by forcing right answers upon the model, which {why}")
-    return [(question.prompt, question.response) for row in rows for question in row]
+    return list(cast(ModelMitigation, mitigation).tried(TriedOn(model, prompts)))
 
 
 def _key(part: str, name: str, settings: dict) -> tuple[str, str, str]:

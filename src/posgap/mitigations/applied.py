@@ -2,9 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_model, read_object, write_json
@@ -15,22 +14,18 @@ from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import among
 from posgap.tasks.examples import AnyExample
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 APPLIED_FILE = "mitigation.json"
 
 
 class Applied(Record):
     """The mitigation that a model folder was written with, and the contents of the examples by which its settings were
-    chosen; none where somebody gave them. `in_weights` says that it is in the weights, which nothing need apply."""
+    chosen; none where somebody gave them."""
 
     name: str
     settings: dict
     model: str
     model_digest: str
     example_contents: list[str]
-    in_weights: bool = False
 
 
 def write_mitigated_model(
@@ -87,56 +82,6 @@ def open_to_all(folder: Path) -> bool:
     return True
 
 
-def write_model_with_weights(model: Path, factors: "Mapping[str, Tensor]", applied: Applied, out: Path) -> None:
-    """Copies a model folder into `out` with parameters multiplied by `factors`, by their names (see `multiply`), with
-    `mitigation.json`, the examples by which its settings were chosen, and a word in the model card."""
-    copy_model(model, out)
-    multiply(out, factors)
-    write_json(out / APPLIED_FILE, applied.model_dump(mode="json"))
-    write_training_examples(out, training_examples(model).union(applied.example_contents))
-    warn_in_card(out, _IN_WEIGHTS.format(name=applied.name, settings=json.dumps(applied.settings)))
-
-
-def multiply(folder: Path, factors: "Mapping[str, Tensor]") -> None:
-    """Multiplies parameters in the safetensors files of a model folder by `factors` of a shape that spreads over
-    theirs. Products are computed in float64 and rounded once, to the type in which the parameter is kept.
-
-    Raises `PosgapError` where a parameter is not there under its name, or one that ends alike, or is quantised.
-    """
-    import torch
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    shards = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            shards[file] = list(opened.keys())
-    keys = [key for names in shards.values() for key in names]
-    by_key = {_key_of(name, keys, folder): factor for name, factor in factors.items()}
-    for file, names in shards.items():
-        if by_key.keys().isdisjoint(names):
-            continue
-        with safe_open(file, "pt") as opened:
-            tensors, metadata = {name: opened.get_tensor(name) for name in names}, opened.metadata()
-        for name in by_key.keys() & set(names):
-            kept, factor = tensors[name], by_key[name]
-            if not kept.is_floating_point() or kept.itemsize < 2 or (kept * factor).shape != kept.shape:
-                raise PosgapError(f"{folder}: {name} is quantised; leave `in_weights` out")
-            tensors[name] = (kept.double() * factor.to(torch.float64)).to(kept.dtype)
-        save_file(tensors, file, metadata)
-        shutil.copymode(folder / "config.json", file)  # safetensors lets nobody but their owner read them
-
-
-def _key_of(name: str, keys: Sequence[str], folder: Path) -> str:
-    """The name in the files of a parameter of the model: files may have more or less before it."""
-    if name in keys:
-        return name
-    alike = [key for key in keys if key.endswith(f".{name}") or name.endswith(f".{key}")]
-    if len(alike) != 1:
-        raise PosgapError(f"{folder}: its files have no parameter that is {name} alone; leave `in_weights` out")
-    return alike[0]
-
-
 def refuse_chosen_by(model: Path, examples: Sequence[AnyExample]) -> None:
     """Raises `PosgapError` if the settings of a model's mitigation were chosen by any of `examples`."""
     file = Path(model) / APPLIED_FILE
@@ -170,12 +115,6 @@ def _front_matter(card: str) -> tuple[str, str]:
         return "", card
     return card[: end + 5], card[end + 5 :]
 
-
-_IN_WEIGHTS = """\
-> **The weights of this model have a mitigation in them: {name}**, with the settings `{settings}`. Whatever loads the
-> model has it.
-
-"""
 
 _REFUSES, _LOADS = (
     "refuses the model",

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 from posgap.mitigations.state import _ATTRIBUTE, _InForce, _set, _stack, in_force
 
 
-def config_needs_document_spans(config: "PretrainedConfig") -> bool:
-    """Whether a mitigation that a model's config lists must be told where the documents of a prompt stand."""
-    return any(model_mitigation(listed["name"]).spans for listed in configured(config))
-
-
 def apply(model: "PreTrainedModel", name: str, settings: "Settings | Mapping[str, Any]") -> None:
     """Puts a mitigation in force in `model`, in place of its own earlier settings if it is in force already.
 

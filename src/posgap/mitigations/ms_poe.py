@@ -8,15 +8,15 @@ What the released code (VITA-Group/Ms-PoE) does, and what is done here:
 - It ranks heads at each prompt, by queries and keys without positions: so `ms-poe`. `ms-poe-static` takes the mean over
   prompts once, so that a served prompt pays nothing for it.
 - Its steps are low + (high - low) * rank / H, which never reach `high`, and it uses the order of the heads as their
-  ranks, which gives head h the step of another head than the paper's text does. `released` does both; without it, the
-  most sensitive head gets `low` and the least sensitive `high`.
+  ranks, which gives head h the step of another head than the paper's text does. Here the most sensitive head gets `low`
+  and the least sensitive `high`, as the paper has it.
 - It is for multi-head attention. Under grouped queries it turns each key by the factor of the first of the query heads
   that share it, so that scores depend on more than distances. Here the heads that share a key are ranked together and
-  share a factor; with `heads` "query" each query head has its own, and a copy of the key that is turned by it.
+  share a factor.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -25,7 +25,6 @@ from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Un
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
 from posgap.models.factors import check_factors
-from posgap.models.patching import name_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -36,14 +35,11 @@ _Factor = Annotated[float, Field(gt=0)]
 
 class HeadRanking(Settings):
     """The most sensitive head of a layer, from `first_layer` on, reads positions divided by `low`, the least sensitive
-    by `high`. Ranked are `heads`: each "key" head with those that share it, or each "query" head. `released`: steps are
-    handed out as the authors' code does."""
+    by `high`. Query heads that share a key are ranked together."""
 
     low: _Factor = 1.2
     high: _Factor = 1.8
     first_layer: Annotated[int, Field(ge=0)] = 2
-    released: bool = False
-    heads: Literal["key", "query"] = "key"
 
 
 class HeadFactors(Settings):
@@ -55,7 +51,6 @@ class HeadFactors(Settings):
 def _rank(model: "PreTrainedModel", settings: HeadRanking) -> Undo:
     from posgap.models.head_scaling import Ranking, ranked_heads
 
-    _require_own_attention(model, "ms-poe")
     return ranked_heads(model, Ranking(**settings.model_dump()))
 
 
@@ -63,7 +58,6 @@ def _scale(model: "PreTrainedModel", settings: HeadFactors) -> Undo:
     from posgap.models.head_scaling import scaled_heads
 
     check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or "ms-poe")
-    _require_own_attention(model, "ms-poe-static")
     if "lpes" in in_force(model):
         raise PosgapError(f"{model.name_or_path}: ms-poe-static: its layers have factors (lpes); take those back first")
     undo_heads = scaled_heads(model, settings.factors)
@@ -74,15 +68,6 @@ def _scale(model: "PreTrainedModel", settings: HeadFactors) -> Undo:
         delattr(model.config, CONFIG_KEY)
 
     return undo
-
-
-def _require_own_attention(model: "PreTrainedModel", name: str) -> None:
-    taken = str(model.config.get_text_config()._attn_implementation).startswith("posgap_")
-    if taken or "attention-buckets" in in_force(model):
-        raise PosgapError(
-            f"{name_of(model)}: {name}: another mitigation computes its attention or its rotary tables already; remove "
-            "that first"
-        )
 
 
 def _same(config: "PretrainedConfig") -> HeadRanking:
@@ -99,21 +84,15 @@ def _written(config_json: Mapping[str, Any], settings: HeadFactors) -> dict[str,
 
 
 def _rankings(tried_on: TriedOn) -> Sequence[HeadRanking]:
-    """The paper's, for each kind of heads that can be ranked, and the steps as the authors' code hands them out; of
-    models of two layers or fewer, all layers."""
-    from posgap.models.head_scaling import rankable
-
-    n_layers, kinds = tried_on.model.config.get_text_config().num_hidden_layers, rankable(tried_on.model)
-    first = 2 if n_layers > 2 else 0
-    ranked = [HeadRanking(first_layer=first, heads=heads) for heads in kinds]
-    return [*ranked, HeadRanking(first_layer=first, heads=kinds[0], released=True)]
+    """Returns the paper's ranking; of models of two layers or fewer, of all layers."""
+    n_layers = tried_on.model.config.get_text_config().num_hidden_layers
+    return [HeadRanking(first_layer=2 if n_layers > 2 else 0)]
 
 
 def _averaged(tried_on: TriedOn) -> Sequence[HeadFactors]:
-    from posgap.models.head_scaling import Ranking, ms_poe_factors, rankable
+    from posgap.models.head_scaling import ms_poe_factors
 
-    rankings = [Ranking(heads=heads) for heads in rankable(tried_on.model)]
-    return [HeadFactors(factors=ms_poe_factors(tried_on.model, tried_on.prompts, each)) for each in rankings]
+    return [HeadFactors(factors=ms_poe_factors(tried_on.model, tried_on.prompts))]
 
 
 MS_POE = ModelMitigation(
@@ -121,14 +100,13 @@ MS_POE = ModelMitigation(
     help="one RoPE factor per attention head, by its sensitivity to position, ranked anew at each prompt",
     level="positions",
     source=_SOURCE,
-    cost="each prompt's queries and keys are computed twice; of ranked query heads each caches a key",
+    cost="each prompt's queries and keys are computed twice",
     price=1.2,
     served_by=("transformers",),
     settings=HeadRanking,
     apply=_rank,
     neutral=_same,
     tried=_rankings,
-    whole=True,
     alone=True,
 )
 
@@ -137,7 +115,7 @@ MS_POE_STATIC = ModelMitigation(
     help="one RoPE factor per attention head, by its mean sensitivity over prompts, ranked once",
     level="positions",
     source=_SOURCE,
-    cost="tables of cosines and sines for each head; of ranked query heads each caches a key",
+    cost="tables of cosines and sines for each head",
     price=1.1,
     served_by=("transformers",),
     settings=HeadFactors,

@@ -35,18 +35,18 @@ def put(model: "PreTrainedModel", name: str, change: Change, factor: float) -> U
 
     `PosgapError`, and a model as it was, where it has no RoPE that `rope_parameters` make, or reads nothing of it.
     """
-    rotaries = followed_rotaries(model, name, change)
+    rotaries = _followed_rotaries(model, name, change)
     config: Any = model.config.get_text_config()
     before = getattr(config, "max_position_embeddings", None)
     length = _stretched(config, _changed(config, f"{name_of(model)}: {name}", change, factor), factor)
-    undo = changed(model, name, rotaries, change, factor)
+    undo = _remade(model, name, rotaries, change, factor)
     if length == before:
         return undo
     config.max_position_embeddings = length
     return all_of([undo, lambda: setattr(config, "max_position_embeddings", before)])
 
 
-def followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "list[nn.Module]":
+def _followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "list[nn.Module]":
     """The rotary embeddings that a model's `rope_parameters` make, after a look whether a changed one changes what the
     model computes; `PosgapError` where it does not, or where there are none."""
     import torch
@@ -55,10 +55,10 @@ def followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "l
     rotaries = [module for module in model.modules() if _is_rotary(module, model.config.get_text_config())]
     if not rotaries:
         raise PosgapError(f"{where}: it has no rotary embedding that its rope_parameters make")
-    unchanged = logits(model)
-    undo = changed(model, name, rotaries, change, _EFFECT)
+    unchanged = _logits(model)
+    undo = _remade(model, name, rotaries, change, _EFFECT)
     try:
-        same = torch.equal(logits(model), unchanged)
+        same = torch.equal(_logits(model), unchanged)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise PosgapError(f"{where}: it cannot be read with such rope_parameters: {_line(error)}") from None
     finally:
@@ -152,13 +152,14 @@ def _changed(config: Any, where: str, change: Change, factor: float) -> dict[str
         raise PosgapError(f"{where}: it has no rotary position embedding to scale")
     if factor == 1:
         return dict(parameters)
-    chosen = changed_types(config, parameters)
-    if not chosen:
+    types = _by_type(config, parameters)
+    if not types:
         return change(config, parameters, factor)
+    chosen = [_FULL] if _FULL in types else types
     return {**parameters, **{each: change(config, parameters[each], factor) for each in chosen}}
 
 
-def changed(model: "PreTrainedModel", name: str, rotaries: "list[nn.Module]", change: Change, factor: float) -> Undo:
+def _remade(model: "PreTrainedModel", name: str, rotaries: "list[nn.Module]", change: Change, factor: float) -> Undo:
     """Makes the rotary embeddings of a model anew, from its configuration with a factor; returns what undoes it."""
     config: Any = model.config.get_text_config()
     where, before = f"{name_of(model)}: {name}", getattr(config, "rope_parameters", None)
@@ -214,18 +215,12 @@ def require_bases(config: "PretrainedConfig", parameters: Mapping[str, Any], nam
         )
 
 
-def changed_types(config: Any, parameters: Mapping[str, Any]) -> list[str]:
-    """The types of layers whose RoPE gets a factor or a base; empty where all layers have one RoPE."""
-    types = _by_type(config, parameters)
-    return [_FULL] if _FULL in types else types
-
-
 def _line(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it asks for {error} in them"
     return first_line(error)
 
 
-def logits(model: "PreTrainedModel") -> "Tensor":
+def _logits(model: "PreTrainedModel") -> "Tensor":
     """The logits of a few tokens."""
     return forward_few_tokens(model).logits

@@ -24,19 +24,9 @@ def in_force(model: "PreTrainedModel") -> dict[str, "Settings"]:
     return {each.mitigation.name: each.settings for each in _stack(model)}
 
 
-def needs_full_prefill(model: "PreTrainedModel") -> bool:
-    """Whether a mitigation in force has prompts read whole, none from another's cached beginning."""
-    return any(each.mitigation.whole or each.mitigation.spans for each in _stack(model))
-
-
 def needs_own_batch(model: "PreTrainedModel") -> bool:
-    """Whether a mitigation in force has each prompt read in a batch of its own."""
-    return any(each.mitigation.alone or each.mitigation.spans for each in _stack(model))
-
-
-def needs_document_spans(model: "PreTrainedModel") -> bool:
-    """Whether a mitigation in force must be told where the documents of a prompt stand."""
-    return any(each.mitigation.spans for each in _stack(model))
+    """Returns whether a mitigation in force has each prompt read whole, in a batch of its own."""
+    return any(each.mitigation.alone for each in _stack(model))
 
 
 def _stack(model: "PreTrainedModel") -> list[_InForce]:

@@ -5,16 +5,15 @@ key is turned once, by its head's factor, and cached; soft-caps, sinks, windows,
 without positions stay as they are. The tables are made by the model's own rotary embedding, with `LayerScaling`, whose
 factors per layer they go by too: one for each factor that some head has.
 
-Scores depend on the distance of two positions only if a query and its keys are divided alike. So where query heads that
-share a key have different factors, the layer keeps one key and one value for each query head, each key turned once by
-that head's factor, which makes its cache larger.
+Scores depend on the distance of two positions only if a query and its keys are divided alike. So query heads that share
+a key have one factor.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from posgap.foundation.errors import PosgapError, first_line
 from posgap.models.layer_scaling import LayerScaling, Rungs, decoder_of, layer_scaling
-from posgap.models.layout import Layout, layout_of
 from posgap.models.patching import cached_length, forward_few_tokens, name_of, replaced, without_cache
 
 LOW, HIGH = 1.2, 1.8
@@ -30,61 +28,37 @@ FIRST_LAYER = 2
 _OUTLIER = 3.0
 _RANKING = "posgap_ranking"
 _ATTRIBUTE = "_posgap_heads"
-RankedHeads = Literal["query", "key"]
-_SHARED = "query heads that share a key have different factors, and its keys cannot be kept apart; give them one factor"
+_SHARED = "query heads that share a key have different factors; give them one factor"
 _OTHERWISE = "its attention reads rotary tables otherwise than by head"
 _NO_FUNCTION = "{} is no separate function of queries and keys to rank heads by"
 
 
 @dataclass
 class Ranking:
-    """How heads get their factors at each prompt: the most sensitive one `low`, the least sensitive one `high`, the
-    others in equal steps between, in layers from `first_layer` on; in the others all have one.
-
-    `heads` says what is ranked: each "key" head with the query heads that share it, or each "query" head. `released`
-    hands the steps out as the authors' code does: it takes the order of the heads for their ranks, so that head h gets
-    the step that is the index of the h-th most sensitive head, and none reaches `high`.
-    """
+    """How heads get their factors at each prompt: in layers from `first_layer` on the most sensitive key head, with the
+    query heads that share it, gets `low`, the least sensitive one `high`, the others get equal steps between. In the
+    other layers all have a factor of one."""
 
     low: float = LOW
     high: float = HIGH
     first_layer: int = FIRST_LAYER
-    released: bool = False
-    heads: RankedHeads = "key"
 
     def steps(self, n: int) -> list[float]:
-        """The factors of n ranks."""
-        intervals = n if self.released else n - 1
-        return [self.low + (self.high - self.low) * rank / intervals for rank in range(n)]
-
-    def ranked(self, model: PreTrainedModel) -> int:
-        """How many heads of a layer are ranked; raises `PosgapError` where one would be alone."""
-        n = n_key_heads(model) if self.heads == "key" else model.config.get_text_config().num_attention_heads
-        if n < 2:
-            raise PosgapError(
-                f"{name_of(model)}: ms-poe: all heads of a layer share one key, so they would have one factor; rank "
-                'query heads ({"heads": "query"}), or take linear'
-            )
-        return n
-
-    def ranks(self, sensitivities: Tensor) -> Tensor:
-        """The rank of each head by its sensitivity, `[..., H]` each."""
-        order = sensitivities.argsort(dim=-1, descending=True, stable=True)
-        return order if self.released else order.argsort(-1)
+        """Returns the factors of n ranks."""
+        return [self.low + (self.high - self.low) * rank / (n - 1) for rank in range(n)]
 
 
 @dataclass
 class _Heads:
-    """What one layer's attention knows: its heads' `chosen` rungs, `[H]`, `[1]` where all have the same, or for each
-    row `[B, H]`; by which `ranking` it chooses them anew at each prompt among how many heads, `ranked`, if any; and a
-    list that takes each prompt's sensitivities `[B, H]`."""
+    """What one layer's attention knows: the `chosen` rungs of its `n_keys` key heads, `[H]`, `[1]` where all have the
+    same, or for each row `[B, H]`; whether they are `ranked` and chosen anew at each prompt; and a list that takes each
+    prompt's sensitivities `[B, H]`."""
 
     module: nn.Module
     layer: int
     chosen: Tensor
-    layout: Layout
-    ranking: Ranking | None = None
-    ranked: int = 0
+    n_keys: int
+    ranked: bool = False
     seen: list[Tensor] | None = None
     undone: list[Callable[[], None]] = field(default_factory=list)
 
@@ -107,17 +81,12 @@ def scaled_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> 
         raise PosgapError(f"{name_of(model)}: per-head RoPE factors must be {scaling.n_layers} rows of {n_heads}")
     rungs = sorted({1.0, *(factor for row in factors for factor in row)})
     groups = n_heads // n_key_heads(model)
-    rows: dict[int, list[float]] = {}
-    apart = set()  # layers in which query heads that share a key have different factors
-    for layer, row in enumerate(factors):
-        rows[layer] = list(row[::groups])
-        if list(row) != [factor for factor in rows[layer] for _ in range(groups)]:
-            rows[layer] = list(row)
-            apart.add(layer)
+    of_keys = [row[::groups] for row in factors]
+    if any(list(row) != [factor for factor in keys for _ in range(groups)] for row, keys in zip(factors, of_keys)):
+        raise PosgapError(f"{name_of(model)}: {_SHARED}")
     with _taken_over(model, scaling, rungs) as (heads, undo):
-        _keep_apart(model, [each for each in heads if each.layer in apart])
         for each in heads:
-            chosen = [rungs.index(factor) for factor in rows[each.layer]]
+            chosen = [rungs.index(factor) for factor in of_keys[each.layer]]
             each.chosen = torch.tensor(chosen if len(set(chosen)) > 1 else chosen[:1])
     return undo
 
@@ -130,30 +99,25 @@ def ranked_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]
     """
     scaling = layer_scaling(model)
     changes = ranking.low != 1 or ranking.high != 1
-    ranked = ranking.ranked(model) if changes else 1
-    with _taken_over(model, scaling, [1.0, *(ranking.steps(ranked) if changes else [])]) as (heads, undo):
+    steps = ranking.steps(_ranked(model)) if changes else []
+    with _taken_over(model, scaling, [1.0, *steps]) as (heads, undo):
         if changes:
-            those = [each for each in heads if each.layer >= ranking.first_layer]
-            if ranked > n_key_heads(model):
-                _keep_apart(model, those)
-            for each in those:
-                each.ranking, each.ranked = ranking, ranked
+            for each in heads:
+                each.ranked = each.layer >= ranking.first_layer
             _run(model)
     return undo
 
 
-def ms_poe_factors(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], ranking: Ranking | None = None
-) -> list[list[float]]:
-    """Factors `[L][H]` with heads ranked by their mean sensitivity over `prompts`; the model stays as it is. The
-    authors rank anew for each prompt (`ranked_heads`)."""
-    ranking, scaling = ranking or Ranking(), layer_scaling(model)
-    ranked, n_heads = ranking.ranked(model), model.config.get_text_config().num_attention_heads
+def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Returns factors `[L][H]` with heads ranked by their mean sensitivity over `prompts`; the model stays as it is.
+    The authors rank anew for each prompt (`ranked_heads`)."""
+    ranking, scaling = Ranking(), layer_scaling(model)
+    ranked, n_heads = _ranked(model), model.config.get_text_config().num_attention_heads
     factors = [[1.0] * n_heads for _ in range(scaling.n_layers)]
     with _taken_over(model, scaling, [1.0]) as (heads, undo):
         try:
             for each in heads:
-                each.ranking, each.ranked, each.seen = ranking, ranked, []
+                each.ranked, each.seen = True, []
             with torch.inference_mode():
                 for prompt in prompts:
                     model(
@@ -166,25 +130,24 @@ def ms_poe_factors(
     first = ranking.first_layer if scaling.n_layers > ranking.first_layer else 0
     for each in heads:
         if each.layer >= first and each.seen:
-            ranks = ranking.ranks(torch.cat(each.seen).mean(0))
+            ranks = _ranks(torch.cat(each.seen).mean(0))
             factors[each.layer] = [round(steps[rank], 4) for rank in ranks.tolist() for _ in range(n_heads // ranked)]
     return factors
 
 
-def rankable(model: PreTrainedModel) -> list[RankedHeads]:
-    """Which heads of a layer can be ranked among one another: key heads where there are several, and query heads that
-    share a key where their attention can keep keys apart, which is tried."""
-    scaling = layer_scaling(model)  # which says why a model without RoPE has none
-    n_key = n_key_heads(model)
-    if n_key == model.config.get_text_config().num_attention_heads:
-        return ["key"]
-    try:
-        with _taken_over(model, scaling, [1.0]) as (heads, undo):
-            _keep_apart(model, heads)
-        undo()
-    except PosgapError:
-        return ["key"]
-    return ["key", "query"] if n_key > 1 else ["query"]
+def _ranked(model: PreTrainedModel) -> int:
+    """Returns how many heads of a layer are ranked; raises `PosgapError` where one would be alone."""
+    n = n_key_heads(model)
+    if n < 2:
+        raise PosgapError(
+            f"{name_of(model)}: ms-poe: all heads of a layer share one key, so they would have one factor; take linear"
+        )
+    return n
+
+
+def _ranks(sensitivities: Tensor) -> Tensor:
+    """Returns the rank of each head by its sensitivity, `[..., H]` each."""
+    return sensitivities.argsort(dim=-1, descending=True, stable=True).argsort(-1)
 
 
 def n_key_heads(model: PreTrainedModel) -> int:
@@ -258,12 +221,12 @@ def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -
     given = kwargs.get("position_embeddings")
     if not isinstance(given, Rungs):
         return own(*args, **kwargs)
-    if state.ranking and not cached_length(kwargs, state.layer):  # a prompt is read from its beginning
+    if state.ranked and not cached_length(kwargs, state.layer):  # a prompt is read from its beginning
         sensitivities = _sensitivities(state, own, given, args, kwargs)
         if state.seen is not None:
             state.seen.append(sensitivities)
         else:
-            ranks = 1 + state.ranking.ranks(sensitivities)  # rung 0 is one
+            ranks = 1 + _ranks(sensitivities)  # rung 0 is one
             state.chosen = ranks[0] if len(ranks) == 1 else ranks
     if state.chosen.ndim == 2 and len(state.chosen) != len(args[0] if args else kwargs["hidden_states"]):
         raise PosgapError("ms-poe: a row of the batch has gone, or come, since its prompt was read")
@@ -271,7 +234,7 @@ def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 
 def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: tuple, kwargs: dict) -> Tensor:
-    """The sensitivities `[B, H]` of a layer's ranked heads, of queries and keys without positions, as the authors' code
+    """The sensitivities `[B, H]` of a layer's key heads, of queries and keys without positions, as the authors' code
     has them."""
     cos = given.tables[0][0]
     plain = {**without_cache(kwargs), "position_embeddings": (torch.ones_like(cos), torch.zeros_like(cos))}
@@ -287,7 +250,7 @@ def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: t
         raise PosgapError(_NO_FUNCTION.format(type(state.module).__name__))
     finally:
         config._attn_implementation_internal = before
-    return by_query.unflatten(-1, (state.ranked, -1)).mean(-1)
+    return by_query.unflatten(-1, (state.n_keys, -1)).mean(-1)
 
 
 def _rank(
@@ -302,24 +265,22 @@ def _rank(
     **_: object,
 ) -> NoReturn:
     """Raises `_Seen` with the sensitivities of the heads of queries `[B, H, S, D]` over keys `[B, H_kv, S, D]`."""
-    state: _Heads = getattr(module, _ATTRIBUTE)
-    length = min(state.layout.length or key.shape[2], key.shape[2])
-    key = key[:, :, :length].repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scores = (query[:, :, length - 1 : length] @ key.transpose(2, 3))[:, :, 0].float()
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = (query[:, :, -1:] @ key.transpose(2, 3))[:, :, 0].float()
     scores = scores * (scaling or query.shape[-1] ** -0.5)
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     seen = torch.ones_like(scores, dtype=torch.bool)
     if attention_mask is not None:
-        row = attention_mask[:, None] if attention_mask.ndim == 2 else attention_mask[:, :, length - 1]
-        row = row[..., :length]
+        row = attention_mask[:, None] if attention_mask.ndim == 2 else attention_mask[:, :, -1]
+        row = row[..., : key.shape[2]]
         if row.is_floating_point():
             scores, row = scores + row, row > torch.finfo(row.dtype).min / 2
         seen = seen & row.bool()
     scores = scores.masked_fill(~seen, -torch.inf)
     if s_aux is not None:
         scores = torch.cat([scores, s_aux.float()[None, :, None].expand(len(scores), -1, 1)], -1)
-    raise _Seen(sensitivity(scores.softmax(-1)[..., :length], seen))
+    raise _Seen(sensitivity(scores.softmax(-1)[..., : key.shape[2]], seen))
 
 
 AttentionInterface.register(_RANKING, _rank)
@@ -342,9 +303,10 @@ def _taken_over(
                 each.undone.pop()()
 
     try:
-        layout, ones = layout_of(model), torch.zeros(n_key_heads(model), dtype=torch.long)
+        n_keys = n_key_heads(model)
+        ones = torch.zeros(n_keys, dtype=torch.long)
         for layer, module in scaling.attentions():
-            each = _Heads(module, layer, ones, layout)
+            each = _Heads(module, layer, ones, n_keys)
             each.undone.append(replaced(module, _ATTRIBUTE, each))
             each.undone.append(replaced(module, "forward", partial(_attend, each, module.forward)))
             heads.append(each)
@@ -380,23 +342,6 @@ def _check(model: PreTrainedModel, scaling: LayerScaling, heads: list[_Heads]) -
         raise PosgapError(_OTHERWISE)
 
 
-def _keep_apart(model: PreTrainedModel, heads: Sequence[_Heads]) -> None:
-    """Gives layers whose heads have no factors yet a key for each query head; raises `PosgapError` unless the model
-    computes the states that it did."""
-    groups = model.config.get_text_config().num_attention_heads // n_key_heads(model)
-    if not heads or groups == 1:
-        return
-    together = _run(model)
-    for each in heads:
-        each.undone.append(_one_key_per_query_head(each.module, groups))
-    try:
-        alike = _alike(_run(model), together)
-    except (RuntimeError, TypeError, ValueError):
-        alike = False
-    if not alike:
-        raise PosgapError(_SHARED)
-
-
 def _alike(states: Tensor, wanted: Tensor) -> bool:
     wanted = wanted.float()
     return torch.allclose(states.float(), wanted, rtol=1e-3, atol=1e-3 * float(wanted.std()))
@@ -405,23 +350,3 @@ def _alike(states: Tensor, wanted: Tensor) -> bool:
 def _run(model: PreTrainedModel) -> Tensor:
     """The states of a few tokens."""
     return forward_few_tokens(decoder_of(model), 5).last_hidden_state
-
-
-def _one_key_per_query_head(attention: Any, groups: int) -> Callable[[], None]:
-    """Has an attention repeat its keys and values before they are turned and cached; returns what takes that back."""
-    parts = ("k_proj", "v_proj", "head_dim", "num_key_value_groups")
-    if not all(hasattr(attention, part) for part in parts):
-        raise PosgapError(_SHARED)
-
-    def repeated(_: nn.Module, args: tuple, out: Tensor) -> Tensor:
-        return out.unflatten(-1, (-1, attention.head_dim)).repeat_interleave(groups, -2).flatten(-2)
-
-    hooks = [part.register_forward_hook(repeated) for part in (attention.k_proj, attention.v_proj)]
-    attention.num_key_value_groups = 1
-
-    def undo() -> None:
-        attention.num_key_value_groups = groups
-        for hook in hooks:
-            hook.remove()
-
-    return undo

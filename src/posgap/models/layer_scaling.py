@@ -39,22 +39,12 @@ def layer_scaling(model: PreTrainedModel) -> "LayerScaling":
     return getattr(model, _ATTRIBUTE)
 
 
-def factors_in_force(model: PreTrainedModel) -> Tensor | None:
-    """The factors of a model's layers, `[L]`, if it was ever scaled."""
-    return getattr(model, _ATTRIBUTE).factors if hasattr(model, _ATTRIBUTE) else None
-
-
 class Rungs(NamedTuple):
     """What a layer is given in place of its tables where its heads have factors of their own: `tables`, cosines and
     sines `[N, B, S, D]` for the N factors that some head has, and `which [U]` of them belong to each rung."""
 
     tables: tuple[Tensor, Tensor]
     which: Tensor
-
-
-def has_tables_by_head(model: PreTrainedModel) -> bool:
-    """Whether the heads of `model` have factors of their own (`posgap.models.head_scaling`)."""
-    return hasattr(model, _ATTRIBUTE) and getattr(model, _ATTRIBUTE).rungs is not None
 
 
 class LayerScaling:

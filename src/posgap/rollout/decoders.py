@@ -15,7 +15,6 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from posgap.foundation.errors import PosgapError
-from posgap.mitigations.own_attention import is_taken_over
 from posgap.models.loading import eager_attention
 from posgap.rollout.encodings import alibi_slopes
 
@@ -75,11 +74,6 @@ class Decoder:
     """
 
     def __init__(self, model: PreTrainedModel):
-        if is_taken_over(model):
-            raise PosgapError(
-                f"{model.name_or_path or type(model).__name__}: a mitigation computes its attention, of which no "
-                "matrices can be read; measure the model without it"
-            )
         self.model = model
         # Llama 4 without its pictures takes itself for its base.
         self.base = getattr(model, "model", model) if model.base_model is model else model.base_model

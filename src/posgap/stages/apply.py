@@ -1,12 +1,11 @@
 """apply: writes a model folder that loads with a mitigation in force."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
@@ -14,19 +13,11 @@ from posgap.foundation.files import parsed
 from posgap.foundation.printing import RESULT
 from posgap.mitigating.config import ApplyConfig
 from posgap.mitigating.report import MITIGATE_FILE, Found, read_mitigate
-from posgap.mitigations.applied import (
-    APPLIED_FILE,
-    Applied,
-    open_to_all,
-    write_mitigated_model,
-    write_model_with_weights,
-)
+from posgap.mitigations.applied import APPLIED_FILE, Applied, open_to_all, write_mitigated_model
 from posgap.mitigations.in_force import apply as put_in_force
 from posgap.mitigations.in_force import load_model, model_mitigation
 from posgap.mitigations.lpes import LPES
-from posgap.mitigations.mitigation import ModelMitigation, Settings
 from posgap.mitigations.registry import MITIGATIONS
-from posgap.mitigations.state import in_force
 from posgap.models.factors import check_factors, is_altered, require_rope
 from posgap.models.loading import commit_on_hub, load_config, model_folder
 from posgap.scaling.scaling_file import SCALING_FILE, Scaling, read_scaling, write_scaled_model
@@ -34,7 +25,7 @@ from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
-MAX_APART = 0.02  # of the logits' norm; bfloat16 weights are rounded to 0.4 % each
+MAX_APART = 0.02  # of the logits' norm
 
 
 class Chosen(NamedTuple):
@@ -51,9 +42,9 @@ class Chosen(NamedTuple):
 
 @stage
 def apply(config: ApplyConfig, out: Path, run: Run) -> None:
-    """Writes the model with a mitigation in `config.json`, or in its weights, `mitigation.json` (`scaling.json` of
-    factors from `scale search`), and a word in the model card. What transformers does not know closes the folder to
-    all but posgap (`posgap.models.closing`), unless it is to be `plain`.
+    """Writes the model with a mitigation in `config.json`, `mitigation.json` (`scaling.json` of factors from `scale
+    search`), and a word in the model card. What transformers does not know closes the folder to all but posgap
+    (`posgap.models.closing`), unless it is to be `plain`.
 
     Raises `PosgapError` if the settings were found for another model, or the model cannot have the mitigation.
     """
@@ -70,7 +61,6 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     mitigation = model_mitigation(name)
     given = parsed(mitigation.settings, chosen.settings, f"settings of {name}")
     model = load_model(config.model)
-    factors = _factors(model, mitigation, given) if config.in_weights else None
     put_in_force(model, name, given)  # which says why a model cannot have it
     neutral = given == mitigation.neutral(model.config)
     applied = Applied(
@@ -79,18 +69,15 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
         model=config.model,
         model_digest=digest,
         example_contents=chosen.chosen_by,
-        in_weights=config.in_weights,
     )
     folder = model_folder(config.model, weights=True)
-    if factors is not None:
-        write_model_with_weights(folder, factors, applied, out)
-    elif chosen.scaling:
+    if chosen.scaling:
         write_scaled_model(folder, chosen.scaling, out)
     else:
         write_mitigated_model(folder, mitigation, given, applied, out)
     if config.plain and open_to_all(out):
         log.warning("%s: transformers and vLLM without posgap load it without %s, and say nothing", config.out, name)
-    if factors is not None or not is_altered(load_config(str(out))):  # others load it too, and so it must be in there
+    if not is_altered(load_config(str(out))):  # others load it too, and so it must be in there
         _require_alike(model, load_model(str(out)))
     run.artifact(out / (SCALING_FILE if chosen.scaling else APPLIED_FILE))
     done = "nothing is scaled, since all factors are 1" if name == LPES.name else "these settings change nothing"
@@ -127,27 +114,17 @@ def _from_search(found: Path, config: ApplyConfig) -> Chosen:
 _READERS = {MITIGATE_FILE: _from_mitigate, SCALING_FILE: _from_search}
 
 
-def _factors(model: PreTrainedModel, mitigation: ModelMitigation, settings: Settings) -> Mapping[str, Tensor]:
-    """What multiplies the model's parameters in the mitigation's place."""
-    if mitigation.in_weights is None:
-        raise PosgapError(f"{mitigation.name}: cannot be put into weights; leave `in_weights` out")
-    if mitigation.name in in_force(model):
-        raise PosgapError(f"{model.name_or_path}: has {mitigation.name} already; give the model without it")
-    return mitigation.in_weights(model, settings)
-
-
 @torch.inference_mode()
 def _require_alike(model: PreTrainedModel, written: PreTrainedModel) -> None:
     """`PosgapError` unless a model in which the mitigation is in force and that of the folder written say the same of
-    some tokens, but for rounding: of the weights' type, where that is a short one and they have the mitigation."""
+    some tokens, but for rounding."""
     ids = torch.arange(3, 19)[None] % model.config.get_text_config().vocab_size
     said, again = (each(input_ids=ids, use_cache=False).logits.double() for each in (model, written))
     off = float((again - said).norm() / said.norm())
     log.info("logits with the mitigation in force and of the folder that is written differ by %.1e of them", off)
     if not off < MAX_APART:
         raise PosgapError(
-            f"{model.name_or_path}: its files do not keep what the mitigation changes; leave `in_weights` out, "
-            "if it was given"
+            f"{model.name_or_path}: its files do not keep what the mitigation changes, so that it cannot be applied"
         )
 
 

@@ -172,20 +172,16 @@ def _estimated(config: SweepConfig) -> str:
     placements = placements_of(build, config.n_docs, config.positions, config.shard)
     everywhere = [*placements, *baseline_placements(build, config.baselines, config.n_docs, config.shard)]
     asked = product(examples, everywhere, range(config.samples))
-    mitigated, read = mitigated_by(config, build), list[int]()
+    mitigated = mitigated_by(config, build)
 
     def prompts(question: Question) -> Sequence[Prompt]:
         if mitigated is None:
             return [build.prompt(question.example, question.placement)]
-        several = mitigated.asked(question)
-        read.extend(several.read)
-        return several.prompts
+        return mitigated.asked(question).prompts
 
     every = chain.from_iterable(prompts(Question(*each)) for each in asked)
     tokens = (len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in every)
-    words = estimate(tokens, backend.local, build.max_new_tokens + build.max_thinking_tokens)
-    before = f"; before these, {len(read):,} prompts of {sum(read):,} tokens are read for their attention"
-    return words + before * bool(read)
+    return estimate(tokens, backend.local, build.max_new_tokens + build.max_thinking_tokens)
 
 
 def _require_same_endpoint(config: SweepConfig) -> None:

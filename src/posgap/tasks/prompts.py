@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 
 class Prompt(NamedTuple):
     """A prompt: the task's text and, for a local model, its token ids, in the chat template if there is one; and which
-    of several responses to it is asked for. `spans` are the columns [first, after the last) of each document's tokens,
-    in their order; None where nobody has looked."""
+    of several responses to it is asked for."""
 
     text: str
     token_ids: Sequence[int] = ()
     sample: int = 0
-    spans: tuple[Span, ...] | None = None
 
 
 class Filler(Protocol):
@@ -159,12 +157,9 @@ class PromptBuilder(TextPromptBuilder):
     """Turns (example, placement) into token ids for one tokenizer and task.
 
     The framing's chat template is applied, else the tokenizer's if it has one. `context` is the model's context length
-    in tokens, of which those of the longest response are reserved. With `marks_documents` prompts say where their
-    documents stand, as some mitigations need it. Raises `PosgapError` where the model cannot be asked with that
-    framing.
+    in tokens, of which those of the longest response are reserved. Raises `PosgapError` where the model cannot be asked
+    with that framing.
     """
-
-    marks_documents = False
 
     def __init__(
         self,
@@ -207,12 +202,9 @@ class PromptBuilder(TextPromptBuilder):
             )
         return Prompt(text, ids)
 
-    def of_documents(self, example: AnyExample, documents: Sequence[Document], name: str) -> Prompt:
-        prompt = super().of_documents(example, documents, name)
-        return prompt._replace(spans=self.spans(example, documents, prompt)) if self.marks_documents else prompt
-
     def spans(self, example: AnyExample, documents: Sequence[Document], prompt: Prompt) -> tuple[Span, ...]:
-        """Where these documents stand in their prompt. Raises `PosgapError` where nobody can say it."""
+        """Returns the columns [first, after the last) of these documents' tokens in their prompt. Raises `PosgapError`
+        where nobody can say it."""
 
         def worded(shown: Sequence[Document]) -> str:
             return self.worded(example, shown)

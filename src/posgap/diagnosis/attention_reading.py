@@ -14,19 +14,16 @@ from posgap.foundation.errors import PosgapError
 from posgap.models.loading import eager_attention
 
 WEIGHTS_AT_ONCE = 1 << 26  # attention weights held at once, over all layers and heads: 256 MiB in float32
-DIAGNOSE = "diagnose with `attention` 0"
 
 
 @torch.inference_mode()
-def attention_rows(
-    model: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int] = (), instead: str = DIAGNOSE
-) -> Iterator[Tensor]:
+def attention_rows(model: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int] = ()) -> Iterator[Tensor]:
     """Yields the attention `[L, N]` of the prompt's last token, and then `[L, N + r]` of the r-th answer token,
     averaged over heads, in float32 on the CPU.
 
     The prompt except its last token fills the key-value cache with the model's own attention implementation. The
     tokens from there on are read a few at a time with eager attention, so an N x N map is never held. Tokens outside
-    a sliding window get 0. Raises `PosgapError`, which says what to do `instead`, if the model returns no attention.
+    a sliding window get 0. Raises `PosgapError` if the model returns no attention.
     """
     ids = torch.tensor([[*prompt, *answer]], device=model.device)
     read, cache = len(prompt) - 1, None
@@ -41,7 +38,7 @@ def attention_rows(
             )
         heads = [layer[0].float().mean(0).cpu() for layer in output.attentions or () if layer is not None]
         if not heads:
-            raise PosgapError(f"{type(model).__name__}: returns no attention to measure; {instead}")
+            raise PosgapError(f"{type(model).__name__}: returns no attention to measure; diagnose with `attention` 0")
         read, cache = min(read + step, ids.shape[1]), output.past_key_values
         n_rows = len(heads[0])
         for row in range(n_rows):
