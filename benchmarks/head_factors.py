@@ -177,7 +177,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for family in arguments.families or KINDS:
-        for keys, alike in ((HEADS, 1), (2, 2), (2, 1)):
+        for keys, alike in ((HEADS, 1), (2, 2)):
             if keys != HEADS and family in ("gpt_neox", "deepseek_v3"):
                 continue  # each of its heads has a key
             try:

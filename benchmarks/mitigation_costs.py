@@ -2,9 +2,9 @@
 
     python benchmarks/mitigation_costs.py               prints the table
     python benchmarks/mitigation_costs.py --write       writes it into build/results/
-    python benchmarks/mitigation_costs.py pine          only this one
+    python benchmarks/mitigation_costs.py ms-poe        only this one
 
-The model is a Llama of eight layers with random weights; the prompt has twenty documents of equal length. Each
+The model is a Llama of eight layers with random weights; the prompt is of random tokens. Each
 mitigation is timed by turns with the model as it is, on one thread; ratios are medians of those within a turn.
 """
 
@@ -22,9 +22,8 @@ from posgap.foundation.errors import PosgapError
 from posgap.mitigations.in_force import apply, remove
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn
 from posgap.mitigations.registry import MITIGATIONS
-from posgap.models.layout import during_forward
 
-VOCABULARY, DOCUMENTS, BEFORE, BEHIND, DECODED = 1000, 20, 24, 40, 24
+VOCABULARY, DECODED = 1000, 24
 
 
 def model() -> PreTrainedModel:
@@ -37,17 +36,13 @@ def model() -> PreTrainedModel:
 @torch.inference_mode()
 def once(of: PreTrainedModel, ids: torch.Tensor) -> tuple[float, float]:
     """Seconds of reading the prompt, and of a token of the response."""
-    length = ids.shape[1]
-    size = (length - BEFORE - BEHIND) // DOCUMENTS
-    spans = [(BEFORE + at * size, BEFORE + (at + 1) * size) for at in range(DOCUMENTS)]
-    with during_forward(of, spans, length):
+    started = time.perf_counter()
+    out = of(input_ids=ids, use_cache=True, logits_to_keep=1)
+    read, steps = time.perf_counter() - started, []
+    for token in range(DECODED):
         started = time.perf_counter()
-        out = of(input_ids=ids, use_cache=True, logits_to_keep=1)
-        read, steps = time.perf_counter() - started, []
-        for token in range(DECODED):
-            started = time.perf_counter()
-            of(input_ids=torch.tensor([[3 + token]]), past_key_values=out.past_key_values, use_cache=True)
-            steps.append(time.perf_counter() - started)
+        of(input_ids=torch.tensor([[3 + token]]), past_key_values=out.past_key_values, use_cache=True)
+        steps.append(time.perf_counter() - started)
     return read, median(steps)
 
 
@@ -105,7 +100,7 @@ def main() -> None:
     text = "\n".join(
         [
             f"Written by `benchmarks/mitigation_costs.py --write` on {date.today()}: a random Llama of eight layers, "
-            f"{arguments.length} tokens in {DOCUMENTS} documents, one thread of a machine with {os.cpu_count()} cores, "
+            f"{arguments.length} tokens, one thread of a machine with {os.cpu_count()} cores, "
             f"at other work (load {load:.1f} before and {os.getloadavg()[0]:.1f} after). The table says how many times "
             "as long a mitigation takes as the model as it is, to read the prompt and to write a token: the median of "
             f"{arguments.times} ratios by turns.",

@@ -28,11 +28,6 @@ ASKED: dict[str, dict] = {
     "reordering, last": {"mitigation": "reordering", "mitigation_settings": {"most": "last"}},
     "reordering, ends": {"mitigation": "reordering"},
     **{
-        f"attention-sorting, {rounds}": {"mitigation": "attention-sorting", "mitigation_settings": {"rounds": rounds}}
-        for rounds in (1, 2)
-    },
-    "attention-sorting, 1, first": {"mitigation": "attention-sorting", "mitigation_settings": {"most": "first"}},
-    **{
         f"permutation, {orders}": {"mitigation": "permutation", "mitigation_settings": {"orders": orders}}
         for orders in (1, 3, 5)
     },

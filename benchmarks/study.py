@@ -291,16 +291,6 @@ ROWS = (
             ("qwen", _OPTIONS, "choice.jsonl", "1,2,3,4"),
         )
     ),
-    # What takes more than one call, and so is not reached in half an hour beside the others.
-    Row(
-        "qwen-slower",
-        "qwen",
-        (
-            _mitigate(_OPTIONS, "choice.jsonl", "1,2,3,4")
-            + " --methods attention-sorting,self-extend,attention-buckets,permutation,pine,calibration",
-        ),
-        mitigate_figures,
-    ),
     *(
         row
         for model in ("smollm2", "gemma")
@@ -488,7 +478,7 @@ def telling() -> str:
 def mitigations() -> str:
     """What came of each mitigation of a model, on held-out examples."""
     rows = []
-    for each in kept("smollm2-mitigate", "gemma-mitigate", "qwen-mitigate", "qwen-slower"):
+    for each in kept("smollm2-mitigate", "gemma-mitigate", "qwen-mitigate"):
         of = each["figures"]
         base, spent = of["base"], f"{of['budget']}: {of['seconds'] / 60:.1f} minutes"
         title = f"{each['model']}, budget {spent}, {of['examples']['held_out']} held out"

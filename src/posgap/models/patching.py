@@ -64,17 +64,12 @@ def forward_few_tokens(module: Any, n: int = 3) -> Any:
         module.train(training)
 
 
-def cache_of(kwargs: Mapping[str, Any]) -> Any:
-    """The cache among the arguments of a forward pass; None where there is none."""
-    return next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
-
-
 def without_cache(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a forward pass that neither looks into a cache nor adds to it."""
     return {**kwargs, **dict.fromkeys(set(kwargs) & set(_CACHES))}
 
 
-def cached_length(kwargs: Mapping[str, Any], layer: int = 0) -> int:
+def cached_length(kwargs: Mapping[str, Any], layer: int) -> int:
     """How many tokens a layer's cache holds before a forward pass with these arguments."""
-    cache = cache_of(kwargs)
+    cache = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
     return cache.get_seq_length(layer) if cache is not None else 0
