@@ -1,7 +1,7 @@
 """Rollout theory: predictions beside known answers, and the controlled experiment.
 
     python benchmarks/rollout_results.py
-    python benchmarks/rollout_results.py --preset learned [--networks 1]
+    python benchmarks/rollout_results.py --preset learned
 
 Writes the figures `rollout-theory` of docs/results.md, or an experiment's with its picture.
 """
@@ -48,14 +48,14 @@ def known_answers() -> str:
     return markdown(["case", "absolute", "relative"], rows)
 
 
-def figure(out: Path, preset: str, networks: int) -> None:
+def figure(out: Path, preset: str) -> None:
     """An experiment, written into its section."""
-    folder = rollout_experiment(RolloutExperimentConfig(preset=preset, out=out / preset, seeds=networks))
+    folder = rollout_experiment(RolloutExperimentConfig(preset=preset, out=out / preset))
     shutil.copyfile(folder / "experiment.png", ROOT / "docs" / f"rollout-{preset}.png")
     experiment, chosen = files.read_json(folder / "experiment.json"), PRESETS[preset]
     text = FIGURE.format(
         date=date.today(), preset=preset, title=TITLES[preset],
-        networks=networks or chosen.seeds, of=chosen.seeds, iterations=f"{chosen.training.iterations:,}",
+        networks=chosen.seeds, iterations=f"{chosen.training.iterations:,}",
         tests=f"{chosen.training.tests:,}", summary=experiment["summary"],
         gaps=gap_table(experiment["means"]), sinks=sink_table(experiment["means"]),
     )  # fmt: skip
@@ -65,7 +65,6 @@ def figure(out: Path, preset: str, networks: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--preset", choices=sorted(PRESETS.keys()), help="this experiment in place of the answers")
-    parser.add_argument("--networks", type=int, default=0, help="of each setting of --preset; 0: the preset's")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "rollout")
     options = parser.parse_args()
     out = options.out.absolute()
@@ -75,7 +74,7 @@ def main() -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("posgap").setLevel(logging.INFO)
     if options.preset:
-        figure(out, options.preset, options.networks)
+        figure(out, options.preset)
     else:
         write_section("results", "rollout-theory", TEXT.format(date=date.today(), known=known_answers()))
 
@@ -92,8 +91,8 @@ Written by `benchmarks/rollout_results.py` on {date}: the greatest error of any 
 FIGURE = """\
 ## {title}
 
-Written by `benchmarks/rollout_results.py --preset {preset} --networks {networks}` on {date}, one CPU thread beside
-other work: {iterations} iterations, {tests} sequences a test, {networks} of the preset's {of}
+Written by `benchmarks/rollout_results.py --preset {preset}` on {date}, one CPU thread beside
+other work: {iterations} iterations, {tests} sequences a test, {networks}
 seeds.
 
 {summary}.

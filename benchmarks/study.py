@@ -65,13 +65,12 @@ def lengths_figures(out: Path) -> dict[str, Any]:
 def why_figures(out: Path) -> dict[str, Any]:
     """What is kept of `rollout measure` beside a sweep."""
     measured = read_measurement(out)
-    assert measured.documents and measured.telling
+    assert measured.documents
     return {
         "n_texts": measured.n_texts,
         "shortest": measured.shortest,
         "longest": measured.sequence_length,
         "measures": measured.documents["measures"],
-        "telling": measured.telling,
         "summary": measured.summary,
     }
 
@@ -459,22 +458,6 @@ def shares() -> str:
     return markdown(["model", "measure", *PARTS, "among documents"], rows, left=2)
 
 
-def telling() -> str:
-    """What tells right answers, beside the position alone."""
-    rows = []
-    for each in kept("smollm2-why", "gemma-why", "qwen-why"):
-        told = each["figures"]["telling"]
-        title = f"{each['model']}, {told['prompts']} prompts, {told['accuracy']:.0f} % right"
-        if "position" in told:
-            rows.append([title, "the position alone", between(*told["position"], ".2f"), "", ""])
-        for name, of in told["features"].items():
-            within = "" if of["auc_within_position"] is None else f"{of['auc_within_position']:.2f}"
-            gain = "" if of["gain"] is None else between(of["gain"], of["gain_ci95"], "+.2f")
-            area = "" if of["auc"] is None else between(of["auc"], of["auc_ci95"], ".2f")
-            rows.append(["", name.replace("_", " "), area, within, gain])
-    return markdown(["model", "what tells", "AUC", "at one position", "gain beside the position"], rows, left=2)
-
-
 def mitigations() -> str:
     """What came of each mitigation of a model, on held-out examples."""
     rows = []
@@ -556,7 +539,6 @@ TABLES = {
     "study-curves": curves,
     "study-methods": methods,
     "why-shares": shares,
-    "why-telling": telling,
     "study-mitigations": mitigations,
     "study-plans": plans,
 }

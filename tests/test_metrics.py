@@ -292,3 +292,10 @@ def test_parity_with_the_scripts_of_lost_in_the_middle(response, answers):
     line = public_normalization(response.split("\n")[0])
     whole = [answer for answer in answers if public_normalization(answer)]  # there the others are in every response
     assert lost_in_the_middle(response, whole) == any(public_normalization(answer) in line for answer in whole)
+
+
+def test_a_set_is_all_of_the_answers_and_nothing_else():
+    score = METRICS["set_em"].score
+    for response, right in {"2, 1": 1, "1\n2": 1, "1,2,2": 1, "1": 0, "1, 2, 3": 0, "": 0, ", ": 0, "1 2": 0}.items():
+        assert score(response, ["1", "2"]) == right, response
+    assert score("The Abbey", ["abbey"]) and not score("x", [])

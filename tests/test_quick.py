@@ -202,12 +202,12 @@ def test_the_commands_for_reliable_figures_ask_as_the_look_did(folder, endpoint,
 
 
 def test_the_examples_of_another_task_can_be_made_too(folder, capsys):
-    config = SweepConfig(model="m", dtype="float32", task="spans-3", n_docs=10, out="look", examples="made")
+    config = SweepConfig(model="m", dtype="float32", task="spans", n_docs=10, out="look", examples="made")
     write_jsonl(folder / "predictions.jsonl", [])
     made, sweep = quick._real_thing(config, folder)
-    assert sweep.startswith("posgap sweep --model m --dtype float32 --task spans-3 --examples spans.jsonl.gz --n-docs")
+    assert sweep.startswith("posgap sweep --model m --dtype float32 --task spans --examples spans.jsonl.gz --n-docs")
     assert run(*shlex.split(made)[1:]) == 0
-    assert len(read_examples("spans.jsonl.gz")[0].gold) == 3 and len(read_examples("spans.jsonl.gz")) == 300
+    assert len(read_examples("spans.jsonl.gz")[0].gold) == 2 and len(read_examples("spans.jsonl.gz")) == 300
 
 
 def test_a_look_at_nothing_ends_before_the_sweep_and_leaves_nothing(folder, endpoint, capsys):

@@ -337,24 +337,6 @@ def test_rollout_is_the_product_of_the_attention_maps(smollm2, place):
     assert posgap("rollout", "predict", *predicted, "--out", place / "prediction") == 0
 
 
-def test_advice_is_refused_to_a_model_with_a_preamble(smollm2, place, capsys):
-    words = (
-        "--model",
-        smollm2,
-        "--examples",
-        place / "learnt.jsonl",
-        "--limit",
-        4,
-        "--n-docs",
-        5,
-        "--positions",
-        "1,5",
-    )
-    assert posgap("rollout", "advise", *words, "--max-new-tokens", LIMIT, "--out", place / "advice") == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert "at once" in line and "The value corresponding to the key" in line
-
-
 def test_memory_is_planned_and_what_is_applied_is_shown(smollm2, capsys):
     assert posgap("plan", "distill", "--model", smollm2) == 0
     (way, *_) = json.loads(capsys.readouterr().out.splitlines()[-1])["ways"]

@@ -8,14 +8,14 @@ import pytest
 from test_gate import ASKED
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import write_json, write_jsonl
+from posgap.foundation.files import read_model, write_json, write_jsonl
 from posgap.gating.demands import Policy
 from posgap.gating.rules import Ruling
 from posgap.gating.verdict import Verdict, read_verdict
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.diagnoses import read_diagnosis
 from posgap.measurement.sweeps import Evidence, Sweep, read_sweep, summarize
-from posgap.rollout.files import read_measurement, read_prediction
+from posgap.rollout.files import PREDICTION_FILE, Prediction, read_measurement
 from posgap.scaling.scaling_file import read_scaling
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.reading import read_examples
@@ -28,7 +28,7 @@ DOCUMENTS = {
     "diagnosis.json": read_diagnosis,
     "scaling.json": read_scaling,
     "measurement.json": read_measurement,
-    "prediction.json": read_prediction,
+    "prediction.json": lambda path: read_model(Prediction, path, PREDICTION_FILE),
 }
 LINES = {"examples.jsonl.gz": read_examples, "responses.jsonl": read_responses}
 HOSTILE = [

@@ -18,7 +18,7 @@ DECAY = [*ROPE[:-1], "decay"]
 
 def test_predict_from_the_command_line(capsys, tmp_path):
     words = ["rollout", "predict", "--out", tmp_path / "p", "--sequence-length", 64, "--layers", 4, "--heads", 8]
-    code, shown = run(capsys, *words, "--encoding", "alibi", "--head-weights", "1,1,1,1,1,1,1,2")
+    code, shown = run(capsys, *words, "--encoding", "alibi")
     assert code == 0 and "without residuals the same attention would put" in shown
     prediction = read_json(tmp_path / "p" / "prediction.json")
     assert sum(prediction["distribution"]) == pytest.approx(1) and prediction["heads"] == 8
@@ -29,7 +29,6 @@ def test_predict_from_the_command_line(capsys, tmp_path):
     [
         ([], "sequence_length: must be given, or taken from a `measurement`"),
         (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--residual-strength", 2], "residual strength 2 of"),
-        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--head-weights", "1"], "give one positive weight for"),
         (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--mask", "prefix"], "prefix: mask prefix needs a size"),
         (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--rope-factors", "1,2"], "give `encoding` rope"),
         ([*ROPE, "--rope-factors", "1,2,3"], "3 given for 2 layers"),
@@ -74,12 +73,12 @@ WINDOWS = [(AWAY >= 0) & (width > AWAY) for width in (3, N, 4)]  # the second is
 SLOPES, OWN = [[0.1, 0.7], [0.4, 0.2], [0.0, 1.0]], [[0.0, 1.5], [-0.5, 0.3], [1.0, 0.0]]
 BASES, FACTORS = [20.0, 0.0, 5.0], [1.0, 1.0, 1.5]  # the second layer has no positions
 TURNED = [
-    [2 * np.mean([np.cos(0.3 - AWAY / f * b ** (-k / 4)) for k in (0, 2)], axis=0) if b else 0 * AWAY] * 2
+    [2 * np.mean([np.cos(AWAY / f * b ** (-k / 4)) for k in (0, 2)], axis=0) if b else 0 * AWAY] * 2
     for b, f in zip(BASES, FACTORS)
 ]
 SIZES = {"sequence_length": N, "layers": 3, "heads": 2, "residual_strength": LAMBDAS}
 WITH_DECAY = SIZES | {"encoding": "decay", "mask": "window", "window": [3, 0, 4], "slope": SLOPES}
-WITH_ROPE = SIZES | {"encoding": "rope", "head_size": 4, "rope_angle": 0.3, "rope_strength": 2}
+WITH_ROPE = SIZES | {"encoding": "rope", "head_size": 4, "rope_strength": 2}
 ARCHITECTURES = [
     (
         SIZES | {"encoding": "decay", "slope": SLOPES[0], "content_score": [0.0, 1.5, -0.5]},

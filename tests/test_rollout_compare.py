@@ -111,18 +111,18 @@ def swept(measured, tmp_path, **changes):
 def test_a_prediction_is_compared_with_its_measurement_and_a_sweep(tmp_path, measured, caplog):
     caplog.set_level("INFO", "posgap")
     config = RolloutPredictConfig(
-        measurement=swept(measured, tmp_path), encoding="measured", residual="measured", influence="rollout",
+        measurement=swept(measured, tmp_path), encoding="measured", residual="measured",
         out=tmp_path / "predicted",
     )  # fmt: skip
     predicted = rollout_predict(config)
     assert (predicted / "prediction.json").is_file()
     compared = read_json(predicted / "comparison.json")
-    figures = compared["figures"]["rollout"]
+    figures = compared["figures"]["gradient"]
     low, high = figures["wasserstein_ci95"]
     assert 0 <= low <= figures["wasserstein"] <= high
     assert "the accuracy of base (gap 75.0) follows the measured shares" in compared["summary"]
     assert compared["agreement"]["of"] == "tokens" and "by rollout agrees (Spearman)" in compared["summary"]
-    assert "of the measured rollout over 24 places of the prompt" in compared["summary"]
+    assert "of the measured gradient over 24 places of the prompt" in compared["summary"]
     assert compared["summary"] in caplog.messages
     assert (predicted / "comparison.png").stat().st_size > 10_000
 
@@ -130,11 +130,9 @@ def test_a_prediction_is_compared_with_its_measurement_and_a_sweep(tmp_path, mea
 def test_a_measure_that_was_left_out_is_not_compared(tmp_path, measured):
     told = read_json(measured / "measurement.json")
     told["influence"].pop("value_norm")
-    told["summary"] = "value norms are left out: no"
     (measured / "measurement.json").write_text(json.dumps(told))
-    with pytest.raises(PosgapError, match="value_norm was not measured .*value norms are left out: no"):
-        config = RolloutPredictConfig(measurement=measured, influence="value_norm", out=tmp_path / "norms")
-        rollout_predict(config)
+    compared = rollout_predict(RolloutPredictConfig(measurement=measured, out=tmp_path / "predicted"))
+    assert "value_norm" not in read_json(compared / "comparison.json")["figures"]
 
 
 @pytest.mark.parametrize(("rank", "said"), [(0.2, True), (0.49, True), (0.51, False), (-0.3, True), (None, False)])

@@ -35,7 +35,7 @@ from transformers import (
 from posgap.data.config import ImportConfig, MakeConfig
 from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import read_json, write_json
+from posgap.foundation.files import read_json, read_model, write_json
 from posgap.generation.setup import prompt_builder
 from posgap.measurement.probe import Probe, Response
 from posgap.mitigations.in_force import load_model, scale_model
@@ -45,7 +45,7 @@ from posgap.rollout.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.rollout.decoders import Decoder, position_encoding
 from posgap.rollout.documents import PARTS, SINK_TIMES, Asked, among_documents, by_part, shape_of
 from posgap.rollout.encodings import alibi_slopes
-from posgap.rollout.files import read_document_shares, read_influences, read_measurement, read_prediction
+from posgap.rollout.files import PREDICTION_FILE, Prediction, read_document_shares, read_influences, read_measurement
 from posgap.rollout.measurement import INFLUENCES, OF_VALUES, Statistics, measure
 from posgap.rollout.texts import read_text
 from posgap.stages.rollout_measure import rollout_measure
@@ -399,7 +399,7 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
             measurement=measured, encoding="measured", residual="measured", content="heads", out=tmp_path / "predicted"
         )
     )
-    prediction = read_prediction(predicted)
+    prediction = read_model(Prediction, predicted, PREDICTION_FILE)
     assert prediction.lambdas == measurement.lambdas and len(prediction.distribution) == measurement.sequence_length
     assert sum(prediction.distribution) == pytest.approx(1)
 
@@ -491,7 +491,7 @@ def test_predict_takes_over_the_factors_of_a_scaled_model(tmp_path, model_folder
 
     def predicted(name: str, out: str, **more) -> list[float]:
         config = RolloutPredictConfig(measurement=measured[name], encoding="measured", out=tmp_path / out, **more)
-        return read_prediction(rollout_predict(config)).distribution
+        return read_model(Prediction, rollout_predict(config), PREDICTION_FILE).distribution
 
     taken_over = predicted("scaled", "taken-over")
     # The measured angles are in single precision.

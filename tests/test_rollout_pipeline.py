@@ -19,7 +19,7 @@ def why(texts: str, model: str):
     measured = rollout_measure(texts=read, model=looked_at, length=32).outputs["out"]
     like_it = {"encoding": "measured", "residual": "measured", "content": "heads"}
     rollout_predict(measurement=measured, **like_it)
-    rollout_experiment(seeds=1, iterations=2, batch=8, tests=20)
+    rollout_experiment(iterations=2)
 
 
 def test_the_rollout_components_run_one_after_the_other(tmp_path, model_folder):

@@ -2,9 +2,11 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from conftest import qa_example
+from endpoint import Endpoint, served
 from pydantic import ValidationError
 from test_cli import fails, run
 from test_verbs import shown
@@ -16,7 +18,7 @@ from posgap.stages.sweep import sweep
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.placements import Placement, all_placements
 from posgap.tasks.prompts import TextPromptBuilder
-from posgap.tasks.reading import write_examples
+from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.task import Order
 from posgap.tasks.task_file import definition_of
@@ -161,3 +163,40 @@ def test_prompts_whose_documents_are_written_otherwise_have_another_digest(tmp_p
     tasks.append(TASKS[config(tmp_path, file).task])
     assert tasks[0].template == tasks[1].template
     assert len({TextPromptBuilder(task, 5).digest() for task in tasks}) == 2
+
+
+PAGE = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text(encoding="utf-8")
+EXAMPLES = dict(zip(("shots", "counting"), re.findall(r"```json\n(\{.+\})\n```", PAGE)))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("turns", "User: The "),
+        ("shots", "Word: daisy\nLabel: 13\nWord: oak\nLabel: 58\n\nWord: rose\nLabel:"),
+        (
+            "counting",
+            "Anna, Tom, Anna, Eva, Anna.\nIda, Max, Max, Leo, Max.\n\nQuestion: How many times",
+        ),
+    ],
+)
+def test_the_tasks_on_the_page_of_tasks_can_be_asked(tmp_path, capsys, name, shown):
+    """By a model that knows the right answers, at every position; one that repeats the prompt is never right."""
+    (definition,) = re.findall(rf"```yaml\n(name: {name}\n.+?)```", PAGE, re.DOTALL)
+    (tmp_path / "task.yaml").write_text(definition)
+    examples = tmp_path / "e.jsonl"
+    if name in EXAMPLES:
+        (tmp_path / "own.jsonl").write_text(EXAMPLES[name])
+        made = ["data", "import", "--format", "own", "--input", tmp_path / "own.jsonl"]
+    else:
+        made = ["data", "make", "needle", "--n-examples", 1, "--n-docs", 2]
+    assert run(capsys, *made, "--out", examples)[0] == 0
+    (example,) = read_examples(examples)
+    answers = {"knows": lambda text: example.answers[0], "repeats": lambda text: text.split("\n\n", 1)[1]}
+    for model, answer in answers.items():
+        with served(Endpoint(answer)) as endpoint:
+            words = ["--task", tmp_path / "task.yaml", "--examples", examples, "--n-docs", 2, "--backend", "openai"]
+            words += ["--base-url", endpoint.url, "--model", "m", "--positions", "1,2", "--out", tmp_path / model]
+            assert run(capsys, "sweep", *words)[0] == 0
+        assert any(shown in text for text in endpoint.seen)
+        assert read_sweep(tmp_path / model).accuracy == [100 * (model == "knows")] * 2

@@ -7,7 +7,7 @@ import pytest
 
 from posgap.data.config import MakeConfig
 from posgap.data.distractors import relevance
-from posgap.data.needles import fact_examples
+from posgap.data.synthetic import fact_examples
 from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.comparability import ALLOWABLE
@@ -15,7 +15,7 @@ from posgap.tasks.content import examples_digest
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
-from posgap.tasks.world import literal, names, relations
+from posgap.tasks.world import literal, names, names_in, relations
 
 FACTS, CONTROL = TASKS["facts"], TASKS["facts-literal"]
 COMMON = {"the", "of", "in", "a", "and", "to", "by", "with", "from", "next"}
@@ -89,3 +89,19 @@ def test_an_answer_is_right_and_an_echo_is_not():
                 assert FACTS.score(response, right) == 1, response
             for response in (lines, lines.replace("\n", " "), f"{name} or {example.distractors[0].text}", "", "Nobody"):
                 assert FACTS.score(response, right) == 0, response
+
+
+@pytest.mark.parametrize(
+    ("response", "taken"),
+    [
+        ("Adele and Agnes, not Adele", "Adele, Agnes"),
+        ("It is adele.\nIt is Adele\n\nQuestion: Who? Agnes", "adele"),
+        ("Adele\nQuestion: Who is Agnes?", "Adele"),
+        ("none", ""),
+        ("The names are:\n\n1. Adele\n2. Agnes\n\nThe first is not Aisha.", "Adele, Agnes"),
+        ("- Adele\n\n2) Agnes\n\nAisha", "Adele, Agnes"),
+        ("Question: Adele?", ""),
+    ],
+)
+def test_what_is_named_before_another_question(response, taken):
+    assert names_in(response) == taken

@@ -33,12 +33,7 @@ from posgap.pipelines.config import (
     ScheduleConfig,
 )
 from posgap.preflight.config import PreflightConfig
-from posgap.rollout.config import (
-    RolloutAdviseConfig,
-    RolloutExperimentConfig,
-    RolloutMeasureConfig,
-    RolloutPredictConfig,
-)
+from posgap.rollout.config import RolloutExperimentConfig, RolloutMeasureConfig, RolloutPredictConfig
 from posgap.scaling.config import ScaleSearchConfig
 from posgap.tracking.config import (
     ApproveConfig,
@@ -194,12 +189,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             RolloutMeasureConfig,
             "--model Qwen/Qwen3-0.6B --texts texts.jsonl --out run/measurement",
             ("measurement.json",),
-            Kind.STAGE,
-        ),
-        "rollout advise": Verb(
-            RolloutAdviseConfig,
-            "--model Qwen/Qwen3-0.6B --examples run/eval --out run/advice",
-            ("advice.json",),
             Kind.STAGE,
         ),
         "rollout experiment": Verb(

@@ -9,16 +9,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from posgap.data.needles import (
-    SHOWN,
-    chain_examples,
-    count_examples,
+from posgap.data.synthetic import (
+    animal_examples,
     fact_examples,
-    note_examples,
-    shot_examples,
-    value_examples,
+    needle_examples,
+    two_hop_examples,
+    uuid_examples,
+    uuid_records,
 )
-from posgap.data.synthetic import animal_examples, needle_examples, two_hop_examples, uuid_examples, uuid_records
 from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import OptionalInputPath
@@ -41,19 +39,6 @@ class QAParameters(Parameters):
     distractors: Literal["random", "bm25"] = Field(
         "random",
         description="qa: random: drawn by the seed; bm25: those that BM25 ranks highest for the question, in its order",
-    )
-
-
-class SpansParameters(Parameters):
-    needles: int = Field(2, ge=2, le=4, description="spans: numbers asked for, each in a document of its own")
-
-
-class ChoiceParameters(Parameters):
-    hard: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="choice: share of hard examples, which name an animal by its young, like foal for horse",
     )
 
 
@@ -150,9 +135,8 @@ GENERATORS: Choices[Generator] = Choices(
     ),
     Generator(
         "spans",
-        "questions for the tasks spans, each for several numbers in as many documents",
-        _needles,
-        SpansParameters,
+        "questions for the task spans, each for two numbers in two documents",
+        partial(_needles, needles=2),
         least=2,
         most=5000,
     ),
@@ -161,38 +145,6 @@ GENERATORS: Choices[Generator] = Choices(
         "questions for the tasks facts and facts-literal, each for a person of whom one sentence says something",
         fact_examples,
         most=129,
-    ),
-    Generator(
-        "values",
-        "questions for the task values, each for the two numbers that belong to one place",
-        value_examples,
-        least=2,
-        most=5000,
-    ),
-    Generator(
-        "tracking",
-        "questions for the task tracking, each for the variables that have one number",
-        chain_examples,
-        least=3,
-        most=5000,
-    ),
-    Generator(
-        "counting",
-        "questions for the task counting, each for how often one of many lines lists a name",
-        count_examples,
-        most=5000,
-    ),
-    Generator(
-        "shots",
-        "questions for the task shots, each for the label of a word, whose kind one of many labelled words shows",
-        shot_examples,
-        most=SHOWN,
-    ),
-    Generator(
-        "summary",
-        "notes for the task summary, each on what happened in an invented place",
-        note_examples,
-        most=5000,
     ),
     Generator(
         "two-hop",
@@ -205,7 +157,6 @@ GENERATORS: Choices[Generator] = Choices(
         "choice",
         "questions for the tasks options and judge: which of some sentences is about an animal?",
         animal_examples,
-        ChoiceParameters,
         items="items",
         usual=4,
         least=2,

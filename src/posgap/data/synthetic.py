@@ -1,4 +1,5 @@
-"""Synthetic examples: key-value records, needles among invented facts, two-hop questions, items to choose from.
+"""Synthetic examples: key-value records, needles among invented facts or facts of the world, two-hop questions, items
+to choose from.
 
 Equal arguments give equal examples.
 """
@@ -10,6 +11,7 @@ from uuid import UUID
 
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import Document, Example, KVExample
+from posgap.tasks.world import names, relations
 
 
 def uuid_records(n_examples: int, n_keys: int, seed: int) -> Iterator[dict]:
@@ -95,6 +97,37 @@ def _place(rng: random.Random) -> str:
     return f"{name.capitalize()} {rng.choice(_KINDS)}"
 
 
+def fact_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
+    """Yields examples of `n_docs` documents, each a sentence that says one thing of one person.
+
+    The question asks who it is of whom the first says it, by a fact of the world. All sentences have the verb of the
+    question, as far as there are enough of these, so that the verb alone finds nothing; the others follow. A document's
+    title is the thing, which no prompt shows. Raises `PosgapError` where there are too few names.
+    """
+    people, facts = names(), relations()
+    if n_docs > len(people):
+        raise PosgapError(f"n_docs={n_docs}: there are only {len(people)} names, one for each document")
+    rng = random.Random(seed)
+    every = [fact for of_verb in facts for fact in of_verb]
+    for number in range(1, n_examples + 1):
+        gold = rng.choice(every)
+        like = [fact for fact in every if fact.verb == gold.verb and fact != gold]
+        others = [fact for fact in every if fact.verb != gold.verb]
+        shown = [gold, *rng.sample(like, len(like)), *rng.sample(others, len(others))][:n_docs]
+        said = [
+            Document(title=fact.thing, text=fact.statement(name))
+            for fact, name in zip(shown, rng.sample(people, n_docs))
+        ]
+        answer, _, _ = said[0].text.partition(" ")
+        yield Example(
+            id=f"facts-{number:05d}",
+            question=gold.question,
+            answers=[answer],
+            gold=said[:1],
+            distractors=said[1:],
+        )
+
+
 PEOPLE = (
     *("Ada", "Ben", "Cid", "Dan", "Eva", "Fay", "Gus", "Hal", "Ian", "Jan", "Kim", "Lea"),
     *("Max", "Ned", "Oda", "Pia", "Qin", "Ray", "Sue", "Tom", "Uma", "Vic", "Wes", "Zoe"),
@@ -144,8 +177,8 @@ ANIMAL_QUESTION = "Which one is about the {}?"
 def animal_examples(n_examples: int, n_docs: int, seed: int, hard: float = 0.5) -> Iterator[Example]:
     """Yields examples of `n_docs` sentences, each about another animal, of which the question asks for one.
 
-    Sentences name the animals themselves or, in a share `hard` of the examples, their young. Their lengths differ, and
-    say nothing of what is right. All examples are different, and equal arguments give equal ones. Raises `PosgapError`
+    Sentences name the animals themselves or, in a share `hard` of the examples, their young, like foal for horse. Their
+    lengths differ, and say nothing of what is right. All examples are different, and equal arguments give equal ones. Raises `PosgapError`
     where there are too few animals, or too few different examples.
     """
     if not 2 <= n_docs <= len(YOUNG):

@@ -21,8 +21,7 @@ class Architecture:
     (None: a layer without positions), or else through `slopes` [L, H] (zeros mean no encoding). `factors` [L] divide
     the distances of `scores` layer by layer, as LPES does; empty means that no distance is divided. `diagonal` [L, H]
     is the extra score of a token on itself. It and `slopes` may have a single row for all layers and a single column
-    for all heads. `head_weights` [H] are positive and need not sum to one; empty means uniform.
-    All scores are divided by `temperature`.
+    for all heads. Attention is averaged over heads.
     """
 
     n: int
@@ -32,16 +31,12 @@ class Architecture:
     scores: Scores | Sequence[Scores | None] | None = None
     factors: Sequence[float] = ()
     diagonal: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
-    head_weights: Sequence[float] = ()
-    temperature: float = 1.0
 
     def layers(self) -> list[Attention]:
         """The attention of each layer, L in all; layers with equal parameters share one object."""
         n_layers, n_heads = len(self.lambdas), self._heads()
         slopes = self._spread(self.slopes, n_layers, n_heads, "slopes")
         diagonal = self._spread(self.diagonal, n_layers, n_heads, "diagonal scores")
-        weights = np.array(self.head_weights or np.ones(n_heads), dtype=float)
-        weights /= weights.sum()
         factors = np.broadcast_to(np.asarray(self.factors or [1.0], dtype=float), n_layers)
         masks = [self.mask] * n_layers if isinstance(self.mask, Mask) else self.mask
         scores = self.scores if isinstance(self.scores, Sequence) else [self.scores] * n_layers
@@ -58,9 +53,7 @@ class Architecture:
                 kernel, groups = self._kernel(own_scores, own_slopes, factor)
                 kernels[position] = (kernel, totals(self.n, mask, kernel), groups)
             if (position, content) not in made:
-                made[position, content] = RelativeAttention(
-                    mask, *kernels[position], own_diagonal / self.temperature, weights
-                )
+                made[position, content] = RelativeAttention(mask, *kernels[position], own_diagonal)
             layers.append(made[position, content])
         return layers
 
@@ -72,19 +65,19 @@ class Architecture:
         with np.errstate(all="ignore"):
             shares = last_row(self.n, self.layers(), self.lambdas)
         if not np.isfinite(shares).all():
-            raise PosgapError("the rollout is no number: its scores are too large; moderate them, or the temperature")
+            raise PosgapError("the rollout is no number: its scores are too large; moderate them")
         return shares
 
     def _kernel(self, by_distance: Scores | None, slopes: np.ndarray, factor: float) -> tuple[Kernel, np.ndarray]:
         """The kernel of a layer, and each head's group [H]: heads with equal slopes share a group's sums."""
         if by_distance is not None:
-            scores = by_distance(np.arange(1 - self.n, self.n) / factor) / self.temperature
+            scores = by_distance(np.arange(1 - self.n, self.n) / factor)
             return TabulatedKernel(scores), np.zeros(len(slopes), dtype=int)
         distinct, groups = np.unique(slopes, return_inverse=True)
-        return ExponentialKernel(distinct / self.temperature), groups
+        return ExponentialKernel(distinct), groups
 
     def _heads(self) -> int:
-        return max(np.shape(self.slopes)[1], np.shape(self.diagonal)[1], len(self.head_weights), 1)
+        return max(np.shape(self.slopes)[1], np.shape(self.diagonal)[1])
 
     @staticmethod
     def _spread(values: np.ndarray, n_layers: int, n_heads: int, what: str) -> np.ndarray:

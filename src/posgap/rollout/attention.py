@@ -79,26 +79,23 @@ class RelativeAttention:
     """Attention whose scores depend on the distance alone, but for an extra score of each token on itself.
 
     `totals [G, N]` are the kernel's `totals` under the mask, `groups [H]` says which of the kernel's groups each
-    head belongs to, `diagonal [H]` are the extra scores and `weights [H]` the heads' shares of the
-    average, which sum to one.
+    head belongs to, and `diagonal [H]` are the extra scores.
     """
 
-    def __init__(
-        self, mask: Mask, kernel: Kernel, totals: np.ndarray, groups: np.ndarray, diagonal: np.ndarray, weights
-    ):
+    def __init__(self, mask: Mask, kernel: Kernel, totals: np.ndarray, groups: np.ndarray, diagonal: np.ndarray):
         self.mask, self.kernel, self.groups = mask, kernel, groups
         # The greater of the two scores (the diagonal's, and 0 for the others) is subtracted from both, against
         # overflow. The least score keeps a token that sees only itself from underflowing to weight 0.
         diagonal = np.maximum(diagonal, MIN_SCORE)
         greatest = np.maximum(diagonal, 0.0)
         self.others, self.own = np.exp(-greatest), np.exp(diagonal - greatest) * kernel.own[groups]
-        self.totals, self.weights = totals, weights
+        self.totals = totals
 
     def carry(self, row: np.ndarray) -> np.ndarray:
         u, received = np.zeros((len(self.kernel.own), len(row))), np.zeros(len(row))
         # Head by head: an array over all heads would be the largest of the whole computation.
-        for group, others, own, weight in zip(self.groups, self.others, self.own, self.weights):
-            spread = weight * row / (others * self.totals[group] + own)
+        for group, others, own in zip(self.groups, self.others, self.own):
+            spread = row / len(self.groups) / (others * self.totals[group] + own)
             u[group] += others * spread
             received += own * spread
         received += self.kernel.back(u, self.mask.width).sum(axis=0)

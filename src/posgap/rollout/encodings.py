@@ -24,26 +24,19 @@ def rope_angles(theta: float, head_size: int) -> np.ndarray:
     return theta ** (-np.arange(0, head_size, 2) / head_size)
 
 
-def turned_scores(
-    distances: np.ndarray, angles: Sequence[float] | np.ndarray, angle: float = 0.0, strength: float = 1.0
-) -> np.ndarray:
+def turned_scores(distances: np.ndarray, angles: Sequence[float] | np.ndarray, strength: float = 1.0) -> np.ndarray:
     """Scores of a query at i and a key at j for signed `distances` i - j, in the shape of `distances`, where a token's
     position turns its planes by `angles` [d/2] (radians a token).
 
-    Before rotation, query and key form `angle` (radians) in each of the d/2 planes, and their norms are spread evenly
-    over the planes. The score is strength * mean_l cos(angle - (i - j) theta_l), with `strength` = |q| |k| / sqrt(d).
-    With d = 2 this is Lemma 4.6's score, in general appendix I's (Wu et al. 2025).
+    Before rotation, query and key are parallel in each of the d/2 planes, and their norms are spread evenly over the
+    planes. The score is strength * mean_l cos((i - j) theta_l), with `strength` = |q| |k| / sqrt(d). With d = 2 this is
+    Lemma 4.6's score, in general appendix I's (Wu et al. 2025), for an angle of 0 between the two.
     """
     distances = np.asarray(distances, dtype=float)
     mean = np.zeros_like(distances)
     for base in angles:
-        mean += np.cos(angle - distances * base)
+        mean += np.cos(distances * base)
     return strength * mean / len(angles)
-
-
-def power_schedule(strength: float, power: float, n_layers: int) -> np.ndarray:
-    """Residual strengths [L] that fall with depth: strength * l^(-power) at layer l = 1 .. L."""
-    return strength * np.arange(1, n_layers + 1, dtype=float) ** -power
 
 
 def checked_lambdas(lambdas: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -12,7 +12,9 @@ from typing_extensions import TypedDict
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, atomic, read_model
+from posgap.measurement.sweeps import read_sweep
 from posgap.rollout.agreement import Agreement
+from posgap.tasks.prompts import PromptBuilder
 
 SINK_THRESHOLD = 0.2  # attention above which a token counts as a sink (tau)
 BINS = 100  # stretches of a prompt, where prompts differ in length
@@ -70,6 +72,29 @@ class Accuracy(Record):
     positions: list[int]
     accuracy: list[float]
 
+    @classmethod
+    def of_sweep(cls, path: Path, build: PromptBuilder | None, n_docs: int) -> Self:
+        """Reads it from a sweep folder. Raises `PosgapError` where that did not ask the prompts of `build`."""
+        if not build:
+            raise PosgapError("sweep: asked prompts: give the `task` and examples that it asked")
+        sweep = read_sweep(path)
+        sweep.require_model_alone(path, "give a sweep without one, whose positions are those that the model reads")
+        if sweep.categories:
+            raise PosgapError(
+                f"{path}: a sweep of pairs has no curve over positions; give one of a task with one gold document"
+            )
+        if (sweep.task, sweep.n_docs) != (build.task.name, n_docs):
+            raise PosgapError(
+                f"{path}: asked {sweep.n_docs} documents of the task {sweep.task}, and not {n_docs} of "
+                f"{build.task.name}; measure what was swept"
+            )
+        if sweep.prompt_digest != build.digest():
+            raise PosgapError(
+                f"{path}: asked other prompts than are measured (another order, system message, template or "
+                "tokenizer); sweep the model by the task's own prompts"
+            )
+        return cls(**{name: getattr(sweep, name) for name in cls.model_fields})
+
 
 class Measurement(Record):
     """A model's attention and influence, measured over texts of at most `sequence_length` tokens, the `shortest` of
@@ -82,9 +107,8 @@ class Measurement(Record):
     `unattended` is the share of each rollout that went to the logits of sinks beside the tokens, empty without such.
     `influence` holds, for each measure, a distribution averaged over texts: over tokens, or over `BINS` stretches of
     the prompt where prompts differ in length; `agreement` says how alike every two of them order what a text has
-    (`agreement.agreement`). `telling` says what tells right answers (`telling.telling`). The
-    distributions of single texts, the attention by distance and the sink metric of every position are in the arrays
-    beside it.
+    (`agreement.agreement`). The distributions of single texts, the attention by distance and the sink metric of every
+    position are in the arrays beside it.
     """
 
     label: str
@@ -108,7 +132,6 @@ class Measurement(Record):
     agreement: Agreement | None = None
     documents: dict | None = None  # see documents.summary; None where texts are no prompts with documents
     sweep: Accuracy | None = None  # where a sweep was given
-    telling: dict | None = None
     summary: str
     settings: dict
 
@@ -142,11 +165,6 @@ def _require_lengths(record: Record, lengths: dict[str, int]) -> None:
 def read_measurement(path: Path) -> Measurement:
     """Reads a folder that `rollout measure` wrote, or its `measurement.json`."""
     return read_model(Measurement, path, MEASUREMENT_FILE)
-
-
-def read_prediction(path: Path) -> Prediction:
-    """Reads a folder that `rollout predict` wrote, or its `prediction.json`."""
-    return read_model(Prediction, path, PREDICTION_FILE)
 
 
 def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:

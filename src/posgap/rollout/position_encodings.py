@@ -62,9 +62,6 @@ class Rotation(Parameters):
         "layer without positions",
     )
     head_size: int = Field(64, ge=2, multiple_of=2, description="rope: size of a head (d)")
-    rope_angle: Annotated[float, RARE] = Field(
-        0.0, description="rope: angle of query and key before rotation, in radians"
-    )
     rope_strength: Annotated[float, RARE] = Field(
         1.0, ge=0, description="rope: |query| |key| / sqrt(d), the score of a parallel query and key"
     )
@@ -100,7 +97,7 @@ def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> En
         )
 
     def turned(angles: "Sequence[float] | np.ndarray") -> "Scores":
-        return partial(turned_scores, angles=angles, angle=parameters.rope_angle, strength=parameters.rope_strength)
+        return partial(turned_scores, angles=angles, strength=parameters.rope_strength)
 
     seen = measured.get("frequencies", [])
     if len(bases) > 1:

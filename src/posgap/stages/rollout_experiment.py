@@ -22,11 +22,12 @@ log = logging.getLogger(__name__)
 def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> None:
     """Writes `experiment.json`, `experiment.md` and `experiment.png`."""
     chosen = PRESETS[config.preset]
-    given = {name: value for name in ("iterations", "batch", "tests") if (value := getattr(config, name))}
-    training = dataclasses.replace(chosen.training, **given)
-    seeds = range(config.seed, config.seed + (config.seeds or chosen.seeds))
+    training = chosen.training
+    if config.iterations:
+        training = dataclasses.replace(training, iterations=config.iterations)
+    seeds = range(config.seed, config.seed + chosen.seeds)
     planned = [(name, Trial(each, chosen.sizes, seed)) for name, each in chosen.designs.items() for seed in seeds]
-    results = run_trials([trial for _, trial in planned], training, config.work or work_folder(config.out))
+    results = run_trials([trial for _, trial in planned], training, work_folder(config.out))
     rows = [
         {"name": name, **dataclasses.asdict(trial), **result, **nulls(trial)}
         for (name, trial), result in zip(planned, results)

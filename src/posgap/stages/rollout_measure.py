@@ -1,4 +1,4 @@
-"""rollout measure: how much each part of a prompt reaches the last token, and what tells right answers."""
+"""rollout measure: how much each part of a prompt reaches the last token."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -22,20 +22,17 @@ from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_tokenizer, on_device
 from posgap.rollout.agreement import agreement
 from posgap.rollout.agreement import summary_text as agreement_summary
-from posgap.rollout.answers import read_answers
 from posgap.rollout.config import RolloutMeasureConfig
 from posgap.rollout.decoders import n_heads, position_encoding
 from posgap.rollout.distributions import binned, strengths_text
 from posgap.rollout.documents import summary
 from posgap.rollout.documents import summary_text as by_documents_summary
-from posgap.rollout.files import MEASUREMENT_FILE, SINK_THRESHOLD, Measurement, places, write_arrays
+from posgap.rollout.files import MEASUREMENT_FILE, SINK_THRESHOLD, Accuracy, Measurement, places, write_arrays
 from posgap.rollout.measurement import Measured, measure
 from posgap.rollout.plots import distribution_curves, document_panels, layer_panels
-from posgap.rollout.telling import telling_summary
 from posgap.rollout.texts import Sequences, placed_examples, read_prompts, read_text
 from posgap.stages.frame import stage
 from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.reading import read_examples
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -47,13 +44,10 @@ MIN_UNATTENDED = 1e-3  # the share of attention on no token from which it is tol
 def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     """Writes `measurement.json`, `arrays.npz`, `influence.png` and `layers.png`."""
     build = prompt_builder(config.task, config.model, 0) if config.task else None
-    answers = read_answers(config.sweep, build, config.n_docs) if config.sweep else None
-    positions = answers.sweep.positions if answers else []
+    swept = Accuracy.of_sweep(config.sweep, build, config.n_docs) if config.sweep else None
+    positions = swept.positions if swept else []
     sequences, label = _sequences(config, build, positions), config.label or last_name(config.model)
     longest = sequences.longest
-    examples = {example.id: example for example in read_examples(config.texts)} if answers else {}
-    if answers:
-        answers.require_enough(examples, sequences.asked)
     model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
     if longest > (context := context_length(model.config, load_tokenizer(config.model))):
         raise PosgapError(
@@ -80,10 +74,6 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     if measured.documents is not None:
         documents, shares = summary(sequences.asked, rows, measured.documents, config.seed)
     agreed = agreement(shares or influence, "documents" if shares else "tokens", config.seed)
-    told = None
-    if answers and build and measured.documents is not None:
-        lengths = [len(row) for row in rows["rollout"]]
-        told = answers.told(build, examples, sequences.asked, lengths, shares, measured.documents, config.seed)
     result = Measurement(
         label=label,
         model=with_uris(config.model),
@@ -102,9 +92,8 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         attention_layers=measured.layers,
         agreement=agreed,
         documents=documents,
-        sweep=answers.accuracy() if answers else None,
-        telling=told,
-        summary="; ".join(_findings(_preamble(config, model, build, positions), measured, documents, agreed, told)),
+        sweep=swept,
+        summary="; ".join(_findings(_preamble(config, model, build, positions), measured, documents, agreed)),
         settings=config.chosen(),
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
@@ -136,11 +125,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
 
 
 def _findings(
-    preamble: str,
-    measured: Measured,
-    documents: dict[str, Any] | None,
-    agreed: dict[str, Any],
-    told: dict[str, Any] | None,
+    preamble: str, measured: Measured, documents: dict[str, Any] | None, agreed: dict[str, Any]
 ) -> Iterator[str]:
     """What was found, each in a clause."""
     if documents:
@@ -158,8 +143,6 @@ def _findings(
     if preamble:
         yield f"the model answers {preamble}: what reaches the last token decides on these words, not on the answer"
     yield agreement_summary(agreed)
-    if told:
-        yield telling_summary(told)
 
 
 def _preamble(

@@ -26,7 +26,7 @@ from posgap.rollout.comparison import (
 from posgap.rollout.comparison import summary_text as comparison_summary
 from posgap.rollout.config import RolloutPredictConfig
 from posgap.rollout.distributions import binned, describe, summary_text
-from posgap.rollout.encodings import checked_lambdas, power_schedule
+from posgap.rollout.encodings import checked_lambdas
 from posgap.rollout.files import (
     PREDICTION_FILE,
     Measurement,
@@ -44,6 +44,7 @@ from posgap.tracking.runs import Run
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 COMPARISON_FILE = "comparison.json"
+SHOWN = "gradient"  # the measure of influence that plot and summary show; all are compared in the file
 
 
 @stage
@@ -52,10 +53,6 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
     also `comparison.json` and `comparison.png`."""
     measured = read_measurement(config.measurement) if config.measurement else None
     architecture, n_heads = described(config, measured)
-    if measured and config.influence not in measured.influence:
-        raise PosgapError(
-            f"{config.measurement}: {config.influence} was not measured ({measured.summary}); give another `influence`"
-        )
     distribution = architecture.rollout()
     bare = dataclasses.replace(architecture, lambdas=np.ones(len(architecture.lambdas))).rollout()
     result = Prediction(
@@ -94,11 +91,11 @@ def _compare(
     predicted, names = np.array(prediction.distribution), list(measurement.influence)
     places = binned(predicted, measurement.bins)
     texts = read_influences(config.measurement, measurement, names)
-    chosen, influence = np.array(measurement.influence[config.influence]), config.influence.replace("_", " ")
+    chosen = np.array(measurement.influence[SHOWN])
     result: dict[str, Any] = {
         "prediction": prediction.label,
         "measurement": measurement.label,
-        "influence": config.influence,
+        "influence": SHOWN,
         "figures": {name: compare(places, texts[name], np.random.default_rng(config.seed)) for name in names},
         "agreement": measurement.agreement,
         "predicted_summary": prediction.summary,
@@ -110,9 +107,9 @@ def _compare(
         result["documents"] = {
             name: compare(by_document, each, np.random.default_rng(config.seed)) for name, each in shares.items()
         }
-        if config.influence in shares:
+        if SHOWN in shares:
             figures, of, n = result["documents"], "documents", len(by_document)
-    sentences = [comparison_summary(figures[config.influence], influence, of, n)]
+    sentences = [comparison_summary(figures[SHOWN], SHOWN, of, n)]
     if measurement.agreement:
         sentences.append(agreement_summary(measurement.agreement))
     if measurement.sweep:
@@ -125,7 +122,7 @@ def _compare(
         run.metrics({f"sweep_spearman_{name}": value for name, value in by_curve.items() if value is not None})
     result["summary"] = "; ".join(sentences)
     write_json(out / COMPARISON_FILE, result)
-    curves = {prediction.label: places, f"{measurement.label}, {influence}": chosen}
+    curves = {prediction.label: places, f"{measurement.label}, {SHOWN}": chosen}
     save_picture(comparison_curves(curves, measurement.sweep), out / "comparison.png")
     for name, agreement in figures.items():
         known = {key: agreement[key] for key in ("spearman", "wasserstein") if agreement[key] is not None}
@@ -149,7 +146,7 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
         "encoding": POSITION_ENCODINGS[config.encoding].of_measurement,
         "mask": config.mask == "measured",
         "residual": config.residual == "measured",
-        "content": config.content in ("mean", "heads"),
+        "content": config.content != "given",
     }
     if measured is None and any(of_measurement.values()):
         wanting = next(name for name, wants in of_measurement.items() if wants)
@@ -167,8 +164,6 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
     if isinstance(encoded.scores, Sequence):
         by = "rope_theta" if len(config.rope_theta) > 1 else "the measured encoding"
         _of_each_layer(by, encoded.scores, n_layers)
-    if config.head_weights and (len(config.head_weights) != n_heads or min(config.head_weights) <= 0):
-        raise PosgapError(f"head_weights: give one positive weight for each of {n_heads} heads")
     architecture = Architecture(
         n,
         _masks(config, measured, n, n_layers),
@@ -177,8 +172,6 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
         scores=encoded.scores,
         factors=encoded.factors,
         diagonal=_content(config, measured, n_layers, n_heads),
-        head_weights=config.head_weights,
-        temperature=config.temperature,
     )
     return architecture, n_heads
 
@@ -227,8 +220,6 @@ def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_laye
         if len(measured.lambdas) != n_layers:
             raise PosgapError(f"residual: measured for {len(measured.lambdas)} layers, but `layers` is {n_layers}")
         return checked_lambdas(measured.lambdas)
-    if config.residual == "power":
-        return checked_lambdas(power_schedule(config.residual_strength[0], config.residual_power, n_layers))
     return checked_lambdas(np.full(n_layers, config.residual_strength[0]))
 
 
@@ -260,12 +251,8 @@ def _content(config: RolloutPredictConfig, measured: Measurement | None, n_layer
         return _table("content_score", config.content_score, n_layers, n_heads)
     if len(config.content_score) > 1:
         return np.array([_of_each_layer("content_score", config.content_score, n_layers)]).T
-    match config.content:
-        case "constant":
-            return np.array([config.content_score])
-        case "mean" if measured:
-            return np.array([[np.mean(measured.content)]])
-        case "heads" if measured:
-            return np.array(measured.content)
-        case _:
-            return np.zeros((1, 1))
+    if measured and config.content == "heads":
+        return np.array(measured.content)
+    if measured and config.content == "mean":
+        return np.array([[np.mean(measured.content)]])
+    return np.array([config.content_score])

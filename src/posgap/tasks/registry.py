@@ -4,11 +4,10 @@ from posgap.foundation.choices import Choices
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.choosing import JUDGE, OPTIONS
 from posgap.tasks.multihop import COC, COT
-from posgap.tasks.needles import CITE, COUNTING, SHOTS, SUMMARY, TRACKING, TURNS, VALUES
 from posgap.tasks.own_documents import DOCUMENT
 from posgap.tasks.rag import RAG, RAG_ALONE, RAG_ONE
 from posgap.tasks.retrieval import KV, QA
-from posgap.tasks.spans import SPANS, SPANS_3, SPANS_4
+from posgap.tasks.spans import SPANS
 from posgap.tasks.task import Task
 from posgap.tasks.task_file import is_definition, is_file, task_of
 from posgap.tasks.world import FACTS, FACTS_LITERAL
@@ -49,16 +48,7 @@ TASKS: Choices[Task] = _Tasks(
     RAG_ONE,
     RAG_ALONE,
     SPANS,
-    SPANS_3,
-    SPANS_4,
     FACTS,
     FACTS_LITERAL,
-    VALUES,
-    TRACKING,
-    CITE,
-    TURNS,
-    COUNTING,
-    SHOTS,
-    SUMMARY,
     DOCUMENT,
 )

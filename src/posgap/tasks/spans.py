@@ -1,5 +1,5 @@
-"""Several relevant documents with a distance between them, as in LongPiBench (Tian et al. 2024): how accuracy depends
-on where they begin, and on how far apart they stand."""
+"""Two relevant documents with a distance between them, as in LongPiBench (Tian et al. 2024): how accuracy depends on
+where they begin, and on how far apart they stand."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -25,42 +25,37 @@ def distance_category(positions: Sequence[int]) -> str:
 
 
 def grid(n_docs: int, n_gold: int) -> list[Placement]:
-    """Placements of every first position with every distance, so that neither is confounded with the other.
+    """Placements of two gold documents at every first position with every distance, so that neither is confounded with
+    the other.
 
-    There are up to four distances, from 1 to as many as take half of the prompt, and up to five first positions from
-    which all of these fit. Raises `PosgapError` where the documents are too few for two of either.
+    There are up to four distances, from 1 to half of the prompt, and up to five first positions from which all of
+    these fit. Raises `PosgapError` where the documents are too few for two of either.
     """
-    gaps = n_gold - 1
-    farthest = n_docs // (2 * gaps)
-    last = n_docs - gaps * farthest
+    farthest = n_docs // 2
+    last = n_docs - farthest
     if farthest < 2 or last < 2:
         raise PosgapError(
-            f"n_docs={n_docs}: too few for {n_gold} gold documents at two distances; give {4 * gaps} or more, or name "
-            "the placements (--positions)"
+            f"n_docs={n_docs}: too few for two gold documents at two distances; give 4 or more, or name the placements "
+            "(--positions)"
         )
     return [
-        Placement(tuple(first + step * i for i in range(n_gold)), n_docs)
+        Placement((first, first + step), n_docs)
         for step in spaced_positions(farthest, DISTANCES)
         for first in spaced_positions(last, FIRSTS)
     ]
 
 
-def _spans(n_gold: int) -> Task:
-    words = {2: "two", 3: "three", 4: "four"}
-    return Task(
-        name="spans" if n_gold == 2 else f"spans-{n_gold}",
-        help=f"a question that rests on {words[n_gold]} documents, at several distances",
-        template=(
-            "Answer the question using only the documents below; some of them are irrelevant. The answer rests on "
-            "more than one document.\n\n{documents}\n\nQuestion: {question}\nAnswer:"
-        ),
-        render=search_results,
-        metric="all_of",
-        max_new_tokens=100,
-        n_gold=n_gold,
-        slots=Slots(inserted, grid, distance_category),
-        synthetic="spans",
-    )
-
-
-SPANS, SPANS_3, SPANS_4 = map(_spans, (2, 3, 4))
+SPANS = Task(
+    name="spans",
+    help="a question that rests on two documents, at several distances",
+    template=(
+        "Answer the question using only the documents below; some of them are irrelevant. The answer rests on more "
+        "than one document.\n\n{documents}\n\nQuestion: {question}\nAnswer:"
+    ),
+    render=search_results,
+    metric="all_of",
+    max_new_tokens=100,
+    n_gold=2,
+    slots=Slots(inserted, grid, distance_category),
+    synthetic="spans",
+)

@@ -7,6 +7,7 @@ words, so both questions have the same documents and the same answer.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -15,10 +16,11 @@ from typing import NamedTuple
 
 from posgap.foundation.errors import PosgapError, shortened
 from posgap.tasks.examples import Document
-from posgap.tasks.mentions import mentioned
 from posgap.tasks.task import Task, one_of_all
 
 FILE = Path(__file__).with_name("world_facts.json")
+_GOES_ON = re.compile(r"\n\s*question\s*:", re.IGNORECASE)  # as base models do
+_BLANK, _OF_LIST = re.compile(r"\n\s*\n"), re.compile(r"\s*(?:\d{1,2}[.)]\s|[-*•]\s)")
 
 
 class Fact(NamedTuple):
@@ -78,8 +80,22 @@ def sentences(documents: Sequence[Document]) -> str:
     return "\n".join(document.text for document in documents)
 
 
-def _named(response: str) -> str:
-    return mentioned(rf"(?i)\b(?:{'|'.join(names())})\b")(response)
+def names_in(response: str) -> str:
+    """The names that a response mentions, each once, with commas between: a response that repeats the prompt names what
+    the other documents hold too, and so it is told from an answer.
+
+    The first paragraph with a name counts, with the items of a list that follow it, and nothing behind another
+    question.
+    """
+    name = re.compile(rf"\b(?:{'|'.join(names())})\b", re.IGNORECASE)
+    answer, *_ = _GOES_ON.split(f"\n{response.strip()}")
+    once: dict[str, str] = {}
+    for paragraph in _BLANK.split(answer):
+        if once and not _OF_LIST.match(paragraph):
+            break
+        for each in name.findall(paragraph):
+            once.setdefault(each.casefold(), each)
+    return ", ".join(once.values())
 
 
 FACTS = Task(
@@ -93,7 +109,7 @@ FACTS = Task(
     metric="set_em",
     max_new_tokens=32,
     chance=one_of_all,
-    extract=_named,
+    extract=names_in,
     synthetic="facts",
 )
 FACTS_LITERAL = replace(
