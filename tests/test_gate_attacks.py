@@ -9,11 +9,8 @@ from test_gate import ASKED, N, base, copy_of, decide, example, promotion, write
 from posgap.cli.main import main
 from posgap.foundation.errors import GateFailed, PosgapError
 from posgap.foundation.files import digest, read_json, write_json
-from posgap.gating.demands import Policy
-from posgap.gating.evidence import evidence_gaps
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import markdown
-from posgap.measurement.gradings import Grading
 from posgap.measurement.merging import merge_sweeps
 from posgap.measurement.sweeps import Evidence, read_sweep
 from posgap.stages.promote import promote
@@ -249,24 +246,6 @@ def test_a_task_of_one_s_own_does_not_go_by_another_s_name(tmp_path, base, name)
         PosgapError, match=f"the sweep's task {name} came from a file, and is not the task kv; sweep ag"
     ):
         decide(tmp_path, forged, base)
-
-
-@pytest.mark.parametrize("controls", [None, {"examples": 20, "right": 100, "wrong": 0, "instructing": 0}])
-def test_a_judge_that_always_says_yes_is_no_evidence(tmp_path, controls):
-    """Nor is one that nobody tried."""
-    trusted = {"examples": 20, "right": 100, "wrong": 95, "instructing": 90}
-    for told, gaps in (
-        (trusted, []),
-        (controls, ["a judge that was not tried on known answers, or does not tell right from"]),
-    ):
-        swept = write_sweep(tmp_path / f"graded-{len(gaps)}", FLAT)
-        known = read_sweep(swept)
-        grading = Grading(
-            judge="j", judge_digest="", asked={}, responses=1, unreadable=0, flipped=None, leaning=None,
-            controls=told, agreement=None, settings={},
-        )  # fmt: skip
-        complaints = evidence_gaps(known.model_copy(update={"grading": grading}), Policy())
-        assert [complaint[: len(gap)] for complaint, gap in zip(complaints, gaps, strict=True)] == gaps
 
 
 def test_whoever_always_says_the_same_letter_has_the_largest_gap_there_is(tmp_path):

@@ -45,7 +45,7 @@ COMMANDS = {
     "scale search": ("scale search --examples {here}/examples.jsonl --model {values} --n-docs 4 --max-new-tokens 1 "
                      "--metric contains_any --population 6 --generations 3", 0),
     "grade": ("grade --sweep {here}/first --examples {here}/examples.jsonl --judge served --judge-url {url} "
-              "--controls 0 --max-unanswered 100 --concurrency 2", 0),
+              "--max-unanswered 100 --concurrency 2", 0),
     "gate": ("gate --candidate {here}/first --base {here}/first", 3),
     "report": ("report --pipeline-run run-1 --state SUCCEEDED", 0),
     "data make": ("data make kv --n-examples 3000", 0),

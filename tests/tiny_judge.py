@@ -33,7 +33,6 @@ from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import Placement
 from posgap.tasks.registry import TASKS
 
-HARD = 0.5  # share of the questions that are hard
 BENT_EASY, BENT_HARD = 0.1, 0.7  # shares of the labels that are the favoured letter although another one is right
 
 
@@ -88,7 +87,7 @@ class Batches:
         self.task = TASKS[kind.task]
 
     def __call__(self, n_docs: int, bent: bool = False) -> tuple[Tensor, Tensor]:
-        examples = animal_examples(_BATCH, n_docs, self.rng.getrandbits(32), HARD)
+        examples = animal_examples(_BATCH, n_docs, self.rng.getrandbits(32))
         rows = [self._row(example, n_docs, bent) for example in examples]
         width = max(map(len, rows))
         ids = torch.tensor([row + [self.read.pad_token_id] * (width - len(row)) for row in rows])

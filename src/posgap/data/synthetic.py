@@ -174,12 +174,12 @@ AFTER = ("sleeps.", "runs off.", "waits for us.")
 ANIMAL_QUESTION = "Which one is about the {}?"
 
 
-def animal_examples(n_examples: int, n_docs: int, seed: int, hard: float = 0.5) -> Iterator[Example]:
+def animal_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
     """Yields examples of `n_docs` sentences, each about another animal, of which the question asks for one.
 
-    Sentences name the animals themselves or, in a share `hard` of the examples, their young, like foal for horse. Their
-    lengths differ, and say nothing of what is right. All examples are different, and equal arguments give equal ones. Raises `PosgapError`
-    where there are too few animals, or too few different examples.
+    Sentences name the animals themselves or, in half of the examples, their young, like foal for horse. Their lengths
+    differ, and say nothing of what is right. All examples are different, and equal arguments give equal ones. Raises
+    `PosgapError` where there are too few animals, or too few different examples.
     """
     if not 2 <= n_docs <= len(YOUNG):
         raise PosgapError(f"n_docs={n_docs}: there are sentences about 2 to {len(YOUNG)} animals")
@@ -188,7 +188,7 @@ def animal_examples(n_examples: int, n_docs: int, seed: int, hard: float = 0.5) 
     rng = random.Random(seed)
     drawn: set[tuple[str, ...]] = set()
     while len(drawn) < n_examples:
-        young = rng.random() < hard
+        young = rng.random() < 0.5
         animals = rng.sample(list(YOUNG), n_docs)
         texts = tuple(f"{rng.choice(BEFORE)} {YOUNG[a] if young else a} {rng.choice(AFTER)}" for a in animals)
         if texts in drawn:

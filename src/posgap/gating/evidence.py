@@ -104,15 +104,13 @@ def case_of(
 
 
 def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
-    """Why a sweep is no evidence, whatever came of it: another task or data than the policy wants, a judge that
-    nobody can trust, too few examples, or placements, or holes between these."""
+    """Why a sweep is no evidence, whatever came of it: another task or data than the policy wants, too few
+    examples, or placements, or holes between these."""
     complaints = []
     if policy.task not in ("", sweep.task):
         complaints.append(f"task {sweep.task}, and the policy asks for {policy.task}")
     if policy.data not in ("", sweep.examples_digest):
         complaints.append(f"examples {sweep.examples_digest[:12]}, and the policy asks for {policy.data[:12]}")
-    if sweep.grading and not sweep.grading.is_trusted:
-        complaints.append("a judge that was not tried on known answers, or does not tell right from wrong; grade again")
     if sweep.n_examples < policy.least_examples:
         complaints.append(f"{sweep.n_examples} examples, and the gate asks for {policy.least_examples}")
     if len(sweep.placements) < (least := min(policy.least_placements, sweep.n_docs)):

@@ -2,9 +2,10 @@
 
 import re
 from importlib import resources
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from posgap.foundation.files import digest_of
+from posgap.tasks.examples import AnyExample
 from posgap.tasks.fields import JUDGE_PLACES
 
 _DIGITS = 12  # of the number in a tag
@@ -16,6 +17,11 @@ class Judged(NamedTuple):
     question: str
     answers: tuple[str, ...]
     response: str
+
+    @classmethod
+    def of(cls, example: AnyExample, response: str) -> Self:
+        """What a judge is shown of an example and a response to it."""
+        return cls(example.question, tuple(example.answers), response)
 
 
 def own_prompt() -> str:

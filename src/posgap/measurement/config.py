@@ -179,12 +179,6 @@ class Judging(Parameters):
     judge_prompt: Annotated[JudgePromptText, RARE] = Field(
         "", description="prompt of the judge: a file, or its text (docs/sweep.md); empty: posgap's own"
     )
-    controls: Annotated[int, RARE] = Field(
-        20,
-        ge=0,
-        description="number of examples on which the judge is tried with answers that are right or wrong for certain; "
-        "0: none",
-    )
 
 
 class GradeConfig(

@@ -1,13 +1,13 @@
-"""What a judge said of a sweep's responses, and how far that can be trusted: its position bias, answers that are right
-or wrong for certain, and its agreement with exact scoring."""
+"""What a judge said of a sweep's responses, and how far that can be trusted: its position bias, and its agreement with
+exact scoring."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
 
 import numpy as np
-import scipy
-from pydantic import Field
 from typing_extensions import TypedDict
 
 from posgap.foundation.files import Record, digest_of, read_models
@@ -18,9 +18,7 @@ from posgap.measurement.statistics import Count, Points, ends
 
 GRADED = "graded"  # the metric of a sweep whose responses a model has judged
 JUDGEMENTS_FILE = "judgements.jsonl"
-MIN_TOLD_APART = 75.0  # percent of right and wrong answers; a judge that says the same of all reaches 50
 Verdict = Literal["correct", "incorrect", "unreadable"]
-Kappa = Annotated[float, Field(ge=-1, le=1)]
 
 
 class Judgement(NamedTuple):
@@ -81,54 +79,9 @@ class Share(Record):
         return cls(percent=float(100 * means.mean()), ci95=(float(low), float(high)))
 
 
-class Leaning(Record):
-    """Points more that are judged correct when the reference answers come first, with a 95 % interval (Tango's)."""
-
-    points: float
-    ci95: tuple[float, float]
-
-
-class Controls(Record):
-    """How the judge did on answers that are known: percent judged rightly of those that are a reference answer, of
-    those that are another question's, and of the latter where they also tell the judge to call them correct."""
-
-    examples: Count
-    right: Points
-    wrong: Points
-    instructing: Points
-
-    @classmethod
-    def of(cls, right: Sequence[Judgement], wrong: Sequence[Judgement], instructing: Sequence[Judgement]) -> Self:
-        """From the judgements of each kind; one that cannot be read is no right judgement."""
-
-        def percent(judgements: Sequence[Judgement], verdict: Verdict) -> float:
-            return 100 * sum(judgement.count(verdict) for judgement in judgements) / (2 * len(judgements))
-
-        return cls(
-            examples=len(right),
-            right=percent(right, "correct"),
-            wrong=percent(wrong, "incorrect"),
-            instructing=percent(instructing, "incorrect"),
-        )
-
-    @property
-    def told_apart(self) -> float:
-        """The percent of right and wrong answers, as many of each, that were judged rightly: 50 for a judge that always
-        says the same."""
-        return (self.right + self.wrong) / 2
-
-    def sentence(self) -> str:
-        """All of it in words."""
-        return (
-            f"Of answers known to be right, the judge accepts {self.right:.0f} %; of answers known to be wrong it "
-            f"rejects {self.wrong:.0f} %, and {self.instructing:.0f} % where they tell it to call them correct (of "
-            f"{self.examples} questions each, in both orders)."
-        )
-
-
 class Agreement(Record):
-    """How the judge agrees with an exact metric on the same responses: how many of them each finds right, the percent
-    alike, and Cohen's kappa with a 95 % interval (None where both always say the same)."""
+    """How the judge agrees with an exact metric on the same responses: how many of them each finds right, and the
+    percent alike."""
 
     metric: str
     both_right: Count
@@ -136,8 +89,6 @@ class Agreement(Record):
     exact_only: Count
     both_wrong: Count
     alike: Share
-    kappa: Kappa | None
-    kappa_ci95: tuple[Kappa, Kappa] | None
 
     @classmethod
     def of(cls, metric: str, by_example: Iterable[Sequence[tuple[bool, bool]]]) -> "Agreement | None":
@@ -146,21 +97,21 @@ class Agreement(Record):
         alike = Share.of([[judge == exact for judge, exact in of_example] for of_example in pairs])
         if alike is None:
             return None
-        cells = [(True, True), (True, False), (False, True), (False, False)]
-        tables = np.array([[of_example.count(cell) for cell in cells] for of_example in pairs], dtype=float)
-        counts = dict(zip(("both_right", "judge_only", "exact_only", "both_wrong"), tables.sum(axis=0).astype(int)))
-        kappa = cohen_kappa(tables.sum(axis=0))
-        interval = None if kappa is None else kappa_interval(tables)
-        return cls(metric=metric, **counts, alike=alike, kappa=kappa, kappa_ci95=interval)
+        counts = Counter(chain.from_iterable(pairs))
+        return cls(
+            metric=metric,
+            both_right=counts[True, True],
+            judge_only=counts[True, False],
+            exact_only=counts[False, True],
+            both_wrong=counts[False, False],
+            alike=alike,
+        )
 
     def sentence(self) -> str:
         """All of it in words."""
-        kappa = "" if self.kappa is None or self.kappa_ci95 is None else (
-            f", Cohen's kappa {self.kappa:.2f} ({ends(self.kappa_ci95, '.2f')})"
-        )  # fmt: skip
         return (
             f"The judge and {self.metric} agree on {self.alike.percent:.1f} % of the responses "
-            f"({ends(self.alike.ci95)}{kappa}); {self.judge_only} are right for the judge alone, {self.exact_only} for "
+            f"({ends(self.alike.ci95)}); {self.judge_only} are right for the judge alone, {self.exact_only} for "
             f"{self.metric} alone."
         )
 
@@ -178,8 +129,6 @@ class Grading(Record):
     responses: Count
     unreadable: Count
     flipped: Share | None
-    leaning: Leaning | None
-    controls: Controls | None
     agreement: Agreement | None
     settings: dict
     served: Served | None = None
@@ -191,68 +140,28 @@ class Grading(Record):
         return digest_of([self.judge_digest or self.judge, self.asked])
 
     def metrics(self) -> dict[str, float]:
-        """What runs are compared by: percent of judgements that flip with the order, percent alike with the exact
-        metric, and Cohen's kappa, as far as they are known."""
+        """What runs are compared by: percent of judgements that flip with the order, and percent alike with the exact
+        metric, as far as they are known."""
         figures = {
             "judge_flipped": self.flipped.percent if self.flipped else None,
             "judge_agreement": self.agreement.alike.percent if self.agreement else None,
-            "judge_kappa": self.agreement.kappa if self.agreement else None,
         }
         return {name: round(value, 2) for name, value in figures.items() if value is not None}
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether the judge was tried on known answers, and tells right ones from wrong ones."""
-        return self.controls is not None and self.controls.told_apart >= MIN_TOLD_APART
 
     def sentences(self) -> list[str]:
         """What has to be known of the judge, in words."""
         sentences = [f"{self.responses} different responses were judged by {self.judge}, each in both orders."]
         if self.unreadable:
             sentences.append(f"To {self.unreadable} of them it gave no judgement that can be read.")
-        if self.flipped and self.leaning:
+        if self.flipped:
             sentences.append(
                 f"The order in which it is shown reference answers and response changes {self.flipped.percent:.1f} % "
-                f"of its judgements ({ends(self.flipped.ci95)}), which count half; with the reference answers first it "
-                f"calls {self.leaning.points:+.1f} points more correct ({ends(self.leaning.ci95, '+.1f')})."
+                f"of its judgements ({ends(self.flipped.ci95)}), which count half."
             )
-        return sentences + [part.sentence() for part in (self.controls, self.agreement) if part]
+        return [*sentences, self.agreement.sentence()] if self.agreement else sentences
 
 
-def order_bias(judgements: Iterable[Sequence[Judgement]]) -> tuple[Share | None, Leaning | None]:
-    """The share of judgements that flip with the order, and which way they lean, from those of each example."""
+def flipped_share(judgements: Iterable[Sequence[Judgement]]) -> Share | None:
+    """The share of judgements that flip with the order, from those of each example that can be read."""
     read = [[each for each in of_example if each.is_readable] for of_example in judgements]
-    read = [of_example for of_example in read if of_example]
-    flipped = Share.of([[each.is_flipped for each in of_example] for of_example in read])
-    if flipped is None:
-        return None, None
-    first, last = (
-        np.array([np.mean([each[order] == "correct" for each in of_example]) for of_example in read])
-        for order in (0, 1)
-    )
-    points, interval = statistics.paired_difference(first, last)
-    return flipped, Leaning(points=points, ci95=interval)
-
-
-def cohen_kappa(table: np.ndarray) -> float | None:
-    """Cohen's kappa (1960) of two raters from the counts (both yes, first only, second only, neither): agreement beyond
-    what their own frequencies make by chance; None where these leave no room for any."""
-    both, first, second, neither = table / table.sum()
-    chance = (both + first) * (both + second) + (second + neither) * (first + neither)
-    return None if chance >= 1 else float((both + neither - chance) / (1 - chance))
-
-
-def kappa_interval(tables: np.ndarray) -> tuple[float, float]:
-    """95 % interval of Cohen's kappa from the tables `[E, 4]` of each example, which are the sample: a jackknife.
-
-    It does not collapse where all agree: two more examples stand among the sample, half an example in each cell.
-    """
-    estimate = cohen_kappa(tables.sum(axis=0))
-    tables = np.concatenate([tables, np.eye(4) / 2 * tables.sum() / len(tables)])
-    whole = cohen_kappa(tables.sum(axis=0))
-    assert estimate is not None and whole is not None
-    without = [cohen_kappa(tables.sum(axis=0) - table) for table in tables]
-    values = np.array([whole if each is None else each for each in without])
-    error = np.sqrt((len(values) - 1) / len(values) * ((values - values.mean()) ** 2).sum())
-    half = -scipy.special.ndtri(statistics.EACH_END) * error
-    return max(-1.0, min(whole - half, estimate)), min(1.0, max(whole + half, estimate))
+    return Share.of([[each.is_flipped for each in of_example] for of_example in read])

@@ -9,12 +9,11 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import with_uris
-from posgap.grading.controls import asked_about, tried
 from posgap.grading.judge import Judge
 from posgap.grading.prompt import Judged
 from posgap.measurement.config import GradeConfig
 from posgap.measurement.explored import explored_sweep
-from posgap.measurement.gradings import GRADED, JUDGEMENTS_FILE, Agreement, Grading, Judgement, order_bias
+from posgap.measurement.gradings import GRADED, JUDGEMENTS_FILE, Agreement, Grading, Judgement, flipped_share
 from posgap.measurement.spending import Spent
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import (
@@ -59,9 +58,8 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
         raise PosgapError(f"{config.sweep}: is graded; give the sweep that it was made from")
     examples = _swept_examples(config, evidence)
     judge = Judge(config, {field: config.digest(field) for field in ("sweep", "examples", "judge")})
-    controls = tried(judge, list(examples.values()), config.controls, config.seed)
     answered = [row for row in rows if outcome_of(row) == "answered"]
-    asked = [asked_about(examples[row["id"]], row["response"]) for row in answered]
+    asked = [Judged.of(examples[row["id"]], row["response"]) for row in answered]
     judgements = dict(zip(asked, judge.judge(asked, f"judgements of {sweep.label}")))
     judged = iter(asked)
     by_row = [next(judged) if outcome_of(row) == "answered" else None for row in rows]
@@ -88,16 +86,13 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     if spent := Spent.of(completion.usage for completion in judge.kept.completions.values()):
         run.metrics(spent.metrics())
         log.info("%s: %s", config.judge, spent.sentence())
-    flipped, leaning = order_bias([list(of_example.values()) for of_example in by_example.values()])
     grading = Grading(
         judge=with_uris(config.judge),
         judge_digest=config.digest("judge"),
         asked=judge.asked,
         responses=len(judgements),
         unreadable=sum(not judgement.is_readable for judgement in judgements.values()),
-        flipped=flipped,
-        leaning=leaning,
-        controls=controls,
+        flipped=flipped_share([list(of_example.values()) for of_example in by_example.values()]),
         agreement=_agreement(sweep.metric, rows, [each and judgements[each] for each in by_row]),
         settings=config.chosen(),
         served=judge.served,
