@@ -179,7 +179,7 @@ def main() -> None:
         options.prompts, options.repeats = 500, 1
     with tempfile.TemporaryDirectory() as folder, served(options.latency) as url:
         made = MakeConfig(
-            kind="kv", out=Path(folder) / "m.jsonl", n_examples=options.prompts // POSITIONS, n_keys=options.keys
+            kind="kv", out=Path(folder) / "m.jsonl", n_examples=options.prompts // POSITIONS, n_docs=options.keys
         )
         file = import_examples(ImportConfig(input=make(made), out=Path(folder) / "kv.jsonl"))
         build = TextPromptBuilder(TASKS["kv"], 100)

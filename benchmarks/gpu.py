@@ -61,7 +61,7 @@ def of_records(name: str, seed: int) -> tuple[str, ...]:
     """A few examples of two short records."""
     made = f"{{runs}}/{name}-made.jsonl"
     return (
-        f"data make kv --n-keys 2 --n-examples 16 --seed {seed} --force --out {made}",
+        f"data make kv --n-docs 2 --n-examples 16 --seed {seed} --force --out {made}",
         f"data import --format litm-kv --input {made} --key-digits 8 --value-digits 8 --force "
         f"--out {{runs}}/{name}.jsonl",
     )

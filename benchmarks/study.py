@@ -124,12 +124,12 @@ class Row(NamedTuple):
 
 # Examples of ten records, whose keys and values have eight digits.
 _SHORT = (
-    "data make kv --n-keys 10 --n-examples 200 --force --out {runs}/uuids.jsonl",
+    "data make kv --n-docs 10 --n-examples 200 --force --out {runs}/uuids.jsonl",
     "data import --format litm-kv --input {runs}/uuids.jsonl --key-digits 8 --value-digits 8 --force "
     "--out {runs}/kv10.jsonl",
 )
 _TRAIN = (
-    "data make kv --n-keys 10 --n-examples 400 --seed 1 --force --out {runs}/train-uuids.jsonl",
+    "data make kv --n-docs 10 --n-examples 400 --seed 1 --force --out {runs}/train-uuids.jsonl",
     "data import --format litm-kv --input {runs}/train-uuids.jsonl --key-digits 8 --value-digits 8 --force "
     "--out {runs}/train10.jsonl",
 )

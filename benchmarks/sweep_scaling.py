@@ -86,7 +86,7 @@ def sources(work: Path, options) -> list[tuple[str, str, int, Path, list[int]]]:
     """Name, task, documents, file and numbers of examples of each series; the fewest fill several batches."""
     if options.quick:
         options.batch_tokens, options.width = 1024, 256
-        made = make(MakeConfig(kind="kv", out=work / "made.jsonl", n_examples=32, n_keys=10))
+        made = make(MakeConfig(kind="kv", out=work / "made.jsonl", n_examples=32, n_docs=10))
         return [("made", "kv", 10, import_examples(ImportConfig(input=made, out=work / "kv.jsonl")), [8, 32])]
     oracle = ImportConfig(
         input=options.data / "nq-open-oracle.jsonl.gz", out=work / "oracle.jsonl", format="litm-qa", last=400

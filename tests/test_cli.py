@@ -130,14 +130,10 @@ def test_make_and_import(capsys, tmp_path):
     ("words", "complaint"),
     [
         ("kv --distractors bm25", "`distractors` is an option of qa, not of kv"),
-        ("two-hop --n-keys 2", "`n_keys` is an option of kv, not of two-hop"),
+        ("two-hop --distractors bm25", "`distractors` is an option of qa, not of two-hop"),
         (
             "qa --n-examples 3",
             "`n_examples` is an option of kv, needle, spans, facts, two-hop, choice, not of qa",
-        ),
-        (
-            "kv --n-docs 3",
-            "`n_docs` is an option of qa, needle, spans, facts, two-hop, choice, not of kv",
         ),
         ("choice --n-docs 17", "`n_docs` of choice must lie in 2 to 16, got 17"),
         ("qa", "data make qa: give the questions by --examples"),

@@ -69,9 +69,11 @@ def test_help_and_a_sweep_know_a_package_s_task_metric_and_backend(posgap, tmp_p
 
 def test_data_make_knows_a_package_s_kind_and_its_option(posgap, tmp_path):
     make = ["data", "make", "roll", "--n-examples", 2, "--step", 5, "--seed", 1, "--out", tmp_path / "made.jsonl"]
-    done = posgap(make, [*make, "--n-keys", 3], ["data", "make", "kv", "--step", 1, "--out", tmp_path / "kv.jsonl"])
+    done = posgap(
+        make, [*make, "--distractors", "bm25"], ["data", "make", "kv", "--step", 1, "--out", tmp_path / "kv.jsonl"]
+    )
     assert codes(done) == [0, 2, 2], said(done)
-    assert "`n_keys` is an option of kv, not of roll" in done[1].stderr
+    assert "`distractors` is an option of qa, not of roll" in done[1].stderr
     assert "`step` is an option of roll, not of kv" in done[2].stderr
     texts = [[d.text for d in (*e.gold, *e.distractors)] for e in read_examples(tmp_path / "made.jsonl")]
     assert texts == [["1", "6", "11"], ["2", "7", "12"]]

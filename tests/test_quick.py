@@ -62,7 +62,7 @@ def test_a_model_alone_is_enough(folder, endpoint, capsys):
     assert capsys.readouterr().out == out and endpoint.seen.total() == asked
 
     command = shlex.split(lines[-1])
-    assert command[:2] == ["posgap", "sweep"] and lines[-3].strip().startswith("posgap data make kv --n-keys 20")
+    assert command[:2] == ["posgap", "sweep"] and lines[-3].strip().startswith("posgap data make kv --n-docs 20")
     write_examples(folder / "kv.jsonl.gz", [kv_example(number, 20) for number in range(2)])
     assert run(*command[1:], "--estimate") == 0  # the command for the real thing is one that works
     assert "40 prompts" in capsys.readouterr().out

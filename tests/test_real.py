@@ -155,7 +155,7 @@ def test_the_page_of_pretrained_models_shows_what_its_commands_print(verb, smoll
     monkeypatch.chdir(tmp_path)
     made, examples = tmp_path / "uuids.jsonl", tmp_path / "runs" / "smollm2" / "kv.jsonl"
     examples.parent.mkdir(parents=True)
-    assert posgap("data", "make", "kv", "--n-keys", 10, "--n-examples", 20, "--out", made) == 0
+    assert posgap("data", "make", "kv", "--n-docs", 10, "--n-examples", 20, "--out", made) == 0
     digits = ("--key-digits", 8, "--value-digits", 8)
     assert posgap("data", "import", "--format", "litm-kv", "--input", made, *digits, "--out", examples) == 0
     begin = f"posgap {verb} --model {SMOLLM2} "

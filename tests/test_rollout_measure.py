@@ -37,7 +37,9 @@ from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, read_model, write_json
 from posgap.generation.setup import prompt_builder
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.probe import Probe, Response
+from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models.loading import eager_attention, load_tokenizer, save_model
 from posgap.rollout.attention import MatrixAttention, last_row
@@ -50,6 +52,7 @@ from posgap.rollout.measurement import INFLUENCES, OF_VALUES, Statistics, measur
 from posgap.rollout.texts import read_text
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
+from posgap.stages.sweep import sweep
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import write_examples
 
@@ -580,3 +583,23 @@ def test_a_flat_model_is_flat_on_natural_questions(tmp_path, nq_file):
     assert min(rollout["gold"]) > 0.1
     parts = rollout["parts"]  # the last token keeps most, since such a layer adds little to it
     assert parts["documents"] > 0.6 * (1 - parts["last token"]) and parts["sinks"] < 0.01
+
+
+def test_a_measurement_beside_a_sweep_asks_its_positions_and_keeps_its_accuracy(tmp_path, model_folder):
+    write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(4)])
+    words = {"model": str(model_folder), "task": "kv", "n_docs": 4}
+    of_sweep = {"examples": tmp_path / "e.jsonl", **words}
+    swept = sweep(SweepConfig(**of_sweep, positions=[1, 3, 4], out=tmp_path / "sweep"))
+    measure_it = RolloutMeasureConfig(texts=tmp_path / "e.jsonl", sweep=swept, **words, out=tmp_path / "m")
+    measured = read_measurement(rollout_measure(measure_it))
+    assert measured.documents["positions"] == [1, 3, 4] == measured.sweep.positions
+    assert measured.sweep.accuracy == read_sweep(swept).accuracy
+    other = sweep(SweepConfig(**of_sweep, limit=2, shuffle=1, out=tmp_path / "shuffled"))
+    for change, complaint in (
+        ({"n_docs": 3}, "asked 4 documents of the task kv, and not 3 of kv; measure what was swept"),
+        ({"length": 30}, "length: is that of plain texts, and prompts are measured whole"),
+        ({"task": ""}, "sweep: asked prompts: give the `task`"),
+        ({"sweep": other}, "shuffled: asked other prompts than are measured"),
+    ):
+        with pytest.raises(PosgapError, match=complaint):
+            rollout_measure(measure_it.model_copy(update={**change, "out": tmp_path / "refused"}))

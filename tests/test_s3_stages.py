@@ -241,7 +241,7 @@ def test_verify_reads_manifests_in_s3(shouting, bucket, tmp_path, capsys, monkey
 
 
 def test_a_file_in_s3_is_replaced_where_it_is_asked_for_only(bucket, capsys):
-    words = ["data", "make", "kv", "--n-keys", 8, "--out", f"{bucket}/kv.jsonl.gz", "--n-examples"]
+    words = ["data", "make", "kv", "--n-docs", 8, "--out", f"{bucket}/kv.jsonl.gz", "--n-examples"]
     assert run(*words, 5) == 0 and run(*words, 5) == 0 and run(*words, 6) == 2
     assert f"{bucket}/kv.jsonl.gz: is there, and not what this command writes" in capsys.readouterr().err
     assert run(*words, 6, "--force") == 0
@@ -251,7 +251,7 @@ def test_a_file_in_s3_is_replaced_where_it_is_asked_for_only(bucket, capsys):
 
 
 def test_data_verbs_read_and_write_s3(bucket, tmp_path, capsys):
-    assert run("data", "make", "kv", "--n-examples", 5, "--n-keys", 8, "--out", f"{bucket}/raw.jsonl.gz") == 0
+    assert run("data", "make", "kv", "--n-examples", 5, "--n-docs", 8, "--out", f"{bucket}/raw.jsonl.gz") == 0
     imported = f"{bucket}/data/train-2026-11-20.jsonl.gz"
     assert run("data", "import", "--input", f"{bucket}/raw.jsonl.gz", "--out", imported) == 0
     assert f"imported 5 examples from {bucket}/raw.jsonl.gz to {imported}" in capsys.readouterr().err

@@ -73,13 +73,13 @@ class MakeConfig(*GENERATORS.bases(), FileConfig):  # type: ignore[misc]  # mypy
         None,
         ge=1,
         le=MAX_DOCS,
-        description="documents in an example, the gold ones included, or items to choose from; all kinds but kv",
+        description="documents in an example, the gold ones included, or records, or items to choose from",
     )
     seed: int = Field(0, ge=0, description="equal seeds write equal files")
 
     @classmethod
     def shown_defaults(cls) -> dict[str, str]:
-        usual = {kind.name: kind.usual for kind in GENERATORS if kind.size == "n_docs"}
+        usual = {kind.name: kind.usual for kind in GENERATORS}
         most = max(usual.values(), key=list(usual.values()).count)
         return {"n_docs": ", ".join([str(most), *(f"{name}: {n}" for name, n in usual.items() if n != most)])}
 

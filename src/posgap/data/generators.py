@@ -28,10 +28,6 @@ log = logging.getLogger(__name__)
 _needles = partial(needle_examples, facts=3, digits=7)
 
 
-class KVParameters(Parameters):
-    n_keys: int = Field(75, ge=1, le=MAX_DOCS, description="kv: records in an example")
-
-
 class QAParameters(Parameters):
     examples: OptionalInputPath = Field(
         None, description="qa: imported examples, .jsonl or .jsonl.gz; their own distractors are dropped"
@@ -47,17 +43,16 @@ class Generator:
     """One kind of data that `data make` writes, a choice as foundation/choices.py describes.
 
     `make` yields examples, or raises `PosgapError`. It is called with the options that the kind takes, by name: those
-    of `parameters`, `seed`, the option `size`, which says how many `items` an example has, and
-    `n_examples`, unless not `counted`. Equal options make equal examples. `usual`, `least` and `most` say how many
-    documents are made where `n_docs` is not given, and may be. `rows` yields what is written instead of examples,
-    where a kind has the layout of a public file.
+    of `parameters`, `seed`, `n_docs`, which says how many `items` an example has, and `n_examples`, unless not
+    `counted`. Equal options make equal examples. `usual`, `least` and `most` say how many items are made where `n_docs`
+    is not given, and may be. `rows` yields what is written instead of examples, where a kind has the layout of a public
+    file.
     """
 
     name: str
     help: str
     make: Callable[..., Iterator[AnyExample]]
     parameters: type[Parameters] = Parameters
-    size: str = "n_docs"
     items: str = "documents"
     usual: int = 20
     least: int = 1
@@ -67,13 +62,13 @@ class Generator:
 
     def takes(self) -> list[str]:
         """The names of the options that this kind takes, beside those that say where its file goes."""
-        shared = ["seed", self.size] + ["n_examples"] * self.counted
+        shared = ["seed", "n_docs"] + ["n_examples"] * self.counted
         return list(dict.fromkeys([*shared, *self.parameters.model_fields]))
 
     def options(self, config: Any) -> dict[str, Any]:
         """The values by name with which `make` is called."""
         given = {name: getattr(config, name) for name in self.takes()}
-        return given | ({"n_docs": self.usual} if given.get("n_docs", 0) is None else {})
+        return given | ({"n_docs": self.usual} if given["n_docs"] is None else {})
 
 
 def _questions_with_distractors(
@@ -115,9 +110,8 @@ GENERATORS: Choices[Generator] = Choices(
         "kv",
         "synthetic UUID records in the format of the public lost-in-the-middle file",
         uuid_examples,
-        KVParameters,
-        size="n_keys",
         items="records",
+        usual=75,
         rows=uuid_records,
     ),
     Generator(

@@ -38,5 +38,5 @@ def making_command(task: Task, n_examples: int, n_docs: int, seed: int, out: str
 def _options(task: Task, n_examples: int, n_docs: int, seed: int) -> tuple[Generator, dict[str, Any]]:
     """The kind of synthetic data for a task, and its options by name."""
     generator = GENERATORS[task.synthetic]
-    values = {"n_examples": n_examples, generator.size: n_docs, "seed": seed}
+    values = {"n_examples": n_examples, "n_docs": n_docs, "seed": seed}
     return generator, {name: values[name] for name in generator.takes() if name in values}

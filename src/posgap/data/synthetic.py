@@ -14,7 +14,7 @@ from posgap.tasks.examples import Document, Example, KVExample
 from posgap.tasks.world import names, relations
 
 
-def uuid_records(n_examples: int, n_keys: int, seed: int) -> Iterator[dict]:
+def uuid_records(n_examples: int, n_docs: int, seed: int) -> Iterator[dict]:
     """Yields `{"ordered_kv_records": [[key, value], ...], "key": ..., "value": ...}`.
 
     Keys and values are random version-4 UUIDs, distinct within an example; the queried record is drawn evenly. Equal
@@ -27,15 +27,15 @@ def uuid_records(n_examples: int, n_keys: int, seed: int) -> Iterator[dict]:
 
     for _ in range(n_examples):
         records: dict[str, str] = {}
-        while len(records) < n_keys:
+        while len(records) < n_docs:
             records[uuid4()] = uuid4()
         key = rng.choice(list(records))
         yield {"ordered_kv_records": [list(r) for r in records.items()], "key": key, "value": records[key]}
 
 
-def uuid_examples(n_examples: int, n_keys: int, seed: int) -> Iterator[KVExample]:
+def uuid_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[KVExample]:
     """Yields the same records as examples."""
-    for number, row in enumerate(uuid_records(n_examples, n_keys, seed), start=1):
+    for number, row in enumerate(uuid_records(n_examples, n_docs, seed), start=1):
         key, value, records = row["key"], row["value"], row["ordered_kv_records"]
         yield KVExample(id=f"kv-{number:05d}", question=key, answers=[value], key=key, value=value, records=records)
 

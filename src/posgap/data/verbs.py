@@ -48,7 +48,7 @@ def make(config: MakeConfig, file: Path) -> str:
     kind = GENERATORS[config.kind]
     options = kind.options(config)
     n_examples = write_jsonl(file, kind.rows(**options)) if kind.rows else write_examples(file, kind.make(**options))
-    return f"wrote {n_examples} examples of {options[kind.size]} {kind.items}"
+    return f"wrote {n_examples} examples of {options['n_docs']} {kind.items}"
 
 
 def fetch(config: FetchConfig) -> Path:

@@ -68,7 +68,7 @@ class Setting(NamedTuple):
         drawn = f" --seed {seed}" * bool(seed)
         cut = f" --key-digits {self.digits} --value-digits {self.digits}" if self.digits else ""
         return [
-            f"posgap data make kv --n-keys {self.n_docs} --n-examples {n_examples}{drawn} --out made.jsonl.gz",
+            f"posgap data make kv --n-docs {self.n_docs} --n-examples {n_examples}{drawn} --out made.jsonl.gz",
             f"posgap data import --format litm-kv --input made.jsonl.gz{cut} --out kv.jsonl.gz",
         ]
 
