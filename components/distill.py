@@ -14,7 +14,6 @@ def distill(
     out: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
     settings: dict = {},  # noqa: B006  KFP reads the default
-    watch: dsl.Input[dsl.Dataset] = None,
 ):
     """Trains the model with its own answers from its best position (Pos2Distill)."""
     arguments = dict(locals())

@@ -14,7 +14,6 @@ def train_job(
     out: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
     settings: dict = {},  # noqa: B006  KFP reads the default
-    watch: dsl.Input[dsl.Dataset] = None,
 ):
     """Starts a TrainJob of Kubeflow Trainer that distils the model on several machines, and follows it to its end."""
     arguments = dict(locals())

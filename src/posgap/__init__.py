@@ -1,6 +1,6 @@
 """posgap measures, closes and gates the position gap of long-context language models.
 
-`sweep`, `examples`, `load`, `gate` and `PositionGapCallback` are described in docs/library.md. `load_model(path)` loads
+`sweep`, `examples`, `load` and `gate` are described in docs/library.md. `load_model(path)` loads
 a Hugging Face folder or a registered version, `models:/name@champion`, scaled where it is a scaled model;
 `scale_model(model)` does as much for a model that transformers loaded.
 """
@@ -13,7 +13,6 @@ _LAZY = {
     "ComparisonResult": "posgap.api.results",
     "Estimate": "posgap.api.results",
     "LengthsResult": "posgap.api.results",
-    "PositionGapCallback": "posgap.api.trainer_callback",
     "SweepResult": "posgap.api.results",
     "examples": "posgap.api.library",
     "gate": "posgap.api.library",

@@ -22,7 +22,7 @@ from posgap.foundation.printing import from_python
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import Verdict, judge
 from posgap.generation.backends import BACKENDS, open_generator
-from posgap.generation.generator import Completion, Generator, LazyGenerator, Sampling
+from posgap.generation.generator import Generator, LazyGenerator
 from posgap.generation.setup import builder_with
 from posgap.generation.transformers import TransformersGenerator, borrowed
 from posgap.measurement.config import SweepConfig
@@ -38,7 +38,7 @@ from posgap.storage.inputs import fetched, on_this_machine, source, sources
 from posgap.storage.lineage import training_examples
 from posgap.tasks.choice_files import layout_of
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.prompts import Prompt, TextPromptBuilder
+from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import kind_of, read_examples, with_unique_ids, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.retrieval_logs import is_log, ranked_examples
@@ -83,7 +83,6 @@ def sweep(
     *,
     lengths: None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    together: bool = False,
     quiet: bool = False,
     **options: Any,
 ) -> SweepResult: ...
@@ -97,7 +96,6 @@ def sweep(
     *,
     lengths: int | str | Sequence[int | str],
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    together: bool = False,
     quiet: bool = False,
     **options: Any,
 ) -> SweepResult | LengthsResult: ...
@@ -110,7 +108,6 @@ def sweep(
     *,
     lengths: int | str | Sequence[int | str] | None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    together: bool = False,
     quiet: bool = False,
     **options: Any,
 ) -> SweepResult | LengthsResult:
@@ -124,9 +121,8 @@ def sweep(
     `samples`, `label`, `batch_tokens`, ... Several `lengths`, like `["1k", "4k"]`, make a map of accuracy by length and
     depth, a `LengthsResult`.
 
-    A model in memory is asked where it is, and is as before afterwards. Under a launcher of several processes that hold
-    the same model, of which each calls this, `together` has them share the examples. Nothing is written: for a sweep
-    that goes on after an interruption use the command `posgap sweep`, and `posgap.load` for what it wrote.
+    A model in memory is asked where it is, and is as before afterwards. Nothing is written: for a sweep that goes on
+    after an interruption use the command `posgap sweep`, and `posgap.load` for what it wrote.
 
     Standard error shows how many prompts there are, the progress, and the time left; with `quiet` only warnings.
     Where the logger "posgap" has a handler or a level already, these lines go there, and only there.
@@ -135,7 +131,7 @@ def sweep(
     """
     if unknown := sorted(set(options) & set(_SAID_OTHERWISE)):
         raise PosgapError(f"posgap.sweep: {unknown[0]} is no option here (`posgap.sweep(model, examples, task, ...)`)")
-    known = [*SweepConfig.model_fields, "name", "tokenizer", "together", "quiet"]
+    known = [*SweepConfig.model_fields, "name", "tokenizer", "quiet"]
     if unknown := sorted(set(options) - set(known)):
         meant = suggestion(unknown[0], known, "they are those of `posgap sweep --help-all`", at_most=1)
         raise PosgapError(f"posgap.sweep: no option is called {shortened(unknown[0])}; {meant}")
@@ -153,7 +149,7 @@ def sweep(
             asked = _by_name(config, tokenizer)
         else:
             stack.enter_context(borrowed(asked_of))
-            asked = _in_memory(asked_of, tokenizer, config, together)
+            asked = _in_memory(asked_of, tokenizer, config)
         refuse_searched(Path(asked.config.model), rows)
         if not config.lengths:
             return _swept(asked, asked.config, asked.build, rows)
@@ -318,34 +314,14 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
     return _Model(config, backend.builder(config), factors, inputs["model"].digest())
 
 
-def _in_memory(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SweepConfig, together: bool
-) -> _Model:
+def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SweepConfig) -> _Model:
     if config.backend != "transformers":
         raise PosgapError(f"backend {config.backend}: a model in memory is asked by transformers alone")
     pads = padding(tokenizer)
     build = builder_with(config, pads, context_length(model.config, pads))
-    alone = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
+    generator = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
     config = config.model_copy(update={"dtype": str(model.dtype).removeprefix("torch.")})
-    generator = _Together(alone) if together else alone
     return _Model(config, build, config_factors(model.config), "", generator, model.device.type)
-
-
-class _Together:
-    """A generator of which every process of a launch answers its part, and which yields all answers on each."""
-
-    def __init__(self, generator: TransformersGenerator):
-        self.generator = generator
-
-    def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
-        from posgap.distillation.processes import gather, rank_and_world
-
-        rank, world = rank_and_world()
-        everything = list(groups)  # what is wrong with a prompt is found on all processes
-        own = range(len(everything))[rank::world]
-        answers = self.generator.generate((everything[index] for index in own), sampling)
-        for of_process in gather([(own[which], at, completion) for which, at, completion in answers]):
-            yield from of_process
 
 
 def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":

@@ -17,8 +17,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 class Job:
     """A training run on `nodes` machines, each with `resources` in Kubernetes' notation.
 
-    `arguments` are passed to the command of the training runtime; `image`, if given, replaces the runtime's image.
-    After `seconds` the cluster stops the job.
+    `arguments` are passed to the command of the training runtime. After `seconds` the cluster stops the job.
     """
 
     name: str
@@ -29,11 +28,10 @@ class Job:
     resources: Mapping[str, int | str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     queue: str = ""
-    image: str = ""
 
 
-def connect(namespace: str) -> "TrainerClient":
-    """A client of the cluster this runs in, or of KUBECONFIG's; an empty `namespace` means that cluster's default."""
+def connect() -> "TrainerClient":
+    """A client of the cluster this runs in, or of KUBECONFIG's, in its namespace there."""
     try:
         from kubeflow.trainer import KubernetesBackendConfig, TrainerClient
     except ImportError:
@@ -43,7 +41,7 @@ def connect(namespace: str) -> "TrainerClient":
     # Silences a warning that Trainer's version cannot be read: a step has no permission to, and needs none.
     logging.getLogger("kubeflow.trainer.backends.kubernetes.backend").setLevel(logging.ERROR)
     try:
-        return TrainerClient(KubernetesBackendConfig(namespace=namespace or None))
+        return TrainerClient(KubernetesBackendConfig())
     except ConfigException as error:
         raise PosgapError(f"no Kubernetes cluster to run on: {error}; set KUBECONFIG, or run this in a pod") from None
 
@@ -57,7 +55,7 @@ def create(client: "TrainerClient", job: Job) -> None:
     client.train(
         runtime=job.runtime,
         trainer=CustomTrainerContainer(
-            image=job.image,
+            image="",  # the runtime's
             num_nodes=job.nodes,
             resources_per_node=dict(job.resources),
             env=dict(job.environment),

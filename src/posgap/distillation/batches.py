@@ -68,12 +68,10 @@ class Draw:
 
 
 class Row(NamedTuple):
-    """One prompt of a step: its pair, by index, the positions of its gold documents, and the seed that orders its
-    distractors (0: as in the teacher's prompt)."""
+    """One prompt of a step: its pair, by index, and the positions of its gold documents."""
 
     pair: int
     positions: Positions
-    order: int = 0
 
 
 def plan(
@@ -84,18 +82,14 @@ def plan(
     epochs: int,
     batch_size: int,
     seed: int,
-    mix: str = "examples",
-    reshuffled: bool = False,
     teachers: Sequence[Positions] | None = None,
 ) -> list[list[Row]]:
     """The prompts of each step of a training run: every pair once per epoch, at K of `placements`, of which `teachers`
     has for each pair the one at which it is not drawn, since the teacher reads there.
 
-    `rows` makes prompts of draws, those of each pair together. With `mix` "examples" a step has all prompts of its
-    pairs, about `batch_size` in all, and those of one pair at least. An epoch's last step would be smaller: all of them
-    are, a little. With "prompts" it has `batch_size` of all prompts of the epoch, shuffled, and those of a last step
-    that would be smaller are left out, as the authors' code leaves them out. If `reshuffled`, each prompt has its
-    distractors in an order of its own.
+    `rows` makes prompts of draws, those of each pair together. A step has all prompts of its pairs, about `batch_size`
+    in all, and those of one pair at least, so that alpha compares the placements of the same examples. An epoch's last
+    step would be smaller: all of them are, a little.
 
     Placements are drawn without replacement, anew in each epoch. This is a pure function of its arguments, so that a
     run can be resumed from its config. Raises `PosgapError` if there are fewer than K placements.
@@ -111,14 +105,7 @@ def plan(
             Draw(int(i), tuple(drawable[i][c] for c in sorted(rng.choice(len(drawable[i]), size=k, replace=False))))
             for i in rng.permutation(n_pairs)
         ]
-        prompts = rows(draws)
-        if mix == "examples":
-            parts = [rows(part) for part in _equal_parts(draws, -(-len(prompts) // batch_size))]
-        else:
-            parts = _whole_parts([prompts[i] for i in rng.permutation(len(prompts))], batch_size)
-        if reshuffled:
-            parts = [[row._replace(order=int(rng.integers(1, 2**31))) for row in part] for part in parts]
-        steps += parts
+        steps += [rows(part) for part in _equal_parts(draws, -(-len(rows(draws)) // batch_size))]
     return steps
 
 
@@ -127,12 +114,6 @@ def _equal_parts(items: Sequence[T], wanted: int) -> list[list[T]]:
     learning rate."""
     bounds = np.linspace(0, len(items), min(wanted, len(items)) + 1).round().astype(int)
     return [list(items[start:end]) for start, end in pairwise(bounds)]
-
-
-def _whole_parts(items: Sequence[T], size: int) -> list[list[T]]:
-    """The items in runs of `size`, without the rest; all of them where they are fewer."""
-    size = min(size, len(items)) or 1
-    return [list(items[start : start + size]) for start in range(0, len(items) - size + 1, size)]
 
 
 def rows_of_rank(rows: Sequence[T], rank: int, world: int) -> list[T]:
@@ -189,7 +170,7 @@ class Collator:
     def token_ids(self, row: Row) -> tuple[list[int], list[int]]:
         """The token ids of a row's prompt and of its response."""
         response = self.pairs[row.pair].response
-        at_best = row.positions == response.at.positions and not row.order
+        at_best = row.positions == response.at.positions
         return self._at_best[row.pair].tolist() if at_best else self._prompt(row), response.token_ids
 
     def length(self, row: Row) -> int:
@@ -209,8 +190,7 @@ class Collator:
         if row in self._kept:
             return self._kept[row]
         pair = self.pairs[row.pair]
-        build = self.build.shuffled(row.order) if row.order else self.build
-        return build(pair.example, Placement(row.positions, pair.response.n_docs))
+        return self.build(pair.example, Placement(row.positions, pair.response.n_docs))
 
     @cached_property
     def _at_best(self) -> list[np.ndarray]:

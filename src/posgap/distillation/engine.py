@@ -9,90 +9,51 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from posgap.distillation import rounding_floor
 from posgap.distillation.batch_layout import BatchLayout, with_shared_prefixes, without_sharing
 from posgap.distillation.batches import Batch, Collator, Row
 from posgap.distillation.branches import enable, same_states
 from posgap.distillation.checkpoints import Checkpoints, History
-from posgap.distillation.compiling import is_compiled
 from posgap.distillation.gradients import Gradient
 from posgap.distillation.head import add_gradients_in_place
 from posgap.distillation.micro_batches import MicroBatch
 from posgap.distillation.objectives import Objective
-from posgap.distillation.optimizers import ADAMW, OfMatrices, adamw, matrices_of_layers
+from posgap.distillation.optimizers import MAX_GRAD_NORM, adamw
 from posgap.distillation.processes import gather, is_by_autocast, rank_and_world
-from posgap.distillation.recipes import PAPER
 from posgap.distillation.student import Student
 from posgap.foundation.errors import PosgapError, Stopped
 from posgap.foundation.interruption import deferred_termination
 from posgap.foundation.progress import track
 from posgap.models.memory import is_exhaustion
 
-if TYPE_CHECKING:
-    from posgap.distillation.watching import Watch
-
 log = logging.getLogger(__name__)
-_PAPER: dict[str, Any] = PAPER.values()
 
 
 @dataclass(frozen=True)
-class Optimization:
-    """The optimizer and the learning rate's course; what is not given is as in the paper's recipe.
+class Schedule:
+    """The learning rate's schedule.
 
     The rate rises linearly from 0 to `learning_rate` in `warmup_steps` steps, or, if that is below 1, in that share of
-    all steps; the first step then changes nothing, as with the Hugging Face Trainer. From there it falls by `schedule`
-    (linear, cosine, constant) to `final_rate` times the peak. Weight decay is of matrices alone, not of biases and
-    norms.
+    all steps; the first step then changes nothing, as with the Hugging Face Trainer. From there it falls linearly to 0.
     """
 
     learning_rate: float
-    schedule: str = _PAPER["schedule"]
-    warmup_steps: float = _PAPER["warmup_steps"]
-    final_rate: float = _PAPER["final_rate"]
-    adam_beta1: float = _PAPER["adam_beta1"]
-    adam_beta2: float = _PAPER["adam_beta2"]
-    adam_epsilon: float = _PAPER["adam_epsilon"]
-    weight_decay: float = _PAPER["weight_decay"]
-    max_grad_norm: float = _PAPER["max_grad_norm"]
-    optimizer: str = ADAMW
+    warmup_steps: float = 0.0
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate at `step`, counted from 0, of `steps`, as a share of the peak rate."""
         warmup = math.ceil(self.warmup_steps * steps) if self.warmup_steps < 1 else int(self.warmup_steps)
-        if step < warmup:
-            return step / warmup
-        left = (steps - step) / max(steps - warmup, 1)
-        fall = {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}[self.schedule]
-        return self.final_rate + (1 - self.final_rate) * fall
+        return step / warmup if step < warmup else (steps - step) / max(steps - warmup, 1)
 
     def reach(self, steps: int) -> float:
         """The sum of the rates of `steps` updates: about the most that AdamW moves a weight."""
         return self.learning_rate * sum(self.rate(step, steps) for step in range(steps))
-
-    def optimizer_of(self, model: PreTrainedModel) -> torch.optim.Optimizer:
-        """The optimizer of the parameters of `model` that are trained."""
-        options: dict[str, Any] = {
-            "lr": self.learning_rate,
-            "betas": (self.adam_beta1, self.adam_beta2),
-            "eps": self.adam_epsilon,
-            "weight_decay": self.weight_decay,
-        }
-        of_layers = list(matrices_of_layers(model)) if self.optimizer != ADAMW else []
-        apart = set(of_layers)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter not in apart]
-        groups: list[dict[str, Any]] = [{"params": trained, "weight_decay": 0.0}]
-        if self.weight_decay:
-            matrices = [parameter for parameter in trained if parameter.dim() > 1]
-            others = [parameter for parameter in trained if parameter.dim() <= 1]
-            groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-        return OfMatrices(self.optimizer, of_layers, groups, **options) if of_layers else adamw(groups, **options)
 
 
 class NotFinite(PosgapError):
@@ -108,13 +69,12 @@ def train(
     steps: Sequence[Sequence[Row]],
     objective: Objective,
     collate: Collator,
-    optimization: Optimization,
+    schedule: Schedule,
     accelerator: Accelerator,
     micro_batch_tokens: int,
     checkpoints: Checkpoints | None = None,
     save_steps: int = 0,
     on_step: Callable[[dict[str, float]], None] = lambda figures: None,
-    watch: "Watch | None" = None,
 ) -> tuple[torch.nn.Module, History]:
     """Trains `student` in place; returns it as wrapped by Accelerate, and the figures of every step.
 
@@ -123,14 +83,12 @@ def train(
 
     If there is a checkpoint, training goes on from it. `on_step(figures)` is called with each step's figures,
     those of the checkpoint's steps included. Checkpoints are written every `save_steps` steps and at the end (neither
-    if it is 0), and at SIGTERM. `watch` adds figures of its own to those of a step, and may end training before the
-    last one.
+    if it is 0), and at SIGTERM.
 
     Raises `NotFinite` before the update, and `Stopped` after SIGTERM, when the checkpoint is written.
     """
-    if watch:
-        watch.begin(student)
-    wrapped, optimizer = accelerator.prepare(student, optimization.optimizer_of(student.model))
+    trained = [parameter for parameter in student.model.parameters() if parameter.requires_grad]
+    wrapped, optimizer = accelerator.prepare(student, adamw(trained, schedule.learning_rate))
     if student.teacher:
         wrapped.eval()
         with _naming_exhaustion("reading the teacher's states; give a smaller micro_batch_tokens"):
@@ -142,29 +100,24 @@ def train(
         floor = {rounding_floor.FIGURE: rounding_floor.measured(student, accelerator.device)}
     for figures in history:
         on_step(figures)
-    gradient = Gradient(accelerator, wrapped, optimizer, optimization.max_grad_norm)
-    if not gradient.in_pieces:
+    gradient = Gradient(accelerator, wrapped, optimizer, MAX_GRAD_NORM)
+    if not gradient.by_deepspeed:
         add_gradients_in_place(student.model, student.head)
-    shares_prefixes = not is_compiled(student.model) and enable(student.model)
+    shares_prefixes = enable(student.model)
     loop = Loop(wrapped, gradient, objective, collate, accelerator.device, micro_batch_tokens, shares_prefixes)
     rest = range(len(history), len(steps))
     with deferred_termination() as termination, checkpoints or nullcontext():
         for step in track(rest, len(rest), "distillation steps"):
-            if watch and (reason := watch.over(history)):
-                log.info("training ends after step %d of %d: %s", step, len(steps), reason)
-                break
-            rate = optimization.learning_rate * optimization.rate(step, len(steps))
+            rate = schedule.learning_rate * schedule.rate(step, len(steps))
             for group in optimizer.param_groups:
                 group["lr"] = rate
             figures = loop.step(step + 1, steps[step])
-            swept = watch.after(step + 1, step + 1 == len(steps), history, wrapped) if watch else {}
-            history.append({"step": step + 1, **figures, "learning_rate": rate, **swept, **floor})
+            history.append({"step": step + 1, **figures, "learning_rate": rate, **floor})
             floor = {}
             on_step(history[-1])
             stopping = any(gather(termination.requested))
             # At the end too, so that no step is done again where the model cannot be written.
-            ends = step + 1 == len(steps) or bool(watch and watch.over(history))
-            due = save_steps and ((step + 1) % save_steps == 0 or ends)
+            due = save_steps and ((step + 1) % save_steps == 0 or step + 1 == len(steps))
             if checkpoints and (stopping or due):
                 checkpoints.save(step + 1, accelerator, wrapped, optimizer, history)
             if checkpoints and stopping:
@@ -322,7 +275,7 @@ class Loop:
     @contextmanager
     def _noting_exhaustion(self) -> Iterator[None]:
         """Within the block running out of memory is noted, for all processes to go back together."""
-        if self.gradient.in_pieces:  # then processes wait for each other within a pass
+        if self.gradient.by_deepspeed:  # then processes wait for each other within a pass
             with _naming_exhaustion(f"{self.micro_batch_tokens} tokens at once; give a smaller micro_batch_tokens"):
                 yield
             return

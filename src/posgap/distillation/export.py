@@ -15,10 +15,8 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from posgap.distillation.adapter_merging import merged_in_float32
 from posgap.distillation.adapters import named
 from posgap.distillation.config import DistillConfig
-from posgap.distillation.frozen import is_in_nf4
-from posgap.distillation.lora import merged, without_adapters, write_adapter
-from posgap.distillation.processes import in_pieces, trained_parameters
-from posgap.distillation.sharding import callable_by_itself
+from posgap.distillation.lora import merged, write_adapter
+from posgap.distillation.processes import by_deepspeed, trained_parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
 from posgap.foundation.launch import is_main_process
@@ -40,35 +38,26 @@ class Trained:
     """What came of training: the parameters that it changed, by name, in float32 as the optimizer has them, and the
     `logits` that the model in training gives to the tokens `probe [1, T]`, in arithmetic of the precision `arithmetic`.
 
-    `untrained` are those without the adapters, where these stand on weights that are not the base's own (NF4). Where
-    DeepSpeed or FSDP has the parameters, they are gathered on the first process.
+    Where DeepSpeed has the parameters, they are gathered on the first process.
     """
 
     parameters: Mapping[str, Tensor]
     probe: Tensor
     logits: Tensor
     arithmetic: torch.dtype
-    untrained: Tensor | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel, best: Mapping[str, Tensor], ids: Tensor, accelerator: Accelerator) -> "Trained":
-        """Of a model whose training has ended; the probe is the beginning of `ids [R, S]`.
+    def of(cls, model: PreTrainedModel, ids: Tensor, accelerator: Accelerator) -> "Trained":
+        """What came of a model whose training has ended; the probe is the beginning of `ids [R, S]`.
 
-        `best`, where there are any, are parameters that the first process's model has been given since. Every process
-        calls this.
+        Every process calls this.
         """
         without_flash_attention(model.eval())  # which computes in 16 bits only
         probe = ids[:1, :PROBE_TOKENS]
         parameters = trained_parameters(model, accelerator)
         # Where parameters are in pieces, all processes are needed for one forward pass.
-        with callable_by_itself(accelerator):
-            logits = _logits(model, probe) if in_pieces(accelerator) or is_main_process() else torch.empty(0)
-            arithmetic = model.dtype
-        untrained = None
-        if is_in_nf4(model) and is_main_process():
-            with without_adapters(model):
-                untrained = _logits(model, probe)
-        return cls(best or parameters, probe, logits, arithmetic, untrained)
+        logits = _logits(model, probe) if by_deepspeed(accelerator) or is_main_process() else torch.empty(0)
+        return cls(parameters, probe, logits, model.dtype)
 
 
 def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokenizerBase, out: Path) -> dict[str, float]:
@@ -83,13 +72,12 @@ def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokeniz
     model = _unrounded(config, trained)
     alone = config.lora_export == "adapter"
     if alone:
-        adapters = trained.parameters, config.lora_rank, config.lora_alpha
-        write_adapter(load_model(config.model, "float32"), *adapters, named(config.model), out)
+        base_in_float32 = load_model(config.model, "float32")
+        write_adapter(base_in_float32, trained.parameters, config.lora_rank, named(config.model), out)
         _require_equal(merged_in_float32(config.model, out), model.state_dict())
     dtype = base.dtype if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
-    how = () if alone else (config.export_rounding, config.seed)
     try:
-        stored = rounded(base, model.state_dict(), dtype, *how)
+        stored = rounded(base, model.state_dict(), dtype, 0 if alone else config.seed)
     except PosgapError as error:
         raise PosgapError(f"export: {error}; give --export-dtype bfloat16 or float32") from None
     kept, merging = stored.kept, "merged into its base " * alone
@@ -98,11 +86,10 @@ def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokeniz
         merging, stored, 100 * kept.numbers,
     )  # fmt: skip
     if not kept.update >= MIN_KEPT:
-        ways = ["--export-dtype float32"] + ["--export-rounding stochastic"] * (stored.rounding == "nearest")
         rest = "goes on from the checkpoint of the last step" if config.save_steps else "trains again (--save-steps 0)"
         raise PosgapError(
-            f"export: {stored} of what training did, less than {100 * MIN_KEPT:.0f} %; give {' or '.join(ways)}: the "
-            f"same command with it {rest}"
+            f"export: {stored} of what training did, less than {100 * MIN_KEPT:.0f} %; give --export-dtype float32: "
+            f"the same command with it {rest}"
         )
     logits = _logits(_with(model, stored.state), trained.probe)
     difference = _difference(logits, trained.logits)
@@ -125,15 +112,12 @@ def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokeniz
 
 def _unrounded(config: DistillConfig, trained: Trained) -> PreTrainedModel:
     """The base with what training changed, in float32; `PosgapError` where its logits are not the trained model's."""
-    model, allowed = load_model(config.model, "float32"), TOLERANCE[trained.arithmetic]
-    if trained.untrained is not None:
-        # Adapters are merged into the base's own weights: so much further from the trained model are these.
-        allowed += 2 * _difference(_logits(model, trained.probe), trained.untrained)
+    model = load_model(config.model, "float32")
     if config.lora_rank:
-        model = merged(model, trained.parameters, config.lora_rank, config.lora_alpha)
+        model = merged(model, trained.parameters, config.lora_rank)
     else:
         _with(model, trained.parameters)
-    _require_same(_logits(model, trained.probe), trained.logits, allowed)
+    _require_same(_logits(model, trained.probe), trained.logits, TOLERANCE[trained.arithmetic])
     return model
 
 

@@ -32,8 +32,6 @@ from posgap.distillation.frozen import beneath_adapters, keep_in_bfloat16
 from posgap.distillation.head import Head, add_gradients_in_place
 from posgap.distillation.lora import add_adapters
 from posgap.distillation.losses import token_kl
-from posgap.distillation.optimizers import matrices_of_layers
-from posgap.distillation.sharding import layers_of
 from posgap.models.checkpointing import checkpoint_activations
 
 _UNMASKED = "posgap-unmasked"
@@ -71,16 +69,12 @@ class MicroBatchShape:
 
 @dataclass(frozen=True)
 class Size:
-    """The numbers of a model's parameters, of those that are trained, of its output head's, of its largest layer's, of
-    those outside of layers, of those trained in layers' matrices, which some optimizers treat apart, and of those
-    frozen beneath adapters, each of which takes `bytes_beneath` where training computes in bfloat16 by autocast."""
+    """The numbers of a model's parameters, of those that are trained, of its output head's, and of those frozen beneath
+    adapters, each of which takes `bytes_beneath` where training computes in bfloat16 by autocast."""
 
     parameters: int
     trained: int
     head: int
-    layer: int
-    outside: int
-    in_matrices: int = 0
     beneath: int = 0
     bytes_beneath: int = 4
 
@@ -127,16 +121,11 @@ class Storages(TorchDispatchMode):
 def size_of(config: PretrainedConfig, lora_rank: int) -> Size:
     """The size of a model with this config; with a `lora_rank` its adapters alone are trained."""
     model = _on_no_device(config, torch.float32, lora_rank)
-    layers = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers_of(model)]
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     return Size(
-        parameters,
+        sum(parameter.numel() for parameter in model.parameters()),
         sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         Head.of(model).linear.weight.numel(),
-        max(layers, default=0),
-        parameters - sum(layers),
-        sum(parameter.numel() for parameter in matrices_of_layers(model)),
-        sum(layer.weight.numel() for _, layer in beneath_adapters(model)),
+        sum(layer.weight.numel() for layer in beneath_adapters(model)),
         2 if is_stored_in_bfloat16(config) else 4,
     )
 
@@ -226,7 +215,7 @@ def _on_no_device(config: PretrainedConfig, dtype: torch.dtype, lora_rank: int) 
         own = copy.deepcopy(config)
         model = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=_unmasked())
         if lora_rank:
-            add_adapters(model, lora_rank, 16)
+            add_adapters(model, lora_rank)
     return model
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor
 
-from posgap.distillation.processes import in_pieces, rank_and_world
+from posgap.distillation.processes import by_deepspeed, rank_and_world
 
 
 class Gradient:
@@ -22,8 +22,7 @@ class Gradient:
 
     def __init__(self, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer, max_norm: float):
         self.accelerator, self.model, self.optimizer, self.max_norm = accelerator, model, optimizer, max_norm
-        self.by_deepspeed = accelerator.state.deepspeed_plugin is not None
-        self.in_pieces = in_pieces(accelerator)  # then each pass adds up the processes' gradients
+        self.by_deepspeed = by_deepspeed(accelerator)  # then each pass adds up the processes' gradients
         self.factor = 1.0  # the gradient so far is what is accumulated, times this
         self.least_factor, self.is_scaled = 1.0, True
 
@@ -41,7 +40,7 @@ class Gradient:
 
     @contextmanager
     def of_this_process(self) -> Iterator[None]:
-        """The block in which gradients are accumulated, by each process for itself unless they are in pieces."""
+        """The block in which gradients are accumulated, by each process for itself but under DeepSpeed."""
         with nullcontext() if self.by_deepspeed else self.accelerator.no_sync(self.model):
             yield
 
@@ -71,9 +70,8 @@ class Gradient:
 
         Where that is not finite, nothing is updated, except under DeepSpeed.
         """
-        if not self.in_pieces:
-            self._sum()
         if not self.by_deepspeed:
+            self._sum()
             self._multiply()
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_norm) or 0.0)
         if self.by_deepspeed and self.factor != 1:

@@ -3,8 +3,7 @@ alone."""
 
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,10 @@ from posgap.models import ADAPTER, ADAPTER_WEIGHTS
 if TYPE_CHECKING:
     from peft import PeftModel
 
+ALPHA = 16  # the adapters' product is multiplied by it, over their rank
 
-def add_adapters(model: PreTrainedModel, rank: int, alpha: int) -> "PeftModel":
+
+def add_adapters(model: PreTrainedModel, rank: int) -> "PeftModel":
     """Puts adapters on every linear layer but the output head, and freezes the rest of `model`, in place.
 
     Routers that are linear layers with outputs of their own (Llama 4's) are left out: peft's adapters cannot stand in
@@ -38,7 +39,7 @@ def add_adapters(model: PreTrainedModel, rank: int, alpha: int) -> "PeftModel":
     }
     options = LoraConfig(
         r=rank,
-        lora_alpha=alpha,
+        lora_alpha=ALPHA,
         target_modules="all-linear",
         exclude_modules=sorted(routers) or None,
         task_type="CAUSAL_LM",
@@ -54,26 +55,13 @@ def add_adapters(model: PreTrainedModel, rank: int, alpha: int) -> "PeftModel":
         ) from None
 
 
-@contextmanager
-def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Within the block adapters add nothing."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    for layer in layers:
-        layer.enable_adapters(False)
-    yield
-    for layer in layers:
-        layer.enable_adapters(True)
-
-
-def merged(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int, alpha: int) -> PreTrainedModel:
+def merged(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int) -> PreTrainedModel:
     """The base `model` with trained `adapters` merged into its parameters, as peft merges them.
 
     `adapters` has the parameters that `add_adapters` adds, by name; they may have been gathered from ZeRO-3's
     partitions. The model is used up.
     """
-    adapted = _adapted(model, adapters, rank, alpha)
+    adapted = _adapted(model, adapters, rank)
     return adapted.merge_and_unload(safe_merge=True)  # type: ignore[operator,no-any-return]
 
 
@@ -81,7 +69,6 @@ def write_adapter(
     model: PreTrainedModel,
     adapters: Mapping[str, Tensor],
     rank: int,
-    alpha: int,
     base: tuple[str, str | None],
     out: Path,
 ) -> None:
@@ -92,7 +79,7 @@ def write_adapter(
     """
     from peft import get_peft_model_state_dict
 
-    adapted = _adapted(model, adapters, rank, alpha)
+    adapted = _adapted(model, adapters, rank)
     about = adapted.peft_config["default"]
     about.base_model_name_or_path, about.revision = base
     about.inference_mode = True
@@ -109,8 +96,8 @@ def write_adapter(
 
 
 @torch.no_grad()
-def _adapted(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int, alpha: int) -> "PeftModel":
-    adapted = add_adapters(model, rank, alpha)
+def _adapted(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int) -> "PeftModel":
+    adapted = add_adapters(model, rank)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             parameter.copy_(adapters[name])

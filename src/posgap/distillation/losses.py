@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-AUTHORS_EPSILON = 1e-4  # of the authors' kd/loss_design.py
-
 
 def token_kl(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
     """KL(teacher || student) of each token over the full vocabulary: `[M, V], [M, V]` to `[M]`."""
@@ -38,26 +36,14 @@ def alignment_weights(losses: Tensor, bins: Tensor, alignment: str) -> Tensor:
 
     - `none`: 1 / N, the plain mean.
     - `paper`: alpha_ij = softmax_i(mean_j L_ij) * L_ij / max_k L_ik (Pos2Distill, section 3.1).
-    - `balanced`: softmax_i(mean_j L_ij) * L_ij / sum_k L_ik. As in the paper, but a position's share does not grow
-      with the number of times it was drawn, and L_Act stays on the scale of a single KL for every batch size.
-
-    - `authors`: as in the paper, times the number of positions, and over the number of pairs at the position: what the
-      authors' code computes.
-    - `authors of pairs`: N L_ij / sum_kl (L_kl + 1e-4), whatever the position: what their code computes where a prompt
-      has two gold documents (`AdaptiveKLWeightedKLLoss_multi`).
 
     A position whose losses are all zero has weight 0.
     """
     losses = losses.detach()
     if alignment == "none":
         return torch.full_like(losses, 1 / len(losses))
-    if alignment == "authors of pairs":
-        return len(losses) * losses / (losses + AUTHORS_EPSILON).sum()
     _, bins = bins.unique(return_inverse=True)
     zeros = losses.new_zeros(int(bins.max()) + 1)
     total, count = zeros.index_add(0, bins, losses), zeros.index_add(0, bins, torch.ones_like(losses))
-    between = torch.softmax(total / count, 0)
-    if alignment == "authors":
-        between = between * len(between) / count
-    scale = total if alignment == "balanced" else zeros.scatter_reduce(0, bins, losses, "amax")
-    return between[bins] * losses / scale[bins].clamp_min(torch.finfo(losses.dtype).tiny)
+    between, largest = torch.softmax(total / count, 0), zeros.scatter_reduce(0, bins, losses, "amax")
+    return between[bins] * losses / largest[bins].clamp_min(torch.finfo(losses.dtype).tiny)

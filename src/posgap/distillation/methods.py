@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from posgap.foundation.choices import Choices, Number, Parameters
+from posgap.foundation.choices import Choices, Parameters
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import RARE
 from posgap.foundation.locations import last_name
 from posgap.storage.inputs import Manifest, read_manifest
@@ -50,21 +51,20 @@ class Method:
 
 
 class R1Parameters(Parameters):
-    alignment: Annotated[Literal["", "none", "paper", "balanced", "authors"], RARE] = Field(
-        "",
-        description="r1: how placements are weighed; paper: Pos2Distill's alpha; balanced: alpha, but independent of "
-        "how often a placement was drawn; authors: as their code does; none: equally; empty: the recipe's",
+    alignment: Annotated[Literal["paper", "none"], RARE] = Field(
+        "paper", description="r1: how placements are weighed; paper: Pos2Distill's alpha; none: equally"
     )
-    anchoring: Annotated[Number, RARE] = Field(
-        None, ge=0, description="r1: weight of the anchoring loss (lambda); empty: the recipe's"
-    )
+    anchoring: Annotated[float, RARE] = Field(1.0, ge=0, description="r1: weight of the anchoring loss (lambda)")
 
 
 class _R1(Method):
     def learnt(self, pairs: "list[Pair]", build: "PromptBuilder") -> "list[Pair]":
-        from posgap.distillation.averaging import in_all_orders
-
-        return in_all_orders(pairs, build) if build.task.slot_names else pairs
+        if build.task.slot_names:
+            raise PosgapError(
+                f"method: r1 makes answers alike at all placements, and those of {build.task.name} name the placement; "
+                "give --method sft, or seqkd"
+            )
+        return pairs
 
     def objective(self, parameters: Parameters, pairs: "Sequence[Pair]") -> "Objective":
         from posgap.distillation import objectives

@@ -51,9 +51,6 @@ class Objective:
         return ""
 
 
-AUTHORS_PROMPTS_AT_ONCE = 4  # micro_train_batch_size of their scripts/train_nq.sh
-
-
 MIN_EFFECTIVE_ROWS = 2.0  # below which one prompt has most of a step's weight
 
 
@@ -74,7 +71,6 @@ class R1(Objective):
 
     def __init__(self, advantageous: Sequence[Positions], alignment: str, anchoring: float):
         self.advantageous, self.alignment, self.anchoring = advantageous, alignment, anchoring
-        self.of_pairs = any(len(positions) > 1 for positions in advantageous)  # two gold documents a prompt
 
     def rows(self, draws: Sequence[Draw]) -> list[Row]:
         return [
@@ -85,24 +81,21 @@ class R1(Objective):
 
     def together(self, rows: Sequence[Row]) -> list[Hashable | None]:
         by_loss = self.alignment != "none"
-        return [None if not by_loss or self._weighs_as_anchor(row) else row.positions for row in rows]
+        return [None if not by_loss or self._is_anchor(row) else row.positions for row in rows]
 
     def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
-        anchor = torch.tensor([self._weighs_as_anchor(row) for row in rows], device=losses.device)
+        anchor = torch.tensor([self._is_anchor(row) for row in rows], device=losses.device)
         weights = torch.zeros_like(losses)
-        as_authors = self.alignment == "authors"
         if anchor.any():
-            weights[anchor] = self.anchoring / (1 if as_authors else anchor.sum())
+            weights[anchor] = self.anchoring / anchor.sum()
         # alpha is a softmax over positions: over those whose losses are there, it is the same but for a factor.
         weighed = ~anchor if self.alignment == "none" else ~anchor & ~losses.isnan()
         if weighed.any():
             number: dict[Positions, int] = {}
             bins = [number.setdefault(row.positions, len(number)) for row in rows]
             of_rows = torch.tensor(bins, device=losses.device)[weighed]
-            kind = "authors of pairs" if as_authors and self.of_pairs else self.alignment
-            weights[weighed] = alignment_weights(losses[weighed], of_rows, kind)
-        # The authors' processes each sum the losses of the prompts that they read at once, and average the gradients.
-        return weights * AUTHORS_PROMPTS_AT_ONCE / len(rows) if as_authors else weights
+            weights[weighed] = alignment_weights(losses[weighed], of_rows, self.alignment)
+        return weights
 
     def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
         anchor = torch.tensor([self._is_anchor(row) for row in rows], device=losses.device)
@@ -126,10 +119,6 @@ class R1(Objective):
 
     def _is_anchor(self, row: Row) -> bool:
         return row.positions == self.advantageous[row.pair]
-
-    def _weighs_as_anchor(self, row: Row) -> bool:
-        """The authors' loss for two gold documents has no anchors: the advantageous pair weighs by its loss, too."""
-        return self._is_anchor(row) and not (self.alignment == "authors" and self.of_pairs)
 
 
 class CrossEntropy(Objective):

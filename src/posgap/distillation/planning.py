@@ -5,7 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from math import ceil, inf, isinf
 from typing import Any
@@ -14,12 +14,9 @@ import torch
 from transformers import PretrainedConfig
 
 from posgap.distillation.config import PlanDistillConfig
-from posgap.distillation.engine import Optimization
+from posgap.distillation.engine import Schedule
 from posgap.distillation.footprint import CHECKPOINT, MicroBatchShape, Size, activation_bytes, flops, size_of
-from posgap.distillation.frozen import NF4_BYTES
 from posgap.distillation.movement import Movement
-from posgap.distillation.optimizers import ADAMW, BYTES_KEPT
-from posgap.distillation.recipes import RECIPES
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
 from posgap.foundation.progress import track
@@ -35,8 +32,6 @@ H100_GB, H100_TFLOPS = 80.0, 989.0
 # The share of these that training reaches, and of a CPU's products of matrices: 0.8 was seen of SmolLM2 on one thread.
 _MFU, _MFU_OF_CPU = 0.35, 0.7
 LORA_RANK = 16
-OFFLOADED = "fsdp offloaded"
-_COURSE = {field.name for field in fields(Optimization)}
 # DeepSpeed's defaults, in numbers of two bytes: two buckets of gradients, and of parameters those gathered at a time.
 _BUCKETS, _GATHERED = 2 * 5e8 * 2, 1e9 * 2
 _PROCESS = 0.4e9  # bytes that python and libraries take before there is a model
@@ -44,26 +39,20 @@ _PROCESS = 0.4e9  # bytes that python and libraries take before there is a model
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train: on a cpu, alone on a GPU, data parallel, zero2, zero3, fsdp or fsdp offloaded; all parameters or
-    adapters (`lora_rank`), these on a base in NF4 or not."""
+    """A way to train: on a cpu, alone on a GPU, data parallel, zero2 or zero3; all parameters or adapters
+    (`lora_rank`)."""
 
     strategy: str
     checkpointing: bool
     lora_rank: int
-    nf4: bool = False
 
     @property
     def arithmetic(self) -> str:
-        """DeepSpeed and FSDP2 compute with parameters in bfloat16, beside the optimizer's in float32; a CPU in float32
+        """DeepSpeed computes with parameters in bfloat16, beside the optimizer's in float32; a CPU in float32
         alone."""
         if self.strategy == "cpu":
             return "float32"
-        return "bfloat16 parameters" if self.in_pieces else "bfloat16"
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether processes share what training keeps."""
-        return self.strategy.startswith(("zero", "fsdp"))
+        return "bfloat16 parameters" if self.strategy.startswith("zero") else "bfloat16"
 
     @property
     def bytes_kept(self) -> int:
@@ -79,17 +68,14 @@ class Way:
         """The options of `posgap distill` that ask for it."""
         return [
             *([f"--deepspeed {self.strategy}"] if self.strategy.startswith("zero") else []),
-            *(["--fsdp"] if self.strategy.startswith("fsdp") else []),
-            *(["--fsdp-offload"] if self.strategy == OFFLOADED else []),
             *(["--gradient-checkpointing"] if self.checkpointing else []),
             *([f"--lora-rank {self.lora_rank}"] if self.lora_rank else []),
-            *(["--lora-base nf4"] if self.nf4 else []),
         ]
 
     @property
     def trained(self) -> str:
         """What is trained, in words."""
-        return ("adapters, base in NF4" if self.nf4 else "adapters") if self.lora_rank else "all"
+        return "adapters" if self.lora_rank else "all"
 
 
 @dataclass(frozen=True)
@@ -112,19 +98,8 @@ def standing(way: Way, size: Size, gpus: int) -> float:
         return (2 * parameters + (2 + 4 + 4 + 8) * trained) / gpus + _GATHERED + _BUCKETS + head
     if way.strategy == "zero2":
         return 2 * parameters + (2 + 4 + 4 + 8) * trained / gpus + _BUCKETS + head
-    if way.strategy.startswith("fsdp"):
-        # Gathered in bfloat16: what is outside of layers, and two of them; and what has gradients there, before these
-        # are summed in float32.
-        gathered = 2 * (size.outside + 2 * size.layer)
-        gathered += 6 * min(size.outside + size.layer, trained)
-        pieces = (4 * parameters + (4 + 8) * trained) / gpus
-        return gathered + head + (0 if way.strategy == OFFLOADED else pieces)
     beside = {"data parallel": 4 * trained, "cpu": CHECKPOINT * trained + _PROCESS}.get(way.strategy, 0)
-    if way.nf4:
-        # A matrix is made of its 4 bits for each product, in bfloat16: of no more numbers than a layer has.
-        frozen = (NF4_BYTES - 4) * size.beneath + 2 * size.layer
-    else:
-        frozen = (size.bytes_beneath - 4) * size.beneath if way.arithmetic == "bfloat16" else 0
+    frozen = (size.bytes_beneath - 4) * size.beneath if way.arithmetic == "bfloat16" else 0
     return 4 * parameters + frozen + (4 + 8) * trained + beside + head
 
 
@@ -141,15 +116,11 @@ def export_bytes(way: Way, size: Size, stored: int) -> float:
 
 def ways(gpus: int) -> Iterator[Way]:
     """All ways, those first that train all parameters, compute nothing twice and exchange little."""
-    strategies = ("data parallel", "zero2", "zero3", "fsdp") if gpus > 1 else ("alone",) if gpus else ("cpu",)
+    strategies = ("data parallel", "zero2", "zero3") if gpus > 1 else ("alone",) if gpus else ("cpu",)
     for lora_rank in (0, LORA_RANK):
         for checkpointing in (False, True):
             for strategy in strategies:
                 yield Way(strategy, checkpointing, lora_rank)
-    for checkpointing in (False, True) if gpus else ():
-        yield Way(strategies[0], checkpointing, LORA_RANK, nf4=True)
-    for checkpointing in (False, True) if gpus > 1 else ():
-        yield Way(OFFLOADED, checkpointing, 0)
 
 
 def need(
@@ -158,18 +129,12 @@ def need(
     """What a way takes of each GPU, by the model's size with adapters of a rank and a micro-batch's working bytes."""
     size = sized(way.lora_rank)
     always = standing(way, size, config.gpus)
-    always -= _spared(config, size) * (1 + (way.strategy == "cpu"))  # of a checkpoint on its way, too
     free = USABLE * config.gpu_memory * GB - always
     if free < 0:
         return Need(way, always)
     share = ceil(config.batch_size / max(config.gpus, 1))
     rows, working = _most_rows(lambda rows: taken(_micro(config, way, rows)), share, free)
     return Need(way, always, rows, always + working)
-
-
-def _spared(config: PlanDistillConfig, size: Size) -> float:
-    """The bytes that an optimizer keeps less than AdamW does."""
-    return (BYTES_KEPT[ADAMW] - BYTES_KEPT[config.optimizer]) * size.in_matrices
 
 
 def _most_rows(taken: Callable[[int], int], most: int, free: float) -> tuple[int, int]:
@@ -214,8 +179,6 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     needs: list[Need] = []
     best: Need | None = None
     possible = list(ways(config.gpus))
-    if config.optimizer != ADAMW:
-        possible = [way for way in possible if not way.in_pieces]
     for way in track(possible, len(possible), "ways to train"):
         if best and (way.trained, way.activations) != (best.way.trained, best.way.activations):
             break
@@ -230,23 +193,22 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
             f"{'more GPUs' if config.gpus else 'more memory'}, or shorter prompts"
         )
     size, width = sized(best.way.lora_rank), config.prompt_tokens + config.response_tokens
-    by_name = [f"--optimizer {config.optimizer}"] * (config.optimizer != ADAMW)
-    options = [*best.way.options(), *by_name, f"--micro-batch-tokens {best.rows * width}"]
+    options = [*best.way.options(), f"--micro-batch-tokens {best.rows * width}"]
     prompts = config.epochs * config.n_examples * (config.k + 1)
     # The teacher reads forwards alone.
     counted = (prompts + config.n_examples / 3) * flops(model, _micro(config, best.way))
     # What is trained and the optimizer's means of it, in float32; two checkpoints are kept.
-    checkpoints = 2 * (12 * size.trained - _spared(config, size))
+    checkpoints = 2 * 12 * size.trained
     states = best.way.bytes_kept * config.n_examples * config.response_tokens * model.get_text_config().hidden_size
     processes, updates = max(config.gpus, 1), ceil(prompts / config.batch_size)
     stored = model.dtype.itemsize if isinstance(model.dtype, torch.dtype) else 4
-    export = export_bytes(best.way, size, stored)
+    export, share = export_bytes(best.way, size, stored), _MFU if config.gpus else _MFU_OF_CPU
     figures: dict[str, Any] = {
         "options": options,
         "updates": updates,
         "tokens": prompts * width,
         "operations": counted,
-        "hours": counted / (processes * config.gpu_tflops * 1e12 * config.mfu) / 3600,
+        "hours": counted / (processes * config.gpu_tflops * 1e12 * share) / 3600,
         "memory_gb": best.memory / GB,
         "export_gb": export / GB,
         "disk_gb": (checkpoints + states + 2 * size.parameters) / GB,
@@ -255,13 +217,10 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     log.info(
         "%d updates, %.3g tokens, %.3g operations: %.2f hours at %.0f %% of %.3g TFLOP/s%s; %.0f GB of disk for two "
         "checkpoints, the teacher's states and the model",
-        updates, figures["tokens"], counted, figures["hours"], 100 * config.mfu, config.gpu_tflops,
+        updates, figures["tokens"], counted, figures["hours"], 100 * share, config.gpu_tflops,
         " a GPU" * bool(config.gpus), figures["disk_gb"],
     )  # fmt: skip
     log.info("writing the model takes %.1f GB of main memory", export / GB)
-    if best.way.strategy == OFFLOADED:
-        figures["offloaded_gb"] = 16 * size.parameters / GB
-        log.info("main memory of all machines together holds %.0f GB of what is offloaded", figures["offloaded_gb"])
     if not best.way.lora_rank:  # adapters begin at 0, and any rate moves them
         figures["movement"] = _movement(config, model, updates)
     figures["ways"] = [asdict(each) for each in needs]
@@ -280,7 +239,6 @@ def _with_machine(config: PlanDistillConfig) -> PlanDistillConfig:
         update={
             "gpu_memory": config.gpu_memory or memory,
             "gpu_tflops": config.gpu_tflops or tflops or measured_tflops(),
-            "mfu": config.mfu or (_MFU if config.gpus else _MFU_OF_CPU),
         }
     )
 
@@ -298,9 +256,7 @@ def measured_tflops(width: int = 1024, seconds: float = 0.3) -> float:
 
 def _movement(config: PlanDistillConfig, model: PretrainedConfig, updates: int) -> dict[str, float]:
     """How far the updates can move the model, said in a line, or in a warning where that is too little."""
-    recipe = {name: value for name, value in RECIPES[config.recipe].values().items() if name in _COURSE}
-    course = Optimization(**recipe | {"learning_rate": config.learning_rate})  # type: ignore[arg-type]
-    movement = Movement.of(model, updates, course.reach(updates))
+    movement = Movement.of(model, updates, Schedule(config.learning_rate).reach(updates))
     log.info("%s", movement)
     if warning := movement.warning():
         log.warning("%s", warning)

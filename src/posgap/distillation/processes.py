@@ -9,49 +9,39 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.state import AcceleratorState
 from accelerate.utils import is_deepspeed_available
-from torch.distributed.tensor import DTensor
 
-from posgap.distillation.sharding import Sharded
+from posgap.distillation.optimizers import MAX_GRAD_NORM
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_object
-from posgap.foundation.launch import launched, of_all
+from posgap.foundation.launch import of_all
 from posgap.models.memory import give_back_freed
 
 T = TypeVar("T")
-# What a launcher may ask of FSDP: the variable, the one value that is as posgap trains, and what there is instead.
-_FSDP = (
-    ("FSDP_VERSION", "2", ""),
-    ("FSDP_OFFLOAD_PARAMS", "false", ", and with --fsdp --fsdp-offload"),
-    ("FSDP_RESHARD_AFTER_FORWARD", "true", ", or take --deepspeed zero2"),
-    ("FSDP_ACTIVATION_CHECKPOINTING", "false", ", and with --gradient-checkpointing"),
-)
+# What a launcher may ask for that posgap does not train under, by the end of its variable.
+_REFUSED = {"FSDP": "FSDP", "MEGATRON_LM": "Megatron-LM", "PARALLELISM_CONFIG": "parallelism"}
 _DIVIDED = "and each gradient would be divided by it: posgap parts a step by --micro-batch-tokens"
 
 
-def accelerator(
-    mixed: bool = False, deepspeed: str = "", max_grad_norm: float = 1.0, fsdp: bool = False, offload: bool = False
-) -> Accelerator:
-    """The Accelerator of this launch: for one process, for several, for DeepSpeed, or for torch's FSDP2.
+def accelerator(mixed: bool = False, deepspeed: str = "") -> Accelerator:
+    """The Accelerator of this launch: for one process, for several, or for DeepSpeed.
 
-    `mixed` means arithmetic in bfloat16. `deepspeed` is `zero2`, `zero3` or a DeepSpeed JSON file; if it is empty and
-    `fsdp` false, DeepSpeed or FSDP2 are used only if `accelerate launch` asks for them. With `offload` FSDP2 keeps its
-    pieces in main memory. Raises `PosgapError`, on every process, if DeepSpeed is needed but not installed, for what
-    launcher or file ask for that posgap would not train under as they mean it, and for one process that is to offload.
+    `mixed` means arithmetic in bfloat16. `deepspeed` is `zero2`, `zero3` or a DeepSpeed JSON file; if it is empty,
+    DeepSpeed is used only if `accelerate launch` asks for it. Raises `PosgapError`, on every process, if DeepSpeed is
+    needed but not installed, and for what launcher or file ask for that posgap would not train under as they mean it.
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed probes for accelerators and logs about it
     by_launcher = _is_asked_for("DEEPSPEED")
     if by_launcher:
         deepspeed = deepspeed or os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
-    fsdp = fsdp or _is_asked_for("FSDP")
-    settings = of_all(lambda: _settings(deepspeed, mixed, max_grad_norm, fsdp, offload))[0]
+    settings = of_all(lambda: _settings(deepspeed, mixed))[0]
     # gloo's threads can abort a process that exits while they run, so the group is destroyed first.
     atexit.unregister(_leave)
     atexit.register(_leave)
@@ -59,25 +49,12 @@ def accelerator(
     AcceleratorState._reset_state()
     precision = "bf16" if mixed else "no"
     if settings:
-        from posgap.distillation import build_locks  # late: torch's tools for extensions take a second
-
         _stand_alone()
-        build_locks.use()
         # DeepSpeed calls functions that torch has renamed, and torch would say so for every gradient.
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
         return Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings), mixed_precision=precision)
     # With `cpu`, Accelerate connects processes through gloo, but ignores DeepSpeed.
     cpu = not torch.cuda.is_available() and not by_launcher
-    if fsdp and launched()[1] > 1:
-        # As asked for by the launcher, the model would be loaded by the first process alone.
-        os.environ.pop("ACCELERATE_USE_FSDP", None)
-        if offload and not cpu and not dist.is_initialized():
-            dist.init_process_group("cpu:gloo,cuda:nccl")  # what is in main memory is exchanged from there
-        return Sharded(offload, cpu=cpu, mixed_precision=precision)
-    if offload:
-        raise PosgapError(
-            "fsdp_offload: is of several processes; launch them with torchrun, or take a DeepSpeed file that offloads"
-        )
     return Accelerator(cpu=cpu, mixed_precision=precision)
 
 
@@ -86,22 +63,14 @@ def _is_asked_for(what: str) -> bool:
     return os.environ.get(f"ACCELERATE_USE_{what}", "false").lower() in ("1", "true", "yes")
 
 
-def _settings(deepspeed: str, mixed: bool, max_grad_norm: float, fsdp: bool, offload: bool) -> dict:
+def _settings(deepspeed: str, mixed: bool) -> dict:
     """DeepSpeed's settings, empty without it; `PosgapError` for a launch that would not be what it says."""
-    for variable, name in (("MEGATRON_LM", "Megatron-LM"), ("PARALLELISM_CONFIG", "parallelism")):
+    for variable, name in _REFUSED.items():
         if _is_asked_for(variable):
             raise PosgapError(
                 f"ACCELERATE_USE_{variable}: the launcher asks for {name}, which posgap does not train under; launch "
-                "without it, and with --fsdp or --deepspeed zero3 to spread parameters over processes"
+                "without it, and with --deepspeed zero3 to spread parameters over processes"
             )
-    if fsdp and deepspeed:
-        raise PosgapError(f"deepspeed: is {deepspeed}, and FSDP is asked for too; take one of them")
-    if _is_asked_for("FSDP"):
-        for variable, ours, other in _FSDP:
-            if offload and variable == "FSDP_OFFLOAD_PARAMS":
-                continue
-            if (value := os.environ.get(variable, ours).lower()) != ours:
-                raise PosgapError(f"{variable}: is {value}, and posgap has it {ours}; launch with that{other}")
     steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     if steps not in ("1", "auto"):
         raise PosgapError(f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS: is {steps}, {_DIVIDED}; launch with 1")
@@ -109,7 +78,7 @@ def _settings(deepspeed: str, mixed: bool, max_grad_norm: float, fsdp: bool, off
         return {}
     if not is_deepspeed_available():
         raise PosgapError("deepspeed: DeepSpeed is not installed; pip install 'posgap[train]'")
-    return deepspeed_settings(deepspeed, mixed) | {"gradient_clipping": max_grad_norm}
+    return deepspeed_settings(deepspeed, mixed) | {"gradient_clipping": MAX_GRAD_NORM}
 
 
 def _leave() -> None:
@@ -139,8 +108,8 @@ def deepspeed_settings(name: str, mixed: bool) -> dict:
     for section in ("optimizer", "scheduler"):
         if _without_auto(settings.pop(section, {}).get("params", {})):
             raise PosgapError(
-                f"deepspeed: {name}: has {section} settings; leave them out: those are --learning-rate, --schedule, "
-                "--weight-decay and their like"
+                f"deepspeed: {name}: has {section} settings; leave them out: those are --learning-rate and "
+                "--warmup-steps"
             )
     for batch in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "fp16"):
         settings.pop(batch, None)
@@ -202,14 +171,12 @@ def arithmetic(accelerator: Accelerator) -> str:
     casts what each operation reads."""
     if accelerator.mixed_precision != "bf16":
         return "tf32" if torch.get_float32_matmul_precision() == "high" else "float32"
-    if isinstance(accelerator, Sharded):
-        return "bfloat16 parameters by FSDP"  # which leaves buffers as they are
-    return "bfloat16 parameters" if accelerator.state.deepspeed_plugin else "bfloat16 by autocast, but for the head"
+    return "bfloat16 parameters" if by_deepspeed(accelerator) else "bfloat16 by autocast, but for the head"
 
 
 def is_by_autocast(accelerator: Accelerator) -> bool:
     """Whether arithmetic is bfloat16 and parameters are not, so that without autocast they are read in float32."""
-    return accelerator.mixed_precision == "bf16" and not in_pieces(accelerator)
+    return accelerator.mixed_precision == "bf16" and not by_deepspeed(accelerator)
 
 
 def meet(group: dist.ProcessGroup | None = None) -> None:
@@ -218,43 +185,35 @@ def meet(group: dist.ProcessGroup | None = None) -> None:
         dist.barrier(group)
 
 
-def trained_parameters(
-    model: torch.nn.Module, accelerator: Accelerator, everywhere: bool = False
-) -> dict[str, torch.Tensor]:
+def trained_parameters(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, torch.Tensor]:
     """The parameters of `model` that are trained, by name, in the optimizer's precision. Every process calls this.
 
-    Those that DeepSpeed or FSDP have, in pieces, and DeepSpeed in float32 where the model's own are in 16 bits, are
-    gathered, for the first process alone unless `everywhere`; else they are the model's own.
+    Those that DeepSpeed has, in pieces, and in float32 where the model's own are in 16 bits, are gathered for the first
+    process alone; else they are the model's own.
     """
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if not in_pieces(accelerator):
+    if not by_deepspeed(accelerator):
         return {name: parameter.detach() for name, parameter in parameters.items()}
+    from deepspeed.utils import safe_get_full_fp32_param
+
     whole = {}
     for name, parameter in parameters.items():
-        gathered = _gathered(parameter)
-        if everywhere or rank_and_world()[0] == 0:
-            whole[name] = gathered.cpu()
+        kept = safe_get_full_fp32_param(parameter)  # None without ZeRO
+        if rank_and_world()[0] == 0:
+            whole[name] = (parameter.detach() if kept is None else kept).cpu()
     return whole
 
 
-def in_pieces(accelerator: Accelerator) -> bool:
-    """Whether processes share what training keeps, and so wait for each other in every forward and backward pass."""
-    return isinstance(accelerator, Sharded) or accelerator.state.deepspeed_plugin is not None
-
-
-def _gathered(parameter: Any) -> torch.Tensor:
-    if isinstance(parameter, DTensor):
-        return parameter.full_tensor().detach()
-    from deepspeed.utils import safe_get_full_fp32_param
-
-    kept = safe_get_full_fp32_param(parameter)  # None without ZeRO
-    return parameter.detach() if kept is None else kept
+def by_deepspeed(accelerator: Accelerator) -> bool:
+    """Whether DeepSpeed trains: processes then share what it keeps, and wait for each other in every forward and
+    backward pass."""
+    return accelerator.state.deepspeed_plugin is not None
 
 
 def forget_optimizer(accelerator: Accelerator) -> None:
     """Gives back to the system what torch's optimizer keeps of each parameter, and what else was freed, for when
     training has ended; DeepSpeed's stays, since its engine is needed to the end."""
-    if accelerator.state.deepspeed_plugin is None:
+    if not by_deepspeed(accelerator):
         for optimizer in accelerator._optimizers:
             optimizer.state.clear()
     give_back_freed()

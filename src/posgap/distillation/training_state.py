@@ -1,9 +1,9 @@
 """What training goes on from: each trained parameter and what the optimizer keeps of it, by name, whoever holds which
 piece.
 
-The names and shapes are those of the model on one process, in whatever way processes share it: whole, in DTensors
-(FSDP2) or in DeepSpeed's flat partitions, of which each process shows some rows. So a checkpoint that was written in
-one way, by any number of processes, is read in any other.
+The names and shapes are those of the model on one process, in whatever way processes share it: whole, or in
+DeepSpeed's flat partitions, of which each process shows some rows. So a checkpoint that was written in one way, by any
+number of processes, is read in any other.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,26 +15,25 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from posgap.distillation.optimizers import begin, unmoved
+from posgap.distillation.optimizers import unmoved
 from posgap.foundation.errors import PosgapError
 
 PARAMETERS, MEANS = "parameters", ("exp_avg", "exp_avg_sq")
-# As the first part of a name: what AdamW keeps, Muon's mean, and bitsandbytes' means in 8 bits with their scales.
-KINDS = (PARAMETERS, *MEANS, "step", "momentum_buffer", "state1", "state2", "absmax1", "absmax2")
+KINDS = (PARAMETERS, *MEANS, "step")  # as the first part of a name
 State = dict[str, Tensor]
 # What ZeRO's stages and its optimizer for bfloat16 call their flat partitions.
 _FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
 
 
 def taken(accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer, mesh: DeviceMesh | None) -> State:
-    """A copy of the state in main memory, of which this process has all, or with DTensors its rows.
+    """A copy of the state in main memory, of which this process has all, or under ZeRO its rows.
 
     `mesh` is of all processes' main memories, `None` for a single one. Every process calls this.
     """
     student = accelerator.unwrap_model(model)
     if zero := _zero(accelerator, model):
         return dict(_of_zero(student, zero, mesh))
-    return {name: _copy(tensor, mesh) for name, tensor in _live(student, optimizer).items()}
+    return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in _live(student, optimizer).items()}
 
 
 def put(
@@ -48,10 +47,7 @@ def put(
     student = accelerator.unwrap_model(model)
     zero = _zero(accelerator, model)
     if zero is None:
-        read(live := _live(student, optimizer))
-        for name, parameter in _trained(student):
-            if isinstance(optimizer.state[parameter].get("step"), int):
-                optimizer.state[parameter]["step"] = int(live[f"step.{name}"])
+        read(_live(student, optimizer))
         return
     _begin(zero)
     state = dict(_of_zero(student, zero, mesh))
@@ -64,25 +60,14 @@ def _trained(student: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _live(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """The numbers that the model and torch's optimizers work with themselves; of numbers of steps that are no tensors,
-    copies."""
+    """The numbers that the model and torch's AdamW work with themselves."""
     state: State = {}
-    begin(optimizer, (parameter for _, parameter in _trained(student) if not optimizer.state[parameter]))
     for name, parameter in _trained(student):
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = unmoved(parameter)
         of_parameter = optimizer.state[parameter] | {PARAMETERS: parameter.detach()}
-        for kind in (kind for kind in KINDS if kind in of_parameter):
-            tensor = torch.as_tensor(of_parameter[kind])
-            state[f"{kind}.{name}"] = tensor if tensor.dim() else tensor.view(1)
+        state |= {f"{kind}.{name}": torch.atleast_1d(of_parameter[kind]) for kind in KINDS}
     return state
-
-
-def _copy(tensor: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    if not isinstance(tensor, DTensor):
-        return tensor.to("cpu", copy=True).contiguous()
-    rows = tensor.to_local().to("cpu", copy=True).contiguous()
-    return DTensor.from_local(
-        rows, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
 
 
 # DeepSpeed's ZeRO

@@ -1,4 +1,4 @@
-"""The registries of everything that users choose by name: tasks, metrics, methods, recipes, curves, ...
+"""The registries of everything that users choose by name: tasks, metrics, methods, curves, ...
 
 A choice is one object that owns everything about it: its name, its text for `--help`, the parameters that it adds to
 the stages that offer it, and its code. `Choices` holds all objects of one kind: those of posgap, and those that
@@ -45,12 +45,10 @@ def unset_if_empty(value: Any) -> Any:
     return None if value == "" else value
 
 
-# Numbers that a recipe decides where they are not given: a config always has them.
+# A number whose default depends on another field: None until that is known.
 if TYPE_CHECKING:
-    Number = Any
     WholeNumber = Any
 else:
-    Number = Annotated[float | None, BeforeValidator(unset_if_empty)]
     WholeNumber = Annotated[int | None, BeforeValidator(unset_if_empty)]
 Numbers = Annotated[list[float], BeforeValidator(split_commas)]
 NumbersOrRows = Annotated[list[float | list[float]], BeforeValidator(split_rows)]

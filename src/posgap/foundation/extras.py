@@ -23,7 +23,6 @@ _PACKAGES = {
     "inspect": ("inspect_ai",),
     "vllm": ("vllm",),
     "gpu": ("flash_attn",),
-    "quantized": ("bitsandbytes",),
 }
 EXTRA_OF = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
 

@@ -72,17 +72,15 @@ class Rounded:
         return f"in {name_of(self.dtype)}, rounded {how}, the weights keep {100 * self.kept.update:.1f} %"
 
 
-def rounded(
-    base: PreTrainedModel, after: Mapping[str, Tensor], dtype: torch.dtype, rounding: str = "auto", seed: int = 0
-) -> Rounded:
+def rounded(base: PreTrainedModel, after: Mapping[str, Tensor], dtype: torch.dtype, seed: int = 0) -> Rounded:
     """The weights of `base`, as it is stored, with those of `after` (in float32) in place of theirs, in `dtype`.
 
-    `rounding` is "nearest", "stochastic", or "auto": to the nearest numbers where that keeps the update, else
-    stochastic. Raises `PosgapError` where `dtype` cannot hold a weight.
+    They are rounded to the nearest numbers where that keeps the update, else at random by `seed`. Raises `PosgapError`
+    where `dtype` cannot hold a weight.
     """
     before = base.state_dict()
     tied = getattr(base, "all_tied_weights_keys", None) or {}
-    for way in ("nearest", "stochastic") if rounding == "auto" else (rounding,):
+    for way in ("nearest", "stochastic"):
         kept, state = UpdateRetention(), {}
         for name, tensor in before.items():
             if name in tied:

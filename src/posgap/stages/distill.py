@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,24 @@ from transformers import PreTrainedModel
 
 from posgap.distillation import processes, rounding_floor
 from posgap.distillation.adapters import named
-from posgap.distillation.averaging import Averaged, AverageTeacher
 from posgap.distillation.batches import Collator, Pair, Row, advantageous, advantageous_rows, pair_up, plan
 from posgap.distillation.checkpoints import Checkpoints
-from posgap.distillation.compiling import compile_layers
 from posgap.distillation.config import DistillConfig
 from posgap.distillation.dropout import without_dropout
-from posgap.distillation.engine import NotFinite, Optimization, train
+from posgap.distillation.engine import NotFinite, Schedule, train
 from posgap.distillation.export import Trained, export
 from posgap.distillation.footprint import CHECKPOINT
-from posgap.distillation.frozen import NF4, keep_in_bfloat16, keep_in_nf4
+from posgap.distillation.frozen import keep_in_bfloat16
 from posgap.distillation.lora import add_adapters
 from posgap.distillation.methods import METHODS
 from posgap.distillation.movement import Movement
 from posgap.distillation.objectives import Objective
-from posgap.distillation.optimizers import ADAMW, ADAMW_8BIT, BYTES_KEPT
+from posgap.distillation.optimizers import BYTES_KEPT
 from posgap.distillation.planning import LORA_RANK
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
-from posgap.distillation.watching import OPTIONS as WATCHING
-from posgap.distillation.watching import Watch, watched_examples
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError, Rejected
-from posgap.foundation.extras import needed
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.foundation.interruption import resumable
 from posgap.foundation.launch import is_main_process, of_all
@@ -72,36 +66,29 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     set_seed(config.seed)
     if config.lora_export == "adapter":
         named(config.model)  # raises where no adapter could name it
-    if config.optimizer == ADAMW_8BIT or config.lora_base == NF4:
-        needed("bitsandbytes")
     mixed = resolve_dtype(config.dtype) == torch.bfloat16
     torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
     work = ResumableFolder(config.work or files.work_folder(config.out))
     pairs, collate = _data(config)
-    held_out = watched_examples(config, pairs)
     steps, objective = _plan(config, pairs)
 
-    accelerator = processes.accelerator(mixed, config.deepspeed, config.max_grad_norm, config.fsdp, config.fsdp_offload)
-    if processes.in_pieces(accelerator) and (config.lora_base == NF4 or config.optimizer != ADAMW):
-        raise PosgapError("the launcher asks for FSDP or DeepSpeed, where lora_base is auto and optimizer adamw")
+    accelerator = processes.accelerator(mixed, config.deepspeed)
+    by_deepspeed = processes.by_deepspeed(accelerator)
     model = _model(config)
     _require_room(config, out, model)
-    if accelerator.device.type == "cpu" and not processes.in_pieces(accelerator):
+    if accelerator.device.type == "cpu" and not by_deepspeed:
         _require_memory(config, model)
-    _keep_base(config, model, accelerator)
-    by_deepspeed = accelerator.state.deepspeed_plugin is not None
-    optimization = Optimization(**{field.name: getattr(config, field.name) for field in fields(Optimization)})
-    movement = Movement.of(model.config, len(steps), optimization.reach(len(steps)))
+    if processes.is_by_autocast(accelerator):
+        keep_in_bfloat16(model)
+    schedule = Schedule(config.learning_rate, config.warmup_steps)
+    movement = Movement.of(model.config, len(steps), schedule.reach(len(steps)))
     if is_main_process() and not config.lora_rank and (line := movement.warning()):
         log.warning("%s: %s", movement, line)
     if is_main_process() and (line := _rounded_at_the_start(config.model, mixed, by_deepspeed)):
         log.warning("%s", line)
     teacher = _teacher(config, work, collate, model, accelerator) if METHODS[config.method].needs_teacher else None
     student = Student(model, objective, teacher)
-    fingerprint = _fingerprint(config, collate)
-    checkpoints = Checkpoints(work / f"checkpoints-{fingerprint}")
-    watched = files.digest_of([fingerprint, config.watch and config.digest("watch"), config.watch_placements])[:16]
-    watch = Watch(config, held_out, collate, accelerator, work / f"watch-{watched}", mixed, lambda: _model(config))
+    checkpoints = Checkpoints(work / f"checkpoints-{_fingerprint(config, collate)}")
 
     def log_step(figures: dict[str, float]) -> None:
         run.metrics({name: value for name, value in figures.items() if name != "step"}, step=int(figures["step"]))
@@ -113,13 +100,12 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
                 steps,
                 objective,
                 collate,
-                optimization,
+                schedule,
                 accelerator,
                 config.micro_batch_tokens,
                 checkpoints,
                 config.save_steps,
                 log_step,
-                watch,
             )
     except NotFinite as error:
         if is_main_process():
@@ -129,28 +115,18 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         log.warning("%s", line)
     if is_main_process() and (line := objective.summary(history)):
         log.info("%s", line)
-    if line := watch.conclude(student, history):
-        log.warning("%s", line)
-    model = watch.model(student)
-    best = watch.best(model, history) if is_main_process() else {}
-    made = Trained.of(model, best, collate(advantageous_rows(pairs[:1])).input_ids, accelerator)
+    made = Trained.of(model, collate(advantageous_rows(pairs[:1])).input_ids, accelerator)
     processes.forget_optimizer(accelerator)  # which would set the peak of memory while the model is written
     exported = of_all(lambda: export(config, made, collate.build.tokenizer, out) if is_main_process() else {})[0]
     if is_main_process():
         run.metrics(exported)
-        # A step was chosen by those that were watched, and so the gate must not judge by them.
-        learnt = contents([*(pair.example for pair in pairs), *held_out])
+        learnt = contents(pair.example for pair in pairs)
         write_training_examples(out, training_examples(config.model).union(learnt))
         write_jsonl(out / "history.jsonl", history)
         run.artifact(out / "history.jsonl")
         first, final = history[0]["loss"], history[-1]["loss"]
         log.log(RESULT, "loss %.4f at the first of %d steps, %.4f at the last", first, len(steps), final)
-
-    def remove() -> None:
-        checkpoints.remove()
-        watch.folder.remove()
-
-    return remove
+    return checkpoints.remove
 
 
 def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
@@ -163,15 +139,7 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     if len(kinds := {(response.n_docs, len(response.placement)) for response in responses}) > 1:
         unlike = " and ".join(f"{n_docs} ({n_gold} gold)" for n_docs, n_gold in sorted(kinds))
         raise PosgapError(f"{config.responses}: the prompts have {unlike} documents; sample all with the same n_docs")
-    examples = read_examples(config.examples)
-    pairs = pair_up(examples, responses)
-    if config.watch_last:
-        watched = set(contents(examples[-config.watch_last :]))
-        pairs = [pair for pair in pairs if pair.response.content not in watched]
-        if not pairs:
-            raise PosgapError(
-                f"watch_last: {config.watch_last} of {len(examples)} examples leave no response to learn; watch fewer"
-            )
+    pairs = pair_up(read_examples(config.examples), responses)
     longest = max(len(pair.response.token_ids) for pair in pairs)
     build = builder_of(config, longest)
     require_prompts(config.responses, build.digest())
@@ -192,15 +160,10 @@ def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Row]], Ob
     places = [placement.positions for placement in all_placements(first.n_docs, len(first.placement))]
     method = METHODS[config.method]
     objective, k = method.objective(method.parameters.of(config), pairs), config.k
-    rows = objective.rows
+    rows, own = objective.rows, advantageous(pairs)
     if TASKS[config.task].slot_names:
         # Which letter is right depends on the order, and so each response is learnt in its own.
-        if config.distractors == "reshuffled":
-            raise PosgapError(
-                f"distractors: {config.task} has its items in every order anyway; give --distractors kept"
-            )
-        in_own_order = Averaged(advantageous(pairs))
-        objective, k, rows = in_own_order if method.needs_teacher else objective, 0, in_own_order.rows
+        k, rows = 0, lambda draws: [Row(draw.pair, own[draw.pair]) for draw in draws]
     steps = plan(
         len(pairs),
         places,
@@ -209,9 +172,7 @@ def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Row]], Ob
         config.epochs,
         config.batch_size,
         config.seed,
-        config.mix,
-        config.distractors == "reshuffled",
-        advantageous(pairs) if method.needs_teacher else None,
+        own if method.needs_teacher else None,
     )
     if not steps:
         raise PosgapError(f"k=0 leaves {config.method} nothing to train on; give k >= 1")
@@ -224,20 +185,10 @@ def _model(config: DistillConfig) -> PreTrainedModel:
     model = load_model(config.model, "float32", compute=config.dtype)
     without_dropout(model)
     if config.lora_rank:
-        add_adapters(model, config.lora_rank, config.lora_alpha)
+        add_adapters(model, config.lora_rank)
     if config.gradient_checkpointing:
         checkpoint_activations(model)
-    if config.compile:
-        compile_layers(model)
     return model
-
-
-def _keep_base(config: DistillConfig, model: PreTrainedModel, accelerator: Accelerator) -> None:
-    """Puts the frozen weights beneath adapters into what they are kept in while the adapters are trained."""
-    if config.lora_base == NF4:
-        keep_in_nf4(model, accelerator.device)
-    elif processes.is_by_autocast(accelerator) and not config.compile:  # compiled it was not tried
-        keep_in_bfloat16(model)
 
 
 def _require_room(config: DistillConfig, out: Path, model: PreTrainedModel) -> None:
@@ -258,7 +209,7 @@ def _require_memory(config: DistillConfig, model: PreTrainedModel) -> None:
     beside = 4  # gradients
     if config.save_steps:
         beside, instead = CHECKPOINT, f"{instead}keep no checkpoint (--save-steps 0), "
-    needed_bytes = (BYTES_KEPT[config.optimizer] + beside) * trained
+    needed_bytes = (BYTES_KEPT + beside) * trained
     require_memory(config.model, needed_bytes, "training it", f"{instead}take a smaller model")
 
 
@@ -269,12 +220,11 @@ def _teacher(
     identity = {
         "model": _model_digest(config),
         "prompts": collate.build.digest(),
-        "arithmetic": processes.arithmetic(accelerator) + ", of weights in NF4" * (config.lora_base == NF4),
+        "arithmetic": processes.arithmetic(accelerator),
     }
     states = TeacherStates(work / f"teacher-{files.digest_of(identity)[:16]}", identity)
     rounded = processes.arithmetic(accelerator).startswith("bfloat16 parameters")
-    kind = AverageTeacher if collate.build.task.slot_names else Teacher
-    return kind(states, frozen_head(model, rounded, accelerator.device), collate)
+    return Teacher(states, frozen_head(model, rounded, accelerator.device), collate)
 
 
 def _rounded_at_the_start(model: str, mixed: bool, by_deepspeed: bool) -> str:
@@ -295,11 +245,8 @@ def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     """Identifies a training run: checkpoints of another one are not gone on from."""
     # So a run that is out of memory can go on in another way, on other processes, and one whose model could not be
     # written as it was to be.
-    without_effect = {
-        "micro_batch_tokens", "gradient_checkpointing", "compile", "deepspeed", "fsdp", "fsdp_offload",
-        "export_dtype", "export_rounding", "lora_export",
-    }  # fmt: skip
-    parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect - WATCHING)
+    without_effect = {"micro_batch_tokens", "gradient_checkpointing", "deepspeed", "export_dtype", "lora_export"}
+    parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect)
     read = [collate.key(row) for row in advantageous_rows(collate.pairs)]
     return files.digest_of([parameters, _model_digest(config), read])[:16]
 

@@ -49,7 +49,7 @@ def train_job(config: TrainJobConfig) -> Location:
         place = ResumableFolder(f"{config.work}/{name}")
         there = {field: _reachable(source, f"{place.uri}/{field}") for field, source in inputs.items()}
         there["out"] = str(config.out) if is_uri(config.out) else f"{place.uri}/out"
-        run(connect(config.namespace), _job(config, name, distilled.model_dump(mode="json") | there))
+        run(connect(), _job(config, name, distilled.model_dump(mode="json") | there))
         if not is_uri(config.out):
             made = fetch(there["out"])
             files.remove(output.partial)
@@ -85,5 +85,4 @@ def _job(config: TrainJobConfig, name: str, parameters: dict[str, Any]) -> Job:
         resources={kind: amount for kind, amount in resources.items() if amount},
         environment={each: os.environ[each] for each in _PASSED_ON if os.environ.get(each)},
         queue=config.queue,
-        image=config.image,
     )

@@ -125,12 +125,6 @@ class TextPromptBuilder:
         other.max_thinking_tokens = tokens
         return other
 
-    def shuffled(self, seed: int) -> Self:
-        """The same, with the distractors in the order of another seed."""
-        other = copy.copy(self)
-        other.order = replace(self.order, shuffle=seed)
-        return other
-
     @property
     def framed(self) -> dict[str, Any]:
         """What prompts show of the framing, by the names of the config."""
