@@ -68,7 +68,7 @@ def measured(of: dict) -> float:
     from accelerate import Accelerator
     from distill_step import setting, with_teacher
 
-    from posgap.distillation.engine import Optimization, train
+    from posgap.distillation.engine import Schedule, train
     from posgap.distillation.lora import add_adapters
     from posgap.models.checkpointing import checkpoint_activations
 
@@ -82,12 +82,12 @@ def measured(of: dict) -> float:
     options = _options(of)
     model, collate, objective, steps = setting(options)
     if of.get("lora_rank"):
-        add_adapters(model, of["lora_rank"], 16)
+        add_adapters(model, of["lora_rank"])
     if of.get("checkpointing"):
         checkpoint_activations(model)
     with tempfile.TemporaryDirectory() as folder:
         student, tokens = with_teacher(model, objective, collate, folder, options)
-        train(student, steps, objective, collate, Optimization(1e-3), accelerator, tokens)
+        train(student, steps, objective, collate, Schedule(1e-3), accelerator, tokens)
     return _of_process("VmHWM") - _of_process("RssFile") - before
 
 

@@ -44,9 +44,10 @@ from torch.utils import flop_counter
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.distillation.batches import Collator, Pair, Row, plan
-from posgap.distillation.engine import Optimization, train
+from posgap.distillation.engine import Schedule, train
 from posgap.distillation.footprint import OPERATIONS
 from posgap.distillation.objectives import R1
+from posgap.distillation.optimizers import MAX_GRAD_NORM, adamw
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.foundation.tables import markdown
@@ -141,7 +142,7 @@ def ours(options) -> Steps:
             started = clock(options)
         accelerator = Accelerator(cpu=options.device == "cpu")
         with counting(options.wide) as counted:
-            _, history = train(student, steps, objective, collate, Optimization(1e-3), accelerator, tokens)
+            _, history = train(student, steps, objective, collate, Schedule(1e-3), accelerator, tokens)
     return Steps([step["loss"] for step in history], clock(options) - started, counted())
 
 
@@ -157,23 +158,23 @@ def with_teacher(model, objective, collate, folder, options) -> tuple[Student, i
 def weighing_first(options) -> Steps:
     """posgap's step as it was: a pass without gradients for the weights, prompts in the order of their examples."""
     model, collate, objective, steps = setting(options)
-    optimization = Optimization(1e-3)
+    schedule = Schedule(1e-3)
     history = []
     with tempfile.TemporaryDirectory() as folder:
         student, _ = with_teacher(model, objective, collate, folder, options)
         started = clock(options)
-        optimizer = optimization.optimizer_of(model)
+        optimizer = adamw([each for each in model.parameters() if each.requires_grad], 1e-3)
         with counting(True) as counted:
             for step, rows in enumerate(steps):
                 for group in optimizer.param_groups:
-                    group["lr"] = 1e-3 * optimization.rate(step, len(steps))
+                    group["lr"] = 1e-3 * schedule.rate(step, len(steps))
                 batches = [collate(part).to(options.device) for part in chunks(rows, options.micro_batch_size)]
                 with torch.no_grad():
                     losses = torch.cat([student(batch) for batch in batches])
                 weights = objective.weights(rows, losses)
                 for batch, own in zip(batches, weights.split(options.micro_batch_size), strict=True):
                     (own * student(batch)).sum().backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), optimization.max_grad_norm)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
                 optimizer.step()
                 optimizer.zero_grad()
                 history.append(float((weights * losses).sum()))
@@ -204,14 +205,14 @@ def theirs(options) -> Steps:
     if options.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     model.train()
-    optimization = Optimization(1e-3)
+    schedule = Schedule(1e-3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     history = []
     for step, rows in enumerate(steps):
         total = 0.0
         weights = objective.weights(rows, torch.zeros(len(rows)))
         for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * optimization.rate(step, len(steps))
+            group["lr"] = 1e-3 * schedule.rate(step, len(steps))
         for part, weight in zip(
             chunks(rows, options.micro_batch_size), weights.split(options.micro_batch_size), strict=True
         ):
@@ -227,7 +228,7 @@ def theirs(options) -> Steps:
             loss.backward()
             total += loss.item()
             del p, q
-        torch.nn.utils.clip_grad_norm_(model.parameters(), optimization.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad()
         history.append(total)

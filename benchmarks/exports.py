@@ -42,7 +42,7 @@ def exported(base: Path, out: Path, rank: int) -> str:
     try:
         model = load_model(str(base), "float32")
         if rank:
-            add_adapters(model, rank, 8)
+            add_adapters(model, rank)
         draw = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -54,11 +54,10 @@ def exported(base: Path, out: Path, rank: int) -> str:
             responses=base,
             out=out,
             lora_rank=rank,
-            lora_alpha=8,
             export_dtype="float32",
         )
         out.mkdir()
-        export(config, Trained.of(model, {}, IDS, Accelerator(cpu=True)), tiny_model.tokenizer(), out)
+        export(config, Trained.of(model, IDS, Accelerator(cpu=True)), tiny_model.tokenizer(), out)
     except PosgapError as error:
         return str(error)
     same = names(base) == names(out)

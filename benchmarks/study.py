@@ -308,8 +308,7 @@ ROWS = (
         ("kl-64",),
         _planned(_IN_FOURS),
     )[1:],
-    # Where letters are chosen, R1 is another one (docs/judge.md), and K and the paper's parts have no effect. Adapters,
-    # since all of Qwen takes 18 GB beside a checkpoint.
+    # Adapters, since all of Qwen takes 18 GB beside a checkpoint.
     *trained(
         "qwen-options",
         "qwen",
@@ -318,11 +317,10 @@ ROWS = (
         _TRAIN_CHOICE,
         "1,2,3,4",
         "--limit 128 --epochs 1 --batch-size 6 --learning-rate 5e-4 --lora-rank 16",
-        ("sft", "r1"),
+        ("sft",),
     ),
     _asked_by("smollm2-seqkd", "reordering", "smollm2-kv", _KV, "kv10.jsonl", "1,3,5,8,10"),
     _applied("ms-poe", "qwen", "qwen-options", _OPTIONS, "choice.jsonl", "1,2,3,4"),
-    _asked_by("qwen-r1", "reordering", "qwen-options", _OPTIONS, "choice.jsonl", "1,2,3,4"),
     _asked_by("qwen-options", """permutation '{{"orders": 3}}'""", "qwen-options", _OPTIONS, "choice.jsonl", "1,2,3,4"),
 )
 
@@ -473,7 +471,7 @@ def mitigations() -> str:
     return markdown(["model", "mitigation", "mean", "gap", "an answer takes"], rows, left=2)
 
 
-_MADE_OF = (*METHODS, "kl-64", "seqkd-reordering", "r1-reordering", "ms-poe-reordering", "permutation", "lpes")
+_MADE_OF = (*METHODS, "kl-64", "seqkd-reordering", "ms-poe-reordering", "permutation", "lpes")
 
 
 def methods() -> str:

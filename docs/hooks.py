@@ -10,7 +10,6 @@ import click
 from mkdocs.structure.files import File, Files
 
 from posgap.cli.main import build
-from posgap.distillation.recipes import RECIPES
 from posgap.foundation.config import Config
 from posgap.foundation.tables import markdown
 from posgap.pipelines import forms
@@ -77,14 +76,6 @@ def _default(value) -> str:
     return f"`{value}`" if isinstance(value, str | int | float) and str(value) else ""
 
 
-def _recipes() -> str:
-    """The recipes of training, each value with its source."""
-    paper, authors = (RECIPES[name].settings for name in ("pos2distill", "pos2distill-authors"))
-    rows = [[str(cell) for cell in (f"`{name}`", *paper[name], *authors[name])] for name in paper]
-    heads = ["parameter", "`pos2distill`", "where in the paper", "`pos2distill-authors`", "where in the code"]
-    return markdown(heads, rows, left=5)
-
-
 def _secrets() -> str:
     """The secrets of each executor of the compiled pipelines; one that several steps have as a copy stands once."""
     rows = dict[tuple[str, str, str], int]()
@@ -101,7 +92,6 @@ def _secrets() -> str:
 _MADE: dict[str, Callable[[], str]] = {
     "form": lambda: _form(PreflightConfig),
     "watch-form": lambda: _form(WatchFormConfig),
-    "recipes": _recipes,
     "secrets": _secrets,
 }
 

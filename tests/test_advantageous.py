@@ -90,21 +90,19 @@ def config(tmp_path, examples, model_folder):
     write_jsonl(tmp_path / "r.jsonl", [response(i, at, correct=at == 1 or i != 2) for i in range(6) for at in (1, 5)])
     return DistillConfig(
         examples=examples, responses=tmp_path / "r.jsonl", model=str(model_folder), out=tmp_path / "out",
-        k=4, batch_size=60, epochs=3, learning_rate=1e-3, watch_every=1,
+        k=4, batch_size=60, epochs=3, learning_rate=1e-3,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("method", ["r1", "sft"])
-def test_distill_learns_each_example_from_one_of_its_placements(method, config, tmp_path):
-    write_examples(tmp_path / "held-out.jsonl", [kv_example(100 + i) for i in range(4)])
-    out = distill(config.model_copy(update={"method": method, "watch": tmp_path / "held-out.jsonl"}))
+def test_distill_learns_each_example_from_one_of_its_placements(method, config):
+    out = distill(config.model_copy(update={"method": method}))
     history = [row for _, row in read_jsonl(out / "history.jsonl")]
-    assert all(0 <= row["held_out_best_position"] <= 100 for row in history)
     if method == "r1":  # the student reads each anchor where that example's teacher read
         assert history[0]["anchoring_kl"] < 1e-6 < history[0]["activation_kl"]
     else:
         assert history[-1]["loss"] < history[0]["loss"]
-    assert len(read_json(out / "training_examples.json")) == 6 + 4
+    assert len(read_json(out / "training_examples.json")) == 6
 
 
 def test_a_limit_counts_examples_of_which_one_response_is_learnt(config):

@@ -9,7 +9,6 @@ import shutil
 import time
 from datetime import timedelta
 from threading import Event
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,10 +22,8 @@ from hypothesis import strategies as st
 from s3 import elsewhere, keys, put
 from torch import nn
 from torch.multiprocessing import start_processes
-from transformers import LlamaConfig
 
 from posgap.distillation.checkpoints import FILES, Checkpoints, _remove, _rename, shares
-from posgap.distillation.sharding import Sharded
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_object
@@ -535,50 +532,6 @@ def test_machines_without_a_shared_disk_put_theirs_together_in_s3(remote, tmp_pa
     two_processes(tmp_path, load, apart=True)
     shutil.rmtree(tmp_path / "machine-1")
     two_processes(tmp_path, load, apart=True)  # one machine has it, the other one not
-
-
-class InPieces(Training):
-    """The same with FSDP2: of three processes one has no row of the two."""
-
-    def __init__(self, checkpoints: Checkpoints):
-        self.checkpoints, self.accelerator, self.model = checkpoints, Sharded(cpu=True), nn.Linear(2, 2)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
-        self.model.model = SimpleNamespace(config=LlamaConfig(num_hidden_layers=1), modules=list)
-        self.accelerator.prepare(self.model, self.optimizer)
-
-    def go_on(self, steps: int) -> torch.Tensor:
-        for _ in range(steps):
-            self.model(torch.randn(4, 2)).square().sum().backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        return torch.cat([piece.full_tensor().flatten() for piece in self.model.parameters()]).detach()
-
-
-def test_any_number_of_processes_goes_on_from_pieces(tmp_path):
-    """Saved by three in pieces, gone on from by one that has all, and by two in pieces."""
-
-    def save(rank):
-        training = InPieces(Checkpoints(tmp_path / "c"))
-        before = training.go_on(3)
-        moments = [kept["exp_avg"].full_tensor() for kept in training.optimizer.state.values()]
-        training.save(3)
-        if rank == 0:
-            torch.save((before, moments), tmp_path / "expected")
-
-    def load(rank):
-        training = InPieces(Checkpoints(tmp_path / "c"))
-        assert training.load() == HISTORY and torch.equal(training.go_on(0), expected)
-        assert all(torch.equal(kept["exp_avg"].full_tensor(), moment) for kept, moment in kept_by(training))
-
-    def kept_by(training):
-        return zip(training.optimizer.state.values(), moments, strict=True)
-
-    two_processes(tmp_path, save, world=3)
-    expected, moments = torch.load(tmp_path / "expected")
-    alone = Training(Checkpoints(tmp_path / "c"))
-    assert alone.load() == HISTORY and torch.equal(alone.go_on(0), expected)
-    assert all(torch.equal(kept["exp_avg"], moment) and kept["step"] == 3 for kept, moment in kept_by(alone))
-    two_processes(tmp_path, load)
 
 
 @pytest.mark.parametrize("slow", [0, 1])

@@ -53,7 +53,7 @@ def test_every_package_is_of_the_core_or_of_an_extra():
     assert {each for each in everything if not in_core(each)} - EXTRA_OF.keys() == {"datasets"}  # which says so itself
     assert not [each for each in EXTRA_OF if in_core(each)]
     # Those are looked for by their names.
-    assert EXTRA_OF.keys() - everything <= {"vllm", "flash_attn", "bitsandbytes", "gguf", "inspect_ai", "lm_eval"}
+    assert EXTRA_OF.keys() - everything <= {"vllm", "flash_attn", "gguf", "inspect_ai", "lm_eval"}
 
 
 def test_what_measuring_imports_is_of_the_core():
@@ -81,7 +81,7 @@ def test_the_extra_that_is_named_brings_the_package(module):
 def test_all_is_what_fits_into_one_environment():
     (together,) = PROJECT["optional-dependencies"]["all"]
     named = set(re.fullmatch(r"posgap\[(.*)\]", together)[1].split(","))
-    apart = {"gpu", "quantized", "vllm", "inspect", "harness", "docs", "test", "all"}
+    apart = {"gpu", "vllm", "inspect", "harness", "docs", "test", "all"}
     assert named == PROJECT["optional-dependencies"].keys() - apart
 
 

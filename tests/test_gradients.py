@@ -65,10 +65,9 @@ class Launch:
 
 @pytest.fixture
 def processes(monkeypatch):
-    """How many there are, and whether they have gradients in pieces; another one has the same gradient."""
-    processes = SimpleNamespace(world=1, in_pieces=False)
+    """How many there are; another one has the same gradient."""
+    processes = SimpleNamespace(world=1)
     monkeypatch.setattr(gradients, "rank_and_world", lambda: (0, processes.world))
-    monkeypatch.setattr(gradients, "in_pieces", lambda launch: processes.in_pieces and isinstance(launch, Launch))
     monkeypatch.setattr(gradients.dist, "all_reduce", lambda tensor: tensor.mul_(2))
     return processes
 
@@ -133,9 +132,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_forgotten(processe
     assert taken(gradient, [[3.0, 4.0]]) == pytest.approx(5)
 
 
-@pytest.mark.parametrize(("world", "in_pieces", "times"), [(1, False, 1), (2, False, 2), (2, True, 1)])
-def test_processes_gradients_are_added_up_once_unless_each_pass_has_done_it(processes, world, in_pieces, times):
-    processes.world, processes.in_pieces = world, in_pieces
+@pytest.mark.parametrize("times", [1, 2])
+def test_processes_gradients_are_added_up_once(processes, times):
+    processes.world = times
     gradient = gradient_of()
     gradient.model.unread = torch.nn.Parameter(torch.zeros(1))
     gradient.optimizer.add_param_group({"params": [gradient.model.unread]})

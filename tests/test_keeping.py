@@ -168,7 +168,7 @@ def test_training_has_its_checkpoints_below_the_pipeline_root(bucket, tmp_path, 
     monkeypatch.setattr(launching, "on_all_gpus", lambda stage, config: asked.append(config))
     monkeypatch.setattr(artifacts, "show_training", lambda *_: None)
     inputs = {n: SimpleNamespace(path=str(tmp_path / n), uri="") for n in ("examples", "responses", "model")}
-    given = {"out": out, "metrics": None, "settings": settings, "watch": None, "method": "r1"}
+    given = {"out": out, "metrics": None, "settings": settings, "method": "r1"}
     distill_component.python_func(**inputs, **given, **_defaults(distill_component, {*inputs, *given}))
     assert str(asked[0].work).endswith(work)
 

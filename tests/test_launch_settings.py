@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from pydantic import ValidationError
 
-from posgap.distillation.config import DistillConfig
 from posgap.distillation.processes import accelerator, deepspeed_settings
 from posgap.foundation.errors import PosgapError
 
@@ -80,34 +78,12 @@ def test_a_file_that_says_otherwise_is_refused(written, more, line):
 @pytest.mark.parametrize(
     ("variable", "value", "line"),
     [
-        ("FSDP_VERSION", "1", "is 1, and posgap has it 2; launch with that"),
-        (
-            "FSDP_OFFLOAD_PARAMS",
-            "true",
-            "is true, and posgap has it false; launch with that, and with --fsdp --fsdp-offload",
-        ),
+        ("ACCELERATE_USE_FSDP", "true", "the launcher asks for FSDP"),
         ("ACCELERATE_USE_MEGATRON_LM", "1", "the launcher asks for Megatron-LM"),
         ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "is 4, and each gradient would be divided by it"),
     ],
 )
 def test_a_launcher_that_asks_for_what_would_not_be_is_refused(variable, value, line, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", str(variable.startswith("FSDP")))
     monkeypatch.setenv(variable, value)
     with pytest.raises(PosgapError, match=f"^{variable}: {line}"):
         accelerator()
-
-
-def test_what_is_offloaded_is_of_several_processes_under_fsdp(monkeypatch):
-    """A launcher may ask for it too."""
-    with pytest.raises(ValidationError, match="`fsdp_offload` is of `fsdp`; give both"):
-        DistillConfig(examples="e", responses="r", model="m", out="o", fsdp_offload=True)
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
-    with pytest.raises(PosgapError, match="^fsdp_offload: is of several processes; launch them with torchrun"):
-        accelerator(fsdp=True, offload=True)
-
-
-def test_deepspeed_and_fsdp_exclude_each_other(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(PosgapError, match="^deepspeed: is zero3, and FSDP is asked for too; take one of them"):
-        accelerator(deepspeed="zero3")

@@ -12,7 +12,7 @@ from test_losses import alpha_by_definition
 from posgap.distillation.batches import Draw, Row
 from posgap.distillation.objectives import R1, CrossEntropy, effective_rows
 
-ALIGNMENTS = ["paper", "balanced", "none", "authors"]
+ALIGNMENTS = ["paper", "none"]
 AT_FIRST = [(1,)] * 30  # where the responses of as many pairs were sampled
 DRAWS = [Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (4,)))]
 
@@ -54,19 +54,11 @@ def test_r1_s_weights_are_their_definition(placed, anchoring, alignment):
     trivial = [i for i, row in enumerate(rows) if row.positions != (4,)]
     expected = [anchoring / (len(rows) - len(trivial))] * len(rows) if len(trivial) < len(rows) else [0.0] * len(rows)
     of_trivial = [losses[i].item() for i in trivial]
-    alpha = {
-        "none": lambda: [1 / len(trivial)] * len(trivial),
-        "paper": lambda: alpha_by_definition(of_trivial, [placed[i][0] for i in trivial], max),
-        "balanced": lambda: alpha_by_definition(of_trivial, [placed[i][0] for i in trivial], sum),
-    }.get(alignment)
-    for i, weight in zip(trivial, alpha() if trivial and alpha else []):
+    alpha = [1 / len(trivial) for _ in trivial]
+    if alignment == "paper":
+        alpha = alpha_by_definition(of_trivial, [placed[i][0] for i in trivial])
+    for i, weight in zip(trivial, alpha):
         expected[i] = weight
-    if alignment == "authors":
-        places = [placed[i][0] for i in trivial]
-        expected = [anchoring] * len(rows)
-        for i, weight in zip(trivial, alpha_by_definition(of_trivial, places, max) if trivial else []):
-            expected[i] = weight * len(set(places)) / places.count(placed[i][0])
-        expected = [weight * 4 / len(rows) for weight in expected]
     found = R1([(4,)] * len(rows), alignment, anchoring).weights(rows, losses)
     assert found.dtype == losses.dtype and found.tolist() == pytest.approx(expected, rel=1e-6)
 
@@ -113,22 +105,6 @@ def test_two_gold_documents_have_placements_of_two_positions():
     assert [row.positions for row in rows] == [(4, 5), (1, 2), (2, 1)]
     weights = objective.weights(rows, torch.tensor([0.1, 1.0, 1.0]))
     assert weights.tolist() == pytest.approx([1.0, 0.5, 0.5])
-
-
-def test_the_authors_weigh_two_gold_documents_by_the_loss_alone_and_have_no_anchor():
-    """Their AdaptiveKLWeightedKLLoss_multi, whose eight processes of four prompts average what each sums."""
-    objective = R1([(4, 5)] * 2, "authors", 1.0)
-    rows = objective.rows([Draw(0, ((1, 2), (2, 1))), Draw(1, ((1, 2), (3, 1)))])
-    losses = torch.tensor([0.5, 1.0, 2.0, 0.25, 4.0, 0.25], dtype=torch.float64)
-    expected = [4 / 6 * 6 * loss / (losses.sum().item() + 6e-4) for loss in losses.tolist()]
-    assert objective.weights(rows, losses).tolist() == pytest.approx(expected, rel=1e-9)
-    assert None not in objective.together(rows)
-    means = {name: objective.figures(rows, losses)[name] for name in ("activation_kl", "anchoring_kl")}
-    assert means == {"activation_kl": 7.25 / 4, "anchoring_kl": 0.375}
-    # Losses that come later change those before by one factor.
-    some = objective.weights(rows, torch.where(torch.arange(6) < 3, losses, torch.nan))
-    factors = (some[:3] / objective.weights(rows, losses)[:3]).tolist()
-    assert factors == pytest.approx([factors[0]] * 3) and factors[0] > 1 and not some[3:].any()
 
 
 def test_r1_s_figures_are_the_mean_losses_of_anchors_and_of_the_others():

@@ -302,6 +302,11 @@ def test_nothing_but_its_own_parameters_reaches_a_stage(form):
     ]
 
 
+def test_r1_is_refused_where_answers_are_letters(form):
+    complaint = next(complaints(form.model_copy(update={"task": "judge", "methods": "sft+r1"})))
+    assert complaint.startswith("method: r1 ") and "judge" in complaint
+
+
 def test_a_refusal_is_in_mlflow_for_the_report(form, tmp_path):
     import mlflow
 

@@ -68,7 +68,7 @@ def cluster(tmp_path, monkeypatch):
         file = cluster.kubeconfig(tmp_path)
         monkeypatch.setenv("KUBECONFIG", str(file))
         backend = KubernetesBackendConfig(config_file=str(file), namespace="posgap")
-        monkeypatch.setattr(stage, "connect", lambda namespace: TrainerClient(backend))
+        monkeypatch.setattr(stage, "connect", lambda: TrainerClient(backend))
         yield cluster
 
 

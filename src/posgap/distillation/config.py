@@ -33,7 +33,6 @@ class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[mis
         description="placement of the gold documents, like 1, or 19+20 for two; several, like 1,20: the model answers "
         "at each of them; empty: the best placement of `sweep`",
     )
-    temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
     keep_incorrect: bool = Field(False, description="keep responses that are not correct, too")
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
 

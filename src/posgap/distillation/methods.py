@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from posgap.distillation.batches import Pair
     from posgap.distillation.objectives import Objective
     from posgap.tasks.prompts import PromptBuilder
+    from posgap.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,14 @@ class Method:
         """Whether this is a method of the stage `distill`."""
         return self.made_by == "distill"
 
+    def require_suited(self, task: "Task") -> None:
+        """Raises `PosgapError` where the method makes answers alike at all placements, and the task's name theirs."""
+        if self.needs_teacher and task.slot_names:
+            raise PosgapError(
+                f"method: {self.name} makes answers alike at all placements, and those of {task.name} name theirs; "
+                "take sft or seqkd"
+            )
+
     def learnt(self, pairs: "list[Pair]", build: "PromptBuilder") -> "list[Pair]":
         """The pairs of example and response to learn, made of those that the stage `teacher` wrote."""
         return pairs
@@ -58,14 +67,6 @@ class R1Parameters(Parameters):
 
 
 class _R1(Method):
-    def learnt(self, pairs: "list[Pair]", build: "PromptBuilder") -> "list[Pair]":
-        if build.task.slot_names:
-            raise PosgapError(
-                f"method: r1 makes answers alike at all placements, and those of {build.task.name} name the placement; "
-                "give --method sft, or seqkd"
-            )
-        return pairs
-
     def objective(self, parameters: Parameters, pairs: "Sequence[Pair]") -> "Objective":
         from posgap.distillation import objectives
         from posgap.distillation.batches import advantageous

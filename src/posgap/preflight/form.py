@@ -11,7 +11,7 @@ from posgap.data.config import ValidateConfig
 from posgap.distillation.config import DistillConfig, TeacherConfig, TrainJobConfig
 from posgap.distillation.methods import METHODS, MITIGATE
 from posgap.foundation.config import Config
-from posgap.foundation.errors import faults, suggestion
+from posgap.foundation.errors import PosgapError, faults, suggestion
 from posgap.foundation.fields import IN_SETTINGS, Role, registered_name, role, settings_of
 from posgap.foundation.files import digest_of
 from posgap.gating.config import GateConfig
@@ -20,6 +20,7 @@ from posgap.mitigating.config import MitigateConfig
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.preflight.config import PoolConfig, PreflightConfig
 from posgap.preflight.training_pool import amount, requests
+from posgap.tasks.registry import TASKS
 
 STAGES: dict[str, type[Config]] = {
     "validate": ValidateConfig,
@@ -207,7 +208,9 @@ def complaints(form: PreflightConfig) -> Iterator[str]:
     try:
         for on_top in (False, True):
             remedies(form.methods, form.inference_backend, on_top)
-    except ValueError as error:
+        for name in candidates(form.methods) if form.task in TASKS.names() else ():
+            METHODS[name].require_suited(TASKS[form.task])
+    except (ValueError, PosgapError) as error:
         yield str(error)
     yield from unknown(said)
     yield from (f"settings: {fault}" for fault in _misfits({n: value for n, value in said.items() if n in OF_RUN}))

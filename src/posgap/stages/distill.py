@@ -132,6 +132,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
 def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     """The examples with the responses to learn, of each example those at one placement, or in all orders of its items
     where these are chosen among."""
+    METHODS[config.method].require_suited(TASKS[config.task])
     responses = read_responses(config.responses)
     if not TASKS[config.task].slot_names:
         responses = at_one_placement(responses, config.seed)

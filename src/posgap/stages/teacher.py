@@ -62,7 +62,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
                 "distil"
             )
 
-    sampling = Sampling.of(build, config.temperature, config.seed)
+    sampling = Sampling.of(build)
     positions = [list(placement.positions) for placement in placements]
     beside = {"model_digest": config.digest("model"), "prompt_digest": build.digest(), "placements": positions}
     what = "teacher responses"
