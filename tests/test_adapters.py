@@ -254,7 +254,7 @@ def test_another_export_of_the_same_run_trains_nothing_again(learnt, tmp_path, m
     ("more", "complaint"),
     [
         ({"lora_rank": 0}, "`lora_export` adapter: all parameters are trained; give a `lora_rank`"),
-        ({"export_dtype": "float32"}, "are of whole models; leave them out"),
+        ({"export_dtype": "float32"}, "`export_dtype` is of whole models; leave it out"),
     ],
 )
 def test_options_that_contradict_an_adapter_are_refused(learnt, more, complaint):

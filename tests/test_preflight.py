@@ -80,7 +80,7 @@ def test_the_form_takes_every_task(form, task, tmp_path):
     )
     for name in ("train", "eval"):
         write_examples(tmp_path / f"{name}.jsonl", [example])
-    methods = "r1" if n_gold == 1 else "r2"
+    methods = "sft" if TASKS[task].slot_names else "r1" if n_gold == 1 else "r2"
     more = {"max_new_tokens": 8} | ({} if n_gold == 1 else {"advantageous": "+".join(map(str, range(1, n_gold + 1)))})
     values = {"task": task, "n_docs": 12, "methods": methods, "settings": settings_text(more)}
     plan = read_plan(preflight(form.model_copy(update=values)))
