@@ -30,7 +30,7 @@ from posgap.demo import tiny_model
 from posgap.foundation.tables import markdown
 from posgap.measurement.statistics import paired_difference
 from posgap.mitigations.curves import Candidate, Curve
-from posgap.mitigations.factor_search import Genetic
+from posgap.scaling.genetic import Genetic
 from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.models.layer_scaling import layer_scaling
 from posgap.scaling.fitness import TeacherForced

@@ -36,7 +36,7 @@ def config(tmp_path, monkeypatch):
     write_jsonl(tmp_path / "log.jsonl", rows)
     return MitigateConfig(
         examples=tmp_path / "log.jsonl", task="rag", n_docs=5, model="m", backend="openai", retries=0,
-        out=tmp_path / "found", budget="1h", search=8, selection=8, methods=["reordering", "fewer", "reversed"],
+        out=tmp_path / "found", budget="1h", methods=["reordering", "fewer", "reversed"],
     )  # fmt: skip
 
 
@@ -46,32 +46,31 @@ def test_gains_are_over_the_retriever_s_order_paired_and_with_code_for_the_appli
         n_prompts = endpoint.seen.total()
     result = read_mitigate(out)
     wrong = len(result.retrieved.moved)
-    accuracy = 100 * (48 - wrong) / 48
-    assert 24 < wrong < 48 and result.retrieved.accuracy == pytest.approx(accuracy)
+    accuracy = 100 * (32 - wrong) / 32
+    assert 16 < wrong < 32 and result.retrieved.accuracy == pytest.approx(accuracy)
     first = result.retrieved.moved[0]
     assert (first.ranks, first.right_at, first.response) == ([2], ["1", "5"], "I do not know")
-    assert result.retrieved.sentences(48)[1].startswith("Position costs answers: the relevant passages at the best")
+    assert result.retrieved.sentences(32)[1].startswith("Position costs answers: the relevant passages at the best")
 
     by_name = {each.name: each for each in result.found}
     for name, won, lost in (("reordering", wrong, 0), ("reversed", 0, 0)):
         over = by_name[name].measured.over_retrieved
-        assert (over.won, over.lost, over.gain) == (won, lost, pytest.approx(100 * won / 48))
+        assert (over.won, over.lost, over.gain) == (won, lost, pytest.approx(100 * won / 32))
         assert over.accuracy == pytest.approx(accuracy + over.gain) and over.gain == by_name[name].measured.gain
     # Half of five passages are three, of which the second is in the middle; of two it is the last.
     assert by_name["fewer"].settings == {"share": 0.25} and by_name["fewer"].measured.over_retrieved.won == wrong
     assert by_name["fewer"].measured.tokens is None  # which nobody counted
     assert not by_name["reversed"].helps and not by_name["reordering"].narrows
 
-    taken = {each.purpose: each for each in result.advice}
-    assert "the smallest gap" not in taken and taken["the highest mean"].name in ("reordering", "fewer")
-    advised = taken["one call that takes no longer"]
-    assert f"over as retrieved, {wrong} questions won and 0 lost; an answer takes one call, as before" in advised.why
-    assert "def reorder(passages)" in advised.code and not advised.command
-    # Trials ask each question once; measurements at five positions too.
-    assert n_prompts == 8 * (1 + 3 + 2 + 1) + 8 * (1 + 2 + 2 + 1) + 48 * 6 * 4
+    assert result.choice in ("reordering", "fewer")
+    taken = by_name[result.choice]
+    assert f"over as retrieved, {wrong} questions won and 0 lost; an answer takes one call, as before" in taken.gains
+    assert "def reorder(passages)" in taken.code and not taken.command
+    # Trials ask each question once; sweeps at five positions too.
+    assert n_prompts == 32 * (1 + 3 + 2 + 1) + 32 * 6 * 4
 
     page = (out / "mitigate.html").read_text()
-    assert "Mitigations of m: task rag, n = 48" in page and "gain over as retrieved, points" in page
+    assert "Mitigations of m: task rag, n = 32" in page and "gain over as retrieved, points" in page
     assert "The change of gap is that of placements chosen on one half of the examples" in page
     assert first.question in page and "def reorder(passages)" in page and page.count("by construction") == 3
     base, reordered = (Evidence(out / "sweeps" / name) for name in ("base", "reordering"))
@@ -82,8 +81,8 @@ def test_gains_are_over_the_retriever_s_order_paired_and_with_code_for_the_appli
 def test_where_position_costs_nothing_that_is_said_and_nothing_is_advised(config):
     with served(Endpoint(answers_none)) as endpoint:
         result = read_mitigate(mitigate(config.model_copy(update={"base_url": endpoint.url})))
-    assert not result.taken and not result.retrieved.moved
-    assert result.retrieved.sentences(48)[1].startswith("No cost of position is certain")
+    assert not result.choice and not result.helping and not result.retrieved.moved
+    assert result.retrieved.sentences(32)[1].startswith("No cost of position is certain")
     assert "nothing is for certain better than as retrieved" in result.headline
 
 

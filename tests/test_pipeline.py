@@ -37,7 +37,6 @@ PARAMETERS = {
     "settings": {
         **{"max_new_tokens": 1, "advantageous": "1", "keep_incorrect": True},
         **{"k": 1, "epochs": 1, "batch_size": 16, "learning_rate": 1e-4},
-        **{"population": 2, "generations": 1, "finalists": 1},
         **{"mean_tolerance": 100, "advantageous_tolerance": 100, "min_mean": 0, "least_examples": 1},
         **{"max_unclean": 100},  # an untrained model writes up to the limit
         "max_unanswered": 100,  # some of its tokens are no text
@@ -124,7 +123,7 @@ def test_what_the_run_page_shows(runs):
     assert read_json(applied / "mitigation.json")["name"] == "lpes"
     config = read_config(applied)  # where all factors are alike, transformers' own linear scaling
     assert CONFIG_KEY in config or config["rope_parameters"]["rope_type"] == "linear"
-    assert "What to take for which purpose" in (runs.first.folder / MITIGATED / "mitigate/page").read_text()
+    assert "What to change" in (runs.first.folder / MITIGATED / "mitigate/page").read_text()
     assert (runs.first.folder / MITIGATED / "gate/rules").read_text().startswith("# Admitted\n")
     assert shown(f"{MITIGATED}/gate")["metrics"]["metadata"]["passed"] == 1
     assert (runs.first.folder / DISTILLED / "compare-2/page").stat().st_size > 1000

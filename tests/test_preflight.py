@@ -174,14 +174,14 @@ def test_scaling_wants_rotary_positions_and_examples_of_the_task(form, tmp_path)
 def test_a_mitigation_on_top_of_what_is_trained_has_settings_of_its_own(form):
     values = {
         "methods": "r1+lpes  then yarn+linear",
-        "settings": settings_text({"finalists": 1, "on_top.finalists": 2}),
+        "settings": settings_text({"budget": "10m", "on_top.budget": "5m"}),
     }
     plan = read_plan(preflight(form.model_copy(update=values)))
     assert plan["candidates"] == ["r1", "mitigate"] and plan["layered"]
     assert plan["settings"]["gate"]["candidates"] == 3  # one more on top of what r1 trains
     base, on_top = plan["settings"]["mitigate"], plan["settings"]["on_top"]
     assert base["methods"] == ["lpes"]
-    assert on_top == base | {"methods": ["yarn", "linear"], "finalists": 2} and base["finalists"] == 1
+    assert on_top == base | {"methods": ["yarn", "linear"], "budget": "5m"} and base["budget"] == "10m"
     recipes = {
         recipe(form.model_copy(update={"methods": methods})) for methods in ("r1", "r1 then lpes", "r1 then yarn")
     }
@@ -190,14 +190,14 @@ def test_a_mitigation_on_top_of_what_is_trained_has_settings_of_its_own(form):
 
 def test_mitigations_are_those_that_the_backend_serves():
     assert remedies("r1+yarn+lpes", "vllm") == ["yarn", "lpes"]
-    assert remedies("mitigate", "vllm") == ["lpes", "linear", "ntk", "yarn"]  # what vLLM and its plugin load
+    assert remedies("mitigate", "vllm") == ["linear", "ntk", "yarn", "lpes"]  # what vLLM and its plugin load
     assert {"ms-poe", *remedies("mitigate", "vllm")} < set(remedies("mitigate", "transformers"))
     assert "permutation" not in remedies("mitigate", "transformers")  # no model folder carries it
-    with pytest.raises(ValueError, match="methods: vllm does not serve ms-poe; it serves lpes, linear, ntk, yarn"):
+    with pytest.raises(ValueError, match="methods: vllm does not serve ms-poe; it serves linear, ntk, yarn, lpes"):
         remedies("r1+ms-poe", "vllm")
     with pytest.raises(ValueError, match="methods: mitigate tries yarn too; name one of them"):
         candidates("mitigate+yarn")
-    with pytest.raises(ValueError, match="methods: vllm does not serve ms-poe; it serves lpes, linear, ntk, yarn"):
+    with pytest.raises(ValueError, match="methods: vllm does not serve ms-poe; it serves linear, ntk, yarn, lpes"):
         remedies("r1 then ms-poe", "vllm", on_top=True)
     assert remedies("r1+lpes then mitigate", "vllm", on_top=True) == remedies("mitigate", "vllm")
 

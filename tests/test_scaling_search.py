@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posgap.mitigations.curves import Curve
-from posgap.mitigations.factor_search import Genetic, search
+from posgap.scaling.genetic import Genetic, search
 
 TARGET = np.array([1.2, 1.8, 1.4])
 CURVE = Curve("free")

@@ -1,7 +1,7 @@
 """Parameters of the comparison of mitigations, and of a mitigation's application to a model."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -41,11 +41,10 @@ _ELSEWHERE = BACKENDS.where(lambda backend: not backend.local)
 
 class MitigateConfig(
     MaxUnanswered,
-    *MITIGATIONS.bases(),  # type: ignore[misc]  # registered choices' parameters
-    *_ELSEWHERE.bases(),  # type: ignore[misc]
+    *_ELSEWHERE.bases(),  # type: ignore[misc]  # registered choices' parameters
     BackendConfig,
 ):
-    """Tries the mitigations that suit a model on some examples, and measures the best of them on others.
+    """Tries the mitigations that suit a model on one half of the examples, and measures the best on the other half.
 
     An endpoint can only have mitigations of prompts.
     """
@@ -66,24 +65,11 @@ class MitigateConfig(
     )
     budget: Duration = Field(
         "30m",
-        description="time to spend, like 90s, 30m or 2h; a slow model is asked fewer examples, so that the best "
-        "mitigation and the best that costs nothing are measured within it",
+        description="time to spend, like 90s, 30m or 2h: half of it to choose settings, half to measure; a slow model "
+        "is asked fewer examples",
     )
     positions: Placements = Field([], description="positions to measure, separated by commas; empty: all")
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
-    search: int = Field(0, ge=0, description="examples on which settings are tried; 0: a quarter of all")
-    selection: int = Field(
-        0, ge=0, description="other examples on which the best settings are tried again; 0: a quarter of all"
-    )
-    finalists: int = Field(
-        4,
-        ge=1,
-        description="number of mitigations to measure on the remaining examples; each that is the best for some "
-        "purpose is among them, even if they are more",
-    )
-    objective: Literal["mean", "worst", "mean_minus_gap"] = Field(
-        "mean", description="what makes settings the best: mean accuracy over positions, the worst, or mean minus gap"
-    )
 
     @model_validator(mode="after")
     def _each_once(self) -> "MitigateConfig":

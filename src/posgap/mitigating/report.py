@@ -2,9 +2,8 @@
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import Field
 
@@ -13,12 +12,21 @@ from posgap.foundation.locations import with_uris
 from posgap.measurement.comparison import Difference
 from posgap.measurement.sweeps import Sweep
 from posgap.mitigating.config import MitigateConfig
-from posgap.mitigating.timing import Cost
-from posgap.mitigations.mitigation import Mitigation
+from posgap.mitigations.mitigation import Mitigation, Settings
 from posgap.mitigations.registry import MITIGATIONS, PROMPT_MITIGATIONS
-from posgap.scaling.fitness import Objective
 
 MITIGATE_FILE, MITIGATE_PAGE = "mitigate.json", "mitigate.html"
+
+
+class Cost(Record):
+    """What an answer takes with a mitigation as a multiple of what it takes without: `prefill` until the first token,
+    and `decode` for each further one, of all the prompts that the answer takes, medians of measurements side by side;
+    `answer` for a prompt and a few tokens together. `memory` at its peak, on a GPU alone."""
+
+    prefill: float
+    decode: float
+    answer: float
+    memory: float | None = None
 
 
 class OverRetrieved(Record):
@@ -76,28 +84,29 @@ class Measured(Record):
 
 class Found(Record):
     """A mitigation by its name and the settings that did best. Gains are in mean accuracy over the model as it is, in
-    points: on the examples on which its settings were tried (`search_gain`, the best of `tried`, so too high), on those
-    on which the best were tried again (`selection_gain`), and in `measured` on held-out examples. `reason` says
-    why it was not tried or not measured; empty where it was. `curve` says on which curve over depth factors of layers
-    lie. `order_free` says that the order of documents makes no difference, so that its gap of 0 is no gain. To have it,
+    points: on the examples on which its settings were tried (`selection_gain`, the best of `tried`, so too high), and
+    in `measured` on held-out examples. `reason` says why it was not tried or not measured; empty where it was.
+    `order_free` says that the order of documents makes no difference, so that its gap of 0 is no gain. To have it,
     there is a `command`, or `code` for the application that asks."""
 
     name: str
     level: str
     source: str
     cost: str
-    price: float = 1.0
     order_free: bool = False
     served_by: list[str]
     settings: dict = Field({})
-    curve: str = ""
     tried: int = 0
-    search_gain: float | None = None
     selection_gain: float | None = None
     measured: Measured | None = None
     reason: str = ""
     command: str = ""
     code: str = ""
+
+    @property
+    def chosen(self) -> Settings:
+        """The settings, as the mitigation takes them."""
+        return MITIGATIONS[self.name].settings(**self.settings)
 
     @property
     def helps(self) -> bool:
@@ -136,17 +145,6 @@ class Found(Record):
         assert self.measured
         by_position = not (self.order_free or self.measured.over_retrieved)
         return self.measured.difference.verdict if by_position else f"{self.name}: {self.gains}."
-
-
-class Advice(Record):
-    """What to take for a purpose: the mitigation's name, empty where none will do, with the reason, and the command or
-    the code."""
-
-    purpose: str
-    name: str
-    why: str
-    command: str
-    code: str = ""
 
 
 class Moved(Record):
@@ -188,15 +186,15 @@ class Retrieved(Record):
 
 
 class Mitigate(Record):
-    """The whole comparison. `examples` are the sizes of the parts, `chosen_by` the contents of those by which settings
+    """The whole comparison. `examples` are the sizes of the halves, `chosen_by` the contents of those by which settings
     were chosen: on them the model is not to be measured with a mitigation. `seconds` of the budget were spent. The
-    backend that asked the model `elsewhere`; empty for a model in memory."""
+    backend that asked the model `elsewhere`; empty for a model in memory. `choice` is the mitigation to take: of those
+    that are better for certain the one that gains most; empty where there is none."""
 
     model: str
     model_digest: str
     task: str
     n_docs: int
-    objective: str
     elsewhere: str = ""
     budget: str
     seconds: float
@@ -207,12 +205,17 @@ class Mitigate(Record):
     base_gap_ci95: tuple[float, float]
     retrieved: Retrieved | None = None
     found: list[Found]
-    advice: list[Advice]
+    choice: str = ""
 
     @property
     def measured(self) -> list[Found]:
         """Those that were measured on the held-out examples, the best on the selection first."""
         return [each for each in self.found if each.measured]
+
+    @property
+    def helping(self) -> list[Found]:
+        """Those that are better for certain, what gains most first."""
+        return helping(self.found)
 
     @property
     def title(self) -> str:
@@ -222,43 +225,23 @@ class Mitigate(Record):
     @property
     def reference(self) -> str:
         """What gains are over."""
-        return _reference(self.retrieved is not None)
+        return "as retrieved" if self.retrieved else "the model as it is"
 
     @property
     def headline(self) -> str:
         """What came of it, in a sentence."""
         measured = ", ".join(each.name for each in self.measured)
-        helping = ", ".join(each.name for each in self.measured if each.helps)
-        if helping:
+        names = ", ".join(each.name for each in self.helping)
+        if names:
             family = f", all {len(self.measured)} taken together" if len(self.measured) > 1 else ""
-            return f"For certain better than {self.reference}, on held-out examples{family}: {helping}."
+            return f"For certain better than {self.reference}, on held-out examples{family}: {names}."
         return f"Of {measured or 'all that were tried'}, nothing is for certain better than {self.reference}."
 
-    @property
-    def taken(self) -> list[Advice]:
-        """The advice that names a mitigation, each mitigation once."""
-        return list({each.name: each for each in reversed(self.advice) if each.name}.values())[::-1]
 
-
-class Purpose(NamedTuple):
-    """What one may want a mitigation for: which ones are for it (`fits`), and by which objective the best of those is
-    picked to be measured. By the gap alone a model that is wrong everywhere would be the best; so it is mean minus
-    gap."""
-
-    name: str
-    fits: Callable[[Found], bool]
-    by: Objective = "mean"
-
-
-# In the order in which the best for each are measured, as long as there is time.
-PURPOSES = (
-    Purpose("the highest mean", lambda found: True),
-    Purpose("one call that takes no longer", lambda found: found.price <= 1),
-    Purpose("the smallest gap", lambda found: not found.order_free, "mean_minus_gap"),
-    Purpose("nothing can be installed where it is served", lambda found: "anything" in found.served_by),
-    Purpose("served by vLLM", lambda found: bool({"vllm", "anything"} & set(found.served_by))),
-    Purpose("an endpoint that only takes prompts", lambda found: "endpoints" in found.served_by),
-)
+def helping(found: Sequence[Found]) -> list[Found]:
+    """Returns those that are better for certain, what gains most first."""
+    better = [each for each in found if each.measured and each.helps]
+    return sorted(better, key=lambda each: -each.measured.gain if each.measured else 0.0)
 
 
 def read_mitigate(path: Path) -> Mitigate:
@@ -273,76 +256,30 @@ def described(mitigation: Mitigation) -> Found:
         level=mitigation.level,
         source=mitigation.source,
         cost=mitigation.cost,
-        price=mitigation.price,
         order_free=mitigation.order_free,
         served_by=list(mitigation.served_by),
     )
 
 
-def command(name: str, settings: dict, config: MitigateConfig) -> str:
+def command(found: Found, config: MitigateConfig) -> str:
     """The command that makes a mitigation's use possible, where there is one: it writes a model folder that has it, or
     where only posgap can ask so, sweeps the model by it."""
-    mitigation, model = MITIGATIONS[name], with_uris(config.model)
-    if mitigation.of_model:
+    name, model = found.name, with_uris(config.model)
+    if MITIGATIONS[name].of_model:
         parts = ["posgap", "apply", "--model", model, "--found", str(config.out), "--mitigation", name]
         return shlex.join([*parts, "--out", f"model-{name}"])
-    if code(name, settings):
+    if code(found):
         return ""
     parts = ["posgap", "sweep", "--model", model, "--task", config.task, "--n-docs", str(config.n_docs)]
-    parts += ["--mitigation", name, "--mitigation-settings", json.dumps(settings)]
+    parts += ["--mitigation", name, "--mitigation-settings", json.dumps(found.settings)]
     return shlex.join([*parts, "--examples", with_uris(str(config.examples)), "--out", f"sweep-{name}"])
 
 
-def code(name: str, settings: dict) -> str:
+def code(found: Found) -> str:
     """What an application does in plain Python; empty where it cannot."""
-    mitigation = MITIGATIONS[name]
-    return "" if mitigation.of_model else PROMPT_MITIGATIONS[name].code(mitigation.settings(**settings))
-
-
-def advice(found: Sequence[Found]) -> list[Advice]:
-    """What to take for which purpose, of those that are for certain better than the model as it is, or than as
-    retrieved. That is one accuracy, so that none is for a smaller gap."""
-    retrieved = any(each.measured and each.measured.over_retrieved for each in found)
-    purposes = [purpose for purpose in PURPOSES if not (retrieved and purpose.by == "mean_minus_gap")]
-    return [_advised(purpose, found) for purpose in purposes]
-
-
-def _advised(purpose: Purpose, found: Sequence[Found]) -> Advice:
-    fitting = [each for each in found if purpose.fits(each)]
-    measured = [each for each in fitting if each.measured]
-    by_gap = purpose.by == "mean_minus_gap"
-    helping = [each for each in measured if (each.narrows if by_gap else each.helps)]
-    if not helping:
-        how = "has for certain a smaller gap, at no certain loss in the mean," if by_gap else "is for certain better"
-        retrieved = any(each.measured and each.measured.over_retrieved for each in measured)
-        why = _why_none(measured or fitting, f"{how} than {_reference(retrieved)}" if measured else "")
-        return Advice(purpose=purpose.name, name="", why=why, command="")
-    best = min(helping, key=_gap) if by_gap else max(helping, key=_gain)
-    return Advice(purpose=purpose.name, name=best.name, why=best.gains, command=best.command, code=best.code)
-
-
-def _reference(retrieved: bool) -> str:
-    """What gains are over."""
-    return "as retrieved" if retrieved else "the model as it is"
-
-
-def _why_none(fitting: Sequence[Found], how: str) -> str:
-    names = ", ".join(each.name for each in fitting)
-    if not fitting:
-        return "none of those to be tried is for it"
-    if not how:
-        return f"{names}: not measured; the reasons stand with all that was tried"
-    return f"of what was measured ({names}) nothing {how}"
-
-
-def _gain(found: Found) -> float:
-    assert found.measured
-    return found.measured.gain
-
-
-def _gap(found: Found) -> float:
-    assert found.measured
-    return found.measured.difference.gap
+    if MITIGATIONS[found.name].of_model:
+        return ""
+    return PROMPT_MITIGATIONS[found.name].code(found.chosen)
 
 
 def labelled(sweep: Sweep) -> str:

@@ -1,4 +1,4 @@
-"""The three parts of the examples: to try settings on, to choose among the best of them, and to measure on."""
+"""The two halves of the examples: to choose settings by, and to measure on."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,31 +7,28 @@ from posgap.foundation.errors import PosgapError
 from posgap.tasks.content import content
 from posgap.tasks.examples import AnyExample
 
-MIN_EXAMPLES = 2  # examples in a part: of one no interval can be told
+MIN_EXAMPLES = 2  # examples in a half: of one no interval can be told
 
 
 class Splits(NamedTuple):
-    """Examples of three kinds, no two of the same content in different parts."""
+    """Examples of two kinds, no two of the same content in different halves."""
 
-    search: Sequence[AnyExample]
     selection: Sequence[AnyExample]
     held_out: Sequence[AnyExample]
 
 
-def split(examples: Sequence[AnyExample], search: int = 0, selection: int = 0) -> Splits:
-    """Splits examples into parts of these sizes, 0 for a quarter of all, and the rest.
+def split(examples: Sequence[AnyExample]) -> Splits:
+    """Splits examples into halves, of an odd number the second one larger.
 
     Who goes where follows from the digest of the examples' contents alone, not from their order or names; of those with
-    the same content one stays. Raises `PosgapError` where a part would have fewer than two.
+    the same content one stays. Raises `PosgapError` where a half would have fewer than two.
     """
     by_content = {content(example): example for example in reversed(examples)}
     ordered = [by_content[name] for name in sorted(by_content)]
-    sizes = [search or len(ordered) // 4, selection or len(ordered) // 4]
-    left = len(ordered) - sum(sizes)
-    if min(*sizes, left) < MIN_EXAMPLES:
+    half = len(ordered) // 2
+    if half < MIN_EXAMPLES:
         raise PosgapError(
-            f"{len(ordered)} different examples: {sizes[0]} to search on, {sizes[1]} to select on and {max(left, 0)} "
-            f"to measure on; each part needs {MIN_EXAMPLES} or more: give more examples, or other "
-            "--search and --selection"
+            f"{len(ordered)} different examples: {half} to choose settings by and {len(ordered) - half} to measure on; "
+            f"each half needs {MIN_EXAMPLES} or more: give more examples"
         )
-    return Splits(ordered[: sizes[0]], ordered[sizes[0] : sum(sizes)], ordered[sum(sizes) :])
+    return Splits(ordered[:half], ordered[half:])

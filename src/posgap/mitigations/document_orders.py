@@ -188,7 +188,6 @@ PERMUTATION = PromptMitigation(
     source="permutation self-consistency: Tang et al. 2024, arXiv 2310.07712, section 2; votes as Wang et al. 2023, "
     "arXiv 2203.11171, since single answers have no ranking to aggregate",
     cost="a prompt and an answer for each order",
-    price=5,
     served_by=_ANYWHERE,
     settings=Orders,
     orders=_shuffled,

@@ -5,13 +5,11 @@ of the same group (arXiv 2503.04355). Those say: a factor for each layer, a gene
 algorithm's tournaments, crossover and mutation, the bounds and the weights of positions are posgap's own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from posgap.foundation.choices import Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
 from posgap.mitigations.rope_scaling import linear_for_all_layers
@@ -22,8 +20,6 @@ from posgap.models.factors import check_factors
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from posgap.mitigations.curves import Candidate
-
 
 class LayerFactors(Settings):
     """`factors [L]`: layer l reads positions divided by factor l."""
@@ -31,16 +27,10 @@ class LayerFactors(Settings):
     factors: list[Annotated[float, Field(gt=0)]]
 
 
-class SearchSize(Parameters):
-    generations: int = Field(6, ge=0, description="lpes: largest number of generations of its genetic search")
-    population: int = Field(8, ge=2, description="lpes: candidates in a generation")
-
-
 def _apply(model: "PreTrainedModel", settings: LayerFactors) -> Undo:
     from posgap.models.layer_scaling import layer_scaling
 
-    if "ms-poe-static" in in_force(model):
-        raise PosgapError(f"{model.name_or_path}: lpes: its heads have factors (ms-poe-static); take those back first")
+    _require_no_head_factors(model)
     check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or "lpes")
     scaling = layer_scaling(model)
     scaling.set(settings.factors)
@@ -51,6 +41,11 @@ def _apply(model: "PreTrainedModel", settings: LayerFactors) -> Undo:
         delattr(model.config, CONFIG_KEY)
 
     return undo
+
+
+def _require_no_head_factors(model: "PreTrainedModel") -> None:
+    if "ms-poe-static" in in_force(model):
+        raise PosgapError(f"{model.name_or_path}: lpes: its heads have factors (ms-poe-static); take those back first")
 
 
 def _ones(config: "PretrainedConfig") -> LayerFactors:
@@ -69,43 +64,13 @@ def _written(config_json: Mapping[str, Any], settings: LayerFactors) -> dict[str
     return {**config_json, CONFIG_KEY: settings.factors}
 
 
-def _tried(tried_on: TriedOn) -> Sequence[LayerFactors]:
-    """Uniform factors; the curves between them are searched for."""
-    n_layers = tried_on.model.config.get_text_config().num_hidden_layers
-    return [LayerFactors(factors=[factor] * n_layers) for factor in (1.25, 1.5, 2.0)]
+def _proposed(tried_on: TriedOn) -> Sequence[LayerFactors]:
+    """Returns the best candidates of a search."""
+    _require_no_head_factors(tried_on.model)
+    return [LayerFactors(factors=list(factors)) for factors in tried_on.search_factors()]
 
 
-@dataclass(frozen=True)
-class _LayerScaling(ModelMitigation):
-    parameters: ClassVar[type[Parameters]] = SearchSize
-    needs_rope: ClassVar[bool] = True
-
-    def search(
-        self, parameters: Any, model: "PreTrainedModel | None", fitness: Callable[[LayerFactors], float], seed: int
-    ) -> None:
-        """Searches Bezier curves as `scale search` does, with another judge of candidates."""
-        from posgap.mitigations.curves import Curve
-        from posgap.mitigations.factor_search import Genetic, search
-
-        def scores(candidates: "Sequence[Candidate]") -> list[float]:
-            return [fitness(LayerFactors(factors=list(factors))) for factors in candidates]
-
-        assert model is not None
-        curve, n_layers = Curve(), model.config.get_text_config().num_hidden_layers
-        strategy = Genetic(curve, n_layers, parameters.population, seed)
-        search(strategy, curve, n_layers, scores, parameters.generations, patience=0)
-
-    def curve(self, settings: LayerFactors) -> str:
-        from posgap.mitigations.curves import Curve
-
-        factors = settings.factors
-        if len(set(factors)) == 1:
-            return "one factor for all layers" if factors[0] != 1 else "factors of 1, which change nothing"
-        curve = Curve()
-        return f"{curve.kind} curve with {curve.n_points(len(factors))} control points, genetic search"
-
-
-LPES = _LayerScaling(
+LPES = ModelMitigation(
     name="lpes",
     help="one RoPE factor per layer on a searched curve over depth",
     level="positions",
@@ -115,6 +80,7 @@ LPES = _LayerScaling(
     settings=LayerFactors,
     apply=_apply,
     neutral=_ones,
-    tried=_tried,
+    tried=_proposed,
     written=_written,
+    needs_rope=True,
 )

@@ -35,9 +35,9 @@ class Mitigation:
     `source` is the paper, with section or equation. `cost` says in a phrase what a served prompt pays for it beside
     the model's own work; "nothing" where that is so. `served_by` are the programs that serve it: "anything" that loads
     the model folder, or some of "transformers" (with posgap), "vllm" (with posgap's plugin), "endpoints" (posgap asks).
-    `price` is about how many times as long an answer takes: the comparison tries the low ones first. `order_free` says
-    that prompts have the same order whatever order is given, but for documents that are equally relevant, so that a gap
-    of 0 is none of its merits.
+    `order_free` says that prompts have the same order whatever order is given, but for documents that are equally
+    relevant, so that a gap of 0 is none of its merits. A form that names one that `needs_rope` is refused for a model
+    without, before a run.
     """
 
     name: str
@@ -47,21 +47,10 @@ class Mitigation:
     cost: str
     served_by: tuple[str, ...]
     settings: type[Settings]
-    price: float = field(default=1.0, kw_only=True)
     order_free: bool = field(default=False, kw_only=True)
-    parameters: ClassVar[type[Parameters]] = Parameters  # of its search; settings themselves are given as JSON
+    needs_rope: bool = field(default=False, kw_only=True)
+    parameters: ClassVar[type[Parameters]] = Parameters  # none: settings are given as JSON
     of_model: ClassVar[bool] = False
-    needs_rope: ClassVar[bool] = False  # and so a form that names it is refused for other models before a run
-
-    def search(
-        self, parameters: Any, model: "PreTrainedModel | None", fitness: Callable[[Any], float], seed: int
-    ) -> None:
-        """Looks for more settings than those that it has tried, by the `fitness` of each in points, which raises what
-        ends the search where time is over. Without a search of its own it looks for none."""
-
-    def curve(self, settings: Any) -> str:
-        """On what curve over depth its settings lie, in words; empty for settings without such."""
-        return ""
 
 
 @dataclass(frozen=True)
@@ -104,10 +93,15 @@ class PromptMitigation(Mitigation):
 
 @dataclass(frozen=True)
 class TriedOn:
-    """A model, and prompts as token ids on which a mitigation may measure it before it proposes settings."""
+    """A model, and prompts as token ids on which a mitigation may measure it before it proposes settings.
+
+    `search_factors()` searches for RoPE factors, one per layer, as `posgap scale search` does, and returns its best
+    candidates, the best first.
+    """
 
     model: "PreTrainedModel"
     prompts: Sequence[Sequence[int]]
+    search_factors: Callable[[], Sequence[Sequence[float]]] = lambda: []
 
 
 @dataclass(frozen=True)

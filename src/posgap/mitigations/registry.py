@@ -14,7 +14,6 @@ from posgap.mitigations.rope_scaling import LINEAR, NTK, YARN
 MITIGATIONS: Choices[Mitigation] = Choices(
     "mitigation",
     "posgap.mitigations",
-    LPES,
     MS_POE,
     MS_POE_STATIC,
     LINEAR,
@@ -24,6 +23,7 @@ MITIGATIONS: Choices[Mitigation] = Choices(
     REORDERING,
     FEWER,
     PERMUTATION,
+    LPES,  # last: in this order `mitigate` tries them, and a search takes what time is left
 )
 PROMPT_MITIGATIONS = cast(  # all that a sweep can ask by
     "Choices[PromptMitigation]", MITIGATIONS.where(lambda mitigation: not mitigation.of_model)

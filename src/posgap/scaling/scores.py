@@ -1,6 +1,7 @@
 """Scores of candidates, kept so that none is evaluated twice, even across interruptions of the search."""
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -38,21 +39,33 @@ class Scores:
         identity: str = "",
     ):
         self.evaluator, self.fitness, self.state, self.identity = evaluator, fitness, state, identity
+        self.is_over: Callable[[], bool] | None = None  # asked before each candidate but the first two
         self.right: dict[Candidate, list[int]] = {}  # right answers [P] of each candidate, among all examples
         if state is not None and state.exists():
             self._load(state)
 
     def __call__(self, candidates: Sequence[Candidate]) -> list[float]:
-        """The fitness of each candidate, in their order."""
-        if new := [candidate for candidate in dict.fromkeys(candidates) if candidate not in self.right]:
-            correct = self.evaluator.correct(new)
-            self.right |= {candidate: right.tolist() for candidate, right in zip(new, correct.sum(axis=1))}
-            self._keep()
-        return [self.fitness(self.accuracy(candidate)) for candidate in candidates]
+        """Returns the fitness of each candidate, in their order; where time is over, of the first ones alone."""
+        new = [candidate for candidate in dict.fromkeys(candidates) if candidate not in self.right]
+        if self.is_over is None:
+            self._evaluate(new)
+        else:
+            for candidate in new:
+                if len(self.right) > 1 and self.is_over():
+                    break
+                self._evaluate([candidate])
+        scored = takewhile(lambda candidate: candidate in self.right, candidates)
+        return [self.fitness(self.accuracy(candidate)) for candidate in scored]
 
     def accuracy(self, candidate: Candidate) -> np.ndarray:
         """Accuracy [P] in points over the examples."""
         return 100 * np.array(self.right[candidate]) / len(self.evaluator.questions)
+
+    def _evaluate(self, candidates: Sequence[Candidate]) -> None:
+        if candidates:
+            correct = self.evaluator.correct(candidates)
+            self.right |= {candidate: right.tolist() for candidate, right in zip(candidates, correct.sum(axis=1))}
+            self._keep()
 
     def _keep(self) -> None:
         if self.state is not None:

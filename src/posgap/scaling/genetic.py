@@ -91,7 +91,8 @@ def search(
 ) -> Best:
     """Runs `generations` of `strategy`, and stops early after `patience` of them without improvement (0: never).
 
-    `score` returns the fitness of each candidate. Of equally good ones the first stays the best.
+    `score` returns the fitness of each candidate, or where time is over, of the first ones alone, which ends the
+    search. Of equally good candidates the first stays the best.
     """
     best, since = Best(np.empty(0), (), -np.inf), 0
     reached: dict[Candidate, tuple[float, np.ndarray]] = {}
@@ -99,12 +100,15 @@ def search(
         proposed = strategy.ask()
         factors = [curve.factors(points, n_layers) for points in proposed]
         scores = score(factors)
-        strategy.tell(proposed, scores)
         since += 1
         for points, candidate, fitness in zip(proposed, factors, scores):
             reached.setdefault(candidate, (fitness, points))
             if fitness > best.fitness:
                 best, since = Best(points, candidate, fitness, best.history), 0
+        if len(scores) < len(proposed):
+            log.info("stopped: time is over, in generation %d", generation)
+            break
+        strategy.tell(proposed, scores)
         row = {
             "generation": generation,
             "best": best.fitness,

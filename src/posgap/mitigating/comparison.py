@@ -1,0 +1,261 @@
+"""A comparison under way: the model as it is and under mitigations answers both halves of the examples, and all answers
+are kept beside the output as they come, so that who was interrupted goes on."""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, digest_of, read_model, work_folder, write_json
+from posgap.foundation.interruption import RESUMES
+from posgap.generation.served import MUST_STAY, Changed, Served
+from posgap.measurement.config import SweepConfig
+from posgap.measurement.explored import explored_sweep
+from posgap.measurement.sweep_folder import write_sweep
+from posgap.measurement.sweeping import Answered, answered, figures, prompt_digest
+from posgap.measurement.sweeps import Evidence
+from posgap.measurement.thinking import LOOK, FirstThoughts
+from posgap.mitigating.budget import FILLED, Clock, fit_examples
+from posgap.mitigating.compared_model import BASE, ComparedModel
+from posgap.mitigating.config import MitigateConfig
+from posgap.mitigating.report import Found, labelled
+from posgap.mitigating.splits import MIN_EXAMPLES, Splits
+from posgap.mitigations.mitigation import Settings
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.models.factors import config_factors
+from posgap.storage.lineage import training_examples
+from posgap.tasks.content import contents
+from posgap.tasks.reading import write_examples
+
+log = logging.getLogger(__name__)
+# What has no effect on answers: how many are asked for, and what of endpoints `deciding` leaves out.
+_WITHOUT_EFFECT = {"budget", "methods", *(MitigateConfig.parameters().keys() - {*MitigateConfig.deciding()})}
+_OWN = {"out", "force", "examples", "limit", "label"}  # fields of a sweep that are not those of the comparison
+
+
+class Trial(Record):
+    """Settings of a mitigation, or the model as it is, and their mean accuracy in points on the selection half."""
+
+    name: str
+    settings: dict
+    mean: float
+    seconds: float
+
+
+class _State(Record):
+    """What is kept beside the answers: the time spent, when each trial began, the trials that are over, of each half
+    the number of examples for which there is time, and what an endpoint says of itself."""
+
+    identity: str
+    seconds: float = 0.0
+    began: dict[str, float] = Field({})
+    trials: dict[str, Trial] = Field({})
+    sizes: dict[str, int] = Field({})
+    served: Served = Served()
+
+
+class Comparison:
+    """The comparison of a model's mitigations within the time of a clock. `splits` are the examples for which there is
+    time."""
+
+    def __init__(self, model: ComparedModel, splits: Splits, clock: Clock, model_digest: str):
+        self.model, self.all, self.splits, self.clock, self.model_digest = model, splits, splits, clock, model_digest
+        self.folder = work_folder(model.config.out)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for half, examples in splits._asdict().items():
+            write_examples(self._file(half), examples)
+        self._state_file = self.folder / "tried.json"
+        self.state = _State(identity=self._identify())
+        self._resume()
+
+    def try_base(self, until: float) -> Trial:
+        """Tries the model as it is, on as many of the selection's examples as it reaches before `until`; the others are
+        left out."""
+        if self.has_tried(BASE):
+            return self.try_settings(BASE)
+        size, asked = self.state.sizes.get("selection", MIN_EXAMPLES), 0
+        began = self.state.began.setdefault(_key(BASE, None), self.clock.spent)
+        while asked < size:
+            self._take("selection", size)
+            answers, _ = self._answer("selection", BASE, None)
+            spent, asked = self.clock.spent, size
+            size = fit_examples(asked, len(self.all.selection), (spent - began) / asked, until - spent)
+        if asked < len(self.all.selection):
+            log.warning(
+                "settings are chosen by %d of %d examples: the budget allows no more", asked, len(self.all.selection)
+            )
+        return self._note(BASE, None, answers)
+
+    def try_settings(self, name: str, settings: Settings | None = None) -> Trial:
+        """Returns the trial of a mitigation's settings, or of the model as it is, on the selection's examples."""
+        key = _key(name, settings)
+        if key not in self.state.trials:
+            self.state.began.setdefault(key, self.clock.spent)
+            answers, _ = self._answer("selection", name, settings)
+            self._note(name, settings, answers)
+        return self.state.trials[key]
+
+    def _note(self, name: str, settings: Settings | None, answers: Answered) -> Trial:
+        """Returns the trial that these answers are, which is kept."""
+        key, scores = _key(name, settings), [row["correct"] for row in answers.predictions]
+        seconds = self.clock.spent - self.state.began[key]
+        trial = Trial(name=name, settings=_plain(settings), mean=100 * float(np.mean(scores)), seconds=seconds)
+        self.state.trials[key] = trial
+        self.keep()
+        return trial
+
+    def has_tried(self, name: str, settings: Settings | None = None) -> bool:
+        """Returns whether these settings of a mitigation, or without any given, some of its settings, were tried."""
+        if settings:
+            return _key(name, settings) in self.state.trials
+        return any(trial.name == name for trial in self.state.trials.values())
+
+    def seconds_to_try(self, name: str, settings: Settings) -> float:
+        """Returns the seconds that a trial will take, by what it took the model as it is."""
+        return self.try_settings(BASE).seconds * self.model.count_calls(name, settings, self.splits.selection[0])
+
+    def seconds_to_sweep(self, name: str, settings: Settings | None = None) -> float:
+        """Returns the seconds that the sweep of a held-out example will take, by what the trial took."""
+        each = self.try_settings(name, settings).seconds / len(self.splits.selection)
+        return each * self.model.sweeps_per_trial
+
+    def fit_held_out(self, finalists: Sequence[Found]) -> None:
+        """Leaves the held-out examples out for which there is no time to ask the model as it is, and all finalists."""
+        if "held_out" in self.state.sizes:
+            return
+        n, left = len(self.all.held_out), FILLED * self.clock.left
+        each = self.seconds_to_sweep(BASE) + sum(self.seconds_to_sweep(one.name, one.chosen) for one in finalists)
+        size = min(n, max(MIN_EXAMPLES, int(left / each))) if each else n
+        self._take("held_out", size)
+        if size < n:
+            log.warning(
+                "%d of %d held-out examples are measured: all would take about %.0f s, and %.0f s are left; give a "
+                "longer --budget for more",
+                *(size, n, each * n, self.clock.left),
+            )
+
+    def sweep(self, name: str, settings: Settings | None, out: Path) -> Evidence:
+        """Sweeps the held-out examples under a mitigation, or with the model as it is, into the folder `out`."""
+        examples, model = self.splits.held_out, self.model
+        config, digests = self._sweep_config("held_out", name, settings), self._digests(name, settings)
+        asked, factors = self._answer("held_out", name, settings)
+        sweep = figures(config, examples, model.build, model.placements, digests, asked, name, factors)
+        out.mkdir(parents=True)
+        seen = set(contents(self.splits.selection)) if settings else set()
+        explored = explored_sweep(sweep, asked.predictions, examples)
+        write_sweep(sweep, asked.predictions, training_examples(config.model) | seen, out, explored)
+        log.info("%s, held-out examples: %s", name, labelled(sweep))
+        return Evidence(out, sweep, asked.predictions)
+
+    def keep(self) -> None:
+        """Writes down what was tried, and the time spent."""
+        state = self.state.model_copy(update={"seconds": self.clock.spent})
+        write_json(self._state_file, state.model_dump(mode="json"))
+
+    def _identify(self) -> str:
+        """Returns a digest of all that decides the answers."""
+        config, build = self.model.config, self.model.build
+        settings = {name: value for name, value in config.chosen().items() if name not in _WITHOUT_EFFECT}
+        asked = [config.metric or build.task.metric, [at.name for at in self.model.tried_at]]
+        return digest_of([settings, self.model_digest, build.digest(), *asked, *map(contents, self.all)])
+
+    def _resume(self) -> None:
+        if not self._state_file.exists():
+            return
+        state = read_model(_State, self._state_file, self._state_file.name)
+        if state.identity == self.state.identity:
+            self.state = state
+            self.clock.add(state.seconds)
+            for half, size in state.sizes.items():
+                self._take(half, size)
+
+    def _file(self, half: str) -> Path:
+        return self.folder / f"{half}.jsonl"
+
+    def _take(self, half: str, size: int) -> None:
+        """Takes the first examples of a half, and leaves the others out."""
+        self.state.sizes[half] = size
+        self.splits = self.splits._replace(**{half: getattr(self.all, half)[:size]})
+        self.keep()
+
+    def _answer(self, half: str, name: str, settings: Settings | None) -> tuple[Answered, Sequence | None]:
+        """Returns the answers to a half of the examples under a mitigation, or of the model as it is, and the RoPE
+        factors that are then in force."""
+        config, model, examples = self._sweep_config(half, name, settings), self.model, getattr(self.splits, half)
+        placements = model.tried_at if half == "selection" else model.placements
+        # Where nobody has decided on a model's thoughts, its first answers must not end within them.
+        are_first = half == "selection" and name == BASE and len(examples) * len(placements) >= LOOK
+        may_be_endless = not are_first or FirstThoughts.of(config, LOOK).is_over
+        try:
+            with model.under(name, settings) as generator:
+                asked = answered(
+                    config, examples, model.build, placements, self._digests(name, settings), generator,
+                    may_be_endless,
+                )  # fmt: skip
+                factors = config_factors(model.in_memory.config) if model.in_memory else None
+        finally:
+            self.keep()
+        if asked.served:
+            self._require_same(asked.served)
+            self._require_answers(name, half, asked)
+        return asked, factors
+
+    def _sweep_config(self, half: str, name: str, settings: Settings | None) -> SweepConfig:
+        """Returns the config of a sweep of a half of the examples, whose answers are kept in a folder of its own."""
+        config, shared = self.model.config, MitigateConfig.model_fields.keys() & SweepConfig.model_fields.keys()
+        changes: dict[str, Any] = {field: getattr(config, field) for field in shared - _OWN}
+        if self.model.as_retrieved and half == "held_out":
+            changes["baselines"] = [self.model.as_retrieved.name]
+        if settings and not MITIGATIONS[name].of_model:
+            changes |= {"mitigation": name, "mitigation_settings": _plain(settings)}
+        out = self.folder / half / name
+        return SweepConfig(**changes | {"processes": 1}, examples=self._file(half), label=name, out=out)
+
+    def _digests(self, name: str, settings: Settings | None) -> dict[str, str]:
+        """Returns the digests of model and prompts. Under a mitigation of models it is another model than the one in
+        the folder."""
+        digest = self.model_digest
+        if settings and MITIGATIONS[name].of_model:
+            digest = digest_of([digest, name, _plain(settings)])
+        mitigated = self.model.mitigated(name, settings)
+        return {"model_digest": digest, "prompt_digest": prompt_digest(self.model.build, mitigated)}
+
+    def _require_answers(self, name: str, half: str, asked: Answered) -> None:
+        """Raises `PosgapError` where an endpoint left more unanswered at a placement than may be: as wrong answers they
+        would count for or against a mitigation."""
+        most = self.model.config.max_unanswered  # type: ignore[attr-defined]  # a registered rule's parameter
+        unanswered = Counter(str(row["placement"]) for row in asked.predictions if "outcome" in row)
+        n, worst = len(getattr(self.splits, half)), max(unanswered.values(), default=0)
+        if 100 * worst > most * n:
+            raise PosgapError(
+                f"{self.model.config.model}: {name}: {worst} of {n} questions at a placement are not answered, most "
+                f"often: {asked.most_frequent_reason}; no more than {most:g} % may be (--max-unanswered). What was "
+                f"answered is kept: {RESUMES}"
+            )
+
+    def _require_same(self, now: Served) -> None:
+        """Raises `Changed` where an endpoint says that it is another than it said before."""
+        config, before = self.model.config, self.state.served
+        for name in MUST_STAY[config.identity]:  # type: ignore[attr-defined]  # a registered backend's parameter
+            others = set(now.said(name)).difference(before.said(name))
+            if before.said(name) and others:
+                raise Changed(
+                    f"{config.model}: is no longer what it was: its {name} was {before.said(name)[-1]}, and is "
+                    f"{min(others)} now",
+                    "model" if name == "fingerprint" else "any",
+                )
+        self.state = self.state.model_copy(update={"served": now})
+
+
+def _key(name: str, settings: Settings | None) -> str:
+    return f"{name} {json.dumps(_plain(settings), sort_keys=True)}"
+
+
+def _plain(settings: Settings | None) -> dict:
+    return settings.model_dump(mode="json") if settings else {}

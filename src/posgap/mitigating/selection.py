@@ -1,0 +1,126 @@
+"""The choice of settings: each mitigation's are tried on the selection's examples, and the best of each are kept."""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest_of
+from posgap.mitigating.budget import SEARCHING, TRIALS
+from posgap.mitigating.comparison import Comparison, Trial
+from posgap.mitigating.config import MitigateConfig
+from posgap.mitigating.report import Found, described
+from posgap.mitigations.curves import Candidate
+from posgap.mitigations.mitigation import Mitigation, ModelMitigation, PromptMitigation, Settings, TriedOn
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.scaling.config import ScaleSearchConfig
+from posgap.scaling.search import FactorSearch
+from posgap.tasks.prompts import PromptBuilder
+
+log = logging.getLogger(__name__)
+FINALISTS = 4  # mitigations that are measured
+_OF_EACH_KIND = 2  # of them the best of prompts, and the best of models
+_PROMPTS = 4  # on which a mitigation may measure the model before it proposes settings
+
+
+def choose_settings(mitigations: Sequence[Mitigation], comparison: Comparison) -> list[Found]:
+    """Returns what was found of every mitigation: each tries settings in an equal share of the time that is left for
+    choosing, the first of all in any case.
+
+    Raises `PosgapError` where the model can have none of them.
+    """
+    possible = [mitigation for mitigation in mitigations if not comparison.model.why_not(mitigation)]
+    base = comparison.try_base(comparison.clock.share(1 + TRIALS * len(possible)))
+    n = len(comparison.splits.selection)
+    log.info("base: mean %.1f on %d examples in %.1f s", base.mean, n, base.seconds)
+    found = list[Found]()
+    for number, mitigation in enumerate(mitigations):
+        until = comparison.clock.share(len(mitigations) - number)
+        found.append(_choose(mitigation, comparison, base, until, is_first=not any(each.tried for each in found)))
+    if not any(each.tried for each in found):
+        reasons = "; ".join(f"{each.name}: {each.reason}" for each in found)
+        raise PosgapError(f"{comparison.model.config.model}: can have none of the mitigations: {reasons}")
+    return found
+
+
+def pick_finalists(found: Sequence[Found]) -> list[Found]:
+    """Returns the mitigations to measure, the best on the selection first: the best of prompts and of models, and then
+    the next best."""
+    ranked = sorted((each for each in found if each.tried), key=lambda each: -(each.selection_gain or 0.0))
+    of_models = [each for each in ranked if MITIGATIONS[each.name].of_model]
+    of_prompts = [each for each in ranked if not MITIGATIONS[each.name].of_model]
+    best = [*of_models[:_OF_EACH_KIND], *of_prompts[:_OF_EACH_KIND]]
+    others = [each for each in ranked if each not in best]
+    picked = [*best, *others][:FINALISTS]
+    return [each for each in ranked if each in picked]
+
+
+def _choose(mitigation: Mitigation, comparison: Comparison, base: Trial, until: float, is_first: bool) -> Found:
+    """Returns the best settings of a mitigation, or why there are none."""
+    about, reason = described(mitigation), comparison.model.why_not(mitigation)
+    if reason:
+        return about.model_copy(update={"reason": reason})
+    try:
+        tried = _try_settings(mitigation, comparison, until, is_first)
+    except PosgapError as refused:
+        if comparison.model.elsewhere is not None:
+            raise  # An endpoint that gives no answers says nothing of the mitigation.
+        log.info("%s: left out: %s", mitigation.name, refused)
+        return about.model_copy(update={"reason": str(refused)})
+    if not tried:
+        return about.model_copy(update={"reason": "the budget was over before it was tried"})
+    best = max(tried, key=lambda trial: trial.mean)
+    gain = best.mean - base.mean
+    log.info("%s: %d settings tried, the best %+.1f in the mean", mitigation.name, len(tried), gain)
+    return about.model_copy(update={"settings": best.settings, "tried": len(tried), "selection_gain": round(gain, 3)})
+
+
+def _try_settings(mitigation: Mitigation, comparison: Comparison, until: float, is_first: bool) -> list[Trial]:
+    """Tries the settings of a mitigation that fit into its time, which ends at `until`; the first setting of the first
+    mitigation in any case."""
+    clock, tried, name = comparison.clock, list[Trial](), mitigation.name
+    if not is_first and clock.spent >= until and not comparison.has_tried(name):
+        return tried
+    for settings in _propose(mitigation, comparison, until):
+        seconds = tried[-1].seconds if tried else comparison.seconds_to_try(name, settings)
+        end = until if tried else clock.choosing_ends
+        is_late = clock.spent + seconds > end and (tried or not is_first)
+        if is_late and not comparison.has_tried(name, settings):
+            break
+        tried.append(comparison.try_settings(name, settings))
+    return tried
+
+
+def _propose(mitigation: Mitigation, comparison: Comparison, until: float) -> Sequence[Settings]:
+    """Returns the settings of a mitigation to try."""
+    if isinstance(mitigation, PromptMitigation):
+        return mitigation.tried()
+    model, build = comparison.model, cast(PromptBuilder, comparison.model.build)
+    assert model.in_memory is not None
+    prompts = [build(example, model.middle) for example in comparison.splits.selection[:_PROMPTS]]
+    tried_on = TriedOn(model.in_memory, prompts, search_factors=partial(_search_factors, comparison, until))
+    return cast(ModelMitigation, mitigation).tried(tried_on)
+
+
+def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:
+    """Searches RoPE factors on the selection's examples as `scale search` does by default, all placements counting
+    alike, and returns the best but those that change nothing. It leaves time to try them."""
+    model, config, clock = comparison.model, comparison.model.config, comparison.clock
+    load, n = model.in_memory, len(model.tried_at)
+    assert load is not None
+    shared = ScaleSearchConfig.model_fields.keys() & MitigateConfig.model_fields.keys()
+    search = FactorSearch(
+        ScaleSearchConfig(**{name: getattr(config, name) for name in shared}),
+        cast(PromptBuilder, model.build),
+        comparison.splits.selection,
+        model.tried_at,
+        np.full(n, 1 / n),
+        lambda: load,
+    )
+    end = clock.spent + SEARCHING * (until - clock.spent)
+    identity = digest_of([comparison.state.identity, len(comparison.splits.selection)])
+    found = search.run(comparison.folder, identity, is_over=lambda: clock.spent > end)
+    return [factors for factors in found.finalists if factors != search.ones]

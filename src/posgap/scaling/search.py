@@ -1,0 +1,227 @@
+"""The search of RoPE factors, one per layer: all of `scale search`, and what finds the settings of LPES in `mitigate`.
+
+Right answers are forced upon the model where that shows what it would generate, which takes one forward pass, and its
+answers are generated elsewhere.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest_of
+from posgap.generation.generator import Sampling
+from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.probe import target_of
+from posgap.mitigations.curve_kinds import CURVES
+from posgap.mitigations.curves import Candidate, Curve
+from posgap.models.layer_scaling import layer_scaling
+from posgap.models.loading import load_config
+from posgap.models.rope_lengths import RopeLengths
+from posgap.scaling.config import ScaleSearchConfig
+from posgap.scaling.fitness import Evaluator, Generated, TeacherForced, fitness
+from posgap.scaling.forcing import few, tried
+from posgap.scaling.genetic import Genetic, search
+from posgap.scaling.questions import Question, ask, one_right_response, unlike_generation
+from posgap.scaling.scaling_file import MAX_UNLIKE, Forced, Spoken
+from posgap.scaling.scores import Scores
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import PromptBuilder
+
+log = logging.getLogger(__name__)
+STATES = ("search.json", "generated.json")  # scores of the search, and of a second one by generation
+
+
+@dataclass
+class FoundFactors:
+    """What a search found: the best `factors`, and `finalists`, its best candidates with their control points, the
+    best first; none where time was over before one was scored. `scores` has the accuracy of each."""
+
+    curve: Curve
+    scores: Scores
+    factors: Candidate
+    finalists: Mapping[Candidate, np.ndarray]
+    history: list[dict[str, float]]
+    forward_passes: int
+    forced: Forced | None = None
+    generated: Spoken | None = None
+
+
+class FactorSearch:
+    """Searches RoPE factors, one per layer, under which a model answers examples best.
+
+    `config` says how candidates vary and are judged; `weights [P]` are those of the placements. `aside` are examples
+    that the search is kept from, on which its factors are judged. The model is loaded when it is first needed.
+
+    Raises `PosgapError` where answers are to be forced upon the model, and cannot be.
+    """
+
+    def __init__(
+        self,
+        config: ScaleSearchConfig,
+        build: PromptBuilder,
+        examples: Sequence[AnyExample],
+        placements: Sequence[Placement],
+        weights: np.ndarray,
+        load: Callable[[], PreTrainedModel],
+        aside: Sequence[AnyExample] = (),
+    ):
+        self.config, self.build, self.placements, self.load = config, build, placements, load
+        self.metric = config.metric or build.task.metric
+        self.score = partial(build.task.score, metric=self.metric)
+        self.fitness = partial(fitness, weights=weights, objective=config.objective)
+        given = [*examples, *aside]
+        may_force = config.evaluation == "auto" and one_right_response(build, given, self.metric)
+        self.forces = may_force or config.evaluation == "teacher_forced"
+        questions = self._ask(given)
+        if self.forces and (reason := unlike_generation(RopeLengths.of(load_config(config.model)), questions)):
+            if config.evaluation == "teacher_forced":
+                raise PosgapError(f"{config.model}: {reason}; take `evaluation` generation")
+            log.info("%s: %s; answers are generated", config.model, reason)
+            self.forces = False
+            questions = self._ask(given)
+        self.questions, self.others = questions[: len(examples)], questions[len(examples) :]
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The model, which is loaded now."""
+        return self.load()
+
+    @cached_property
+    def ones(self) -> Candidate:
+        """The candidate that changes nothing."""
+        return (1.0,) * layer_scaling(self.model).n_layers
+
+    @property
+    def loses_ties(self) -> bool:
+        """Whether forcing loses right answers to ties, as it does in 16 bits: then the best candidates are to be judged
+        by what they generate."""
+        return self.forces and self.model.dtype.itemsize == 2
+
+    def run(
+        self,
+        folder: Path,
+        identity: str,
+        on_generation: Callable[[dict[str, float]], None] = lambda row: None,
+        is_over: Callable[[], bool] | None = None,
+    ) -> FoundFactors:
+        """Searches, and leaves the model's factors as they were. Scores are kept in `folder` under that identity; the
+        search ends before the candidate at which `is_over`.
+
+        Raises `PosgapError` where the model answers nothing, with the factors found or without.
+        """
+        scaling = layer_scaling(self.model)
+        with scaling.rows(scaling.factors):
+            if self.config.evaluation != "generation":
+                self._look_at_answers()
+            found = self._search(folder / STATES[0], identity, on_generation, is_over)
+            if self.forces and found.finalists:
+                found.forced = self._compare_with_generation(list(found.finalists))
+                if found.forced.unlike and not self.loses_ties and self._may_generate():
+                    first, self.forces = found, False
+                    found = self._search(folder / STATES[1], identity, on_generation, is_over)
+                    found.forced = first.forced
+                    found.forward_passes += first.forward_passes
+        self._require_answers(found)
+        return found
+
+    def choose_as_generated(self, found: FoundFactors) -> None:
+        """Takes of the finalists the one that generates the best answers."""
+        right = self._generated(self.questions).correct([self.ones, *found.finalists])
+        unscaled, *accuracies = 100 * right.mean(axis=1)
+        reached = [self.fitness(accuracy) for accuracy in accuracies]
+        first = int(np.argmax(reached))
+        found.factors = list(found.finalists)[first]
+        found.generated = Spoken(
+            fitness=reached[first],
+            accuracy=accuracies[first].tolist(),
+            unscaled_fitness=self.fitness(unscaled),
+            unscaled_accuracy=unscaled.tolist(),
+        )
+        log.info(
+            "as generated, which in 16 bits ties do not lower: fitness %.2f, unscaled %.2f",
+            reached[first], self.fitness(unscaled),
+        )  # fmt: skip
+
+    def judge_aside(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        """Returns which questions of the examples kept aside each candidate answers rightly: `[C, E, P]`."""
+        evaluator = self._forced if self.forces and not self.loses_ties else self._generated
+        return evaluator(self.others).correct(candidates)
+
+    def _ask(self, examples: Sequence[AnyExample]) -> list[list[Question]]:
+        return ask(self.build, examples, self.placements, self.metric, self.forces)
+
+    def _forced(self, questions: Sequence[Sequence[Question]]) -> Evaluator:
+        return TeacherForced(self.model, questions, self.build.tokenizer.pad_token_id, self.config.batch_tokens)
+
+    def _generated(self, questions: Sequence[Sequence[Question]]) -> Evaluator:
+        sampling = Sampling.of(self.build)
+        return Generated(self.model, self.build.tokenizer, questions, self.score, sampling, self.config.batch_tokens)
+
+    def _look_at_answers(self) -> None:
+        """Has the model answer a few questions by itself, and gives forcing up where that misses its answers."""
+        generator = TransformersGenerator(self.model, self.build.tokenizer, self.config.batch_tokens)
+        said = tried(generator, self.questions, self.score, Sampling.of(self.build), target_of(self.build))
+        if not self.forces or not said.hindrance:
+            return
+        if self.config.evaluation == "teacher_forced":
+            log.warning(
+                "the model %s: teacher forcing misses such answers; take `evaluation` generation", said.hindrance
+            )
+            return
+        log.info(
+            "the model %s: its responses are generated, since teacher forcing misses such answers", said.hindrance
+        )
+        self.forces = False
+
+    def _search(
+        self,
+        state: Path,
+        identity: str,
+        on_generation: Callable[[dict[str, float]], None],
+        is_over: Callable[[], bool] | None,
+    ) -> FoundFactors:
+        config, n_layers = self.config, len(self.ones)
+        evaluator = (self._forced if self.forces else self._generated)(self.questions)
+        scores = Scores(evaluator, self.fitness, state, digest_of([identity, self.forces]))
+        scores([self.ones])
+        if not scores.accuracy(self.ones).any():
+            log.warning("%s; the search fails unless some factors change that", self._silence)
+        scores.is_over = is_over
+        parameters = CURVES[config.curve].parameters.of(config).model_dump()
+        curve = Curve(config.curve, parameters, config.low, config.high)
+        strategy = Genetic(curve, n_layers, config.population, config.seed, **config.genetic)
+        best = search(strategy, curve, n_layers, scores, config.generations, config.patience, on_generation)
+        return FoundFactors(curve, scores, best.factors, best.finalists, best.history, evaluator.forward_passes)
+
+    def _compare_with_generation(self, finalists: Sequence[Candidate]) -> Forced:
+        """Compares what forcing says of the finalists with what they generate, at a few questions."""
+        some = few(self.questions)
+        compared = Forced.of(self._forced(some).correct(finalists), self._generated(some).correct(finalists))
+        log.info("%s", compared.told)
+        return compared
+
+    def _may_generate(self) -> bool:
+        """Says what becomes of a search that forcing misjudged, and returns whether it begins again, by generation."""
+        if self.config.evaluation == "teacher_forced":
+            log.warning("teacher forcing misjudges the best candidates; take `evaluation` generation")
+            return False
+        log.info("that is more than %g %%: the search begins again, by generation", 100 * MAX_UNLIKE)
+        return True
+
+    def _require_answers(self, found: FoundFactors) -> None:
+        candidates = [self.ones, found.factors] if found.finalists else [self.ones]
+        if not any(found.scores.accuracy(candidate).any() for candidate in candidates):
+            raise PosgapError(f"{self._silence}, scaled or unscaled")
+
+    @property
+    def _silence(self) -> str:
+        worded = "its responses may be worded differently: try `evaluation` generation"
+        hint = worded if self.forces else "train it"
+        return f"{self.config.model}: answers none of the questions correctly ({hint})"
