@@ -116,10 +116,6 @@ class Comparison:
             return _key(name, settings) in self.state.trials
         return any(trial.name == name for trial in self.state.trials.values())
 
-    def seconds_to_try(self, name: str, settings: Settings) -> float:
-        """Returns the seconds that a trial will take, by what it took the model as it is."""
-        return self.try_settings(BASE).seconds * self.model.count_calls(name, settings, self.splits.selection[0])
-
     def seconds_to_sweep(self, name: str, settings: Settings | None = None) -> float:
         """Returns the seconds that the sweep of a held-out example will take, by what the trial took."""
         each = self.try_settings(name, settings).seconds / len(self.splits.selection)

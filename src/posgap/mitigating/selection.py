@@ -79,15 +79,13 @@ def _choose(mitigation: Mitigation, comparison: Comparison, base: Trial, until: 
 
 
 def _try_settings(mitigation: Mitigation, comparison: Comparison, until: float, is_first: bool) -> list[Trial]:
-    """Tries the settings of a mitigation that fit into its time, which ends at `until`; the first setting of the first
-    mitigation in any case."""
+    """Tries the settings of a mitigation that fit into its time, which ends at `until`: one in any case, if that has
+    not ended yet, or if it is the first of all mitigations."""
     clock, tried, name = comparison.clock, list[Trial](), mitigation.name
-    if not is_first and clock.spent >= until and not comparison.has_tried(name):
+    if clock.spent >= until and not is_first and not comparison.has_tried(name):
         return tried
     for settings in _propose(mitigation, comparison, until):
-        seconds = tried[-1].seconds if tried else comparison.seconds_to_try(name, settings)
-        end = until if tried else clock.choosing_ends
-        is_late = clock.spent + seconds > end and (tried or not is_first)
+        is_late = bool(tried) and clock.spent + tried[-1].seconds > until
         if is_late and not comparison.has_tried(name, settings):
             break
         tried.append(comparison.try_settings(name, settings))
