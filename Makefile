@@ -36,7 +36,7 @@ S3 ?= ceph
 IMAGES ?= cpu mlflow gpu-train gpu-serve
 REGISTRY ?= ../pipelines-components
 # What the demo, the pipeline and the targets here need beside the core, on any machine.
-EXTRAS = mlflow,kfp,s3,tables,validate,gguf
+EXTRAS = mlflow,kfp,s3,tables,validate
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
 # uv installs several times as quickly, and only files that hashes.txt knows. Pip takes over where uv fails for any other
@@ -62,6 +62,7 @@ smollm2: $(VENV)/.installed
 	$(VENV)/bin/posgap data make kv --n-keys 10 --n-examples 20 --force --out runs/smollm2/uuids.jsonl
 	$(VENV)/bin/posgap data import --format litm-kv --input runs/smollm2/uuids.jsonl --key-digits 8 --value-digits 8 \
 		--force --out runs/smollm2/kv.jsonl
+	$(PIP) gguf
 	$(VENV)/bin/python benchmarks/real_models.py smollm2
 
 test test-all: $(VENV)/.installed-test

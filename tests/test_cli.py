@@ -186,6 +186,11 @@ def test_key_value_records_are_no_passages(capsys, tmp_path, examples):
     assert complaint.startswith(f"{examples}: holds key-value records, but distractors are drawn from passages; make ")
 
 
+def test_a_gguf_file_is_to_be_served(capsys, tmp_path, examples):
+    complaint = fails(capsys, *sweep(tmp_path, examples, tmp_path / "m.GGUF"))
+    assert complaint.startswith(f"model: {tmp_path / 'm.GGUF'}: ") and "llama-server" in complaint
+
+
 def test_a_diagnosis_needs_a_sweep(capsys, tmp_path, examples, model_folder):
     options = ["--sweep", tmp_path / "none", "--examples", examples, "--model", model_folder]
     complaint = fails(capsys, "diagnose", *options, "--out", tmp_path / "out")

@@ -49,10 +49,10 @@ def test_a_model_that_is_no_address_is_asked_here():
     ("text", "is_one"),
     [
         (ADDRESS, True), ("https://host/v1?api-version=1#m", True), ("owner/model", False), ("s3://b/model", False),
-        ("https://host/model.gguf", False), ("https://host/model.GGUF?download=true", False), (None, False),
+        (None, False),
     ],
 )  # fmt: skip
-def test_an_address_is_an_endpoint_unless_a_file_is_there(text, is_one):
+def test_an_address_is_an_endpoint(text, is_one):
     assert is_endpoint(text) == is_one
 
 

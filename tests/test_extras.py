@@ -53,7 +53,7 @@ def test_every_package_is_of_the_core_or_of_an_extra():
     assert {each for each in everything if not in_core(each)} - EXTRA_OF.keys() == {"datasets"}  # which says so itself
     assert not [each for each in EXTRA_OF if in_core(each)]
     # Those are looked for by their names.
-    assert EXTRA_OF.keys() - everything <= {"vllm", "flash_attn", "gguf", "inspect_ai", "lm_eval"}
+    assert EXTRA_OF.keys() - everything <= {"vllm", "flash_attn", "inspect_ai", "lm_eval"}
 
 
 def test_what_measuring_imports_is_of_the_core():

@@ -76,14 +76,6 @@ def test_a_sweep_s_responses_are_those_of_plain_generate(smollm2, dtype):
     assert swept.frame.response.tolist() == list(plain_responses(model, tokenizer, prompts))
 
 
-def test_a_gguf_file_is_swept_as_its_folder(smollm2):
-    asked = {"n_docs": 10, "positions": ["1"], "max_new_tokens": 10, "max_unanswered": 100}
-    by_folder = library.sweep(str(smollm2), EXAMPLES, **asked)
-    by_file = library.sweep(str(smollm2.with_suffix(".gguf")), EXAMPLES, **asked)
-    assert by_file.frame.response.tolist() == by_folder.frame.response.tolist()
-    assert by_file.figures.model.endswith("smollm2.gguf")
-
-
 @torch.inference_mode()
 def test_factors_for_each_layer_outlive_saving(smollm2, tmp_path):
     model, tokenizer = load_model(str(smollm2), "float32"), load_tokenizer(str(smollm2))

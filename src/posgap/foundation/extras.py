@@ -16,7 +16,6 @@ _PACKAGES = {
     "s3": ("boto3", "botocore", "s3transfer"),
     "tables": ("pandas", "pyarrow"),
     "validate": ("great_expectations",),
-    "gguf": ("gguf",),
     "train": ("deepspeed", "peft"),
     "cluster": ("kubeflow", "kubernetes"),
     "harness": ("lm_eval",),

@@ -40,15 +40,13 @@ def location_if_any(value: Any) -> Any:
 
 
 def is_endpoint(text: Any) -> bool:
-    """Whether a model is named by an endpoint's address, `http://host/v1` or `http://host/v1#name`. A GGUF file at an
-    address is a model to be downloaded."""
-    named = isinstance(text, str) and text.startswith(("http://", "https://"))
-    return named and not text.partition("?")[0].lower().endswith(".gguf")
+    """Whether a model is named by an endpoint's address, `http://host/v1` or `http://host/v1#name`."""
+    return isinstance(text, str) and text.startswith(("http://", "https://"))
 
 
 def _model(value: Any) -> Any:
     if is_endpoint(value):
-        raise ValueError("is an address, of a server perhaps: give a model's folder, .gguf file or name on the hub")
+        raise ValueError("is an address, of a server perhaps: give a model's folder or name on the hub")
     return str(as_location(value)) if str(value).startswith(("s3:/", "~")) else value
 
 
@@ -175,7 +173,7 @@ InputPaths = Annotated[list[Annotated[Local, BeforeValidator(as_location)]], Rol
 ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder
 ModelName = Annotated[ModelPath, ON_HUB]  # such a folder, or a model's name on the hub, NAME or NAME@REVISION
 OptionalModelName = Annotated[str | None, Role.INPUT, BeforeValidator(lambda value: _model(value) or None), ON_HUB]
-MODEL = "Hugging Face model folder, .gguf file, hub name, or models:/NAME@champion in MLflow"
+MODEL = "Hugging Face model folder, hub name, or models:/NAME@champion in MLflow"
 HubName = Annotated[str, AfterValidator(_hub_name)]  # of a model that need not be there yet
 Place = Annotated[str, Role.PLACE]
 _Written = AfterValidator(_written)

@@ -58,11 +58,6 @@ def merged_cache() -> Path:
     return cache_folder().absolute() / "merged"
 
 
-def gguf_cache() -> Path:
-    """Models of GGUF files, dequantised: `<mark>/<the file's name>`."""
-    return cache_folder().absolute() / "gguf"
-
-
 def addressed_cache() -> Path:
     """The folder of files that were read at an address: `<mark>/<scheme>/<the rest of the address>`."""
     return cache_folder().absolute() / "addressed"
@@ -144,9 +139,8 @@ def in_cache(kind: str, mark: str, uri: str) -> Path:
 
 
 def with_uris(text: str) -> str:
-    """The text with paths in the cache replaced by the URIs that they stand for, of a GGUF file by its name."""
-    text = re.sub(re.escape(str(gguf_cache())) + r"/[0-9a-f]{16}/", "", str(text))
-    text = re.sub(re.escape(str(registered_cache())) + r"/[0-9a-f]{16}/", MODELS, text)
+    """The text with paths in the cache replaced by the URIs that they stand for."""
+    text = re.sub(re.escape(str(registered_cache())) + r"/[0-9a-f]{16}/", MODELS, str(text))
     text = re.sub(re.escape(str(addressed_cache())) + r"/[0-9a-f]{16}/(\w+)/", r"\1://", text)
     return re.sub(re.escape(str(s3_cache())) + r"/\w+/[0-9a-f]{16}/", SCHEME, text)
 

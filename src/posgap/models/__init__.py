@@ -8,8 +8,6 @@ ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # What is wrong with a folder that is no model's.
 NO_CONFIG = "there is no config.json; give the folder that `save_pretrained` wrote"
-# What a folder has that was a GGUF file: of which, how many parameters, and how they were stored.
-GGUF_RECORD = "gguf.json"
 # Where a model's config.json has its RoPE factors.
 CONFIG_KEY = "posgap_rope_factors"
 # Where it has the other mitigations that posgap applies when it loads a model.

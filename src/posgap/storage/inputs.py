@@ -72,8 +72,7 @@ class AtAddress(Source):
 
 @dataclass(frozen=True)
 class Opener:
-    """How another room reads a location: one that it `takes`, a folder that holds a `file`, or a file whose name has an
-    `ending` (in small letters here, in any there).
+    """How another room reads a location: one that it `takes`, or a folder that holds a `file`.
 
     Openers are entry points of the group `posgap.openers`, so this room does not depend on those rooms.
     """
@@ -83,7 +82,6 @@ class Opener:
     open: Callable[[Any], Source]
     takes: Callable[[Location], bool] = lambda location: False
     file: str = ""
-    ending: str = ""
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
 
@@ -96,26 +94,28 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
     `PosgapError` if there is nothing, or something endless or readable only once (a device, a pipe, a whole disk), and
     if a text cannot name a model on the hub, unless it `may_be_any_name`.
     """
+    if str(location).lower().endswith(".gguf") and not may_be_any_name:  # a server may call a model so
+        raise PosgapError(
+            f"{location}: is a GGUF file, which posgap does not load: serve it (llama-server --model FILE) and give "
+            "the server's address, like http://127.0.0.1:8080/v1"
+        )
     if is_uri(location):
         there = look(location)
         if there.is_folder:
             return _opened(there, {stored.name for stored in there.objects})
-        return _file(there)
+        return there
     if is_address(location):
-        return _file(AtAddress(location, brought(location)))
+        return AtAddress(location, brought(location))
     if opener := next((each for each in OPENERS if each.takes(location)), None):
         return opener.open(location)
     path = Path(location)
     if path.is_dir() and path.resolve() != Path("/"):
         return _opened(OnDisk(path), {each.file for each in OPENERS if each.file and (path / each.file).is_file()})
     if path.is_file():
-        # A served model has the name that its server gives it, and llama.cpp gives the name of the file.
-        return OnDisk(path) if may_be_any_name else _file(OnDisk(path))
+        return OnDisk(path)
     if path.exists():
         raise PosgapError(f"{location}: is neither a file nor a folder of its own; write what is to be read to a file")
     if isinstance(location, str):
-        if not may_be_any_name and _by_ending(location):
-            raise PosgapError(f"{location}: no such file")
         if not (may_be_any_name or is_hub_name(location)):
             raise PosgapError(f"{location}: no such folder, and no name of a model on the hub")
         return ByName(location)
@@ -134,17 +134,6 @@ def _opened(folder: "OnDisk | Snapshot", names: Collection[str]) -> Source:
     """The folder, or what an opener makes of one that holds these names."""
     opener = next((each for each in OPENERS if each.file in names), None)
     return opener.open(folder) if opener else folder
-
-
-def _file(file: "OnDisk | Snapshot | AtAddress") -> Source:
-    """The file, or what an opener makes of one with its ending."""
-    opener = _by_ending(file.location)
-    return opener.open(file) if opener else file
-
-
-def _by_ending(location: Location) -> Opener | None:
-    name = str(location).lower()
-    return next((each for each in OPENERS if each.ending and name.endswith(each.ending)), None)
 
 
 def sources(config: Config) -> dict[str, Source]:
