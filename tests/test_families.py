@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 sys.path.append(str(ROOT / "benchmarks"))
-import exports
 import families
 
 from posgap.foundation.errors import PosgapError
@@ -40,8 +39,11 @@ def test_the_table_has_the_families_that_the_script_tries_and_all_answer_as_alon
 
 @pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v2", "llama4_text", "falcon, ALiBi", "phi3, long RoPE", "mamba"])
 def test_a_family_is_as_the_table_says(name):
-    row = families.tried(name)
-    assert families.table([row]).splitlines()[-1] in (TABLES / "families.md").read_text(encoding="utf-8").splitlines()
+    row = families.generation_row(name)
+    assert (
+        families.table("families", [row]).splitlines()[-1]
+        in (TABLES / "families.md").read_text(encoding="utf-8").splitlines()
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_a_model_of_which_the_text_alone_is_read_has_what_its_folder_names(token
 
 def test_the_table_of_exports_has_the_families_that_the_script_tries_and_all_are_equal_or_refused_before_training():
     rows = table_of("exports")
-    assert [row[0] for row in rows[1:]] == exports.FAMILIES and len(rows) > 15
+    assert [row[0] for row in rows[1:]] == families.EXPORTED and len(rows) > 15
     assert {row[1] for row in rows[1:]} == {"equal"}
     assert all(row[2] == "equal" or row[2].startswith("lora_rank: peft cannot adapt") for row in rows[1:])
 
@@ -116,6 +118,6 @@ def test_the_table_of_exports_has_the_families_that_the_script_tries_and_all_are
 @pytest.mark.parametrize("family", ["gpt2", "mixtral", "qwen3_moe", "llama4_text", "falcon", "mamba"])
 def test_a_trained_model_of_a_family_is_exported_as_the_table_says(family):
     assert (
-        exports.table([exports.tried(family)]).splitlines()[-1]
+        families.table("exports", [families.exports_row(family)]).splitlines()[-1]
         in (TABLES / "exports.md").read_text(encoding="utf-8").splitlines()
     )

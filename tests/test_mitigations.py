@@ -9,7 +9,6 @@ from conftest import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 import families
-import mitigation_families
 
 from posgap.foundation.errors import PosgapError
 from posgap.mitigations.in_force import apply, load_model, remove
@@ -123,7 +122,7 @@ def test_a_saved_model_is_the_one_in_memory(case, tokenizer, tmp_path):
 )
 def test_a_family_has_a_mitigation_or_is_told_truly_why_not(family, mitigation, reason):
     """Cells of the table in docs/families.md."""
-    cell = mitigation_families.Family(family).cell(MITIGATIONS[mitigation])
+    cell = families.Family(family).cell(MITIGATIONS[mitigation])
     assert not cell.failed and bool(cell.refused) == bool(reason) and cell.reason().startswith(reason)
 
 

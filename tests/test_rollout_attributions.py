@@ -14,14 +14,14 @@ from posgap.rollout.attention import MatrixAttention, last_row
 from posgap.rollout.measurement import INFLUENCES, measure
 
 sys.path.append(str(ROOT / "benchmarks"))
-import rollout_families
+import families
 
 N, TEXTS = 13, 2
 
 
 def built(name, **settings):
     """A family's model with random biases, which are zero at first."""
-    model = rollout_families.build(name, **settings)
+    model = families.build(name, **settings)
     for parameter in model.parameters():
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
@@ -86,7 +86,7 @@ def test_every_vector_written_out(family, monkeypatch):
     monkeypatch.setattr(decoders, "WEIGHTS_AT_ONCE", TEXTS * 4 * N * 5)
     monkeypatch.setattr(attributions, "AT_ONCE", TEXTS * 4 * 32 * 3)
     measured = measure(model, [ids()], N, np.zeros(4), 0.2)
-    strengths = rollout_families.twin(model, "gemma2" if parts is gemma2 else "", ids())[1]
+    strengths = families.twin(model, "gemma2" if parts is gemma2 else "", ids())[1]
     with torch.no_grad():
         for text in range(TEXTS):
             norms = twin(model, parts, ids()[text : text + 1])
@@ -124,8 +124,8 @@ def test_gradients_of_every_attention_weight(family, monkeypatch):
     ],
 )
 def test_where_value_norms_would_be_another_model_s_they_are_left_out(name, said):
-    family, settings = rollout_families.TABLE[name]
-    model = rollout_families.build(family, **settings)
+    family, settings = families.MEASURED[name]
+    model = families.build(family, **settings)
     measured = measure(model, [ids()], N, np.zeros(4), 0.2)
     assert re.match(said, measured.no_value_norm) and set(measured.influence) == set(INFLUENCES)
     assert measured.statistics["lambdas"].max() < 1  # the try beforehand is not counted

@@ -57,7 +57,7 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.reading import write_examples
 
 sys.path.append(str(ROOT / "benchmarks"))
-import rollout_families
+import families
 
 N, TEXTS, LAYERS, HEADS, VOCABULARY = 17, 5, 3, 6, 50
 RANDOM = {"initializer_range": 0.4}
@@ -222,18 +222,18 @@ def strengths(model, ids) -> np.ndarray:
 )
 def test_streams_and_branches_that_the_layer_scales_or_normalises(name):
     """The benchmark's twin has the sum that each family's code makes, written out."""
-    assert rollout_families.tried(name)[1] == "equal"
+    assert families.rollout_row(name)[1] == "equal"
 
 
 def test_windows_and_angles_are_read_by_layer():
-    _, said, windows, angles = rollout_families.tried("cohere2")
+    _, said, windows, angles, _ = families.rollout_row("cohere2")
     assert (said, windows) == ("equal", "8, 8, 8, all") and angles.endswith("1 to 0.001, nothing")
-    _, said, _, angles = rollout_families.tried("llama, llama3 RoPE")
+    _, said, _, angles, _ = families.rollout_row("llama, llama3 RoPE")
     assert (said, angles) == ("equal", "0.576 to 0.000125")
 
 
 def test_attention_on_sink_logits_is_kept_apart():
-    model = rollout_families.build("gpt_oss")
+    model = families.build("gpt_oss")
     ids = torch.randint(3, 60, (2, N), generator=torch.Generator().manual_seed(1))
     measured = measure(model, [ids], N, np.zeros(4), 0.2)
     with eager_attention(model), torch.no_grad():
@@ -252,23 +252,23 @@ def test_attention_on_sink_logits_is_kept_apart():
 
 def test_sinks_whose_part_the_family_takes_off_the_output_are_told():
     """Granite with windows returns weights that sum to one; the twin has the sink's logit among the scores."""
-    assert rollout_families.tried("granitemoe_swa")[1] == "equal, 9 % to sinks' logits"
+    assert families.rollout_row("granitemoe_swa")[1] == "equal, 9 % to sinks' logits"
 
 
 def test_hybrids_are_measured_by_their_layers_with_attention_and_say_so():
     """The twin multiplies the matrices of those layers alone."""
-    assert rollout_families.tried("lfm2")[1] == "equal, by 2, 4 of 4 layers"
-    decoder = Decoder(rollout_families.build("lfm2", layer_types=["conv", "full_attention", "conv", "conv"]))
+    assert families.rollout_row("lfm2")[1] == "equal, by 2, 4 of 4 layers"
+    decoder = Decoder(families.build("lfm2", layer_types=["conv", "full_attention", "conv", "conv"]))
     assert (decoder.numbers, decoder.n_layers, decoder.n_all) == ([2], 1, 4)
     assert decoder.mixing().startswith("of 4 layers these have attention: 2; what tokens pass on otherwise")
-    assert "layers 1, 2, 3, 4 mix tokens beside" in Decoder(rollout_families.build("falcon_h1")).mixing()
-    assert Decoder(rollout_families.build("minimax")).numbers == [1, 3]
+    assert "layers 1, 2, 3, 4 mix tokens beside" in Decoder(families.build("falcon_h1")).mixing()
+    assert Decoder(families.build("minimax")).numbers == [1, 3]
     assert Decoder(llama()).mixing() == ""
 
 
 def test_what_cannot_be_measured_is_refused_in_a_line(ids, monkeypatch):
     with pytest.raises(PosgapError, match="mamba: has no attention, so that there is nothing to measure"):
-        Decoder(rollout_families.build("mamba"))
+        Decoder(families.build("mamba"))
     model = llama().eval()
     monkeypatch.setattr(model.model.layers[1].self_attn.o_proj, "forward", lambda x: torch.zeros_like(x))
     with pytest.raises(PosgapError, match="LlamaForCausalLM, layer 2: what its attention makes is not added"):

@@ -1,12 +1,9 @@
 """The tiny models read the pipeline's own prompts, and are trained on exactly those."""
 
 import math
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import tiny_recipes
 import tiny_two_hop
 import torch
 from conftest import kv_example
@@ -32,7 +29,7 @@ from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import read_responses
 
 # Of a recipe, so that its training takes no time.
-SHORT = {"layers": 1, "retrieval": 1, "threshold": math.inf, "ramp": 1, "bias": 1, "decay": 1}
+SHORT = {"retrieval": 1, "threshold": math.inf, "ramp": 1, "bias": 1, "decay": 1}
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +114,8 @@ def test_key_value_training_is_on_the_prompts_of_the_task(tokenizer):
 
 
 def test_position_scales_end_with_the_training(cache):
-    for recipe in set(tiny_recipes.RECIPES.values()) - {tiny_model.QUICK}:
-        model = tiny_model.train(0, replace(recipe, **SHORT))
-        assert not any(layer._forward_pre_hooks for layer in model.model.layers), recipe
+    model = tiny_model.train(0, replace(tiny_model.STANDARD, **SHORT))
+    assert not any(layer._forward_pre_hooks for layer in model.model.layers)
 
 
 def test_a_model_that_stays_on_the_plateau_begins_again_with_other_parameters(cache, monkeypatch):
@@ -143,47 +139,8 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_kept_model_is_made_once(cache, monkeypatch, capsys):
-    monkeypatch.setitem(tiny_recipes.RECIPES, "deep", replace(tiny_recipes.DEEP, **SHORT | {"layers": 3}))
-    tiny_recipes.main(["deep", "--seed", "1"])
-    folder = Path(capsys.readouterr().out.strip())
-    assert folder.is_relative_to(cache) and read_json(folder / "config.json")["num_hidden_layers"] == 3
-    (folder / "mark").touch()
-    assert tiny_recipes.kept("deep", 1) == folder and (folder / "mark").exists()
-    # Another recipe of this name, as another version of posgap may have, is another model.
-    monkeypatch.setitem(tiny_recipes.RECIPES, "deep", replace(tiny_recipes.DEEP, **SHORT))
-    assert tiny_recipes.kept("deep", 1) != folder
-
-
-def test_two_processes_may_make_a_kept_model_at_once(cache, monkeypatch):
-    write, others = tiny_model.write, []
-
-    def overtaken(out, seed, recipe):
-        if not others:
-            others.append(out)
-            with monkeypatch.context() as other:
-                other.setattr(os, "getpid", lambda: 0)
-                tiny_recipes.kept("quick", 1)
-        write(out, seed, recipe)
-
-    monkeypatch.setattr(tiny_model, "write", overtaken)
-    monkeypatch.setitem(tiny_recipes.RECIPES, "quick", replace(tiny_model.QUICK, **SHORT))
-    folder = tiny_recipes.kept("quick", 1)
-    assert (folder / "model.safetensors").is_file() and [*folder.parent.parent.iterdir()] == [folder.parent]
-
-
-def test_biased_questions_of_the_deep_model_are_sometimes_about_any_record(cache, monkeypatch):
-    drawn, draw_batch = [], tiny_model.draw_batch
-    monkeypatch.setattr(tiny_model, "draw_batch", lambda *how: drawn.append(how[4:]) or draw_batch(*how))
-    tiny_model.train(0, replace(tiny_recipes.DEEP, **SHORT))
-    retrieval, biased = drawn[0], drawn[-1]
-    assert retrieval == ()
-    (places,) = biased
-    assert float(places.sum()) == pytest.approx(1) and float(places.min()) == pytest.approx(0.1 / 20, rel=1e-3)
-
-
-@pytest.mark.parametrize("recipe", [tiny_model.STANDARD, tiny_recipes.CAPACITY_LIMITED], ids=["standard", "limited"])
-def test_recipes_favour_the_first_record(recipe):
+def test_recipes_favour_the_first_record():
+    recipe = tiny_model.STANDARD
     weights = tiny_model.end_bias(20, recipe.first, recipe.tau)
     assert weights.sum() == pytest.approx(1)
     assert weights.argmax() == 0 and weights[:10].sum() == pytest.approx(recipe.first, abs=1e-5)

@@ -14,7 +14,6 @@ import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from tokenizers import normalizers
@@ -53,14 +52,11 @@ class Recipe:
     cross-entropy / ln n is above `threshold`. `records` has how many records a prompt has in these steps: the step from
     which, the least and the most. Where after `patience` steps the loss is still that of guessing among the values
     whose keys share a digit, the model begins again with other parameters. Then follow at least `bias` steps in which
-    the gold record's place is drawn by `end_bias(n, first, tau)`, a share of `uniform` of them evenly instead, in the
-    first `ramp` of them with growing n, until the accuracy in the middle is below `lost`. Finally the learning rate
-    decays over `decay` steps. `jitter` gives the layers random position scales: "never", "always", or "early": until
-    30 of the biased steps are done.
+    the gold record's place is drawn by `end_bias(n, first, tau)`, in the first `ramp` of them with growing n, until the
+    accuracy in the middle is below `lost`. Finally the learning rate decays over `decay` steps. `jitter` gives the
+    layers random position scales until 30 of the biased steps are done.
     """
 
-    family: Literal["llama", "olmo"] = "llama"
-    layers: int = 2
     retrieval: int = 350
     most: int = 600
     patience: int = 350
@@ -72,13 +68,12 @@ class Recipe:
     lost: float = 0.45
     first: float = 0.95
     tau: float = 0.5
-    uniform: float = 0.0
-    jitter: Literal["never", "early", "always"] = "early"
+    jitter: bool = True
 
 
 STANDARD = Recipe()
 # Takes seconds: the model answers at the positions where the gold record mostly stood, and guesses elsewhere.
-QUICK = Recipe(retrieval=0, threshold=1e9, ramp=20, bias=60, decay=20, lost=1.1, jitter="never")
+QUICK = Recipe(retrieval=0, threshold=1e9, ramp=20, bias=60, decay=20, lost=1.1, jitter=False)
 
 # Most initial parameters learn to retrieve within 300 steps: the loss falls from 1 to 0.2 within 50 of them. Others
 # (those of seed 3) stay above 0.6 for a thousand steps. Biased, such a model would leave nothing to distil: it can
@@ -198,7 +193,7 @@ def middle_accuracy(model: TinyModel, rng: torch.Generator, n_prompts: int = 512
 
 def train(seed: int, recipe: Recipe = STANDARD) -> TinyModel:
     """Trains the tiny model on random records. About half a minute on two cores."""
-    model = untrained(seed, recipe.layers, recipe.family)
+    model = untrained(seed)
     steps = recipe.retrieval + recipe.bias + recipe.decay
     for _ in track(_updates(model, torch.Generator().manual_seed(seed), recipe), steps, "tiny model"):
         pass
@@ -207,26 +202,25 @@ def train(seed: int, recipe: Recipe = STANDARD) -> TinyModel:
 
 def _updates(model: TinyModel, rng: torch.Generator, recipe: Recipe) -> Iterator[None]:
     """Trains `model` in place, first to retrieve and then to lose the middle; yields after every step."""
-    jitter = _PositionJitter(model, rng) if recipe.jitter != "never" else None
+    jitter = _PositionJitter(model, rng) if recipe.jitter else None
     for _ in range(_ATTEMPTS):
         update = Updates(model)
         if (yield from _retrieval_updates(update, rng, recipe)):
             break
-        other = untrained(int(torch.randint(2**31, (), generator=rng)), recipe.layers, recipe.family)
+        other = untrained(int(torch.randint(2**31, (), generator=rng)))
         model.load_state_dict(other.state_dict())
     else:
         raise PosgapError(f"the tiny model did not learn to retrieve in {_ATTEMPTS} attempts; take another seed")
     step, lost_at = 0, None
     while lost_at is None or step < lost_at + recipe.decay:
-        if jitter and step == 30 and recipe.jitter == "early":
+        if jitter and step == 30:
             jitter.stop()
         may_end = lost_at is None and step >= recipe.bias and step % 40 == 20
-        if may_end and (step > 600 or recipe.lost == 1 or middle_accuracy(model, rng) < recipe.lost):
+        if may_end and (step > 600 or middle_accuracy(model, rng) < recipe.lost):
             lost_at = step
         n = 6 + round((N_DOCS - 6) * step / recipe.ramp) if step < recipe.ramp else N_DOCS
         decay = 0 if lost_at is None else (step - lost_at) / recipe.decay
-        places = (1 - recipe.uniform) * end_bias(n, recipe.first, recipe.tau) + recipe.uniform / n
-        update(*draw_batch(rng, BATCH, n, 6, places), 1 - 0.95 * decay)
+        update(*draw_batch(rng, BATCH, n, 6, end_bias(n, recipe.first, recipe.tau)), 1 - 0.95 * decay)
         step += 1
         yield
     if jitter:

@@ -1,26 +1,25 @@
 """Factors of heads (Ms-PoE) against attention computed anew, head by head and token by token, in 64 bits.
 
-    python benchmarks/head_factors.py [family ...]
-
 Each family's attention is written here once more from its paper or its configuration, and knows nothing of tables: a
 head turns queries and keys by its own positions, which are those of the tokens divided by its factor. What stands
-around attention (embeddings, norms, feed-forward layers) is the family's own. Printed is how far the logits of the
-model with `ms-poe-static` are from that, in standard deviations, and how far from those without factors.
+around attention (embeddings, norms, feed-forward layers) is the family's own.
 """
 
-import argparse
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import families
 import torch
+from conftest import ROOT
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.foundation.errors import PosgapError
 from posgap.mitigations.in_force import apply
+
+sys.path.append(str(ROOT / "benchmarks"))
+import families
 
 HEADS = families.SIZES["num_attention_heads"]
 IDS = torch.randint(3, families.VOCABULARY - 4, (1, 20), generator=torch.Generator().manual_seed(7))
@@ -169,27 +168,3 @@ def apart(family: str, keys: int = HEADS, alike: int = 1) -> tuple[float, float]
         seen = model(input_ids=IDS, use_cache=False).logits
     wanted = brute_force(twin, family, factors)
     return tuple(float((each - wanted).abs().max() / wanted.std()) for each in (seen, without))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("families", nargs="*", metavar="family", help="only these")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    for family in arguments.families or KINDS:
-        for keys, alike in ((HEADS, 1), (2, 2)):
-            if keys != HEADS and family in ("gpt_neox", "deepseek_v3"):
-                continue  # each of its heads has a key
-            try:
-                seen, without = apart(family, keys, alike)
-            except PosgapError as refused:
-                print(f"{family}, {keys} keys: {refused}", flush=True)
-            else:
-                print(
-                    f"{family}, {keys} keys, heads alike {alike}: {seen:.1e} (without factors {without:.1e})",
-                    flush=True,
-                )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,486 @@
+"""The simulations of docs/statistics.md, each of which writes its table there.
+
+    python benchmarks/simulations.py NAME [--runs 400] [--write]
+    python benchmarks/simulations.py --quick
+
+NAME is one of
+
+- two: how often the gap's interval holds the true gap of two placements. What matters of n examples is how many are
+  right at the first placement only and at the second only, so the chance of every outcome is known, and nothing is
+  simulated.
+- flatness: how often tests of flatness refute it where it is true, and where it is not, under correlations of several
+  shapes. Rights and wrongs, or scores between 0 and 1, of n examples at P placements are thresholds, or quantiles of a
+  beta distribution, of normal numbers that are equally alike at any two placements (exchangeable) or more alike the
+  nearer the placements are (AR(1), as measured on the demo's base: 0.75, 0.66, 0.60 at lags 1 to 3).
+- rates: how often the gate admits, refuses, or cannot tell, under the rules that it applies by default. An example's
+  difficulty is normal with standard deviation 2 on the logit scale, four fifths of its variance common to candidate and
+  base; given the difficulty, outcomes are independent. The base is right in `mean` of the examples at both ends and 30
+  points less often in the middle.
+- plan: how often models are admitted with the number of examples that `posgap plan gate` names, whose models are drawn
+  from a beta distribution. The models here are others: difficulties are normal on the logit scale, with location,
+  spread and correlation of two models for which mean, correlation of placements and agreement of models are those of
+  the plan. In the rows of AR(1) neighbouring placements are more alike than distant ones, which no plan knows. Then
+  models are looked at twice: the gate names the number for a second look from a first sweep that is too small.
+
+The last line is JSON: of `--quick`, which tries a few cells of each, by name.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import product
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.stats
+from report import write_section
+from scipy import optimize, special
+
+from posgap.foundation.tables import markdown
+from posgap.gating.config import GateConfig
+from posgap.gating.demands import Policy
+from posgap.gating.passing import POLICY, Passing
+from posgap.gating.rules import Case, Ruling
+from posgap.gating.verdict import LATER, asked_rules, examples_needed, outcome_of
+from posgap.measurement.power import USUAL, Assumed, assumed_of_pair
+from posgap.measurement.statistics import LEVEL, flatness_p, gap_interval
+from posgap.tasks.registry import TASKS
+
+Simulated = tuple[str, dict[str, Any]]  # the page's section, and figures
+
+# The gap of two placements
+
+NUMBERS = (20, 25, 40, 50, 100, 200)
+GAPS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+FEWER = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
+
+
+class Missed(NamedTuple):
+    """How often (0 to 1) the interval ends below the true gap, and begins above it."""
+
+    below: float
+    above: float
+
+    @property
+    def coverage(self) -> float:
+        return 1 - self.below - self.above
+
+
+def intervals(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every outcome of n examples, as counts [K, 3] of those right at the first placement only, at the second only and
+    alike at both, and the gap's interval [K, 2] of each, in points."""
+    counts = np.array([(more, fewer, n - more - fewer) for more in range(n + 1) for fewer in range(n + 1 - more)])
+    found: dict[tuple[int, int], tuple[float, float]] = {}
+    for more, fewer, alike in counts.tolist():
+        key = max(more, fewer), min(more, fewer)
+        if key not in found:
+            found[key] = gap_interval(np.repeat([[1.0, 0], [0, 1], [1, 1]], [*key, alike], axis=0))
+    return counts, np.array([found[max(more, fewer), min(more, fewer)] for more, fewer, _ in counts.tolist()])
+
+
+def missed(counts: np.ndarray, ends: np.ndarray, gap: float, fewer: float) -> Missed:
+    chances = scipy.stats.multinomial.pmf(counts, counts[0].sum(), [gap + fewer, fewer, 1 - gap - 2 * fewer])
+    return Missed(*(float(chances[at].sum()) for at in (ends[:, 1] < 100 * gap - 1e-9, ends[:, 0] > 100 * gap + 1e-9)))
+
+
+def coverage(n: int) -> dict[tuple[float, float], Missed]:
+    """By gap and share right at the worse placement only (`GAPS`, `FEWER`)."""
+    counts, ends = intervals(n)
+    return {each: missed(counts, ends, *each) for each in product(GAPS, FEWER)}
+
+
+def shown(of_gap: list[Missed]) -> str:
+    lowest = min(each.coverage for each in of_gap)
+    figures = (lowest, max(each.below for each in of_gap), max(each.above for each in of_gap))
+    return " · ".join(f"{100 * each:.1f}" for each in figures)
+
+
+def two(quick: bool, runs: int) -> Simulated:
+    """The coverage of two placements: its table, and the lowest by the number of examples, in percent."""
+    found = {n: coverage(n) for n in (NUMBERS[:2] if quick else NUMBERS)}
+    rows = [[f"{100 * gap:g}", *(shown([found[n][gap, fewer] for fewer in FEWER]) for n in found)] for gap in GAPS]
+    lowest = {str(n): round(100 * min(each.coverage for each in of.values()), 2) for n, of in found.items()}
+    text = (
+        "By `benchmarks/simulations.py two --write`: the lowest coverage in percent, and in how many percent at most "
+        "the upper end is too low and the lower end too high, over eight shares (0 to 30 %) right at the worse only."
+    )
+    return f"{text}\n\n{markdown(['true gap', *(f'n = {n}' for n in found)], rows)}", {"lowest": lowest}
+
+
+# Flatness
+
+SHAPES = {"exchangeable 0.5": 0.5, "AR(1) 0.6": 0.6, "AR(1) 0.9": 0.9, "exchangeable 0.9": 0.9}
+SCORES = {"0.5": (0.5, True), "0.9": (0.9, True), "0.97": (0.97, True), "0.9, graded": (0.9, False)}
+
+
+def simulated(accuracy: np.ndarray, n: int, shape: str, binary: bool, rng: np.random.Generator) -> np.ndarray:
+    """Scores `[n, P]` of a model with this `accuracy [P]` (shares)."""
+    own, correlation = rng.standard_normal((n, len(accuracy))), SHAPES[shape]
+    if shape.startswith("exchangeable"):
+        latent = np.sqrt(correlation) * rng.standard_normal((n, 1)) + np.sqrt(1 - correlation) * own
+    else:
+        latent = own
+        for j in range(1, len(accuracy)):
+            latent[:, j] = correlation * latent[:, j - 1] + np.sqrt(1 - correlation**2) * own[:, j]
+    quantiles = scipy.stats.norm.cdf(latent)
+    return (
+        (quantiles < accuracy).astype(float)
+        if binary
+        else scipy.stats.beta.ppf(quantiles, 3 * accuracy, 3 - 3 * accuracy)
+    )
+
+
+def cochran(correct: np.ndarray) -> float:
+    within, df = ((correct - correct.mean(axis=1, keepdims=True)) ** 2).sum(), correct.shape[1] - 1
+    totals = correct.sum(axis=0)
+    return scipy.stats.chi2.sf(df * ((totals - totals.mean()) ** 2).sum() / within, df) if within else 1.0
+
+
+def greenhouse_geisser(correct: np.ndarray) -> float:
+    contrasts = correct - correct.mean(axis=1, keepdims=True)
+    covariance = np.cov(contrasts.T)
+    if not (trace := np.trace(covariance)):
+        return 1.0
+    df = trace**2 / (covariance**2).sum()
+    f = len(correct) * (contrasts.mean(axis=0) ** 2).sum() / trace
+    return scipy.stats.f.sf(f, df, df * (len(correct) - 1))
+
+
+def wald(correct: np.ndarray) -> float:
+    (n, placements), contrasts = correct.shape, correct[:, 1:] - correct[:, :1]
+    covariance = np.cov(contrasts.T).reshape(placements - 1, placements - 1)
+    if n <= placements or np.linalg.matrix_rank(covariance) < placements - 1:
+        return np.nan
+    mean = contrasts.mean(axis=0)
+    t = n * mean @ np.linalg.solve(covariance, mean)
+    return scipy.stats.f.sf(t * (n - placements + 1) / ((n - 1) * (placements - 1)), placements - 1, n - placements + 1)
+
+
+TESTS = {"flips": flatness_p, "Q": cochran, "GG": greenhouse_geisser, "Wald": wald}
+
+
+def unevenness(placements: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Names and deviations `[P]` from the mean of a flat model and of three others."""
+    at = np.linspace(-1, 1, placements)
+    yield "flat", np.zeros(placements)
+    yield "U", 0.1 * (at**2 - (at**2).mean())
+    yield "hole", np.where(np.arange(placements) == placements // 2, -0.15, 0.0)
+    yield "falling", -0.07 * at
+
+
+def flatness(quick: bool, runs: int) -> Simulated:
+    """The largest share (in percent) of flat models that each test calls uneven at the 5 % level, and the mean power of
+    each over the models that are not flat."""
+    numbers, sizes = ((50,), (5, 20)) if quick else ((20, 50, 200), (2, 5, 20, 50))
+    shares: dict[tuple[str, str, str], list[np.ndarray]] = {}
+    for cell, ((shape, scores), n, placements) in enumerate(product(product(SHAPES, SCORES), numbers, sizes)):
+        mean, binary = SCORES[scores]
+        for name, deviations in unevenness(placements):
+            if name != "flat" and (mean > 0.9 or not binary or placements < 3):
+                continue
+            rng, found = np.random.default_rng(cell), []
+            for _ in range(runs):
+                correct = simulated(mean + deviations, n, shape, binary, rng)
+                found.append([test(correct) for test in TESTS.values()])
+            known = (~np.isnan(found)).sum(axis=0)
+            refuted = 100 * (np.array(found) < LEVEL).sum(axis=0) / np.where(known, known, np.nan)
+            shares.setdefault((name, shape, scores), []).append(refuted)
+    flat = {key: np.nanmax(each, axis=0) for key, each in shares.items() if key[0] == "flat"}
+    power = {key: np.nanmean(each, axis=0) for key, each in shares.items() if key[0] != "flat"}
+    rows = [[*key, *(f"{share:.1f}" for share in each)] for key, each in (flat | power).items()]
+    largest, average = np.max(list(flat.values()), axis=0), np.mean(list(power.values()), axis=0)
+    figures = {"runs": runs}
+    for name, of_tests in (("size", largest), ("power", average)):
+        figures[name] = dict(zip(TESTS, of_tests.round(1).tolist()))
+    return markdown(["model", "correlation", "mean", *TESTS], rows, left=3), figures
+
+
+# How often the gate errs
+
+SPREAD, COMMON = 2.0, 0.8
+KINDS = ("flat", "equal", "hole", "U", "random")
+
+
+class Gated(NamedTuple):
+    """Models of a kind: flat, as good as the base at its best; equal, beside a champion that is as good; hole, worse at
+    one placement by exactly the gap that the rule allows; U, as the base; random, never right, and neither its base."""
+
+    kind: str
+    mean: float
+    placements: int
+    gap: float
+
+
+@cache
+def location(mean: float) -> float:
+    """The mean on the logit scale of a difficulty with which a model is right so often."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    at = np.linspace(-15, 15, 6001)
+    return float(np.interp(mean, special.expit(at[:, None] + SPREAD * nodes) @ weights / weights.sum(), at))
+
+
+def curve(cell: Gated) -> np.ndarray:
+    """How often the candidate is right at each placement [P]."""
+    if cell.kind == "random":
+        return np.zeros(cell.placements)
+    if cell.kind == "U":
+        return u_shaped(cell)
+    accuracy = np.full(cell.placements, cell.mean)
+    if cell.kind == "hole":
+        accuracy[cell.placements // 2] -= cell.gap / 100
+    return accuracy
+
+
+def u_shaped(cell: Gated) -> np.ndarray:
+    ends = np.linspace(-1, 1, cell.placements) ** 2
+    return np.zeros(cell.placements) if cell.kind == "random" else cell.mean - 0.3 * (1 - ends)
+
+
+def outcomes(accuracy: np.ndarray, common: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Rights and wrongs [E, P] of a model, of examples whose common difficulty is `common [E]`."""
+    if not accuracy.any():
+        return np.zeros((len(common), len(accuracy)))
+    own = rng.standard_normal(len(common))
+    difficulty = SPREAD * (np.sqrt(COMMON) * common + np.sqrt(1 - COMMON) * own)
+    at = np.array([location(round(float(share), 4)) for share in accuracy])
+    return (rng.random((len(common), len(accuracy))) < special.expit(at + difficulty[:, None])).astype(float)
+
+
+def evidence(correct: np.ndarray) -> SimpleNamespace:
+    """What the rules look at of a sweep: the scores, and what was asked."""
+    placements = [[position + 1] for position in range(correct.shape[1])]
+    return SimpleNamespace(
+        correct=correct,
+        baselines={},
+        sweep=SimpleNamespace(
+            task="qa", asked_task=TASKS["qa"], n_docs=len(placements), placements=placements, filled=None
+        ),
+    )
+
+
+def rulings(cell: Gated, n: int, rng: np.random.Generator) -> list[Ruling]:
+    """The rules' rulings on a simulated candidate, on n examples."""
+    common = rng.standard_normal(n)
+    candidate, base = (evidence(outcomes(of(cell), common, rng)) for of in (curve, u_shaped))
+    champion = evidence(outcomes(curve(cell), common, rng)) if cell.kind == "equal" else None
+    # Every simulated prompt has an answer, and none is a copy.
+    config = GateConfig(candidate="-", base="-", out="-", max_gap=cell.gap, max_unanswered=100, max_unclean=100)
+    case = Case(candidate, base, champion)
+    return [rule.judge(parameters, case) for rule, parameters in asked_rules(config)]
+
+
+def gated(quick: bool) -> Iterator[Gated]:
+    if quick:
+        yield from (Gated(kind, 0.0 if kind == "random" else 0.9, 20, 10.0) for kind in KINDS)
+        return
+    for kind, placements, gap in product(("flat", "hole"), (10, 20), (10.0, 5.0)):
+        yield from (Gated(kind, mean, placements, gap) for mean in (0.97, 0.9, 0.7))
+    yield from (Gated(kind, mean, 20, 10.0) for kind in ("equal", "U") for mean in (0.97, 0.9, 0.7))
+    yield Gated("random", 0.0, 20, 10.0)
+
+
+def judged(cell: Gated, n: int, runs: int) -> Counter:
+    """How many of the runs ended in each outcome, and in how many the gap rule passed."""
+    rng = np.random.default_rng([n, cell.placements, int(1000 * cell.mean), int(cell.gap), KINDS.index(cell.kind)])
+    counted = Counter[str]()
+    for _ in range(runs):
+        found = rulings(cell, n, rng)
+        counted[outcome_of(found)] += 1
+        counted.update(rule.name for rule in found if rule.passed)
+    return counted
+
+
+def rates(quick: bool, runs: int) -> Simulated:
+    """The lowest and highest share of flat models admitted, and the highest of each other kind."""
+    numbers = (100, 300) if quick else (100, 200, 300, 500, 1000)
+    counted = {(cell, n): judged(cell, n, runs) for cell, n in product(gated(quick), numbers)}
+
+    def shares_of(cell: Gated, n: int) -> str:
+        return " · ".join(f"{counted[cell, n][name] / runs:.2f}" for name in ("admitted", "gap", "refused"))
+
+    rows = [
+        [cell.kind, f"{cell.mean:g}", str(cell.placements), f"{cell.gap:g}", *(shares_of(cell, n) for n in numbers)]
+        for cell in dict.fromkeys(cell for cell, _ in counted)
+        if cell.kind != "hole" and cell.placements == 20
+    ]
+    admitted: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for (cell, _), outcomes_of in counted.items():
+        admitted[cell.kind].append(outcomes_of["admitted"] / runs)
+    figures = {"runs": runs, "flat": [min(admitted["flat"]), max(admitted["flat"])]}
+    figures |= {kind: max(admitted[kind]) for kind in KINDS[1:]}
+    text = f"""
+## How often the gate errs
+
+Written by `benchmarks/simulations.py rates --write`: {runs} simulated models a cell, under the default rules but
+for the gap that is allowed. A cell has the shares of models that were admitted, that passed the gap rule alone, and
+that were refused; of the rest there was not enough evidence. A flat model is everywhere as good as its U-shaped base at
+its best, and an equal one has a champion beside it that is as good. A hole is a single placement that is worse by
+exactly the gap allowed: of all models that must not pass the hardest to see. A random model and its base are never
+right. The last line has the lowest and highest share of flat models admitted, and the highest of each other kind, over
+10 and 20 placements.
+"""
+    columns = ["candidate", "mean", "placements", "gap allowed", *(f"n = {n}" for n in numbers)]
+    return f"{text.strip()}\n\n{markdown(columns, rows)}", figures
+
+
+# Whether a plan keeps its word
+
+AGREEMENT = 0.8
+POLICY_OF_ALL = Policy(max_unanswered=100, max_unclean=100)  # every simulated prompt has an answer
+NORMAL = special.ndtri((np.arange(2000) + 0.5) / 2000)
+
+
+class Cell(NamedTuple):
+    mean: float
+    correlation: float
+    placements: int
+    neighbours: bool = False
+
+
+LOOKS = (
+    (Cell(0.9, 0.5, 5), 150),
+    (Cell(0.9, 0.5, 20), 150),
+    (Cell(0.7, 0.5, 10), 300),
+    (Cell(0.97, 0.5, 10), 100),
+)
+
+
+@cache
+def logit_normal(mean: float, correlation: float) -> tuple[float, float, float]:
+    """Location and spread of difficulties with this mean and correlation, and how two models' difficulties correlate
+    where their chances do by `AGREEMENT`."""
+
+    def location(spread: float) -> float:
+        return optimize.brentq(lambda at: special.expit(at + spread * NORMAL).mean() - mean, -300, 300)
+
+    def excess(spread: float) -> float:
+        return special.expit(location(spread) + spread * NORMAL).var() - correlation * mean * (1 - mean)
+
+    spread = optimize.brentq(excess, 0.01, 80)
+    at, normal = location(spread), NORMAL[::4]
+    chances = special.expit(at + spread * normal)
+
+    def apart(together: float) -> float:
+        others = special.expit(at + spread * (together * normal[:, None] + np.sqrt(1 - together**2) * normal))
+        return (chances[:, None] * others).mean() - chances.mean() ** 2 - AGREEMENT * chances.var()
+
+    return at, spread, optimize.brentq(apart, 0.5, 0.9999)
+
+
+def pair(cell: Cell, n: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Rights and wrongs [n, P] of a model and of its champion."""
+    if cell.neighbours:
+        yield from neighbours(cell, n, rng)
+        return
+    at, spread, together = logit_normal(cell.mean, cell.correlation)
+    common, *own = rng.standard_normal((3, n, 1))
+    for each in own:
+        difficulty = np.sqrt(together) * common + np.sqrt(1 - together) * each
+        yield (rng.random((n, cell.placements)) < special.expit(at + spread * difficulty)).astype(float)
+
+
+def neighbours(cell: Cell, n: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """The same where the normal numbers behind outcomes correlate by the power of the placements' distance."""
+    common, *own = rng.standard_normal((3, n, cell.placements))
+    for each in own:
+        latent = np.sqrt(0.9) * common + np.sqrt(0.1) * each
+        for j in range(1, cell.placements):
+            latent[:, j] = cell.correlation * latent[:, j - 1] + np.sqrt(1 - cell.correlation**2) * latent[:, j]
+        yield (latent < scipy.stats.norm.ppf(cell.mean)).astype(float)
+
+
+def assumed(cell: Cell) -> Assumed:
+    """What the plan is told."""
+    if not cell.neighbours:
+        return Assumed(cell.placements, cell.mean, cell.correlation, AGREEMENT)
+    return assumed_of_pair(*pair(cell, 40_000, np.random.default_rng(0)))
+
+
+def admitted(cell: Cell, n: int, runs: int) -> float:
+    """The share (0 to 1) of so many models that the gate admits."""
+    rng, asked = np.random.default_rng([n, *map(ord, str(cell))]), asked_rules(POLICY_OF_ALL)
+    cases = (Case(*map(evidence, pair(cell, n, rng))) for _ in range(runs))
+    outcomes = [outcome_of([rule.judge(parameters, case) for rule, parameters in asked]) for case in cases]
+    return outcomes.count("admitted") / runs
+
+
+def second_look(cell: Cell, n: int, runs: int) -> tuple[list[int], float]:
+    """The numbers of examples that a gate names after a first look at n of them, and the share (0 to 1) of models that
+    it admits on so many more. Models that the first look admits or refuses are not asked again."""
+    rng, asked = np.random.default_rng([n, *map(ord, str(cell))]), asked_rules(POLICY_OF_ALL)
+    named, outcomes = [], []
+    while len(named) < runs:
+        first = Case(*map(evidence, pair(cell, n, rng)))
+        if outcome_of([rule.judge(parameters, first) for rule, parameters in asked]) != "not enough evidence":
+            continue
+        if number := examples_needed(asked, first, LATER)(POLICY):
+            second = Case(*map(evidence, pair(cell, number, rng)), share=LATER)
+            named.append(number)
+            outcomes.append(outcome_of([rule.judge(parameters, second) for rule, parameters in asked]))
+    return named, outcomes.count("admitted") / runs
+
+
+def planned(quick: bool) -> Iterator[Cell]:
+    if quick:
+        yield from (Cell(0.97, 0.6, 2), Cell(0.9, 0.3, 5))
+        return
+    yield from (Cell(*each) for each in product((0.7, 0.9, 0.97), (0.3, 0.6, 0.9), (2, 5, 10, 20)))
+    yield from (Cell(mean, 0.9, placements, True) for mean, placements in product((0.7, 0.9, 0.97), (5, 20)))
+
+
+def plan(quick: bool, runs: int) -> Simulated:
+    """The lowest and the highest share admitted, where 0.8 is planned, without and with AR(1), and at a second look."""
+    rows, shares = [], dict[str, list[float]]()
+    for cell in planned(quick):
+        n = Passing(asked_rules(POLICY_OF_ALL), assumed(cell)).least(POLICY, USUAL)
+        share = admitted(cell, n, runs)
+        shares.setdefault("AR(1)" if cell.neighbours else "exchangeable", []).append(share)
+        correlation = f"{cell.correlation:g}{' (AR(1))' if cell.neighbours else ''}"
+        rows.append([f"{cell.mean:g}", correlation, str(cell.placements), str(n), f"{100 * share:.0f} %"])
+    table = markdown(["mean", "correlation", "placements", "examples planned", "admitted"], rows)
+    again = []
+    for cell, n in LOOKS[:1] if quick else LOOKS:
+        named, share = second_look(cell, n, max(1, runs // 4))
+        shares.setdefault("second look", []).append(share)
+        counts = f"{np.median(named):.0f} ({min(named)} to {max(named)})"
+        again.append([f"{cell.mean:g}", f"{cell.correlation:g}", str(cell.placements), str(n), counts])
+        again[-1].append(f"{100 * share:.0f} %")
+    columns = ["mean", "correlation", "placements", "examples at first", "named for a second look", "admitted then"]
+    text = f"By `benchmarks/simulations.py plan --write`, {runs} models a row and {runs // 4} of a second look."
+    figures = {"runs": runs} | {shape: [min(each), max(each)] for shape, each in shares.items()}
+    return f"{text}\n\n{table}\n\n{markdown(columns, again)}", figures
+
+
+SIMULATIONS: dict[str, tuple[Callable[[bool, int], Simulated], int]] = {  # and how many runs a cell `--quick` has
+    "two": (two, 1),
+    "flatness": (flatness, 20),
+    "rates": (rates, 30),
+    "plan": (plan, 40),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*SIMULATIONS, []], metavar="NAME", help=", ".join(SIMULATIONS))
+    parser.add_argument("--quick", action="store_true", help="a few cells of each: under a minute on two cores")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/statistics.md")
+    parser.add_argument("--runs", type=int, default=400, help="simulated models a cell")
+    options = parser.parse_args()
+    all_figures = {}
+    for name in options.names or SIMULATIONS:
+        work, few = SIMULATIONS[name]
+        section, figures = work(options.quick, few if options.quick else options.runs)
+        if options.write:
+            json_line = "" if name == "flatness" else f"\n\n`{json.dumps(figures)}`"
+            write_section("statistics", name, section + json_line)
+        else:
+            print(section)
+        all_figures[name] = figures
+    print(json.dumps(all_figures))
+
+
+if __name__ == "__main__":
+    main()
