@@ -18,6 +18,7 @@
 # make oldest   the tests of what runs models, with the oldest torch and transformers that pyproject.toml allows
 # make newest   the same with the newest ones
 # make results   every figure of docs/results.md, by the commands of its last section (ONLY, TIMES, DATA)
+# make benchmarks   every script of benchmarks/ with --quick, in ten minutes
 # make screenshots   the pictures in docs/ of the demo's pages, by a headless Chromium
 #
 # TORCH_INDEX_URL: where pip also looks for torch, e.g. for the build without CUDA:
@@ -48,7 +49,7 @@ install = $(UV) install --quiet --constraint constraints.txt --constraint hashes
 # Modules are compiled once, as they are imported, also where a machine's settings would have each process do it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo smoke smollm2 test test-all test-real check types coverage docs hashes mutants chaos lint package mlproject community manifests pipeline images images-check images-scan containers s3 inspect frameworks oldest newest results screenshots clean
+.PHONY: demo smoke smollm2 test test-all test-real check types coverage docs hashes mutants chaos lint package mlproject community manifests pipeline images images-check images-scan containers s3 inspect frameworks oldest newest results benchmarks screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -193,6 +194,10 @@ build/%/.installed: pyproject.toml setup.py constraints.txt
 # ONLY: some of the figures, like "weights demo"; TIMES: how often each is run; DATA: the public files.
 results: $(VENV)/.installed-test
 	$(VENV)/bin/python benchmarks/results.py $(if $(TIMES),--times $(TIMES)) $(if $(DATA),--data $(DATA)) $(ONLY)
+
+# Each script with --quick: it runs, and both of its sides compute the same.
+benchmarks: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/results.py --quick
 
 screenshots: $(VENV)/.installed-test
 	test -f runs/demo/curves.html || $(MAKE) demo

@@ -1,6 +1,6 @@
 """R1's training step against the authors' way, on the same model, prompts and batches.
 
-    python benchmarks/distill_step.py [--wide] [--quick] [--vocabulary 128256] [--prompt-tokens 2048] ...
+    python benchmarks/distill_step.py [--quick] [--vocabulary 128256] [--prompt-tokens 2048] ...
 
 Both sides train the same random-weight Llama on the same random prompts with the same loss (mean
 KL at the response tokens, anchoring included, every prompt weighing the same), AdamW and
@@ -14,12 +14,6 @@ micro-batches, and must end with the same losses. They differ in how they get th
 Each side runs in a process of its own, so that peak memory is its own. The last line is JSON:
 `speed_ratio` (examples per second, ours / theirs; ours includes the pass over the teacher) and
 `memory_ratio` (peak, ours / theirs).
-
-`--wide` compares, on a wider model, with the paper's alignment and prompts of unequal length, the step that reads each
-prompt once, in micro-batches of tokens, and once for all what prompts of an example share ("ours"), with posgap's own
-until November 2026 ("weighing first"): prompts in the order of their examples, so many at once, each read without
-gradients before all weights are known and then again.
-Both take the teacher's states from disk, and the time is that of the steps alone. `flop_ratio` is by torch's counter.
 """
 
 import argparse
@@ -30,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,14 +33,11 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from report import write_section
-from torch.utils import flop_counter
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.distillation.batches import Collator, Pair, Row, plan
 from posgap.distillation.engine import Schedule, train
-from posgap.distillation.footprint import OPERATIONS
 from posgap.distillation.objectives import R1
-from posgap.distillation.optimizers import MAX_GRAD_NORM, adamw
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.foundation.tables import markdown
@@ -58,11 +48,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Steps(NamedTuple):
-    """What a side did: its losses, the seconds and the arithmetic operations it took, the latter where counted."""
+    """What a side did: its losses, and the seconds that it took."""
 
     losses: list[float]
     seconds: float
-    flops: int
 
 
 def clock(options) -> float:
@@ -71,19 +60,15 @@ def clock(options) -> float:
 
 
 class RandomPrompts:
-    """Builds prompts of random tokens, an example's with its gold document at different places among its others;
-    `spread` (percent) is how much shorter or longer than `tokens` the shortest and the longest example's are."""
+    """Builds prompts of random tokens, an example's with its gold document at different places among its others."""
 
     def __init__(self, options):
-        self.tokens, self.vocabulary, self.spread = options.prompt_tokens, options.vocabulary, options.spread / 100
-        self.examples = options.examples
+        self.tokens, self.vocabulary = options.prompt_tokens, options.vocabulary
         self.tokenizer = SimpleNamespace(pad_token_id=0)
 
     def __call__(self, example, placement) -> list[int]:
-        number = int(example.id)
-        longer = self.spread * (2 * (number + 0.5) / self.examples - 1)
-        rng = torch.Generator().manual_seed(1000 * number)
-        ids = torch.randint(1, self.vocabulary, (round(self.tokens * (1 + longer)),), generator=rng)
+        rng = torch.Generator().manual_seed(1000 * int(example.id))
+        ids = torch.randint(1, self.vocabulary, (self.tokens,), generator=rng)
         # The task, the documents, the gold one first, and the question.
         task, gold, *others, question = ids.tensor_split(N_DOCS + 2)
         (before,) = placement.positions
@@ -124,8 +109,7 @@ def setting(options) -> tuple[LlamaForCausalLM, Collator, R1, list]:
         for i in range(options.examples)
     ]
     trivial = [(i,) for i in range(1, N_DOCS + 1) if (i,) != BEST]
-    alignment = "paper" if options.wide else "none"
-    objective, prompts = R1([BEST] * len(pairs), alignment, 1.0), options.batch_size * (options.k + 1)
+    objective, prompts = R1([BEST] * len(pairs), "none", 1.0), options.batch_size * (options.k + 1)
     steps = plan(len(pairs), trivial, objective.rows, options.k, options.epochs, prompts, seed=0)
     collate = Collator(pairs, RandomPrompts(options))
     return model, collate, objective, steps
@@ -137,65 +121,19 @@ def ours(options) -> Steps:
         model.activation_checkpointing_enable({"use_reentrant": False})
     with tempfile.TemporaryDirectory() as folder:
         started = clock(options)
-        student, tokens = with_teacher(model, objective, collate, folder, options)
-        if options.wide:
-            started = clock(options)
+        teacher = Teacher(TeacherStates(Path(folder), {}), frozen_head(model, False, options.device), collate)
+        student = Student(model, objective, teacher)
+        tokens = options.micro_batch_size * (options.prompt_tokens + options.response_tokens)
+        teacher.read(student, torch.device(options.device), tokens)
         accelerator = Accelerator(cpu=options.device == "cpu")
-        with counting(options.wide) as counted:
-            _, history = train(student, steps, objective, collate, Schedule(1e-3), accelerator, tokens)
-    return Steps([step["loss"] for step in history], clock(options) - started, counted())
-
-
-def with_teacher(model, objective, collate, folder, options) -> tuple[Student, int]:
-    """The student, with a teacher that has read what it needs, and the tokens of a micro-batch."""
-    tokens = options.micro_batch_size * (options.prompt_tokens + options.response_tokens)
-    teacher = Teacher(TeacherStates(Path(folder), {}), frozen_head(model, False, options.device), collate)
-    student = Student(model, objective, teacher)
-    teacher.read(student, torch.device(options.device), tokens)
-    return student, tokens
-
-
-def weighing_first(options) -> Steps:
-    """posgap's step as it was: a pass without gradients for the weights, prompts in the order of their examples."""
-    model, collate, objective, steps = setting(options)
-    schedule = Schedule(1e-3)
-    history = []
-    with tempfile.TemporaryDirectory() as folder:
-        student, _ = with_teacher(model, objective, collate, folder, options)
-        started = clock(options)
-        optimizer = adamw([each for each in model.parameters() if each.requires_grad], 1e-3)
-        with counting(True) as counted:
-            for step, rows in enumerate(steps):
-                for group in optimizer.param_groups:
-                    group["lr"] = 1e-3 * schedule.rate(step, len(steps))
-                batches = [collate(part).to(options.device) for part in chunks(rows, options.micro_batch_size)]
-                with torch.no_grad():
-                    losses = torch.cat([student(batch) for batch in batches])
-                weights = objective.weights(rows, losses)
-                for batch, own in zip(batches, weights.split(options.micro_batch_size), strict=True):
-                    (own * student(batch)).sum().backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-                optimizer.step()
-                optimizer.zero_grad()
-                history.append(float((weights * losses).sum()))
-    return Steps(history, clock(options) - started, counted())
+        _, history = train(student, steps, objective, collate, Schedule(1e-3), accelerator, tokens)
+    return Steps([step["loss"] for step in history], clock(options) - started)
 
 
 def chunks(rows, size):
     """Yields `rows` in runs of `size`."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
-
-
-@contextmanager
-def counting(wanted: bool):
-    """Within the block operations are counted if `wanted`; yields a function that says how many. Of attention the whole
-    square counts, causal or not, as torch has it."""
-    if not wanted:
-        yield lambda: 0
-        return
-    with flop_counter.FlopCounterMode(display=False, custom_mapping=OPERATIONS) as counter:
-        yield counter.get_total_flops
 
 
 def theirs(options) -> Steps:
@@ -205,14 +143,14 @@ def theirs(options) -> Steps:
     if options.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     model.train()
-    schedule = Schedule(1e-3)
+    optimization = Schedule(1e-3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     history = []
     for step, rows in enumerate(steps):
         total = 0.0
         weights = objective.weights(rows, torch.zeros(len(rows)))
         for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * schedule.rate(step, len(steps))
+            group["lr"] = 1e-3 * optimization.rate(step, len(steps))
         for part, weight in zip(
             chunks(rows, options.micro_batch_size), weights.split(options.micro_batch_size), strict=True
         ):
@@ -228,14 +166,14 @@ def theirs(options) -> Steps:
             loss.backward()
             total += loss.item()
             del p, q
-        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), optimization.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
         history.append(total)
-    return Steps(history, clock(options) - started, 0)
+    return Steps(history, clock(options) - started)
 
 
-SIDES = {"ours": ours, "theirs": theirs, "weighing first": weighing_first}
+SIDES = {"ours": ours, "theirs": theirs}
 
 
 def measure(side: str, options) -> dict:
@@ -253,48 +191,36 @@ def measure(side: str, options) -> dict:
 def compare(options) -> tuple[dict, list[list[str]]]:
     """Both sides, each in a process of its own: the ratios, and a row of figures for each."""
     measured, rows = {}, []
-    other = "weighing first" if options.wide else "theirs"
-    for side in (other, "ours"):
+    for side in ("theirs", "ours"):
         arguments = [
             f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items() if name not in FLAGS
         ]
-        flags = [f"--{name.replace('_', '-')}" for name in ("gradient_checkpointing", "wide") if getattr(options, name)]
+        flags = ["--gradient-checkpointing"] * options.gradient_checkpointing
         command = [sys.executable, __file__, "--side", side, *arguments, *flags]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         measured[side] = json.loads(output.splitlines()[-1])
         seconds, peak = measured[side]["seconds"], measured[side]["peak_bytes"]
         rate = options.examples * options.epochs / seconds
         rows.append([f"{options.vocabulary}, {side}", f"{rate:.3f}", f"{seconds:.1f}", f"{peak / 2**30:.2f}"])
-        if options.wide:
-            rows[-1].append(f"{measured[side]['flops'] / 1e12:.3f}")
-    for a, b in zip(measured["ours"]["losses"], measured[other]["losses"], strict=True):
+    for a, b in zip(measured["ours"]["losses"], measured["theirs"]["losses"], strict=True):
         tolerance = 1e-3 if options.dtype == "float32" else 5e-2
         # Of two float32 programs a KL this small differs by its rounding, some 1e-7.
-        assert abs(a - b) <= tolerance * abs(b) + 1e-6, (measured["ours"]["losses"], measured[other]["losses"])
+        assert abs(a - b) <= tolerance * abs(b) + 1e-6, (measured["ours"]["losses"], measured["theirs"]["losses"])
     ratios = {
-        "speed_ratio": round(measured[other]["seconds"] / measured["ours"]["seconds"], 2),
-        "memory_ratio": round(measured["ours"]["peak_bytes"] / measured[other]["peak_bytes"], 3),
+        "speed_ratio": round(measured["theirs"]["seconds"] / measured["ours"]["seconds"], 2),
+        "memory_ratio": round(measured["ours"]["peak_bytes"] / measured["theirs"]["peak_bytes"], 3),
     }
-    if options.wide:
-        ratios["flop_ratio"] = round(measured[other]["flops"] / measured["ours"]["flops"], 2)
     return ratios, rows
 
 
-FLAGS = ("gradient_checkpointing", "quick", "wide", "write", "side", "small_vocabulary")
-# Of --wide, where nothing else is asked for.
-WIDE = {
-    "vocabulary": 32000, "response_tokens": 32, "width": 512, "layers": 2, "heads": 8, "kv_heads": 8, "examples": 2,
-    "epochs": 3, "batch_size": 2, "micro_batch_size": 4, "spread": 25, "small_vocabulary": 0,
-}  # fmt: skip
+FLAGS = ("gradient_checkpointing", "quick", "write", "side", "small_vocabulary")
 QUICK = {"examples": 1, "epochs": 1, "batch_size": 1, "k": 2}
-QUICK_AND_WIDE = {"prompt_tokens": 512, "epochs": 1, "k": 3}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one step of one example: under a minute on two cores")
     parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
-    parser.add_argument("--wide", action="store_true", help="width 512, against the step that weighs prompts first")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -303,13 +229,12 @@ def main() -> None:
     for name, default in {
         "vocabulary": 128256, "prompt-tokens": 2048, "response-tokens": 8, "width": 64, "feed-forward": 0, "layers": 2,
         "heads": 4, "kv-heads": 2, "examples": 2, "k": 4, "epochs": 2, "batch-size": 1, "micro-batch-size": 1,
-        "threads": 1, "spread": 0,
+        "threads": 1,
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     chosen, _ = parser.parse_known_args()
-    parser.set_defaults(**(WIDE if chosen.wide else {}))
     if chosen.quick:
-        parser.set_defaults(**(QUICK_AND_WIDE if chosen.wide else QUICK))
+        parser.set_defaults(**QUICK)
     options = parser.parse_args()
     if options.side:
         print(json.dumps(measure(options.side, options)))
@@ -319,13 +244,11 @@ def main() -> None:
         small = argparse.Namespace(**vars(options) | {"vocabulary": options.small_vocabulary})
         figures["small_vocabulary"], more = compare(small)
         rows += more
-    heads = ["vocabulary, side", "examples/s", "seconds", "peak GiB", *(["TFLOP"] if options.wide else [])]
-    table = markdown(heads, rows)
+    table = markdown(["vocabulary, side", "examples/s", "seconds", "peak GiB"], rows)
     if options.write:
         device = torch.cuda.get_device_name() if options.device == "cuda" else f"{options.threads} CPU threads"
-        template = TEXT_WIDE if options.wide else TEXT
-        text = template.format(table=table, date=date.today(), where=device, json=json.dumps(figures), **vars(options))
-        write_section("results", f"distill-step{'-wide' * options.wide}-{options.device}", text)
+        text = TEXT.format(table=table, date=date.today(), where=device, json=json.dumps(figures), **vars(options))
+        write_section("results", f"distill-step-{options.device}", text)
     else:
         print(table)
     print(json.dumps(figures))
@@ -347,23 +270,6 @@ of an example in every epoch, logits and log-softmax over whole prompts. "Ours" 
 TRL's DistillationTrainer is not beside it: it samples its completions from the student (on-policy) and reads one prompt
 column, so that it cannot train on a response given under another prompt.
 """
-
-TEXT_WIDE = """\
-## A training step of R1 that reads each prompt once, and what prompts share once for all
-
-Written by `benchmarks/distill_step.py --wide --write` on {date}, {where}, {dtype}. A random-weight Llama of {layers}
-layers, width {width}, reads prompts of {prompt_tokens} tokens, give or take {spread} %. An example's prompts have its
-gold document at different places. Responses have {response_tokens} tokens. There are {epochs} steps of {batch_size}
-examples, K = {k}, with the paper's alignment. "Weighing first" is the step as it was: a pass without gradients for the
-weights, prompts in the order of their examples, {micro_batch_size} at once. "Ours" has as many tokens in a micro-batch.
-Both end with the same loss, and take the teacher's states from disk. Seconds are those that a process computed,
-operations are by torch's counter.
-
-{table}
-
-`{json}`
-"""
-
 
 if __name__ == "__main__":
     main()

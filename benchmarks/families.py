@@ -272,17 +272,19 @@ class Cell:
     refused: str = ""
     given: bool = False
 
-    @property
-    def text(self) -> str:
-        """What the table says; of a refusal what not only this family or this mitigation is called."""
-        if self.failed:
-            return f"{FAILED} {'; '.join(self.failed)}"
-        if not self.refused:
-            return GIVEN if self.given else EQUAL
+    def reason(self) -> str:
+        """Why it was refused, without what only this family or this mitigation is called."""
         reason = re.sub(r"^\S+: ", "", self.refused).removeprefix(f"{self.mitigation}: ")
         reason = re.sub(r" \([a-z0-9_, ]+\)", "", reason)
         reason = re.sub(r"\b[A-Z]\w+(?=Attention |Layer |Block )", "", reason)
         return re.sub(r"^(Attention|DecoderLayer|Block|EncoderLayer|Layer) ", "its layer ", reason)
+
+    @property
+    def text(self) -> str:
+        """What the table says."""
+        if self.failed:
+            return f"{FAILED} {'; '.join(self.failed)}"
+        return self.reason() or (GIVEN if self.given else EQUAL)
 
 
 @torch.inference_mode()

@@ -2,13 +2,16 @@
 
     python benchmarks/gpu.py [--model Qwen/Qwen2.5-1.5B-Instruct] [--size 1.5b] [--hours 4]
     python benchmarks/gpu.py --dry
+    python benchmarks/gpu.py --quick
 
 The rows run one after another until the hours are over, and the same command goes on with what is missing. Each keeps
 its figures in benchmarks/study/gpu-<size>-<row>.json, of which the table of methods is made. `--dry` runs the same
-commands on SmolLM2 with a few short examples, on a CPU, and keeps nothing: it shows that they work.
+commands on SmolLM2 with a few short examples, on a CPU, and keeps nothing: it shows that they work. `--quick` runs
+nothing: the last line is JSON, how many `commands` there are, all of which the command line takes.
 """
 
 import argparse
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,7 +115,12 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=4.0, help="no row is begun after so many (4)")
     parser.add_argument("--questions", type=Path, help="nq-open-oracle.jsonl.gz; else it is downloaded")
     parser.add_argument("--dry", action="store_true", help="the same commands on SmolLM2, and nothing is kept")
+    parser.add_argument("--quick", action="store_true", help="run nothing, and check the commands")
     options = parser.parse_args()
+    if options.quick:
+        all_rows = [*rows("gpu-dry", DRY), *rows("gpu", of_questions(Path("questions.jsonl.gz")))]
+        print(json.dumps({"commands": study.taken(all_rows)}))
+        return
     if options.dry:
         model = str(real_models.folder("smollm2"))
         with tempfile.TemporaryDirectory() as folder:

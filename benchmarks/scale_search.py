@@ -102,7 +102,9 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=14, help="a population")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    repeats = 2 if arguments.quick else 7
+    repeats = 7
+    if arguments.quick:
+        repeats, arguments.candidates = 1, 6
     llama, rng = model(arguments.layers, arguments.width), np.random.default_rng(0)
     # Close to 1, so that a candidate answers some questions as the unscaled model does and others not.
     candidates = [tuple(1 + rng.uniform(0, 1e-3 * i, arguments.layers)) for i in range(arguments.candidates)]
@@ -115,7 +117,7 @@ def main() -> None:
         questions = [flat[i : i + 7] for i in range(0, len(flat), 7)]
         forced = TeacherForced(llama, questions, 0, BUDGET)
         sides = {
-            "teacher_forced": partial(forced.correct, candidates, range(examples)),
+            "teacher_forced": partial(forced.correct, candidates),
             "per_candidate": partial(generated, llama, questions, candidates, BUDGET),
         }
         if suffix:

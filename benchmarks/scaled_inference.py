@@ -1,12 +1,12 @@
-"""A scaled model's forward pass and decoding against the unscaled one's; with --heads, what Ms-PoE costs three ways.
+"""A scaled model's forward pass and decoding against the unscaled one's; with --heads, what Ms-PoE costs.
 
     python benchmarks/scaled_inference.py [--quick] [--write]
     python benchmarks/scaled_inference.py --heads [--quick] [--write]
 
 All are the same Llama with the same weights, measured in turns. Factors of one must give the unscaled logits bit for
-bit. The last line is JSON: {"forward_ratio": ..., "decode_ratio": ..., "identical": ...}; with --heads, for each way
-and length a `..._forward_ratio` and a `..._decode_ratio`, and `equal`: keys turned at every step and keys turned once
-give the same logits.
+bit. The last line is JSON: {"forward_ratio": ..., "decode_ratio": ..., "identical": ...}; with --heads, for each of
+`ms-poe` and `ms-poe-static` and each length a `..._forward_ratio` and a `..._decode_ratio`, and `differ`: whether the
+logits of each are other ones than the unscaled model's.
 """
 
 import argparse
@@ -14,13 +14,11 @@ import copy
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from report import conclude
-from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from posgap.foundation.tables import markdown
@@ -31,7 +29,6 @@ STEPS_PER_TURN = 15
 LENGTHS = (1024, 3000)
 BY_HEAD = [1.2 + 0.6 * head / HEADS for head in range(HEADS)]  # the paper's steps, in every layer
 WAYS = {
-    "each_step": "all cached keys turned at each step",
     "once": "each key turned once and cached (`ms-poe-static`)",
     "ranked": "so too, heads ranked at each prompt (`ms-poe`)",
 }
@@ -57,50 +54,6 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
     copied = copy.deepcopy(model)
     copied.load_state_dict(model.state_dict(), assign=True)
     return copied
-
-
-def turning_at_each_step(model: PreTrainedModel, factors: Sequence[float]) -> PreTrainedModel:
-    """Gives every layer's heads `factors [H]` by turning on, at each step, queries and all cached keys.
-
-    That is how posgap did it before: keys are cached as the model turns them, for all heads alike, and each step turns
-    them by what is left for their head.
-    """
-    frequencies = model.get_decoder().rotary_emb.inv_freq
-    for layer in model.get_decoder().layers:
-        layer.self_attn.forward = partial(_turning, layer.self_attn, frequencies, 1 / torch.tensor(factors) - 1)
-    return model
-
-
-def _turning(
-    attention: nn.Module,
-    frequencies: Tensor,
-    left: Tensor,
-    hidden_states: Tensor,
-    position_embeddings: tuple[Tensor, Tensor],
-    past_key_values: DynamicCache | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Causal attention whose heads are turned on by `left [H]` of their angles."""
-    shape = (*hidden_states.shape[:-1], -1, attention.head_dim)
-    query, key, value = (
-        projection(hidden_states).view(shape).transpose(1, 2)
-        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    query, key = (_turned(each, *(table[:, None] for table in position_embeddings)) for each in (query, key))
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, attention.layer_idx)
-    angles = left[:, None, None] * torch.arange(key.shape[2])[:, None] * torch.cat([frequencies, frequencies])
-    cos, sin = angles.cos(), angles.sin()
-    query = _turned(query, cos[:, -query.shape[2] :], sin[:, -query.shape[2] :])
-    key = _turned(key, cos, sin)
-    out = F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
-    return attention.o_proj(out.transpose(1, 2).flatten(2)), None
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x [B, H, S, D]` turned by the angles of tables that fit it, dimension i with i + D / 2."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], -1) * sin
 
 
 def forward(model: PreTrainedModel, ids: torch.Tensor) -> float:
@@ -169,22 +122,21 @@ def layers(quick: bool, prompt: int, write: bool) -> None:
 
 
 def heads(quick: bool, write: bool) -> None:
-    """Ms-PoE three ways against the unscaled model, at lengths at which the cache costs little and much."""
+    """Ms-PoE two ways against the unscaled model, at lengths at which the cache costs little and much."""
     before = os.getloadavg()[0]
     unscaled = llama()
     models = {
         "unscaled": unscaled,
-        "each_step": turning_at_each_step(twin(unscaled), BY_HEAD),
         "once": scale_model(twin(unscaled), [BY_HEAD] * LAYERS),
         "ranked": twin(unscaled),
     }
     apply(models["ranked"], "ms-poe", {"first_layer": 0})
-    head, base, equal = ["keys"], ["unscaled, its seconds"], True
+    head, base, differ = ["keys"], ["unscaled, its seconds"], True
     rows = [[said] for said in WAYS.values()]
     figures: dict[str, float | bool] = {}
     for length in (256,) if quick else LENGTHS:
         ids = torch.randint(3, 2048, (1, length))
-        equal = equal and same_answers(models["each_step"], models["once"], models["unscaled"], ids)
+        differ = differ and all(answers_differ(models[way], unscaled, ids) for way in WAYS)
         forwards, steps = measured(models, ids, 4 if quick else 12)
         for what, name, turns in (("forward", "prompt", forwards), ("decode", "a token after it", steps)):
             head.append(f"{name}, {length:,} tokens")
@@ -195,26 +147,23 @@ def heads(quick: bool, write: bool) -> None:
     lines = markdown(head, [base, *rows]).splitlines()
     load = f"{before:.1f} before and {os.getloadavg()[0]:.1f} after"
     text = HEADS_TEXT.replace("{load}", load).replace("{cores}", str(os.cpu_count()))
-    conclude("head-scaled-inference", text, lines, figures | {"equal": equal}, write)
+    conclude("head-scaled-inference", text, lines, figures | {"differ": differ}, write)
 
 
-def same_answers(one: PreTrainedModel, other: PreTrainedModel, unscaled: PreTrainedModel, ids: torch.Tensor) -> bool:
-    """Whether two models agree on the logits of a prompt's last token and of one after it, and neither is unscaled."""
+def answers_differ(one: PreTrainedModel, other: PreTrainedModel, ids: torch.Tensor) -> bool:
+    """Whether two models disagree on the logits of a prompt's last token, and on those of one after it."""
 
-    def logits(model: PreTrainedModel) -> torch.Tensor:
+    def logits(model: PreTrainedModel) -> list[torch.Tensor]:
         read = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-        after = model(input_ids=torch.tensor([[5]]), past_key_values=read.past_key_values)
-        return torch.cat([read.logits, after.logits])
+        return [read.logits, model(input_ids=torch.tensor([[5]]), past_key_values=read.past_key_values).logits]
 
-    return torch.allclose(logits(one), logits(other), atol=1e-3) and not torch.allclose(
-        logits(one), logits(unscaled), atol=1e-3
-    )
+    return not any(torch.allclose(*pair, atol=1e-3) for pair in zip(logits(one), logits(other)))
 
 
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--heads", action="store_true", help="Ms-PoE three ways, in place of factors of layers")
+    parser.add_argument("--heads", action="store_true", help="Ms-PoE, in place of factors of layers")
     parser.add_argument("--quick", action="store_true", help="fewer turns: under a minute")
     parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
@@ -236,12 +185,11 @@ bit.
 """
 
 HEADS_TEXT = """\
-## What Ms-PoE costs, three ways
+## What Ms-PoE costs
 
 Written by `benchmarks/scaled_inference.py --heads --write` on {date}, one thread, float32, of a machine with {cores}
 cores at other work (load {load}): the Llama of the section above, all layers with factors by head.
-Multiples of the unscaled model's time, measured in turns; medians of the ratios within a turn. Keys that are turned at
-each step are as posgap did it before, made again in the script; `equal`: their logits are those of keys turned once.
+Multiples of the unscaled model's time, measured in turns; medians of the ratios within a turn.
 """
 
 

@@ -2,10 +2,13 @@
 
     python benchmarks/study.py [--rows smollm2-kv ...] [--hours 1] [--again]
     python benchmarks/study.py --tables
+    python benchmarks/study.py --quick
 
 The rows run one after another until the hours are over; a row that is kept is not run again, so the same command goes
 on another day. Each keeps its figures in benchmarks/study/<row>.json, with commands, day, machine and seconds.
-`--tables` alone makes the tables of the pages of these files; a test holds them against each other.
+`--tables` alone makes the tables of the pages of these files; a test holds them against each other. `--quick` runs and
+writes nothing: the command line takes every command, and the tables are made. The last line is JSON: `commands`,
+`kept`, how many rows have figures, and `identical`, whether the tables are those of the pages.
 """
 
 import argparse
@@ -17,13 +20,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import real_models
 from report import ROOT, machine, write_table
+from report import TABLES as WRITTEN_TABLES
 
 from posgap.foundation.files import atomic, read_json, read_jsonl
 from posgap.foundation.locations import cache_folder
@@ -542,6 +547,19 @@ TABLES = {
 }
 
 
+def taken(rows: Iterable[Row]) -> int:
+    """How many commands the rows have, all of which the command line takes; what it raises otherwise."""
+    from posgap.cli import main as cli  # late: it takes seconds
+
+    places = {"model": "model", "runs": "runs", "out": "runs/out", "cache": "cache", "gpus": "0"}
+    asked: list[object] = []
+    with mock.patch.object(cli, "_work", lambda verb, parsed: asked.append(parsed)):
+        for command in (command for row in rows for command in row.commands):
+            words = shlex.split(command.format(**places))
+            cli.build().main(words, prog_name="posgap", standalone_mode=False)
+    return len(asked)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [row.name for row in ROWS]
@@ -549,7 +567,14 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=1.0, help="no row is begun after so many (1)")
     parser.add_argument("--again", action="store_true", help="run rows that are kept, too")
     parser.add_argument("--tables", action="store_true", help="run nothing, and make the tables")
+    parser.add_argument("--quick", action="store_true", help="run and write nothing, and check commands and tables")
     options = parser.parse_args()
+    if options.quick:
+        written = {name: (WRITTEN_TABLES / f"{name}.md").read_text(encoding="utf-8").strip() for name in TABLES}
+        identical = all(table().strip() == written[name] for name, table in TABLES.items())
+        figures = {"commands": taken(ROWS), "kept": sum(map(is_kept, ROWS)), "identical": identical}
+        print(json.dumps(figures))
+        return
     if not options.tables:
         by_name = {row.name: row for row in ROWS}
         missing = [by_name[name] for name in options.rows if options.again or not is_kept(by_name[name])]
