@@ -1,6 +1,6 @@
 """Runs the commands of docs/results.md, each of which writes its figures into build/results/.
 
-    python benchmarks/results.py                        all of them, one after another: half an hour
+    python benchmarks/results.py                        all of them, one after another: an hour
     python benchmarks/results.py weights demo           these alone
     python benchmarks/results.py --times 3 scale-search three times, to see how far its figures spread
     python benchmarks/results.py --quick                every script with --quick: ten minutes

@@ -1,7 +1,7 @@
 """The output head, which turns hidden states into logits: the student's, and the teacher's frozen copy.
 
 Logits are float32 in every precision of training. Rounded to bfloat16, which knows a logit of 20 to 1/16, they alone
-would make a KL of some 1e-3 between two models that are equal (benchmarks/precision.py).
+would make a KL of some 1e-3 between two models that are equal.
 """
 
 from collections.abc import Callable, Iterator

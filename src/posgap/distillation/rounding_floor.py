@@ -1,7 +1,7 @@
 """What rounding alone makes of the divergence that is trained: below it a gradient is noise.
 
 On SmolLM2 a KL above the floor of bfloat16 has a gradient with a cosine of 0.9 and more with that of float32; at a
-hundredth of it the cosine may be anything (benchmarks/precision.py).
+hundredth of it the cosine may be anything.
 """
 
 from collections.abc import Sequence

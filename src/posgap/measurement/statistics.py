@@ -214,7 +214,6 @@ def flatness_p(correct: np.ndarray) -> float:
     (a sign-flip test; those that are equal count half). This keeps whatever correlation the placements have, so the
     test holds where neighbouring positions resemble each other, and with more placements than examples. With two
     placements it is McNemar's exact test with the mid-p-value. The flips are the same in every call.
-    `benchmarks/flatness.py` compares its error rates with those of other tests.
     """
     contrasts = correct - correct.mean(axis=1, keepdims=True)
     rounding = 1e-9 * (contrasts**2).sum()
