@@ -85,7 +85,8 @@ class Config(BaseModel):
 
     def chosen(self) -> dict[str, Any]:
         """The plain parameters of these."""
-        return {name: value for name, value in self.recorded().items() if name in self.parameters()}
+        recorded = self.recorded()
+        return {name: recorded[name] for name in self.parameters()}
 
 
 class FileConfig(Config):

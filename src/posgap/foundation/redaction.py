@@ -37,7 +37,11 @@ _FORMS = (
 
 def redacted(text: str) -> str:
     """The text with `***` in the place of every secret in it."""
-    for value in _known_values():
+    return _redacted(text, _known_values())
+
+
+def _redacted(text: str, known: list[str]) -> str:
+    for value in known:
         text = text.replace(value, HIDDEN)
     for form, hidden in _FORMS:
         text = form.sub(hidden, text)
@@ -52,11 +56,16 @@ def without_user(address: str) -> str:
 def redacted_value(value: Any) -> Any:
     """A JSON value, or what is to become one, in which every text is `redacted`, keys excepted, and every text under a
     key that names a secret."""
-    if isinstance(value, str):
-        return redacted(value)
-    if isinstance(value, dict):
-        return {key: HIDDEN if _is_secret(key, each) else redacted_value(each) for key, each in value.items()}
-    return [redacted_value(each) for each in value] if isinstance(value, list | tuple) else value
+    known = _known_values()
+
+    def without_secrets(value: Any) -> Any:
+        if isinstance(value, str):
+            return _redacted(value, known)
+        if isinstance(value, dict):
+            return {key: HIDDEN if _is_secret(key, each) else without_secrets(each) for key, each in value.items()}
+        return [without_secrets(each) for each in value] if isinstance(value, list | tuple) else value
+
+    return without_secrets(value)
 
 
 def _is_secret(key: Any, value: Any) -> bool:

@@ -130,7 +130,8 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
     name, partial = about["stage"], output.partial
     log.info("%s: started", name)
     asked, here = here, here.settled()
-    decided = {field: value for field, value in here.chosen().items() if asked.chosen()[field] != value}
+    before = asked.chosen()
+    decided = {field: value for field, value in here.chosen().items() if before[field] != value}
     about |= {"settled": decided} if decided else {}
     started, clock = datetime.now(UTC), time.monotonic()
     files.remove(partial)
@@ -211,10 +212,11 @@ def _origin(config: C, input_sources: dict[str, Source], inputs: dict[str, dict[
 
 def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]]) -> str:
     """sha256 of all that decides what the stage `name` makes of inputs with these records."""
+    names = config.deciding()
     deciding = {
         "stage": name,
         "version": __version__,
-        "parameters": {name: value for name, value in config.chosen().items() if name in config.deciding()},
+        "parameters": {name: value for name, value in config.chosen().items() if name in names},
         "inputs": {field: i["sha256"] or i["path"] for field, i in inputs.items()},
     }
     return files.digest_of(deciding)
