@@ -1,9 +1,9 @@
 # make demo   sets up .venv and runs the demo
-# make test   sets up .venv and runs the tests
-# make test-all   the same, with those that otherwise run each night: endurance, and what learning alone can show
+# make test   sets up .venv and runs the core of the tests, in minutes
+# make test-full   runs the tests that take longer, a second and more each
+# make test-all   both, with those that otherwise run each night: endurance, and what learning alone can show
 # make test-real   the tests on weights that others trained, which it downloads the first time (SmolLM2, 93 MB)
 # make smollm2   gets SmolLM2-135M-Instruct and makes examples for it, runs/smollm2/kv.jsonl
-# make check   ruff, and the quickest tests that fit into two minutes
 # make types   checks the types with mypy
 # make coverage   which lines and branches the tests run, in other processes too (ARGS: a part of the suite)
 # make hashes   hashes.txt and those of infra/images, after a change of constraints.txt
@@ -29,9 +29,9 @@ VENV ?= .venv
 TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
 WORKERS ?= 1
-# Slow tests wait for servers and processes of theirs more than they compute.
+# Long tests wait for servers and processes of theirs more than they compute; the core has a process for each processor,
+# since each reads the whole suite first.
 TEST_PROCESSES ?= 4
-CHECK_SECONDS ?= 120
 CHAOS_SECONDS ?= 600
 S3 ?= ceph
 IMAGES ?= cpu mlflow gpu-train gpu-serve
@@ -49,7 +49,7 @@ install = $(UV) install --quiet --constraint constraints.txt --constraint hashes
 # Modules are compiled once, as they are imported, also where a machine's settings would have each process do it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo smoke smollm2 test test-all test-real check types coverage docs hashes mutants chaos lint package mlproject community manifests pipeline images images-check images-scan containers s3 inspect frameworks oldest newest results benchmarks screenshots clean
+.PHONY: demo smoke smollm2 test test-full test-all test-real types coverage docs hashes mutants chaos lint package mlproject manifests pipeline images images-check images-scan containers s3 inspect frameworks oldest newest results benchmarks screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -60,16 +60,21 @@ smoke: $(VENV)/.installed
 
 # Weights that others trained, as benchmarks/real_models.py gets them, and records that are not beyond them.
 smollm2: $(VENV)/.installed
-	$(VENV)/bin/posgap data make kv --n-keys 10 --n-examples 20 --force --out runs/smollm2/uuids.jsonl
+	$(VENV)/bin/posgap data make kv --n-docs 10 --n-examples 20 --force --out runs/smollm2/uuids.jsonl
 	$(VENV)/bin/posgap data import --format litm-kv --input runs/smollm2/uuids.jsonl --key-digits 8 --value-digits 8 \
 		--force --out runs/smollm2/kv.jsonl
 	$(PIP) gguf
 	$(VENV)/bin/python benchmarks/real_models.py smollm2
 
-test test-all: $(VENV)/.installed-test
+test test-full test-all: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-		$(if $(filter test-all,$@),-m 'not real')
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/python -m pytest $(IN_PROCESSES) $($@)
+
+IN_PROCESSES = --numprocesses $(TEST_PROCESSES) --maxprocesses 16 --dist loadfile --no-loadscope-reorder
+test: TEST_PROCESSES = logical
+test-full = -m 'full and not nightly and not real'
+test-all = -m 'not real'
 
 test-real: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest --durations 20 -m real tests
@@ -77,16 +82,10 @@ test-real: $(VENV)/.installed-test
 docs: $(VENV)/.installed-test
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build
 
-# For the inner loop; the seconds are those of the tests of both processes, as measured here when they were last run.
-check: $(VENV)/.installed-test
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder --seconds $(CHECK_SECONDS)
-
-# ARGS: a part of the suite, like "tests/test_gate.py", or "--seconds 120" for that of `make check`.
+# The core, or ARGS: another part of the suite, like "tests/test_gate.py", or "-m ''" for all.
 coverage: $(VENV)/.installed-test
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(VENV)/bin/coverage run -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(VENV)/bin/coverage run -m pytest --quiet $(IN_PROCESSES) $(ARGS)
 	$(VENV)/bin/coverage combine --quiet
 	$(VENV)/bin/coverage report
 
@@ -139,7 +138,7 @@ pipeline: $(VENV)/.installed
 	$(VENV)/bin/posgap pipeline compile --pipeline watch --out pipelines/watch.yaml
 
 manifests: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest --quiet tests/test_kubernetes.py tests/test_kubernetes_security.py
+	$(VENV)/bin/python -m pytest --quiet -m '' tests/test_kubernetes.py tests/test_kubernetes_security.py
 	mkdir -p build/manifests
 	kubectl kustomize infra/kubernetes/overlays/local > build/manifests/local.yaml
 	kubectl kustomize infra/kubernetes/overlays/aws > build/manifests/aws.yaml
@@ -157,7 +156,7 @@ images-scan:
 
 # Needs root, kubectl, and Debian's podman, buildah, runc, catatonit, debootstrap, netavark and iptables.
 containers: $(VENV)/.installed-test
-	POSGAP_CONTAINERS=1 TORCH_INDEX_URL=$(TORCH_INDEX_URL) $(VENV)/bin/python -m pytest tests/test_containers.py
+	POSGAP_CONTAINERS=1 TORCH_INDEX_URL=$(TORCH_INDEX_URL) $(VENV)/bin/python -m pytest -m '' tests/test_containers.py
 
 # Needs Debian's radosgw, ceph-mon and ceph-osd, or rclone 1.65 or newer.
 s3: $(VENV)/.installed-test
@@ -165,17 +164,17 @@ s3: $(VENV)/.installed-test
 		tests/test_server.py
 
 inspect: build/inspect/.installed
-	OMP_NUM_THREADS=1 build/inspect/bin/python -m pytest tests/test_inspect.py
+	OMP_NUM_THREADS=1 build/inspect/bin/python -m pytest -m '' tests/test_inspect.py
 
 frameworks: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade \
 		--target build/frameworks langchain-core haystack-ai
-	HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=build/frameworks $(VENV)/bin/python -m pytest tests/test_frameworks.py
+	HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=build/frameworks $(VENV)/bin/python -m pytest -m '' tests/test_frameworks.py
 
 # What runs models is tested in the files that import one of these.
 oldest newest: %: build/%/.installed
-	OMP_NUM_THREADS=1 build/$@/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-		$$(grep -lE '^ *(from|import) (torch|transformers|posgap\.models|posgap\.stages\.sweep)\b' tests/test_*.py)
+	OMP_NUM_THREADS=1 build/$@/bin/python -m pytest $(IN_PROCESSES) -m 'not nightly and not real' \
+		$$(grep -rlE '^ *(from|import) (torch|transformers|posgap\.models|posgap\.stages\.sweep)\b' tests --include 'test_*.py')
 
 # Environments where some packages, LOOSE, have other versions than constraints.txt says; all else is as elsewhere.
 build/inspect/.installed: LOOSE = boto3|botocore|s3transfer|fsspec

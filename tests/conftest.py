@@ -1,5 +1,10 @@
-"""Fixtures: public data, hand-made examples and tiny untrained models."""
+"""Fixtures: public data, hand-made examples and tiny untrained models.
 
+Each process of a run imports this file, so what takes long is imported in the fixtures that need it. A test tracks
+nothing and draws nothing unless it asks for the fixtures `mlflow_store` and `pictures`.
+"""
+
+import base64
 import functools
 import gc
 import importlib.metadata
@@ -13,26 +18,17 @@ import sqlite3
 import sys
 import tempfile
 import threading
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import s3_servers
-import tiny_two_hop
-import torch
 from hypothesis import Phase, settings
-from s3 import Calls
 
-from posgap.demo import tiny_model
-from posgap.distillation.batches import Collator, Pair
-from posgap.models.loading import save_model
-from posgap.tasks.content import content
 from posgap.tasks.examples import Document, Example, KVExample
-from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.registry import TASKS
-from posgap.tasks.responses import Response
+
+if TYPE_CHECKING:
+    from posgap.distillation.batches import Collator, Pair
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,38 +46,15 @@ settings.register_profile(
 def pytest_configure():
     # Threads that wait for each other on a busy machine take many times as long as one; so in what tests start.
     os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
     # A shell starts what runs in its background deaf to Ctrl-C, and so would be the commands that tests interrupt.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_addoption(parser):
-    what = "run no slow tests, and of the files of the others as many, quick ones first, as take so many seconds in all"
-    parser.addoption("--seconds", type=float, metavar="SECONDS", help=what)
-
-
-SECONDS = defaultdict(float)  # that the tests of a file took in this session, with their fixtures
-TESTS = Counter()
-KEPT = "posgap/seconds"  # in pytest's cache: seconds a test, by file, from the last session that ran any of them
-UNKNOWN = 0.3  # seconds a test of a file that was never run here
-
-
-def pytest_collection_modifyitems(config, items):
-    """Files with slow tests come first, so that processes that share the files end together; where time is limited,
-    quick files."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    if config.option.seconds is None:
-        items.sort(key=lambda item: item.path not in slow)
-        return
-    kept = config.cache.get(KEPT, {})
-    means = {item.path: kept.get(item.path.name, UNKNOWN) for item in items}
-    quick = sorted((item for item in items if not item.get_closest_marker("slow")), key=lambda item: means[item.path])
-    taken = accumulate(means[item.path] for item in quick)
-    files = {item.path for item, seconds in zip(quick, taken) if seconds <= config.option.seconds}
-    chosen = [item for item in quick if item.path in files]
-    config.hook.pytest_deselected(items=set(items).difference(chosen))
-    items[:] = chosen
+def pytest_collection_modifyitems(items):
+    """Files with nothing but long tests come first, so that processes that share the files end together."""
+    quick = {item.path for item in items if not item.get_closest_marker("full")}
+    items.sort(key=lambda item: item.path in quick)
 
 
 def pytest_collection_finish():
@@ -90,19 +63,6 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
-
-
-def pytest_runtest_logreport(report):
-    file = Path(report.location[0]).name
-    SECONDS[file] += report.duration
-    TESTS[file] += report.when == "call"
-
-
-def pytest_sessionfinish(session):
-    config = session.config
-    if not hasattr(config, "workerinput") and hasattr(config, "cache"):  # the process that hears of all tests
-        means = {file: round(SECONDS[file] / number, 3) for file, number in TESTS.items() if number}
-        config.cache.set(KEPT, config.cache.get(KEPT, {}) | means)
 
 
 @pytest.fixture(scope="session")
@@ -130,19 +90,44 @@ def empty_store() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_tracking(tmp_path, empty_store, monkeypatch):
-    """Each test has an MLflow database and a cache of its own and belongs to no other run."""
-    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "POSGAP_PARENT_RUN_ID", "RANK"):
+def own_place(tmp_path, monkeypatch):
+    """Each test has a cache of its own, belongs to no run and tracks nothing."""
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "POSGAP_PARENT_RUN_ID", "RANK"):
         monkeypatch.delenv(name, raising=False)
-    beside = tmp_path.with_name(f"{tmp_path.name}-mlflow")
-    beside.mkdir()
-    shutil.copy(empty_store, beside / "mlflow.db")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{beside}/mlflow.db")
-    monkeypatch.setenv("POSGAP_CACHE", f"{beside}/cache")
+    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path.with_name(f"{tmp_path.name}-cache")))
 
 
 @pytest.fixture
-def registers(tmp_path) -> Callable[[Path], str]:
+def mlflow_store(tmp_path, empty_store, monkeypatch) -> Path:
+    """A new MLflow database, in which what the test does is tracked."""
+    file = tmp_path.with_name(f"{tmp_path.name}-mlflow") / "mlflow.db"
+    file.parent.mkdir()
+    shutil.copy(empty_store, file)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{file}")
+    return file
+
+
+DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==")
+
+
+@pytest.fixture
+def pictures():
+    """Has pictures drawn, for tests that look at them."""
+
+
+@pytest.fixture(autouse=True)
+def _a_dot_for_each_picture(request, monkeypatch):
+    """Drawing takes longer than most of what tests look at: unless one asks for `pictures` each is a PNG of one dot."""
+
+    def dot(figure, file, **_):
+        (file.write if hasattr(file, "write") else Path(file).write_bytes)(DOT)
+
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", dot)
+
+
+@pytest.fixture
+def registers(tmp_path, mlflow_store) -> Callable[[Path], str]:
     """Registers a model's folder as `tiny`, with the tag that promotion gives it, and makes it the champion, without a
     gate; returns its version."""
     import mlflow
@@ -203,6 +188,8 @@ def hotpot_file() -> Path:
 @pytest.fixture(scope="session")
 def s3_endpoint(tmp_path_factory):
     """The address of an S3 server on this machine: moto's, or the real one that POSGAP_S3 names."""
+    import s3_servers
+
     with s3_servers.serving(os.environ.get("POSGAP_S3", "moto"), tmp_path_factory.mktemp("s3")) as address:
         yield address
 
@@ -230,6 +217,8 @@ def bucket(s3_endpoint, monkeypatch, tmp_path) -> str:
 @pytest.fixture
 def s3_calls(bucket):
     """The calls that posgap makes to S3."""
+    from s3 import Calls
+
     from posgap.storage.client import client
 
     calls, events = Calls(), client().meta.events
@@ -260,8 +249,12 @@ def qa_example(number: int = 0, n_distractors: int = 3) -> Example:
     )
 
 
-def answered(lengths=(2, 3, 1, 2)) -> list[Pair]:
+def answered(lengths=(2, 3, 1, 2)) -> "list[Pair]":
     """Examples with made-up responses of so many tokens, as if given with the gold document first of five."""
+    from posgap.distillation.batches import Pair
+    from posgap.tasks.content import content
+    from posgap.tasks.responses import Response
+
     return [
         Pair(
             kv_example(i),
@@ -280,29 +273,40 @@ def answered(lengths=(2, 3, 1, 2)) -> list[Pair]:
 
 
 @pytest.fixture
-def pairs() -> list[Pair]:
+def pairs() -> "list[Pair]":
     return answered()
 
 
 @pytest.fixture
-def collate(pairs, tokenizer) -> Collator:
+def collate(pairs, tokenizer) -> "Collator":
+    from posgap.distillation.batches import Collator
+    from posgap.tasks.prompts import PromptBuilder
+    from posgap.tasks.registry import TASKS
+
     return Collator(pairs, PromptBuilder(TASKS["kv"], tokenizer, 512, 4))
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
+    from posgap.demo import tiny_model
+
     return tiny_model.tokenizer()
 
 
 @pytest.fixture
 def model():
     """The tiny architecture before training, in float64 so that comparisons can be sharp."""
+    from posgap.demo import tiny_model
+
     return tiny_model.untrained(0).double().eval()
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory) -> Path:
     """An untrained tiny model on disk."""
+    from posgap.demo import tiny_model
+    from posgap.models.loading import save_model
+
     folder = tmp_path_factory.mktemp("models") / "untrained"
     save_model(tiny_model.untrained(0), tiny_model.tokenizer(), folder)
     return folder
@@ -311,6 +315,11 @@ def model_folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def values_folder(tmp_path_factory, tokenizer) -> Path:
     """An untrained tiny model that answers with value digits, though hardly ever the right one."""
+    import torch
+
+    from posgap.demo import tiny_model
+    from posgap.models.loading import save_model
+
     model = tiny_model.untrained(0)
     values = tokenizer.convert_tokens_to_ids([f" {d:x}" for d in range(16)])
     with torch.no_grad():
@@ -342,6 +351,10 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def two_hop_folder(tmp_path_factory) -> Path:
     """An untrained tiny two-hop model on disk."""
+    import tiny_two_hop
+
+    from posgap.models.loading import save_model
+
     folder = tmp_path_factory.mktemp("models") / "two-hop"
     save_model(tiny_two_hop.untrained(0), tiny_two_hop.tokenizer(), folder)
     return folder

@@ -26,7 +26,7 @@ from posgap.tracking import champions, flavor, registered, registry
 from posgap.tracking.server import Refused, ask
 
 pytest.importorskip("flask_wtf", reason="mlflow's basic-auth app wants Flask-WTF: install the extra mlflow[auth]")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 ADMIN = {"MLFLOW_AUTH_ADMIN_PASSWORD": "the-administrator's", "MLFLOW_FLASK_SERVER_SECRET_KEY": "secret"}
 NAME, LAX = "guarded", {"max_gap": 30, "advantageous_tolerance": 30, "mean_tolerance": 30}
 

@@ -14,7 +14,7 @@ from ports import free_port
 
 from posgap.components.wrapper import CPU, image
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 PASSWORD = "the administrator's"  # at MLflow
 CONFINED = ["--rm", "--network=none", "--read-only", "--tmpfs=/tmp:mode=1777", "--cap-drop=ALL"]
 

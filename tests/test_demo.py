@@ -22,7 +22,7 @@ from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import among, contents
 from posgap.tasks.reading import read_examples
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 def posgap_demo(out: Path, data: Path) -> subprocess.CompletedProcess:

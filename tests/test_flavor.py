@@ -171,7 +171,7 @@ def test_weights_are_linked_and_not_loaded(model_folder, tmp_path, monkeypatch):
     assert model.flavors["posgap"]["scaled"] is False
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_mlflow_models_serve_answers_scaled(scaled_folder, tmp_path, registered):
     """The scoring server's own command, which reads a request from a file."""
     uri = registered(scaled_folder)

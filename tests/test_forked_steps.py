@@ -12,7 +12,7 @@ from posgap.foundation.errors import Stopped
 from posgap.foundation.interruption import stop_on_termination
 from posgap.pipelines import LIBRARIES, forked_steps
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 SCRIPT = "python3 -m kfp.dsl.executor_main"
 
 

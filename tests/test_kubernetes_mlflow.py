@@ -22,7 +22,7 @@ sys.path.append(str(KUBERNETES / "base" / "namespaced" / "mlflow"))
 import access
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.full,
     needs_kubectl,
     postgres.needs_postgres,
 ]

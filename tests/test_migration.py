@@ -14,7 +14,7 @@ from alembic.command import upgrade as move
 from conftest import ROOT
 from mlflow.store.tracking.dbmodels.initial_models import Base as InitialBase
 
-pytestmark = [pytest.mark.slow, postgres.needs_postgres]
+pytestmark = [pytest.mark.full, postgres.needs_postgres]
 LOGIN = {"PGUSER": "mlflow", "PGPASSWORD": "p@ss/wo%rd"}
 PROGRAM = ROOT / "infra/kubernetes/base/namespaced/mlflow/migration.py"
 AUTH = str(PROGRAM.with_name("basic_auth.ini"))

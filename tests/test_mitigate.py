@@ -43,17 +43,6 @@ def model_folder(values_folder):
     return values_folder
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory):
-    return tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-
-
-@pytest.fixture(autouse=True)
-def own_tracking(own_tracking, database, monkeypatch):
-    """These tests share a database, which takes seconds to make."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
-
-
 @pytest.fixture
 def config(tmp_path, model_folder):
     write_examples(tmp_path / "examples.jsonl", [kv_example(i) for i in range(12)])

@@ -25,7 +25,7 @@ from posgap.stages.sweep import sweep
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import write_examples
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 N, DOCS = 14, 4
 
 

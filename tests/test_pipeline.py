@@ -25,7 +25,7 @@ from posgap.pipelines.mitigation import mitigation
 from posgap.tasks.reading import write_examples
 from posgap.tracking.candidates import best
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 PARAMETERS = {
     "methods": "r1+lpes then linear",
     "task": "kv",

@@ -22,7 +22,7 @@ from posgap.stages.distill import distill
 from posgap.tasks.content import content
 from posgap.tasks.reading import write_examples
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture

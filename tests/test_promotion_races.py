@@ -32,7 +32,7 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.stages.gate import gate
 from posgap.tracking import champions, leases, registry
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+pytestmark = [pytest.mark.full, pytest.mark.nightly]
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 LONG = "CHAOS_FUZZ_SECONDS" in os.environ
 ROUNDS = int(os.environ.get("POSGAP_RACES", "3" if LONG else "1"))

@@ -18,7 +18,7 @@ from posgap.tracking import parents, runs, sweeps
 from posgap.tracking.outbox import place_of
 from posgap.tracking.runs import PIPELINE_VARIABLE, start_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")

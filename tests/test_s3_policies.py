@@ -215,7 +215,7 @@ def test_promote_alone_and_the_mlflow_server_write_the_registrys_objects(bucket,
     assert {key.split("/")[3] for key in keys(f"{bucket}/mlflow/1")} == {"posgap-promote", "posgap-mlflow"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(SERVER == "moto", reason="moto denies presigned URLs, by which clients of MLflow download")
 def test_a_pod_promotes_through_mlflows_server_which_alone_writes(
     bucket, has_role, tmp_path, empty_store, model_folder, monkeypatch

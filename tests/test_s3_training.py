@@ -129,7 +129,7 @@ def finish(process: subprocess.Popen) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_nodes_without_a_shared_disk_go_on_from_s3(config, bucket, tmp_path, monkeypatch):
     config = config.model_copy(update={"deepspeed": "zero2", "epochs": 40, "save_steps": 4})
     whole = config.model_copy(update={"out": f"{bucket}/whole", "work": f"{bucket}/other"})

@@ -53,17 +53,6 @@ def test_the_best_of_noise_gains_where_it_was_chosen_and_nothing_elsewhere(objec
     assert covered >= 10 and real == 12
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory):
-    return tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-
-
-@pytest.fixture(autouse=True)
-def own_tracking(own_tracking, database, monkeypatch):
-    """These tests share a database, which takes seconds to make."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
-
-
 @pytest.fixture
 def searched(tmp_path, model_folder, monkeypatch):
     """A search in which a candidate answers as it is told: `right(factors, rng)` is whether, at four positions."""

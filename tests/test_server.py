@@ -15,7 +15,7 @@ from posgap.stages.frame import stage
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture

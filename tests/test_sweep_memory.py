@@ -25,7 +25,7 @@ def peak(*words: object) -> int:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
+@pytest.mark.full
 def test_four_times_the_examples_take_no_more_memory(tmp_path):
     """Some MiB of 560 are the allocator's mood; the caches of 24 more examples would be 30."""
     tokenizer = tiny_model.tokenizer()

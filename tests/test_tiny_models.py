@@ -147,7 +147,7 @@ def test_recipes_favour_the_first_record():
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_two_hop_model_reasons_near_the_end_and_r2_teaches_it_to_reason_anywhere(tmp_path):
     """Stored in bfloat16, before and after, as the models that people train are."""
     tiny_two_hop.write(tmp_path / "model", seed=0)

@@ -29,7 +29,7 @@ from posgap.tracking import sync as sync_module
 from posgap.tracking.outbox import KEY_TAG, Entry, Opening, Outbox, place_of
 from posgap.tracking.runs import send_left_behind, start_run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 
 

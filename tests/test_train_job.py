@@ -154,7 +154,7 @@ def posgap(config: TrainJobConfig, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(command, env=quiet, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sigterm_deletes_the_job_and_its_worker_s_error_ends_the_verb(config, cluster):
     cluster.scenes[:] = [RUNNING]
     process = posgap(config)
@@ -187,7 +187,7 @@ def test_work_must_be_where_all_machines_find_it(config, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_sdk_s_local_backend_runs_it_in_processes(config, monkeypatch, tmp_path):
     """The same job, the same command of two processes as on the cluster, and S3 between them and the step."""
     from kubeflow.trainer import CustomTrainer, LocalProcessBackendConfig, TrainerClient

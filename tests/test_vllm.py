@@ -76,7 +76,7 @@ def model(family: str, **more):
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("family", "rope"),
     # The last is served by transformers' model, since vLLM has none of its own.
@@ -104,7 +104,7 @@ def test_vllm_gives_the_log_probabilities_of_transformers(vllm_python, tmp_path,
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_sweep_of_a_scaled_model_gives_the_same_predictions_through_every_backend(
     vllm_python, tmp_path, tokenizer, monkeypatch, registers
 ):
@@ -141,7 +141,7 @@ def test_a_sweep_of_a_scaled_model_gives_the_same_predictions_through_every_back
             assert predictions(there) == predictions(folder)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_responses_by_vllm_train_as_those_by_transformers_do(vllm_python, tmp_path, tokenizer):
     """The teacher by vLLM; its states by whoever trains."""
     save_model(model("llama"), tokenizer, tmp_path / "model")
@@ -163,7 +163,7 @@ def test_responses_by_vllm_train_as_those_by_transformers_do(vllm_python, tmp_pa
     assert len({(out / "history.jsonl").read_bytes() for out in models}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("compiled", [False, True])
 def test_transformers_model_within_vllm_is_scaled_compiled_or_not(vllm_python, tmp_path, tokenizer, compiled):
     """Asked for by `model_impl`, where vLLM has a model of its own too."""
@@ -191,7 +191,7 @@ if __name__ == "__main__":
         assert value == pytest.approx(float(expected[int(token)]), abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_vllm_cannot_scale_it_does_not_serve(vllm_python, tmp_path, tokenizer):
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     save_model(scale_model(model("olmo2", rope_parameters=dynamic), FACTORS), tokenizer, tmp_path / "scaled")

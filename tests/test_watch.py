@@ -139,7 +139,7 @@ def test_too_few_examples_are_no_alarm(tmp_path):
     assert result["outcome"] == "not enough evidence" and "4 examples, and the gate asks for 100" in result["note"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.usefixtures("real_champion")
 def test_the_pipeline_sweeps_the_champion_alone_and_fails_when_that_has_left_its_policy(tmp_path):
     registry.set_policy("tiny", HIGH.model_dump_json())

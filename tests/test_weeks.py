@@ -17,7 +17,7 @@ from posgap.gating.verdict import judge, read_verdict
 from posgap.pipelines.local import run_locally
 from posgap.tasks.reading import write_examples
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+pytestmark = [pytest.mark.full, pytest.mark.nightly]
 TRAINED = {"validate-2", "teacher", "distill", "compare-2", "gate-2"}
 MEASURED = {"validate", "sweep", "merge"}
 AFTER = {"sweep-3", "merge-3"}  # of the candidate
