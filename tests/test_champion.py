@@ -50,13 +50,25 @@ def promoted(tmp_path, name, model, swept, folder):
     )
 
 
+@pytest.fixture(scope="session")
+def registry_with_champion(tmp_path_factory, empty_store, model_folder) -> Path:
+    """A folder with the database of a registry whose `tiny` has a champion, and with the champion's sweep."""
+    folder = tmp_path_factory.mktemp("champion")
+    store = shutil.copy(empty_store, folder / "mlflow.db")
+    model = copy_of(model_folder, folder / "good")
+    swept = write_sweep(folder / "sweep-good", [0.995] * 5, model=model)
+    worse = write_sweep(folder / "base", [1.0, 0.6, 0.3, 0.6, 0.9])
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}")
+        promoted(folder, "good", model, swept, gated(folder, "good", swept, worse, name="tiny"))
+    return folder
+
+
 @pytest.fixture
-def champion(tmp_path, base, model_folder):  # noqa: F811
+def champion(mlflow_store, registry_with_champion) -> Path:
     """A model that is nearly always right, which is the champion of `tiny`; the folder of its sweep."""
-    model = copy_of(model_folder, tmp_path / "good")
-    swept = write_sweep(tmp_path / "sweep-good", [0.995] * 5, model=model)
-    promoted(tmp_path, "good", model, swept, gated(tmp_path, "good", swept, base, name="tiny"))
-    return swept
+    shutil.copy(registry_with_champion / "mlflow.db", mlflow_store)
+    return registry_with_champion / "sweep-good"
 
 
 def test_a_second_run_does_not_replace_a_better_champion(tmp_path, champion, model_folder, client):

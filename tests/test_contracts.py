@@ -16,7 +16,7 @@ from kfp.dsl.base_component import BaseComponent
 from pydantic import Field
 
 from posgap.cli.main import build, main
-from posgap.cli.verbs import STAGES, TYPED, VERBS, Kind
+from posgap.cli.verbs import STAGES, TYPED, Kind
 from posgap.components.wrapper import component
 from posgap.foundation.config import NO_PARAMETERS
 from posgap.foundation.fields import ON_HUB, Role, role
@@ -51,12 +51,6 @@ def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
         f for f, i in config.model_fields.items() if not i.is_required() and role(i) not in (Role.INPUT, Role.OUTPUT)
     }
     assert all(inputs[field].default is not None for field in optional - {*NO_PARAMETERS} - MADE.get(name, set()))
-
-
-@pytest.mark.parametrize("words", VERBS)
-def test_every_verb_and_each_of_its_options_say_what_they_are(words):
-    config = VERBS[words].config
-    assert config.__doc__ and all(info.description for info in config.model_fields.values())
 
 
 def load(name: str) -> BaseComponent:

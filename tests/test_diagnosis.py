@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from types import SimpleNamespace
 
 import mlflow
@@ -259,20 +260,28 @@ def test_a_template_that_rewrites_the_prompt_is_refused(tokenizer, monkeypatch):
         gold_tokens(build, kv_example(), Placement((1,), 4))
 
 
-@pytest.fixture
-def diagnosed(tmp_path, model_folder):
-    """A sweep of an untrained model whose accepted answers are what it says at position 2."""
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory, model_folder):
+    """A folder with two sweeps of an untrained model: `sweep`, whose accepted answers are what it says at position 2
+    in `plain`."""
+    folder = tmp_path_factory.mktemp("swept")
     shared = {"model": str(model_folder), "n_docs": 4, "max_new_tokens": 3}
     examples = [kv_example(i) for i in range(12)]
-    write_examples(tmp_path / "plain.jsonl", examples)
-    plain = sweep(SweepConfig(examples=tmp_path / "plain.jsonl", out=tmp_path / "plain", **shared))
+    write_examples(folder / "plain.jsonl", examples)
+    plain = sweep(SweepConfig(examples=folder / "plain.jsonl", out=folder / "plain", **shared))
     rows = [json.loads(line) for line in (plain / "predictions.jsonl").read_text().splitlines()]
     said = {row["id"]: row["response"] for row in rows if row["placement"] == [2]}
-    write_examples(tmp_path / "e.jsonl", [e.model_copy(update={"answers": [said[e.id]]}) for e in examples])
-    swept = sweep(SweepConfig(examples=tmp_path / "e.jsonl", out=tmp_path / "sweep", metric="em", **shared))
-    return DiagnoseConfig(
-        sweep=swept, examples=tmp_path / "e.jsonl", model=str(model_folder), out=tmp_path / "diagnosis", attention=3
-    )
+    write_examples(folder / "e.jsonl", [e.model_copy(update={"answers": [said[e.id]]}) for e in examples])
+    sweep(SweepConfig(examples=folder / "e.jsonl", out=folder / "sweep", metric="em", **shared))
+    return folder
+
+
+@pytest.fixture
+def diagnosed(tmp_path, swept, model_folder):
+    """The diagnosis of a copy of `sweep`."""
+    shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
+    examples, out = tmp_path / "e.jsonl", tmp_path / "diagnosis"
+    return DiagnoseConfig(sweep=tmp_path / "sweep", examples=examples, model=str(model_folder), out=out, attention=3)
 
 
 def test_the_stage_diagnoses_what_was_swept(diagnosed):

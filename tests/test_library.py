@@ -28,7 +28,7 @@ from posgap.tasks.reading import write_examples
 OPTIONS = {"n_docs": 4, "max_new_tokens": 2, "label": "tiny"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def rows():
     return [kv_example(number) for number in range(4)]
 
@@ -38,18 +38,20 @@ def in_memory(model_folder):
     return AutoModelForCausalLM.from_pretrained(model_folder), AutoTokenizer.from_pretrained(model_folder)
 
 
-@pytest.fixture
-def swept(in_memory, rows):
-    model, tokenizer = in_memory
+@pytest.fixture(scope="module")
+def swept(model_folder, rows):
+    """A sweep of a model in memory, which no test changes."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(model_folder), AutoTokenizer.from_pretrained(model_folder)
     return posgap.sweep(model, rows, tokenizer=tokenizer, **OPTIONS)
 
 
-@pytest.fixture
-def by_stage(tmp_path, rows, model_folder):
-    write_examples(tmp_path / "e.jsonl", rows)
-    return sweep_stage(
-        SweepConfig(examples=tmp_path / "e.jsonl", model=str(model_folder), out=tmp_path / "stage", **OPTIONS)
-    )
+@pytest.fixture(scope="module")
+def by_stage(tmp_path_factory, rows, model_folder):
+    """The folder of the same sweep, which no test changes."""
+    folder = tmp_path_factory.mktemp("by-stage")
+    write_examples(folder / "e.jsonl", rows)
+    config = SweepConfig(examples=folder / "e.jsonl", model=str(model_folder), out=folder / "stage", **OPTIONS)
+    return sweep_stage(config)
 
 
 def figures(sweep) -> dict:
@@ -98,7 +100,9 @@ def test_a_borrowed_model_is_given_back_as_it_was(in_memory, rows):
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_nothing_is_written_or_tracked(swept, tmp_path, monkeypatch):
+def test_nothing_is_written_or_tracked(in_memory, rows, tmp_path, mlflow_store):
+    model, tokenizer = in_memory
+    posgap.sweep(model, rows, tokenizer=tokenizer, **OPTIONS)
     assert not mlflow.search_runs(search_all_experiments=True, output_format="list")
     assert not list(tmp_path.iterdir())
 
