@@ -249,7 +249,7 @@ def qa_example(number: int = 0, n_distractors: int = 3) -> Example:
     )
 
 
-def answered(lengths=(2, 3, 1, 2)) -> "list[Pair]":
+def answered(lengths=(2, 3, 1, 2)) -> list:
     """Examples with made-up responses of so many tokens, as if given with the gold document first of five."""
     from posgap.distillation.batches import Pair
     from posgap.tasks.content import content
