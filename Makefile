@@ -7,7 +7,6 @@
 # make types   checks the types with mypy
 # make coverage   which lines and branches the tests run, in other processes too (ARGS: a part of the suite)
 # make hashes   hashes.txt and those of infra/images, after a change of constraints.txt
-# make community REGISTRY=../pipelines-components   the components as the community's registry wants them, and its checks
 # make containers   builds the images cpu and mlflow, and runs them and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 # make s3 S3=ceph   the tests of S3 against a real server in place of moto's (ceph, or rclone; tests/s3_servers.py)
@@ -35,7 +34,6 @@ TEST_PROCESSES ?= 4
 CHAOS_SECONDS ?= 600
 S3 ?= ceph
 IMAGES ?= cpu mlflow gpu-train gpu-serve
-REGISTRY ?= ../pipelines-components
 # What the demo, the pipeline and the targets here need beside the core, on any machine.
 EXTRAS = mlflow,kfp,s3,tables,validate
 
@@ -127,10 +125,6 @@ package: $(VENV)/.installed-test
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.cli.mlproject > MLproject
-
-# REGISTRY: a checkout of kubeflow/pipelines-components, with its environment (docs/kubeflow.md).
-community: $(VENV)/.installed
-	$(VENV)/bin/python infra/community.py $(REGISTRY) --python $(abspath $(REGISTRY))/.venv/bin/python
 
 # The compiled pipelines, to be uploaded in the KFP UI.
 pipeline: $(VENV)/.installed

@@ -218,3 +218,8 @@ def test_the_tiny_tokenizer_reads_the_real_prompt(tokenizer, text):
     # A record's value and the answer are one token, a key's digit another.
     assert tokenizer(prompt + ' "7"')["input_ids"][len(ids) :] == [ids[10]]
     assert tokenizer.decode([ids[10]]).strip() == "7"
+
+
+def test_a_prompt_of_one_token_is_answered_too(tokenizer):
+    model, prompt = llama(), Prompt("", [1])
+    assert answers(model, tokenizer, [[prompt, prompt]], 100) == [[by_hand(model, tokenizer, prompt)] * 2]

@@ -26,8 +26,6 @@ from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.mitigations.document_orders import Orders, at_ends, by_relevance, majority
 from posgap.mitigations.mitigation import Asked, PromptMitigation, Settings
 from posgap.mitigations.registry import MITIGATIONS
-from posgap.peers.config import HubPushConfig
-from posgap.peers.hub import _sweeps
 from posgap.stages.gate import gate
 from posgap.stages.merge import merge
 from posgap.stages.promote import promote
@@ -362,8 +360,6 @@ def test_a_model_on_this_machine_is_asked_and_estimated(tmp_path, model_folder, 
         read_swept(DiagnoseConfig(sweep=whole, out=tmp_path / "d", **{n: common[n] for n in ("examples", "model")}))
     with pytest.raises(PosgapError, match="not of the model alone; give `advantageous`"):
         advantageous_placements(TeacherConfig(**common, sweep=whole, out=tmp_path / "t"), 1)
-    with pytest.raises(PosgapError, match="a model's card is to say what the model does"):
-        _sweeps(HubPushConfig(model=str(model_folder), sweeps=[whole], to="a/b"))
 
 
 def test_an_interrupted_sweep_asks_all_orders_of_what_failed_again_and_nothing_else(endpoint, tmp_path):

@@ -5,12 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from posgap.foundation.config import Config
-from posgap.foundation.fields import (
-    POSITIONAL,
-    WORDS_OF_VERB,
-    OptionalInputPath,
-)
-from posgap.tasks.fields import OptionalTaskName
+from posgap.foundation.fields import POSITIONAL, WORDS_OF_VERB, OptionalInputPath
 
 
 class DoctorConfig(Config):
@@ -32,16 +27,3 @@ class ConfigFileConfig(Config):
     verb: Annotated[list[str], POSITIONAL, WORDS_OF_VERB] = Field(
         min_length=1, description="the verb, like `scale search`"
     )
-
-
-class InitConfig(Config):
-    """Asks which model to measure, on which data, on what task, and where to track runs; then writes posgap.yaml, and
-    examples where there are none, and says the next command. An option answers its question."""
-
-    model: str = Field("", description="Hugging Face model folder, name on the hub, or endpoint's address; empty: asks")
-    examples: str = Field("", description="file or folder of examples; made: makes some; empty: asks")
-    task: OptionalTaskName = Field("", description="what a model is asked; empty: asks")
-    tracking: str = Field(
-        "", description="address of an MLflow server, sqlite:///FILE, or none, to track nothing; empty: asks"
-    )
-    force: bool = Field(False, description="replace files of these names")

@@ -280,8 +280,7 @@ def command(words: str, verb: Verb) -> click.Command:
             options.append(_Option(["--revision"], rare=True, help=f"commit, tag or branch of a {word} on the hub"))
 
     def run(**given: Any) -> None:
-        # Of a model that is read it is part of its name; a verb that pushes has a field of its own for it.
-        revision = None if "revision" in config_type.model_fields else given.pop("revision", None)
+        revision = given.pop("revision", None)  # which is part of a model's name
         source_of = click.get_current_context().get_parameter_source
         values = {k: v for k, v in given.items() if v not in (None, ()) and source_of(k) is not ParameterSource.DEFAULT}
         if has_no_place := bool(config_type.named_by) and not values.get("out"):

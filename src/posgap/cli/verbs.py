@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import NamedTuple
 
-from posgap.cli.config import ConfigFileConfig, DoctorConfig, InitConfig
+from posgap.cli.config import ConfigFileConfig, DoctorConfig
 from posgap.data.config import (
     DataVersionConfig,
     FetchConfig,
@@ -24,7 +24,6 @@ from posgap.gating.config import (
 )
 from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig, MergeConfig, PlanConfig, SweepConfig
 from posgap.mitigating.config import ApplyConfig, MitigateConfig
-from posgap.peers.config import HubPushConfig
 from posgap.pipelines.config import (
     PipelineCompileConfig,
     PipelineLintConfig,
@@ -68,7 +67,6 @@ class Verb(NamedTuple):
 
 # What `posgap --help` lists, and in how few words; the rest is under `--help-all`.
 FIRST = {
-    "init": "ask what to measure, and write it into posgap.yaml",
     "sweep": "measure accuracy at every position, and the gap",
     "check": "sweep a model and judge it, for CI",
     "compare": "say how sweeps differ, with intervals",
@@ -250,17 +248,11 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "pipeline schedule": Verb(
             ScheduleConfig, 'weekly --cron "0 6 * * mon"', work="posgap.pipelines.schedules:schedule"
         ),
-        "push": Verb(
-            HubPushConfig, "run/after --model run/candidate --to someone/model --dry-run", work="posgap.peers.hub:push"
-        ),
         "verify": Verb(VerifyConfig, "run/after", work="posgap.gating.replay:verify"),
         "sync": Verb(SyncConfig, "run --left-behind show", work="posgap.tracking.sync:sync"),
     },
     "Set up": {
         "demo": Verb(DemoConfig, "--smoke --out run/demo", work="posgap.demo.run:demo"),
-        "init": Verb(
-            InitConfig, "--model Qwen/Qwen3-0.6B --examples made --task kv --tracking none", work="posgap.cli.init:init"
-        ),
         "doctor": Verb(DoctorConfig, "", work="posgap.cli.doctor:doctor"),
         "config": Verb(ConfigFileConfig, "sweep", work="posgap.cli.config_file:show"),
     },

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from posgap.foundation.choices import Choices, split_commas, unset_if_empty
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.json_text import parse
-from posgap.foundation.locations import Location, as_location, is_address, is_hub_name, is_uri, split_uri
+from posgap.foundation.locations import Location, as_location, is_address, is_uri, split_uri
 
 
 class Role(Enum):
@@ -131,12 +131,6 @@ def pairs(value: Any) -> Any:
     return {name: text for name, _, text in parts}
 
 
-def _hub_name(text: str) -> str:
-    if not is_hub_name(text) or "@" in text:
-        raise ValueError("write the name of a model on the hub, like someone/model")
-    return text
-
-
 def registered_name(text: str) -> str:
     """The name of a model in MLflow's registry. `ValueError` where MLflow would not take it, or where a search for it
     could be made to say something else."""
@@ -174,7 +168,6 @@ ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Fac
 ModelName = Annotated[ModelPath, ON_HUB]  # such a folder, or a model's name on the hub, NAME or NAME@REVISION
 OptionalModelName = Annotated[str | None, Role.INPUT, BeforeValidator(lambda value: _model(value) or None), ON_HUB]
 MODEL = "Hugging Face model folder, hub name, or models:/NAME@champion in MLflow"
-HubName = Annotated[str, AfterValidator(_hub_name)]  # of a model that need not be there yet
 Place = Annotated[str, Role.PLACE]
 _Written = AfterValidator(_written)
 OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket), _Written]

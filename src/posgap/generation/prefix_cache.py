@@ -141,21 +141,6 @@ def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
     return together
 
 
-def without_gaps(states: DynamicCache, mask: Tensor, rows: Sequence[int]) -> Tensor:
-    """Drops all rows but these from `states`, with the columns that hold no token of these; returns their mask."""
-    mask = mask[list(rows)]
-    width = min(mask.shape[1], int(mask.sum(1).max()) + 1)  # with padding before, as in `Pool.laid_out`
-    columns = mask.argsort(dim=1, stable=True)[:, mask.shape[1] - width :]
-    layers: list[Any] = states.layers
-    for layer in layers:
-        if layer.is_initialized:
-            layer.keys, layer.values = (
-                torch.stack([held[row][:, those] for row, those in zip(rows, columns)])
-                for held in (layer.keys, layer.values)
-            )
-    return mask.gather(1, columns)
-
-
 def shared_length(old: Sequence[int], new: Sequence[int]) -> int:
     """The number of tokens with which both begin."""
     longest = min(len(old), len(new))

@@ -18,8 +18,7 @@ from transformers import (
 from posgap.generation.batching import Group, group_batches, reading_order
 from posgap.generation.endings import ResponseStream
 from posgap.generation.generator import Completion, Sampling
-from posgap.generation.prefix_cache import Pool, PrefixCache, can_go_on, can_reuse_prefixes, shared_length, without_gaps
-from posgap.generation.prompt_lookup import PromptLookup
+from posgap.generation.prefix_cache import Pool, PrefixCache, can_go_on, can_reuse_prefixes
 from posgap.mitigations.state import needs_own_batch
 from posgap.models.loading import on_device
 from posgap.models.packing import pack_weights
@@ -65,8 +64,6 @@ class TransformersGenerator:
         self.one_by_one = model.config.model_type in READS_PADDING or needs_own_batch(model)
         self.reuse = reuse and not self.one_by_one and can_reuse_prefixes(model)
         self.goes_on = self.reuse or can_go_on(model)
-        # In half precision several tokens at a time round otherwise than one, and other tokens would be written.
-        self.looks_up = self.reuse and self.device.type == "cpu" and model.dtype in (torch.float32, torch.float64)
         self._last_logits = last_logits(model, 1)  # nobody asks what follows a prompt's other tokens
         end = model.generation_config.eos_token_id
         self.end_ids = (set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}) - {None}
@@ -99,16 +96,15 @@ class TransformersGenerator:
                 room.answered += len(together)
             return
         several = any(len(group) > 1 for group in groups)
-        lookup = PromptLookup() if self.looks_up and not sampling.temperature else None
         following = 0
         while following < len(groups):
             # Of few groups at a time, more prompts can wait to be answered together.
             count = room.rows // 4 if several and room.rows >= 8 else room.rows
             first, following = following, min(following + count, len(groups))
-            yield from self._sharing({row: groups[row] for row in range(first, following)}, room, sampling, lookup)
+            yield from self._sharing({row: groups[row] for row in range(first, following)}, room, sampling)
 
     def _sharing(
-        self, groups: Mapping[int, Group], room: "_Room", sampling: Sampling, lookup: PromptLookup | None
+        self, groups: Mapping[int, Group], room: "_Room", sampling: Sampling
     ) -> Iterator[tuple[int, int, Completion]]:
         """Answers groups by their numbers: a prompt of each at a time, read from where it differs from the last."""
         orders = {row: reading_order([prompt.token_ids for prompt in group]) for row, group in groups.items()}
@@ -125,7 +121,7 @@ class TransformersGenerator:
             last = turn + 1 == turns
             beside = room.rows - len(rows)  # rows that fit in memory beside those of the cache
             if not waiting and (last or beside < 2 * len(rows)):
-                yield from self._write(asked, ids, mask, cache.states, sampling, lookup, droppable=last)
+                yield from self._write(asked, ids, mask, cache.states, sampling, droppable=last)
                 if not last:
                     cache.forget_responses()
                 room.answered += len(asked)
@@ -136,7 +132,7 @@ class TransformersGenerator:
             waiting += asked
             if last or len(waiting) + len(rows) > beside:
                 ids, mask, states = pool.laid_out([each.prompt.token_ids for each in waiting], *self._padding())
-                yield from self._write(waiting, ids, mask, states, sampling, lookup)
+                yield from self._write(waiting, ids, mask, states, sampling)
                 room.answered += len(waiting)
                 waiting, pool = [], Pool()
 
@@ -181,7 +177,6 @@ class TransformersGenerator:
         mask: torch.Tensor,
         states: DynamicCache | None,
         sampling: Sampling,
-        lookup: PromptLookup | None = None,
         droppable: bool = True,
     ) -> Iterator[tuple[int, int, Completion]]:
         """Writes the responses to prompts `[rows, columns]`, of which `states` holds the beginnings.
@@ -189,9 +184,6 @@ class TransformersGenerator:
         Yields each when it is over. Rows that are over leave the batch if they are `droppable`. Without `states` all
         are written in one piece.
         """
-        if lookup and states is not None:
-            yield from self._write_drafted(asked, ids, mask, states, sampling, lookup, droppable)
-            return
         sampled = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
         rows = [(each, ResponseStream(self.tokenizer, self.end_ids, sampling)) for each in asked]
         left, written = rows, 0
@@ -220,52 +212,6 @@ class TransformersGenerator:
                 ids, mask, rows = ids[going_on], mask[going_on], left
                 states.batch_select_indices(going_on)
 
-    def _write_drafted(
-        self,
-        asked: Sequence["_Asked"],
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        states: DynamicCache,
-        sampling: Sampling,
-        lookup: PromptLookup,
-        droppable: bool,
-    ) -> Iterator[tuple[int, int, Completion]]:
-        """As `_write`, greedily: each forward pass checks a draft of every response, and finds the token after it."""
-        rows = [
-            _Response(each, ResponseStream(self.tokenizer, self.end_ids, sampling), sampling.limit, lookup)
-            for each in asked
-        ]
-        unread, most_columns = ids[:, states.get_seq_length() :], ids.shape[1] + sampling.limit
-        while True:
-            drafts = lookup.drafts([row.text for row in rows], [max(0, row.left - 1) for row in rows])
-            width = max(map(len, drafts))
-            padded = [draft + [self.tokenizer.pad_token_id] * (width - len(draft)) for draft in drafts]
-            unread = torch.cat([unread, torch.tensor(padded, dtype=torch.long, device=ids.device)], dim=1)
-            outputs = {name: 1 + width for name in self._last_logits}
-            checked = torch.cat([mask, _beginnings(map(len, drafts), width, mask)], dim=1)
-            logits = self._forward(unread, checked, states, outputs)[:, -1 - width :]
-            chosen = logits.argmax(-1).tolist()
-            right = [shared_length(draft, tokens) for draft, tokens in zip(drafts, chosen)]
-            for row, draft, tokens, number in zip(rows, drafts, chosen, right):
-                lookup.count(len(draft), number)
-                if row.left:
-                    row.stream.read(tokens[: number + 1])
-                    if not row.left:
-                        lookup.add(row.asked.group, row.asked.prompt.token_ids, row.stream.ids)
-                        completion = row.stream.completion(len(row.asked.prompt.token_ids))
-                        yield row.asked.group, row.asked.at, completion
-            going_on = [i for i, row in enumerate(rows) if row.left]
-            if not going_on:
-                return
-            # Columns that are right in no row go; in other rows the states of wrong tokens are masked.
-            states.crop(max(right) - width)
-            mask = torch.cat([mask, _beginnings(right, max(right), mask)], dim=1)
-            unread = torch.tensor([[tokens[number]] for tokens, number in zip(chosen, right)], device=ids.device)
-            if droppable and (8 * len(going_on) <= 7 * len(rows) or mask.shape[1] >= most_columns):
-                mask = without_gaps(states, mask, going_on)
-                rows, unread = [rows[i] for i in going_on], unread[going_on]
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-
 
 class _Asked(NamedTuple):
     """A prompt of a group, by both numbers."""
@@ -273,29 +219,6 @@ class _Asked(NamedTuple):
     group: int
     at: int
     prompt: Prompt
-
-
-class _Response:
-    """A response that is being written, of at most `limit` tokens."""
-
-    def __init__(self, asked: _Asked, stream: ResponseStream, limit: int, lookup: PromptLookup):
-        self.asked, self.stream, self.limit = asked, stream, limit
-        self._before = lookup.text(asked.group, asked.prompt.token_ids)
-
-    @property
-    def text(self) -> np.ndarray:
-        """The tokens `[N]` in which its continuation is looked up; it ends with what is written."""
-        return np.concatenate([self._before, np.array(self.stream.ids, dtype=self._before.dtype)])
-
-    @property
-    def left(self) -> int:
-        """How many more tokens it can have."""
-        return 0 if self.stream.over else self.limit - len(self.stream.ids)
-
-
-def _beginnings(lengths: Iterable[int], width: int, like: torch.Tensor) -> torch.Tensor:
-    """Rows `[rows, width]` that begin with so many ones, and are zeros after these."""
-    return (torch.arange(width) < torch.tensor(list(lengths))[:, None]).to(like)
 
 
 class _Room:

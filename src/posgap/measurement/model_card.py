@@ -12,7 +12,6 @@ from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions
 
 TAGS = ["posgap", "position-bias", "long-context"]
-DATASET = "posgap-"  # with which the type of the data begins in `model-index`
 
 
 def write_model_card(sweep: Sweep, path: Path) -> None:
@@ -22,17 +21,8 @@ def write_model_card(sweep: Sweep, path: Path) -> None:
 
 
 def model_card(sweep: Sweep) -> str:
-    """Metadata block and section. Figures are in points, 0 to 100."""
+    """Writes metadata and a section of the figures, which are in points, 0 to 100."""
     data = ModelCardData(model_name=sweep.label, eval_results=results(sweep), tags=TAGS)
-    return f"""---
-{data.to_yaml()}
----
-
-{section(sweep)}"""
-
-
-def section(sweep: Sweep, picture: str = "") -> str:
-    """The section alone, with a picture of the curve at that address, if one is given."""
     accuracy = zip(sweep.names, sweep.accuracy, sweep.ci95)
     kind = "" if sweep.grid else " pairs"
     rows = [
@@ -46,9 +36,12 @@ def section(sweep: Sweep, picture: str = "") -> str:
         rows += [("same item in every order", choices.consistency, choices.consistency_ci95)]
         rows += zip((f"{slot} chosen" for slot in choices.slots), choices.shares, choices.shares_ci95)
     cells = [[name, f"{value:.1f}", f"{low:.1f} to {high:.1f}"] for name, value, (low, high) in rows]
-    shown = picture and f"![Accuracy over the position of the gold document]({picture})\n\n"
-    return f"""{position_gap(sweep)}
-{shown}{markdown(["", "points", "95 % interval"], cells)}
+    return f"""---
+{data.to_yaml()}
+---
+
+{position_gap(sweep)}
+{markdown(["", "points", "95 % interval"], cells)}
 
 Examples `{sweep.examples_digest[:16]}`, prompts `{sweep.prompt_digest[:16]}` (sha256).
 """
@@ -76,7 +69,7 @@ def results(sweep: Sweep) -> list[EvalResult]:
         EvalResult(
             task_type="question-answering",
             task_name="Long-context question answering",
-            dataset_type=f"{DATASET}{sweep.task}",
+            dataset_type=f"posgap-{sweep.task}",
             dataset_name=f"{sweep.task}, {sweep.n_docs} documents, {sweep.n_examples} examples",
             dataset_revision=sweep.examples_digest,
             metric_type=kind,

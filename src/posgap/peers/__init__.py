@@ -1,4 +1,4 @@
-"""Sweeps where people already are: tasks for lm-evaluation-harness and for Inspect, and models on the Hugging Face hub.
+"""Sweeps where people already are: tasks for lm-evaluation-harness and for Inspect.
 
 The harness finds its tasks in this folder, whose path `python -m posgap.peers` prints.
 """
