@@ -32,7 +32,7 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt
 from posgap.tasks.reading import write_examples
 from posgap.tracking import runs
-from posgap.workflows import quick
+from posgap.workflows import first_look
 
 sys.path.append(str(ROOT / "benchmarks"))
 
@@ -135,7 +135,7 @@ def without_names(text: str) -> list[str]:
 
 def test_a_first_look_prints_what_the_readme_shows(smollm2, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(quick, "SECONDS", 20.0)
+    monkeypatch.setattr(first_look, "SECONDS", 20.0)
     command, printed, _ = transcripts.BLOCK.search(README).groups()
     assert command.split()[:2] == ["posgap", "sweep"]
     assert posgap("sweep", smollm2) == 0

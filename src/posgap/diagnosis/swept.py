@@ -12,13 +12,15 @@ from posgap.generation.generator import Completion
 from posgap.generation.setup import builder_of
 from posgap.measurement.config import DiagnoseConfig, SweepConfig
 from posgap.measurement.filling import as_filled
-from posgap.measurement.probe import LOOKS, Probe, seen
+from posgap.measurement.probe import Probe, seen
 from posgap.measurement.sweeps import Evidence, Prediction, Sweep, read_predictions, read_sweep, swept_rows
 from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.reading import read_examples
+
+_RESPONSES = 64  # by which it is told after what words a model answers
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Swept:
                     Completion(row["response"], [], cut=row.get("cut", False)),
                     self.metric,
                 )
-                for row in islice((row for row in self.predictions if "outcome" not in row), LOOKS[-1])
+                for row in islice((row for row in self.predictions if "outcome" not in row), _RESPONSES)
             ]
         ).preamble
 

@@ -166,7 +166,6 @@ OptionalInputPath = Annotated[Local | None, Role.INPUT, BeforeValidator(location
 InputPaths = Annotated[list[Annotated[Local, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
 ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder
 ModelName = Annotated[ModelPath, ON_HUB]  # such a folder, or a model's name on the hub, NAME or NAME@REVISION
-OptionalModelName = Annotated[str | None, Role.INPUT, BeforeValidator(lambda value: _model(value) or None), ON_HUB]
 MODEL = "Hugging Face model folder, hub name, or models:/NAME@champion in MLflow"
 Place = Annotated[str, Role.PLACE]
 _Written = AfterValidator(_written)

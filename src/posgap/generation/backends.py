@@ -2,9 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -193,23 +191,7 @@ def open_generator(config: "BackendConfig", build: "TextPromptBuilder") -> "Gene
             "generation starts its own processes, one per GPU by default: run this without a launcher, and set "
             "`processes` for another number"
         )
-    backend = BACKENDS[config.backend]
-    # One that asks elsewhere loads nothing, and asks with the framing of its own prompts.
-    return (_OPEN.get() if backend.local else None) or backend.generator(config, build)
-
-
-_OPEN: "ContextVar[Generator | None]" = ContextVar("open generator", default=None)
-
-
-@contextmanager
-def staying_open(generator: "Generator") -> Iterator[None]:
-    """Within the block `open_generator` returns this generator for a model on this machine, so that what asks the same
-    one does not load it again."""
-    token = _OPEN.set(generator)
-    try:
-        yield
-    finally:
-        _OPEN.reset(token)
+    return BACKENDS[config.backend].generator(config, build)
 
 
 def _dtype_here(config: "BackendConfig") -> str:

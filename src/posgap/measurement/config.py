@@ -18,7 +18,6 @@ from posgap.foundation.fields import (
     ModelName,
     ModelPath,
     OptionalInputPath,
-    OptionalModelName,
     Values,
 )
 from posgap.generation.backends import BACKENDS, BackendConfig
@@ -234,25 +233,12 @@ class ExpectedConfig(Config):
 
 
 class PlanConfig(ExpectedConfig):
-    """Computes how many examples a sweep needs to detect a gap, or a difference between models, of a given size.
+    """Computes how many examples a sweep needs to detect a gap, or a difference between models, of a given size."""
 
-    With a model it first asks that a few made questions, for at most some minutes: it says what the model answers, and
-    which examples and options let a sweep of it show a curve, and how long that takes.
-    """
-
-    model: OptionalModelName = Field(
-        None, description="Hugging Face model folder or hub name of a model to try, which gives the mean; empty: none"
-    )
     detect: float = Field(3.0, ge=0.01, le=100, description="size of the gap or difference to detect, in points")
     power: float = Field(
         0.8, gt=0.05, lt=1, description="statistical power: probability of detecting a gap of this size"
     )
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if self.model and self.sweep:
-            raise ValueError("`sweep`: has the mean that a `model` is tried for: give one of the two")
-        return self
 
 
 class CompareConfig(StageConfig):

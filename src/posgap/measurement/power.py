@@ -9,17 +9,14 @@ its own at that placement.
 import json
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import show
 from posgap.measurement.config import ExpectedConfig, PlanConfig
-from posgap.measurement.pilot import Pilot, pilot
-from posgap.measurement.probe import in_words
 from posgap.measurement.statistics import CONFIDENCE, LEVEL
 from posgap.measurement.sweeps import Evidence
 from posgap.storage.inputs import with_local_paths
@@ -79,25 +76,8 @@ def examples_for_difference(difference: float, variance: float, power: float) ->
 
 @with_local_paths
 def plan(config: PlanConfig) -> dict[str, int]:
-    """Says how many examples are needed to see `config.detect` points, and what a model says to a few questions, where
-    the config names one; JSON goes to stdout. Without questions that are of use nothing can be planned: it is empty."""
-    tried = pilot(config.model, config.n_docs) if config.model else None
-    for line in tried.lines() if tried else ():
-        log.info("%s", line)
-    needed = {} if tried and not tried.is_useful else _needed(config, tried)
-    planned: dict[str, Any] = {"detect": config.detect, "power": config.power, "examples": needed}
-    if tried:
-        planned["pilot"] = tried.described()
-    show(json.dumps(planned), planned)
-    return needed
-
-
-def _needed(config: PlanConfig, tried: Pilot | None) -> dict[str, int]:
-    """The numbers of examples by what they are for, which it says; and how a model that was tried is swept with them,
-    and how long that takes."""
+    """Says how many examples are needed to see `config.detect` points; JSON goes to stdout."""
     assumed = assumed_of_config(config)
-    if tried:
-        assumed = assumed._replace(placements=len(tried.last.setting.placements), mean=tried.last.share)
     if not 0 < assumed.mean < 1 or assumed.own_variance < 1e-9:
         raise PosgapError("a mean of 0 or 100, or a correlation of 1, leaves nothing to chance: one example is enough")
     size, between_models = config.detect / 100, assumed.between_models
@@ -114,14 +94,9 @@ def _needed(config: PlanConfig, tried: Pilot | None) -> dict[str, int]:
         "placement_difference": "a difference of two models at one placement",
     }
     for name, number in needed.items():
-        seconds = number * assumed.placements * tried.last.seconds_each if tried else 0
-        time = f", {in_words(seconds)} for a model" if tried else ""
-        log.info(
-            "%s of %g points: %d examples (power %.0f %%)%s",
-            words[name], config.detect, number, 100 * config.power, time,
-        )  # fmt: skip
-    for line in tried.commands(with_uris(str(config.model)), needed["gap"]) if tried else ():
-        log.info("%s", line)
+        log.info("%s of %g points: %d examples (power %.0f %%)", words[name], config.detect, number, 100 * config.power)
+    planned = {"detect": config.detect, "power": config.power, "examples": needed}
+    show(json.dumps(planned), planned)
     return needed
 
 

@@ -5,9 +5,7 @@ come, without asking anything twice, and a few that are asked for before tokens 
 """
 
 import logging
-import math
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +21,8 @@ from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.task import BASELINES
 
 log = logging.getLogger(__name__)
-LOOKS = (8, 16, 32, 64)  # after so many responses they are looked at, and what is new is said
-MIN_SECONDS = 60.0  # of work that is long enough to say how long it takes
-_PAUSE = 1.0  # seconds without an answer: what came before them was a batch
+LOOKED_AT = 16  # responses, or all where they are fewer, but no less than
+FEW = 8
 _AROUND = " \t\n\"'`*“”‘’«»([{"  # may stand before an answer that is given at once
 _MIN_BEGINNING, _MAX_BEGINNING = 2, 6  # words: what follows more of them is mostly a key
 _QUESTIONS = 4  # fewer say nothing of the task
@@ -200,70 +197,33 @@ class Probe:
                 "questions: the model may not do this task, or not be shown the question (--template, --system)"
             )
         # No bound is said of the mean: these are a few questions at some of the placements.
-        if n >= LOOKS[0] and self.right == 0:
+        if n >= FEW and self.right == 0:
             said["floor"] = f"none of {n} is right"
-        if n >= LOOKS[1] and self.right == n:
+        if n >= LOOKED_AT and self.right == n:
             said["ceiling"] = f"all of {n} are right: if it goes on so, only more documents show a curve"
         return said
 
 
 @dataclass
 class FirstAnswers:
-    """Looks at the first answers of longer work as they come, says once what somebody should know, and how long it all
-    takes where that is more than a minute."""
+    """Looks at the first answers of longer work as they come, and says once what somebody should know."""
 
     build: TextPromptBuilder
     total: int
     metric: str = ""
-    now: Callable[[], float] = time.monotonic
     responses: list[Response] = field(default_factory=list)
-    said: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.began = self.last = self.now()
-        self.count, self.estimated = 0, False
 
     def __call__(self, example: AnyExample, placement: Placement, completion: Completion) -> None:
-        self._estimate()
-        self.count += 1
         as_usual = not placement.baseline or BASELINES[placement.baseline].documents
-        if not as_usual or completion.outcome != "answered" or self.is_over:
+        if not as_usual or completion.outcome != "answered" or len(self.responses) >= LOOKED_AT:
             return
         self.responses.append(seen(self.build, example, placement, completion, self.metric))
-        n = len(self.responses)
-        if n in LOOKS or (n == self.total and n >= LOOKS[0]):
+        if len(self.responses) == min(LOOKED_AT, max(self.total, FEW)):
             limit = self.build.max_new_tokens + self.build.max_thinking_tokens
-            found = Probe(self.responses).findings(limit)
-            new = [words for name, words in found.items() if name not in self.said]
-            self.said |= found.keys()
-            if new:
-                log.info("the first answers: %s", "; ".join(new))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether enough was looked at."""
-        return len(self.responses) >= LOOKS[-1]
-
-    def _estimate(self) -> None:
-        """Says how long all of it takes when the first batch is over: answers of one come in a burst."""
-        now = self.now()
-        if not self.estimated and self.count >= LOOKS[0] and (now - self.last >= _PAUSE or self.count >= LOOKS[2]):
-            self.estimated = True
-            seconds = (self.last - self.began) / self.count * self.total
-            if seconds >= MIN_SECONDS:
-                log.info("%s for all %s prompts, by the first %d", in_words(seconds), f"{self.total:,}", self.count)
-        self.last = now
+            if found := Probe(self.responses).findings(limit):
+                log.info("the first answers: %s", "; ".join(found.values()))
 
 
 def target_of(build: TextPromptBuilder) -> str:
     """What right responses of a task begin with, before the answer."""
     return build.task.target.partition("{answer}")[0].strip()
-
-
-def in_words(seconds: float) -> str:
-    """About how long that is: "about 12 minutes"."""
-    for unit, length in (("hour", 3600.0), ("minute", 60.0)):
-        if seconds >= 1.5 * length:
-            number = round(seconds / length, 1) if seconds < 10 * length and unit == "hour" else round(seconds / length)
-            return f"about {number:g} {unit}s"
-    return f"about {math.ceil(seconds)} seconds"

@@ -46,8 +46,9 @@ from posgap.tracking.sweeps import log_answers, log_lengths, log_sweep
 log = logging.getLogger(__name__)
 
 
-def sweep(config: SweepConfig) -> Location:
-    """Sweeps a model, as `_sweep` says, or only estimates what that takes, where the config asks for it.
+def sweep(config: SweepConfig, generator: Generator | None = None) -> Location:
+    """Sweeps a model, as `_write` says, or only estimates what that takes, where the config asks for it. A `generator`
+    of the model that is open already answers in place of the config's own.
 
     A complete sweep of an endpoint is reused where that says that it is still what it was, or says nothing. One that
     was made when more could go unanswered is left as it is, and refused.
@@ -58,7 +59,7 @@ def sweep(config: SweepConfig) -> Location:
         return config.out
     if not config.force:
         _require_same_endpoint(config)
-    place = _sweep(config)
+    place = _run(config, generator)
     for recorded in _recorded(place):
         if recorded.outcomes and recorded.outcomes.worst_share > config.max_unanswered:
             unanswered = recorded.outcomes.phrase(recorded.placements)
@@ -77,9 +78,16 @@ def _recorded(place: Location) -> Iterator[Sweep]:
         yield read_model(Sweep, file, SWEEP_FILE)
 
 
-@stage
-@resumable()
-def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
+def _run(config: SweepConfig, generator: Generator | None) -> Location:
+    @stage
+    @resumable()
+    def sweep(config: SweepConfig, out: Path, run: Run) -> None:
+        _write(config, out, run, generator)
+
+    return sweep(config)
+
+
+def _write(config: SweepConfig, out: Path, run: Run, generator: Generator | None) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`; of several lengths each
     into a folder of its own, and of all together `lengths.json`, `lengths.png` and `lengths.html`.
 
@@ -92,7 +100,7 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     if len(at_each) > 1:
         _map(config, at_each, examples, out, run)
     else:
-        log_sweep(_swept(config, at_each[0] if at_each else build, examples, out, out, run), run)
+        log_sweep(_swept(config, at_each[0] if at_each else build, examples, out, out, run, generator), run)
         log_answers(out, examples, run)
     run.artifact(out)
 

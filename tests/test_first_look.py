@@ -20,7 +20,7 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
-from posgap.workflows import quick
+from posgap.workflows import first_look
 from posgap.workflows.config import SweepVerbConfig
 
 PLACES = {"out": "look", "examples": "look.examples.jsonl.gz"}
@@ -49,20 +49,21 @@ def test_a_model_alone_is_enough(folder, endpoint, capsys):
     out, err = capsys.readouterr()
     place = folder / "runs" / f"sweep-127.0.0.1-{endpoint.url.split(':')[2].removesuffix('/v1')}-served"
     swept = read_sweep(place)
-    assert swept.positions == [1, 6, 10, 15, 20] and swept.n_examples == 40
-    assert "posgap | 200 prompts: 40 made examples of 20 documents, each at 5 placements; by the first ones" in err
+    assert swept.positions == [1, 6, 10, 15, 20] and swept.n_examples == 20
+    assert "posgap | taken: 20 documents, the most that end in two minutes" in err
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["1", "6", "10", "15", "20"] and "████" in lines[0]
-    assert lines[6].startswith("gap 0.0 points (0.0 to ") and lines[6].endswith("of 40 made examples")
+    assert lines[6].startswith("gap 0.0 points (0.0 to ") and lines[6].endswith("of 20 made examples")
     assert lines[7] == f"page: {(place / 'sweep.html').as_uri()}"
 
     asked = endpoint.seen.total()
-    assert asked == 10 + 200
+    assert asked == 1 + 3 * 5 + 100
     assert run("sweep", f"{endpoint.url}#served") == 0  # which does nothing, and shows the same
     assert capsys.readouterr().out == out and endpoint.seen.total() == asked
 
     command = shlex.split(lines[-1])
-    assert command[:2] == ["posgap", "sweep"] and lines[-3].strip().startswith("posgap data make kv --n-docs 20")
+    assert command[:2] == ["posgap", "sweep"] and lines[-3].strip().startswith("posgap data make kv")
+    assert "--n-docs 20" in lines[-3]
     write_examples(folder / "kv.jsonl.gz", [kv_example(number, 20) for number in range(2)])
     assert run(*command[1:], "--estimate") == 0  # the command for the real thing is one that works
     assert "40 prompts" in capsys.readouterr().out
@@ -75,13 +76,15 @@ def test_a_look_that_broke_off_goes_on_with_the_same_examples(folder, endpoint, 
     made, asked = (folder / PLACES["examples"]).read_bytes(), endpoint.seen.total()
     endpoint.misbehave = lambda text, times: None
     with monkeypatch.context() as patched:
-        patched.setattr(quick, "_fitted", lambda *_: pytest.fail("the prompts are timed again"))
+        patched.setattr(first_look, "_choose_examples", lambda *_: pytest.fail("the prompts are timed again"))
         assert run(*look) == 0
     assert (folder / PLACES["examples"]).read_bytes() == made
-    assert endpoint.seen.total() - asked == 200 - (60 - 10) and not (folder / ".posgap-look").exists()
+    assert endpoint.seen.total() - asked == 100 - (60 - 6) and not (folder / ".posgap-look").exists()
 
     assert run(*look[:3], "3", *look[4:]) == 0  # another number of documents is another look
     assert read_sweep(folder / "look").n_docs == 3
+    assert run(*look[:3], "3", *look[4:], "--seed", "1") == 0  # and so are other examples
+    assert read_sweep(folder / "look").settings["seed"] == 1
 
 
 def test_json_has_the_sweep(folder, endpoint, capsys):
@@ -91,66 +94,59 @@ def test_json_has_the_sweep(folder, endpoint, capsys):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "n_docs", "n_examples"),
-    [(1e-4, 20, quick.MAX_PAID // 5), (0.3, 20, range(20, 40)), (1.0, 5, range(20, 25)), (60.0, 5, quick.MIN_EXAMPLES)],
+    ("seconds", "n_docs", "n_examples", "timed"),
+    [(1e-4, 20, 20, 3), (0.05, 20, 20, 3), (0.1, 10, 20, 3), (0.2, 5, 20, 2), (1.0, 5, 4, 1), (0.31, 5, 15, 1)],
 )
-def test_prompts_are_as_long_and_as_many_as_the_time_allows(
-    seconds, n_docs, n_examples, folder, endpoint, monkeypatch, caplog
+def test_prompts_are_as_long_as_twenty_examples_leave_time(
+    seconds, n_docs, n_examples, timed, folder, endpoint, monkeypatch, caplog
 ):
-    """`seconds` is what a prompt of five documents takes; a longer one is taken to need more by its share."""
-    monkeypatch.setattr(quick, "_seconds", lambda of, generator, prompts, sampling: seconds * len(prompts))
+    """`seconds` is what a document of a prompt takes."""
+    asked = []
+
+    def take(config, build, generator, prompts):
+        asked.append(prompts[0].text.count('": "'))
+        return seconds * asked[-1]
+
+    monkeypatch.setattr(first_look, "_time", take)
     with caplog.at_level(logging.INFO):
-        fitted, _ = quick._fitted(SweepConfig(model="m", base_url=endpoint.url, **PLACES), False)
-    made = read_examples(fitted.examples)
-    assert fitted.n_docs == n_docs == len(made[0].records) and len(fitted.positions) == 5
-    assert len(made) in n_examples if isinstance(n_examples, range) else len(made) == n_examples
-    assert f"{5 * len(made)} prompts: {len(made)} made examples of {n_docs} documents" in caplog.text
+        examples, _ = first_look._choose_examples(SweepVerbConfig(model="m", base_url=endpoint.url, out="look"))
+    assert len(examples[0].records) == n_docs and len(examples) == n_examples
+    assert asked[1:] == [5, 10, 20][:timed], "the first one warms up"
+    assert f"{n_docs} documents a prompt: 20 examples at 5 placements take about " in caplog.text
+    most = "the most that end in two minutes" if n_examples == 20 else f"and {n_examples} examples, which take"
+    assert f"taken: {n_docs} documents, {most}" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "n_examples"),
-    [
-        ({"task": "spans"}, 200 // 20),
-        ({"samples": 3, "temperature": 1.0, "baselines": ["oracle"]}, 200 // (3 * 6)),
-        ({"mitigation": "permutation", "mitigation_settings": {"orders": 4}}, 200 // (4 * 5)),
-    ],
-)
-def test_the_prompts_of_an_endpoint_are_bounded_however_many_an_example_has(
-    options, n_examples, folder, endpoint, monkeypatch
-):
-    timed = []
-    monkeypatch.setattr(quick, "_seconds", lambda of, generator, prompts, sampling: timed.extend(prompts) or 1e-4)
-    quick._fitted(SweepConfig(model="m", base_url=endpoint.url, **options, **PLACES), False)
-    assert len(read_examples(PLACES["examples"])) == n_examples and len(timed) == 10
-    config = SweepConfig(model="m", base_url=endpoint.url, samples=50, temperature=1.0, **PLACES)
-    with pytest.raises(PosgapError, match="at most 200 prompts, and these options make 250 of one example"):
-        quick._fitted(config, False)
+def test_an_example_of_many_prompts_is_asked_as_many_in_all(folder, endpoint, monkeypatch):
+    monkeypatch.setattr(first_look, "_time", lambda *_: 1e-4)
+    config = SweepVerbConfig(model="m", base_url=endpoint.url, task="spans", out="look")
+    examples, _ = first_look._choose_examples(config)
+    assert len(examples) == 100 // 20
 
 
 def test_prompts_fit_into_the_model_s_context(folder, tokenizer, monkeypatch):
     def build(context: int) -> PromptBuilder:
         return PromptBuilder(TASKS["kv"], tokenizer, context, 20)
 
-    config = SweepConfig(model="m", **PLACES)
-    ten = max(map(quick._size, quick._prompts(config, build(10**6), 10)))
-    monkeypatch.setattr(quick, "_seconds", lambda *_: 1e-4)
-    monkeypatch.setattr(quick, "_tried_here", lambda config: (build(ten + 20), None))
-    fitted, _ = quick._fitted(config, False)
-    assert (fitted.n_docs, fitted.positions) == (10, ["1", "3", "6", "8", "10"])
-    assert len(read_examples(fitted.examples)) == quick.MAX_EXAMPLES
-    monkeypatch.setattr(quick, "_tried_here", lambda config: (build(100), None))
+    config = SweepVerbConfig(model="m", out="look")
+    ten = max(len(prompt.token_ids) for prompt in first_look._build_prompts(config, build(10**6), 10))
+    monkeypatch.setattr(first_look, "_time", lambda *_: 1e-4)
+    monkeypatch.setattr(first_look, "_open", lambda config: (build(ten + 20), None))
+    examples, _ = first_look._choose_examples(config)
+    assert (len(examples), len(examples[0].records)) == (20, 10)
+    monkeypatch.setattr(first_look, "_open", lambda config: (build(100), None))
     with pytest.raises(PosgapError, match="exceed the model's context of 100"):
-        quick._fitted(config, False)
+        first_look._choose_examples(config)
 
 
 def test_a_model_on_this_machine_is_loaded_once(folder, model_folder, monkeypatch, caplog):
     loaded = []
     load = backends.load_model
     monkeypatch.setattr(backends, "load_model", lambda *given: loaded.append(given) or load(*given))
-    monkeypatch.setattr(quick, "MAX_EXAMPLES", quick.MIN_EXAMPLES)
-    quick.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, out="look"))
-    assert len(loaded) == 1 and read_sweep(folder / "look").n_examples == quick.MIN_EXAMPLES
-    quick.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, out="look", force=True))
+    monkeypatch.setattr(first_look, "EXAMPLES", first_look.MIN_EXAMPLES)
+    first_look.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, out="look"))
+    assert len(loaded) == 1 and read_sweep(folder / "look").n_examples == first_look.MIN_EXAMPLES
+    first_look.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, out="look", force=True))
     assert len(loaded) == 2, "what stayed open for one look is not for the next"
 
 
@@ -166,6 +162,7 @@ def test_thinking_of_an_endpoint_is_turned_off_in_a_first_look(folder):
     [
         (["--lengths", "1k"], "--lengths: is of examples; give --examples"),
         (["--estimate"], "--estimate: is of examples; give --examples"),
+        (["--baselines", "oracle"], "--baselines: is of examples; give --examples"),
         (["--out", "s3://bucket/out"], "--out: made examples are written beside it: write to this machine"),
     ],
 )
@@ -192,11 +189,11 @@ def test_the_commands_for_reliable_figures_ask_as_the_look_did(folder, endpoint,
     out = capsys.readouterr().out
     *made, command = [shlex.split(line) for line in out.splitlines() if line.startswith("  posgap")]
     said = dict(zip(command[2::2], command[3::2], strict=True))
-    assert said["--max-new-tokens"] == str(2 * quick.ANSWER), "as the first answers say, which are cut"
+    assert said["--max-new-tokens"] == str(2 * first_look.ANSWER), "as the first answers say, which are cut"
     assert said["--header"] == "X-Key=VALUE" and "trout" not in out and "salmon" not in out
     assert json.loads(said["--template-args"]) == OFF and json.loads(said["--stop"]) == ["END"]
     assert (said["--system"], said["--seed"], said["--base-url"]) == ("Be short.", "3", endpoint.url)
-    assert "--limit" not in said and "--backend" not in said and made[0][-4:-2] == ["--seed", "3"]
+    assert "--limit" not in said and "--backend" not in said and made[0][4:6] == ["--seed", "3"]
     write_examples(folder / "kv.jsonl.gz", [kv_example(number, 3) for number in range(2)])
     assert run(*command[1:], "--estimate") == 0
 
@@ -204,7 +201,7 @@ def test_the_commands_for_reliable_figures_ask_as_the_look_did(folder, endpoint,
 def test_the_examples_of_another_task_can_be_made_too(folder, capsys):
     config = SweepConfig(model="m", dtype="float32", task="spans", n_docs=10, out="look", examples="made")
     write_jsonl(folder / "predictions.jsonl", [])
-    made, sweep = quick._real_thing(config, folder)
+    made, sweep = first_look._write_commands(config, folder)
     assert sweep.startswith("posgap sweep --model m --dtype float32 --task spans --examples spans.jsonl.gz --n-docs")
     assert run(*shlex.split(made)[1:]) == 0
     assert len(read_examples("spans.jsonl.gz")[0].gold) == 2 and len(read_examples("spans.jsonl.gz")) == 300
@@ -214,8 +211,8 @@ def test_a_look_at_nothing_ends_before_the_sweep_and_leaves_nothing(folder, endp
     endpoint.misbehave = lambda text, times: (500, {}, '{"error": "no GPU"}')
     assert run("sweep", f"{endpoint.url}#served", "--retries", "0") == 2
     said = capsys.readouterr().err
-    assert "served: no answer to the first 5 prompts, the last time: 500" in said and "no GPU" in said
-    assert endpoint.seen.total() == 5 and "made examples of" not in said
+    assert "served: no answer to the first prompt: 500" in said and "no GPU" in said
+    assert endpoint.seen.total() == 1 and "documents a prompt" not in said
     assert run("sweep", "./nowhere") == 2 and "./nowhere: no such folder" in capsys.readouterr().err
     assert not list(folder.rglob("*.gz"))
 
