@@ -103,7 +103,7 @@ mutants: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/mutants.py $(MODULES) --workers $(WORKERS) $(if $(SAMPLE),--sample $(SAMPLE)) \
 		$(if $(SURVIVORS),--survivors)
 
-# Faults of every kind, with other moments and values each time; writes the table that docs/reliability.md shows.
+# Faults of every kind, with other moments and values each time; writes the table that docs/troubleshooting.md shows.
 chaos: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/chaos.py --seconds $(CHAOS_SECONDS)
 

@@ -6,6 +6,8 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, digest, digest_of
 from posgap.gating.demands import Policy
@@ -28,15 +30,14 @@ _AGREE = 1e-6  # points by which figures may differ that were computed on anothe
 
 
 class SweepRecord(Record):
-    """A sweep by digests: of the model, the examples, the settings, and of the files that a verdict rests on (empty
-    for a file that is not there, but no judgements where nobody judged)."""
+    """A sweep by digests."""
 
-    label: str
-    model: str
-    model_digest: str
-    examples_digest: str
-    settings_digest: str
-    files: dict[str, str]
+    label: str = Field(description="of the model")
+    model: str = Field(description="the model")
+    model_digest: str = Field(description="of the model")
+    examples_digest: str = Field(description="of the examples")
+    settings_digest: str = Field(description="of all parameters")
+    files: dict[str, str] = Field(description="sha256 of each file judged; empty where it is missing")
 
 
 def folder_of(path: Path) -> Path:

@@ -28,20 +28,19 @@ from posgap.measurement.answered import NOTABLE, MaxUnanswered
 
 
 class Ruling(Record):
-    """What a rule found on its claim that a figure is `at most` or `at least` so much.
+    """What a rule found on its claim that a figure is `at most` or `at least` so much."""
 
-    The `interval` ends at the lower and the upper one-sided bound, of 95 % where the verdict has all of the error
-    (`Case`). `needs` says, where the evidence allows
-    both, how many examples a flat model that lost nothing would need to pass in 80 %, if that is more than there were.
-    """
-
-    name: str
-    meaning: str
-    claim: Literal["at most", "at least"]
-    threshold: float
-    estimate: float
-    interval: tuple[float, float]
-    needs: int | None = None
+    name: str = Field(description="of the rule")
+    meaning: str = Field(description="what the figure is")
+    claim: Literal["at most", "at least"] = Field(description="at most or at least")
+    threshold: float = Field(description="in points")
+    estimate: float = Field(description="the figure")
+    interval: tuple[float, float] = Field(
+        description="its one-sided bounds, of 95 % where the verdict has all of the error"
+    )
+    needs: int | None = Field(
+        None, description="of an unsure rule: examples with which a flat model would pass in 80 %"
+    )
 
     @property
     def is_counted(self) -> bool:

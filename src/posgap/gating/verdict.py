@@ -57,29 +57,26 @@ _TOO_LITTLE = "There is too little to judge by"
 
 
 class Verdict(Record):
-    """All rulings, what follows from them, and what they rest on.
+    """All rulings, what follows from them, and what they rest on."""
 
-    `evidence_gaps` says why the sweeps are too little to judge by, `asked_otherwise` what was allowed to differ between
-    them, and does; "base" is there where the base is no model that the candidate was made from, and "anchor" where the
-    best champion so far was left out. `policy` is what was demanded. `name` is the registered name that it is for,
-    empty where none was named, and `judged_at` when `gate` judged (UTC), empty in an older file. `evidence` has the
-    digests of the sweeps of `candidate`, `base`, `champion` and `anchor`, the best champion so far. `look` counts the
-    verdicts on this model up to this one, and `candidates` those of its run: they share the error (`share_of_error`).
-    `needs` says, where no rule is broken and some are unsure, with how many examples a flat model that lost nothing
-    would be admitted in 80 % by the next look, if that is more than there were.
-    """
-
-    model_digest: str
-    evidence_gaps: list[str]
-    asked_otherwise: list[str]
-    policy: Policy
-    evidence: dict[str, SweepRecord]
-    rules: list[Ruling]
-    needs: int | None = None
-    look: int = Field(1, ge=1)
-    candidates: int = Field(1, ge=1)
-    name: str = ""
-    judged_at: str = ""
+    model_digest: str = Field(description="of the candidate")
+    evidence_gaps: list[str] = Field(description="why the sweeps are too little to judge by")
+    asked_otherwise: list[str] = Field(
+        description="what was allowed to differ, and does; also base or anchor, where these were left out"
+    )
+    policy: Policy = Field(description="what was demanded")
+    evidence: dict[str, SweepRecord] = Field(
+        description="of candidate, base, champion and anchor (the best champion so far)"
+    )
+    rules: list[Ruling] = Field(description="a row a rule")
+    needs: int | None = Field(
+        None,
+        description="where no rule is broken: examples with which a flat model would be admitted in 80 %",
+    )
+    look: int = Field(1, ge=1, description="which look at the model it was")
+    candidates: int = Field(1, ge=1, description="how many its run had; both share the error")
+    name: str = Field("", description="the registered name; empty: none")
+    judged_at: str = Field("", description="when (UTC)")
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, Protocol, Self, runtime_checkable
 
+from pydantic import Field
+
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_model, write_json
 
@@ -23,12 +25,11 @@ class Changed(PosgapError):
 
 
 class Served(Record):
-    """The names and fingerprints under which a model answered, in the order in which they first appeared, and the
-    parameters of requests that the endpoint did not take, so that they were left out."""
+    """What an endpoint said of itself, in the order in which it first did."""
 
-    models: tuple[str, ...] = ()
-    fingerprints: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    models: tuple[str, ...] = Field((), description="names under which it answered")
+    fingerprints: tuple[str, ...] = Field((), description="of its systems")
+    left_out: tuple[str, ...] = Field((), description="parameters that it did not take")
 
     def said(self, what: What) -> tuple[str, ...]:
         """The names, or the fingerprints."""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import Field
+
 from posgap.foundation.files import Record, read_model
 from posgap.measurement import statistics
 from posgap.measurement.comparability import alike
@@ -13,32 +15,30 @@ COMPARISON_FILE = "comparison.json"
 
 
 class Difference(Record):
-    """A model minus the reference, in points. `better` and `worse` name the placements at which it
-    is so when all are looked at together: their 95 % intervals hold for all placements at once. `asked_otherwise` is
-    what of its prompts was allowed to differ, and does."""
+    """A model minus the reference, in points."""
 
-    label: str
-    accuracy: list[float]
-    ci95: list[tuple[float, float]]
-    mean: float
-    mean_ci95: tuple[float, float]
-    gap: float
-    gap_ci95: tuple[float, float]
-    better: list[list[int]]
-    worse: list[list[int]]
-    asked_otherwise: list[str]
-    verdict: str
+    label: str = Field(description="of the model")
+    accuracy: list[float] = Field(description="difference at each placement")
+    ci95: list[tuple[float, float]] = Field(description="their intervals, paired (Tango)")
+    mean: float = Field(description="difference over placements")
+    mean_ci95: tuple[float, float] = Field(description="its interval")
+    gap: float = Field(description="difference of the gaps, from halves of the examples")
+    gap_ci95: tuple[float, float] = Field(description="its interval")
+    better: list[list[int]] = Field(description="placements better for certain, all taken together (Bonferroni)")
+    worse: list[list[int]] = Field(description="placements worse for certain")
+    asked_otherwise: list[str] = Field(description="what was allowed to differ, and does")
+    verdict: str = Field(description="in words")
 
 
 class Comparison(Record):
     """Every model against the reference, over the same examples at the same placements."""
 
-    reference: str
-    metric: str
-    n_examples: int
-    n_docs: int
-    placements: list[list[int]]
-    differences: list[Difference]
+    reference: str = Field(description="label of the first sweep")
+    metric: str = Field(description="how answers were scored")
+    n_examples: int = Field(description="number of examples")
+    n_docs: int = Field(description="documents in a prompt")
+    placements: list[list[int]] = Field(description="those of the sweeps")
+    differences: list[Difference] = Field(description="one for each other sweep")
 
     @property
     def title(self) -> str:

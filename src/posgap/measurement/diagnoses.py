@@ -11,63 +11,46 @@ DIAGNOSIS_FILE = "diagnosis.json"
 
 
 class TokenShift(Record):
-    """A wrong answer, read token by token beside the right one; see `posgap.diagnosis.token_shifts`.
+    """A wrong answer, read token by token beside the right one."""
 
-    `tokens [T]` are those of the right response at the advantageous position, `kl [T]` the divergence at each of them,
-    in nats. At index `turning`, counted from 0, the model would have written `instead`. With that token corrected its
-    response was `corrected`, and `recovered` says whether it is right. `settled` says whether the tokens up to the
-    corrected one answer the question already.
-    """
-
-    id: str
-    placement: list[int]
-    response: str
-    prediction: str
-    tokens: list[str]
-    kl: list[float]
-    turning: int
-    instead: str
-    corrected: str
-    recovered: bool
-    settled: bool
+    id: str = Field(description="of the example")
+    placement: list[int] = Field(description="where it was answered wrongly")
+    response: str = Field(description="the right response, from the best placement")
+    prediction: str = Field(description="the wrong one")
+    tokens: list[str] = Field(description="[T] of the right response")
+    kl: list[float] = Field(description="[T] divergence at each, in nats")
+    turning: int = Field(description="index, from 0, of the first token that the model would not have said")
+    instead: str = Field(description="what it would have said")
+    corrected: str = Field(description="its response with that token corrected")
+    recovered: bool = Field(description="whether that is right")
+    settled: bool = Field(description="whether the corrected token completes the answer by itself")
 
 
 class TokenFigures(Record):
-    """Token shifts in numbers; rates are percentages, divergences are medians in nats.
+    """Token shifts in numbers: rates in percent, divergences as medians in nats."""
 
-    `unsettled` counts the shifts in which the corrected token did not complete the answer by itself. Only in those
-    can the model be said to recover. `unclean` counts those of wrong answers that repeat the prompt or were cut.
-    """
-
-    wrong: int
-    diagnosed: int
-    recovery_rate: float | None
-    unsettled: int
-    unsettled_recovery_rate: float | None
-    kl_turning: float | None
-    kl_elsewhere: float | None
-    turning_is_peak: float | None
-    unclean: int = 0
-    shifts: list[TokenShift]
+    wrong: int = Field(description="answers wrong at a placement, of examples right at the advantageous one")
+    diagnosed: int = Field(description="how many were read again")
+    recovery_rate: float | None = Field(description="right once the turning token alone is corrected")
+    unsettled: int = Field(description="shifts whose corrected token does not complete the answer")
+    unsettled_recovery_rate: float | None = Field(description="the recovery rate of these alone")
+    kl_turning: float | None = Field(description="divergence at turning tokens")
+    kl_elsewhere: float | None = Field(description="divergence at the others")
+    turning_is_peak: float | None = Field(description="turning tokens with the response's greatest divergence")
+    unclean: int = Field(0, description="wrong answers that repeat the prompt or were cut")
+    shifts: list[TokenShift] = Field(description="a row for each answer read")
 
 
 class AttentionFigures(Record):
-    """Shares of attention in percent, as means over examples.
+    """Shares of attention in percent, as means over examples."""
 
-    `gold [P][L]` is the share that the last prompt token pays to the gold documents, at each placement and in each
-    layer, and `sink [P][L]` its share for the first token. `answer_gold` and `answer_sink` are the same for the
-    answer's own tokens, averaged over them; a placement's row is empty if no answer there has two tokens. `even [P]`
-    is the gold documents' share of the prompt's tokens: what they would get if attention were spread evenly.
-    `preamble` says after what words the model answers; it is empty where it answers at once.
-    """
-
-    n_examples: int
-    gold: list[list[float]]
-    sink: list[list[float]]
-    even: list[float]
-    answer_gold: list[list[float]] = Field([])
-    answer_sink: list[list[float]] = Field([])
-    preamble: str = Field("")
+    n_examples: int = Field(description="number of examples")
+    gold: list[list[float]] = Field(description="[P, L] of the last prompt token, on the gold documents")
+    sink: list[list[float]] = Field(description="[P, L] of the last prompt token, on the first token")
+    even: list[float] = Field(description="[P] what even attention would give the gold documents")
+    answer_gold: list[list[float]] = Field([], description="[P, L] of the answer's own tokens, on the gold documents")
+    answer_sink: list[list[float]] = Field([], description="[P, L] of the answer's own tokens, on the first token")
+    preamble: str = Field("", description="words after which the model answers; empty where it answers at once")
 
     @property
     def views(self) -> list[tuple[str, list[list[float]], list[list[float]]]]:
@@ -80,16 +63,16 @@ class AttentionFigures(Record):
 
 
 class Diagnosis(Record):
-    """A sweep's diagnosis by tokens and by attention, each None if it was not requested."""
+    """A sweep's diagnosis by tokens and by attention."""
 
-    label: str
-    placements: list[list[int]]
-    advantageous: list[int]
-    tokens: TokenFigures | None
-    attention: AttentionFigures | None
-    examples_digest: str
-    model_digest: str
-    prompt_digest: str
+    label: str = Field(description="of the model")
+    placements: list[list[int]] = Field(description="those of the sweep")
+    advantageous: list[int] = Field(description="the best one")
+    tokens: TokenFigures | None = Field(description="token shifts; null where they were not asked for")
+    attention: AttentionFigures | None = Field(description="attention; null where it was not asked for")
+    examples_digest: str = Field(description="the sweep's")
+    model_digest: str = Field(description="the sweep's")
+    prompt_digest: str = Field(description="the sweep's")
 
 
 def summarize_shifts(shifts: list[TokenShift], wrong: int, unclean: int = 0) -> TokenFigures:

@@ -31,20 +31,16 @@ _SPARE = range(4)  # tokens of the document before the cut one that go too, wher
 
 
 class Filled(Record):
-    """To what length a sweep's prompts were filled, and with what.
+    """To what length a sweep's prompts were filled, and with what."""
 
-    `length` is what was asked for, tokens or a share of the model's context like "50%"; `tokens` are those of a prompt
-    and its longest answer together. `depths` has a share of the filler in percent for each placement: so much stands
-    before the gold document. Filler that an example lacks was drawn by `seed` from the distractors of the others; all
-    of them have the sha256 `pool`. `documents` is how many the first example's prompt has, the gold one included.
-    """
-
-    length: str
-    tokens: int = Field(ge=1)
-    depths: list[float] = Field(min_length=1)
-    seed: int = Field(ge=0)
-    pool: str
-    documents: int = Field(ge=1)
+    length: str = Field(description="as it was asked for: tokens, or a share of the context like 50%")
+    tokens: int = Field(ge=1, description="of prompt and longest answer together")
+    depths: list[float] = Field(
+        min_length=1, description="of each placement: percent of the filler before the gold document"
+    )
+    seed: int = Field(ge=0, description="by which filler of other examples was drawn")
+    pool: str = Field(description="sha256 of all distractors")
+    documents: int = Field(ge=1, description="in the first example's prompt")
 
     @property
     def depth_names(self) -> list[str]:

@@ -25,17 +25,12 @@ _TRIED = 4  # examples of which the share that is read is counted
 
 
 class EffectiveLength(Record):
-    """The longest of the lengths asked up to which the gap is at most `most_gap` points, in tokens; 0 where it is more
-    at the shortest already.
+    """The longest of the lengths asked up to which the gap is small, in tokens; 0: at none."""
 
-    `tokens` goes by the gaps as they were measured, `low` by the upper bounds of the gaps, and `high` by their lower
-    bounds: either end is wrong in at most 5 %.
-    """
-
-    most_gap: Points
-    tokens: int = Field(ge=0)
-    low: int = Field(ge=0)
-    high: int = Field(ge=0)
+    most_gap: Points = Field(description="the gap that is allowed")
+    tokens: int = Field(ge=0, description="by the gaps as they were measured")
+    low: int = Field(ge=0, description="by their upper bounds")
+    high: int = Field(ge=0, description="by their lower bounds; either end is wrong in at most 5 %")
 
     def tokens_named(self, asked: Sequence[int]) -> str:
         """The figure in words, where these lengths were asked."""
@@ -64,33 +59,27 @@ class EffectiveLength(Record):
 
 
 class LengthMap(Record):
-    """What came of the sweeps of a model at several lengths, the shortest first: accuracy in percent by length and
-    depth, `accuracy [L, D]`, and the mean and the gap at each length, all with 95 % intervals.
+    """What came of the sweeps of a model at several lengths, the shortest first."""
 
-    `lengths` are as they were asked for, `tokens` what they are, for prompt and longest answer together; `documents` is
-    how many documents the first example's prompt has, and `prompt_tokens` the mean number of tokens of a prompt without
-    its answer, where they were counted. `depths` are in percent of the filler, and `context` in tokens.
-    """
-
-    task: str
-    model: str
-    label: str
-    metric: str
-    context: int = Field(ge=1)
-    n_examples: int = Field(ge=1)
-    lengths: list[str] = Field(min_length=1)
-    tokens: list[int]
-    depths: list[float] = Field(min_length=1)
-    documents: list[int]
-    prompt_tokens: list[float | None]
-    accuracy: list[list[Points]]
-    ci95: list[list[tuple[Points, Points]]]
-    mean: list[Points]
-    mean_ci95: list[tuple[Points, Points]]
-    gap: list[Points]
-    gap_ci95: list[tuple[Points, Points]]
-    gap_noise: list[Points]
-    effective: EffectiveLength
+    task: str = Field(description="the task")
+    model: str = Field(description="the model")
+    label: str = Field(description="its name in reports")
+    metric: str = Field(description="how answers were scored")
+    context: int = Field(ge=1, description="the model's context in tokens")
+    n_examples: int = Field(ge=1, description="number of examples")
+    lengths: list[str] = Field(min_length=1, description="as they were asked for")
+    tokens: list[int] = Field(description="of prompt and longest answer together")
+    depths: list[float] = Field(min_length=1, description="percent of the filler before the gold document")
+    documents: list[int] = Field(description="in the first example's prompt, by length")
+    prompt_tokens: list[float | None] = Field(description="mean tokens of a prompt, by length")
+    accuracy: list[list[Points]] = Field(description="points by length and depth")
+    ci95: list[list[tuple[Points, Points]]] = Field(description="their intervals")
+    mean: list[Points] = Field(description="over depths, by length")
+    mean_ci95: list[tuple[Points, Points]] = Field(description="their intervals")
+    gap: list[Points] = Field(description="by length")
+    gap_ci95: list[tuple[Points, Points]] = Field(description="their intervals")
+    gap_noise: list[Points] = Field(description="what chance alone would show, by length")
+    effective: EffectiveLength = Field(description="the effective length")
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self, get_args
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from posgap.foundation.files import Record
 from posgap.generation.generator import Outcome
@@ -30,23 +30,19 @@ class Ending(NamedTuple):
 
 
 class OutcomeCounts(Record):
-    """How many prompts ended in each way. Of the answers `cut` is how many the limit of tokens ended, `echo` how many
-    repeat the prompt, and `unclean` how many do one of both; `others_after` and `others_before` is how many name other
-    candidates after the right answer, or before it. `unclean` is None where nobody looked at the answers, as an older
-    posgap did not.
-    """
+    """How many prompts ended in each way. Zeros are left out of files."""
 
-    answered: Count = 0
-    truncated: Count = 0
-    refused: Count = 0
-    empty: Count = 0
-    failed: Count = 0
-    ungraded: Count = 0
-    cut: Count = 0
-    echo: Count = 0
-    unclean: Count | None = None
-    others_after: Count = 0
-    others_before: Count = 0
+    answered: Count = Field(0, description="a text to score")
+    truncated: Count = Field(0, description="the limit of tokens came before an answer")
+    refused: Count = Field(0, description="held back by a content filter")
+    empty: Count = Field(0, description="ended without a text")
+    failed: Count = Field(0, description="no usable answer after all retries")
+    ungraded: Count = Field(0, description="the judge gave no judgement")
+    cut: Count = Field(0, description="answers that the limit of tokens ended")
+    echo: Count = Field(0, description="answers that repeat the prompt")
+    unclean: Count | None = Field(None, description="cut or echo; null where nobody looked")
+    others_after: Count = Field(0, description="answers that name other candidates behind the right one")
+    others_before: Count = Field(0, description="answers that name other candidates before it")
 
     @classmethod
     def of(cls, endings: Iterable[Ending]) -> Self:
@@ -100,7 +96,7 @@ class OutcomeCounts(Record):
 class Outcomes(OutcomeCounts):
     """The counts of a sweep in all, and at each of its placements."""
 
-    by_placement: list[OutcomeCounts]
+    by_placement: list[OutcomeCounts] = Field(description="the same, at each placement")
 
     @classmethod
     def at(cls, by_placement: Sequence[OutcomeCounts]) -> Self:

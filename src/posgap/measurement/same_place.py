@@ -4,6 +4,8 @@ gold document there may be a habit, and no retrieval."""
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from pydantic import Field
+
 from posgap.foundation.files import Record
 from posgap.measurement.statistics import Count
 from posgap.tasks.examples import AnyExample, Document
@@ -15,11 +17,11 @@ MIN_SHARE = 0.5  # of the wrong answers that name one place's item
 
 
 class SamePlace(Record):
-    """Of so many `wrong` answers, `named` are the item at `place`, counted from 1."""
+    """Wrong answers that name the item at one place."""
 
-    place: int
-    named: Count
-    wrong: Count
+    place: int = Field(description="which, from 1")
+    named: Count = Field(description="how many wrong answers name its item")
+    wrong: Count = Field(description="how many are wrong")
 
     @property
     def sentence(self) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from pydantic import Field
 
 from posgap.foundation.files import Record
 from posgap.measurement import statistics
@@ -29,13 +30,13 @@ class Shape(Record):
     level). There is none where accuracy may be the same everywhere.
     """
 
-    name: str
-    ends: int
-    middle: int
-    beginning_over_middle: float
-    beginning_over_middle_ci95: tuple[float, float]
-    end_over_middle: float
-    end_over_middle_ci95: tuple[float, float]
+    name: str = Field(description="such as U-shaped, where both intervals leave no doubt")
+    ends: int = Field(description="positions in each outer third")
+    middle: int = Field(description="positions between them")
+    beginning_over_middle: float = Field(description="the first third minus the middle, in points")
+    beginning_over_middle_ci95: tuple[float, float] = Field(description="its interval")
+    end_over_middle: float = Field(description="the last third minus the middle")
+    end_over_middle_ci95: tuple[float, float] = Field(description="its interval")
 
 
 def regions(placements: Sequence[Sequence[int]], categories: Sequence[str] = ()) -> dict[str, list[int]]:

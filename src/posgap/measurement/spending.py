@@ -3,7 +3,7 @@ sent."""
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field
 
@@ -23,11 +23,11 @@ class Spent(Record):
     of a model on this machine together.
     """
 
-    prompts: Count
-    prompt_tokens: Count
-    completion_tokens: Count
-    thinking_tokens: Count = 0
-    seconds: Annotated[float, Field(ge=0)] = 0.0
+    prompts: Count = Field(description="those of which the rest is known")
+    prompt_tokens: Count = Field(description="read")
+    completion_tokens: Count = Field(description="written")
+    thinking_tokens: Count = Field(0, description="of these, thoughts")
+    seconds: float = Field(0.0, ge=0, description="of waiting for answers")
 
     @classmethod
     def of(cls, usages: Iterable[Usage | None]) -> Self | None:

@@ -40,14 +40,14 @@ LENGTHS_FILE = "lengths.json"  # of a folder of sweeps, each at another length
 class Worst(Record):
     """The placement with the lowest accuracy."""
 
-    placement: list[int]
-    accuracy: Points
+    placement: list[int] = Field(description="where")
+    accuracy: Points = Field(description="points there")
 
 
 class Flatness(Record):
     """Whether accuracy is the same at every placement, by `statistics.flatness_p`: a small `p` says it is not."""
 
-    p: float
+    p: float = Field(description="p-value of the claim that accuracy is the same at every placement")
 
     @property
     def refuted(self) -> bool:
@@ -64,48 +64,37 @@ class CategoryFigures(Record):
 
 
 class BaselineFigures(Record):
-    """Accuracy where the examples of a sweep were asked in another way, once each, and how the prompts ended.
+    """Accuracy of a sweep's examples, asked once each in another way."""
 
-    `over_mean` is what it is above the mean over the sweep's placements, in points, of the same examples. `best_over`
-    is what the best placement is above it, chosen for each half of the examples by the other half: what putting the
-    gold documents there would win. None in a sweep of one placement.
-    """
-
-    accuracy: Points
-    ci95: tuple[Points, Points]
-    over_mean: float
-    over_mean_ci95: tuple[float, float]
-    best_over: float | None = None
-    best_over_ci95: tuple[float, float] | None = None
-    outcomes: OutcomeCounts
+    accuracy: Points = Field(description="percent right")
+    ci95: tuple[Points, Points] = Field(description="its interval")
+    over_mean: float = Field(description="paired difference to the mean over placements")
+    over_mean_ci95: tuple[float, float] = Field(description="its interval")
+    best_over: float | None = Field(
+        None, description="how far the best placement, chosen on one half of the examples, exceeds it on the other"
+    )
+    best_over_ci95: tuple[float, float] | None = Field(None, description="its interval")
+    outcomes: OutcomeCounts = Field(description="how the prompts ended")
 
 
 class Asked(Record):
-    """How a sweep's prompts were made and answered.
+    """How a sweep's prompts were made and answered."""
 
-    `prompt` and `template` are digests of the task's wording and of the chat template: empty where there is none, and
-    a word where an endpoint applies its own. `system`, `template_args` and `date` are the framing's, as far as prompts
-    show it: the date only where the template asks for it. `stop` are the strings at which responses ended, and
-    `samples` is how many responses there are to each prompt. `dtype` and `device` ("cpu" or "cuda") are those of a
-    model on this machine; empty where an endpoint answered, or an older posgap. `dtype` is "auto" where a
-    backend of another package chose by itself.
-    """
-
-    prompt: str
-    template: str
-    question: str
-    shuffle: int
-    max_new_tokens: int
-    decoding: str
-    system: str = ""
-    template_args: dict = Field({})
-    date: str = ""
-    max_thinking_tokens: int = 0
-    stop: list[str] = Field([])
-    body: dict = Field({})
-    samples: int = Field(1, ge=1)
-    dtype: str = ""
-    device: str = ""
+    prompt: str = Field(description="digest of the task's wording")
+    template: str = Field(description="digest of the chat template; empty without one")
+    question: str = Field(description="where the question stands")
+    shuffle: int = Field(description="seed of the distractors' order")
+    max_new_tokens: int = Field(description="the limit of an answer")
+    decoding: str = Field(description="greedy, or how responses were drawn")
+    system: str = Field("", description="the system message")
+    template_args: dict = Field({}, description="arguments of the chat template")
+    date: str = Field("", description="what a template that asks for today was told")
+    max_thinking_tokens: int = Field(0, description="the limit of thoughts")
+    stop: list[str] = Field([], description="strings at which responses end")
+    body: dict = Field({}, description="fields added to an endpoint's requests")
+    samples: int = Field(1, ge=1, description="responses to each prompt")
+    dtype: str = Field("", description="precision of a model on this machine")
+    device: str = Field("", description="cpu or cuda")
 
     @classmethod
     def by(cls, build: TextPromptBuilder, decoding: str = "greedy", body: dict | None = None) -> Self:
@@ -138,56 +127,53 @@ class AskedBy(Record):
 
 
 class Sweep(Record):
-    """What was asked of a model, and its accuracy in points at every placement.
+    """What was asked of a model, and its accuracy in points at every placement."""
 
-    `categories` (of each placement) and `by_category` are empty where the task has none, as with one gold document;
-    `shape` is None where it has some, or where there are fewer than three positions. `outcomes` counts how the prompts
-    ended; None in a sweep by an older posgap, which did not look. `choices` says which slots responses name, where the
-    task has them do so, `same_place` that most wrong answers name the item at one place, `baselines` how the same
-    examples came out that were asked otherwise too. `grid` has the effects of position and distance apart, where every
-    distance was asked at every position. `grading` says how a model judged the responses, where one did. `filled` says
-    to what length prompts were filled, where they were: placements are then numbers of depths, of which there are
-    `n_docs`. `mitigation` says by which one the model was asked, if by one: placements are then those in which
-    documents were given to that.
-    """
-
-    task: str
-    model: str
-    label: str
-    scaling: dict | None
-    metric: str
-    n_docs: int = Field(ge=1)
-    n_examples: int = Field(ge=1)
-    placements: list[list[int]] = Field(min_length=1)
-    accuracy: list[Points]
-    ci95: list[tuple[Points, Points]]
-    mean: Points
-    mean_ci95: tuple[Points, Points]
-    gap: Points
-    gap_ci95: tuple[Points, Points]
-    gap_noise: Points
-    flatness: Flatness
-    shape: Shape | None = None
-    worst: Worst
-    outcomes: Outcomes | None = None
-    choices: Choices | None = None
-    same_place: SamePlace | None = None
-    baselines: dict[str, BaselineFigures] = Field({})
-    categories: list[str] = Field([])
-    by_category: dict[str, CategoryFigures] = Field({})
-    grid: Grid | None = None
-    examples_digest: str
-    model_digest: str
-    ancestors: list[str] = Field([])
-    prompt_digest: str
-    asked: Asked
-    settings: dict
-    served: Served | None = None
-    spent: Spent | None = None
-    grading: Grading | None = None
-    filled: Filled | None = None
-    mitigation: AskedBy | None = None
-    definition: str = ""  # of a task that came from a file
+    task: str = Field(description="the task")
+    model: str = Field(description="the model")
+    label: str = Field(description="its name in reports")
+    scaling: dict | None = Field(description="RoPE factors of a scaled model")
+    metric: str = Field(description="how answers were scored")
+    n_docs: int = Field(ge=1, description="documents in a prompt; of filled prompts, the number of depths")
+    n_examples: int = Field(ge=1, description="number of examples")
+    placements: list[list[int]] = Field(
+        min_length=1, description="positions of the gold documents, such as `[[1], [2]]` or `[[1, 2], [6, 7]]`"
+    )
+    accuracy: list[Points] = Field(description="points at each placement")
+    ci95: list[tuple[Points, Points]] = Field(description="their intervals")
+    mean: Points = Field(description="mean over placements")
+    mean_ci95: tuple[Points, Points] = Field(description="its interval")
+    gap: Points = Field(description="best minus worst placement")
+    gap_ci95: tuple[Points, Points] = Field(description="its interval")
+    gap_noise: Points = Field(description="the gap that chance alone would show")
+    flatness: Flatness = Field(description="whether position matters")
+    shape: Shape | None = Field(None, description="the outer thirds of the positions against the middle; not for pairs")
+    worst: Worst = Field(description="the worst placement")
+    outcomes: Outcomes | None = Field(
+        None, description="how prompts ended, in all and by placement; null in files of an older posgap"
+    )
+    choices: Choices | None = Field(None, description="which slots responses name, where the task has them name one")
+    same_place: SamePlace | None = Field(
+        None, description="where most wrong answers name the item at one position: which, and how many"
+    )
+    baselines: dict[str, BaselineFigures] = Field({}, description="the same examples, asked in another way")
+    categories: list[str] = Field([], description="of each placement of two gold documents")
+    by_category: dict[str, CategoryFigures] = Field({}, description="accuracy, interval and gap of each category")
+    grid: Grid | None = Field(
+        None, description="effects of position and of distance, where all pairs of both were asked"
+    )
+    examples_digest: str = Field(description="sha256 of what the examples put into prompts, in whatever file and order")
+    model_digest: str = Field(description="sha256 of the model folder")
+    ancestors: list[str] = Field([], description="sha256s, or names on the hub, of all that posgap made the model from")
+    prompt_digest: str = Field(description="sha256 of wording, template and vocabulary")
+    asked: Asked = Field(description="how prompts were made and answered")
+    settings: dict = Field(description="every parameter of the sweep")
+    served: Served | None = Field(None, description="what an endpoint said of itself")
+    spent: Spent | None = Field(None, description="prompts, tokens and seconds")
+    grading: Grading | None = Field(None, description="of a graded sweep: judge, prompts, agreement")
+    filled: Filled | None = Field(None, description="of a sweep at a length: length, tokens, depths, filler")
+    mitigation: AskedBy | None = Field(None, description="by which mitigation of prompts the model was asked")
+    definition: str = Field("", description="the task, where it came from a file")
 
     @property
     def asked_task(self) -> Task:

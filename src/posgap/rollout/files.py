@@ -26,18 +26,18 @@ Share = Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
 
 
 class Prediction(Record):
-    """A predicted rollout: `distribution` [N] and, for lambda = 1 at every layer, `without_residuals` [N]."""
+    """A predicted rollout."""
 
-    label: str
-    sequence_length: int = Field(ge=1)
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    lambdas: list[float]
-    distribution: list[Share]
-    without_residuals: list[Share]
-    description: dict
-    summary: str
-    settings: dict
+    label: str = Field(description="its name")
+    sequence_length: int = Field(ge=1, description="N, tokens")
+    layers: int = Field(ge=1, description="L")
+    heads: int = Field(ge=1, description="H")
+    lambdas: list[float] = Field(description="[L] residual strengths")
+    distribution: list[Share] = Field(description="[N] share of each token")
+    without_residuals: list[Share] = Field(description="[N] the same with lambda = 1")
+    description: dict = Field(description="what the curve looks like")
+    summary: str = Field(description="in words")
+    settings: dict = Field(description="every parameter")
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -63,14 +63,14 @@ class Encoding(TypedDict, total=False):
 
 
 class Accuracy(Record):
-    """Of a sweep of the measured model: accuracy in percent at each gold position that was measured, and its gap."""
+    """A sweep of the measured model."""
 
-    label: str
-    gap: float
-    n_docs: int
-    metric: str
-    positions: list[int]
-    accuracy: list[float]
+    label: str = Field(description="of the model")
+    gap: float = Field(description="its gap")
+    n_docs: int = Field(description="documents in a prompt")
+    metric: str = Field(description="how answers were scored")
+    positions: list[int] = Field(description="of the gold document")
+    accuracy: list[float] = Field(description="points at each")
 
     @classmethod
     def of_sweep(cls, path: Path, build: PromptBuilder | None, n_docs: int) -> Self:
@@ -97,43 +97,39 @@ class Accuracy(Record):
 
 
 class Measurement(Record):
-    """A model's attention and influence, measured over texts of at most `sequence_length` tokens, the `shortest` of
-    which has fewer where they are prompts.
+    """A model's attention and influence, measured over texts; the arrays beside it have single texts."""
 
-    `lambdas` [L] are by layer; `content`, `first_mass`, `diagonal_mass`, `entropy` (nats) and `first_sink`, [L, H]
-    each, by layer and head. `encoding` is the model's position encoding as `predict` takes it. `windows` [L] are the
-    numbers of tokens, itself included, that a token sees (None: no window that ends with it). `attention_layers` [L]
-    are the layers' numbers, counted from 1; a hybrid has others between them, of which nothing is measured.
-    `unattended` is the share of each rollout that went to the logits of sinks beside the tokens, empty without such.
-    `influence` holds, for each measure, a distribution averaged over texts: over tokens, or over `BINS` stretches of
-    the prompt where prompts differ in length; `agreement` says how alike every two of them order what a text has
-    (`agreement.agreement`). The distributions of single texts, the attention by distance and the sink metric of every
-    position are in the arrays beside it.
-    """
-
-    label: str
-    model: str
-    n_texts: int = Field(ge=1)
-    sequence_length: int = Field(ge=1)
-    shortest: int = Field(ge=1)
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    encoding: Encoding
-    lambdas: list[float]
-    content: list[list[float]]
-    first_mass: list[list[float]]
-    diagonal_mass: list[list[float]]
-    entropy: list[list[float]]
-    first_sink: list[list[float]]
-    influence: dict[str, list[Share]]
-    windows: list[int | None] = Field(default_factory=list)  # those written before it was measured lack it
-    unattended: dict[str, Share] = Field(default_factory=dict)
-    attention_layers: list[int] = Field(default_factory=list)
-    agreement: Agreement | None = None
-    documents: dict | None = None  # see documents.summary; None where texts are no prompts with documents
-    sweep: Accuracy | None = None  # where a sweep was given
-    summary: str
-    settings: dict
+    label: str = Field(description="of the model")
+    model: str = Field(description="the model")
+    n_texts: int = Field(ge=1, description="how many texts")
+    sequence_length: int = Field(ge=1, description="N, tokens of the longest")
+    shortest: int = Field(ge=1, description="tokens of the shortest")
+    layers: int = Field(ge=1, description="L, those with attention")
+    heads: int = Field(ge=1, description="H")
+    encoding: Encoding = Field(
+        description="kind, with slopes, or theta, head size and factors; frequencies [L] as each layer was seen to turn"
+    )
+    lambdas: list[float] = Field(description="[L] residual strengths")
+    content: list[list[float]] = Field(description="[L, H] score of a token on itself")
+    first_mass: list[list[float]] = Field(description="[L, H] attention on the first token")
+    diagonal_mass: list[list[float]] = Field(description="[L, H] attention on the token itself")
+    entropy: list[list[float]] = Field(description="[L, H] in nats")
+    first_sink: list[list[float]] = Field(description="[L, H] share of queries for which the first token is a sink")
+    influence: dict[str, list[Share]] = Field(
+        description="each measure's distribution over tokens [N], or over 100 stretches of prompts of unlike length"
+    )
+    windows: list[int | None] = Field(default_factory=list, description="[L] tokens that a token sees; null: all")
+    unattended: dict[str, Share] = Field(
+        default_factory=dict, description="share of each rollout that went to logits of sinks"
+    )
+    attention_layers: list[int] = Field(default_factory=list, description="[L] the layers' numbers, from 1")
+    agreement: Agreement | None = Field(None, description="Spearman's correlation between each two measures")
+    documents: dict | None = Field(
+        None, description="shares among documents and of the gold one by each measure, with shape and tests"
+    )
+    sweep: Accuracy | None = Field(None, description="where a sweep was given")
+    summary: str = Field(description="the findings in words")
+    settings: dict = Field(description="every parameter")
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, parsed, read_model, write_json
@@ -19,22 +20,21 @@ MAX_UNLIKE = 0.05  # share of prompts at which forcing and generation may differ
 
 
 class Spoken(Record):
-    """Fitness and accuracy of the factors found, and without factors, as responses say that were generated."""
+    """Fitness and accuracy as generated responses give them."""
 
-    fitness: float
-    accuracy: list[float]
-    unscaled_fitness: float
-    unscaled_accuracy: list[float]
+    fitness: float = Field(description="with the factors")
+    accuracy: list[float] = Field(description="with the factors, at each position")
+    unscaled_fitness: float = Field(description="without")
+    unscaled_accuracy: list[float] = Field(description="without, at each position")
 
 
 class Forced(Record):
-    """Whether teacher forcing judges the best candidates as it should: how many of `prompts` were right by it and as
-    generated, and at how many the two differ."""
+    """How teacher forcing judges the best candidates, beside generation."""
 
-    prompts: int
-    right: int
-    generated_right: int
-    differ: int
+    prompts: int = Field(description="how many")
+    right: int = Field(description="by teacher forcing")
+    generated_right: int = Field(description="as generated")
+    differ: int = Field(description="where the two disagree")
 
     @classmethod
     def of(cls, forced: np.ndarray, generated: np.ndarray) -> "Forced":
@@ -62,52 +62,49 @@ class Forced(Record):
 
 
 class Holdout(Record):
-    """Examples that the search was kept from, by their contents, and accuracy at its positions with the factors found
-    and without factors."""
+    """Examples that the search was kept from."""
 
-    examples: int
-    contents: list[str]
-    accuracy: list[float]
-    unscaled_accuracy: list[float]
+    examples: int = Field(description="how many")
+    contents: list[str] = Field(description="which, by content")
+    accuracy: list[float] = Field(description="with the factors, at each position")
+    unscaled_accuracy: list[float] = Field(description="without")
 
 
 class Scaling(Record):
-    """RoPE factors, the curve they lie on, and the search that chose them. Accuracies are in points.
+    """RoPE factors, the curve they lie on, and the search that chose them. Accuracies are in points."""
 
-    `factors` holds one factor per layer. `generated` is there where the search was by teacher forcing in 16 bits, which
-    loses right answers to ties; `forced` compares teacher forcing with generation for the best candidates, and is there
-    where the search began by it. `search_gain` is what the factors gain in fitness on the examples that chose them, and
-    so too much; `gain`, with its 95 % interval, is what they gain on those of `holdout`. All three are None where
-    nothing was kept aside or, as `search_gain`, in files of an older posgap.
-    """
-
-    model: str
-    model_digest: str
-    task: str
-    n_docs: int
-    metric: str
-    positions: list[int]
-    curve: dict
-    control_points: list[float]
-    factors: list[float]
-    objective: str
-    weights: str
-    fitness: float
-    accuracy: list[float]
-    unscaled_fitness: float
-    unscaled_accuracy: list[float]
-    forward_passes: int
-    history: list[dict]
-    examples_digest: str
-    example_contents: list[str]
-    prompt_digest: str
-    settings: dict
-    generated: Spoken | None = None
-    forced: Forced | None = None
-    search_gain: float | None = None
-    gain: float | None = None
-    gain_ci95: tuple[float, float] | None = None
-    holdout: Holdout | None = None
+    model: str = Field(description="the model")
+    model_digest: str = Field(description="the only model that it may be applied to")
+    task: str = Field(description="the task")
+    n_docs: int = Field(description="documents in a prompt")
+    metric: str = Field(description="how answers were scored")
+    positions: list[int] = Field(description="where the gold document was put")
+    curve: dict = Field(description="kind, order and bounds")
+    control_points: list[float] = Field(description="heights of the curve")
+    factors: list[float] = Field(description="one a layer, which divides its rotary positions by it")
+    objective: str = Field(description="what fitness is: mean, worst or mean_minus_gap")
+    weights: str = Field(description="how positions count")
+    fitness: float = Field(description="with the factors, on the examples that chose them")
+    accuracy: list[float] = Field(description="the same, at each position")
+    unscaled_fitness: float = Field(description="without factors")
+    unscaled_accuracy: list[float] = Field(description="without factors, at each position")
+    forward_passes: int = Field(description="rows that went through the model")
+    history: list[dict] = Field(description="a row a generation")
+    examples_digest: str = Field(description="of the examples")
+    example_contents: list[str] = Field(description="which examples chose the factors")
+    prompt_digest: str = Field(description="of wording, template and vocabulary")
+    settings: dict = Field(description="every parameter of the search")
+    generated: Spoken | None = Field(None, description="where the search was by teacher forcing in 16 bits")
+    forced: Forced | None = Field(
+        None,
+        description="where it began by teacher forcing: how far that agrees with generation",
+    )
+    search_gain: float | None = Field(None, description="gain on the examples that chose the factors: too high")
+    gain: float | None = Field(None, description="gain on the held-out examples")
+    gain_ci95: tuple[float, float] | None = Field(None, description="its interval")
+    holdout: Holdout | None = Field(
+        None, description="a quarter of the examples, held out; null where that would be fewer than 8"
+    )
 
     @property
     def gained(self) -> str:

@@ -4,6 +4,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import Field
+
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_models, read_object
 from posgap.tasks.placements import Placement
@@ -12,18 +14,15 @@ RESPONSES_FILE, TEACHER_FILE = "responses.jsonl", "teacher.json"
 
 
 class Response(Record):
-    """A response to one example at an advantageous placement; `token_ids` end with the end token.
+    """A response to one example at an advantageous placement."""
 
-    `content` is the example's (`posgap.tasks.content`), by which it is found again.
-    """
-
-    id: str
-    content: str
-    placement: list[int]
-    n_docs: int
-    response: str
-    token_ids: list[int]
-    correct: bool
+    id: str = Field(description="of the example")
+    content: str = Field(description="of the example, by which it is found again")
+    placement: list[int] = Field(description="where it was answered")
+    n_docs: int = Field(description="documents in the prompt")
+    response: str = Field(description="the text")
+    token_ids: list[int] = Field(description="with the end token")
+    correct: bool = Field(description="whether it is right")
 
     @property
     def at(self) -> Placement:
