@@ -1,4 +1,4 @@
-"""Tries families of causal language models of transformers, each built small with random weights: docs/families.md.
+"""Tries families of causal language models of transformers, each built small with random weights: docs/mitigations.md.
 
     python benchmarks/families.py TABLE [family ...] [--write]
     python benchmarks/families.py --quick
@@ -802,7 +802,7 @@ def vllm_rows(names: Iterable[str]) -> Iterator[list[str]]:
 
 
 class Table(NamedTuple):
-    """A table of docs/families.md: its file, the rows that it has, how each is made, its columns, and which of them
+    """A table of docs/mitigations.md: its file, the rows that it has, how each is made, its columns, and which of them
     says whether a row is right."""
 
     file: str
@@ -894,7 +894,7 @@ def is_right(kind: str, row: list[str]) -> bool:
 
 
 def table(kind: str, rows: list[list[str]]) -> str:
-    """What docs/families.md shows."""
+    """What docs/mitigations.md shows."""
     chosen, after = TABLES[kind], list[str]()
     equal = sum(is_right(kind, row) for row in rows)
     shown, after = numbered(rows) if kind == "mitigations" else (rows, after)

@@ -1,10 +1,11 @@
 """Runs the console blocks of a page again, one after another, and puts what they print now into the page.
 
     python benchmarks/transcripts.py steps --wheel build/dist/posgap-*.whl --model FOLDER [--write]
-    python benchmarks/transcripts.py pretrained [--only smollm2] [--write]
+    python benchmarks/transcripts.py steps --only smollm2 [--write]
 
 With `--wheel` a shell runs them in an empty folder, and posgap is what the page's own first command installs of the
-wheel; `--model` stands in for a model of the hub, under the name `small`. Without it they run in this clone.
+wheel; `--model` stands in for a model of the hub, under the name `small`. Commands that name a file below `~/` stay as
+they are. Without it all run in this clone.
 
 The page says what is shown. A block with `...` shows the lines that it has, with new figures; of others all lines, or
 the first and last of many. Blocks of `csv` and `python` are files, whose name the text before them gives. Where a
@@ -56,7 +57,8 @@ def main() -> None:
             for name, text in FILE.findall(page.read_text(encoding="utf-8")):
                 (work / name).write_text(text, encoding="utf-8")
         environment["PATH"] = f"{programs}:{os.defpath}"
-        text, missing = again(page.read_text(encoding="utf-8"), work, environment, arguments.only)
+        leave = "~/" if arguments.wheel else ""
+        text, missing = again(page.read_text(encoding="utf-8"), work, environment, arguments.only, leave)
     for line in missing:
         print(f"no longer printed: {line}", file=sys.stderr)
     if arguments.write and missing:
@@ -68,14 +70,16 @@ def main() -> None:
         print(text)
 
 
-def again(page: str, work: Path, environment: Mapping[str, str], only: str = "") -> tuple[str, list[str]]:
-    """The page, with what its commands print now, and those of its lines that they no longer print. Its date is that of
-    today if all of them were run."""
+def again(
+    page: str, work: Path, environment: Mapping[str, str], only: str = "", leave: str = ""
+) -> tuple[str, list[str]]:
+    """The page, with what its commands print now, and those of its lines that they no longer print; commands in which
+    `leave` stands are not run. Its date is that of today unless `only` some were run."""
     gone: list[str] = []
 
     def run(block: re.Match[str]) -> str:
         command, before, ended = block.groups()
-        if only not in command:
+        if only not in command or (leave and leave in command):
             return block[0]
         print(f"$ {command}", file=sys.stderr, flush=True)
         began = time.monotonic()

@@ -1,7 +1,7 @@
 """`make chaos`: the tests of faults with other moments and values each time, until the time is up.
 
-It writes what was tried, what was expected and what happened into a table that docs/troubleshooting.md shows, after each
-round, and ends with 1 where anything happened that was not expected.
+It writes what was tried, what was expected and what happened into a table of docs/troubleshooting.md, after each round,
+and ends with 1 where anything happened that was not expected.
 """
 
 import argparse

@@ -121,7 +121,7 @@ def test_a_saved_model_is_the_one_in_memory(case, tokenizer, tmp_path):
     ],
 )
 def test_a_family_has_a_mitigation_or_is_told_truly_why_not(family, mitigation, reason):
-    """Cells of the table in docs/families.md."""
+    """Cells of the table in docs/mitigations.md."""
     cell = families.Family(family).cell(MITIGATIONS[mitigation])
     assert not cell.failed and bool(cell.refused) == bool(reason) and cell.reason().startswith(reason)
 

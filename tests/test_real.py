@@ -38,7 +38,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import transcripts
 
-README, PRETRAINED = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/pretrained.md"))
+README, PRETRAINED = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/steps.md"))
 SMOLLM2 = "~/.cache/posgap/models/smollm2"  # as pages write it
 pytestmark = pytest.mark.real
 POSITIONS = ["1", "10"]

@@ -113,8 +113,10 @@ def cell(runs: list[Run]) -> str:
 
 
 def table(steps) -> str:
-    """What becomes of the steps in all installations, at once or after six hours in the queue; a cell that differs among
-    them would say so."""
+    """What becomes of the steps in all installations, at once or after six hours in the queue.
+
+    A cell that differs among them would say so.
+    """
     rows = []
     for what, phase in KINDS.items():
         cells = []

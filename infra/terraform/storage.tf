@@ -1,4 +1,4 @@
-# The bucket of data, models and artifacts. docs/kubeflow-reference.md has its layout; infra/s3/, who may do what in it.
+# The bucket of data, models and artifacts. docs/kubeflow.md has its layout; infra/s3/, who may do what in it.
 resource "aws_s3_bucket" "main" {
   bucket = local.bucket
 }

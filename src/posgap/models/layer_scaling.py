@@ -7,7 +7,7 @@ tables from the result. So attention, cache and kernels are untouched, the model
 
 Families differ in what the tables are: a pair of cosines and sines, or complex numbers (Llama 4, DeepSeek-V2); for
 positions `[B, S]`, or for those of time, height and width `[3, B, S]` (Qwen3.5, Qwen-VL). Which families can be scaled
-is tried when a model is: docs/families.md has the list.
+is tried when a model is: docs/mitigations.md has the list.
 """
 
 import inspect
