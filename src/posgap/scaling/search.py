@@ -175,9 +175,7 @@ class FactorSearch:
                 "the model %s: teacher forcing misses such answers; take `evaluation` generation", said.hindrance
             )
             return
-        log.info(
-            "the model %s: its responses are generated, since teacher forcing misses such answers", said.hindrance
-        )
+        log.info("the model %s: its responses are generated, since teacher forcing misses such answers", said.hindrance)
         self.forces = False
 
     def _search(
