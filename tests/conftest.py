@@ -93,7 +93,8 @@ def empty_store() -> Path:
 def own_place(tmp_path, monkeypatch):
     """Each test has a cache of its own, belongs to no run and tracks nothing."""
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "POSGAP_PARENT_RUN_ID", "RANK"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is taken back, whoever sets it
+        monkeypatch.delenv(name)
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path.with_name(f"{tmp_path.name}-cache")))
 
 

@@ -1,8 +1,5 @@
 """What a user gets wrong ends with code 2 and one line that says what, where and what to do."""
 
-import os
-from pathlib import Path
-
 import click
 import pytest
 from conftest import kv_example
@@ -339,12 +336,12 @@ def test_an_error_has_one_line_and_no_secret(capsys, monkeypatch):
     assert run(capsys, "plan", "sweep") == (2, "posgap: error: http://***@host: said no\n")
 
 
-def test_secrets_stay_out_of_files_logs_and_mlflow(capsys, tmp_path, monkeypatch):
+def test_secrets_stay_out_of_files_logs_and_mlflow(capsys, tmp_path, mlflow_store, monkeypatch):
     monkeypatch.setenv("POSGAP_WEBHOOK_URL", "")
     secrets = ["--webhook-url", "https://127.0.0.1:9/hook/4711", "--message", "at postgresql://me:hunter2@db failed"]
     code, shown = run(capsys, "report", "--out", tmp_path / "out", *secrets)
     assert code == 0, shown
     written = shown + "".join(file.read_text() for file in (tmp_path / "out").iterdir())
-    database = Path(os.environ["MLFLOW_TRACKING_URI"].removeprefix("sqlite:///")).read_bytes()
+    database = mlflow_store.read_bytes()
     assert "4711" not in written and "hunter2" not in written and "postgresql://***@db" in written
     assert b"4711" not in database and b"hunter2" not in database

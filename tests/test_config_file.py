@@ -115,8 +115,8 @@ def test_a_file_that_is_not_there_is_one_line(taken, tmp_path, capsys):
 
 def test_runs_go_where_the_file_says_unless_the_environment_does(taken, written, monkeypatch):
     file = written({"sweep": SWEEP, "tracking": "sqlite:///of-the-file.db"})
-    before = os.environ["MLFLOW_TRACKING_URI"]
-    assert run("sweep", "--config", file) == 0 and os.environ["MLFLOW_TRACKING_URI"] == before
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///another.db")
+    assert run("sweep", "--config", file) == 0 and os.environ["MLFLOW_TRACKING_URI"] == "sqlite:///another.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     assert run("sweep", "--config", file) == 0
     assert os.environ["MLFLOW_TRACKING_URI"] == "sqlite:///of-the-file.db"

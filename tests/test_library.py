@@ -268,6 +268,7 @@ def test_judging_draws_and_writes_no_page(swept, monkeypatch):
     assert posgap.gate(swept, swept).evidence["candidate"].files.keys() == {*FILES} - {"judgements.jsonl"}
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_picture_and_a_page_say_the_figures(swept, tmp_path):
     swept.plot().savefig(tmp_path / "gap.png")
     assert (tmp_path / "gap.png").read_bytes().startswith(b"\x89PNG")
@@ -288,6 +289,7 @@ DOCS = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("pictures")
 def test_the_examples_of_the_docs_run_as_they_stand(tmp_path, monkeypatch, model_folder):
     """But for the model, which is a tiny one under the hub's name."""
     monkeypatch.chdir(tmp_path)

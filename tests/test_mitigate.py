@@ -99,6 +99,7 @@ def test_examples_are_split_by_what_they_are(tmp_path):
         split([*examples[:3], *renamed[-3:]])
 
 
+@pytest.mark.usefixtures("pictures")
 def test_what_suits_a_model_is_chosen_on_one_half_and_measured_on_the_other(config, ask):
     """Choice and figures are those of sweeps by hand."""
     out = mitigate(config)

@@ -20,8 +20,7 @@ from posgap.tasks.reading import write_examples
 
 @pytest.fixture
 def endpoint(monkeypatch):
-    """One that loses what stands in the middle of three, and counts tokens. Nothing is tracked, which takes longer."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    """One that loses what stands in the middle of three, and counts tokens."""
     monkeypatch.setattr(openai, "FIRST_WAIT", 0.002)
 
     def answer(text, times):

@@ -25,9 +25,8 @@ def answers_none(text: str) -> str:
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch):
+def config(tmp_path):
     """Of 64 questions with five passages: every fourth has its relevant one first, all others have it second."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     rows = []
     for i in range(64):
         texts = [f"Nobody {i} got it.", "It rained.", "It snowed.", "It froze.", "It thawed."]

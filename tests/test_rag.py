@@ -229,6 +229,7 @@ def reads_both_ends(text: str) -> str:
     return person[0] if person else "I do not know"
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_log_in_csv_becomes_a_curve_in_one_command(log_file, tmp_path):
     with served(Endpoint(reads_both_ends)) as endpoint:
         arguments = ["--examples", str(log_file), "--task", "rag", "--n-docs", "4", "--out", str(tmp_path / "swept")]

@@ -152,7 +152,6 @@ def test_the_page_of_pretrained_models_shows_what_its_commands_print(verb, smoll
     assert posgap("data", "import", "--format", "litm-kv", "--input", made, *digits, "--out", examples) == 0
     begin = f"posgap {verb} --model {SMOLLM2} "
     (block,) = (each for each in transcripts.BLOCK.finditer(PRETRAINED) if each[1].startswith(begin))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     runs._say_untracked.cache_clear()
     capsys.readouterr()
     said = posgap(*block[1].replace(SMOLLM2, str(smollm2)).split()[1:])

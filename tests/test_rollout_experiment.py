@@ -192,6 +192,7 @@ def test_presets_are_of_a_task_that_networks_learn():
     assert PRESETS["quick"].designs.items() < PRESETS["learned"].designs.items()
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("name", PRESETS)
 def test_stage_writes_figures_and_data(tmp_path, name, monkeypatch):
     preset = dataclasses.replace(PRESETS[name], seeds=1, training=TINY)

@@ -351,6 +351,7 @@ def test_a_measurement_says_that_the_last_token_decides_on_a_preamble(tmp_path, 
     assert heard == [(rows[i], Placement((i % 4 + 1,), 4)) for i in range(8 if task else 0)]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_folder):
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(6)])
     measured = rollout_measure(

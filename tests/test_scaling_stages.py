@@ -59,6 +59,7 @@ def same(path) -> dict:
     return {k: v for k, v in read_json(path / "scaling.json").items() if k != "settings"}
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_folder):
     scaling = read_scaling(scale_search(config))
     assert (scaling.model_digest, scaling.positions, scaling.metric) == (

@@ -76,6 +76,7 @@ def test_predictions_give_the_accuracies_back(swept):
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("pictures")
 def test_the_page_needs_no_network_and_escapes_what_users_wrote(swept):
     page = (swept / "sweep.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', page)
@@ -154,6 +155,7 @@ def test_figures_of_categories_are_those_of_their_columns():
         assert figures["ci95"][0] <= figures["accuracy"] <= figures["ci95"][1]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_two_models_of_different_pairs_share_a_page(swept_pairs, tmp_path, two_hop_folder):
     chosen = two_hop(tmp_path, two_hop_folder, positions="8+1,2+7", label="other")
     other = read_sweep(sweep(SweepConfig(out=tmp_path / "other", **chosen)))

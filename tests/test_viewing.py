@@ -22,7 +22,6 @@ def only_first(prompt: str) -> str:
 @pytest.fixture
 def results(tmp_path, monkeypatch, capsys):
     """Two sweeps of the same examples, a check and a mitigation of others, in folders of folders."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     top = tmp_path / "run s"
     for name, number in (("few", 3), ("more", 24)):
         write_examples(tmp_path / f"{name}.jsonl", [kv_example(i, 4) for i in range(number)])
