@@ -59,7 +59,7 @@ from posgap.mitigations.in_force import apply, load_model, remove, scale_model
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
-from posgap.models.layout import during_forward
+from posgap.models.head_scaling import n_key_heads
 from posgap.models.loading import eager_attention, save_model
 from posgap.rollout import decoders
 from posgap.rollout.attention import MatrixAttention, last_row
@@ -234,8 +234,8 @@ def generation_row(name: str) -> list[str]:
 
 # Mitigations
 
-# A prompt with two documents, and a response of five tokens; with a window of 8 some of it lies outside.
-LENGTH, RESPONSE, SPANS = 20, 5, [(2, 8), (8, 15)]
+# A prompt, and a response of five tokens; with a window of 8 some of it lies outside.
+LENGTH, RESPONSE = 20, 5
 IDS = torch.randint(3, VOCABULARY - 4, (1, LENGTH + RESPONSE), generator=torch.Generator().manual_seed(5))
 PROMPTS = [IDS[0, :LENGTH].tolist(), IDS[0, :LENGTH].flip(0).tolist()]
 # Of the standard deviation of the logits: what rounding may make between one pass and several, unless the model without
@@ -288,30 +288,28 @@ class Cell:
 
 
 @torch.inference_mode()
-def logits(model: PreTrainedModel) -> Tensor:
+def logits(model: PreTrainedModel, ids: Tensor = IDS) -> Tensor:
     uncached = {} if "rwkv" in type(model).__name__.lower() else {"use_cache": False}
-    with during_forward(model, SPANS, LENGTH):
-        return model(input_ids=IDS, **uncached).logits
+    return model(input_ids=ids, **uncached).logits
 
 
 @torch.inference_mode()
 def step_by_step(model: PreTrainedModel) -> Tensor:
     """The logits of the response's tokens: the prompt is read, then one token after the other, as `generate` does."""
     seen: dict = {}
-    with during_forward(model, SPANS, LENGTH):
-        rows = []
-        for end in range(LENGTH, LENGTH + RESPONSE):
-            given = model.prepare_inputs_for_generation(
-                IDS[:, :end],
-                next_sequence_length=None if not seen else 1,
-                is_first_iteration=not seen,
-                attention_mask=torch.ones(1, end, dtype=torch.long),
-                use_cache=True,
-                **seen,
-            )
-            out = model(**given, return_dict=True)
-            seen = {name: out[name] for name in ("past_key_values", "cache_params", "state") if name in out}
-            rows.append(out.logits[:, -1:])
+    rows = []
+    for end in range(LENGTH, LENGTH + RESPONSE):
+        given = model.prepare_inputs_for_generation(
+            IDS[:, :end],
+            next_sequence_length=None if not seen else 1,
+            is_first_iteration=not seen,
+            attention_mask=torch.ones(1, end, dtype=torch.long),
+            use_cache=True,
+            **seen,
+        )
+        out = model(**given, return_dict=True)
+        seen = {name: out[name] for name in ("past_key_values", "cache_params", "state") if name in out}
+        rows.append(out.logits[:, -1:])
     return torch.cat(rows, dim=1)
 
 
@@ -363,13 +361,17 @@ class Family:
 
     def settings(self, model: PreTrainedModel, mitigation: ModelMitigation) -> tuple[list[Settings], bool]:
         try:
-            return list(mitigation.tried(TriedOn(model, PROMPTS))), False
+            n_layers = getattr(model.config, "num_hidden_layers", 2)
+            rising = [1.1 + 0.8 * layer / n_layers for layer in range(n_layers)]
+            found = TriedOn(model, PROMPTS, search_factors=lambda: [rising[::-1], rising])
+            return list(mitigation.tried(found)), False
         except PosgapError:
             if mitigation.name != "ms-poe-static" or not hasattr(model.config, "num_attention_heads"):
                 raise
             # Factors can be given where heads cannot be ranked.
             layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
-            rows = [[1.1 + 0.2 * head for head in range(heads)]] * layers
+            groups = heads // n_key_heads(model)
+            rows = [[1.1 + 0.2 * (head // groups) for head in range(heads)]] * layers
             return [mitigation.settings(factors=some) for some in (rows[::-1], [row[::-1] for row in rows])], True
 
     def untouched(self, model: PreTrainedModel, when: str) -> Iterator[str]:
@@ -389,7 +391,10 @@ class Family:
         changed = logits(model)
         if away(changed, self.own) < NO_CHANGE:
             yield "changes nothing"
-        if (apart := away(step_by_step(model), changed[:, LENGTH - 1 : -1])) > self.rounding:
+        got, wanted = step_by_step(model), changed[:, LENGTH - 1 : -1]
+        if mitigation.alone:  # what follows the prompt would have a part in what it makes of the prompt
+            got, wanted = got[:, :1], logits(model, IDS[:, :LENGTH])[:, -1:]
+        if (apart := away(got, wanted)) > self.rounding:
             yield f"prefill and decoding differ from one pass by {apart:.1e}"
         apply(model, name, settings[0])
         apply(model, name, settings[-1])

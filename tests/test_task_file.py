@@ -165,7 +165,7 @@ def test_prompts_whose_documents_are_written_otherwise_have_another_digest(tmp_p
     assert len({TextPromptBuilder(task, 5).digest() for task in tasks}) == 2
 
 
-PAGE = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
 EXAMPLES = dict(zip(("shots", "counting"), re.findall(r"```json\n(\{.+\})\n```", PAGE)))
 
 
