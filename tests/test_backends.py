@@ -8,15 +8,12 @@ import pytest
 import torch
 from conftest import kv_example
 from endpoint import Endpoint, served
-from pydantic import ValidationError
 from test_generation import llama
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.generation.backends import BACKENDS, open_generator
-from posgap.measurement.comparability import differing
 from posgap.measurement.config import SweepConfig
-from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.stages.sweep import sweep
@@ -82,20 +79,8 @@ def test_vllm_shares_a_model_among_gpus_and_quantises_it_as_asked(model_folder, 
     platforms = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: False))
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=serves))
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
-    for more, expected in (
-        ({}, (1, None)),
-        ({"tensor_parallel_size": 4}, (4, None)),
-        ({"quantization": "fp8"}, (1, "fp8")),
-    ):
+    for more, expected in (({}, 1), ({"tensor_parallel_size": 4}, 4)):
         config = SweepConfig(examples="e", model=str(model_folder), out="o", backend="vllm", dtype="float32", **more)
         with pytest.raises(PosgapError, match="vLLM cannot serve this model: no such number of GPUs"):
             open_generator(config, BACKENDS["vllm"].builder(config))
-        assert (called["tensor_parallel_size"], called["quantization"]) == expected
-
-
-def test_only_vllm_quantises_and_a_sweep_of_quantised_weights_is_another(model_folder, tmp_path):
-    with pytest.raises(ValidationError, match="`quantization`: is vLLM's, and does nothing with backend"):
-        SweepConfig(examples="e", model="m", out="o", quantization="fp8")
-    swept = read_sweep(sweep(SweepConfig(out=tmp_path / "out", **sweep_options(tmp_path, model_folder))))
-    other = swept.model_copy(update={"settings": swept.settings | {"quantization": "fp8"}})
-    assert differing(swept, swept) == [] and differing(swept, other) == ["backend"]
+        assert called["tensor_parallel_size"] == expected

@@ -78,7 +78,7 @@ def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_p
     assert "# Refused: `served`" in (tmp_path / "s.md").read_text()
 
 
-def test_several_samples_and_a_judge_are_checked_as_they_are_swept_and_graded(tmp_path, capsys):
+def test_a_judge_is_checked_as_it_grades(tmp_path, capsys):
     """The endpoint answers in other words than its examples have, which the judge alone knows to be right."""
 
     def answered(text: str) -> str:
@@ -91,9 +91,8 @@ def test_several_samples_and_a_judge_are_checked_as_they_are_swept_and_graded(tm
         return "CORRECT" if shown["response"].replace(" ", "") in references else "INCORRECT"
 
     with served(Endpoint(answered)) as endpoint:
-        drawn = ["--n-docs", "2", "--samples", "2", "--temperature", "0.5", "--n-examples", "100"]
+        drawn = ["--n-docs", "2", "--n-examples", "100"]
         assert check(endpoint, tmp_path / "exact", *drawn) == 3
-        assert read_sweep(tmp_path / "exact" / "sweep").asked.samples == 2
         judged = [*drawn, "--judge", "j", "--judge-url", endpoint.url]
         assert check(endpoint, tmp_path / "out", *judged) == 0
         asked = len(endpoint.bodies)
@@ -153,7 +152,7 @@ def test_a_verdict_of_a_check_is_no_verdict_of_a_gate(tmp_path):
 
 @pytest.mark.parametrize(
     ("ci", "options", "asked_again"),
-    [("", [], False), ("true", [], True), ("true", ["--reuse"], False), ("false", [], False), ("", ["--force"], True)],
+    [("", [], False), ("true", [], True), ("false", [], False), ("", ["--force"], True)],
 )
 def test_in_ci_an_endpoint_is_asked_again(tmp_path, monkeypatch, ci, options, asked_again):
     monkeypatch.setenv("CI", ci)
@@ -178,9 +177,10 @@ def test_an_endpoint_that_dies_leaves_a_report_of_it_and_no_old_verdict(tmp_path
         assert re.search(r"gave up after [12] tries: 503", error.get("message"))
         assert (tmp_path / "s.md").read_text().startswith("<!-- posgap check -->\n# No verdict on `served`\n")
         assert not (tmp_path / "out" / "check.json").exists()
-        assert "asks everything again: it goes on with --reuse" in capsys.readouterr().err.splitlines()[-1]
+        assert "a check asks everything again; without both it goes on" in capsys.readouterr().err.splitlines()[-1]
         endpoint.misbehave, asked = (lambda prompt, times: None), len(endpoint.bodies)
-        assert check(endpoint, tmp_path / "out", "--reuse") == 0
+        monkeypatch.setenv("CI", "")
+        assert check(endpoint, tmp_path / "out") == 0
         assert len(endpoint.bodies) - asked < 500
 
 

@@ -104,7 +104,7 @@ def test_a_version_answers_through_mlflow_what_was_scored(model_folder, tmp_path
     template = "{% for m in messages %}{{ m.content }} {% endfor %}find"
     examples = [kv_example(i) for i in range(3)]
     write_examples(tmp_path / "e.jsonl", examples)
-    how = {"template": template, "system": "question", "stop": ["7"], "max_new_tokens": 5, "date": "2026-11-22"}
+    how = {"template": template, "system": "question", "stop": ["7"], "max_new_tokens": 5}
     asked = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 3, "max_unanswered": 100}
     config = SweepConfig(**asked, **how, out=tmp_path / "swept")
     swept = sweep(config)

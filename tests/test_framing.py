@@ -78,8 +78,6 @@ def test_a_model_s_own_template_and_the_same_in_a_file_ask_the_same(tokenizer, m
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
     own = builder(tokenizer)
     assert (own.digest(), Asked.by(own)) == (given.digest(), Asked.by(given))
-    # The framing's date is no part of prompts that do not show it.
-    assert builder(tokenizer, date="2026-11-22").digest() == own.digest()
 
 
 def test_base_and_candidate_read_the_same_prompt_on_different_days(tokenizer, monkeypatch):
@@ -92,8 +90,6 @@ def test_base_and_candidate_read_the_same_prompt_on_different_days(tokenizer, mo
     first, later = on("2026-01-02"), on("2027-03-04")
     assert first.chat("Q?") == later.chat("Q?") == "Today Date: 26 Jul 2024\nQ?"
     assert first.digest() == later.digest() and Asked.by(later).date == "2024-07-26"
-    other = on("2027-03-04", date="2026-11-22")
-    assert other.chat("Q?") == "Today Date: 22 Nov 2026\nQ?" and other.digest() != first.digest()
     # The template's own argument goes before.
     assert on("2027-03-04", arguments={"date_string": "today"}).chat("Q?") == "Today Date: today\nQ?"
 
@@ -196,13 +192,10 @@ def test_a_config_takes_a_template_as_a_file_or_as_its_text_and_keeps_the_text(t
     for wrong in (tmp_path / "missing", tmp_path / "plain", tmp_path / "bytes", tmp_path):
         with pytest.raises(ValidationError, match="template"):
             SweepConfig(**paths, template=str(wrong))
-    for wrong in ("22 Nov 2026", "2026-02-30", "20261122", ""):
-        with pytest.raises(ValidationError, match="date"):
-            SweepConfig(**paths, date=wrong)
 
 
 def test_teacher_and_training_ask_as_the_sweep_does(model_folder):
-    framed = {"template": CHAT, "system": "Be brief.", "date": "2026-11-22"}
+    framed = {"template": CHAT, "system": "Be brief."}
     paths = {"examples": "e", "model": str(model_folder), "out": "o"}
     configs = [SweepConfig(**paths, **framed), TeacherConfig(**paths, **framed)]
     configs.append(DistillConfig(**paths, **framed, responses="r"))
@@ -236,7 +229,6 @@ def test_an_endpoint_gets_the_system_message_and_the_template_s_arguments(tmp_pa
     ("options", "complaint"),
     [
         ({"template": CHAT}, "template: is for models on this machine; backend openai has the chat made elsewhere"),
-        ({"date": "2026-11-22"}, "date: is for models on this machine"),
         (
             {"system": "x", "endpoint": "completions"},
             "system: a bare prompt has no chat around it",

@@ -263,9 +263,7 @@ ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _posgap_complet
 ask posgap sw
 ask posgap gate --js
 ask posgap sweep --config nowhere.yaml --question ''
-ask posgap config da
 ask posgap data make ''
-ask posgap config data make ''
 """
 
 
@@ -276,9 +274,7 @@ def test_bash_completes_verbs_options_and_values():
         "sweep",
         "--json",
         "after before both",
-        "data",
         "kv qa needle spans facts values tracking counting shots summary two-hop choice",
-        "",
     ]
     assert not done.stderr
 

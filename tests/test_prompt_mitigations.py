@@ -15,9 +15,9 @@ import posgap
 from posgap.data.made import made_examples
 from posgap.diagnosis.swept import read_swept
 from posgap.distillation.config import TeacherConfig
-from posgap.foundation.errors import NotEnoughEvidence, PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parsed, read_json, write_json
-from posgap.gating.config import CheckConfig, GateConfig
+from posgap.gating.config import GateConfig
 from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.measurement.config import DiagnoseConfig, MergeConfig, SweepConfig
 from posgap.measurement.mitigated import Mitigated, Question
@@ -37,7 +37,6 @@ from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tracking.config import PromoteConfig
-from posgap.workflows.check import check
 
 OF_PROMPTS = [mitigation for mitigation in MITIGATIONS if isinstance(mitigation, PromptMitigation)]
 RECORD = re.compile(r'"(\w+)": "(\w+)"')
@@ -379,16 +378,6 @@ def test_an_interrupted_sweep_asks_all_orders_of_what_failed_again_and_nothing_e
     result = read_sweep(sweep(config))
     assert endpoint.seen.total() == 2 * 6, "both placements of the one example"
     assert result.accuracy == [100, 100] and result.spent.prompts == 3 * 2 * 6
-
-
-def test_a_check_is_of_the_model_as_it_is_asked(endpoint, tmp_path):
-    endpoint.answer = first_record
-    write_examples(tmp_path / "e.jsonl", kv_examples(4))
-    asked = {"examples": tmp_path / "e.jsonl", "model": "served", "base_url": endpoint.url, "n_docs": 3, "seed": 1}
-    first = {"mitigation": "reordering", "mitigation_settings": {"most": "first"}}
-    with pytest.raises(NotEnoughEvidence):
-        check(CheckConfig(**asked, **first, out=tmp_path / "check"))
-    assert read_sweep(tmp_path / "check" / "sweep").accuracy == [100, 100, 100]
 
 
 def test_a_sweep_without_a_mitigation_is_what_it_was_before_there_were_any():

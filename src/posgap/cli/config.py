@@ -1,11 +1,11 @@
 """Parameters of the verbs that set posgap up."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from posgap.foundation.config import Config
-from posgap.foundation.fields import POSITIONAL, WORDS_OF_VERB, OptionalInputPath
+from posgap.foundation.fields import OptionalInputPath
 
 
 class DoctorConfig(Config):
@@ -18,12 +18,4 @@ class DoctorConfig(Config):
     model: OptionalInputPath = Field(None, description="Hugging Face model folder, to load and look at")
     backend: Literal["auto", "vllm", "transformers"] = Field(
         "auto", description="what loads the model; auto: vllm if it is installed, else transformers"
-    )
-
-
-class ConfigFileConfig(Config):
-    """Prints all options of a verb as a YAML file for --config, with what each is for."""
-
-    verb: Annotated[list[str], POSITIONAL, WORDS_OF_VERB] = Field(
-        min_length=1, description="the verb, like `scale search`"
     )

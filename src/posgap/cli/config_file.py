@@ -12,9 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from posgap.cli.config import ConfigFileConfig
 from posgap.foundation.errors import PosgapError, shortened, suggestion
-from posgap.foundation.printing import show as show_result
 
 TRACKING = "tracking"
 VARIABLE = "POSGAP_CONFIG"
@@ -41,16 +39,6 @@ class Text(click.ParamType):
         return [CompletionItem(incomplete, type="file")] if self.is_path else []
 
 
-class WordsOfVerb(Text):
-    """The words that are typed for a verb, one after the other; shells complete the next one."""
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        before = list(ctx.params.get(param.name or "") or ())
-        n, verbs = len(before), map(str.split, _verbs(ctx.find_root().command))
-        following = dict.fromkeys(words[n] for words in verbs if words[:n] == before and words[n:])
-        return [CompletionItem(word) for word in following if word.startswith(incomplete)]
-
-
 def option() -> click.Option:
     """`--config FILE`, which is read before the other options."""
     return click.Option(
@@ -61,8 +49,8 @@ def option() -> click.Option:
         expose_value=False,
         callback=_take,
         envvar=VARIABLE,
-        help=f"YAML file with options, as `posgap config VERB` prints it; flags and variables ({PREFIX}_VERB_OPTION) "
-        "come before it",
+        help=f"YAML file with a section of options for each verb, which flags and variables ({PREFIX}_VERB_OPTION) "
+        "override",
     )
 
 
@@ -115,7 +103,7 @@ def _read(file: str) -> dict[str, Any]:
         raise PosgapError(f"{where}: {getattr(error, 'strerror', None) or 'is no name of a file'}") from None
     read = parse(data, where, "a config file", MAX_BYTES, typed=True)
     if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
-        raise PosgapError(f"{where}: write a section for each verb, as `posgap config VERB` does")
+        raise PosgapError(f"{where}: write a section for each verb, with its options below it")
     return read
 
 
@@ -139,51 +127,3 @@ def _verbs(command: click.Command, above: str = "") -> dict[str, click.Command]:
     for name, each in command.commands.items():
         found |= _verbs(each, f"{above} {name}".strip())
     return found
-
-
-def show(config: ConfigFileConfig) -> None:
-    """Prints the options of a verb; `PosgapError` where there is none of that name."""
-    verbs, words = _verbs(click.get_current_context().find_root().command), " ".join(config.verb)
-    _require_known("config", [words], list(verbs), "verb")
-    options = {
-        _shown(each.name): {
-            "help": getattr(each, "help", None),
-            "required": each.required,
-            "default": _default(each),
-        }
-        for each in _said(verbs[words])
-    }
-    show_result(template(words, verbs[words]).rstrip("\n"), {words: options})
-
-
-def template(words: str, verb: click.Command) -> str:
-    """The section of a verb: what must be said is empty, and the rest a comment with its default."""
-    lines = [f"# posgap {words} --config THIS_FILE", f"{words}:"]
-    for each in _said(verb):
-        help_text = getattr(each, "help", None) or ""
-        lines += [f"  # {line}" for line in help_text.splitlines()]
-        lines.append(f"  {'' if each.required else '# '}{_shown(each.name)}: {_plain(each)}".rstrip())
-    return "\n".join(lines) + "\n"
-
-
-def _said(verb: click.Command) -> list[click.Parameter]:
-    """The parameters of a verb that a section may have."""
-    return [each for each in verb.params if each.name and each.name not in _UNSAID]
-
-
-def _default(each: click.Parameter) -> Any:
-    default = each.to_info_dict()["default"]
-    return os.fspath(default) if isinstance(default, os.PathLike) else default
-
-
-def _plain(each: click.Parameter) -> str:
-    """The default, so that YAML reads it back as what it is; empty where there is none."""
-    default = _default(each)
-    if default is None or default == "":
-        return ""
-    import yaml  # late, as above
-
-    as_it_is = isinstance(default, str) and yaml.safe_load(default) == default
-    # A list or dictionary is the text of one in JSON, which YAML reads.
-    is_json = isinstance(default, str) and default[:1] in ("[", "{")
-    return default if as_it_is or is_json else json.dumps(default)

@@ -42,7 +42,6 @@ from posgap.foundation.fields import (
     ON_HUB,
     POSITIONAL,
     RARE,
-    WORDS_OF_VERB,
     choices_of,
     is_endpoint,
     plain_type,
@@ -75,8 +74,6 @@ def _kind(info: FieldInfo) -> dict[str, Any]:
         return {"type": config_file.Text(), "metavar": "INTEGER" if int in numbers else "FLOAT"}
     if annotation == dict[str, str]:
         return {"multiple": True, "metavar": "NAME=VALUE"}
-    if WORDS_OF_VERB in info.metadata:
-        return {"type": config_file.WordsOfVerb()}
     kind = plain_type(info)
     return {"type": kind if kind in (int, float) else config_file.Text(is_path=role(info) is not None)}
 

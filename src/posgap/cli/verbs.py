@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import NamedTuple
 
-from posgap.cli.config import ConfigFileConfig, DoctorConfig
+from posgap.cli.config import DoctorConfig
 from posgap.data.config import (
     DataVersionConfig,
     FetchConfig,
@@ -65,7 +65,7 @@ class Verb(NamedTuple):
     stage_config: type[Config] | None = None  # of the stage, where the verb leaves more open; None: the same
 
 
-# What `posgap --help` lists, and in how few words; the rest is under `--help-all`.
+# What `posgap --help` lists, and in how few words; the rest is under `--help-all`, what only pipelines run last.
 FIRST = {
     "sweep": "measure accuracy at every position, and the gap",
     "check": "sweep a model and judge it, for CI",
@@ -118,7 +118,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             stage_config=SweepConfig,
         ),
         "view": Verb(ViewConfig, "runs", work="posgap.workflows.viewing:view"),
-        "merge": Verb(MergeConfig, "run/shard-1 run/shard-2 --out run/base", ("sweep.json",), Kind.STAGE),
         "grade": Verb(
             GradeConfig,
             "--sweep run/base --examples kv.jsonl.gz --judge Qwen/Qwen3-0.6B --out run/graded",
@@ -144,13 +143,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "--model Qwen/Qwen3-0.6B --examples run/train --responses run/responses --out run/candidate",
             ("manifest.json",),
             Kind.STAGE,
-        ),
-        "train-job": Verb(
-            TrainJobConfig,
-            "--model s3://bucket/model --examples s3://bucket/train --responses s3://bucket/responses "
-            "--work s3://bucket/work --out s3://bucket/candidate",
-            ("manifest.json",),
-            Kind.STAGE_WITH_CHECKS,
         ),
     },
     "Close the gap without training": {
@@ -194,12 +186,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         ),
     },
     "Operate": {
-        "preflight": Verb(
-            PreflightConfig,
-            "--base-model Qwen/Qwen3-0.6B --data-eval eval.jsonl.gz --data-train train.jsonl.gz --out run/preflight",
-            ("preflight.json",),
-            Kind.STAGE,
-        ),
         "gate": Verb(
             GateConfig,
             "--candidate run/after --base run/base --name my-model --out run/gate",
@@ -220,21 +206,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             RollbackConfig, 'my-model --reason "answers in French"', work="posgap.tracking.history:rollback"
         ),
         "history": Verb(HistoryConfig, "my-model", work="posgap.tracking.history:show"),
-        "champion": Verb(
-            ChampionConfig,
-            "--name my-model --examples run/eval --out run/champion",
-            ("champion.json",),
-            Kind.STAGE,
-            work="posgap.workflows.champion_sweep:champion",
-        ),
-        "watch": Verb(
-            WatchConfig,
-            "--champion run/champion --out run/watch",
-            ("watch.json",),
-            Kind.STAGE_WITH_CHECKS,
-            work="posgap.workflows.watching:watch",
-        ),
-        "report": Verb(ReportConfig, "--state SUCCEEDED --out run/report", ("report.json",), Kind.STAGE),
         "pipeline compile": Verb(
             PipelineCompileConfig, "--out pipeline.yaml", work="posgap.pipelines.uploading:compile_pipeline"
         ),
@@ -254,7 +225,37 @@ SECTIONS: dict[str, dict[str, Verb]] = {
     "Set up": {
         "demo": Verb(DemoConfig, "--smoke --out run/demo", work="posgap.demo.run:demo"),
         "doctor": Verb(DoctorConfig, "", work="posgap.cli.doctor:doctor"),
-        "config": Verb(ConfigFileConfig, "sweep", work="posgap.cli.config_file:show"),
+    },
+    "Steps of pipelines": {
+        "preflight": Verb(
+            PreflightConfig,
+            "--base-model Qwen/Qwen3-0.6B --data-eval eval.jsonl.gz --data-train train.jsonl.gz --out run/preflight",
+            ("preflight.json",),
+            Kind.STAGE,
+        ),
+        "merge": Verb(MergeConfig, "run/shard-1 run/shard-2 --out run/base", ("sweep.json",), Kind.STAGE),
+        "train-job": Verb(
+            TrainJobConfig,
+            "--model s3://bucket/model --examples s3://bucket/train --responses s3://bucket/responses "
+            "--work s3://bucket/work --out s3://bucket/candidate",
+            ("manifest.json",),
+            Kind.STAGE_WITH_CHECKS,
+        ),
+        "champion": Verb(
+            ChampionConfig,
+            "--name my-model --examples run/eval --out run/champion",
+            ("champion.json",),
+            Kind.STAGE,
+            work="posgap.workflows.champion_sweep:champion",
+        ),
+        "watch": Verb(
+            WatchConfig,
+            "--champion run/champion --out run/watch",
+            ("watch.json",),
+            Kind.STAGE_WITH_CHECKS,
+            work="posgap.workflows.watching:watch",
+        ),
+        "report": Verb(ReportConfig, "--state SUCCEEDED --out run/report", ("report.json",), Kind.STAGE),
     },
 }
 

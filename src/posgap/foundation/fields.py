@@ -2,7 +2,6 @@
 
 import json
 import re
-from datetime import date
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
@@ -30,7 +29,6 @@ MAX_SETTINGS = 65_536  # bytes; a chat template may be among them
 IN_SETTINGS = "in settings"  # marks a field that a pipeline's form does not ask for, but takes in `settings`
 POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
 RARE = "rare"  # marks a field whose option a long `--help` leaves to `--help-all`
-WORDS_OF_VERB = "words of a verb"  # marks a field that is a verb, as it is typed
 ON_HUB = "on the hub"  # marks a field that may name a model on the hub, and so takes a revision of it
 
 
@@ -149,12 +147,6 @@ def _strings(value: Any) -> Any:
     return [value] if text else from_json(value) or []
 
 
-def _day(text: str) -> str:
-    if date.fromisoformat(text).isoformat() != text:
-        raise ValueError("write YYYY-MM-DD")
-    return text
-
-
 # Paths may be S3 URIs, and those of inputs addresses too. Inside a stage they are local paths (work folders excepted),
 # which is what the type checker sees. Code that runs before inputs are fetched must check `is_uri` and `is_address`.
 if TYPE_CHECKING:
@@ -177,7 +169,6 @@ WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any
 OnThisMachine = AfterValidator(_on_this_machine)
 OptionalReport = Annotated[Local | None, BeforeValidator(location_if_any), OnThisMachine]
 StopStrings = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], BeforeValidator(_strings)]
-Day = Annotated[str, AfterValidator(_day)]
 Arguments = Annotated[dict[str, str], BeforeValidator(pairs)]
 Allowable = Literal[
     "task",

@@ -19,7 +19,7 @@ from posgap.gating.demands import PUBLIC_KEY, Demands, Enough
 from posgap.gating.rules import CHECK_RULES, GATE_RULES
 from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.generation.endpoint_names import with_endpoint
-from posgap.measurement.config import SWEPT_MODEL, ExpectedConfig, Judging, Mitigating, Sampled, Swept
+from posgap.measurement.config import SWEPT_MODEL, ExpectedConfig, Judging, Swept
 
 
 class _Judged(StageConfig):
@@ -63,8 +63,6 @@ class CheckConfig(
     *CHECK_RULES.bases(),  # type: ignore[misc]  # registered choices' parameters
     Enough,
     Judging,
-    Mitigating,
-    Sampled,
     Swept,
     *BACKENDS.bases(),  # type: ignore[misc]
     BackendConfig,
@@ -93,9 +91,6 @@ class CheckConfig(
     junit: OptionalReport = Field(None, description="JUnit XML file to write, with a test case for each rule")
     markdown: OptionalReport = Field(
         None, description="Markdown file to write, with the curve as text; $GITHUB_STEP_SUMMARY is added to"
-    )
-    reuse: Annotated[bool, RARE] = Field(
-        False, description="in CI too: use what an endpoint answered in an earlier check"
     )
 
     @model_validator(mode="before")

@@ -74,9 +74,10 @@ class Backend:
     def framing(self, config: "BackendConfig") -> "Framing":
         """The framing that a model elsewhere is asked with; raises `PosgapError` for what only a local one can be."""
         framing = Framing.of(config)
-        if framing.template or framing.date != Framing.date:
-            name = "template" if framing.template else "date"
-            raise PosgapError(f"{name}: is for models on this machine; backend {self.name} has the chat made elsewhere")
+        if framing.template:
+            raise PosgapError(
+                f"template: is for models on this machine; backend {self.name} has the chat made elsewhere"
+            )
         return framing
 
     def decoding(self, config: "BackendConfig", served: "Served | None") -> str:
@@ -97,10 +98,6 @@ class TransformersParameters(Parameters):
 class VLLMParameters(Parameters):
     tensor_parallel_size: Annotated[int, WITHOUT_EFFECT, RARE] = Field(
         1, ge=1, description="vllm: number of GPUs that share the model, for one that is too large for a single GPU"
-    )
-    quantization: Annotated[str, RARE] = Field(
-        "",
-        description="vllm: how it quantises weights as it loads them, like fp8; empty: as their files have them",
     )
 
 
@@ -141,7 +138,6 @@ class _VLLM(Backend):
             config.seed,
             local.tokenizer,
             gpus=own.tensor_parallel_size,
-            quantization=own.quantization,
         )
 
 
@@ -217,7 +213,7 @@ def _with_tokenizer(build: "TextPromptBuilder") -> "PromptBuilder":
 BACKENDS: Choices[Backend] = Choices("backend", "posgap.backends", TRANSFORMERS, VLLM, OPENAI)
 
 
-_OF_LOCAL = {"dtype", "batch_tokens", "template", "date"}  # parameters of models on this machine alone
+_OF_LOCAL = {"dtype", "batch_tokens", "template"}  # parameters of models on this machine alone
 
 
 def in_use(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,8 +256,6 @@ class BackendConfig(GenerationConfig):
     def _asks_where_it_is_told(self) -> Self:
         if getattr(self, "base_url", "") and BACKENDS[self.backend].local:
             raise ValueError(f"`base_url`: is an endpoint's, which backend {self.backend} does not ask; leave one out")
-        if getattr(self, "quantization", "") and self.backend != VLLM.name:
-            raise ValueError(f"`quantization`: is vLLM's, and does nothing with backend {self.backend}; leave it out")
         return self
 
     def settled(self) -> Self:

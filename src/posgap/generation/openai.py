@@ -1,8 +1,8 @@
 """The backend for OpenAI-compatible endpoints: chat completions or plain completions over HTTP.
 
 One kind of request is sent, and what comes back is read leniently (`wire`); waits, retries and giving up are this
-module's own. That takes an HTTP client and tenacity, of which the openai SDK would replace the smaller part: its types
-lack the fields in which thoughts come, and its retries neither show their waits nor know when to stop.
+module's own. That takes an HTTP client and tenacity. The openai package, which asks by the same HTTP client, would
+replace ten lines of it: its retries neither show their waits nor know when to stop, and it reads answers of any size.
 """
 
 import asyncio

@@ -34,7 +34,6 @@ class VLLMGenerator:
         seed: int,
         tokenizer: PreTrainedTokenizerBase,
         gpus: int = 1,
-        quantization: str = "",
     ):
         try:
             from vllm import LLM
@@ -56,7 +55,6 @@ class VLLMGenerator:
                 seed=seed,
                 enable_prefix_caching=True,
                 tensor_parallel_size=gpus,
-                quantization=quantization or None,
                 trust_remote_code=False,
                 **blocks,
                 disable_log_stats=False,  # else it does not count what its cache had

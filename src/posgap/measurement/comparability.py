@@ -47,10 +47,8 @@ def _beside_wording(sweep: Sweep) -> str:
 
 
 def _backend(sweep: Sweep) -> str:
-    """By what a sweep was answered, with weights quantised in which way, and on which class of device: each computes
-    with roundings of its own."""
-    backend, quantised = sweep.settings.get("backend", "not known"), sweep.settings.get("quantization")
-    backend += f" with {quantised} weights" if quantised else ""
+    """By what a sweep was answered, and on which class of device: each computes with roundings of its own."""
+    backend = sweep.settings.get("backend", "not known")
     return f"{backend} on {sweep.asked.device}" if sweep.asked.device else backend
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from posgap.foundation.choices import Parameters
 from posgap.foundation.config import StageConfig
-from posgap.foundation.fields import MODEL, RARE, Day, InputPath, ModelName, Values
+from posgap.foundation.fields import MODEL, RARE, InputPath, ModelName, Values
 from posgap.tasks.fields import MAX_DOCS, ChatTemplateText, QuestionPlace, TaskName
 from posgap.tasks.registry import TASKS
 
@@ -18,7 +18,6 @@ WORDED = (
 
 QUESTION = "place of the question in a prompt: after the documents, before them, or on both sides"
 SHUFFLE = "seed that shuffles each example's distractors, in the same way at every placement; 0: the file's order"
-DATE = "2024-07-26"  # the day on which Llama 3.2's template falls back where it is not told today's
 
 
 class Framed(Parameters):
@@ -30,9 +29,6 @@ class Framed(Parameters):
     )
     template_args: Annotated[Values, RARE] = Field(
         {}, description='what the chat template is called with, like {"enable_thinking": false}'
-    )
-    date: Annotated[Day, RARE] = Field(
-        DATE, description="today's date for chat templates that ask for it, so that it stays the same"
     )
 
 
@@ -54,8 +50,6 @@ class Prompting(Protocol):
     def template(self) -> str: ...
     @property
     def template_args(self) -> dict[str, Any]: ...
-    @property
-    def date(self) -> str: ...
 
 
 class _Prompt(StageConfig):

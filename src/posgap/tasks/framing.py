@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.foundation.errors import PosgapError, shortened
 from posgap.foundation.retries import within
-from posgap.tasks.config import DATE, Prompting
+from posgap.tasks.config import Prompting
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+DATE = "2024-07-26"  # today for templates: the day on which Llama 3.2's falls back where it is not told another
 SECONDS = 10.0  # in which a template makes a prompt
 CHARACTERS = 1_000_000  # that a template may add to a prompt's text, or repeat
 MEMORY = 1 << 30  # bytes that it may take while it makes one
@@ -38,18 +39,17 @@ class Framing:
     """What stands around a task's text.
 
     `system` is a message before it; `template` is the source of a chat template (jinja; empty: the model's own, if it
-    has one), `arguments` are what that is called with, and `date`, like 2024-07-26, is the day on which it is.
+    has one), and `arguments` are what that is called with.
     """
 
     system: str = ""
     template: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    date: str = DATE
 
     @classmethod
     def of(cls, config: Prompting) -> "Framing":
         """The framing that a stage's config asks for."""
-        return cls(config.system, config.template, config.template_args, config.date)
+        return cls(config.system, config.template, config.template_args)
 
     def messages(self, text: str) -> list[dict[str, str]]:
         """The messages of a chat that asks `text`."""
@@ -59,7 +59,7 @@ class Framing:
     def described(self, source: str = "") -> dict[str, Any]:
         """All of it that prompts show, where they are made by the chat template of this `source`; empty where that is a
         model's own and nothing else is asked for."""
-        day = self.date if "strftime_now" in source else ""
+        day = DATE if "strftime_now" in source else ""
         parts = {"system": self.system, "template_args": dict(self.arguments), "date": day}
         return {name: part for name, part in parts.items() if part}
 
@@ -82,7 +82,7 @@ class ChatTemplate:
             if not re.search(rf"\b{re.escape(name)}\b", source):
                 raise PosgapError(f"template_args: the chat template has no argument {shortened(repr(name))}")
         self._values = {**tokenizer.special_tokens_map, **framing.arguments}
-        self._template: Template = _in_limits(lambda: _environment(framing.date).from_string(source))
+        self._template: Template = _in_limits(lambda: _environment().from_string(source))
         self._rendered([{"role": "user", "content": _PROBE}])
         asked, empty = self._with_system(), self("")
         if asked == empty:
@@ -155,13 +155,13 @@ def _memory_bounded() -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_AS, (before, highest))
 
 
-def _environment(day: str) -> Any:
-    """transformers' sandbox for chat templates, where today is `day`, and where little cannot become much."""
+def _environment() -> Any:
+    """transformers' sandbox for chat templates, where today is `DATE`, and where little cannot become much."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     # Of an empty template: that of ours would be compiled there, which computes what is constant in it.
     environment = _compile_jinja_template("").environment.overlay()
-    environment.globals = {**environment.globals, "strftime_now": datetime.fromisoformat(day).strftime}
+    environment.globals = {**environment.globals, "strftime_now": datetime.fromisoformat(DATE).strftime}
     environment.intercepted_binops = frozenset({"*", "**"})
     environment.binop_table = {**environment.binop_table, "*": _product, "**": _power}
     return environment

@@ -23,7 +23,6 @@ from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_
 from posgap.mitigations.in_force import load_model
 from posgap.models.memory import available_bytes, needed_bytes
 from posgap.models.precision import warn_of_device
-from posgap.tasks.config import DATE
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.placements import Placement
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 ASKED = "data/asked.json"
 MAX_WORSE = 1 / 8  # of the responses that are tried, how many may have a lower score than was recorded
 MAX_NEW_TOKENS = 64  # where nothing says how the model was asked
-_FRAMED = ("system", "template", "template_args", "date")
+_FRAMED = ("system", "template", "template_args")
 _SERVED_BY = (*_FRAMED, "stop", "dtype", "max_new_tokens", "max_thinking_tokens")
 
 
@@ -130,7 +129,6 @@ def as_swept(sweep: Sweep) -> dict[str, Any]:
         "system": asked.system,
         "template": sweep.settings.get("template", ""),
         "template_args": asked.template_args,
-        "date": asked.date or DATE,
         "max_new_tokens": asked.max_new_tokens,
         "max_thinking_tokens": asked.max_thinking_tokens,
         "stop": asked.stop,

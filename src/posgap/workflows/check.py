@@ -116,12 +116,12 @@ def _grade_config(config: CheckConfig, of_sweep: SweepConfig, folder: Path | str
 def _is_fresh(config: CheckConfig) -> bool:
     """Whether nothing that an endpoint answered before is used: its model can change behind its name."""
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-    return not BACKENDS[config.backend].local and not config.reuse and (config.force or in_ci)
+    return not BACKENDS[config.backend].local and (config.force or in_ci)
 
 
 @contextmanager
 def _asked_anew(config: CheckConfig) -> Iterator[None]:
-    """Within the block a fresh check finds no response of an earlier one, and whoever stops it is told what goes on."""
+    """Within the block a fresh check finds no response of an earlier one, and whoever stops it is told so."""
     if not _is_fresh(config):
         yield
         return
@@ -130,5 +130,5 @@ def _asked_anew(config: CheckConfig) -> Iterator[None]:
     try:
         yield
     except (PosgapError, KeyboardInterrupt) as stop:
-        stop.add_note("a fresh check, as in CI, asks everything again: it goes on with --reuse")
+        stop.add_note("with --force, or where CI is set, a check asks everything again; without both it goes on")
         raise
