@@ -83,7 +83,7 @@ def used() -> set[str]:
     return found
 
 
-ARGUMENTS = {("config", "verb"), ("verify", "folders"), ("sync", "folders")}  # given without a name wherever they are
+ARGUMENTS = {("verify", "folders"), ("sync", "folders")}  # given without a name wherever they are
 
 
 def test_every_option_is_used_in_a_test_and_described():

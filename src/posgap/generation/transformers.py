@@ -148,13 +148,9 @@ class TransformersGenerator:
         """Computes the keys and values of those of the columns of `ids [rows, columns]` that `states` lacks."""
         known = states.get_seq_length()
         if known < ids.shape[1]:
-            self._forward(ids[:, known:], mask, states, self._last_logits)
-
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, states: Any, outputs: Mapping[str, int]) -> torch.Tensor:
-        """The logits after the last columns of `mask`, whose tokens are `ids`; their states join `states`."""
-        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        asked = {"past_key_values": states, "use_cache": True, **outputs}
-        return self.model(input_ids=ids, attention_mask=mask, position_ids=positions, **asked).logits
+            positions = (mask.cumsum(1) - 1).clamp(min=0)[:, known:]
+            asked = {"past_key_values": states, "use_cache": True, **self._last_logits}
+            self.model(input_ids=ids[:, known:], attention_mask=mask, position_ids=positions, **asked)
 
     def _read_whole(self, asked: Sequence["_Asked"], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         """Answers prompts, each read from its beginning, those together that are answered as they are alone."""
