@@ -641,16 +641,16 @@ def exported(base: Path, out: Path, rank: int) -> str:
     try:
         model = load_model(str(base), "float32")
         if rank:
-            add_adapters(model, rank, 8)
+            add_adapters(model, rank)
         draw = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.requires_grad:
                     parameter += 0.05 * torch.randn(parameter.shape, generator=draw)
         paths = {"model": str(base), "examples": base, "responses": base, "out": out}
-        config = DistillConfig(**paths, lora_rank=rank, lora_alpha=8, export_dtype="float32")
+        config = DistillConfig(**paths, lora_rank=rank, export_dtype="float32")
         out.mkdir()
-        export(config, Trained.of(model, {}, ids, Accelerator(cpu=True)), tiny_model.tokenizer(), out)
+        export(config, Trained.of(model, ids, Accelerator(cpu=True)), tiny_model.tokenizer(), out)
     except PosgapError as error:
         return str(error)
     differ = sorted(tensors(base) ^ tensors(out))
