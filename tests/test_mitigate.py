@@ -369,6 +369,11 @@ def test_only_what_is_for_certain_better_is_to_be_taken(config):
     flatter = with_gain("reversed", 0.0, (-2.0, 2.0), -9.0, (-12.0, -4.0))
     worse = with_gain("reversed", -5.0, (-9.0, -1.0), -9.0, (-12.0, -4.0))
     assert helping([flatter, gains]) == [gains, flatter] and helping([worse, gains]) == [gains]
+    dear, cheap = (
+        gains.model_copy(update={"measured": gains.measured.model_copy(update={"cost": None, "tokens": n})})
+        for n in (3.0, 1.0)
+    )
+    assert helping([dear, cheap]) == [cheap, dear]
     assert not helping([flatter.model_copy(update={"order_free": True}), worse])
     # A model gets what is not for certain better only where that is asked for.
     unsure = with_gain("lpes", 1.0, (-2.0, 4.0), 0.0, (-5.0, 5.0))

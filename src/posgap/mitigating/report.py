@@ -239,9 +239,13 @@ class Mitigate(Record):
 
 
 def helping(found: Sequence[Found]) -> list[Found]:
-    """Returns those that are better for certain, what gains most first."""
-    better = [each for each in found if each.measured and each.helps]
-    return sorted(better, key=lambda each: -each.measured.gain if each.measured else 0.0)
+    """Returns those that are better for certain, what gains most first, of equals what costs least."""
+
+    def order(each: Found) -> tuple[float, float]:
+        assert each.measured
+        return -round(each.measured.gain, 6), each.measured.paid
+
+    return sorted((each for each in found if each.helps), key=order)
 
 
 def read_mitigate(path: Path) -> Mitigate:
