@@ -32,6 +32,8 @@ from posgap.tracking.version_record import record_of
 from posgap.workflows import admission
 from posgap.workflows.admission import admit
 
+pytestmark = pytest.mark.usefixtures("mlflow_store")
+
 
 @pytest.fixture
 def client():

@@ -143,6 +143,7 @@ def test_a_prompt_that_may_differ_is_named_in_the_verdict(tmp_path):
     assert found.asked_otherwise == ["prompt"] and found.verdict.endswith("what was asked differs in prompt.")
 
 
+@pytest.mark.usefixtures("mlflow_store")
 @pytest.mark.usefixtures("pictures")
 def test_the_page_the_picture_and_the_run(tmp_path):
     sweeps = [write_sweep(tmp_path / name, LOST, seed=i) for i, name in enumerate("abc")]

@@ -21,6 +21,8 @@ from posgap.tasks.reading import write_examples
 from posgap.tracking.registry import champion
 from posgap.tracking.version_record import record_of
 
+pytestmark = pytest.mark.usefixtures("mlflow_store")
+
 
 @pytest.fixture
 def data(bucket, tmp_path):

@@ -313,6 +313,7 @@ def test_the_stage_diagnoses_what_was_swept(diagnosed):
     assert [seen.gold[2][1], seen.answer_gold[2][1], seen.answer_sink[2][1]] == pytest.approx(mean, rel=1e-4)
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_the_run_has_the_page_and_attention_by_layer(diagnosed):
     out = diagnose(diagnosed)
     client, run_id = mlflow.MlflowClient(), read_manifest(out)["mlflow_run_id"]

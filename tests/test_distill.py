@@ -203,6 +203,7 @@ def small_steps(config, tmp_path):
     return config.model_copy(update={"model": str(folder), "learning_rate": 3e-6, "epochs": 3})
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_small_steps_reach_the_file_of_a_model_in_bfloat16(small_steps):
     out = distill(small_steps)
     about = read_json(out / "export.json")

@@ -132,6 +132,7 @@ def test_the_gate_the_theory_and_the_search_know_a_package_s_rule_encoding_and_c
         assert "answers none of the questions correctly" in done[4].stderr.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_the_compiled_pipeline_and_its_form_know_a_package_s_method_and_parameters(posgap, tmp_path, model_folder):
     for name, first in {"train": 0, "eval": 9}.items():
         write_examples(tmp_path / f"{name}.jsonl", [kv_example(first + i) for i in range(3)])

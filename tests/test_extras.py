@@ -85,6 +85,7 @@ def test_all_is_what_fits_into_one_environment():
     assert named == PROJECT["optional-dependencies"].keys() - apart
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_verb_without_its_extra_names_it_in_one_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(SystemExit) as ended:

@@ -122,6 +122,7 @@ def test_a_version_answers_through_mlflow_what_was_scored(model_folder, tmp_path
     assert raw == unknown.predict(texts, params={"max_new_tokens": 5}) != answers
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_version_answers_in_the_precision_in_which_it_was_swept(model_folder, tmp_path):
     """Whatever the stored weights are in, and whichever way it is loaded."""
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(3)])
@@ -141,6 +142,7 @@ def test_a_version_answers_in_the_precision_in_which_it_was_swept(model_folder, 
     assert posgap.load_model(uri, "float32").dtype == torch.float32
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_loaders_say_where_a_version_was_swept_on_another_class_of_device(model_folder, tmp_path, caplog):
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(3)])
     asked = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 3, "max_unanswered": 100}

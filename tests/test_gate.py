@@ -225,6 +225,7 @@ def copy_of(model_folder, folder):
     return folder
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_the_champion_before_it_becomes_previous(tmp_path, base, model_folder):
     client = mlflow.MlflowClient()
     first = promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "one"), base)
@@ -250,6 +251,7 @@ def test_the_champion_before_it_becomes_previous(tmp_path, base, model_folder):
     assert not refused.out.exists()
 
 
+@pytest.mark.usefixtures("mlflow_store")
 @pytest.mark.parametrize("order", [("good", "better"), ("better", "good")])
 def test_of_one_pipeline_run_s_candidates_the_best_ends_as_champion(tmp_path, base, model_folder, monkeypatch, order):
     client = mlflow.MlflowClient()
@@ -279,6 +281,7 @@ def test_of_one_pipeline_run_s_candidates_the_best_ends_as_champion(tmp_path, ba
     assert len(client.search_model_versions("name='tiny'")) == 3
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path, base, model_folder, monkeypatch):
     """What is tried is what the registry gives back, and before an alias moves."""
     config = promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "one"), base)
@@ -300,6 +303,7 @@ def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path
     assert str(mlflow.MlflowClient().get_registered_model("tiny").aliases["champion"]) == "1"
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_gate_of_another_model_does_not_admit_this_one(tmp_path, base, model_folder):
     admitted = promotion(tmp_path, "admitted", copy_of(model_folder, tmp_path / "one"), base)
     other = copy_of(model_folder, tmp_path / "two")
@@ -307,6 +311,7 @@ def test_a_gate_of_another_model_does_not_admit_this_one(tmp_path, base, model_f
         promote(admitted.model_copy(update={"model": str(other)}))
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_promotion_needs_a_tracking_server(tmp_path, base, model_folder, monkeypatch):
     config = promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "one"), base)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")

@@ -158,6 +158,7 @@ def test_edited_predictions_are_not_believed(admitted):
         replayed(admitted)
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_the_gate_of_one_sweep_does_not_promote_another(tmp_path, base, model_folder):  # noqa: F811
     one = promotion(tmp_path, "one", model_folder, base)
     other = write_sweep(tmp_path / "other", [0.6, 0.2, 0.2, 0.2, 0.6], model=model_folder)
@@ -165,6 +166,7 @@ def test_the_gate_of_one_sweep_does_not_promote_another(tmp_path, base, model_fo
         promote(one.model_copy(update={"sweep": other}))
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_what_the_gate_refused_cannot_be_called_admitted(tmp_path, base, model_folder):  # noqa: F811
     refused = promotion(tmp_path, "refused", model_folder, base, probability=0.3)
     with pytest.raises(GateFailed, match="the gate refused .*, and no alias was moved: mean "):
@@ -174,6 +176,7 @@ def test_what_the_gate_refused_cannot_be_called_admitted(tmp_path, base, model_f
         promote(refused)
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_model_whose_training_the_sweep_hides_is_not_promoted(tmp_path, base, model_folder):  # noqa: F811
     learnt = tmp_path / "learnt"
     shutil.copytree(model_folder, learnt)
@@ -227,6 +230,7 @@ def test_a_champion_need_be_no_ancestor(tmp_path):
     assert verdict.asked_otherwise == []
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_an_origin_that_the_model_s_folder_does_not_have_is_not_promoted(tmp_path, base, model_folder):  # noqa: F811
     model = copy_of(model_folder, tmp_path / "model")
     config = promotion(tmp_path, "new", model, base)
@@ -255,6 +259,7 @@ def test_whoever_always_says_the_same_letter_has_the_largest_gap_there_is(tmp_pa
     assert not verdict.passed and not rules["gap"] and read_sweep(guess).gap == 100
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_link_that_is_turned_between_gate_and_promotion_promotes_nothing(tmp_path, base, model_folder):  # noqa: F811
     """Of the sweep, of the model, and of the gate's own copy; what is stored is what was judged."""
     good, bad = (copy_of(model_folder, tmp_path / name) for name in ("good", "bad"))
@@ -285,6 +290,7 @@ def test_a_link_that_is_turned_between_gate_and_promotion_promotes_nothing(tmp_p
     assert registry.champion("tiny") is None
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_link_that_is_turned_while_it_is_promoted_promotes_nothing(tmp_path, base, model_folder, monkeypatch):  # noqa: F811
     """The digest is taken first; what the registry gives back is compared with it."""
     good, bad = (copy_of(model_folder, tmp_path / name) for name in ("good", "bad"))

@@ -16,6 +16,8 @@ from posgap.gating.policy import policy as set_policy
 from posgap.stages.promote import promote
 from posgap.tracking import champions
 
+pytestmark = pytest.mark.usefixtures("mlflow_store")
+
 
 def test_history_shows_who_was_champion_and_rollback_brings_the_former_back(tmp_path, base, model_folder, capsys):
     assert fails(capsys, "history", "tiny") == "tiny: no registered model of this name in MLflow"

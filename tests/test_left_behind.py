@@ -11,6 +11,8 @@ from posgap.cli.main import main
 from posgap.tracking import champions, leases, registry
 from posgap.tracking.server import experiment_id
 
+pytestmark = pytest.mark.usefixtures("mlflow_store")
+
 NOTHING_DONE = "\nNothing was changed. With --left-behind remove it is.\n"
 
 

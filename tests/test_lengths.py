@@ -84,6 +84,7 @@ def asked(tmp_path, model_folder) -> dict:
 LENGTHS = [tiny_length(9), tiny_length(21)]
 
 
+@pytest.mark.usefixtures("mlflow_store")
 @pytest.mark.usefixtures("pictures")
 def test_the_map_s_columns_are_the_sweeps_at_each_length(tmp_path, asked):
     out = sweep(SweepConfig(out=tmp_path / "map", lengths=LENGTHS[::-1], **asked))

@@ -91,6 +91,7 @@ def answered(sweeps, tmp_path):
     return tmp_path / "answered"
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_beyond_the_bound_there_are_no_figures_and_nothing_is_paid_for_twice(tmp_path, caplog):
     with served(Endpoint(filtering)) as endpoint:
         with pytest.raises(Rejected) as rejected:
@@ -244,6 +245,7 @@ def test_totals_are_those_of_the_placements_and_the_worst_is_the_worst(by_placem
     assert Outcomes(**outcomes.model_dump()) == outcomes
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_teacher_leaves_out_what_was_not_answered_and_counts_it(tmp_path, model_folder, monkeypatch):
     write_examples(tmp_path / "e.jsonl", EXAMPLES[:4])
     said = [Completion(EXAMPLES[0].value, [5, 2]), Completion("no", [5, 2], cut=True)]

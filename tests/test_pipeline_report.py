@@ -75,6 +75,7 @@ def webhook(monkeypatch):
     server.server_close()
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_run_that_succeeded(pipeline, reported, tmp_path):
     pipeline("sweep", params={"label": "base", "shard": "1/2"})
     figures = {"mean": 91.234, "gap": 4.0, "gap_value": 6.5}
@@ -106,6 +107,7 @@ def test_hours_of_gpus_and_their_cost_are_those_of_all_tries():
     assert spent(stages[-1:]) == {"gpu_hours": {}, "cost": 0.0}
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_failed_and_killed_steps_are_named_with_their_errors(pipeline, reported, tmp_path):
     pipeline("distill", "loss is not finite", params={"method": "r1"})
     killed = pipeline("teacher")
@@ -118,6 +120,7 @@ def test_failed_and_killed_steps_are_named_with_their_errors(pipeline, reported,
     assert "- **distill r1**: loss is not finite" in (tmp_path / "report" / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("mlflow_store")
 @pytest.mark.parametrize("state", ["RUNNING", ""])
 def test_where_kfp_does_not_say_how_it_ended_mlflow_does(pipeline, reported, state):
     pipeline("validate")
@@ -139,6 +142,7 @@ def test_a_step_that_failed_before_mlflow_knew_it_is_kfp_s_to_tell(pipeline, rep
     assert "see its log in KFP" in reported(state="FAILED")["failed"][0]["error"]
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_run_with_nothing_new_says_so(pipeline, reported):
     note = "skipped: tiny version 3 was made from data version 7 and this base model"
     run = pipeline("data_version", skip="true")
@@ -146,6 +150,7 @@ def test_a_run_with_nothing_new_says_so(pipeline, reported):
     assert reported(state="SUCCEEDED")["skipped"] == note
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_the_stages_hang_below_a_run_of_the_pipeline_run_that_the_report_ends(pipeline, reported, tmp_path):
     swept, promoted = pipeline("sweep"), pipeline("promote", promotion="promoted", metrics={"gap": 4, "p": 1})
     parent = mlflow.get_run(swept.id).data.tags["mlflow.parentRunId"]
@@ -165,6 +170,7 @@ def test_the_stages_hang_below_a_run_of_the_pipeline_run_that_the_report_ends(pi
     assert mlflow.get_run(parent).info.status == "FAILED"
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_other_runs_stages_are_left_out(pipeline, reported, monkeypatch):
     pipeline("distill", "broken")
     monkeypatch.setenv(PIPELINE_VARIABLE, "run-2")

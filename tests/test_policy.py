@@ -166,6 +166,7 @@ def registered(tmp_path, text, name="tiny"):
     assert posgap("policy", name, policy_file(tmp_path, text)) == 0
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_registered_model_has_a_policy_of_its_own(tmp_path, capsys):
     assert posgap("policy", "tiny") == 2
     assert "tiny: has no policy in MLflow; `posgap policy tiny FILE` gives it one" in capsys.readouterr().err
@@ -183,6 +184,7 @@ def test_no_name_says_something_else_to_mlflow(tmp_path, name, capsys):
     assert posgap("policy", name) == (2 if name else 0)  # without a name it is that of a gate without options
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_the_gate_of_a_registered_model_judges_by_its_policy(tmp_path, base):  # noqa: F811
     registered(tmp_path, "version: strict\nmax_gap: 1")
     new = write_sweep(tmp_path / "new", [0.995] * 5)
@@ -195,6 +197,7 @@ def test_the_gate_of_a_registered_model_judges_by_its_policy(tmp_path, base):  #
     assert decide(tmp_path, new, base, name="tiny")[0].passed
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_neither_option_nor_file_loosens_a_registered_policy(tmp_path, base):  # noqa: F811
     registered(tmp_path, "max_gap: 2")
     with pytest.raises(PosgapError, match="--max-gap 100.0: .* says 2.0, which no option changes"):
@@ -203,6 +206,7 @@ def test_neither_option_nor_file_loosens_a_registered_policy(tmp_path, base):  #
         decide(tmp_path, base, base, name="tiny", policy=policy_file(tmp_path, "max_gap: 100"))
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_what_a_lax_gate_admitted_is_not_promoted_to_a_strict_name(tmp_path, base, model_folder):  # noqa: F811
     registered(tmp_path, "version: strict\nmax_gap: 1")
     admitted = promotion(tmp_path, "admitted", model_folder, base)
@@ -214,6 +218,7 @@ def test_what_a_lax_gate_admitted_is_not_promoted_to_a_strict_name(tmp_path, bas
         promote(admitted)
 
 
+@pytest.mark.usefixtures("mlflow_store")
 @pytest.mark.parametrize("tag", ['{"max_hole": 1}', "max_gap: .nan", "[1]", "x" * 5000])
 def test_a_policy_that_was_spoilt_in_mlflow_admits_nobody(tmp_path, base, model_folder, tag):  # noqa: F811
     registered(tmp_path, "max_gap: 2")
@@ -224,6 +229,7 @@ def test_a_policy_that_was_spoilt_in_mlflow_admits_nobody(tmp_path, base, model_
         decide(tmp_path, base, base, name="tiny")
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_version_says_by_which_policy_and_evidence_it_was_admitted(tmp_path, base, model_folder):  # noqa: F811
     registered(tmp_path, "version: 7\nmax_gap: 8")
     admitted = promotion(tmp_path, "admitted", model_folder, base)
@@ -253,6 +259,7 @@ def signed(tmp_path, monkeypatch, capsys):
     return line.split()[1]
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_only_a_signed_verdict_promotes(tmp_path, base, model_folder, signed):  # noqa: F811
     admitted = promotion(tmp_path, "admitted", model_folder, base, gated_for="tiny")
     signature, verdict = admitted.gate / "gate.json.sig", admitted.gate / "gate.json"
@@ -274,6 +281,7 @@ def test_only_a_signed_verdict_promotes(tmp_path, base, model_folder, signed):  
     assert mlflow.MlflowClient().get_model_version_by_alias("tiny", "champion")
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_the_signature_of_another_promotes_nothing(tmp_path, base, model_folder, signed, monkeypatch):  # noqa: F811
     posgap("policy", "--keygen", tmp_path / "stranger")
     monkeypatch.setenv("POSGAP_SIGNING_KEY", (tmp_path / "stranger").read_text())
@@ -283,6 +291,7 @@ def test_the_signature_of_another_promotes_nothing(tmp_path, base, model_folder,
         decide(tmp_path, base, base, signer=signed)
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_verdict_is_for_one_name(tmp_path, base, model_folder, signed):  # noqa: F811
     other = promotion(tmp_path, "other", model_folder, base, gated_for="another")
     assert read_verdict(other.gate).name == "another"
@@ -316,6 +325,7 @@ def test_a_verdict_may_end(judged_at, most, complaint):
         require_valid(verdict, "tiny", policies, "g")
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_gate_is_signed_when_the_key_comes_later(tmp_path, base, signed, monkeypatch):  # noqa: F811
     key = os.environ["POSGAP_SIGNING_KEY"]
     monkeypatch.delenv("POSGAP_SIGNING_KEY")

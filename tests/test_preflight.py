@@ -26,7 +26,7 @@ from posgap.tasks.registry import TASKS
 
 
 @pytest.fixture
-def form(tmp_path, model_folder):
+def form(tmp_path, model_folder, mlflow_store):
     for name in ("train", "eval"):
         write_examples(tmp_path / f"{name}.jsonl", [kv_example(i) for i in range(3)])
     data = {"data_train": str(tmp_path / "train.jsonl"), "data_eval": str(tmp_path / "eval.jsonl")}

@@ -24,6 +24,8 @@ from posgap.tracking import champions, leases, server
 from posgap.tracking.champions import CHAMPION, PREVIOUS, UNDER_WAY, set_champion
 from posgap.tracking.leases import Lease, Lost
 
+pytestmark = pytest.mark.usefixtures("mlflow_store")
+
 
 class Registry:
     """MLflow's registry of one model, in memory: as quick as `make mutants` needs it."""

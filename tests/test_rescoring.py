@@ -90,6 +90,7 @@ def test_examples_must_be_at_hand_and_those_that_were_swept(tmp_path, base):  # 
         decide(tmp_path, new, base, max_gap=9)
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_verdict_on_forged_sweeps_promotes_nothing(tmp_path, base, model_folder):  # noqa: F811
     """Also where the gate did not run, and its folder was written from the forged sweeps by posgap's functions."""
     config = promotion(tmp_path, "new", model_folder, base, probability=0.3)

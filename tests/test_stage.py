@@ -85,6 +85,7 @@ def test_an_interruption_keeps_the_result_before_it(tmp_path, source):
     assert (tmp_path / "out" / "copy.txt").read_text() == "hello"
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_the_manifest_and_the_run_tell_what_was_done(tmp_path, source):
     copy(CopyConfig(out=tmp_path / "a", source=source, seed=5))
     copy(CopyConfig(out=tmp_path / "b", source=tmp_path / "a" / "copy.txt"))
@@ -107,6 +108,7 @@ def test_the_manifest_and_the_run_tell_what_was_done(tmp_path, source):
     assert run.info.status == "FINISHED"
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_failed_stage_is_a_failed_run(tmp_path, source):
     source.write_text("refuse")
     with pytest.raises(Rejected):
@@ -115,6 +117,7 @@ def test_a_failed_stage_is_a_failed_run(tmp_path, source):
     assert run.info.status == "FAILED"
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_runs_hang_below_the_run_that_ordered_them(tmp_path, source, monkeypatch):
     with start_run("all", {}, tmp_path / "all") as parent:
         pass
@@ -134,6 +137,7 @@ def test_without_a_tracking_server_results_are_kept_and_one_line_says_so(tmp_pat
     assert "MLflow tracking server http://127.0.0.1:9 cannot be reached" in record.getMessage()
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_nothing_is_tracked_where_nobody_said_where_and_one_line_says_how(
     tmp_path, source, monkeypatch, caplog, capsys
 ):
@@ -161,6 +165,7 @@ def test_nothing_is_tracked_where_nobody_said_where_and_one_line_says_how(
     assert mlflow.search_runs(experiment_names=["posgap"], output_format="list") == []
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_what_was_left_behind_waits_until_runs_are_tracked_again(tmp_path, source, monkeypatch):
     place = os.environ["MLFLOW_TRACKING_URI"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")

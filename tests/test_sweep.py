@@ -50,6 +50,7 @@ def test_sweep_json_keeps_the_contract(swept):
     assert (written["metric"], written["n_examples"]) == ("sole_answer", 4)
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_what_a_sweep_of_a_local_model_took_is_counted_as_an_endpoint_s_is(swept, model_folder):
     result, config = read_sweep(swept), SweepConfig(**read_manifest(swept)["config"])
     build = builder_of(config)
@@ -84,6 +85,7 @@ def test_the_page_needs_no_network_and_escapes_what_users_wrote(swept):
     assert (swept / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_the_run_has_figures_curve_and_files(swept):
     run = mlflow.get_run(read_manifest(swept)["mlflow_run_id"])
     result = read_sweep(swept)
@@ -127,6 +129,7 @@ def swept_pairs(tmp_path, two_hop_folder):
     return sweep(SweepConfig(out=tmp_path / "pairs", label="two-hop", **two_hop(tmp_path, two_hop_folder)))
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_pairs_are_swept_and_summarised_by_category(swept_pairs):
     written = json.loads((swept_pairs / "sweep.json").read_text())
     result = read_sweep(swept_pairs)

@@ -279,6 +279,7 @@ def test_a_sync_that_is_killed_within_any_write_leaves_the_end_as_it_was(tmp_pat
         again.close()
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_sync_sends_to_the_server_that_was_meant_or_that_is_named(tmp_path, capsys, monkeypatch):
     store = os.environ["MLFLOW_TRACKING_URI"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
@@ -311,6 +312,7 @@ def test_a_file_that_is_no_outbox_is_left_alone(line, tmp_path, capsys):
     assert posgap(capsys, "sync", tmp_path) == (0, "nothing is left to send\n")
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_an_outbox_cannot_send_other_files(tmp_path, capsys):
     (tmp_path / "secret.txt").write_text("secret")
     place = place_of(tmp_path / "out")

@@ -239,6 +239,7 @@ def test_no_fewer_examples_are_asked_for_than_the_policy_does(tmp_path):
     assert needs(worse, 500) is None
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_a_run_is_told_the_verdict_and_the_figures_that_it_rests_on(tmp_path):
     folder = write_sweep(tmp_path / "right", np.ones((N, 5)))
     reached = judge(folder, None, None, Policy(max_gap=12.5))

@@ -26,6 +26,8 @@ from posgap.workflows.champion_sweep import SweptVersion, champion
 from posgap.workflows.config import ChampionConfig, WatchConfig
 from posgap.workflows.watching import watch
 
+pytestmark = pytest.mark.usefixtures("mlflow_store")
+
 HIGH = Policy(**LAX | {"min_mean": 99}, data="0" * 64)  # no model that answers by chance keeps it
 
 
