@@ -9,7 +9,7 @@
 # make hashes   hashes.txt and those of infra/images, after a change of constraints.txt
 # make containers   builds the images cpu and mlflow, and runs them and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
-# make s3 S3=ceph   the tests of S3 against a real server in place of moto's (ceph, or rclone; tests/s3_servers.py)
+# make s3 S3=ceph   the tests of S3 against a real server in place of moto's (ceph, or rclone; tests/helpers/s3_servers.py)
 # make package   builds the wheel and the source distribution, checks both, and tries the wheel in an empty environment
 # make docs   builds the site of docs/ into build/site/
 # make inspect   the tests of Inspect, which wants other versions than ours, in an environment of its own
@@ -80,7 +80,7 @@ test-real: $(VENV)/.installed-test
 docs: $(VENV)/.installed-test
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build
 
-# The core, or ARGS: another part of the suite, like "tests/test_gate.py", or "-m ''" for all.
+# The core, or ARGS: another part of the suite, like "tests/gating/test_gate.py", or "-m ''" for all.
 coverage: $(VENV)/.installed-test
 	rm -rf build/coverage && mkdir -p build/coverage
 	$(VENV)/bin/coverage run -m pytest --quiet $(IN_PROCESSES) $(ARGS)
@@ -100,12 +100,12 @@ types: $(VENV)/.installed-test
 	$(VENV)/bin/mypy
 
 mutants: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/mutants.py $(MODULES) --workers $(WORKERS) $(if $(SAMPLE),--sample $(SAMPLE)) \
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/helpers/mutants.py $(MODULES) --workers $(WORKERS) $(if $(SAMPLE),--sample $(SAMPLE)) \
 		$(if $(SURVIVORS),--survivors)
 
 # Faults of every kind, with other moments and values each time; writes the table that docs/troubleshooting.md shows.
 chaos: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/chaos.py --seconds $(CHAOS_SECONDS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/helpers/chaos.py --seconds $(CHAOS_SECONDS)
 
 # The wheel and the source distribution, in build/dist/, and whether PyPI would take them; and the wheel's demo where there
 # is nothing else. The two checks have an environment of their own, since nothing else here needs what they need.
@@ -132,7 +132,7 @@ pipeline: $(VENV)/.installed
 	$(VENV)/bin/posgap pipeline compile --pipeline watch --out pipelines/watch.yaml
 
 manifests: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest --quiet -m '' tests/test_kubernetes.py tests/test_kubernetes_security.py
+	$(VENV)/bin/python -m pytest --quiet -m '' tests/infra/test_kubernetes.py tests/infra/test_kubernetes_security.py
 	mkdir -p build/manifests
 	kubectl kustomize infra/kubernetes/overlays/local > build/manifests/local.yaml
 	kubectl kustomize infra/kubernetes/overlays/aws > build/manifests/aws.yaml
@@ -150,20 +150,20 @@ images-scan:
 
 # Needs root, kubectl, and Debian's podman, buildah, runc, catatonit, debootstrap, netavark and iptables.
 containers: $(VENV)/.installed-test
-	POSGAP_CONTAINERS=1 TORCH_INDEX_URL=$(TORCH_INDEX_URL) $(VENV)/bin/python -m pytest -m '' tests/test_containers.py
+	POSGAP_CONTAINERS=1 TORCH_INDEX_URL=$(TORCH_INDEX_URL) $(VENV)/bin/python -m pytest -m '' tests/infra/test_containers.py
 
 # Needs Debian's radosgw, ceph-mon and ceph-osd, or rclone 1.65 or newer.
 s3: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 POSGAP_S3=$(S3) $(VENV)/bin/python -m pytest -m "" tests/test_storage.py tests/test_versions.py tests/test_s3_*.py \
-		tests/test_server.py
+	OMP_NUM_THREADS=1 POSGAP_S3=$(S3) $(VENV)/bin/python -m pytest -m "" tests/storage/test_storage.py tests/storage/test_versions.py tests/storage/test_s3_*.py tests/distillation/test_s3_training.py \
+		tests/tracking/test_server.py
 
 inspect: build/inspect/.installed
-	OMP_NUM_THREADS=1 build/inspect/bin/python -m pytest -m '' tests/test_inspect.py
+	OMP_NUM_THREADS=1 build/inspect/bin/python -m pytest -m '' tests/peers/test_inspect.py
 
 frameworks: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade \
 		--target build/frameworks langchain-core haystack-ai
-	HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=build/frameworks $(VENV)/bin/python -m pytest -m '' tests/test_frameworks.py
+	HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=build/frameworks $(VENV)/bin/python -m pytest -m '' tests/docs/test_frameworks.py
 
 # What runs models is tested in the files that import one of these.
 oldest newest: %: build/%/.installed

@@ -11,7 +11,6 @@ import importlib.metadata
 import itertools
 import logging
 import os
-import re
 import shutil
 import signal
 import sqlite3
@@ -23,14 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from examples import answered
 from hypothesis import Phase, settings
-
-from posgap.tasks.examples import Document, Example, KVExample
+from places import ROOT, public_file
 
 if TYPE_CHECKING:
     from posgap.distillation.batches import Collator, Pair
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 # The same cases in every run, so that a change is judged and not luck; HYPOTHESIS_PROFILE=random draws new ones.
@@ -161,16 +158,6 @@ def own_log():
     log.handlers, log.level = before
 
 
-def public_file(name: str) -> Path:
-    """A file of the public data folder; skips where it is missing, or fails where it must be there."""
-    folder = Path(os.environ.get("POSGAP_PUBLIC_DATA", ROOT.parent / "shared" / "data"))
-    file = folder / name
-    if not file.is_file():
-        reason = f"{file} is missing: set POSGAP_PUBLIC_DATA to the folder with the public data files"
-        (pytest.fail if os.environ.get("POSGAP_REQUIRE_PUBLIC_DATA") == "1" else pytest.skip)(reason)
-    return file
-
-
 @pytest.fixture(scope="session")
 def kv_file() -> Path:
     return public_file("kv-retrieval-75_keys.jsonl.gz")
@@ -228,49 +215,6 @@ def s3_calls(bucket):
     yield calls
     events.unregister("before-parameter-build.s3", calls.named)
     events.unregister("before-call.s3", calls.seen)
-
-
-def but_for_seconds(file: Path) -> bytes:
-    """What a file holds, without the seconds that a sweep took and the moment when a gate judged."""
-    return re.sub(rb'"seconds": [\d.]+|[\d,]+ s of waiting|"judged_at": "[^"]+"', b"", file.read_bytes())
-
-
-def kv_example(number: int = 0, n_records: int = 6) -> KVExample:
-    """Keys of two hex digits and values of one, as the tiny tokenizer reads them."""
-    records = [(f"{(17 * i + 5 * number) % 256:02x}", f"{(i + number) % 16:x}") for i in range(n_records)]
-    key, value = records[number % n_records]
-    return KVExample(id=f"kv-{number}", question=key, answers=[value], key=key, value=value, records=records)
-
-
-def qa_example(number: int = 0, n_distractors: int = 3) -> Example:
-    gold = Document(title="Nobel Prize", text=f"The first prize went to Wilhelm Röntgen, number {number}.")
-    others = [Document(title=f"Other {i}", text=f"Nothing to see in {i}.") for i in range(n_distractors)]
-    return Example(
-        id=f"qa-{number}", question="Who got it?", answers=["Wilhelm Röntgen"], gold=[gold], distractors=others
-    )
-
-
-def answered(lengths=(2, 3, 1, 2)) -> list:
-    """Examples with made-up responses of so many tokens, as if given with the gold document first of five."""
-    from posgap.distillation.batches import Pair
-    from posgap.tasks.content import content
-    from posgap.tasks.responses import Response
-
-    return [
-        Pair(
-            kv_example(i),
-            Response(
-                id=f"kv-{i}",
-                content=content(kv_example(i)),
-                placement=[1],
-                n_docs=5,
-                response="",
-                token_ids=[25 + i + t for t in range(length - 1)] + [2],
-                correct=True,
-            ),
-        )
-        for i, length in enumerate(lengths)
-    ]
 
 
 @pytest.fixture
@@ -382,3 +326,41 @@ def no_kfp_settings(tmp_path, monkeypatch):
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
     for name in ("KFP_HOST", "KF_PIPELINES_ENDPOINT", "KF_PIPELINES_UI_ENDPOINT", "KFP_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def base(tmp_path):
+    from written_sweeps import write_sweep
+
+    return write_sweep(tmp_path / "base", [1.0, 0.6, 0.3, 0.6, 0.9])
+
+
+@pytest.fixture(scope="session")
+def registry_with_champion(tmp_path_factory, empty_store, model_folder) -> Path:
+    """A folder with the database of a registry whose `tiny` has a champion, and with the champion's sweep."""
+    from written_sweeps import copy_of, gated, promoted, write_sweep
+
+    folder = tmp_path_factory.mktemp("champion")
+    store = shutil.copy(empty_store, folder / "mlflow.db")
+    model = copy_of(model_folder, folder / "good")
+    swept = write_sweep(folder / "sweep-good", [0.995] * 5, model=model)
+    worse = write_sweep(folder / "base", [1.0, 0.6, 0.3, 0.6, 0.9])
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}")
+        promoted(folder, "good", model, swept, gated(folder, "good", swept, worse, name="tiny"))
+    return folder
+
+
+@pytest.fixture
+def form(tmp_path, model_folder, mlflow_store):
+    from examples import kv_example
+
+    from posgap.preflight.config import PreflightConfig
+    from posgap.tasks.reading import write_examples
+
+    for name in ("train", "eval"):
+        write_examples(tmp_path / f"{name}.jsonl", [kv_example(i) for i in range(3)])
+    data = {"data_train": str(tmp_path / "train.jsonl"), "data_eval": str(tmp_path / "eval.jsonl")}
+    return PreflightConfig(
+        **data, base_model=str(model_folder), n_docs=4, inference_backend="transformers", out=tmp_path / "out"
+    )

@@ -118,7 +118,7 @@ form() { # the pipeline's form, in Chromium, as a colleague with rights in the n
     kubectl -n posgap create rolebinding ada --clusterrole kubeflow-pipelines-edit --user "$USER_NAME"
     kfp
     address=$(posgap pipeline compile --out "$WORK/mitigation.yaml" --host "$KFP_HOST" --namespace posgap | tail --lines 1)
-    python tests/kind_form.py "$WORK/mitigation.yaml" "$address" "$USER_NAME" "$WORK/form.png"
+    python tests/helpers/kind_form.py "$WORK/mitigation.yaml" "$address" "$USER_NAME" "$WORK/form.png"
 }
 
 kfp() { # its address and a token, as posgap reads them

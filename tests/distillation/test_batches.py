@@ -1,0 +1,168 @@
+"""What a step of training reads, and the tensors it becomes."""
+
+from collections import Counter
+from dataclasses import fields
+from math import ceil
+
+import pytest
+import torch
+from examples import answered
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posgap.distillation.batches import Batch, Row, advantageous_rows, pair_up, plan, rows_of_rank, with_gold
+from posgap.distillation.objectives import R1
+from posgap.foundation.errors import PosgapError
+from posgap.tasks.placements import Placement
+
+TRIVIAL = [(2,), (3,), (4,), (5,)]
+AT_FIRST = [(1,)] * 1000  # where the responses of as many pairs were sampled
+
+
+PINNED = [Row(2, (1,)), Row(2, (3,)), Row(0, (1,)), Row(0, (2,)), Row(1, (1,)), Row(1, (2,))]
+PROMPTS = R1(AT_FIRST, "none", anchoring=1.0).rows  # those of each draw, and that at the advantageous position
+
+
+def planned(n=12, k=2, epochs=1, batch=12, seed=0, places=TRIVIAL):
+    return plan(n, places, PROMPTS, k, epochs, batch, seed)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 30), st.integers(1, 20), st.integers(1, 3), st.integers(1, 40), st.integers(0, 9), st.data(),
+)  # fmt: skip
+def test_the_plan_takes_every_pair_once_an_epoch_at_k_placements(n, n_places, epochs, batch, seed, data):
+    places = [(i,) for i in range(2, n_places + 2)]
+    k = data.draw(st.integers(0, n_places))
+    steps, each = planned(n, k, epochs, batch, seed, places), k + 1
+    rows, sizes = [row for step in steps for row in step], list(map(len, steps))
+    learnt = len(rows) // epochs
+    for epoch in range(epochs):
+        placed = [(row.pair, row.positions) for row in rows[epoch * learnt : (epoch + 1) * learnt]]
+        assert len(set(placed)) == len(placed) and {positions for _, positions in placed} <= {(1,), *places}
+        of_pairs, at_best = Counter(pair for pair, _ in placed), sum(positions == (1,) for _, positions in placed)
+        assert of_pairs == dict.fromkeys(range(n), each) and at_best == n
+    assert all(len(step) == each * len({row.pair for row in step}) for step in steps)
+    wanted = min(ceil(n * each / batch), n)
+    sizes = [size // each for size in sizes]
+    assert len(sizes) == epochs * wanted and max(sizes) <= ceil(n / wanted) and max(sizes) - min(sizes) <= 1
+    assert steps == planned(n, k, epochs, batch, seed, places)
+
+
+def test_a_newer_version_cuts_an_epoch_into_the_same_steps():
+    """A run goes on from its checkpoint by the plan."""
+    assert [len(step) for step in planned(10, 1, 1, 8)] == [6, 8, 6]
+    assert [len(step) for step in planned(9, 1, 2, 4)] == [4, 4, 2, 4, 4] * 2
+    assert planned(3, 1, 1, 6) == [PINNED]
+
+
+def test_order_and_placements_are_drawn_anew_each_epoch_and_for_each_seed():
+    def passes(seed):
+        rows = [row for step in planned(epochs=2, seed=seed) for row in step]
+        return rows[:36], rows[36:]
+
+    drawn = [*passes(0), *passes(1)]
+    assert all(a != b for i, a in enumerate(drawn) for b in drawn[:i])
+    assert len({tuple(row.pair for row in rows) for rows in drawn}) == 4
+    assert len({tuple(sorted(rows)) for rows in drawn}) == 4
+
+
+def test_every_placement_is_as_likely():
+    drawn = Counter(row.positions for step in planned(1000, epochs=2, batch=300) for row in step)
+    assert drawn.pop((1,)) == 2000 and sorted(drawn) == TRIVIAL
+    assert all(abs(count - 1000) < 100 for count in drawn.values())  # five standard deviations are 112
+
+
+def test_no_pair_is_drawn_where_its_teacher_reads():
+    teachers = [(1,), (5,), (3,)] * 40
+    steps = plan(120, [(1,), *TRIVIAL], R1(teachers, "paper", 1.0).rows, 3, 2, 60, seed=0, teachers=teachers)
+    placed = Counter((row.pair, row.positions) for step in steps for row in step)
+    assert sum(placed.values()) == 120 * 2 * (3 + 1)
+    assert all(placed[pair, own] == 2 for pair, own in enumerate(teachers))  # the anchors, once an epoch
+    drawn = Counter((teachers[pair], positions) for pair, positions in placed.elements() if positions != teachers[pair])
+    assert len(drawn) == 3 * 4 and min(drawn.values()) > 40
+    with pytest.raises(PosgapError, match="k=5: there are only 4 placements"):
+        plan(120, [(1,), *TRIVIAL], R1(teachers, "paper", 1.0).rows, 5, 1, 60, seed=0, teachers=teachers)
+
+
+def test_more_placements_than_there_are_is_refused():
+    assert len(planned(10, 4, 1, 20)) == 3
+    with pytest.raises(PosgapError, match="k=5: there are only 4 placements"):
+        planned(10, 5)
+
+
+@given(st.lists(st.integers(), min_size=1, max_size=20), st.integers(1, 6))
+def test_processes_share_a_step_evenly(rows, world):
+    shared = [rows_of_rank(rows, rank, world) for rank in range(world)]
+    assert len(set(map(len, shared))) == 1
+    interleaved = [row for column in zip(*shared) for row in column]
+    assert interleaved[: len(rows)] == rows and len(interleaved) < len(rows) + world
+    assert all(row == rows[-1] for row in interleaved[len(rows) :])
+
+
+def test_responses_are_paired_with_their_examples_whatever_the_order(pairs):
+    examples, responses = [p.example for p in pairs], [p.response for p in reversed(pairs)]
+    assert pair_up(examples, responses) == pairs[::-1]
+    assert pair_up(examples, responses[1:3]) == pairs[::-1][1:3]  # not every example has a response
+
+
+def test_responses_to_other_examples_are_refused(pairs):
+    examples, responses = [p.example for p in pairs], [p.response for p in pairs]
+    complaint = "responses belong to examples that are not in `examples`, the first to"
+    with pytest.raises(PosgapError, match=f"1 {complaint} kv-3"):
+        pair_up(examples[:3], responses)
+    with pytest.raises(PosgapError, match=f"2 {complaint} kv-0"):
+        pair_up(examples[2:], responses)
+
+
+def test_the_gold_answer_takes_the_response_s_place_and_nothing_else_changes(pairs, collate, tokenizer):
+    changed = with_gold(pairs[2], collate.build)
+    assert changed.example == pairs[2].example
+    *answer, end = changed.response.token_ids
+    assert tokenizer.decode(answer).strip() == pairs[2].example.value and end == tokenizer.eos_token_id
+    assert changed.response.model_copy(update={"token_ids": pairs[2].response.token_ids}) == pairs[2].response
+
+
+def test_the_teacher_reads_each_pair_where_its_response_was_given():
+    pairs = answered()
+    pairs[1] = type(pairs[1])(pairs[1].example, pairs[1].response.model_copy(update={"placement": [4]}))
+    assert advantageous_rows(pairs) == [Row(0, (1,)), Row(1, (4,)), Row(2, (1,)), Row(3, (1,))]
+
+
+def test_a_batch_predicts_the_response_from_the_last_prompt_token_on(pairs, collate):
+    rows = [Row(0, (1,)), Row(1, (4,)), Row(2, (2,))]
+    batch = collate(rows)
+    assert batch.predicts.dtype == torch.bool
+    assert batch.rows == rows and batch.lengths.tolist() == [2, 3, 1]
+    targets = batch.targets.split(batch.lengths.tolist())
+    widths = []
+    for i, row in enumerate(rows):
+        response = pairs[row.pair].response.token_ids
+        prompt = collate.build(pairs[row.pair].example, Placement(row.positions, 5))
+        read = prompt + response[:-1]
+        widths.append(len(read))
+        assert batch.input_ids[i, : len(read)].tolist() == read
+        assert set(batch.input_ids[i, len(read) :].tolist()) <= {collate.build.tokenizer.pad_token_id}
+        assert batch.predicts[i].nonzero().flatten().tolist() == list(range(len(prompt) - 1, len(read)))
+        assert targets[i].tolist() == response
+    assert batch.input_ids.shape == batch.predicts.shape == (3, max(widths)) and len(set(widths)) > 1
+
+
+def test_a_row_s_key_is_that_of_what_is_read_there(pairs, collate, tokenizer):
+    rows = [Row(pair, positions) for pair in range(len(pairs)) for positions in [(1,), *TRIVIAL]]
+    keys = [collate.key(row) for row in rows]
+    assert len(set(keys)) == len(rows)
+    again = type(collate)(pairs[::-1], collate.build)
+    assert [again.key(Row(len(pairs) - 1 - row.pair, row.positions)) for row in rows] == keys
+    longer = type(collate)(answered(lengths=(3, 3, 2, 3)), collate.build)
+    assert longer.key(rows[0]) != keys[0] and longer.key(rows[5]) == keys[5]
+
+
+def test_a_batch_moves_to_a_device_as_a_whole(collate):
+    batch = collate.shared([[Row(0, (1,)), Row(0, (4,))]])
+    moved = batch.to(torch.device("meta"))
+    assert moved.rows == batch.rows and moved.branches is batch.branches
+    for field in fields(Batch)[1:-1]:
+        before, after = getattr(batch, field.name), getattr(moved, field.name)
+        assert after.device.type == "meta" and (after.shape, after.dtype) == (before.shape, before.dtype)
+    assert torch.equal(batch.to(torch.device("cpu")).targets, batch.targets)

@@ -1,0 +1,321 @@
+"""The stage `distill`: methods, what is shared between runs, what is left when it fails."""
+
+import gc
+import re
+import shutil
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlflow
+import pytest
+import torch
+from by_definition import weights
+from examples import kv_example
+
+from posgap.distillation import export, processes
+from posgap.distillation.engine import Loop
+from posgap.distillation.teacher_states import TeacherStates
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.files import read_json, read_jsonl, write_json
+from posgap.generation.setup import prompt_builder
+from posgap.mitigations.in_force import load_model
+from posgap.models import memory, rounding
+from posgap.models.loading import load_config, load_tokenizer, save_model
+from posgap.stages import distill as distilling
+from posgap.stages.distill import distill
+from posgap.tasks.content import content
+from posgap.tasks.placements import Placement
+from posgap.tasks.reading import read_examples
+
+R1_FIGURES = {"activation_kl", "anchoring_kl", "effective_rows", "alignment_sum"}
+
+
+@pytest.mark.parametrize(
+    "method, figures",
+    [("r1", R1_FIGURES), *((m, {"cross_entropy"}) for m in ("r2", "sft", "seqkd"))],
+)
+def test_every_method_trains_and_leaves_a_model_that_loads(method, figures, config, model_folder):
+    out = distill(config.model_copy(update={"method": method, "epochs": 3}))
+    history = [row for _, row in read_jsonl(out / "history.jsonl")]
+    assert [row["step"] for row in history] == [1, 2, 3, 4, 5, 6]
+    assert figures == history[0].keys() - {"step", "loss", "grad_norm", "learning_rate"}
+    load_tokenizer(str(out))
+    trained, base = load_model(str(out)).state_dict(), load_model(str(model_folder)).state_dict()
+    assert trained.keys() == base.keys()
+    assert any(not torch.equal(trained[name], base[name]) for name in base)
+    assert not [path for path in out.parent.iterdir() if path.name.startswith(".")]
+
+
+def test_a_limit_learns_the_first_responses(config):
+    out = distill(config.model_copy(update={"limit": 2, "epochs": 1, "method": "seqkd"}))
+    learnt = read_json(out / "training_examples.json")
+    assert learnt == sorted(content(kv_example(i)) for i in range(2))
+
+
+def test_prompts_beyond_what_a_rope_begins_with_are_refused_before_anything_is_read(config, tmp_path, monkeypatch):
+    """The prompts have 26 tokens, and the responses two."""
+
+    def bounded(longest: int) -> str:
+        rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+        rope |= {"original_max_position_embeddings": longest}
+        folder = shutil.copytree(config.model, tmp_path / f"{longest}")
+        write_json(folder / "config.json", read_json(folder / "config.json") | {"rope_parameters": rope})
+        return str(folder)
+
+    assert len(prompt_builder("kv", config.model, 4)(kv_example(0), Placement((1,), 5))) == 26
+    assert distill(config.model_copy(update={"model": bounded(60), "out": tmp_path / "short", "epochs": 1})).exists()
+    monkeypatch.setattr(distilling, "load_model", None)
+    with pytest.raises(PosgapError, match=r"27: its RoPE \(longrope\) changes .* beyond 27 tokens, .*such lengths$"):
+        distill(config.model_copy(update={"model": bounded(27), "out": tmp_path / "long"}))
+
+
+@pytest.mark.parametrize(("update", "bytes_each"), [({}, 4), ({"export_dtype": "bfloat16"}, 2)])
+def test_a_model_that_the_disk_has_no_room_for_is_not_trained(update, bytes_each, config, model_folder, monkeypatch):
+    n = load_model(str(model_folder)).num_parameters()
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=n * bytes_each - 1))
+    monkeypatch.setattr(distilling, "train", None)
+    with pytest.raises(PosgapError, match="writing the trained model takes .* or give an --out on another disk"):
+        distill(config.model_copy(update=update))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=n * bytes_each))
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # as far as training
+        distill(config.model_copy(update=update))
+
+
+@pytest.mark.parametrize(
+    ("update", "bytes_each", "instead"),
+    [
+        # AdamW's two means, beside a checkpoint that is written, or else gradients
+        ({}, 8 + 20, "train adapters (--lora-rank 16), keep no checkpoint (--save-steps 0), take a smaller model"),
+        ({"save_steps": 0}, 8 + 4, "train adapters (--lora-rank 16), take a smaller model"),
+    ],
+)
+def test_what_memory_has_no_room_for_is_not_trained(update, bytes_each, instead, config, model_folder, monkeypatch):
+    """Qwen2.5-0.5B in float32 was killed at its first checkpoint, after five minutes."""
+    n = load_model(str(model_folder)).num_parameters()
+    monkeypatch.setattr(memory, "available_bytes", lambda: n * bytes_each - 1)
+    monkeypatch.setattr(distilling, "train", None)
+    with pytest.raises(PosgapError, match=re.escape(f"end other programs, {instead}, or take another machine")):
+        distill(config.model_copy(update=update))
+    monkeypatch.setattr(memory, "available_bytes", lambda: n * bytes_each)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # as far as training
+        distill(config.model_copy(update=update))
+
+
+def test_adapters_take_memory_for_what_they_train_alone(config, monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 28 * 1e4)
+    monkeypatch.setattr(distilling, "train", None)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        distill(config.model_copy(update={"lora_rank": 1}))
+
+
+@pytest.mark.parametrize("method", ["sft", "seqkd"])
+def test_sft_learns_the_gold_answers_and_seqkd_the_responses(method, config):
+    out = distill(config.model_copy(update={"method": method, "epochs": 30, "learning_rate": 5e-3}))
+    model, build = load_model(str(out)), prompt_builder("kv", str(out), 4)
+    said = []
+    for example in read_examples(config.examples):
+        prompt = torch.tensor([build(example, Placement((2,), 5))])
+        said.append(model(prompt).logits[0, -1].argmax().item())
+    gold = [25 + int(example.value, 16) for example in read_examples(config.examples)]
+    assert said == (gold if method == "sft" else [25] * len(gold))  # every response says 0
+
+
+def test_runs_that_share_a_work_folder_read_the_teacher_once(config, tmp_path, monkeypatch):
+    read, add = [], TeacherStates.add
+
+    def counted(self, states, keys):
+        read.append((len(states), len(keys)))
+        add(self, states, keys)
+
+    monkeypatch.setattr(TeacherStates, "add", counted)
+    work = tmp_path / "work"
+    for name, alignment in (("a", "none"), ("b", "paper")):
+        distill(config.model_copy(update={"out": tmp_path / name, "alignment": alignment, "work": work}))
+    assert read == [(6, 6)]
+    (kept,) = work.iterdir()  # no checkpoints of runs that are done
+    assert kept.name.startswith("teacher-")
+
+
+def test_precision_may_change_from_run_to_run(config, tmp_path):
+    """In bfloat16 arithmetic the student begins as the teacher too, and its folder keeps the base's dtype."""
+    for dtype in ("float32", "bfloat16", "float32"):
+        out = distill(config.model_copy(update={"dtype": dtype, "out": tmp_path / dtype, "force": True}))
+        first = next(row for _, row in read_jsonl(out / "history.jsonl"))
+        assert first["anchoring_kl"] < 1e-6
+        assert {tensor.dtype for tensor in weights(out).values()} == {torch.float32}
+
+
+def test_the_teacher_of_another_model_is_not_taken(config, tmp_path):
+    work = tmp_path / "work"
+    once = distill(config.model_copy(update={"work": work, "anchoring": 0.0, "out": tmp_path / "a"}))
+    distill(config.model_copy(update={"work": work, "anchoring": 0.0, "out": tmp_path / "b", "model": str(once)}))
+    assert len(list(work.glob("teacher-*"))) == 2
+    old, new = sorted(work.glob("teacher-*"), key=lambda p: p.stat().st_mtime)
+    for shard in new.iterdir():
+        shard.unlink()
+    (shard,) = old.iterdir()
+    shard.rename(new / shard.name)
+    with pytest.raises(PosgapError, match="teacher states of another model; delete"):
+        distill(config.model_copy(update={"work": work, "anchoring": 0.0, "out": tmp_path / "c", "model": str(once)}))
+
+
+def test_a_loss_that_is_not_finite_leaves_the_names_of_the_prompts(config, tmp_path):
+    with pytest.raises(Rejected, match=r"step \d: the (loss of \d+ of 12 prompts|gradient) is not finite.*named in"):
+        distill(config.model_copy(update={"learning_rate": 1e30, "epochs": 20}))
+    report = read_json(tmp_path / "out.rejected" / "non_finite.json")
+    assert report["step"] > 1
+    assert {p["id"] for p in report["prompts"]} <= {f"kv-{i}" for i in range(6)}
+    assert report["prompts"][0].keys() == {"id", "placement", "loss"}
+    assert not config.out.exists()
+
+
+# The export
+
+
+@pytest.fixture
+def small_steps(config, tmp_path):
+    """On a model in bfloat16, at the paper's learning rate."""
+    folder = tmp_path / "bfloat16"
+    save_model(load_model(config.model, "bfloat16"), load_tokenizer(config.model), folder)
+    return config.model_copy(update={"model": str(folder), "learning_rate": 3e-6, "epochs": 3})
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_small_steps_reach_the_file_of_a_model_in_bfloat16(small_steps):
+    out = distill(small_steps)
+    about = read_json(out / "export.json")
+    assert about["dtype"] == "bfloat16" and about["rounding"] == "stochastic"
+    assert about["kept_update"] == pytest.approx(1, abs=0.1) and 0 < about["kept_numbers"] < 0.5
+    assert {tensor.dtype for tensor in weights(out).values()} == {torch.bfloat16}
+    (run,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    assert run.data.metrics["kept_update"] == about["kept_update"]
+    again = distill(small_steps.model_copy(update={"out": out.with_name("again")}))
+    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def test_an_export_that_loses_the_training_is_refused_and_another_one_costs_no_step(small_steps, monkeypatch):
+    line = (
+        r"^export: in bfloat16, rounded up or down at random, the weights keep \d\.\d % of what training did, less "
+        "than 90 %; give --export-dtype float32: the same command with it goes on from"
+    )
+    with monkeypatch.context() as within:
+        within.setattr(rounding, "stochastic", lambda values, dtype, seed, name: values.to(dtype))
+        with pytest.raises(PosgapError, match=line):
+            distill(small_steps)
+    assert not small_steps.out.exists()
+    monkeypatch.setattr(Loop, "step", None)  # no step is called any more
+    out = distill(small_steps.model_copy(update={"export_dtype": "float32"}))
+    about = read_json(out / "export.json")
+    assert about["kept_update"] == about["kept_numbers"] == 1 and about["logits_difference"] < 1e-4
+    trained, base = weights(out), weights(Path(small_steps.model))
+    assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
+    assert load_config(str(out)).dtype == torch.float32 and trained.keys() == base.keys()
+    steps = len(list(read_jsonl(out / "history.jsonl")))
+    assert steps == 6 and max((trained[name] - base[name].float()).abs().max() for name in base) <= 3e-6 * steps
+    assert not list(out.parent.glob(".posgap-*"))
+
+
+def test_rounding_that_changes_much_is_said_but_is_no_fault(small_steps, monkeypatch, caplog):
+    monkeypatch.setitem(export.TOLERANCE, torch.bfloat16, 0.0)
+    out = distill(small_steps)
+    assert weights(out) and "export: rounding to bfloat16 changes the logits by" in caplog.text
+
+
+def test_without_checkpoints_the_line_says_that_training_is_done_again(small_steps, monkeypatch):
+    monkeypatch.setattr(rounding, "stochastic", lambda values, dtype, seed, name: values.to(dtype))
+    with pytest.raises(PosgapError, match=r"the same command with it trains again \(--save-steps 0\)"):
+        distill(small_steps.model_copy(update={"save_steps": 0}))
+
+
+def test_what_a_precision_cannot_hold_is_refused(config, tmp_path):
+    model = load_model(config.model)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[0, 0] = 1e6
+    save_model(model, load_tokenizer(config.model), tmp_path / "large")
+    with pytest.raises(PosgapError, match="float16 cannot hold model.layers.0.mlp.down_proj.weight; give"):
+        distill(config.model_copy(update={"model": str(tmp_path / "large"), "export_dtype": "float16"}))
+
+
+def _scaled_wrongly(model, tokenizer, out, state):
+    save_model(model, tokenizer, out, state | {"model.norm.weight": state["model.norm.weight"] * 1.01})
+
+
+def _other_rope(model, tokenizer, out, state):
+    model.config.rope_parameters["rope_theta"] *= 10
+    save_model(model, tokenizer, out, state)
+
+
+@pytest.mark.parametrize(
+    ("writes", "line"),
+    [
+        (_scaled_wrongly, "export: model.norm.weight is not in the folder as it was written"),
+        (_other_rope, "export: what was written is not the trained model: their logits differ by"),
+    ],
+)
+def test_a_folder_that_is_not_the_trained_model_is_not_put_in_place(writes, line, config, monkeypatch):
+    monkeypatch.setattr(export, "save_model", writes)
+    with pytest.raises(PosgapError, match=line):
+        distill(config)
+    assert not config.out.exists()
+
+
+def test_adapters_are_merged_into_a_plain_model_folder(config, model_folder):
+    out = distill(config.model_copy(update={"lora_rank": 4, "learning_rate": 1e-2}))
+    assert weights(out).keys() == weights(model_folder).keys()
+    moved = {name for name, tensor in weights(out).items() if not torch.equal(tensor, weights(model_folder)[name])}
+    assert moved == {name for name in moved if name.endswith("_proj.weight")} != set()
+
+
+@pytest.mark.parametrize(
+    "update, message",
+    [
+        ({"k": 5}, "k=5: there are only 4 placements"),
+        ({"k": 0, "anchoring": 0.0}, "k=0 leaves r1 nothing to train on; give k >= 1"),
+        ({"deepspeed": "zero4"}, "deepspeed: 'zero4' is neither zero2, zero3 nor a DeepSpeed JSON file"),
+    ],
+)
+def test_bad_input(update, message, config):
+    with pytest.raises(PosgapError, match=message):
+        distill(config.model_copy(update=update))
+
+
+@pytest.mark.parametrize(
+    ("mixed", "deepspeed", "stored", "is_said"),
+    [(True, True, "float32", True), (True, True, "bfloat16", False), (True, False, "float32", False)],
+)
+def test_that_deepspeed_begins_with_rounded_weights_is_said(mixed, deepspeed, stored, is_said, config, tmp_path):
+    folder = tmp_path / stored
+    save_model(load_model(config.model, stored), load_tokenizer(config.model), folder)
+    line = distilling._rounded_at_the_start(str(folder), mixed, deepspeed)
+    assert bool(line) == is_said and ("give --dtype float32" in line) == is_said
+
+
+def test_a_rate_that_can_hardly_move_the_model_is_told_before_training(config, caplog):
+    distill(config.model_copy(update={"epochs": 1, "learning_rate": 1e-7, "method": "seqkd"}))
+    (line,) = [line for line in caplog.messages if line.startswith("2 updates move a weight by at most 1.5e-07")]
+    assert "change no weight that is stored in bfloat16 to the nearest number" in line
+    caplog.clear()
+    distill(config.model_copy(update={"epochs": 1, "learning_rate": 0.1, "out": config.out.with_name("quick")}))
+    assert not any("move a weight" in line for line in caplog.messages)
+
+
+def test_what_training_keeps_is_let_go_of_before_the_model_is_written(config, monkeypatch):
+    """Else writing would set the peak of memory: Adam's means, or three models at once."""
+    made, loaded, seen = [], [], []
+    accelerator, load = processes.accelerator, export.load_model
+    monkeypatch.setattr(processes, "accelerator", lambda *how: made.append(accelerator(*how)) or made[-1])
+
+    def load_model(*how):
+        if not loaded:
+            seen.extend(bool(optimizer.state) for optimizer in made[-1]._optimizers)
+        else:
+            gc.collect()
+            seen.append([is_there() is not None for is_there in loaded])
+        model = load(*how)
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(export, "load_model", load_model)
+    distill(config.model_copy(update={"epochs": 1, "method": "seqkd"}))
+    assert seen == [False, [True], [False, False]]  # the base beside the trained model, and then what was written alone

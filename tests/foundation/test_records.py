@@ -1,0 +1,184 @@
+"""Files that are read into models: whatever is wrong with one is told in a line that names file and field."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from written_sweeps import ASKED
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_model, write_json, write_jsonl
+from posgap.gating.demands import Policy
+from posgap.gating.rules import Ruling
+from posgap.gating.verdict import Verdict, read_verdict
+from posgap.measurement.comparison import read_comparison
+from posgap.measurement.diagnoses import read_diagnosis
+from posgap.measurement.sweeps import Evidence, Sweep, read_sweep, summarize
+from posgap.rollout.files import PREDICTION_FILE, Prediction, read_measurement
+from posgap.scaling.scaling_file import read_scaling
+from posgap.storage.inputs import read_manifest
+from posgap.tasks.reading import read_examples
+from posgap.tasks.responses import read_responses
+
+DOCUMENTS = {
+    "sweep.json": read_sweep,
+    "gate.json": read_verdict,
+    "comparison.json": read_comparison,
+    "diagnosis.json": read_diagnosis,
+    "scaling.json": read_scaling,
+    "measurement.json": read_measurement,
+    "prediction.json": lambda path: read_model(Prediction, path, PREDICTION_FILE),
+}
+LINES = {"examples.jsonl.gz": read_examples, "responses.jsonl": read_responses}
+HOSTILE = [
+    "",
+    "[]",
+    "1",
+    "null",
+    '"x"',
+    "{",
+    "NaN",
+    "[" * 99_999,
+    "9" * 5000,
+    '{"a": "\\ud800"}',
+    "\ufeff\ufeff{}",
+    "\0",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_what_is_no_such_document_is_named(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(PosgapError, match=name) as told:
+            DOCUMENTS[name](path)
+        assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_without_its_fields_names_the_first(tmp_path, name):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(PosgapError, match=rf"{name}: field `\w+` is missing$"):
+        DOCUMENTS[name](tmp_path)
+
+
+@pytest.mark.parametrize("text", [text for text in HOSTILE if text])
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_that_is_no_such_row_is_named(tmp_path, name, text):
+    (tmp_path / "lines.jsonl").write_text(text + "\n")
+    with pytest.raises(PosgapError, match="lines.jsonl:1: "):
+        LINES[name](tmp_path / "lines.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[]", "expected a JSON object"),
+        ('{"config": []}', "field `config`"),
+        ('{"ancestors": "x"}', "field `ancestors`"),
+        ('{"inputs": {"model": 1}}', "field `inputs.model`"),
+        ('{"mlflow_run_id": {}}', "field `mlflow_run_id`"),
+    ],
+)
+def test_a_manifest_of_another_form_is_named(tmp_path, text, complaint):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(PosgapError, match=f"manifest.json: {complaint}"):
+        read_manifest(tmp_path)
+
+
+def test_what_others_call_a_manifest_says_nothing(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"name": "an app", "icons": [{"src": "x"}]}')
+    assert read_manifest(tmp_path).get("stage") is None
+
+
+@pytest.fixture
+def swept(tmp_path) -> Path:
+    """A sweep of four examples at three positions."""
+    correct = np.array([[1, 0, 1], [1, 1, 1], [0, 0, 1], [1, 0, 0]], dtype=float)
+    known = dict.fromkeys(("task", "model", "label", "metric", "examples_digest", "model_digest", "prompt_digest"), "x")
+    sweep = Sweep(**known, scaling=None, n_docs=3, asked=ASKED, settings={}, **summarize(correct, [[1], [2], [3]], 0))
+    write_json(tmp_path / "sweep.json", sweep.model_dump(mode="json"))
+    rows = [
+        {
+            "id": f"e{e}",
+            "content": f"{e:016x}",
+            "placement": [p + 1],
+            "response": "said",
+            "correct": float(correct[e, p]),
+        }
+        for e in range(4)
+        for p in range(3)
+    ]
+    write_jsonl(tmp_path / "predictions.jsonl", rows)
+    return tmp_path
+
+
+def edited(file: Path, **changes) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"accuracy": []}, "accuracy: 0 for 3 placements"),
+        ({"accuracy": [50, 50, 101]}, "field `accuracy.2`: Input should be less than"),
+        ({"ci95": [[0, 1]]}, "ci95: 1 for 3 placements"),
+        ({"placements": []}, "field `placements`"),
+        ({"placements": [[1], [1], [2]]}, "placements: some are there twice"),
+        ({"placements": [[1], [2], [2, 3]]}, "placements: some are there twice, or not all have as many gold"),
+        ({"placements": [[1], [2], []]}, "placements: some"),
+        ({"placements": [[1], [2], [4]]}, "placements: 4 is no placement among 3"),
+        ({"categories": ["connected"]}, "categories: 1 for 3 placements"),
+        ({"worst": {"placement": [7], "accuracy": 1}}, "worst: no placement of this sweep"),
+        ({"gap_ci95": [-5, 3]}, "field `gap_ci95.0`"),
+        ({"n_docs": 10**30}, "64 bits"),
+        ({"mean": "much"}, "field `mean`"),
+    ],
+)
+def test_a_sweep_that_contradicts_itself_is_refused(swept, changes, complaint):
+    edited(swept / "sweep.json", **changes)
+    with pytest.raises(PosgapError, match=f"sweep.json: .*{complaint}"):
+        read_sweep(swept)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda rows: rows[:-1], "predictions are missing"),
+        (lambda rows: [*rows, rows[0]], "predictions of e0: 1 was predicted twice"),
+        (lambda rows: [rows[0] | {"placement": [9]}, *rows[1:]], "predictions of e0: 9 is no placement"),
+        (lambda rows: [rows[0] | {"correct": 2}, *rows[1:]], r"predictions.jsonl:1: field `correct"),
+        (lambda rows: [rows[0] | {"correct": None}, *rows[1:]], r"predictions.jsonl:1: field `correct"),
+        (lambda rows: [{"id": "e0"}, *rows[1:]], r"predictions.jsonl:1: field `content` is missing"),
+        (lambda rows: [rows[0] | {"content": "x"}, *rows[1:]], "predictions of e0: of examples of different content"),
+        (lambda rows: [rows[0] | {"placement": [[1]]}, *rows[1:]], r"predictions.jsonl:1: field `placement.0`"),
+    ],
+)
+def test_predictions_that_are_not_the_sweep_s_are_refused(swept, change, complaint):
+    file = swept / "predictions.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert Evidence(swept).correct.shape == (4, 3)
+    write_jsonl(file, change(rows))
+    for path in (swept, swept / "sweep.json"):
+        with pytest.raises(PosgapError, match=complaint):
+            Evidence(path)
+
+
+def test_a_verdict_comes_back(tmp_path):
+    rule = Ruling(name="gap", meaning="m", claim="at most", threshold=1, estimate=2, interval=(1, 3))
+    verdict = Verdict(
+        model_digest="d", evidence_gaps=[], asked_otherwise=[], policy=Policy(max_gap=1), evidence={}, rules=[rule]
+    )
+    write_json(tmp_path / "gate.json", verdict.model_dump(mode="json"))
+    assert read_verdict(tmp_path) == read_verdict(tmp_path / "gate.json") == verdict
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_no_file_is_written_with_what_no_file_may_hold(tmp_path, value):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "a.json", {"a": value})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_jsonl(tmp_path / "a.jsonl", [{"a": value}])
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,318 @@
+"""What must never pass the gate, or the registry behind it: each was tried and once passed."""
+
+import json
+import shutil
+
+import pytest
+from written_sweeps import ASKED, N, copy_of, decide, example, promotion, write_sweep
+
+from posgap.cli.main import main
+from posgap.foundation.errors import GateFailed, PosgapError
+from posgap.foundation.files import digest, read_json, write_json
+from posgap.gating.replay import replayed
+from posgap.gating.verdict import markdown
+from posgap.measurement.merging import merge_sweeps
+from posgap.measurement.sweeps import Evidence, read_sweep
+from posgap.stages.promote import promote
+from posgap.storage.lineage import write_training_examples
+from posgap.tasks.content import content
+from posgap.tracking import registry
+from posgap.tracking.config import PromoteConfig
+
+FLAT = [0.995] * 5
+
+
+def edited(file, change):
+    known = read_json(file)
+    change(known)
+    write_json(file, known)
+
+
+@pytest.fixture
+def admitted(tmp_path, base):
+    """The folder of a gate that admitted a model."""
+    verdict, _ = decide(tmp_path, write_sweep(tmp_path / "new", FLAT), base)
+    assert verdict.passed
+    return tmp_path / "gate"
+
+
+def test_a_random_model_does_not_dethrone_a_champion(tmp_path, base):
+    champion = write_sweep(tmp_path / "champion", [0.9755] * 5)
+    random = write_sweep(tmp_path / "random", [0.0] * 5)
+    verdict, rules = decide(tmp_path, random, random, champion=champion)
+    assert not verdict.passed and not rules["mean"]
+
+
+@pytest.mark.parametrize(
+    ("options", "n_docs", "complaint"),
+    [
+        ({"placements": [[1]]}, 20, "1 placements, and the gate asks for 5"),
+        ({"placements": [[1], [20]]}, 20, "nothing is known between positions 1 and 20 of 20"),
+        ({"placements": [[i] for i in range(1, 6)]}, 20, "nothing is known between positions 5 and 20 of 20"),
+        ({"order": [0]}, 5, "1 examples, and the gate asks for 100"),
+    ],
+    ids=["--positions 1", "both ends", "the beginning alone", "--limit 1"],
+)
+def test_too_little_is_no_evidence(tmp_path, options, n_docs, complaint):
+    base, new = (write_sweep(tmp_path / f, FLAT, n_docs=n_docs, **options) for f in ("old", "new"))
+    verdict, _ = decide(tmp_path, new, base, max_gap=100, mean_tolerance=100, advantageous_tolerance=100)
+    assert not verdict.passed and complaint in verdict.evidence_gaps
+
+
+@pytest.mark.parametrize("who", ["candidate", "champion"])
+def test_a_sweep_of_the_training_examples_is_refused(tmp_path, base, who):
+    swept = {"candidate": write_sweep(tmp_path / "new", FLAT), "champion": write_sweep(tmp_path / "champion", FLAT)}
+    write_training_examples(swept[who], [content(example(e)) for e in (3, 7, 1000)])
+    with pytest.raises(PosgapError, match=r"learnt 2 of the 200 examples \(e3, ...\); judge it on others"):
+        decide(tmp_path, swept["candidate"], base, champion=swept["champion"])
+
+
+def test_an_example_counts_once(tmp_path):
+    base, new = (write_sweep(tmp_path / f, FLAT, order=[*range(100)] * 2) for f in ("old", "new"))
+    with pytest.raises(PosgapError, match="100 examples are there twice, and count once"):
+        decide(tmp_path, new, base)
+
+
+@pytest.mark.parametrize("change", [{"question": "before"}, {"shuffle": 3}, {"max_new_tokens": 1}, {"prompt": "q"}])
+def test_a_base_that_was_asked_otherwise_is_refused(tmp_path, change):
+    base = write_sweep(tmp_path / "old", [0.5] * 5, asked=ASKED.model_copy(update=change))
+    with pytest.raises(PosgapError, match=f"not asked alike: .*{next(iter(change))} "):
+        decide(tmp_path, write_sweep(tmp_path / "new", FLAT), base)
+
+
+def test_a_sweep_whose_figures_are_not_its_predictions_is_refused(tmp_path, base):
+    new = write_sweep(tmp_path / "new", [0.9, 0.5, 0.5, 0.5, 0.9])
+    edited(new / "sweep.json", lambda sweep: sweep.update(gap_ci95=[0, 1]))
+    with pytest.raises(
+        PosgapError, match=r"not what its predictions say: gap_ci95\.\d is [\d.]+, and should be [\d.]+"
+    ):
+        decide(tmp_path, new, base)
+    edited(new / "sweep.json", lambda sweep: sweep.update(accuracy=[]))
+    with pytest.raises(PosgapError, match="accuracy: 0 for 5 placements"):
+        decide(tmp_path, new, base)
+
+
+def verified(folder) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(["verify", str(folder)])
+    return stopped.value.code
+
+
+def test_a_verdict_is_replayed_wherever_its_folder_lies(tmp_path, admitted, capsys):
+    elsewhere = tmp_path / "far" / "replay"
+    shutil.copytree(admitted, elsewhere)
+    for folder in (admitted, tmp_path / "new", tmp_path / "base"):
+        shutil.rmtree(folder)
+    assert verified(elsewhere) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert f"posgap | {elsewhere}: judged again with an equal verdict: admitted, of candidate, base" in said
+    # A verdict that somebody wrote, and a manifest that knows it.
+    edited(elsewhere / "gate.json", lambda verdict: verdict["rules"][0].update(value=1.5))
+    edited(
+        elsewhere / "manifest.json",
+        lambda manifest: manifest["files"]["gate.json"].update(
+            sha256=digest(elsewhere / "gate.json"), size=(elsewhere / "gate.json").stat().st_size
+        ),
+    )
+    assert verified(elsewhere) == 1
+    shown = capsys.readouterr()
+    assert "gate.json: does not follow from its sweeps: " in shown.out and "1 faults in" in shown.err
+
+
+def test_a_refusal_is_replayed_too(tmp_path, base):
+    decide(tmp_path, base, base)
+    assert not replayed(tmp_path / "gate").passed
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "complaint"),
+    [
+        ("gate.json", lambda v: v.update(passed=False), "does not follow from its sweeps: passed is False"),
+        ("gate.json", lambda v: v["rules"][0].update(value=1.0), r"rules\.0\.value is 1\.0, and should be"),
+        ("gate.json", lambda v: v["policy"].update(max_gap=50), "does not follow"),
+        ("gate.json", lambda v: v["policy"].update(max_gap=500), "field `policy.max_gap`"),
+        ("gate.json", lambda v: v["policy"].update(max_gap="nan"), "field `policy.max_gap`"),
+        ("gate.json", lambda v: v["policy"].pop("max_gap"), "policy.max_gap is None, and should be 10.0"),
+        ("gate.json", lambda v: v["policy"].update(max_hole=1), "field `policy.max_hole`"),
+        ("gate.json", lambda v: v["policy"].update(version="2"), "policy_digest is "),
+        ("gate.json", lambda v: v.update(policy_digest="0" * 64), "policy_digest is 0+, and should be"),
+        ("gate.json", lambda v: v["evidence"].pop("base"), "names no sweep of candidate or base"),
+        ("gate.json", lambda v: v["evidence"]["base"].update(label="x"), r"evidence\.base\.label is x"),
+        ("candidate/sweep.json", lambda s: s.update(mean=99.0), "sweep.json: not the file that was judged"),
+        ("base/sweep.json", lambda s: s.update(label="other"), "sweep.json: not the file that was judged"),
+    ],
+)
+def test_an_edited_verdict_is_not_believed(tmp_path, admitted, model_folder, file, change, complaint):
+    edited(admitted / file, change)
+    with pytest.raises(PosgapError, match=complaint):
+        replayed(admitted)
+    with pytest.raises(PosgapError, match=complaint):
+        promote(PromoteConfig(out=tmp_path / "p", model=str(model_folder), gate=admitted, sweep=tmp_path / "new"))
+
+
+def test_edited_predictions_are_not_believed(admitted):
+    file = admitted / "candidate" / "predictions.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(row | {"correct": True}) + "\n" for row in rows))
+    with pytest.raises(PosgapError, match="predictions.jsonl: not the file that was judged"):
+        replayed(admitted)
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_the_gate_of_one_sweep_does_not_promote_another(tmp_path, base, model_folder):
+    one = promotion(tmp_path, "one", model_folder, base)
+    other = write_sweep(tmp_path / "other", [0.6, 0.2, 0.2, 0.2, 0.6], model=model_folder)
+    with pytest.raises(PosgapError, match=f"judged another sweep than {other}: sweep.json differs; gate this one"):
+        promote(one.model_copy(update={"sweep": other}))
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_what_the_gate_refused_cannot_be_called_admitted(tmp_path, base, model_folder):
+    refused = promotion(tmp_path, "refused", model_folder, base, probability=0.3)
+    with pytest.raises(GateFailed, match="the gate refused .*, and no alias was moved: mean "):
+        promote(refused)
+    edited(refused.gate / "gate.json", lambda verdict: verdict.update(passed=True))
+    with pytest.raises(PosgapError, match="does not follow from its sweeps: passed is True, and should be False"):
+        promote(refused)
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_model_whose_training_the_sweep_hides_is_not_promoted(tmp_path, base, model_folder):
+    learnt = tmp_path / "learnt"
+    shutil.copytree(model_folder, learnt)
+    write_training_examples(learnt, [content(example(e)) for e in range(N)])
+    hidden = promotion(tmp_path, "hidden", learnt, base)
+    with pytest.raises(PosgapError, match="says otherwise than .* what the model learnt; sweep it again"):
+        promote(hidden)
+
+
+def of_origin(folder, model_digest, *ancestors):
+    """The sweep in a folder, of a model with this digest that was made from these."""
+    edited(folder / "sweep.json", lambda known: known.update(model_digest=model_digest, ancestors=ancestors))
+    return folder
+
+
+def test_nothing_is_gained_beside_a_bad_model_of_another_origin(tmp_path):
+    """With a mean of 0 for a base, any candidate would be better by its own mean."""
+    new = of_origin(write_sweep(tmp_path / "new", FLAT), "new", "base", "examples")
+    bad = of_origin(write_sweep(tmp_path / "bad", [0.0] * 5), "bad")
+    with pytest.raises(PosgapError, match=r"new: m was not made from m, the model of .*bad, as far as .*--allow base$"):
+        decide(tmp_path, new, bad)
+    verdict, _ = decide(tmp_path, new, bad, allow=["base"])
+    assert verdict.asked_otherwise == ["base"]
+    assert "The candidate was not made from the base, as was allowed." in markdown(verdict)
+    # Nor is it by the name of an ancestor, which is known by its digest.
+    edited(bad / "sweep.json", lambda known: known.update(model="base"))
+    with pytest.raises(PosgapError, match="was not made from"):
+        decide(tmp_path, new, bad)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "base"),
+    [
+        (("new", "old", "examples"), ("old",)),  # made from it
+        (("new", "older", "old"), ("older", "oldest")),  # and from what that was made from
+        (("same", "old"), ("same", "old")),  # itself, asked with a mitigation
+        (("new", "m"), ("",)),  # on the hub: by its name, which is m
+        (("",), ("",)),  # behind an endpoint
+    ],
+)
+def test_a_base_is_whatever_the_candidate_was_made_from(tmp_path, candidate, base):
+    new = of_origin(write_sweep(tmp_path / "new", FLAT), *candidate)
+    verdict, _ = decide(tmp_path, new, of_origin(write_sweep(tmp_path / "base", FLAT), *base))
+    assert verdict.asked_otherwise == []
+
+
+def test_a_champion_need_be_no_ancestor(tmp_path):
+    new = of_origin(write_sweep(tmp_path / "new", FLAT), "new", "base")
+    base, champion = (of_origin(write_sweep(tmp_path / name, FLAT), name) for name in ("base", "champion"))
+    verdict, _ = decide(tmp_path, new, base, champion=champion)
+    assert verdict.asked_otherwise == []
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_an_origin_that_the_model_s_folder_does_not_have_is_not_promoted(tmp_path, base, model_folder):
+    model = copy_of(model_folder, tmp_path / "model")
+    config = promotion(tmp_path, "new", model, base)
+    write_json(model / "manifest.json", {"ancestors": ["another"]})
+    with pytest.raises(PosgapError, match=r"sweep-new: says otherwise than .* what the model was made from; sweep it"):
+        promote(config)
+
+
+@pytest.mark.parametrize("name", ["kv", "mine"])
+def test_a_task_of_one_s_own_does_not_go_by_another_s_name(tmp_path, base, name):
+    """Under the name that a policy asks for it could word its prompts so that they are easy."""
+    easy = {"name": name, "template": "Say it.\n\n{documents}\n\n{question}\nAnswer:", "metric": "em"}
+    forged = write_sweep(tmp_path / "new", FLAT)
+    for folder in (forged, base):
+        edited(folder / "sweep.json", lambda sweep: sweep.update(definition=json.dumps(easy)))
+    with pytest.raises(
+        PosgapError, match=f"the sweep's task {name} came from a file, and is not the task kv; sweep ag"
+    ):
+        decide(tmp_path, forged, base)
+
+
+def test_whoever_always_says_the_same_letter_has_the_largest_gap_there_is(tmp_path):
+    """It is right where the right option stands under that letter, and nowhere else."""
+    guess, old = write_sweep(tmp_path / "guess", [0, 0, 1, 0, 0]), write_sweep(tmp_path / "old", [0.2] * 5)
+    verdict, rules = decide(tmp_path, guess, old)
+    assert not verdict.passed and not rules["gap"] and read_sweep(guess).gap == 100
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_link_that_is_turned_between_gate_and_promotion_promotes_nothing(tmp_path, base, model_folder):
+    """Of the sweep, of the model, and of the gate's own copy; what is stored is what was judged."""
+    good, bad = (copy_of(model_folder, tmp_path / name) for name in ("good", "bad"))
+    config = promotion(tmp_path, "one", good, base)
+    worse = write_sweep(tmp_path / "worse", [0.2] * 5, model=bad)
+    linked = {}
+    for name in ("model", "sweep"):
+        linked[name] = tmp_path / f"the-{name}"
+        linked[name].symlink_to(getattr(config, name))
+    config = config.model_copy(update={"model": str(linked["model"]), "sweep": linked["sweep"]})
+
+    def turned(link, to):
+        link.unlink()
+        link.symlink_to(to)
+
+    turned(linked["sweep"], worse)
+    with pytest.raises(PosgapError, match="judged another sweep than .*: sweep.json differs; gate this one"):
+        promote(config)
+    turned(linked["sweep"], tmp_path / "sweep-one")
+    turned(linked["model"], bad)
+    with pytest.raises(PosgapError, match="sweep and gate are of another model; sweep this one and gate it again"):
+        promote(config)
+    kept = config.gate / "candidate"
+    shutil.rmtree(kept)
+    kept.symlink_to(worse)
+    with pytest.raises(PosgapError, match="not the file that was judged"):
+        promote(config)
+    assert registry.champion("tiny") is None
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_link_that_is_turned_while_it_is_promoted_promotes_nothing(tmp_path, base, model_folder, monkeypatch):
+    """The digest is taken first; what the registry gives back is compared with it."""
+    good, bad = (copy_of(model_folder, tmp_path / name) for name in ("good", "bad"))
+    link = tmp_path / "model"
+    link.symlink_to(good)
+    config = promotion(tmp_path, "one", good, base).model_copy(update={"model": str(link)})
+
+    def turned(*_, **__):
+        link.unlink()
+        link.symlink_to(bad)
+
+    monkeypatch.setattr("posgap.stages.promote.write_pages", turned)
+    with pytest.raises(PosgapError, match="MLflow gives back other files than it was given; no alias was moved"):
+        promote(config)
+    assert registry.champion("tiny") is None
+
+
+def test_parts_of_two_models_are_not_one_sweep(tmp_path):
+    """The good model's middle between the bad one's ends."""
+    shared = {"examples": "", "settings": {"positions": ["1"], "seed": 0}}
+    one = write_sweep(tmp_path / "one", [0.9, 0.9], placements=[[1], [2]], **shared)
+    two = write_sweep(tmp_path / "two", [0.9, 0.9], placements=[[4], [5]], **shared)
+    edited(two / "sweep.json", lambda sweep: sweep.update(model_digest="another"))
+    with pytest.raises(PosgapError, match="model_digest|another model"):
+        merge_sweeps([Evidence(one), Evidence(two)])

@@ -1,0 +1,367 @@
+"""Policies: what the gate demands, as a file that nothing outside of it loosens."""
+
+import os
+import re
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from types import SimpleNamespace
+
+import mlflow
+import pytest
+from written_sweeps import decide, write_sweep
+from written_sweeps import promotion as promotion_of
+
+from posgap.cli.main import main
+from posgap.foundation.errors import NotEnoughEvidence, PosgapError
+from posgap.foundation.files import digest, digest_of, read_json
+from posgap.foundation.redaction import redacted
+from posgap.gating.demands import Policy
+from posgap.gating.policy import MAX_BYTES, parsed_policy, policy_digest, policy_text, read_policy
+from posgap.gating.replay import replayed, require_valid
+from posgap.gating.verdict import read_verdict
+from posgap.stages.promote import promote
+from posgap.storage.inputs import read_manifest
+from posgap.tracking.version_record import record_of
+
+promotion = partial(promotion_of, gated_for="")  # of what a gate without the name's policy admitted
+
+
+def policy_file(folder, text):
+    file = folder / f"policy-{len(list(folder.iterdir()))}.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_the_default_policy_is_printed_as_a_file_to_begin_with(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["policy"])
+    assert stopped.value.code == 0
+    assert read_policy(policy_file(tmp_path, capsys.readouterr().out)) == Policy()
+
+
+def test_a_policy_survives_its_text():
+    policy = Policy(version="1.10 of qa", max_gap=2.5, allow=["prompt"], task="qa")
+    assert parsed_policy(policy_text(policy).encode(), "p") == policy
+
+
+def test_what_is_not_written_has_its_default_and_values_are_taken_as_they_stand():
+    policy = parsed_policy(b"version: 1.10\nmax_gap: 5  # points\nallow: [prompt, question]\ndata:\n", "p")
+    assert policy == Policy(version="1.10", max_gap=5, allow=["prompt", "question"])
+    assert parsed_policy(b'{"max_gap": 5}', "p").max_gap == 5
+    assert policy_digest(parsed_policy(b"max_gap: 10", "p")) == policy_digest(Policy())
+    assert policy_digest(policy) != policy_digest(policy.model_copy(update={"version": "1.11"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("max_hole: 3", "'max_hole' is nothing that a policy says; there are version, task, "),
+        ("candidate: elsewhere", "'candidate' is nothing that a policy says"),
+        ("max_gap: .nan", "field `max_gap`: "),
+        ("max_gap: nan", "field `max_gap`: "),
+        ("max_gap: inf", "field `max_gap`: "),
+        ("mean_tolerance: 1e999", "field `mean_tolerance`: "),
+        ("max_gap: yes", "field `max_gap`: "),
+        ("max_gap: -1", "field `max_gap`: "),
+        ("max_gap: [1, 2]", "field `max_gap`: "),
+        ("max_gap: {}", "field `max_gap`: "),
+        ("least_examples: 0", "field `least_examples`: "),
+        ("task: poetry", "unknown task 'poetry'"),
+        ("data: latest", "field `data`: "),
+        ("allow: [metric]", "field `allow.0`: "),
+        ('version: "a\\nb"', "field `version`: "),
+        ("max_gap: 5\nmax_gap: 100", "not YAML: 'max_gap' is there twice in line 1"),
+        ("allow: &a [prompt]\nversion: *a", "not YAML: an alias, which a policy cannot have in line 2"),
+        ("max_gap: !!python/name:os.system x", "field `max_gap`: "),
+        ("? [1, 2]\n: 3", "not YAML: found unhashable key in line 1"),
+        ("- max_gap: 5", "no policy: write lines like `max_gap: 10`"),
+        ("", "no policy: write lines"),
+        ("max_gap: 5\n---\nmax_gap: 100", "not YAML: but found another document in line 2"),
+        ("max_gap: 'x", "not YAML: found unexpected end of stream"),
+        ("max_gap: \x00", "not YAML: "),
+        ("[" * 5000, "not YAML: nested too deep"),
+        ("#" * (MAX_BYTES + 1), f"more than {MAX_BYTES} bytes"),
+    ],
+)
+def test_what_is_no_policy_is_refused_in_a_line(tmp_path, text, complaint):
+    file = policy_file(tmp_path, text)
+    with pytest.raises(PosgapError) as refused:
+        read_policy(file)
+    assert str(refused.value).startswith(f"{file}: ") and complaint in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1 and len(str(refused.value)) < 500
+
+
+def test_a_policy_that_cannot_be_read_is_refused_in_a_line(tmp_path):
+    with pytest.raises(PosgapError, match="no such file"):
+        read_policy(tmp_path / "none.yaml")
+    with pytest.raises(PosgapError, match="cannot be read"):
+        read_policy(tmp_path)
+    (tmp_path / "bytes.yaml").write_bytes(b"version: \xff")
+    with pytest.raises(PosgapError, match="bytes.yaml: not YAML"):
+        read_policy(tmp_path / "bytes.yaml")
+
+
+def test_the_gate_judges_by_its_policy_and_records_it(tmp_path, base):
+    file = policy_file(tmp_path, "version: strict 1\nmax_gap: 3\nmin_worst: 80\n")
+    verdict, rules = decide(tmp_path, write_sweep(tmp_path / "new", [0.97] * 5), base, policy=file)
+    assert not verdict.passed and not rules["gap"] and rules["worst"]
+    told = read_json(tmp_path / "gate" / "gate.json")
+    assert told["policy"]["version"] == "strict 1" and told["policy"]["max_gap"] == 3
+    assert told["policy_digest"] == policy_digest(read_policy(file))
+    file.unlink()
+    assert replayed(tmp_path / "gate") == verdict
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"), [("max_gap", 50.0, "3.0"), ("allow", ["prompt"], "[]"), ("least_examples", 1, "100")]
+)
+def test_no_option_changes_a_policy(tmp_path, base, option, value, says):
+    file = policy_file(tmp_path, "max_gap: 3")
+    with pytest.raises(PosgapError) as refused:
+        decide(tmp_path, base, base, policy=file, **{option: value})
+    name = option.replace("_", "-")
+    assert str(refused.value).startswith(f"--{name} {value}: {file} says {says}, which no option changes; leave ")
+
+
+def test_an_option_may_say_what_the_policy_says(tmp_path, base):
+    verdict, _ = decide(tmp_path, base, base, policy=policy_file(tmp_path, "max_gap: 3"), max_gap=3)
+    assert verdict.policy.max_gap == 3
+
+
+@pytest.mark.parametrize(
+    ("demand", "complaint"),
+    [
+        ("task: qa", "task kv, and the policy asks for qa"),
+        (f"data: {'a' * 64}", r"examples \w{12}, and the policy asks for aaaaaaaaaaaa"),
+    ],
+)
+def test_a_policy_can_ask_for_a_task_and_for_data(tmp_path, base, demand, complaint):
+    new = write_sweep(tmp_path / "new", [0.995] * 5)
+    verdict, rules = decide(tmp_path, new, base, policy=policy_file(tmp_path, demand))
+    assert verdict.outcome == "not enough evidence" and all(rules.values())
+    assert len(verdict.evidence_gaps) == 1 and re.fullmatch(complaint, verdict.evidence_gaps[0])
+    assert re.search(complaint, str(verdict.error("it")))
+    right, _ = decide(tmp_path, new, base, policy=policy_file(tmp_path, "task: kv"), force=True)
+    assert right.passed
+
+
+def test_another_policy_is_another_gate(tmp_path, base):
+    new = write_sweep(tmp_path / "new", [0.995] * 5)
+    file = policy_file(tmp_path, "max_gap: 10")
+    assert decide(tmp_path, new, base, policy=file)[0].passed
+    file.write_text("max_gap: 1")
+    assert not decide(tmp_path, new, base, policy=file)[0].passed
+
+
+def posgap(*arguments):
+    """Runs the command line; returns its exit code."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    return stopped.value.code
+
+
+def registered(tmp_path, text, name="tiny"):
+    """Gives a registered model a policy."""
+    assert posgap("policy", name, policy_file(tmp_path, text)) == 0
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_registered_model_has_a_policy_of_its_own(tmp_path, capsys):
+    assert posgap("policy", "tiny") == 2
+    assert "tiny: has no policy in MLflow; `posgap policy tiny FILE` gives it one" in capsys.readouterr().err
+    registered(tmp_path, "version: 1\nmax_gap: 3")
+    registered(tmp_path, "version: 2\nmax_gap: 4")
+    assert posgap("policy", "tiny") == 0
+    assert parsed_policy(capsys.readouterr().out.encode(), "shown") == Policy(version="2", max_gap=4)
+
+
+@pytest.mark.parametrize("name", ["x' or name like '%", "a/b", "", " x", "x" * 201])
+def test_no_name_says_something_else_to_mlflow(tmp_path, name, capsys):
+    assert posgap("policy", name, policy_file(tmp_path, "max_gap: 3")) == 2
+    complaint = "write at most 200 letters" if name else "name the registered model that gets this policy"
+    assert complaint in capsys.readouterr().err
+    assert posgap("policy", name) == (2 if name else 0)  # without a name it is that of a gate without options
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_the_gate_of_a_registered_model_judges_by_its_policy(tmp_path, base):
+    registered(tmp_path, "version: strict\nmax_gap: 1")
+    new = write_sweep(tmp_path / "new", [0.995] * 5)
+    by_name = decide(tmp_path, new, base, name="tiny")[0]
+    assert by_name.outcome == "not enough evidence" and by_name.policy.version == "strict"
+    # Another name has none: the options decide.
+    assert decide(tmp_path, new, base, name="other")[0].policy == Policy()
+    # The policy is asked for again each time.
+    registered(tmp_path, "version: lax")
+    assert decide(tmp_path, new, base, name="tiny")[0].passed
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_neither_option_nor_file_loosens_a_registered_policy(tmp_path, base):
+    registered(tmp_path, "max_gap: 2")
+    with pytest.raises(PosgapError, match="--max-gap 100.0: .* says 2.0, which no option changes"):
+        decide(tmp_path, base, base, name="tiny", max_gap=100)
+    with pytest.raises(PosgapError, match="--policy .*: tiny has a policy of its own, without a version .*, which no"):
+        decide(tmp_path, base, base, name="tiny", policy=policy_file(tmp_path, "max_gap: 100"))
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_what_a_lax_gate_admitted_is_not_promoted_to_a_strict_name(tmp_path, base, model_folder):
+    registered(tmp_path, "version: strict\nmax_gap: 1")
+    admitted = promotion(tmp_path, "admitted", model_folder, base)
+    with pytest.raises(NotEnoughEvidence, match="to admit .* by the policy of tiny, and no alias was moved: gap"):
+        promote(admitted)
+    assert not mlflow.MlflowClient().search_model_versions("name='tiny'")
+    registered(tmp_path, "version: strict\nmax_gap: 1\ntask: qa")
+    with pytest.raises(NotEnoughEvidence, match="task kv, and the policy asks for qa"):
+        promote(admitted)
+
+
+@pytest.mark.usefixtures("mlflow_store")
+@pytest.mark.parametrize("tag", ['{"max_hole": 1}', "max_gap: .nan", "[1]", "x" * 5000])
+def test_a_policy_that_was_spoilt_in_mlflow_admits_nobody(tmp_path, base, model_folder, tag):
+    registered(tmp_path, "max_gap: 2")
+    mlflow.MlflowClient().set_registered_model_tag("tiny", "posgap.policy", tag)
+    with pytest.raises(PosgapError, match="policy of tiny in MLflow: "):
+        promote(promotion(tmp_path, "admitted", model_folder, base))
+    with pytest.raises(PosgapError, match="policy of tiny in MLflow: "):
+        decide(tmp_path, base, base, name="tiny")
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_version_says_by_which_policy_and_evidence_it_was_admitted(tmp_path, base, model_folder):
+    registered(tmp_path, "version: 7\nmax_gap: 8")
+    admitted = promotion(tmp_path, "admitted", model_folder, base)
+    promote(admitted)
+    version = mlflow.MlflowClient().get_model_version_by_alias("tiny", "champion")
+    tags, record = version.tags, record_of(version)
+    policy = Policy(version="7", max_gap=8)
+    assert parsed_policy(tags["posgap.policy"].encode(), "tag") == policy
+    assert record.policy == policy_digest(policy) and tags["policy"] == f"7 ({record.policy[:12]})"
+    assert tags["posgap.evidence"] == digest(admitted.out / "evidence.json")
+    assert record.sweeps.keys() == {"candidate", "base"}
+    assert record.judged["predictions.jsonl"] == digest(admitted.sweep / "predictions.jsonl")
+    assert record.sweeps["base"]["sweep.json"] == digest(base / "sweep.json")
+    assert record.sweeps["candidate"]["model"] == tags["posgap.model_digest"]
+    assert record.sweeps["candidate"]["settings"] == digest_of({})
+    assert record.verdict == digest(admitted.gate / "gate.json")
+
+
+@pytest.fixture
+def signed(tmp_path, monkeypatch, capsys):
+    """A name whose policy asks for a signature, with the key for it in the environment; its public part."""
+    assert posgap("policy", "--keygen", tmp_path / "key") == 0
+    line = capsys.readouterr().out
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    registered(tmp_path, line)
+    monkeypatch.setenv("POSGAP_SIGNING_KEY", (tmp_path / "key").read_text())
+    return line.split()[1]
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_only_a_signed_verdict_promotes(tmp_path, base, model_folder, signed):
+    admitted = promotion(tmp_path, "admitted", model_folder, base, gated_for="tiny")
+    signature, verdict = admitted.gate / "gate.json.sig", admitted.gate / "gate.json"
+    assert read_manifest(admitted.gate)["config"]["signer"] == signed
+    right = signature.read_text()
+    signature.unlink()
+    with pytest.raises(PosgapError, match="gate.json: not signed, and the policy of tiny asks for a verdict signed by"):
+        promote(admitted)
+    for wrong in ("", "x", right[:40], "A" * 86 + "==", right.replace(right[5], "A" if right[5] != "A" else "B", 1)):
+        signature.write_text(wrong)
+        with pytest.raises(PosgapError, match=r"gate.json.sig: not the signature of this verdict by ed25519:"):
+            promote(admitted)
+    signature.write_text(right)
+    verdict.write_text(verdict.read_text() + "\n")  # the same verdict in other bytes
+    with pytest.raises(PosgapError, match="not the signature of this verdict"):
+        promote(admitted)
+    verdict.write_text(verdict.read_text()[:-1])
+    promote(admitted)
+    assert mlflow.MlflowClient().get_model_version_by_alias("tiny", "champion")
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_the_signature_of_another_promotes_nothing(tmp_path, base, model_folder, signed, monkeypatch):
+    posgap("policy", "--keygen", tmp_path / "stranger")
+    monkeypatch.setenv("POSGAP_SIGNING_KEY", (tmp_path / "stranger").read_text())
+    with pytest.raises(PosgapError, match="not the signature of this verdict by"):
+        promote(promotion(tmp_path, "other", model_folder, base, gated_for="tiny"))
+    with pytest.raises(PosgapError, match=f"--signer {re.escape(signed)}: POSGAP_SIGNING_KEY holds ed25519:"):
+        decide(tmp_path, base, base, signer=signed)
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_verdict_is_for_one_name(tmp_path, base, model_folder, signed):
+    other = promotion(tmp_path, "other", model_folder, base, gated_for="another")
+    assert read_verdict(other.gate).name == "another"
+    with pytest.raises(
+        PosgapError, match="gate-other: judged for another, and this is tiny; gate again with --name tiny"
+    ):
+        promote(other)
+    unnamed = promotion(tmp_path, "unnamed", model_folder, base, gated_for="")
+    with pytest.raises(PosgapError, match="judged for no name, and this is tiny; gate again with --name tiny"):
+        promote(unnamed)
+
+
+@pytest.mark.parametrize(
+    ("judged_at", "most", "complaint"),
+    [
+        (timedelta(days=-2.5), 2.4, "was judged 2.5 days ago, and 2.4 days are allowed"),
+        (timedelta(days=-2.5), 2.6, ""),
+        (timedelta(days=-9999), 0, ""),
+        (timedelta(hours=1), 2, "was judged in the future, and 2 days are allowed"),
+        ("", 2, "does not say when it was judged"),
+        ("yesterday", 2, "does not say when it was judged"),
+        ("2026-11-24T10:00:00", 2, "does not say when it was judged"),  # in which zone?
+    ],
+)
+def test_a_verdict_may_end(judged_at, most, complaint):
+    if isinstance(judged_at, timedelta):
+        judged_at = (datetime.now(UTC) + judged_at).isoformat(timespec="seconds")
+    verdict = SimpleNamespace(name="tiny", judged_at=judged_at)
+    policies = [Policy(max_age_days=most), Policy(), Policy(max_age_days=most and 9)]
+    with pytest.raises(PosgapError, match=f"^g: {complaint}.*; gate again$") if complaint else nullcontext():
+        require_valid(verdict, "tiny", policies, "g")
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_gate_is_signed_when_the_key_comes_later(tmp_path, base, signed, monkeypatch):
+    key = os.environ["POSGAP_SIGNING_KEY"]
+    monkeypatch.delenv("POSGAP_SIGNING_KEY")
+    new = write_sweep(tmp_path / "new", [0.995] * 5)
+    decide(tmp_path, new, base)
+    assert not (tmp_path / "gate" / "gate.json.sig").exists()
+    monkeypatch.setenv("POSGAP_SIGNING_KEY", key)
+    decide(tmp_path, new, base)
+    assert (tmp_path / "gate" / "gate.json.sig").exists()
+
+
+@pytest.mark.parametrize("key", ["x", "ed25519:" + "A" * 43 + "=", "ed25519-private:" + "A" * 42, "ed25519-private:é"])
+def test_what_is_no_key_is_refused_and_not_shown(tmp_path, base, monkeypatch, key):
+    monkeypatch.setenv("POSGAP_SIGNING_KEY", key)
+    with pytest.raises(PosgapError) as refused:
+        decide(tmp_path, base, base)
+    assert str(refused.value) == "POSGAP_SIGNING_KEY: not a private key as `posgap policy --keygen` writes it"
+
+
+def test_a_key_is_of_no_name(tmp_path, capsys):
+    assert posgap("policy", "tiny", "--keygen", tmp_path / "key") == 2
+    assert "`keygen` makes a key for any policy; leave the name out" in capsys.readouterr().err
+    assert not (tmp_path / "key").exists()
+
+
+def test_a_private_key_is_never_replaced_nor_taken_for_a_public_one(tmp_path, capsys):
+    assert posgap("policy", "--keygen", tmp_path / "key") == 0
+    key = (tmp_path / "key").read_text().strip()
+    assert posgap("policy", "--keygen", tmp_path / "key") == 2
+    assert "a key is never replaced" in capsys.readouterr().err
+    with pytest.raises(PosgapError, match="field `signed_by`"):
+        parsed_policy(f"signed_by: {key}".encode(), "p")
+
+
+def test_a_signing_key_is_shown_nowhere(tmp_path, monkeypatch):
+    posgap("policy", "--keygen", tmp_path / "key")
+    key = (tmp_path / "key").read_text().strip()
+    monkeypatch.setenv("POSGAP_SIGNING_KEY", key)
+    assert redacted(f"it is {key}!") == "it is ***!"

@@ -1,0 +1,154 @@
+"""`make chaos`: the tests of faults with other moments and values each time, until the time is up.
+
+It writes what was tried, what was expected and what happened into a table of docs/troubleshooting.md, after each round,
+and ends with 1 where anything happened that was not expected.
+"""
+
+import argparse
+import datetime
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from posgap.foundation import tables
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / "benchmarks" / "tables" / "chaos.md"
+FUZZ_SECONDS = 60  # of a round, for each of the two fuzzers
+MAX_SHOWN = 7200  # seconds of a round, which takes 15 to 40 minutes; only one that hangs takes longer
+HEALED = "the next command heals it: the same bytes, nothing left beside them, no run left RUNNING"
+REFUSED = "a documented exit code and at most one line; no traceback, no secret"
+HANGS = "no test, but a whole round"
+# What is tried, by the test that does it, what is expected, and the unit of what is counted where that is not the test.
+TRIED = {
+    "test_a_command_killed_at_any_moment_is_healed_by_the_next": ("SIGKILL: {}", HEALED, "kills"),
+    "test_any_verb_with_any_values_ends_in_one_line": ("any verb with hostile values", REFUSED, "commands"),
+    "test_a_file_that_is_not_as_it_was_written_is_refused_in_one_line": (
+        "files with changed fields", REFUSED, "commands"),
+    "test_whatever_the_server_does_the_stage_ends_and_its_run_is_complete_in_the_end": (
+        "MLflow, from some request on: {}",
+        "the stage ends with its output; once MLflow is back, it has the whole run", ""),
+    "test_a_server_that_errs_now_and_then_is_borne": (
+        "MLflow, at 3 of 10 requests: some fault", "borne: the run is complete", ""),
+    "test_the_registry_s_answer_is_one_line_whatever_the_server_does": (
+        "MLflow's registry, always: {}", "one line, exit code 2", ""),
+    "test_what_s3_does_for_ever_is_one_line_and_harms_nothing": (
+        "S3, from some request on: {}", "one line; the files here are whole, and the same command goes on", ""),
+    "test_an_s3_that_errs_now_and_then_is_borne": (
+        "S3, at 3 of 10 requests: some fault", "borne: what arrives is whole", ""),
+    "test_ten_requests_that_s3_asks_to_slow_down_are_borne": ("S3: ten times 503 SlowDown", "borne", ""),
+    "test_whatever_fails_the_best_candidate_of_a_run_ends_as_the_one_champion": (
+        "2 to 8 promotions at once, some fault at 1 of 10 requests: MLflow on {}",
+        "one champion, the best; promotion.json true; no version twice; no moment without a champion", "promotions"),
+    "test_a_promotion_killed_at_any_moment_is_completed_by_the_next": (
+        "SIGKILL: promote, MLflow on {}", "the next completes it: one version, and always a champion", "kills"),
+    "test_a_registry_verb_killed_at_any_moment_leaves_one_truth": (
+        "SIGKILL: approve, rollback, sync --left-behind remove, MLflow on {}",
+        "the champion before or after; the next completes it; one history, no lease held", "kills"),
+    "test_a_sync_that_is_disturbed_at_any_request_ends_no_run_otherwise_than_it_ended": (
+        "MLflow, at each request of a sync: 500", "the run is in MLflow in the end, FINISHED and whole", ""),
+    "test_a_sync_that_is_killed_within_any_write_leaves_the_end_as_it_was": (
+        "SIGKILL: sync, at each byte that it writes", "the run ends as it ended, once", ""),
+    "test_a_killed_pipeline_goes_on_where_it_was": (
+        "SIGKILL: pipeline run, at ten moments",
+        "each stage FINISHED once; training goes on from its newest checkpoint; the rest is closed as KILLED", ""),
+    "test_an_http_proxy_that_errs_now_and_then_is_borne": (
+        "an HTTP proxy before an endpoint, at 3 of 10 requests: some fault", "borne: every answer, in order", ""),
+    "test_what_an_http_proxy_does_for_ever_is_one_line": (
+        "an HTTP proxy before an endpoint, always: {}", "one line that names the address", ""),
+    "test_a_hub_that_hangs_is_waited_for_briefly": ("the Hugging Face hub never answers", "one line, in time", ""),
+    HANGS: ("all of these, one after another", "each comes to an end", ""),
+}  # fmt: skip
+FILES = ("stages/test_kills.py", "stages/test_fuzz.py", "tracking/test_tracking.py", "storage/test_s3_faults.py",
+         "models/test_hub.py", "tracking/test_promotion_races.py", "pipelines/test_killed_pipelines.py",
+         "generation/test_openai.py")  # fmt: skip
+
+
+@dataclass
+class Row:
+    """How often something was tried, and what happened otherwise than expected."""
+
+    expected: str
+    tried: int = 0
+    unit: str = ""
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def happened(self) -> str:
+        often = f"{self.tried} {self.unit or 'times'}" if self.unit or self.tried > 1 else "once"
+        return f"as expected ({often})" if not self.faults else "; ".join(self.faults)
+
+
+def results(seed: int, folder: Path) -> Iterator[tuple[str, str, dict[str, str], str]]:
+    """One round: test, its parameter, what it counted, and what went wrong."""
+    report = folder / f"{seed}.xml"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:xdist",
+        f"--junit-xml={report}",
+        *("-m", ""),  # also those of each night
+        "-k",
+        " or ".join(name for name in TRIED if name != HANGS),
+    ]
+    environment = os.environ | {
+        "CHAOS_SEED": str(seed),
+        "CHAOS_FUZZ_SECONDS": str(FUZZ_SECONDS),
+        "OMP_NUM_THREADS": "1",
+    }
+    try:
+        subprocess.run([*command, *FILES], cwd=ROOT / "tests", env=environment, timeout=MAX_SHOWN)
+    except subprocess.TimeoutExpired:
+        yield HANGS, "", {}, f"a round took longer than {MAX_SHOWN / 3600:g} hours"
+        return
+    for case in ElementTree.parse(report).iter("testcase"):
+        name, _, parameter = case.get("name", "").rstrip("]").partition("[")
+        counted = {each.get("name", ""): each.get("value", "") for each in case.iter("property")}
+        fault = next((each.get("message", "") for kind in ("failure", "error") for each in case.iter(kind)), "")
+        yield name, parameter, counted, fault
+
+
+def table(rows: dict[str, Row]) -> str:
+    """The rows in Markdown."""
+    cells = [[what, row.expected, row.happened.replace("|", "\\|")] for what, row in sorted(rows.items())]
+    return tables.markdown(["fault", "expected", "what happened"], cells, left=3)
+
+
+def page(rows: dict[str, Row], minutes: float, seed: int, rounds: int) -> str:
+    """What docs/troubleshooting.md shows: when, how long, and the table."""
+    date = datetime.datetime.now(datetime.UTC).date()
+    return f"{date:%d %B %Y}: {minutes:.0f} minutes, seeds {seed} to {seed + rounds - 1}.\n\n{table(rows)}\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    arguments = parser.parse_args()
+    rows: dict[str, Row] = {}
+    began, rounds = time.monotonic(), 0
+    with tempfile.TemporaryDirectory(prefix="posgap-chaos-") as folder:
+        while time.monotonic() - began < arguments.seconds:
+            for name, parameter, counted, fault in results(arguments.seed + rounds, Path(folder)):
+                what, expected, unit = TRIED[name]
+                row = rows.setdefault(what.format(parameter), Row(expected, unit=unit))
+                row.tried += int(counted.get(unit, 0)) if unit else 1
+                if fault:
+                    print(f"chaos: seed {arguments.seed + rounds}: {name}[{parameter}]: {fault}", file=sys.stderr)
+                    row.faults.append(f"seed {arguments.seed + rounds}: {fault.splitlines()[0][:200]}")
+            rounds += 1
+            TABLE.write_text(page(rows, (time.monotonic() - began) / 60, arguments.seed, rounds), encoding="utf-8")
+    return int(not rows or any(row.faults for row in rows.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

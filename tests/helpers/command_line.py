@@ -1,0 +1,32 @@
+"""The command line in this process."""
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from posgap.cli.main import build, main
+
+
+def run(capsys, *words) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    return stopped.value.code or 0, capsys.readouterr().err
+
+
+def fails(capsys, *words) -> str:
+    code, shown = run(capsys, *words)
+    errors = [line for line in shown.splitlines() if "error" in line]
+    assert code == 2 and len(errors) == 1 and "Traceback" not in shown, shown
+    return errors[0].removeprefix("posgap: error: ")
+
+
+def commands(group: click.Group) -> list[click.Command]:
+    below = group.commands.values()
+    return [
+        each for command in below for each in (commands(command) if isinstance(command, click.Group) else [command])
+    ]
+
+
+def shown(words: str, *more: str, of: click.Group | None = None) -> str:
+    """What a verb prints for `--help`, or for another option."""
+    return CliRunner().invoke(of or build(), [*words.split(), *(more or ["--help"])], prog_name="posgap").output

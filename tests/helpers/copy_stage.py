@@ -1,0 +1,37 @@
+"""A stage that copies its input."""
+
+import pytest
+
+from posgap.foundation.config import SeededConfig
+from posgap.foundation.errors import Rejected
+from posgap.foundation.fields import InputPath
+from posgap.stages.frame import stage
+
+
+class CopyConfig(SeededConfig):
+    source: InputPath
+    shout: bool = False
+
+
+CALLS = []
+
+
+@stage
+def copy(config, out, run):
+    CALLS.append(config)
+    text = config.source.read_text()
+    (out / "half.txt").write_text("half")
+    if text == "stop":
+        raise KeyboardInterrupt
+    if text == "refuse":
+        raise Rejected("refused")
+    (out / "copy.txt").write_text(text.upper() if config.shout else text)
+    run.metrics({"length": len(text)})
+
+
+@pytest.fixture
+def source(tmp_path):
+    CALLS.clear()
+    file = tmp_path / "source.txt"
+    file.write_text("hello")
+    return file

@@ -1,0 +1,170 @@
+"""Measures of the size and the language of the house. `python tests/helpers/house_measures.py` prints them.
+
+The limits that tests hold are in test_house.py.
+"""
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ("src/posgap", "components", "pipelines")
+# Past participles that do not end in "ed", and words in "ed" that are none.
+IRREGULAR = frozenset(
+    [
+        "said",
+        "told",
+        "found",
+        "made",
+        "given",
+        "kept",
+        "drawn",
+        "shown",
+        "known",
+        "taken",
+        "held",
+        "sent",
+        "met",
+        "lost",
+        "laid",
+        "written",
+        "swept",
+        "begun",
+        "worded",
+        "led",
+        "bound",
+        "won",
+        "built",
+        "spent",
+        "thought",
+    ]
+)
+NO_PARTICIPLES = frozenset(["seed", "need", "speed", "embed", "feed", "indeed", "exceed"])
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def python_files(*folders: str) -> list[Path]:
+    """The Python files below folders of the checkout, in order."""
+    return sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+
+
+def parse(file: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def definitions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    """All functions and classes of a tree, methods and inner ones too."""
+    for node in ast.walk(tree):
+        if isinstance(node, DEFINITIONS):
+            yield node
+
+
+def is_participle(name: str) -> bool:
+    """Whether a name is a past participle and nothing else, like `swept` or `_asked`."""
+    word = name.strip("_").lower()
+    if "_" in word or word in NO_PARTICIPLES:
+        return False
+    return word in IRREGULAR or (word.endswith("ed") and len(word) > 4)
+
+
+def participles() -> Counter[str]:
+    """How many functions and classes are named by each bare participle."""
+    names = (node.name for file in python_files(*CODE) for node in definitions(parse(file)))
+    return Counter(name.strip("_").lower() for name in names if is_participle(name))
+
+
+def common_names(files: int = 5) -> dict[str, int]:
+    """The names of functions and classes that are defined in so many files or more, with how many."""
+    places = defaultdict(set)
+    for file in python_files(*CODE):
+        for node in definitions(parse(file)):
+            if not node.name.startswith("__"):
+                places[node.name.strip("_").lower()].add(file)
+    return {name: len(found) for name, found in sorted(places.items()) if len(found) >= files}
+
+
+def docstrings_that_refer() -> list[str]:
+    """The definitions whose docstring begins with "The same" or "Of", which nobody understands alone."""
+    found = []
+    for file in python_files(*CODE):
+        for node in definitions(parse(file)):
+            if re.match(r"(The same|Of)\b", ast.get_docstring(node) or ""):
+                found.append(f"{file.relative_to(ROOT)}:{node.lineno} {node.name}")
+    return found
+
+
+def lines_of_code() -> int:
+    """Lines of the code that are not blank."""
+    return sum(bool(line.strip()) for file in python_files(*CODE) for line in file.read_text("utf-8").splitlines())
+
+
+def syntax_counts() -> dict[str, int]:
+    """How many comprehensions there are, how many that hold another or loop twice, and how many walruses."""
+    counts = Counter()
+    for file in python_files(*CODE):
+        for node in ast.walk(parse(file)):
+            counts["walruses"] += isinstance(node, ast.NamedExpr)
+            if isinstance(node, COMPREHENSIONS):
+                counts["comprehensions"] += 1
+                inner = (each for child in ast.iter_child_nodes(node) for each in ast.walk(child))
+                counts["nested"] += len(node.generators) > 1 or any(isinstance(each, COMPREHENSIONS) for each in inner)
+    return dict(counts)
+
+
+def lines(*folders: str) -> int:
+    """All lines of the Python files below folders."""
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in python_files(*folders))
+
+
+def rooms() -> dict[str, int]:
+    """Lines of each room of src/posgap."""
+    folders = sorted(folder for folder in (ROOT / "src/posgap").iterdir() if folder.is_dir())
+    return {folder.name: lines(str(folder.relative_to(ROOT))) for folder in folders if folder.name != "__pycache__"}
+
+
+def words() -> int:
+    """Words of README and of the pages in docs."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+
+
+def test_functions() -> list[str]:
+    """The names of all test functions."""
+    found = (node.name for file in python_files("tests") for node in definitions(parse(file)))
+    return [name for name in found if name.startswith("test_")]
+
+
+def main() -> None:
+    from posgap.cli.verbs import VERBS
+
+    thousand = lines_of_code() / 1000
+    syntax = syntax_counts()
+    measures: dict[str, object] = {
+        **{f"lines of {room}": count for room, count in rooms().items()},
+        "lines of src": lines("src"),
+        "lines of pipelines and components": lines("pipelines", "components"),
+        "lines of tests": lines("tests"),
+        "lines of benchmarks": lines("benchmarks"),
+        "test functions": len(test_functions()),
+        "commands": len(VERBS),
+        "options": sum(len(verb.config.model_fields) for verb in VERBS.values()),
+        "words of docs and README": words(),
+        "bare participles": sum(participles().values()),
+        "names in five files or more": len(common_names()),
+        "docstrings that begin with The same or Of": len(docstrings_that_refer()),
+        "comprehensions per 1,000 lines": round(syntax["comprehensions"] / thousand, 1),
+        "nested ones per 1,000 lines": round(syntax["nested"] / thousand, 1),
+        "walruses per 1,000 lines": round(syntax["walruses"] / thousand, 1),
+        "test names over 80 letters": sum(len(name) > 80 for name in test_functions()),
+    }
+    width = max(map(len, measures))
+    for name, value in measures.items():
+        print(f"{name:{width}} {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Where things are: the checkout, and the public data."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def public_file(name: str) -> Path:
+    """A file of the public data folder; skips where it is missing, or fails where it must be there."""
+    folder = Path(os.environ.get("POSGAP_PUBLIC_DATA", ROOT.parent / "shared" / "data"))
+    file = folder / name
+    if not file.is_file():
+        reason = f"{file} is missing: set POSGAP_PUBLIC_DATA to the folder with the public data files"
+        (pytest.fail if os.environ.get("POSGAP_REQUIRE_PUBLIC_DATA") == "1" else pytest.skip)(reason)
+    return file
+
+
+def but_for_seconds(file: Path) -> bytes:
+    """What a file holds, without the seconds that a sweep took and the moment when a gate judged."""
+    return re.sub(rb'"seconds": [\d.]+|[\d,]+ s of waiting|"judged_at": "[^"]+"', b"", file.read_bytes())

@@ -1,0 +1,144 @@
+"""A model that is not whole is refused wherever it is loaded, in one line."""
+
+import math
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from llamas import random_model
+from safetensors.torch import load_file, save_file
+from transformers import Gemma2Config, LlamaConfig
+
+from posgap.cli.main import main
+from posgap.demo import tiny_model
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json, write_json
+from posgap.mitigations.in_force import load_model
+from posgap.models.loading import load_tokenizer, require_finite_files, save_model
+from posgap.models.memory import give_back_freed
+
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+@pytest.fixture
+def copy(model_folder, tmp_path) -> Path:
+    return Path(shutil.copytree(model_folder, tmp_path / "model"))
+
+
+def change(folder: Path, weights: dict[str, torch.Tensor | None]) -> None:
+    """Replaces weights of the file, adds some, or, where they are None, takes them out."""
+    file = folder / "model.safetensors"
+    changed = {name: weight for name, weight in (load_file(file) | weights).items() if weight is not None}
+    save_file(changed, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("weights", "complaint"),
+    [
+        ({NORM: None}, f"weights are missing: {NORM}; get the whole model"),
+        ({NORM: None, "model.norm.weight": None}, f"weights are missing: {NORM} and 1 more"),
+        ({"model.layers.7.x": torch.ones(2)}, "weights are not the model's: model.layers.7.x"),
+        ({NORM: torch.ones(3)}, f"weights have another shape: {NORM}"),
+        ({NORM: torch.full((64,), math.nan)}, f"weights are NaN or infinite: {NORM}"),
+        ({NORM: torch.full((64,), -math.inf)}, f"weights are NaN or infinite: {NORM}"),
+    ],
+)
+def test_weights_that_are_not_whole_are_refused(copy, capfd, weights, complaint):
+    change(copy, weights)
+    with pytest.raises(PosgapError, match=f"^{copy}: {complaint}"):
+        load_model(str(copy))
+    assert "MISSING" not in capfd.readouterr().err
+
+
+def test_one_weight_that_is_no_number_is_seen(copy):
+    embeddings = load_file(copy / "model.safetensors")["model.embed_tokens.weight"]
+    embeddings[3, 5] = math.nan
+    change(copy, {"model.embed_tokens.weight": embeddings})
+    for check in (lambda: load_model(str(copy)), lambda: require_finite_files(copy)):
+        with pytest.raises(PosgapError, match=r"NaN or infinite: model.embed_tokens.weight"):
+            check()
+
+
+def test_what_a_family_leaves_out_or_adds_is_no_fault(copy):
+    tied = load_file(copy / "model.safetensors")["model.embed_tokens.weight"]
+    plain = load_model(str(copy)).state_dict()
+    change(copy, {"lm_head.weight": tied.clone(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    assert all(torch.equal(weight, plain[name]) for name, weight in load_model(str(copy)).state_dict().items())
+    require_finite_files(copy)
+
+
+@pytest.mark.parametrize(("name", "load"), [("config.json", load_model), ("tokenizer.json", load_tokenizer)])
+@pytest.mark.parametrize("content", ["[" * 99_999, "[]", "{}", "", "NaN", "\0"])
+def test_a_config_or_tokenizer_that_is_none_is_refused(copy, name, load, content):
+    (copy / name).write_text(content)
+    with pytest.raises(PosgapError, match=f"^{copy}: ") as told:
+        load(str(copy))
+    assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("kept", [0, 7, 50, -500])
+def test_a_file_of_weights_that_is_cut_off_is_refused(copy, kept):
+    file = copy / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    for check in (lambda: load_model(str(copy)), lambda: require_finite_files(copy)):
+        with pytest.raises(PosgapError, match=f"^{copy}") as told:
+            check()
+        assert len(str(told.value).splitlines()) == 1
+
+
+def test_a_stage_measures_no_model_that_is_not_whole(copy, tmp_path, capsys):
+    change(copy, {NORM: None})
+    (tmp_path / "t.txt").write_text("0123456789abcdef" * 8)
+    words = ["--texts", tmp_path / "t.txt", "--model", copy, "--length", "8", "--out", tmp_path / "out"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["rollout", "measure", *map(str, words)])
+    assert stopped.value.code == 2
+    assert f"posgap: error: {copy}: weights are missing: {NORM}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_generation_config_that_transformers_refuses_is_told_in_a_line(tokenizer, tmp_path):
+    model = tiny_model.untrained(0)
+    model.generation_config.top_k = 7  # without sampling
+    with pytest.raises(PosgapError, match="could not be written: .*top_k") as refused:
+        save_model(model, tokenizer, tmp_path / "model")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("config, cap", [(Gemma2Config, 1.0), (Gemma2Config, None), (LlamaConfig, None)])
+def test_attention_whose_scores_are_capped_is_read_with_its_cap(tmp_path, config, cap):
+    """Older transformers' sdpa, `make oldest` says, leaves the cap out and is the default."""
+    ids = torch.arange(3, 35)[None]
+    capped = {"attn_logit_softcapping": cap} if config is Gemma2Config else {}
+    random_model(config, head_dim=8, **capped).float().save_pretrained(tmp_path)
+    model = load_model(tmp_path)
+    read = model(input_ids=ids).logits
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(read, model(input_ids=ids).logits, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "vocab_size", "num_hidden_layers"])
+def test_a_config_that_claims_more_than_its_weights_have_is_refused_before_it_takes_memory(name, copy):
+    write_json(copy / "config.json", read_json(copy / "config.json") | {name: 10_000_000})
+    with pytest.raises(
+        PosgapError, match=rf"config.json says {name} 10,000,000, and the weights have at most \d+; get"
+    ):
+        load_model(str(copy))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8e6  # kB; of such a size it had taken 15.6 GB
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+
+def test_what_was_freed_is_given_back_to_the_system():
+    """Two hundred megabytes in pieces, beneath one that stays."""
+    torch.ones(7 << 20)  # once this is freed, glibc takes smaller pieces from its heap
+    pieces = [torch.ones(1 << 18) for _ in range(200)]
+    del pieces[:-1]
+    kept = anonymous_bytes()
+    give_back_freed()
+    assert kept - anonymous_bytes() > 150e6

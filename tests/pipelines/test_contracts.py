@@ -1,0 +1,181 @@
+"""The faces of a stage (function, verb, KFP component) agree."""
+
+import ast
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from endpoint import Endpoint, served
+from examples import kv_example
+from kfp import dsl
+from kfp.dsl.base_component import BaseComponent
+from places import ROOT
+from pydantic import Field
+
+from posgap.cli.main import build, main
+from posgap.cli.verbs import STAGES, TYPED, Kind
+from posgap.components.wrapper import component
+from posgap.foundation.config import NO_PARAMETERS
+from posgap.foundation.fields import ON_HUB, Role, role
+from posgap.preflight.form import STAGES as GIVEN_STAGES
+from posgap.scaling.config import ScaleSearchConfig
+from posgap.tasks.reading import write_examples
+from posgap.tracking.config import PromoteConfig
+
+# Fields that a component makes itself of what KFP gives it.
+MADE = {"compare": {"sweeps"}, "report": {"state", "message"}}
+VERSION = re.compile(r"(>=|<=|==)?(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[\w.-]+)?(\+[\w.-]+)?")  # semver.org
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
+    config = STAGES[name].config
+    command = build()
+    for word in TYPED[name].split():
+        command = command.commands[word]
+    options = {p.name: p for p in command.params}
+    of_hub = {"revision"} if any(ON_HUB in info.metadata for info in config.model_fields.values()) else set()
+    assert options.keys() == config.model_fields.keys() | of_hub | {"config", "json", "quiet"}
+    inputs = load(name).component_spec.inputs
+    for field, info in config.parameters().items():
+        if field in MADE.get(name, ()):
+            continue
+        assert inputs[field].default == (None if info.is_required() else config.default(field))
+        assert inputs[field].description == options[field].help == info.description
+        assert info.description, f"{name}.{field} has no description"
+    # What KFP is not given and has no default for, the component's function would lack.
+    optional = {
+        f for f, i in config.model_fields.items() if not i.is_required() and role(i) not in (Role.INPUT, Role.OUTPUT)
+    }
+    assert all(inputs[field].default is not None for field in optional - {*NO_PARAMETERS} - MADE.get(name, set()))
+
+
+def load(name: str) -> BaseComponent:
+    return getattr(importlib.import_module(f"posgap.components.{name}"), name)
+
+
+def test_every_stage_has_a_component():
+    files = {file.stem for file in (ROOT / "components").glob("*.py")}
+    assert files == STAGES.keys() | {"__init__", "wrapper"}
+    assert all(load(name).name == name.replace("_", "-") for name in STAGES)
+
+
+def test_a_component_takes_a_field_that_its_config_gets_later():
+    """Such as the parameter of a choice that another package registers."""
+
+    class Wider(PromoteConfig):
+        speed: float = Field(1.5, description="how fast")
+        stops: list[int] = Field(description="where to stop")
+
+    @component(Wider)
+    def promote_fast(
+        model: dsl.Input[dsl.Model],
+        gate: dsl.Input[dsl.Artifact],
+        sweep: dsl.Input[dsl.Artifact],
+        out: dsl.Output[dsl.Artifact],
+        examples: dsl.Input[dsl.Artifact] = None,
+        settings: dict = {},  # noqa: B006
+    ):
+        return locals()
+
+    inputs = promote_fast.component_spec.inputs
+    assert (inputs["speed"].type, inputs["speed"].default, inputs["speed"].description) == ("Float", 1.5, "how fast")
+    assert (inputs["stops"].type, inputs["stops"].optional) == ("List", False)
+    step = dict.fromkeys(("model", "gate", "gate_again", "sweep", "out")) | {
+        "name": "m",
+        "stops": [1],
+        "speed": 2.0,
+    }
+    step |= {name: PromoteConfig.default(name) for name in PromoteConfig.parameters().keys() - step.keys()}
+    every = step | {"settings": {}, "cache_key": "", "examples": None}
+    assert promote_fast.python_func(**step) == every
+    # What KFP has the step run is this function, as text, and nothing else.
+    program = promote_fast.component_spec.implementation.container.command[-1]
+    assert inspect.getsource(promote_fast.python_func) in program
+    compiled: dict = {}
+    exec(program, compiled)
+    assert compiled["promote_fast"](**step) == every
+
+
+def test_a_component_whose_artifacts_are_not_those_of_its_config_is_refused():
+    def other(
+        examples: dsl.Input[dsl.Dataset],
+        model: dsl.Input[dsl.Model],
+        exclude: dsl.Input[dsl.Dataset],
+        out: dsl.Output[dsl.Artifact],
+        speed: int,
+    ):
+        pass
+
+    def fewer(examples: dsl.Input[dsl.Dataset], exclude: dsl.Input[dsl.Dataset], out: dsl.Output[dsl.Artifact]):
+        pass
+
+    with pytest.raises(TypeError, match=r"component other: artifacts differ from ScaleSearchConfig: \['speed'\]"):
+        component(ScaleSearchConfig)(other)
+    with pytest.raises(TypeError, match=r"component fewer: artifacts differ from ScaleSearchConfig: \['model'\]"):
+        component(ScaleSearchConfig)(fewer)
+
+
+def test_preflight_returns_what_the_pipeline_gives_to_every_stage():
+    returned = load("preflight").component_spec.outputs.keys() - {"out", "checks"}
+    of_run = {"candidates", "layered", "parts", "recipe", "only_new", "approval", "train_cpu", "train_memory"}
+    assert returned == of_run | {*GIVEN_STAGES}
+
+
+LIGHT = """
+import contextlib, sys, posgap.cli.main
+
+def imported(*words, code=0):
+    try: posgap.cli.main.main(words)
+    except SystemExit as stopped: assert stopped.code == code
+    large = {"torch", "transformers", "mlflow", "kfp", "boto3", "matplotlib", "pandas", "numpy"}
+    print(*sorted(large & set(sys.modules)), file=sys.stderr)
+
+for words in ("", "sweep", "data make", "pipeline submit", "pipeline schedule"):
+    imported(*words.split(), "--help")
+at_night = ["--cron", "0 3 * * *", "--host", "http://localhost"]
+for wrong in (["--cron", "x"], ["--file", "nowhere.yaml"], ["--param", "colour=red"], ["--host", "localhost"]):
+    imported("pipeline", "schedule", "nightly", *at_night, *wrong, code=2)
+imported("pipeline", "schedule", "--host", "localhost", code=2)
+
+import posgap.stages.frame, posgap.stages.promote, posgap.stages.validate
+import posgap.workflows.admission, posgap.workflows.champion_sweep, posgap.workflows.watching
+from posgap.tracking.runs import Run
+
+# Without tracking, for which MLflow is imported.
+posgap.stages.frame.start_run = lambda *_: contextlib.nullcontext(Run())
+"""
+
+
+def test_what_loads_no_model_imports_no_torch(tmp_path, monkeypatch):
+    """Help, what a schedule refuses, a stage that is complete, a sweep of an endpoint, and what a pipeline's steps
+    import that load no model."""
+    (tmp_path / "model").mkdir()
+    applied = ["apply", "--model", str(tmp_path / "model"), "--mitigation", "lpes", "--out", str(tmp_path / "applied")]
+    write_examples(tmp_path / "e.jsonl", [kv_example()])
+    asked = ["sweep", "--backend", "openai", "--model", "m", "--examples", str(tmp_path / "e.jsonl"), "--n-docs", "3"]
+    asked += ["--out", str(tmp_path / "swept")]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="0"):
+        patch.setattr("posgap.stages.apply.apply.__wrapped__", lambda *_: None)  # it is its frame that is tested here
+        main(applied)
+    with served(Endpoint()) as endpoint:
+        asked += ["--base-url", endpoint.url]
+        probe = f"{LIGHT}imported(*{applied})\nimported(*{asked})\nimported(*{asked})"
+        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+        assert len(endpoint.seen) == 3
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("posgap")]
+    assert lines == [""] * 10 + ["numpy"] + ["matplotlib numpy"] * 2  # the first of these for the picture
+    assert re.findall(r"(\w+) is complete, reused", done.stderr) == ["applied", "swept"]
+
+
+def test_what_is_complete_is_looked_for_before_a_stage_s_module_is_imported_where_its_verb_does_no_more():
+    for verb in STAGES.values():
+        module, function = verb.work.split(":")
+        tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text(encoding="utf-8"))
+        (defined,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+        framed = "stage" in map(ast.unparse, defined.decorator_list)
+        assert (verb.kind is Kind.STAGE) == framed, verb.work

@@ -1,0 +1,246 @@
+"""`posgap pipeline lint` says what a run asks of the cluster, and what in it looks wrong."""
+
+import json
+
+import pytest
+from kfp import dsl, kubernetes
+from places import ROOT
+from toy_pipeline import TAINT, bounded, fails, on_gpus, posgap, small, step, toy
+
+from posgap import __version__
+from posgap.pipelines.compilation import compiled_text, load, parse
+from posgap.pipelines.lint import complaints, form_complaints
+from posgap.pipelines.resources import max_accelerators
+from posgap.pipelines.steps import Group, tree
+
+OURS = f"ghcr.io/posgap/posgap-cpu:{__version__}"
+
+
+# The toy's form has lists and dictionaries, which no form of posgap's own asks for.
+JSON_FIELDS = "form: pool, shards, tolerations: to be written as JSON, where a text could be read as YAML"
+
+
+def linted(capsys, toy_file, *more) -> dict:
+    code, out, err = posgap(capsys, "lint", "--file", toy_file, "--json", *more)
+    result = json.loads(out)
+    assert code == 1 and result["warnings"] == [JSON_FIELDS], err
+    return result
+
+
+def test_every_step_s_requests_are_listed_in_an_order_they_can_run_in(capsys, toy_file):
+    steps = linted(capsys, toy_file)["steps"]
+    names = [step["step"] for step in steps]
+    assert sorted(names) == ["explain", "generate", "prepare", "report", "search", "sweep", "train R1"]
+    assert names.index("prepare") < names.index("train R1") < names.index("explain") < names.index("report")
+    train = steps[names.index("train R1")]
+    assert train == {
+        "step": "train R1",
+        "image": OURS,
+        "pool": {"pool": "gpu-train"},
+        "affinity": False,
+        "tolerations": [TAINT],
+        "cpu": "4",
+        "memory": "32Gi",
+        "accelerators": 2,
+        "accelerator": "nvidia.com/gpu",
+        "volumes": ["/models=models", "/dev/shm=Memory 8Gi"],
+        "needs": {"secrets": ["s3-credentials"], "config maps": ["mlflow"], "claims": ["models"]},
+        "retries": 2,
+        "cached": True,
+    }
+    assert not steps[names.index("generate")]["cached"] and steps[names.index("report")]["accelerators"] == 0
+
+
+def test_parameters_are_followed_to_where_they_are_used(capsys, toy_file):
+    more = ("--param", 'pool={"node": "h100"}', "--param", "secret=mine", "--param", "tolerations=[]")
+    code, out, _ = posgap(capsys, "lint", "--file", toy_file, "--json", *more)
+    train = next(step for step in json.loads(out)["steps"] if step["step"] == "train R1")
+    assert code == 1 and train["pool"] == {"node": "h100"} and train["needs"]["secrets"] == ["mine"]
+    form, *warnings = json.loads(out)["warnings"]
+    assert form == JSON_FIELDS and len(warnings) == 5 and all("tolerates no taint" in warning for warning in warnings)
+
+
+def test_totals_say_what_must_be_there_and_who_wants_it(capsys, toy_file):
+    totals = linted(capsys, toy_file)["totals"]
+    assert totals["secrets"] == {"s3-credentials": ["train R1"]} and totals["claims"] == {"models": ["train R1"]}
+    assert set(totals["pools"]) == {"any", "pool=gpu-train"} and set(totals["images"]) == {OURS}
+    assert totals["tolerations"].keys() == {"nvidia.com/gpu:NoSchedule"}
+    # Either generate (4) or explain (1), after train (2); beside search (1) and two of the loop (2).
+    assert list(totals["accelerators at once"]) == ["7"]
+
+
+@pytest.mark.parametrize(("shards", "most"), [("[1]", "6"), ("[]", "5"), ("[1,2,3,4,5,6]", "7")])
+def test_a_loop_takes_as_many_copies_as_it_has_items_up_to_its_limit(capsys, toy_file, shards, most):
+    totals = linted(capsys, toy_file, "--param", f"shards={shards}")["totals"]
+    assert list(totals["accelerators at once"]) == [most]
+
+
+def test_the_table_has_a_row_a_step_and_ends_with_the_warnings(capsys, toy_file):
+    code, out, err = posgap(capsys, "lint", "--file", toy_file)
+    rows = {line.split("  ")[0]: line.split() for line in out.splitlines()}
+    assert code == 1 and err == "posgap: error: pipeline toy: 1 warning\n"
+    assert out.endswith(f"\n\nwarning: {JSON_FIELDS}\n")
+    assert rows["step"] == ["step", "image", "pool", "cpu", "memory", "accelerators", "retries", "cache"]
+    image = f"posgap-cpu:{__version__}"
+    assert rows["train R1"] == ["train", "R1", image, "pool=gpu-train", "4", "32Gi", "2", "nvidia.com/gpu", "2", "yes"]
+    assert rows["prepare"] == ["prepare", image, "any", "2", "4Gi", "-", "0", "yes"]
+    assert rows["accelerators at once"][3] == "7"
+
+
+def warnings_of(task_of) -> list[str]:
+    @dsl.pipeline(name="one")
+    def one():
+        task_of()
+
+    (only,) = tree(parse(compiled_text(one), "one"), {}).steps()
+    return complaints(only)
+
+
+def bare(image: str = OURS) -> dsl.PipelineTask:
+    return step("bare", image)(n=1)
+
+
+def untolerated() -> None:
+    task = small(bare()).set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(1)
+    kubernetes.add_node_selector(task, "pool", "gpu")
+
+
+def unselected() -> None:
+    task = small(bare()).set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(1)
+    kubernetes.add_toleration(task, key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
+
+
+def by_affinity() -> None:
+    task = small(bare()).set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(1)
+    kubernetes.add_toleration(task, key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
+    kubernetes.add_node_affinity(task, match_expressions=[{"key": "pool", "operator": "In", "values": ["gpu"]}])
+
+
+def shared_by(gpus: int, cpu: str, memory: str) -> None:
+    task = bounded(bare()).set_cpu_request(cpu).set_memory_request(memory)
+    task.set_accelerator_type("nvidia.com/gpu").set_accelerator_limit(gpus)
+    kubernetes.add_toleration(task, key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
+    kubernetes.add_node_selector(task, "pool", "gpu")
+
+
+def with_secrets(*names: str) -> None:
+    task = small(bare())
+    for name in names:
+        kubernetes.use_secret_as_env(task, name, {"password": "MLFLOW_TRACKING_PASSWORD"})
+
+
+@pytest.mark.parametrize(
+    ("task_of", "warnings"),
+    [
+        (lambda: small(bare()), []),
+        (by_affinity, []),
+        (lambda: shared_by(8, "16", "128Gi"), []),
+        (
+            lambda: shared_by(8, "8", "64Gi"),
+            [
+                "requests 8 CPUs for 8 accelerators, fewer than 2 for each",
+                "requests 64Gi of memory for 8 accelerators, less than 16Gi for each",
+            ],
+        ),
+        (untolerated, ["requests an accelerator, but tolerates no taint: nodes with accelerators usually have one"]),
+        (unselected, ["requests an accelerator, but selects no nodes"]),
+        (lambda: bounded(bare()), ["requests no cpu and no memory"]),
+        (lambda: bounded(bare()).set_cpu_request("1"), ["requests no memory"]),
+        (lambda: bounded(bare()).set_cpu_limit("1").set_memory_limit("1Gi"), []),  # a limit alone is the request too
+        (
+            lambda: bare().set_cpu_limit("1").set_memory_limit("1Gi"),
+            [
+                "has no time limit: if it hangs, it holds its nodes for ever",
+                "may run as root, which a namespace with restricted pods refuses",
+            ],
+        ),
+        (
+            lambda: with_secrets("posgap-mlflow", "posgap-mlflow-promote"),
+            [
+                "takes MLFLOW_TRACKING_PASSWORD from the secrets posgap-mlflow and posgap-mlflow-promote, of which "
+                "Kubernetes uses the last"
+            ],
+        ),
+        (lambda: with_secrets("posgap-mlflow-promote"), []),
+        (lambda: small(bare("python")), ["image python is not pinned to a version"]),
+        (lambda: small(bare("reg:5000/x/python")), ["image reg:5000/x/python is not pinned to a version"]),
+        (lambda: small(bare("python:latest")), ["image python:latest is not pinned to a version"]),
+        (lambda: small(bare("python:3.11")), []),
+        (lambda: small(bare("python@sha256:0123")), []),
+        (
+            lambda: small(bare("r/posgap-cpu:0.0.1")),
+            [f"image r/posgap-cpu:0.0.1 does not belong to this version, {__version__}"],
+        ),
+    ],
+)
+def test_what_looks_wrong_is_warned_of(task_of, warnings):
+    assert warnings_of(task_of) == warnings
+
+
+def test_a_form_that_is_hard_to_fill_in_is_warned_of():
+    given, wanted = {"description": "d", "defaultValue": 1}, {"description": "d"}
+    twelve = {f"option_{number:02}": given for number in range(11)} | {"data": wanted}
+    assert form_complaints(twelve) == []
+    assert form_complaints({"data": wanted, "epochs": given, "model": wanted, "seed": {"defaultValue": 1}}) == [
+        "model: without a default, but not among the first in the alphabet's order",
+        "seed: not described",
+    ]
+    kinds = {"name": "STRING", "options": "STRUCT", "places": "LIST", "ready": "BOOLEAN"}
+    assert form_complaints({name: given | {"parameterType": kind} for name, kind in kinds.items()}) == [
+        "options, places: to be written as JSON, where a text could be read as YAML"
+    ]
+    assert form_complaints(twelve | {"more": given}) == [
+        "13 fields, which are more than 12: one of YAML could take the rest"
+    ]
+
+
+def test_a_parameter_that_kfp_does_not_pass_into_a_group_is_found():
+    # KFP compiles this, and the step cannot start: the group around it does not get `gpus`.
+    @dsl.pipeline(name="lost")
+    def lost(gpus: str = "2", n: int = 1):
+        """Trains.
+
+        Args:
+            gpus: How many.
+            n: Anything.
+        """
+        with dsl.If(n > 0):
+            on_gpus(step("train")(n=n), 1, {"pool": "x"}, [TAINT]).set_accelerator_limit(gpus)
+
+    (only,) = tree(parse(compiled_text(lost), "lost"), {}).steps()
+    assert complaints(only) == ["uses gpus, which KFP does not pass into the group around it: the step would not start"]
+
+
+def test_the_most_at_once_is_over_all_orders_and_open_where_only_the_run_will_know():
+    steps = {step.name: step for step in tree(parse(compiled_text(toy), "toy"), {}).steps()}
+    train, sweep = steps["train R1"], steps["sweep"]  # of 2 and 1
+    chain = Group({"a": train, "b": sweep, "c": train}, {"a": [], "b": ["a"], "c": ["b"]})
+    assert max_accelerators(chain) == (2, True)
+    through = Group({"a": train, "c": train}, {"a": [], "importer": ["a"], "c": ["importer"]})
+    assert max_accelerators(through) == (2, True)
+    beside = Group({"a": train, "b": sweep, "c": train}, {"a": [], "b": ["a"], "c": []})
+    assert max_accelerators(beside) == (4, True)
+    assert max_accelerators(Group({"loop": Group({"a": train}, {"a": []}, times=None)}, {"loop": []})) == (2, False)
+
+
+def test_one_warning_ends_it_with_code_1(capsys, tmp_path, toy_file):
+    (tmp_path / "p.yaml").write_text(toy_file.read_text().replace("posgap-cpu:", "posgap-cpu:9."))
+    complaint = fails(capsys, "lint", "--file", tmp_path / "p.yaml", code=1)
+    assert complaint == "pipeline toy: 8 warnings"
+
+
+@pytest.mark.parametrize("name", ["mitigation", "watch"])
+def test_there_is_nothing_to_warn_of_in_posgap_s_own(name, capsys):
+    code, out, err = posgap(capsys, "lint", "--file", ROOT / "pipelines" / f"{name}.yaml")
+    assert code == 0 and "warning" not in out and not err
+
+
+def test_the_mitigation_pipeline_is_read_whole(capsys):
+    code, out, _ = posgap(capsys, "lint", "--json", "--smoke")
+    steps = {step["step"] for step in json.loads(out)["steps"]}
+    compiled = load(None)
+    importers = {name for name, executor in compiled.executors.items() if "importer" in executor}
+    tasks = [task for dag in compiled.dags() for task in dag["tasks"].values()]
+    labels = {name: component.get("executorLabel") for name, component in compiled.spec["components"].items()}
+    run = {t["taskInfo"]["name"] for t in tasks if labels[t["componentRef"]["name"]] not in {None, *importers}}
+    assert code in (0, 1) and steps == run and len(steps) > 5

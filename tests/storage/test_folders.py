@@ -1,0 +1,619 @@
+"""No command harms a file that it did not make; one writes an output at a time; what a killed one left is healed."""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import mlflow
+import pytest
+from command_line import fails, run
+from copy_stage import CopyConfig
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+from warm import SERVER
+from warm_forks import command
+
+from posgap.cli.main import main
+from posgap.data.config import ImportConfig, MakeConfig
+from posgap.data.verbs import import_examples, make
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.stages.frame import stage
+from posgap.storage.inputs import read_manifest
+
+FORK = multiprocessing.get_context("fork")
+
+
+@stage
+def shout(config, out, run):
+    """Writes the text in capitals, on a way that takes as many steps as a real stage's."""
+    text = config.source.read_text()
+    kept = files.work_folder(config.out)
+    kept.mkdir(parents=True, exist_ok=True)
+    (kept / "progress").write_text(text)
+    (out / "deep").mkdir()
+    (out / "deep" / "a.txt").write_text(text.upper())
+    files.write_json(out / "b.json", text)
+    if text == "refuse":
+        raise Rejected("refused")
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch) -> CopyConfig:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    (tmp_path / "source.txt").write_text("hello")
+    return CopyConfig(source=tmp_path / "source.txt", out=tmp_path / "run" / "out")
+
+
+def tree(folder: Path) -> dict[str, bytes | str | None]:
+    """All that is in a folder: contents of files, targets of links."""
+    return {
+        path.relative_to(folder).as_posix(): os.readlink(path)
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def names(folder: Path) -> set[str]:
+    """What is in a folder but for the home of an output that has only its outbox, as MLflow does not answer."""
+    homes = {home for home in folder.glob(".posgap-*") if [path.name for path in home.iterdir()] == ["outbox"]}
+    return {path.name for path in folder.iterdir() if path not in homes}
+
+
+# Whose is it?
+
+
+def test_the_manifest_lists_every_file_with_its_sha256_and_size(config):
+    shout(config)
+    listed = read_manifest(config.out)["files"]
+    assert listed == {
+        name: {"sha256": files.digest(config.out / name), "size": (config.out / name).stat().st_size}
+        for name in ("b.json", "deep/a.txt")
+    }
+
+
+@pytest.mark.parametrize("content", ["thesis.docx", "manifest.json", "deep/thesis.docx", ".hidden"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_with_somebody_s_files_is_refused_before_any_work(config, content, force, monkeypatch):
+    (config.out / content).parent.mkdir(parents=True)
+    (config.out / content).write_text('{"stage": "shout"}')
+    before = tree(config.out.parent)
+    monkeypatch.setattr("posgap.stages.frame._make", None)
+    with pytest.raises(PosgapError, match=rf"out: is not replaced: it holds what posgap did not write \({content}\)"):
+        shout(config.model_copy(update={"force": force}))
+    assert tree(config.out.parent) == before
+
+
+def test_a_file_put_into_a_folder_of_posgap_s_is_not_lost(config):
+    shout(config)
+    (config.out / "notes.txt").write_text("mine")
+    before = tree(config.out)
+    shout(config)  # complete, reused
+    (config.source).write_text("other")
+    with pytest.raises(PosgapError, match=r"did not write \(notes.txt\); move it away, or write elsewhere"):
+        shout(config)
+    assert tree(config.out) == before
+    (config.out / "notes.txt").unlink()
+    (config.out / ".DS_Store").touch()
+    shout(config)
+    assert (config.out / "deep" / "a.txt").read_text() == "OTHER"
+
+
+def test_a_folder_of_another_stage_is_refused(config):
+    @stage
+    def whisper(config, out, run):
+        (out / "a.txt").write_text("psst")
+
+    whisper(config)
+    with pytest.raises(PosgapError, match="it holds what whisper made"):
+        shout(config)
+    assert (config.out / "a.txt").read_text() == "psst"
+
+
+def test_an_empty_folder_may_be_used(config):
+    config.out.mkdir(parents=True)
+    shout(config)
+    assert tree(config.out).keys() == {"b.json", "deep", "deep/a.txt", "manifest.json"}
+
+
+def test_somebody_s_rejected_folder_is_refused_and_posgap_s_is_replaced(config):
+    config.source.write_text("refuse")
+    rejected = config.out.with_name("out.rejected")
+    for _ in range(2):
+        with pytest.raises(Rejected):
+            shout(config)
+    assert files.read_json(rejected / "rejected.json")["reason"] == "refused"
+    assert read_manifest(rejected) == {}
+    assert {path.name for path in files.home(config.out).iterdir()} == {"work", "outbox"}
+    (rejected / "notes.txt").touch()
+    with pytest.raises(PosgapError, match=r"out.rejected: is not replaced: .*\(notes.txt\)"):
+        shout(config)
+
+
+def test_what_is_put_there_while_the_output_is_made_is_not_lost_and_neither_is_the_output(config, monkeypatch):
+    calls = []
+
+    @stage
+    def slow(config, out, run):
+        calls.append(1)
+        (out / "a.txt").write_text("made")
+        config.out.mkdir(parents=True, exist_ok=True)
+        (config.out / "theirs.txt").write_text("theirs")
+
+    with pytest.raises(PosgapError, match=r"run/out: is not replaced: it holds what posgap did not write \(theirs"):
+        slow(config)
+    assert tree(config.out) == {"theirs.txt": b"theirs"}
+    (config.out / "theirs.txt").unlink()
+    slow(config)
+    assert len(calls) == 1 and tree(config.out).keys() == {"a.txt", "manifest.json"}
+    assert names(config.out.parent) == {"out"}
+
+
+# Where may it be?
+
+PLACES = {
+    "": "it is the current folder",
+    ".": "it is the current folder",
+    "./": "it is the current folder",
+    "..": "`..` is no name of its own",
+    "../..": "`..` is no name of its own",
+    "/": "it contains the current folder",
+    "sub/..": "`..` is no name of its own",
+    "sub/../../cwd": "it is the current folder",
+    "none/../x": "none/.. is no folder",
+    "file/../x": "file/.. is no folder",
+    "../sub": "it is the home folder",
+    "source.txt": "it is `source`",
+    "./source.txt": "it is `source`",
+    "../cwd/source.txt": "it is `source`",
+    "source.txt/x": "it lies in `source` (source.txt)",
+    "file": "it is a file, and this writes a folder",
+    "file/x": "Not a directory",
+    "link": "it is a symbolic link; name the place itself, sub",
+    "dangling": "it is a symbolic link; name the place itself, nowhere",
+    "circle": "it is a symbolic link",
+    "circle/x": "Symlink loop",
+    "a\0b": "its name holds characters that cannot be printed",
+    "a\nb": "its name holds characters that cannot be printed",
+    "a\x1b[31mb": "its name holds characters that cannot be printed",
+    "\udc80": "its name holds characters that cannot be printed",
+    "a" * 256: "File name too long",
+    "a" * 250: "File name too long",
+    "a/" * 3000 + "b": "File name too long",
+    "out.": "its name ends in a dot or a space",
+    "out ": "its name ends in a dot or a space",
+    "...": "its name ends in a dot or a space",
+    ".posgap-out": "names that begin with .posgap- are those of unfinished outputs",
+    ".posgap-out/x": "names that begin with .posgap- are those of unfinished outputs",
+    "/proc/x": "cannot be written",
+    "/dev/null": "it is a file, and this writes a folder",
+    "/dev/null/x": "Not a directory",
+    "sub": "did not write (precious)",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A current folder with files, links and a folder in it; the home folder is beside it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    for name in ("sub", "cwd/sub", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("cwd/sub/precious", "cwd/file", "other/precious"):
+        (tmp_path / name).write_text("precious")
+    (tmp_path / "cwd" / "source.txt").write_text("hello")
+    for name, target in {"link": "sub", "dangling": "nowhere", "circle": "circle", "side": "../other"}.items():
+        (tmp_path / "cwd" / name).symlink_to(target)
+    monkeypatch.setenv("HOME", str(tmp_path / "sub"))
+    monkeypatch.chdir(tmp_path / "cwd")
+    return tmp_path
+
+
+def placed(out: str) -> CopyConfig:
+    """The stage's parameters, with an output that the config itself may refuse."""
+    return CopyConfig(source="source.txt", out="out").model_copy(update={"out": Path(out)})
+
+
+@pytest.mark.parametrize("out", PLACES, ids=lambda out: ascii(out)[:20])
+def test_an_impossible_place_is_refused_in_one_line_and_nothing_changes(here, out):
+    before = tree(here)
+    with pytest.raises(PosgapError) as refused:
+        shout(placed(out))
+    assert PLACES[out] in str(refused.value) and len(str(refused.value).splitlines()) == 1
+    assert tree(here) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "complaint"),
+    [
+        ("in/deep", "in/deep", "it is `source`"),
+        ("in/deep", "in/deep/out", "it lies in `source` (in/deep), whose content it would change"),
+        ("in/deep", "in", "it contains `source` (in/deep)"),
+        ("in/deep", "alias/deep/out", "it lies in `source`"),
+        ("alias/deep", "in", "it contains `source` (alias/deep)"),
+    ],
+)
+def test_an_output_is_no_input_nor_in_one_nor_around_one(here, source, out, complaint):
+    Path("in/deep").mkdir(parents=True)
+    Path("in/deep/a.txt").write_text("a")
+    Path("alias").symlink_to("in")
+    before = tree(here)
+    with pytest.raises(PosgapError) as refused:
+        shout(CopyConfig(source=source, out=out))
+    assert complaint in str(refused.value) and tree(here) == before
+
+
+hostile = st.text(
+    st.one_of(st.sampled_from("./ ~*?'\"\\\0\n-a"), st.characters(exclude_categories=())), min_size=0, max_size=12
+)
+
+
+def lies_in(here: Path, name: str) -> bool:
+    """Whether a name leads to a place in the folder where links are followed: what is no name leads nowhere."""
+    try:
+        return os.path.realpath(here / "cwd" / name).startswith(f"{here}/")
+    except ValueError:
+        return True
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(parts=["side", "..", "0"])
+@given(st.lists(st.one_of(hostile, st.sampled_from(["..", "side", "sub", "link", "file", "circle"])), max_size=4))
+def test_whatever_the_output_is_called_nobody_s_file_is_harmed(here, parts):
+    """Each ends with an output in its place, or with one line and everything as it was."""
+    name = "/".join(parts).lstrip("/")
+    assume(os.path.normpath(here / "cwd" / name).startswith(f"{here}/") and lies_in(here, name))
+    precious = {path: path.read_text() for name in ("precious", "file") for path in here.rglob(name)}
+    before, links = tree(here), {path: os.readlink(path) for path in here.rglob("*") if path.is_symlink()}
+    config = placed(name)
+    made = None
+    try:
+        made = Path(shout(config)).resolve()
+    except PosgapError as error:
+        assert len(str(error).splitlines()) == 1
+        assert {path for path, content in tree(here).items() if content is not None} == {
+            path for path, content in before.items() if content is not None
+        }
+    assert {path: path.read_text() for path in precious} == precious
+    assert {path: os.readlink(path) for path in links} == links
+    assert {path.name for home in here.rglob(".posgap-*") for path in home.iterdir()} <= {"outbox"}
+    if made is not None:
+        assert (made / "b.json").read_text() == '"hello"\n' and here in made.parents
+        while made.parent not in (here, here / "cwd", here / "other", here / "sub", here / "cwd" / "sub"):
+            made = made.parent
+        shutil.rmtree(made)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become somebody who may not write")
+def test_a_place_that_may_not_be_written_is_refused_before_any_work(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o755)
+    os.chmod(tmp_path, 0o755)
+    code = (
+        "import os, sys; os.setuid(65534)\n"
+        "from posgap.cli.main import main\n"
+        f"main(['data', 'make', 'kv', '--out', {str(tmp_path / 'closed' / 'x.jsonl')!r}])"
+    )
+    # The interpreter's packages may be where nobody may read.
+    done = FORK.Process(target=exec, args=(code,))
+    done.start()
+    done.join()
+    assert done.exitcode == 2 and list((tmp_path / "closed").iterdir()) == []
+
+
+def test_a_full_disk_is_refused_before_any_work(config, monkeypatch):
+    def full(path, **_):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("posgap.foundation.files.flush", full)
+    monkeypatch.setattr("posgap.stages.frame._make", None)
+    with pytest.raises(PosgapError, match="out: cannot be written: No space left on device"):
+        shout(config)
+    assert not list(config.out.parent.iterdir())
+
+
+# Single files
+
+
+def test_a_file_is_left_where_it_is_the_same_and_kept_where_it_is_another(capsys, tmp_path):
+    out = tmp_path / "kv.jsonl"
+    make(MakeConfig(kind="kv", out=out, n_examples=2))
+    made, inode = out.read_bytes(), out.stat().st_ino
+    make(MakeConfig(kind="kv", out=out, n_examples=2))
+    assert out.stat().st_ino == inode
+    words = ["data", "make", "kv", "--out", out, "--n-examples", 3]
+    assert f"{out}: is there, and not what this command writes; --force replaces it" in fails(capsys, *words)
+    assert out.read_bytes() == made
+    assert run(capsys, *words, "--force")[0] == 0 and out.read_bytes().count(b"\n") == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["kv.jsonl"]
+
+
+def test_a_file_takes_the_place_of_no_folder_and_no_link_and_not_of_its_input(tmp_path):
+    make(MakeConfig(kind="kv", out=tmp_path / "kv.jsonl", n_examples=2))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("kv.jsonl")
+    before = tree(tmp_path)
+    for name, complaint in {
+        "folder": "it is no plain file",
+        "link": "it is a symbolic link",
+        "kv.jsonl": "it is `input`",
+        "kv.jsonl/x": "it lies in `input`",
+    }.items():
+        with pytest.raises(PosgapError, match=complaint):
+            import_examples(ImportConfig(input=tmp_path / "kv.jsonl", out=tmp_path / name, force=True))
+    with pytest.raises(PosgapError, match="/dev/null: is not replaced: it is no plain file"):
+        make(MakeConfig(kind="kv", out="/dev/null", force=True))
+    assert tree(tmp_path) == before
+
+
+def test_a_compiled_pipeline_gives_way_to_the_next_and_other_files_do_not(capsys, tmp_path):
+    out = tmp_path / "pipeline.yaml"
+    assert run(capsys, "pipeline", "compile", "--out", out)[0] == 0
+    compiled = out.read_text()
+    out.write_text(compiled.replace("description: sweeps", "description: swept", 1))
+    assert run(capsys, "pipeline", "compile", "--out", out)[0] == 0 and out.read_text() == compiled
+    out.write_text("name: somebody's\n")
+    assert "--force replaces it" in fails(capsys, "pipeline", "compile", "--out", out)
+    assert out.read_text() == "name: somebody's\n"
+    assert run(capsys, "pipeline", "compile", "--out", out, "--force")[0] == 0 and out.read_text() == compiled
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["demo", "--smoke"], ["pipeline", "run"]],
+    ids=lambda words: words[0],
+)
+def test_a_run_s_folder_holds_nothing_else(capsys, tmp_path, words, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "summary.json").write_text("mine")
+    assert "it holds what posgap did not write (summary.json)" in fails(capsys, *words, "--out", "out")
+    assert tree(tmp_path) == {"out": None, "out/summary.json": b"mine"}
+
+
+# One writer
+
+
+def writing(config: CopyConfig, started: Path) -> None:
+    @stage
+    def shout(config, out, run):
+        started.touch()
+        time.sleep(600)
+
+    shout(config)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_output_that_is_being_written_is_refused_until_its_writer_is_dead(config, tmp_path):
+    writer = FORK.Process(target=writing, args=(config, tmp_path / "started"))
+    writer.start()
+    try:
+        wait_for(tmp_path / "started")
+        before = tree(config.out.parent)
+        with pytest.raises(PosgapError, match=rf"out: process {writer.pid} on .*, since .*, is writing it; wait"):
+            shout(config)
+        assert tree(config.out.parent) == before
+    finally:
+        writer.kill()
+        writer.join()
+    shout(config)
+    assert names(config.out.parent) == {"out"}
+
+
+def test_of_many_commands_at_once_each_makes_the_output_or_is_refused(config):
+    @stage
+    def shout(config, out, run):
+        os.close(os.open(config.source.with_name("busy"), os.O_CREAT | os.O_EXCL))
+        time.sleep(0.05)
+        (out / "a.txt").touch()
+        config.source.with_name("busy").unlink()
+
+    def attempt(results):
+        try:
+            shout(config.model_copy(update={"force": True}))
+            results.put("made")
+        except PosgapError as error:
+            results.put(str(error))
+
+    results = FORK.Queue()
+    writers = [FORK.Process(target=attempt, args=(results,)) for _ in range(12)]
+    for writer in writers:
+        writer.start()
+    ends = [results.get(timeout=120) for _ in writers]
+    for writer in writers:
+        writer.join()
+    assert "made" in ends and all(end == "made" or "is writing it" in end for end in ends), ends
+    assert names(config.out.parent) == {"out"}
+    assert tree(config.out).keys() == {"a.txt", "manifest.json"}
+
+
+# Killed
+
+STEPS = ("replace", "mkdir", "unlink", "rmdir", "fsync", "open")
+
+
+def dying(config: CopyConfig, step: int, done: Path) -> None:
+    """Runs the stage and is killed before its `step`th change to the disk, if it makes so many."""
+    count = 0
+
+    def counted(call):
+        def wrapper(*arguments, **named):
+            nonlocal count
+            count += 1
+            if count == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **named)
+
+        return wrapper
+
+    for name in STEPS:
+        setattr(os, name, counted(getattr(os, name)))
+    shout(config)
+    os.close(os.open(done, os.O_CREAT))
+
+
+def run_and_die(config: CopyConfig, step: int, done: Path) -> None:
+    process = FORK.Process(target=dying, args=(config, step, done))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+
+
+def test_killed_at_any_change_to_the_disk_the_old_output_is_there_and_the_next_run_heals(config, tmp_path):
+    """Every moment at which the disk changes, one after the other, until a run gets through."""
+    shout(config)
+    old = {name: content for name, content in tree(config.out).items() if name != "manifest.json"}
+    config.source.write_text("other")
+    new = {**old, "b.json": b'"other"\n', "deep/a.txt": b"OTHER"}
+    for step in range(1, 400, 2):
+        shutil.rmtree(config.out.parent)
+        config.source.write_text("hello")
+        shout(config)
+        config.source.write_text("other")
+        run_and_die(config, step, tmp_path / "done")
+        aside = config.out.parent / ".posgap-out" / "old-out"
+        there = tree(config.out if config.out.exists() else aside)
+        there.pop("manifest.json")
+        assert there in (old, new), step
+        if (tmp_path / "done").exists():
+            break
+        if there == new and config.out.exists():
+            shout(config)  # complete, reused
+            assert names(config.out.parent) == {"out"}, step
+        config.source.write_text("hello")
+        shout(config)  # finds the old one, wherever it is, or makes it again
+        assert {n: c for n, c in tree(config.out).items() if n != "manifest.json"} == old, step
+        config.source.write_text("other")
+        shout(config)
+        assert {n: c for n, c in tree(config.out).items() if n != "manifest.json"} == new, step
+        assert names(config.out.parent) == {"out"}, step
+    assert step > 30
+
+
+def test_an_output_whose_files_were_changed_is_made_again_and_a_line_says_why(config, caplog):
+    shout(config)
+    changes = {
+        "b.json has 2 bytes, not 8": lambda: (config.out / "b.json").write_text("{}"),
+        "b.json has 0 bytes, not 8": lambda: os.truncate(config.out / "b.json", 0),
+        "deep/a.txt is missing": lambda: (config.out / "deep" / "a.txt").unlink(),
+        "its inputs, parameters or version were others": lambda: config.source.write_text("salut"),
+    }
+    for reason, change in changes.items():
+        change()
+        with caplog.at_level("INFO", logger="posgap"):
+            shout(config)
+        assert f"shout: {config.out} is made again: {reason}" in caplog.text
+        caplog.clear()
+    assert (config.out / "deep" / "a.txt").read_text() == "SALUT"
+
+
+def test_the_run_that_a_killed_command_left_open_is_closed(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    writer = FORK.Process(target=writing, args=(config, tmp_path / "started"))
+    writer.start()
+    wait_for(tmp_path / "started")
+    writer.kill()
+    writer.join()
+
+    def ended() -> list[str]:
+        runs = mlflow.search_runs(experiment_names=["posgap"], output_format="list", order_by=["start_time"])
+        return [run.info.status for run in runs]
+
+    assert ended() == ["RUNNING"]
+    shout(config)
+    assert ended() == ["KILLED", "FINISHED"]
+
+
+def test_a_command_killed_at_any_time_is_healed_by_the_next(config, tmp_path):
+    """The command itself, with all that it starts, at moments within the time that it takes."""
+    words = ["rollout", "predict", "--sequence-length", "16", "--layers", "2", "--heads", "1", "--force"]
+    words += ["--out", str(config.out)]
+
+    def ended(log: Path, seconds: float | None = None) -> int:
+        process = SERVER.Process(target=command, args=(words, log, dict(os.environ)))
+        process.start()
+        process.join(seconds)
+        process.kill()
+        process.join()
+        return process.exitcode
+
+    assert ended(tmp_path / "first.log") == 0  # with the time that it may take until processes can be started
+    began = time.monotonic()
+    assert ended(tmp_path / "second.log") == 0
+    before, seconds = tree(config.out).keys(), time.monotonic() - began
+    draw, killed = random.Random(0), 0
+    for _ in range(4):
+        killed += ended(tmp_path / "killed.log", draw.uniform(0, seconds)) == -signal.SIGKILL
+        assert config.out.exists() or (files.home(config.out) / "old-out").exists()
+    assert ended(tmp_path / "last.log") == 0
+    assert "done in" in (tmp_path / "last.log").read_text() and killed
+    assert tree(config.out).keys() == before and names(config.out.parent) == {"out"}
+    assert json.loads((config.out / "manifest.json").read_text())["files"].keys() == before - {"manifest.json"}
+
+
+# verify
+
+
+def shown(capsys, *words) -> tuple[int, list[str], str]:
+    """Exit code, the lines on standard output, and the last one on the other."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    said = capsys.readouterr()
+    return ended.value.code or 0, said.out.splitlines(), said.err.splitlines()[-1]
+
+
+def test_verify_names_every_file_that_is_not_as_its_manifest_says(config, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shout(config)
+    last = tmp_path / "run" / "last"
+    shout(CopyConfig(source=config.out / "deep" / "a.txt", out=last))
+    other = tmp_path / "run" / "other"
+    shout(CopyConfig(source=last / "b.json", out=other))
+    code, faults, summary = shown(capsys, "verify", config.out, last, other)
+    assert (code, faults) == (0, []) and "12 files" in summary and "of 3 outputs: all as their manifests say" in summary
+    (config.out / "b.json").write_text('"HELLO"\n')
+    (config.out / "deep" / "a.txt").write_text("HELLO!")
+    (config.out / "more.txt").touch()
+    (config.out / ".hidden").touch()
+    (last / "deep" / "a.txt").unlink()
+    config.source.unlink()
+    code, faults, summary = shown(capsys, "verify", "run/out", last)
+    assert code == 1 and summary.startswith("posgap: error: 5 faults in ")
+    sha256 = files.digest(config.out / "b.json")
+    assert faults == [
+        "run/out/more.txt: is not in the manifest",
+        f"run/out/b.json: has other content, of sha256 {sha256}",
+        "run/out/deep/a.txt: has 6 bytes, not 5",
+        f"{last}/deep/a.txt: is missing",
+        f"{last}: `source` is not what it was made from: {config.out}/deep/a.txt has other content now",
+    ]
+    for place, complaint in ((tmp_path, "no manifest.json here lists its files"), ("none", "no such file or folder")):
+        code, faults, summary = shown(capsys, "verify", place)
+        assert code == 2 and complaint in summary
+
+
+def test_verify_follows_the_chain_of_inputs(config, tmp_path, capsys):
+    shout(config)
+
+    @stage
+    def of_folder(config, out, run):
+        (out / "a.txt").write_text((config.source / "b.json").read_text())
+
+    last = of_folder(CopyConfig(source=config.out, out=tmp_path / "last"))
+    (config.out / "b.json").write_text('"HELLO"\n')
+    code, faults, _ = shown(capsys, "verify", last)
+    assert code == 1 and [fault.partition(": ")[0] for fault in faults] == [str(last), str(config.out / "b.json")]
+    shutil.rmtree(config.out)
+    assert shown(capsys, "verify", last)[:2] == (0, [])

@@ -1,0 +1,175 @@
+"""What people see of runs, on a real MLflow server: parents and children, data, and the mode of the experiment."""
+
+import json
+import multiprocessing
+import os
+
+import mlflow
+import pytest
+from command_line import run
+from examples import kv_example
+from mlflow_server import serving
+
+from posgap.foundation.files import digest
+from posgap.measurement.sweeps import read_predictions
+from posgap.storage.inputs import read_manifest
+from posgap.tasks.reading import write_examples
+from posgap.tracking import parents, runs, sweeps
+from posgap.tracking.outbox import place_of
+from posgap.tracking.runs import PIPELINE_VARIABLE, start_run
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory, empty_store):
+    folder = tmp_path_factory.mktemp("server")
+    with serving(folder, str(folder / "store"), empty_store) as (uri, _):
+        yield uri
+
+
+@pytest.fixture
+def server(address, monkeypatch, request):
+    """A client of a real server, with an experiment of this test's own."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", request.node.name)
+    yield mlflow.MlflowClient(address)
+
+
+def data_of(client, folder):
+    """Name, digest, use and source of the data of the run that made a folder."""
+    inputs = client.get_run(read_manifest(folder)["mlflow_run_id"]).inputs.dataset_inputs
+    return [
+        (each.dataset.name, each.dataset.digest, each.tags[0].value, mlflow.data.get_source(each).load())
+        for each in inputs
+    ]
+
+
+@pytest.fixture
+def swept(tmp_path, model_folder, capsys):
+    """Validates and sweeps by the command line, with more options; the file of examples and the sweep's folder."""
+    file = tmp_path / "eval-7.jsonl.gz"
+    write_examples(file, [kv_example(i) for i in range(4)])
+
+    def call(*verb):
+        code, shown = run(capsys, *verb, "--model", model_folder, "--task", "kv", "--n-docs", 4, "--max-new-tokens", 2)
+        assert code == 0, shown
+
+    call("validate", "--examples", file, "--out", tmp_path / "eval")
+    call("sweep", "--examples", tmp_path / "eval", "--out", tmp_path / "swept", "--label", "base")
+    assert run(capsys, "merge", tmp_path / "swept", "--out", tmp_path / "merged")[0] == 0
+    return file
+
+
+def test_the_answers_of_a_sweep_are_a_table_that_mlflow_reads_and_compares(server, swept, tmp_path, monkeypatch):
+    """By MLflow's own reader; of many prompts it has those of some examples at every position."""
+    run_id = read_manifest(tmp_path / "swept")["mlflow_run_id"]
+    experiment = server.get_run(run_id).info.experiment_id
+    table = server.load_table(experiment, sweeps.ANSWERS_FILE, run_ids=[run_id])
+    predictions = read_predictions(tmp_path / "swept")
+    assert len(table) == len(predictions) == 16
+    by_row = {(row["id"], row["placement"][0]): row for row in predictions}
+    for row in table.to_dict("records"):
+        predicted = by_row.pop((row["example"], row["position"]))
+        assert row["prompt"] == f"{row['example']} at {row['position']}"
+        assert (row["response"], row["score"]) == (predicted["response"], float(predicted["correct"]))
+        assert row["question"] == kv_example(int(row["example"].rpartition("-")[2])).question and row["outcome"]
+    assert by_row == {} and table["prompt"].is_unique
+    # By these MLflow's page compares runs at first.
+    assert list(table.columns[:2]) == ["prompt", "response"]
+    monkeypatch.setattr(sweeps, "MAX_ROWS", 9)
+    examples = [kv_example(i) for i in range(4)]
+    with start_run("sweep", {}, tmp_path / "again") as again:
+        sweeps.log_answers(tmp_path / "swept", examples, again)
+    few = server.load_table(experiment, sweeps.ANSWERS_FILE, run_ids=[again.id])
+    assert len(few) == 8 and set(few["position"]) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("given, shown", [("", "sweep"), ("bold-cat-7 again", "bold-cat-7 again")])
+def test_a_run_of_mlflow_run_has_the_stage_s_name_unless_somebody_named_it(server, tmp_path, monkeypatch, given, shown):
+    experiment = server.create_experiment(f"project {given}")
+    opened = server.create_run(experiment, tags={"mlflow.project.entryPoint": "sweep"}, run_name=given or None)
+    assert given or opened.info.run_name.count("-") == 2
+    monkeypatch.setenv("MLFLOW_RUN_ID", opened.info.run_id)
+    with start_run("sweep", {}, tmp_path / "out") as joined:
+        joined.label("base")
+    assert server.get_run(opened.info.run_id).info.run_name == shown
+
+
+def test_runs_name_their_data_with_digest_source_and_use(server, swept, tmp_path):
+    name, sha = "eval-7", digest(swept)[:12]
+    assert data_of(server, tmp_path / "eval") == [(name, sha, "checked", str(swept))]
+    # What was validated, and what only reads a sweep, still names the file that somebody gave.
+    for folder in ("swept", "merged"):
+        assert data_of(server, tmp_path / folder) == [(name, sha, "evaluation", str(swept))]
+    merged = server.get_run(read_manifest(tmp_path / "merged")["mlflow_run_id"])
+    assert merged.info.run_name == "merge base" and merged.data.metrics.keys() >= {"gap", "gap_high", "mean", "worst"}
+    experiment = server.get_experiment(merged.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_what_the_server_did_not_take_is_sent_later_with_its_data(server, swept, tmp_path, monkeypatch, capsys):
+    experiment = os.environ["MLFLOW_EXPERIMENT_NAME"]
+    address = os.environ["MLFLOW_TRACKING_URI"]
+    monkeypatch.setattr(runs, "ALLOWED_SECONDS", 1.0)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv(PIPELINE_VARIABLE, "run-offline")
+    again = ["merge", tmp_path / "swept", "--out", tmp_path / "again"]
+    assert run(capsys, *again)[0] == 0 and place_of(tmp_path / "again").is_dir()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    assert run(capsys, "sync", tmp_path)[0] == 0
+    there = mlflow.search_runs(
+        experiment_names=[experiment], filter_string="tags.`posgap.pipeline_run` = 'run-offline'", output_format="list"
+    )
+    by_stage = {each.data.tags["posgap.stage"]: each for each in there}
+    assert by_stage.keys() == {"merge", "pipeline"}
+    (data,) = by_stage["merge"].inputs.dataset_inputs
+    assert data.dataset.digest == digest(swept)[:12] and json.loads(data.dataset.source) == {"uri": str(swept)}
+    assert by_stage["merge"].data.tags["mlflow.parentRunId"] == by_stage["pipeline"].info.run_id
+
+
+def _stage(out, start):
+    start.wait(60)
+    with start_run("sweep", {}, out):
+        pass
+
+
+def test_stages_that_begin_at_once_hang_below_one_run(server, tmp_path, monkeypatch):
+    monkeypatch.setenv(PIPELINE_VARIABLE, "run-9")
+    spawned = multiprocessing.get_context("spawn")
+    start = spawned.Barrier(2)
+    steps = [spawned.Process(target=_stage, args=(tmp_path / str(number), start)) for number in range(2)]
+    for step in steps:
+        step.start()
+    for step in steps:
+        step.join()
+    assert [step.exitcode for step in steps] == [0] * 2
+    there = mlflow.search_runs(experiment_names=[os.environ["MLFLOW_EXPERIMENT_NAME"]], output_format="list")
+    (parent,) = [each for each in there if each.data.tags["posgap.stage"] == "pipeline"]
+    children = [each for each in there if each is not parent]
+    assert [each.data.tags["mlflow.parentRunId"] for each in children] == [parent.info.run_id] * 2
+
+
+def test_an_experiment_that_says_how_it_is_shown_is_left_so(server, tmp_path):
+    name = os.environ["MLFLOW_EXPERIMENT_NAME"]
+    server.create_experiment(name, tags={"mlflow.experimentKind": "genai_development"})
+    with start_run("sweep", {}, tmp_path / "out"):
+        pass
+    assert server.get_experiment_by_name(name).tags["mlflow.experimentKind"] == "genai_development"
+
+
+def test_a_run_that_another_took_before_there_was_an_earlier_one_stays(server, monkeypatch):
+    """The clocks of two machines differ: what was made later says that it is earlier."""
+    monkeypatch.setattr(parents, "_BETWEEN_LOOKS", 0.01)
+    experiment = server.create_experiment("two clocks")
+    taken = parents.parent_of(server, experiment, "run-7", {})
+    first_look, real = [[]], server.search_runs
+
+    def runs_seen(*asked):
+        return first_look.pop() if first_look else real(*asked)
+
+    monkeypatch.setattr(server, "search_runs", runs_seen)
+    monkeypatch.setattr(parents.time, "time", lambda: 1.0)
+    assert parents.parent_of(server, experiment, "run-7", {}) == taken
+    (left,) = real([experiment])
+    assert left.info.run_id == taken
