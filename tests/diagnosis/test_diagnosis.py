@@ -261,7 +261,7 @@ def test_a_template_that_rewrites_the_prompt_is_refused(tokenizer, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory, model_folder):
+def sweeps(tmp_path_factory, model_folder):
     """A folder with two sweeps of an untrained model: `sweep`, whose accepted answers are what it says at position 2
     in `plain`."""
     folder = tmp_path_factory.mktemp("swept")
@@ -277,9 +277,9 @@ def swept(tmp_path_factory, model_folder):
 
 
 @pytest.fixture
-def diagnosed(tmp_path, swept, model_folder):
+def diagnosed(tmp_path, sweeps, model_folder):
     """The diagnosis of a copy of `sweep`."""
-    shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(sweeps, tmp_path, dirs_exist_ok=True)
     examples, out = tmp_path / "e.jsonl", tmp_path / "diagnosis"
     return DiagnoseConfig(sweep=tmp_path / "sweep", examples=examples, model=str(model_folder), out=out, attention=3)
 

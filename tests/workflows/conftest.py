@@ -41,7 +41,7 @@ def real(tmp_path):
 
 
 @pytest.fixture
-def real_champion(tmp_path, real):
+def real_champion(tmp_path, real, mlflow_store):
     model, swept = real("champion", 0)
     promoted(tmp_path, "champion", model, swept, gated(tmp_path, "champion", swept, swept, name="tiny", **LAX))
     return model, swept
