@@ -27,7 +27,7 @@ EXEMPT = {
     "report": "is what the others share",
     "results": "runs the others",
     "screenshots": "takes pictures of a whole demo by a Chromium",
-    "transcripts": "runs a page's commands; tests/docs/test_transcripts.py and tests/infra/test_real.py do so with some",
+    "transcripts": "runs a page's commands; test_transcripts.py and test_real.py do so with some",
 }
 DATA = os.environ.get("POSGAP_PUBLIC_DATA") or ROOT.parent / "shared" / "data"
 

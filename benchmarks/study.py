@@ -85,7 +85,7 @@ def mitigate_figures(out: Path) -> dict[str, Any]:
     found = read_mitigate(out)
     rows = []
     for each in found.found:
-        row: dict[str, Any] = {name: getattr(each, name) for name in ("name", "tried", "search_gain", "reason")}
+        row: dict[str, Any] = {name: getattr(each, name) for name in ("name", "tried", "selection_gain", "reason")}
         if measured := each.measured:
             difference = measured.difference
             row |= {name: getattr(difference, name) for name in ("mean", "mean_ci95", "gap", "gap_ci95")}

@@ -5,7 +5,7 @@ holds a table of cos and sin by position. After a model is loaded, layer l gets 
 frequencies divided by factor l. That equals dividing the positions, keeps the effect of the model's own
 `rope_scaling`, and changes nothing else in serving. Families that vLLM has no model of its own for (GPT-NeoX, OLMo,
 Phi, StarCoder2, ...) it serves by transformers' model, with attention of its own; that is scaled as transformers' is.
-vLLM's internals are no public interface, so tests/generation/test_vllm.py compares log-probabilities with transformers'. Only vLLM
+vLLM's internals are no public interface, so test_vllm.py compares log-probabilities with transformers'. Only vLLM
 and torch are imported here, and what scales transformers' models where such a model is served, because vLLM is
 installed in an environment of its own.
 """
