@@ -556,7 +556,7 @@ def taken(rows: Iterable[Row]) -> int:
     with mock.patch.object(cli, "_work", lambda verb, parsed: asked.append(parsed)):
         for command in (command for row in rows for command in row.commands):
             words = shlex.split(command.format(**places))
-            cli.build().main(words, prog_name="posgap", standalone_mode=False)
+            cli.builder().main(words, prog_name="posgap", standalone_mode=False)
     return len(asked)
 
 

@@ -59,9 +59,9 @@ BAD = {
 
 
 def failures(examples, tokenizer, tmp_path, task="kv", context=512, n_docs=4, excluded=frozenset()):
-    build = PromptBuilder(TASKS[task], tokenizer, context, 4)
-    table = describe(examples, build, n_docs, excluded)
-    return check(table, expectations(n_docs, build.context - build.max_new_tokens))["failures"]
+    builder = PromptBuilder(TASKS[task], tokenizer, context, 4)
+    table = describe(examples, builder, n_docs, excluded)
+    return check(table, expectations(n_docs, builder.context - builder.max_new_tokens))["failures"]
 
 
 @pytest.mark.parametrize("fault", BAD)
@@ -90,8 +90,8 @@ def test_two_hop_examples_have_two_gold_documents_and_may_ask_for_a_judgement(to
     double = double.model_copy(
         update={"gold": double.distractors[:2], "distractors": double.distractors[2:], "answers": ["yes"]}
     )
-    build = PromptBuilder(TASKS["multihop-cot"], tokenizer, 512, 4)
-    complaints = check(describe([single, double], build, 4), expectations(4, 500, n_gold=2))["failures"]
+    builder = PromptBuilder(TASKS["multihop-cot"], tokenizer, 512, 4)
+    complaints = check(describe([single, double], builder, 4), expectations(4, 500, n_gold=2))["failures"]
     assert any("`n_gold`" in line and "qa-0 (1)" in line for line in complaints)
     assert not any("qa-1" in line for line in complaints)
 

@@ -229,35 +229,35 @@ def test_a_model_without_attention_says_so(model):
 @pytest.mark.parametrize("order", [Order(), Order("both", 3)])
 def test_spans_hold_the_gold_document_and_nothing_else(tokenizer, position, order):
     example, placement = qa_example(), Placement((position,), 4)
-    build = PromptBuilder(TASKS["qa"], tokenizer, 512, 4, order)
-    ((start, end),) = gold_spans(build, example, placement)
-    assert build.text(example, placement)[start:end] == f"{example.gold[0].title}) {example.gold[0].text}"
+    builder = PromptBuilder(TASKS["qa"], tokenizer, 512, 4, order)
+    ((start, end),) = gold_spans(builder, example, placement)
+    assert builder.text(example, placement)[start:end] == f"{example.gold[0].title}) {example.gold[0].text}"
 
 
 def test_spans_of_two_hops(tokenizer):
     (example,) = two_hop_examples(1, 6, seed=0)
-    build = PromptBuilder(TASKS["multihop-cot"], tokenizer, 512, 4)
-    spans = gold_spans(build, example, Placement((5, 2), 6))
-    text = build.text(example, Placement((5, 2), 6))
+    builder = PromptBuilder(TASKS["multihop-cot"], tokenizer, 512, 4)
+    spans = gold_spans(builder, example, Placement((5, 2), 6))
+    text = builder.text(example, Placement((5, 2), 6))
     assert [text[start:end] for start, end in spans] == [f"{d.title}) {d.text}" for d in example.gold]
 
 
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}0{{ m['content'] }}{% endfor %}1"])
 def test_gold_tokens_are_the_record_s(tokenizer, template, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", template)
-    build, example = PromptBuilder(TASKS["kv"], tokenizer, 512, 4), kv_example(3)
+    builder, example = PromptBuilder(TASKS["kv"], tokenizer, 512, 4), kv_example(3)
     for position in range(1, 7):
         placement = Placement((position,), 6)
-        ids, gold = build(example, placement), gold_tokens(build, example, placement)
+        ids, gold = builder(example, placement), gold_tokens(builder, example, placement)
         assert gold == list(range(gold[0], gold[-1] + 1))
         assert tokenizer.convert_ids_to_tokens([ids[i] for i in gold]) == [*example.key, f" {example.value}"]
 
 
 def test_a_template_that_rewrites_the_prompt_is_refused(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[0]['content'] | upper }}")
-    build = PromptBuilder(TASKS["kv"], tokenizer, 512, 4)
+    builder = PromptBuilder(TASKS["kv"], tokenizer, 512, 4)
     with pytest.raises(PosgapError, match="the chat template rewrites the prompt"):
-        gold_tokens(build, kv_example(), Placement((1,), 4))
+        gold_tokens(builder, kv_example(), Placement((1,), 4))
 
 
 @pytest.fixture(scope="module")
@@ -302,9 +302,9 @@ def test_the_stage_diagnoses_what_was_swept(diagnosed):
     assert seen.even == pytest.approx([100 * 3 / 22] * 4)
     # By hand, of the first three examples with the gold at position 3.
     tokenizer, model = load_tokenizer(diagnosed.model), load_model(diagnosed.model, "float32")
-    build, placement, wanted = PromptBuilder(TASKS["kv"], tokenizer, 512, 3), Placement((3,), 4), []
+    builder, placement, wanted = PromptBuilder(TASKS["kv"], tokenizer, 512, 3), Placement((3,), 4), []
     for example in [kv_example(i) for i in range(3)]:
-        prompt, gold = build(example, placement), gold_tokens(build, example, placement)
+        prompt, gold = builder(example, placement), gold_tokens(builder, example, placement)
         (said,) = complete(TransformersGenerator(model, tokenizer, 512), [Prompt("", prompt)], Sampling(3))
         rows = list(attention_rows(model, prompt, said.token_ids[:-1]))
         shares = [float(row[1, gold].sum()) for row in rows]

@@ -116,7 +116,7 @@ def test_responses_to_other_examples_are_refused(pairs):
 
 
 def test_the_gold_answer_takes_the_response_s_place_and_nothing_else_changes(pairs, collate, tokenizer):
-    changed = with_gold(pairs[2], collate.build)
+    changed = with_gold(pairs[2], collate.builder)
     assert changed.example == pairs[2].example
     *answer, end = changed.response.token_ids
     assert tokenizer.decode(answer).strip() == pairs[2].example.value and end == tokenizer.eos_token_id
@@ -138,11 +138,11 @@ def test_a_batch_predicts_the_response_from_the_last_prompt_token_on(pairs, coll
     widths = []
     for i, row in enumerate(rows):
         response = pairs[row.pair].response.token_ids
-        prompt = collate.build(pairs[row.pair].example, Placement(row.positions, 5))
+        prompt = collate.builder(pairs[row.pair].example, Placement(row.positions, 5))
         read = prompt + response[:-1]
         widths.append(len(read))
         assert batch.input_ids[i, : len(read)].tolist() == read
-        assert set(batch.input_ids[i, len(read) :].tolist()) <= {collate.build.tokenizer.pad_token_id}
+        assert set(batch.input_ids[i, len(read) :].tolist()) <= {collate.builder.tokenizer.pad_token_id}
         assert batch.predicts[i].nonzero().flatten().tolist() == list(range(len(prompt) - 1, len(read)))
         assert targets[i].tolist() == response
     assert batch.input_ids.shape == batch.predicts.shape == (3, max(widths)) and len(set(widths)) > 1
@@ -152,9 +152,9 @@ def test_a_row_s_key_is_that_of_what_is_read_there(pairs, collate, tokenizer):
     rows = [Row(pair, positions) for pair in range(len(pairs)) for positions in [(1,), *TRIVIAL]]
     keys = [collate.key(row) for row in rows]
     assert len(set(keys)) == len(rows)
-    again = type(collate)(pairs[::-1], collate.build)
+    again = type(collate)(pairs[::-1], collate.builder)
     assert [again.key(Row(len(pairs) - 1 - row.pair, row.positions)) for row in rows] == keys
-    longer = type(collate)(answered(lengths=(3, 3, 2, 3)), collate.build)
+    longer = type(collate)(answered(lengths=(3, 3, 2, 3)), collate.builder)
     assert longer.key(rows[0]) != keys[0] and longer.key(rows[5]) == keys[5]
 
 

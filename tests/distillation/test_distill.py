@@ -112,10 +112,10 @@ def test_adapters_take_memory_for_what_they_train_alone(config, monkeypatch):
 @pytest.mark.parametrize("method", ["sft", "seqkd"])
 def test_sft_learns_the_gold_answers_and_seqkd_the_responses(method, config):
     out = distill(config.model_copy(update={"method": method, "epochs": 30, "learning_rate": 5e-3}))
-    model, build = load_model(str(out)), prompt_builder("kv", str(out), 4)
+    model, builder = load_model(str(out)), prompt_builder("kv", str(out), 4)
     said = []
     for example in read_examples(config.examples):
-        prompt = torch.tensor([build(example, Placement((2,), 5))])
+        prompt = torch.tensor([builder(example, Placement((2,), 5))])
         said.append(model(prompt).logits[0, -1].argmax().item())
     gold = [25 + int(example.value, 16) for example in read_examples(config.examples)]
     assert said == (gold if method == "sft" else [25] * len(gold))  # every response says 0

@@ -96,7 +96,7 @@ def test_the_first_response_token_is_aligned(model, collate, teacher):
     assert token_kl(teacher.head(hidden), logits).abs().max() < 1e-6
     logits[0, batch.targets[0]] += 3.0
     assert token_kl(teacher.head(hidden), logits)[0] > 0.01
-    ids = collate.build(collate.pairs[0].example, Placement((1,), 5))
+    ids = collate.builder(collate.pairs[0].example, Placement((1,), 5))
     torch.testing.assert_close(teacher.head(hidden)[0], model(torch.tensor([ids])).logits[0, -1])
 
 

@@ -86,9 +86,9 @@ def test_penalties_in_the_model_s_generation_config_do_not_make_greedy_less_gree
 
 
 def test_reuse_serves_pairs_and_documents_too(tokenizer):
-    build, model = PromptBuilder(TASKS["qa"], tokenizer, 512, 4), llama()
+    builder, model = PromptBuilder(TASKS["qa"], tokenizer, 512, 4), llama()
     chosen = ["1", "4", "2", "6"]
-    groups = [[build.prompt(qa_example(i, 6), p) for p in swept_placements(6, 1, chosen)] for i in (3, 44, 555)]
+    groups = [[builder.prompt(qa_example(i, 6), p) for p in swept_placements(6, 1, chosen)] for i in (3, 44, 555)]
     assert answers(model, tokenizer, groups, 10_000) == answers(model, tokenizer, groups, 1, reuse=False)
 
 

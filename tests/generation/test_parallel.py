@@ -76,10 +76,10 @@ def test_a_killed_process_is_reported_and_the_sweep_goes_on(options, tmp_path, m
 
 
 def test_what_a_process_cannot_do_it_says(options, tmp_path):
-    build = TRANSFORMERS.builder(SweepConfig(out=tmp_path / "out", **options))
-    generator = ParallelGenerator(str(tmp_path / "nothing"), "float32", build.tokenizer, 100, 2)
+    builder = TRANSFORMERS.builder(SweepConfig(out=tmp_path / "out", **options))
+    generator = ParallelGenerator(str(tmp_path / "nothing"), "float32", builder.tokenizer, 100, 2)
     with pytest.raises(PosgapError, match="nothing: no such folder"):
-        list(generator.generate([[build.prompt(kv_example(), Placement((1,), DOCS))]], Sampling(1)))
+        list(generator.generate([[builder.prompt(kv_example(), Placement((1,), DOCS))]], Sampling(1)))
 
 
 def test_a_launcher_s_processes_are_refused(options, tmp_path, monkeypatch):

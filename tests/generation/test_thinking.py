@@ -93,8 +93,8 @@ def test_an_interrupted_sweep_goes_on_in_the_way_that_it_found(options):
 
 @pytest.mark.parametrize("own", [{"max_thinking_tokens": 30}, {"template_args": {"enable_thinking": True}}])
 def test_what_somebody_decided_stays(options, own):
-    config, build = SweepConfig(base_url="http://localhost", **options, **own), TextPromptBuilder(TASKS["kv"], 20)
-    assert not list(other_ways(config, build, kv_example(0, DOCS), Placement((1,), DOCS)))
+    config, builder = SweepConfig(base_url="http://localhost", **options, **own), TextPromptBuilder(TASKS["kv"], 20)
+    assert not list(other_ways(config, builder, kv_example(0, DOCS), Placement((1,), DOCS)))
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ def test_what_somebody_decided_stays(options, own):
 def test_a_model_here_is_asked_as_its_template_and_context_allow(tokenizer, options, template, context, words):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = template
-    build = PromptBuilder(TASKS["kv"], tokenizer, context, 20)
-    ways = list(other_ways(SweepConfig(**options), build, kv_example(0, DOCS), Placement((1,), DOCS)))
+    builder = PromptBuilder(TASKS["kv"], tokenizer, context, 20)
+    ways = list(other_ways(SweepConfig(**options), builder, kv_example(0, DOCS), Placement((1,), DOCS)))
     assert len(ways) == len(words) and all(word in way.words for word, way in zip(words, ways, strict=True))
     for way in ways:
-        prompt = way.build.prompt(kv_example(0, DOCS), Placement((1,), DOCS))
-        limit = way.build.max_new_tokens + way.build.max_thinking_tokens
+        prompt = way.builder.prompt(kv_example(0, DOCS), Placement((1,), DOCS))
+        limit = way.builder.max_new_tokens + way.builder.max_thinking_tokens
         assert len(prompt.token_ids) + limit <= context
-        assert way.config.template_args == way.build.framing.arguments
-        assert way.config.max_thinking_tokens == way.build.max_thinking_tokens
+        assert way.config.template_args == way.builder.framing.arguments
+        assert way.config.max_thinking_tokens == way.builder.max_thinking_tokens
 
 
 def test_a_model_in_memory_is_loaded_once_and_asked_without_thoughts(model_folder, monkeypatch):

@@ -32,9 +32,9 @@ def random_model(config, **options):
 
 def groups_of(tokenizer, n_docs=8, examples=3):
     """The prompts of some examples at every position; their numbers of distractors, so their lengths, differ."""
-    build = PromptBuilder(TASKS["kv"], tokenizer, 512, 4)
+    builder = PromptBuilder(TASKS["kv"], tokenizer, 512, 4)
     return [
-        [build.prompt(kv_example(i, n_docs), p) for p in swept_placements(n_docs - i % 3, 1)] for i in range(examples)
+        [builder.prompt(kv_example(i, n_docs), p) for p in swept_placements(n_docs - i % 3, 1)] for i in range(examples)
     ]
 
 

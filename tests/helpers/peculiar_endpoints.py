@@ -163,9 +163,9 @@ PECULIAR = [
 def row(peculiar: Peculiar) -> list[str]:
     """A row of the table: how an endpoint is swept, what comes out, and what is said."""
     task, examples = TASKS["kv"], [kv_example(i) for i in range(EXAMPLES)]
-    build = TextPromptBuilder(task, task.max_new_tokens)
+    builder = TextPromptBuilder(task, task.max_new_tokens)
     placements = [Placement((position,), DOCS) for position in range(1, DOCS + 1)]
-    groups = [[Prompt(build.text(example, placement)) for placement in placements] for example in examples]
+    groups = [[Prompt(builder.text(example, placement)) for placement in placements] for example in examples]
     completions: list[tuple[int, Completion]] = []
     lines = _Lines()
     with served(Endpoint(misbehave=peculiar.misbehave)) as endpoint:

@@ -71,8 +71,8 @@ def test_a_sweep_s_responses_are_those_of_plain_generate(smollm2, dtype):
     alone = {"batch_tokens": 1} if dtype == "bfloat16" else {}
     swept = library.sweep(str(smollm2), EXAMPLES, **asked, **alone)
     model, tokenizer = load_model(str(smollm2), dtype), load_tokenizer(str(smollm2))
-    build = prompt_builder("kv", str(smollm2), LIMIT)
-    prompts = [build(*asked_at) for asked_at in product(EXAMPLES, build.task.placements(10, POSITIONS))]
+    builder = prompt_builder("kv", str(smollm2), LIMIT)
+    prompts = [builder(*asked_at) for asked_at in product(EXAMPLES, builder.task.placements(10, POSITIONS))]
     assert swept.frame.response.tolist() == list(plain_responses(model, tokenizer, prompts))
 
 
@@ -91,8 +91,8 @@ def test_factors_for_each_layer_outlive_saving(smollm2, tmp_path):
 
 def test_shared_prefixes_change_no_answer(smollm2):
     model, tokenizer = load_model(str(smollm2), "float32"), load_tokenizer(str(smollm2))
-    build = prompt_builder("kv", str(smollm2), LIMIT)
-    prompts = [build.prompt(EXAMPLES[0], placement) for placement in build.task.placements(10, POSITIONS)]
+    builder = prompt_builder("kv", str(smollm2), LIMIT)
+    prompts = [builder.prompt(EXAMPLES[0], placement) for placement in builder.task.placements(10, POSITIONS)]
     sharing, whole = (TransformersGenerator(model, tokenizer, 8192, reuse) for reuse in (True, False))
     assert sharing.reuse and not whole.reuse
     by_sharing, by_whole = (
@@ -104,8 +104,8 @@ def test_shared_prefixes_change_no_answer(smollm2):
 def test_forced_tokens_are_judged_as_generated_ones(smollm2):
     """Of each prompt, its own answer, another prompt's, and its own with the last word changed: under two scalings."""
     model, tokenizer = load_model(str(smollm2), "float32"), load_tokenizer(str(smollm2))
-    build = prompt_builder("kv", str(smollm2), LIMIT)
-    prompts = [build(example, Placement((1,), 10)) for example in EXAMPLES]
+    builder = prompt_builder("kv", str(smollm2), LIMIT)
+    prompts = [builder(example, Placement((1,), 10)) for example in EXAMPLES]
     asked = [Prompt("", prompt) for prompt in prompts]
     said = [
         list(each.token_ids[:12])
@@ -258,8 +258,8 @@ def test_a_model_that_is_admitted_answers_through_mlflow_as_it_was_swept(base, a
     assert "champion" in capsys.readouterr().out
     some = [row for _, row in islice(read_jsonl(after / "predictions.jsonl"), 2)]
     by_id = {example.id: example for example in SWEPT}
-    build = prompt_builder("kv", str(candidate), LIMIT)
-    texts = [build.text(by_id[row["id"]], Placement(tuple(row["placement"]), 5)) for row in some]
+    builder = prompt_builder("kv", str(candidate), LIMIT)
+    texts = [builder.text(by_id[row["id"]], Placement(tuple(row["placement"]), 5)) for row in some]
     version = mlflow.pyfunc.load_model("models:/smollm2@champion")
     assert version.predict(texts) == [row["response"] for row in some]
 

@@ -201,8 +201,8 @@ def test_lengths_of_a_map_grow(swept, tokens):
 def test_what_sweeps_at_several_lengths_take_is_said_before(tokenizer):
     """Of prompts of records of four tokens each: of the second of two depths, 0 and 100 %, all but the records is read
     with the first already, and the gold record stands first in one of them."""
-    build, examples, lengths = PromptBuilder(TASKS["kv"], tokenizer, 512, 2), tiny(n=3), [46, 94]
-    at_each = at_lengths([str(length) for length in lengths], "0,100", 0, build, examples)
+    builder, examples, lengths = PromptBuilder(TASKS["kv"], tokenizer, 512, 2), tiny(n=3), [46, 94]
+    at_each = at_lengths([str(length) for length in lengths], "0,100", 0, builder, examples)
     said = estimated_lengths(at_each, examples, 5, lambda tokens: tokens << 15).splitlines()
     shares = []
     for at_length in at_each:
@@ -231,8 +231,8 @@ def test_the_share_that_is_read_leaves_out_what_the_prompt_before_began_with():
 
 def test_every_example_is_filled_before_anything_is_asked(tokenizer, monkeypatch):
     """Though of a few alone it is counted what is read, so that one that cannot be is named."""
-    build, examples = PromptBuilder(TASKS["kv"], tokenizer, 512, 2), tiny(n=6)
-    at_each, prompt, asked = at_lengths(["46", "94"], "0,100", 0, build, examples), PromptBuilder.prompt, []
+    builder, examples = PromptBuilder(TASKS["kv"], tokenizer, 512, 2), tiny(n=6)
+    at_each, prompt, asked = at_lengths(["46", "94"], "0,100", 0, builder, examples), PromptBuilder.prompt, []
     monkeypatch.setattr(PromptBuilder, "prompt", lambda self, *of: asked.append(of[0].id) or prompt(self, *of))
     estimated_lengths(at_each, examples, 1, lambda tokens: 0)
     times = Counter(asked)

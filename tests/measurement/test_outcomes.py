@@ -255,7 +255,7 @@ def test_a_teacher_leaves_out_what_was_not_answered_and_counts_it(tmp_path, mode
         def generate(self, groups, sampling):
             yield from ((index, 0, said[index]) for index, _ in enumerate(groups))
 
-    monkeypatch.setattr(asking, "open_generator", lambda config, build: Scripted())
+    monkeypatch.setattr(asking, "open_generator", lambda config, builder: Scripted())
     shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": DOCS, "advantageous": "1"}
     made = teacher(TeacherConfig(**shared, keep_incorrect=True, out=tmp_path / "out"))
     assert [row["id"] for _, row in read_jsonl(made / "responses.jsonl")] == ["kv-0", "kv-1"]

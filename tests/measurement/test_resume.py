@@ -246,7 +246,7 @@ def asked_of(tmp_path, model_folder, monkeypatch):
     def run(generator, out="out", **options):
         shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": DOCS, "advantageous": "2"}
         with monkeypatch.context() as patched:
-            patched.setattr(asking, "open_generator", lambda config, build: generator)
+            patched.setattr(asking, "open_generator", lambda config, builder: generator)
             made = teacher(TeacherConfig(**shared | {"out": tmp_path / out} | options))
         return [row for _, row in read_jsonl(made / "responses.jsonl")]
 

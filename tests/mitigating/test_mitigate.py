@@ -180,14 +180,14 @@ def test_an_interrupted_comparison_goes_on_and_ends_as_if_it_had_not_been(config
     over, asking = [], comparison.answered
     interruptions = [("lpes", "selection"), ("ms-poe", "selection"), ("base", "held_out"), ("reversed", "held_out")]
 
-    def interrupted(config, examples, build, placements, digests, *more):
+    def interrupted(config, examples, builder, placements, digests, *more):
         asked = config.label, config.examples.stem
         again = (asked, digests) in over and asked[0] != "base"
         assert not again or asked[1] == "held_out", "what was tried is not tried again"
         if interruptions and asked == interruptions[0]:
             interruptions.pop(0)
             raise KeyboardInterrupt
-        answers = asking(config, examples, build, placements, digests, *more)
+        answers = asking(config, examples, builder, placements, digests, *more)
         over.append((asked, digests))
         return answers
 

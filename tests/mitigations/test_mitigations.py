@@ -56,7 +56,7 @@ def family(request) -> str:
 @pytest.fixture(params=OF_MODELS)
 def case(request, family):
     """A mitigation, a model of a family, and settings that are tried on it; skipped where the family is refused."""
-    mitigation, model = MITIGATIONS[request.param], families.build(family)
+    mitigation, model = MITIGATIONS[request.param], families.builder(family)
     settings = list(mitigation.tried(TriedOn(model, PROMPTS)))
     before = logits(model)
     try:
@@ -128,7 +128,7 @@ def test_a_family_has_a_mitigation_or_is_told_truly_why_not(family, mitigation, 
 
 def test_mitigations_are_undone_in_any_order():
     """With each two in force, either is taken back, and what is left is as if the other had been alone."""
-    model = families.build("llama")
+    model = families.builder("llama")
     before, tried, alone = logits(model), {}, {}
     for name in OF_MODELS:
         tried[name] = MITIGATIONS[name].tried(TriedOn(model, PROMPTS))[-1]
@@ -156,7 +156,7 @@ def test_every_mitigation_says_what_it_is():
 
 
 def test_factors_of_layers_are_undone_with_their_name_in_the_config():
-    model = families.build("llama")
+    model = families.builder("llama")
     apply(model, "lpes", {"factors": [2.0] * model.config.num_hidden_layers})
     assert getattr(model.config, CONFIG_KEY)
     remove(model, "lpes")

@@ -148,8 +148,8 @@ def test_a_gap_is_none_by_construction_only_where_all_placements_are_asked_alike
     """Of four sentences that share no word with the question Qwen had a gap of 61.5, which was told as 0."""
 
     def is_order_free(examples, name="reordering", task="kv", n=3):
-        build = TextPromptBuilder(TASKS[task], 9)
-        mitigated = Mitigated(build, MITIGATIONS[name], MITIGATIONS[name].settings(), 0)
+        builder = TextPromptBuilder(TASKS[task], 9)
+        mitigated = Mitigated(builder, MITIGATIONS[name], MITIGATIONS[name].settings(), 0)
         return mitigated.is_order_free(examples, [Placement((at,), n) for at in range(1, n + 1)])
 
     assert is_order_free(kv_examples(4))  # BM25 finds the key, and the others keep their order
@@ -231,9 +231,9 @@ def test_the_order_given_asked_once_is_what_is_asked_without_a_mitigation():
     )  # fmt: skip
     questions = [at_every_place(example) for example in kv_examples(2)]
     said, generator = answers(lost_in_the_middle, as_given, questions)
-    build = TextPromptBuilder(TASKS["kv"], 9)
-    assert generator.prompts == [build.prompt(q.example, q.placement) for group in questions for q in group]
-    plain = Rule(lost_in_the_middle).generate([[build.prompt(*q[:2]) for q in group] for group in questions], None)
+    builder = TextPromptBuilder(TASKS["kv"], 9)
+    assert generator.prompts == [builder.prompt(q.example, q.placement) for group in questions for q in group]
+    plain = Rule(lost_in_the_middle).generate([[builder.prompt(*q[:2]) for q in group] for group in questions], None)
     assert said == {(group, number): completion for group, number, completion in plain}
     assert [said[0, i].text == retrieve(generator.prompts[0].text) for i in range(3)] == [True, False, True]
 

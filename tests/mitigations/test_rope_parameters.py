@@ -36,7 +36,7 @@ def plain(folder) -> torch.nn.Module:
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox"])
 def test_plain_transformers_loads_what_is_in_memory(name, family, tmp_path):
-    model = families.build(family, num_attention_heads=1, num_key_value_heads=1)
+    model = families.builder(family, num_attention_heads=1, num_key_value_heads=1)
     before = logits(model)
     model.save_pretrained(tmp_path / "base")
     apply(model, name, {"factor": 2.0})
@@ -57,7 +57,7 @@ def test_plain_transformers_loads_what_is_in_memory(name, family, tmp_path):
 
 
 def test_linear_is_positions_divided():
-    model = families.build("llama")
+    model = families.builder("llama")
     apply(model, "linear", {"factor": 1.5})
     linear = logits(model)
     remove(model, "linear")
@@ -66,7 +66,7 @@ def test_linear_is_positions_divided():
 
 
 def test_ntk_divides_the_slowest_frequency_and_leaves_the_fastest():
-    model = families.build("llama")
+    model = families.builder("llama")
     own = model.model.rotary_emb.inv_freq.clone()
     apply(model, "ntk", {"factor": 3.0})
     ratio = own / model.model.rotary_emb.inv_freq
@@ -75,7 +75,7 @@ def test_ntk_divides_the_slowest_frequency_and_leaves_the_fastest():
 
 def test_ntk_is_not_put_on_top_of_itself(tokenizer, tmp_path):
     """A larger base is marked beside it, in memory and on disk; other factors still take the place of the first."""
-    model = families.build("llama")
+    model = families.builder("llama")
     plain = model.config.to_dict()
     twice = written(plain, "ntk", Factor(factor=2.0))
     with pytest.raises(PosgapError, match=r"config.json: ntk: its base is a larger one already, by a factor of 2;"):
@@ -96,7 +96,7 @@ def test_ntk_is_not_put_on_top_of_itself(tokenizer, tmp_path):
 
 def test_yarn_is_what_its_paper_says():
     """Equations 10 to 13 and the temperature of equation 15, written out; alpha 1 and beta 32 turns."""
-    model = families.build("llama", head_dim=64, max_position_embeddings=4096)
+    model = families.builder("llama", head_dim=64, max_position_embeddings=4096)
     own = model.model.rotary_emb.inv_freq.double()
     apply(model, "yarn", {"factor": 4.0})
     rotary = model.model.rotary_emb
@@ -109,7 +109,7 @@ def test_yarn_is_what_its_paper_says():
 
 
 def test_layers_with_a_window_keep_their_positions():
-    model = families.build("gemma3_text", layer_types=["sliding_attention", "full_attention"] * 2)
+    model = families.builder("gemma3_text", layer_types=["sliding_attention", "full_attention"] * 2)
     apply(model, "linear", {"factor": 2.0})
     assert model.config.rope_parameters["sliding_attention"]["rope_type"] == "default"
     assert model.config.rope_parameters["full_attention"]["factor"] == 2.0
@@ -117,7 +117,9 @@ def test_layers_with_a_window_keep_their_positions():
 
 @pytest.mark.parametrize("old", [{"rope_theta": 5000.0}, {"rope_theta": 5000.0, "rope_scaling": None}])
 def test_an_older_config_keeps_its_names(old):
-    config = {key: value for key, value in families.build("llama").config.to_dict().items() if key != "rope_parameters"}
+    config = {
+        key: value for key, value in families.builder("llama").config.to_dict().items() if key != "rope_parameters"
+    }
     changed = written(config | old, "yarn", Yarn(factor=2.0))
     assert changed["rope_theta"] == 5000.0 and "rope_parameters" not in changed
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}
@@ -129,7 +131,7 @@ def test_an_older_config_keeps_its_names(old):
 @pytest.mark.parametrize("own", [128, int(1e30), 64])
 def test_a_stretched_model_reads_so_much_more(own, family, name, tmp_path):
     """In memory, in the folder and by its tokenizer, unless that one was kept shorter than the model."""
-    model, tokenizer = families.build(family), tiny_model.tokenizer()
+    model, tokenizer = families.builder(family), tiny_model.tokenizer()
     assert model.config.max_position_embeddings == 128
     tokenizer.model_max_length = own
     save_model(model, tokenizer, tmp_path / "base")
@@ -149,13 +151,13 @@ def test_a_stretched_model_reads_so_much_more(own, family, name, tmp_path):
 def test_a_length_that_a_rope_is_made_of_stays():
     """Dynamic NTK changes its frequencies beyond `max_position_embeddings`."""
     parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
-    model = families.build("llama", rope_parameters=parameters)
+    model = families.builder("llama", rope_parameters=parameters)
     apply(model, "ntk", {"factor": 2.0})
     assert model.config.max_position_embeddings == 128 and model.config.rope_parameters["rope_theta"] > 20_000
 
 
 def test_yarn_reads_as_much_as_its_original_length_says():
-    model = families.build("llama")
+    model = families.builder("llama")
     apply(model, "yarn", {"factor": 4.0, "original_max_position_embeddings": 48})
     assert model.config.max_position_embeddings == 192
     apply(model, "yarn", {"factor": 2.0, "original_max_position_embeddings": 48})
@@ -166,7 +168,7 @@ def test_yarn_reads_as_much_as_its_original_length_says():
 @pytest.mark.parametrize("name", NATIVE)
 def test_models_without_rotary_positions_are_refused(name, family):
     made, settings = families.ROWS[family]
-    model = families.build(made, **settings)
+    model = families.builder(made, **settings)
     before, kept = logits(model), model.config.to_dict()
     with pytest.raises(PosgapError, match=rf"{name}: its attention does not follow|{name}: it has no rotary"):
         apply(model, name, {"factor": 2.0})
@@ -174,7 +176,7 @@ def test_models_without_rotary_positions_are_refused(name, family):
 
 
 def test_a_scaled_rope_is_not_scaled_again_but_its_base_can_be():
-    model = families.build("llama", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})
+    model = families.builder("llama", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})
     before = logits(model)
     for name in ("linear", "yarn"):
         with pytest.raises(PosgapError, match=r"scaled already \(linear\)"):

@@ -170,7 +170,7 @@ def test_keys_are_turned_once_and_shared_as_they_were(ids):
 
 
 def test_a_key_that_all_query_heads_share_stays_one_where_their_factors_are_alike(ids):
-    model = families.build("falcon")
+    model = families.builder("falcon")
     scaled_heads(model, [[1.0] * 4, [1.5] * 4, [1.2, 1.3, 1.4, 1.5], [1.0] * 4])
     with torch.no_grad():
         cache = model(input_ids=ids, use_cache=True).past_key_values
@@ -213,7 +213,7 @@ def test_what_cannot_be_scaled_by_heads_is_refused(ids):
     with pytest.raises(PosgapError, match="some layers have a RoPE factor for each head"):
         scale_model(model, [[1.0] * 4, 1.0, 1.0])
     assert torch.equal(logits(model, ids), logits(tiny(), ids))
-    complex_tables = families.build("deepseek_v2")
+    complex_tables = families.builder("deepseek_v2")
     with pytest.raises(PosgapError, match="its rotary tables are complex numbers") as refused:
         scaled_heads(complex_tables, [[1.0] * 4] * 4)
     assert "\n" not in str(refused.value)
@@ -225,7 +225,7 @@ def test_what_cannot_be_scaled_by_heads_is_refused(ids):
     [("llama", [[1.2, 1.8, 1.4, 1.6]] * 4), ("falcon", [1.5] * 4), ("deepseek_v2", [1.5] * 4)],
 )
 def test_what_a_model_applies_is_read_off_its_tables(family, factors, tokenizer, tmp_path, capsys, monkeypatch):
-    save_model(scale_model(families.build(family), factors), tokenizer, tmp_path / "model")
+    save_model(scale_model(families.builder(family), factors), tokenizer, tmp_path / "model")
     serve_check(tmp_path / "model", "transformers")
     applied = " ".join(f"{factor:.4f}" for factor in factors[3]) if family == "llama" else "1.5000"
     assert f"layer   3  config {applied}  applied {applied}" in capsys.readouterr().out

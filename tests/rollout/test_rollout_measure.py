@@ -234,7 +234,7 @@ def test_windows_and_angles_are_read_by_layer():
 
 
 def test_attention_on_sink_logits_is_kept_apart():
-    model = families.build("gpt_oss")
+    model = families.builder("gpt_oss")
     ids = torch.randint(3, 60, (2, N), generator=torch.Generator().manual_seed(1))
     measured = measure(model, [ids], N, np.zeros(4), 0.2)
     with eager_attention(model), torch.no_grad():
@@ -259,17 +259,17 @@ def test_sinks_whose_part_the_family_takes_off_the_output_are_told():
 def test_hybrids_are_measured_by_their_layers_with_attention_and_say_so():
     """The twin multiplies the matrices of those layers alone."""
     assert families.rollout_row("lfm2")[1] == "equal, by 2, 4 of 4 layers"
-    decoder = Decoder(families.build("lfm2", layer_types=["conv", "full_attention", "conv", "conv"]))
+    decoder = Decoder(families.builder("lfm2", layer_types=["conv", "full_attention", "conv", "conv"]))
     assert (decoder.numbers, decoder.n_layers, decoder.n_all) == ([2], 1, 4)
     assert decoder.mixing().startswith("of 4 layers these have attention: 2; what tokens pass on otherwise")
-    assert "layers 1, 2, 3, 4 mix tokens beside" in Decoder(families.build("falcon_h1")).mixing()
-    assert Decoder(families.build("minimax")).numbers == [1, 3]
+    assert "layers 1, 2, 3, 4 mix tokens beside" in Decoder(families.builder("falcon_h1")).mixing()
+    assert Decoder(families.builder("minimax")).numbers == [1, 3]
     assert Decoder(llama()).mixing() == ""
 
 
 def test_what_cannot_be_measured_is_refused_in_a_line(ids, monkeypatch):
     with pytest.raises(PosgapError, match="mamba: has no attention, so that there is nothing to measure"):
-        Decoder(families.build("mamba"))
+        Decoder(families.builder("mamba"))
     model = llama().eval()
     monkeypatch.setattr(model.model.layers[1].self_attn.o_proj, "forward", lambda x: torch.zeros_like(x))
     with pytest.raises(PosgapError, match="LlamaForCausalLM, layer 2: what its attention makes is not added"):
@@ -338,7 +338,7 @@ def test_a_measurement_says_that_the_last_token_decides_on_a_preamble(tmp_path, 
     said = Probe([Response(f"The value of it is {i}", i == 0, False, False, 5 if i == 0 else None) for i in range(6)])
     heard = []
     monkeypatch.setattr(
-        "posgap.stages.rollout_measure.listened", lambda generator, build, asked: heard.extend(asked) or said
+        "posgap.stages.rollout_measure.listened", lambda generator, builder, asked: heard.extend(asked) or said
     )
     rows = [kv_example(i) for i in range(10)]
     write_examples(tmp_path / "e.jsonl", rows)
@@ -372,12 +372,12 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     assert documents["positions"] == [1, 2, 3, 4] and documents["prompts"] == [2, 2, 1, 1]
     assert documents["asked"] == [[kv_example(i).id, i % 4 + 1] for i in range(6)]
     # The twin finds each record's tokens by its text alone; prompts here are of one length.
-    build = prompt_builder("kv", str(model_folder), 0)
+    builder = prompt_builder("kv", str(model_folder), 0)
     whole = read_influences(measured, measurement, ["rollout"])["rollout"]
     for at, gold in ((0, 1), (5, 2)):
         example, placement = kv_example(at), Placement((gold,), 4)
-        text = build.text(example, placement)
-        offsets = build.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+        text = builder.text(example, placement)
+        offsets = builder.tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
         of_records = []
         for key, value in re.findall(r'"([^"]+)": "([^"]+)"', text):
             start = text.index(f'"{key}": "')

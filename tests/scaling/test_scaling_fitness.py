@@ -46,7 +46,7 @@ def test_teacher_forcing_is_greedy_generation_of_exactly_those_tokens(model, tok
     complex (DeepSeek-V2), and where positions are of three kinds (Qwen3.5)."""
     if family:
         sizes = {"num_hidden_layers": 2, "vocab_size": 41, "head_dim": 16}
-        model = families.build(family, **sizes, layer_types=["full_attention"] * 2)
+        model = families.builder(family, **sizes, layer_types=["full_attention"] * 2)
     generator, scaling = TransformersGenerator(model, tokenizer, 1000), layer_scaling(model)
     generated = {}
     for candidate in CANDIDATES:
@@ -89,13 +89,13 @@ def test_what_questions_begin_with_alike_is_read_once_and_changes_no_answer(mode
 
 
 def test_the_right_response_ends_with_its_answer_or_whole_with_the_end_token(tokenizer):
-    build, placement = PromptBuilder(TASKS["kv"], tokenizer, 512, 4), Placement((2,), 4)
+    builder, placement = PromptBuilder(TASKS["kv"], tokenizer, 512, 4), Placement((2,), 4)
     example = kv_example(3)
-    (value,) = right_response(build, example, placement, "contains_any")
+    (value,) = right_response(builder, example, placement, "contains_any")
     assert tokenizer.decode([value]).strip() == example.value
-    assert right_response(build, example, placement, "em") == [value, tokenizer.eos_token_id]
+    assert right_response(builder, example, placement, "em") == [value, tokenizer.eos_token_id]
     for metric in ("sub_em", "litm"):
-        assert right_response(build, example, placement, metric) == [value]
+        assert right_response(builder, example, placement, metric) == [value]
     of_base = PromptBuilder(TASKS["kv"], tokenizer, 512, 4, stop=("\n",))  # which goes on in another line
     assert right_response(of_base, example, placement, "em") == [value]
     two_answers = example.model_copy(update={"answers": ["d", "e"]})
@@ -103,7 +103,7 @@ def test_the_right_response_ends_with_its_answer_or_whole_with_the_end_token(tok
         with pytest.raises(
             PosgapError, match=f"kv-3: task kv with metric {metric} allows more than one right response"
         ):
-            right_response(build, asked, placement, metric)
+            right_response(builder, asked, placement, metric)
 
 
 def test_middle_weights_are_twice_those_of_the_ends_and_fitness_is_what_its_name_says():

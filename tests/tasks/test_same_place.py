@@ -31,31 +31,31 @@ def first_value(text: str) -> str:
     return text.split('": "')[1].split('"')[0]
 
 
-def answered(habit, build, share=1.0):
+def answered(habit, builder, share=1.0):
     """The wrong answers of a model that has a habit in a share of its answers, and else says nothing of use."""
     for number, example in enumerate(EXAMPLES):
         for placement in PLACEMENTS:
             place = habit(placement.n_docs)
             if place != placement.positions[0]:
-                named = build.documents(example, placement)[place - 1].text if number < share * len(EXAMPLES) else "?"
+                named = builder.documents(example, placement)[place - 1].text if number < share * len(EXAMPLES) else "?"
                 yield example.id, placement.positions, f"It is {named}!"
 
 
 @pytest.mark.parametrize(("habit", "place"), [("the first", 1), ("the last", 5), ("another at random", None)])
 def test_a_habit_is_found_and_chance_is_none(habit, place):
-    build = TextPromptBuilder(TASKS["kv"], 4)
-    wrong = list(answered(HABITS[habit], build))
-    found = same_place(build, EXAMPLES, PLACEMENTS, wrong)
+    builder = TextPromptBuilder(TASKS["kv"], 4)
+    wrong = list(answered(HABITS[habit], builder))
+    found = same_place(builder, EXAMPLES, PLACEMENTS, wrong)
     assert found == (place and SamePlace(place=place, named=len(wrong), wrong=len(wrong)))
 
 
 def test_it_takes_more_than_half_of_enough_answers():
-    build = TextPromptBuilder(TASKS["kv"], 4)
-    wrong = list(answered(HABITS["the first"], build, share=0.5))
-    assert same_place(build, EXAMPLES, PLACEMENTS, wrong) is None  # exactly half
-    assert same_place(build, EXAMPLES, PLACEMENTS, wrong[:-1]).named == len(wrong) / 2
-    assert same_place(build, EXAMPLES, PLACEMENTS, wrong[:20]) and not same_place(
-        build, EXAMPLES, PLACEMENTS, wrong[:19]
+    builder = TextPromptBuilder(TASKS["kv"], 4)
+    wrong = list(answered(HABITS["the first"], builder, share=0.5))
+    assert same_place(builder, EXAMPLES, PLACEMENTS, wrong) is None  # exactly half
+    assert same_place(builder, EXAMPLES, PLACEMENTS, wrong[:-1]).named == len(wrong) / 2
+    assert same_place(builder, EXAMPLES, PLACEMENTS, wrong[:20]) and not same_place(
+        builder, EXAMPLES, PLACEMENTS, wrong[:19]
     )
 
 

@@ -107,9 +107,9 @@ def test_a_version_answers_through_mlflow_what_was_scored(model_folder, tmp_path
         kept = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model_folder}
         logged = Model.log(None, name="asked", asked=as_swept(read_sweep(swept)), **kept)
         bare = Model.log(None, name="bare", **kept)
-    build = builder_of(config)
+    builder = builder_of(config)
     rows = read_predictions(swept)
-    texts = [build.text(examples[i // 3], Placement((1 + i % 3,), 3)) for i in range(9)]
+    texts = [builder.text(examples[i // 3], Placement((1 + i % 3,), 3)) for i in range(9)]
     version, unknown = (mlflow.pyfunc.load_model(each.model_uri) for each in (logged, bare))
     answers = version.predict(texts)
     assert answers == [row["response"] for row in rows] and any(answers)

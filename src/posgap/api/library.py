@@ -152,22 +152,22 @@ def sweep(
             asked = _in_memory(asked_of, tokenizer, config)
         refuse_searched(Path(asked.config.model), rows)
         if not config.lengths:
-            return _swept(asked, asked.config, asked.build, rows)
-        at_each = at_lengths(asked.config.lengths, asked.config.depths, asked.config.seed, asked.build, everything)
-        opened = LazyGenerator(lambda: open_generator(asked.config, asked.build))
+            return _swept(asked, asked.config, asked.builder, rows)
+        at_each = at_lengths(asked.config.lengths, asked.config.depths, asked.config.seed, asked.builder, everything)
+        opened = LazyGenerator(lambda: open_generator(asked.config, asked.builder))
         asked = asked._replace(generator=asked.generator or opened)
         at_all = [
-            _swept(asked, asked.config.model_copy(update={"lengths": [build.fill.length]}), build, rows)
-            for build in at_each
-            if build.fill
+            _swept(asked, asked.config.model_copy(update={"lengths": [builder.fill.length]}), builder, rows)
+            for builder in at_each
+            if builder.fill
         ]
     return at_all[0] if len(at_all) == 1 else LengthsResult(at_all, at_each[0].context, config.most_gap)
 
 
-def _swept(asked: "_Model", config: SweepConfig, build: TextPromptBuilder, rows: Sequence[AnyExample]) -> SweepResult:
+def _swept(asked: "_Model", config: SweepConfig, builder: TextPromptBuilder, rows: Sequence[AnyExample]) -> SweepResult:
     """The sweep of a model by prompts of this builder."""
-    placements = placements_of(build, config.n_docs, config.positions, config.shard)
-    responses, config, build, digests = swept(config, rows, build, placements, asked.digest, asked.generator)
+    placements = placements_of(builder, config.n_docs, config.positions, config.shard)
+    responses, config, builder, digests = swept(config, rows, builder, placements, asked.digest, asked.generator)
     if responses.outcomes.worst_share > config.max_unanswered:
         unanswered = responses.outcomes.phrase([placement.positions for placement in placements])
         reason = responses.most_frequent_reason
@@ -176,7 +176,7 @@ def _swept(asked: "_Model", config: SweepConfig, build: TextPromptBuilder, rows:
             + (f"; most often: {reason}" if reason else "")
         )
     label = config.label or label_of(config.model, config.mitigation)
-    measured = figures(config, rows, build, placements, digests, responses, label, asked.factors, asked.device)
+    measured = figures(config, rows, builder, placements, digests, responses, label, asked.factors, asked.device)
     return SweepResult(measured, responses.predictions, sorted(training_examples(config.model)), rows)
 
 
@@ -297,7 +297,7 @@ class _Model(NamedTuple):
     """
 
     config: SweepConfig
-    build: TextPromptBuilder
+    builder: TextPromptBuilder
     factors: Sequence | None
     digest: str = ""
     generator: Generator | None = None
@@ -318,10 +318,10 @@ def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", c
     if config.backend != "transformers":
         raise PosgapError(f"backend {config.backend}: a model in memory is asked by transformers alone")
     pads = padding(tokenizer)
-    build = builder_with(config, pads, context_length(model.config, pads))
+    builder = builder_with(config, pads, context_length(model.config, pads))
     generator = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
     config = config.model_copy(update={"dtype": str(model.dtype).removeprefix("torch.")})
-    return _Model(config, build, config_factors(model.config), "", generator, model.device.type)
+    return _Model(config, builder, config_factors(model.config), "", generator, model.device.type)
 
 
 def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":

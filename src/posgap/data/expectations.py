@@ -22,7 +22,7 @@ ROWS_NAMED = 5  # in the message about a failed expectation
 
 def describe(
     examples: list[AnyExample],
-    build: PromptBuilder,
+    builder: PromptBuilder,
     n_docs: int,
     excluded: Collection[str] = (),
     lines: Sequence[int] = (),
@@ -33,7 +33,7 @@ def describe(
     """
     import pandas as pd
 
-    placement = build.task.placements(n_docs)[0]
+    placement = builder.task.placements(n_docs)[0]
     return pd.DataFrame(
         {
             "id": example.id,
@@ -44,11 +44,11 @@ def describe(
             "n_gold": len(example.gold),
             "n_docs": len(example.gold) + len(example.distractors),
             "gold_holds_answer": _gold_holds_answer(example),
-            "gold_among_distractors": _gold_among_distractors(example, bool(build.task.slot_names)),
+            "gold_among_distractors": _gold_among_distractors(example, bool(builder.task.slot_names)),
             "key_occurrences": sum(k == example.key for k, _ in example.records)
             if isinstance(example, KVExample)
             else 1,
-            "prompt_tokens": _prompt_tokens(example, build, placement),
+            "prompt_tokens": _prompt_tokens(example, builder, placement),
             "in_excluded": bool(excluded) and content(example) in excluded,
         }
         for line, example in zip(lines or count(1), examples)
@@ -89,9 +89,9 @@ def _gold_among_distractors(example: AnyExample, without_titles: bool) -> int:
     return sum(" ".join(document.text.split()) in gold for document in example.distractors)
 
 
-def _prompt_tokens(example: AnyExample, build: PromptBuilder, placement) -> int:
+def _prompt_tokens(example: AnyExample, builder: PromptBuilder, placement) -> int:
     try:
-        return len(build.token_ids(build.text(example, placement)))
+        return len(builder.token_ids(builder.text(example, placement)))
     except PosgapError:
         return 0  # no prompt can be made; the columns that count documents say why
 

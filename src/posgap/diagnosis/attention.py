@@ -40,14 +40,14 @@ def attention_shares(
 def diagnose_attention(swept: Swept, generator: TransformersGenerator, most: int) -> AttentionFigures:
     """Lets the model answer the first `most` examples again at every placement of the sweep, and averages its shares
     of attention over them."""
-    examples, placements, build = swept.examples[:most], swept.placements, swept.build
-    groups = [[build.prompt(example, placement) for placement in placements] for example in examples]
+    examples, placements, builder = swept.examples[:most], swept.placements, swept.builder
+    groups = [[builder.prompt(example, placement) for placement in placements] for example in examples]
     means = {name: [_Mean() for _ in placements] for name in ("gold", "sink", "even", "answer_gold", "answer_sink")}
-    answered = complete_groups(generator, groups, Sampling.of(build))
+    answered = complete_groups(generator, groups, Sampling.of(builder))
     for index, answers in track(answered, len(examples), "attention"):
         example = examples[index]
         for at, (placement, answer) in enumerate(zip(placements, answers)):
-            prompt, gold = build(example, placement), gold_tokens(build, example, placement)
+            prompt, gold = builder(example, placement), gold_tokens(builder, example, placement)
             # The answer's last token is not read: it decides no further token.
             shares = attention_shares(generator.model, prompt, gold, answer.token_ids[:-1])
             means["even"][at].add(torch.tensor([[len(gold) / len(prompt)]]))

@@ -31,7 +31,7 @@ class Swept:
     sweep: Sweep
     examples: list[AnyExample]
     correct: np.ndarray
-    build: PromptBuilder
+    builder: PromptBuilder
     predictions: list[Prediction]
     metric: str
 
@@ -47,7 +47,7 @@ class Swept:
         return Probe(
             [
                 seen(
-                    self.build,
+                    self.builder,
                     by_id[row["id"]],
                     Placement(tuple(row["placement"]), self.sweep.n_docs),
                     Completion(row["response"], [], cut=row.get("cut", False)),
@@ -64,7 +64,7 @@ class Swept:
 
     def score(self, response: str, example: AnyExample, placement: Placement) -> float:
         """The score of a response at a placement under the sweep's metric."""
-        return self.build.task.score(response, self.build.task.answers(example, placement), self.metric)
+        return self.builder.task.score(response, self.builder.task.answers(example, placement), self.metric)
 
 
 def read_swept(config: DiagnoseConfig) -> Swept:
@@ -83,7 +83,7 @@ def read_swept(config: DiagnoseConfig) -> Swept:
     if was.temperature:
         raise PosgapError(f"{config.sweep}: has responses that were drawn; sweep without a temperature to diagnose")
     everything = read_examples(config.examples)
-    build = as_filled(was.lengths, was.depths, was.seed, builder_of(was), everything)
+    builder = as_filled(was.lengths, was.depths, was.seed, builder_of(was), everything)
     evidence = Evidence(config.sweep, sweep)
     ids, correct = evidence.ids, evidence.correct
     by_id = {example.id: example for example in everything}
@@ -91,7 +91,7 @@ def read_swept(config: DiagnoseConfig) -> Swept:
     now = {
         "examples": (examples_digest(examples, sweep.n_digested, was.shuffle), sweep.examples_digest),
         "model": (config.digest("model"), sweep.model_digest),
-        "prompts": (build.digest(), sweep.prompt_digest),
+        "prompts": (builder.digest(), sweep.prompt_digest),
     }
     for what, (digest_now, digest_swept) in now.items():
         if digest_now != digest_swept:
@@ -101,4 +101,4 @@ def read_swept(config: DiagnoseConfig) -> Swept:
     limit = config.limit or len(ids)
     among = set(ids[:limit])
     predictions = [row for row in swept_rows(read_predictions(config.sweep)) if row["id"] in among]
-    return Swept(sweep, examples[:limit], correct[:limit], build, predictions, was.metric)
+    return Swept(sweep, examples[:limit], correct[:limit], builder, predictions, was.metric)

@@ -114,15 +114,15 @@ def diagnose_tokens(
     cases = [(swept.examples[e], swept.placements[p]) for e, p in wrong[drawn]]
     if not cases:
         return summarize_shifts([], wrong=0)
-    build, advantageous = swept.build, swept.placements[swept.best]
-    prompts = [build.prompt(example, advantageous) for example, _ in cases]
-    sampling = Sampling.of(build)
+    builder, advantageous = swept.builder, swept.placements[swept.best]
+    prompts = [builder.prompt(example, advantageous) for example, _ in cases]
+    sampling = Sampling.of(builder)
     responses = complete(generator, prompts, sampling)
     streams = [
-        Readings(list(prompt.token_ids), build(example, placement), response.token_ids)
+        Readings(list(prompt.token_ids), builder(example, placement), response.token_ids)
         for prompt, (example, placement), response in zip(prompts, cases, responses)
     ]
-    token_by_token = token_shifts(generator.model, streams, build.tokenizer.pad_token_id, batch_tokens)
+    token_by_token = token_shifts(generator.model, streams, builder.tokenizer.pad_token_id, batch_tokens)
     # Without a turning token the answer is not wrong here: in the sweep, rounding in another batch made it wrong.
     turned = [
         (case, r, shift, shift.turning)
@@ -131,12 +131,12 @@ def diagnose_tokens(
     ]
 
     def decode(ids: list[int]) -> str:
-        stream = ResponseStream(build.tokenizer, generator.end_ids, sampling)
+        stream = ResponseStream(builder.tokenizer, generator.end_ids, sampling)
         stream.read(ids)
         return stream.completion().text
 
     mended = corrected(
-        generator, [r for _, r, _, _ in turned], [at for _, _, _, at in turned], build.max_new_tokens, decode
+        generator, [r for _, r, _, _ in turned], [at for _, _, _, at in turned], builder.max_new_tokens, decode
     )
     said = {(row["id"], tuple(row["placement"])): row for row in swept.predictions}
     shifts = [
@@ -145,10 +145,10 @@ def diagnose_tokens(
             placement=list(placement.positions),
             response=decode(r.response),
             prediction=said[example.id, placement.positions]["response"],
-            tokens=[build.tokenizer.decode([token]) for token in r.response],
+            tokens=[builder.tokenizer.decode([token]) for token in r.response],
             kl=shift.kl,
             turning=at,
-            instead=build.tokenizer.decode([shift.greedy[at]]),
+            instead=builder.tokenizer.decode([shift.greedy[at]]),
             corrected=text,
             recovered=swept.score(text, example, placement) == 1,
             settled=swept.score(decode(r.response[: at + 1]), example, placement) == 1,

@@ -43,9 +43,9 @@ def pair_up(examples: Sequence[AnyExample], responses: Sequence[Response]) -> li
     return [Pair(by_content[response.content], response) for response in responses]
 
 
-def with_gold(pair: Pair, build: PromptBuilder) -> Pair:
+def with_gold(pair: Pair, builder: PromptBuilder) -> Pair:
     """The pair with the gold answer in place of the teacher's response."""
-    gold = build.gold_response(pair.example, pair.response.at)
+    gold = builder.gold_response(pair.example, pair.response.at)
     return Pair(pair.example, pair.response.model_copy(update={"token_ids": gold}))
 
 
@@ -163,8 +163,8 @@ class Collator:
     placements are built when they are needed.
     """
 
-    def __init__(self, pairs: Sequence[Pair], build: PromptBuilder):
-        self.pairs, self.build, self.pad = pairs, build, build.tokenizer.pad_token_id
+    def __init__(self, pairs: Sequence[Pair], builder: PromptBuilder):
+        self.pairs, self.builder, self.pad = pairs, builder, builder.tokenizer.pad_token_id
         self._kept: dict[Row, list[int]] = {}
 
     def token_ids(self, row: Row) -> tuple[list[int], list[int]]:
@@ -190,7 +190,7 @@ class Collator:
         if row in self._kept:
             return self._kept[row]
         pair = self.pairs[row.pair]
-        return self.build(pair.example, Placement(row.positions, pair.response.n_docs))
+        return self.builder(pair.example, Placement(row.positions, pair.response.n_docs))
 
     @cached_property
     def _at_best(self) -> list[np.ndarray]:

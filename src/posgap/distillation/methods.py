@@ -48,7 +48,7 @@ class Method:
                 "take sft or seqkd"
             )
 
-    def learnt(self, pairs: "list[Pair]", build: "PromptBuilder") -> "list[Pair]":
+    def learnt(self, pairs: "list[Pair]", builder: "PromptBuilder") -> "list[Pair]":
         """The pairs of example and response to learn, made of those that the stage `teacher` wrote."""
         return pairs
 
@@ -76,10 +76,10 @@ class _R1(Method):
 
 
 class _GoldAnswers(Method):
-    def learnt(self, pairs: "list[Pair]", build: "PromptBuilder") -> "list[Pair]":
+    def learnt(self, pairs: "list[Pair]", builder: "PromptBuilder") -> "list[Pair]":
         from posgap.distillation.batches import with_gold
 
-        return [with_gold(pair, build) for pair in pairs]
+        return [with_gold(pair, builder) for pair in pairs]
 
 
 R1 = _R1("r1", "KL to the teacher's distributions, for retrieval", R1Parameters, needs_teacher=True)

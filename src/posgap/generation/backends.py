@@ -84,8 +84,8 @@ class Backend:
         """How tokens are chosen, where an endpoint said this of itself: greedily, as far as it can be told."""
         return "greedy"
 
-    def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
-        """The generator that answers prompts of `build`; raises `PosgapError` if something it needs is missing."""
+    def generator(self, config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
+        """The generator that answers prompts of `builder`; raises `PosgapError` if something it needs is missing."""
         raise NotImplementedError
 
 
@@ -109,13 +109,13 @@ class _Transformers(Backend):
     def dtype(self, config: "BackendConfig") -> str:
         return _dtype_here(config)
 
-    def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
+    def generator(self, config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
         import torch
 
         from posgap.generation.parallel import ParallelGenerator
         from posgap.generation.transformers import TransformersGenerator
 
-        tokenizer = _with_tokenizer(build).tokenizer
+        tokenizer = _with_tokenizer(builder).tokenizer
         processes = TransformersParameters.of(config).processes or torch.cuda.device_count()
         if processes > 1:
             return ParallelGenerator(config.model, config.dtype, tokenizer, config.batch_tokens, processes)
@@ -126,10 +126,10 @@ class _VLLM(Backend):
     def dtype(self, config: "BackendConfig") -> str:
         return _dtype_here(config)
 
-    def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
+    def generator(self, config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
         from posgap.generation.vllm import VLLMGenerator
 
-        local = _with_tokenizer(build)
+        local = _with_tokenizer(builder)
         own = VLLMParameters.of(config)
         return VLLMGenerator(
             config.model,
@@ -160,13 +160,13 @@ class _OpenAI(Backend):
             return "endpoint's own"
         return f"temperature {temperature}" if temperature else "greedy"
 
-    def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
+    def generator(self, config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
         from posgap.generation.openai import OpenAIGenerator
 
         parameters = EndpointParameters.of(config)
         if not parameters.base_url:
             raise PosgapError("backend openai: give `base_url`, like http://localhost:8000/v1")
-        return OpenAIGenerator(config.model, parameters, build.framing)
+        return OpenAIGenerator(config.model, parameters, builder.framing)
 
 
 TRANSFORMERS = _Transformers("transformers", "on this machine, in one process or several", TransformersParameters)
@@ -180,14 +180,14 @@ OPENAI = _OpenAI(
 )
 
 
-def open_generator(config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
+def open_generator(config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
     """The generator of a stage's config; raises `PosgapError` if something the backend needs is missing."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise PosgapError(
             "generation starts its own processes, one per GPU by default: run this without a launcher, and set "
             "`processes` for another number"
         )
-    return BACKENDS[config.backend].generator(config, build)
+    return BACKENDS[config.backend].generator(config, builder)
 
 
 def _dtype_here(config: "BackendConfig") -> str:
@@ -205,9 +205,9 @@ def _tell_bfloat16(flag: str) -> None:
     log.info("bfloat16, since this processor computes it quicker (%s); --dtype float32 for single precision", flag)
 
 
-def _with_tokenizer(build: "TextPromptBuilder") -> "PromptBuilder":
-    assert isinstance(build, PromptBuilder)
-    return build
+def _with_tokenizer(builder: "TextPromptBuilder") -> "PromptBuilder":
+    assert isinstance(builder, PromptBuilder)
+    return builder
 
 
 BACKENDS: Choices[Backend] = Choices("backend", "posgap.backends", TRANSFORMERS, VLLM, OPENAI)

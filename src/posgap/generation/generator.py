@@ -75,10 +75,10 @@ class Sampling:
     opened: str | None = ""
 
     @classmethod
-    def of(cls, build: TextPromptBuilder, temperature: float = 0.0, seed: int = 0) -> Self:
+    def of(cls, builder: TextPromptBuilder, temperature: float = 0.0, seed: int = 0) -> Self:
         """How prompts of this builder are answered."""
-        opened = None if build.ending is None else opened_by(build.ending)
-        return cls(build.max_new_tokens, temperature, seed, build.stop, build.max_thinking_tokens, opened)
+        opened = None if builder.ending is None else opened_by(builder.ending)
+        return cls(builder.max_new_tokens, temperature, seed, builder.stop, builder.max_thinking_tokens, opened)
 
     def seed_of(self, prompt: Prompt) -> int:
         """The seed of a prompt's response, for backends that draw each by itself: another for every prompt and sample,

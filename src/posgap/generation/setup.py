@@ -29,12 +29,12 @@ def builder_of(config: Prompting, longest: int = 0) -> PromptBuilder:
     return _of_model(config.model, lambda tokenizer, context: builder_with(config, tokenizer, context, longest))
 
 
-def _of_model(model: str, build: "Callable[[PreTrainedTokenizerBase, int], PromptBuilder]") -> PromptBuilder:
-    """Returns the builder that `build(tokenizer, context)` makes for a model."""
+def _of_model(model: str, builder: "Callable[[PreTrainedTokenizerBase, int], PromptBuilder]") -> PromptBuilder:
+    """Returns the builder that `builder(tokenizer, context)` makes for a model."""
     from posgap.models.loading import context_length, load_config, load_tokenizer
 
     tokenizer = load_tokenizer(model)
-    return build(tokenizer, context_length(load_config(model), tokenizer))
+    return builder(tokenizer, context_length(load_config(model), tokenizer))
 
 
 def builder_with(
@@ -43,13 +43,13 @@ def builder_with(
     """The same for a tokenizer that is at hand, of a model that reads `context` tokens."""
     task = TASKS[config.task]
     most = longest or getattr(config, "max_new_tokens", 0) or task.max_new_tokens
-    build = PromptBuilder(task, tokenizer, context, most, order_of(config), Framing.of(config))
+    builder = PromptBuilder(task, tokenizer, context, most, order_of(config), Framing.of(config))
     # A chat model ends by itself.
-    usual = () if build.chat else task.stop_of_base(getattr(config, "metric", ""))
-    build.stop = usual
+    usual = () if builder.chat else task.stop_of_base(getattr(config, "metric", ""))
+    builder.stop = usual
     if isinstance(config, GenerationConfig):
-        build.max_thinking_tokens, build.stop = config.max_thinking_tokens, config.stop_strings(usual)
-    return build
+        builder.max_thinking_tokens, builder.stop = config.max_thinking_tokens, config.stop_strings(usual)
+    return builder
 
 
 def order_of(config: Prompting) -> Order:

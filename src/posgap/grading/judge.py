@@ -54,11 +54,11 @@ class Judge:
     def __init__(self, config: GradeConfig, digests: dict[str, str]):
         self.name, self.prompt = config.judge, config.judge_prompt or own_prompt()
         self.config, backend = _asked_as(config)
-        self.build = backend.builder(self.config)
+        self.builder = backend.builder(self.config)
         self.asked = {
             "prompt": digest_of(self.prompt),
             "endpoint": "" if backend.local else config.endpoint,
-            "template": self.build.template,
+            "template": self.builder.template,
             "max_new_tokens": config.max_new_tokens,
             "max_thinking_tokens": config.max_thinking_tokens,
             "template_args": config.template_args,
@@ -78,8 +78,8 @@ class Judge:
             if orders := [order for order in (0, 1) if (number, order) not in self.kept.completions]:
                 missing[number] = orders
         if missing:
-            self._generator = self._generator or open_generator(self.config, self.build)
-            sampling, by_number = Sampling.of(self.build, seed=self.config.seed), list(self._numbers)
+            self._generator = self._generator or open_generator(self.config, self.builder)
+            sampling, by_number = Sampling.of(self.builder, seed=self.config.seed), list(self._numbers)
             for _ in ask(
                 self._generator,
                 self.kept,
@@ -101,14 +101,14 @@ class Judge:
 
     def _prompted(self, judged: Judged, response_first: bool) -> Prompt:
         text = judge_prompt(self.prompt, judged, response_first)
-        if not isinstance(self.build, PromptBuilder):
+        if not isinstance(self.builder, PromptBuilder):
             return Prompt(text)
-        ids = self.build.token_ids(text)
-        longest = self.build.max_new_tokens + self.build.max_thinking_tokens
-        if len(ids) + longest > self.build.context:
+        ids = self.builder.token_ids(text)
+        longest = self.builder.max_new_tokens + self.builder.max_thinking_tokens
+        if len(ids) + longest > self.builder.context:
             raise PosgapError(
                 f"{self.name}: the prompt about {shortened(repr(judged.question))} has {len(ids)} tokens, which with "
-                f"{longest} new ones exceed the judge's context of {self.build.context}; take another judge"
+                f"{longest} new ones exceed the judge's context of {self.builder.context}; take another judge"
             )
         return Prompt(text, ids)
 

@@ -33,7 +33,7 @@ def answers(
     config: BackendConfig,
     examples: Sequence[AnyExample],
     placements: Sequence[Placement],
-    build: TextPromptBuilder,
+    builder: TextPromptBuilder,
     sampling: Sampling,
     what: str,
     beside: dict[str, Any],
@@ -53,7 +53,7 @@ def answers(
     What is `mitigated` is asked so; an answer from several prompts is kept when all of them are there.
     """
     identity = {name: getattr(config, name) for name in config.deciding() if name not in _WITHOUT_EFFECT}
-    identity["stop"] = list(build.stop)  # which may come from the metric
+    identity["stop"] = list(builder.stop)  # which may come from the metric
     # Answers are kept by the place of their example in its file, of which another `limit` takes more.
     identity |= {"model": config.model, "examples_digest": digest(examples_file(config.examples))} | beside
     unfinished = Unfinished(work_folder(config.out), identity, token_ids)
@@ -72,7 +72,7 @@ def answers(
             each(examples[example], placements[number // samples], completion)
     for example in missing:
         # What does not fit is said before anything is spent; other placements differ by a few tokens.
-        build.prompt(examples[example], placements[0])
+        builder.prompt(examples[example], placements[0])
     if missing:
 
         def question(example: int, number: int) -> Question:
@@ -81,12 +81,12 @@ def answers(
 
         def prompt(example: int, number: int) -> Prompt:
             placement, sample = divmod(number, samples)
-            return build.prompt(examples[example], placements[placement])._replace(sample=sample)
+            return builder.prompt(examples[example], placements[placement])._replace(sample=sample)
 
         if sampling.temperature:
             # What goes on draws other samples than what was interrupted.
             sampling = replace(sampling, seed=sampling.seed + len(prompts) - left)
-        generator, first = generator or open_generator(config, build), FirstAnswers(build, left, config.metric)
+        generator, first = generator or open_generator(config, builder), FirstAnswers(builder, left, config.metric)
         if mitigated:
             generate = partial(mitigated.generate, generator)
             asked = ask(generator, unfinished, missing, question, sampling, what, generate)

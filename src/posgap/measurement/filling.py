@@ -80,18 +80,18 @@ class Fill:
         """What decides the filler of a prompt."""
         return {"tokens": self.tokens, "depths": self.depths, "seed": self.seed, "pool": self.pool}
 
-    def filled(self, build: TextPromptBuilder, first: AnyExample) -> Filled:
+    def filled(self, builder: TextPromptBuilder, first: AnyExample) -> Filled:
         """What a sweep's file says of it, whose first example is this."""
-        documents = len(self.documents(build, first, self.placements[0]))
+        documents = len(self.documents(builder, first, self.placements[0]))
         return Filled(length=self.length, documents=documents, **self.described)  # type: ignore[arg-type]
 
-    def documents(self, build: TextPromptBuilder, example: AnyExample, placement: Placement) -> list[Document]:
+    def documents(self, builder: TextPromptBuilder, example: AnyExample, placement: Placement) -> list[Document]:
         """The documents of a prompt: the filler with the gold document at the placement's depth.
 
         Raises `PosgapError` where there is too little filler, or the length is too short for the depths.
         """
-        assert isinstance(build, PromptBuilder)
-        plan = self._planned(build, example)
+        assert isinstance(builder, PromptBuilder)
+        plan = self._planned(builder, example)
         (number,) = placement.positions
         at = plan.borders[number - 1]
         fillers = self._exactly(plan.pool, plan.number, plan.removed, plan.counted(at)).fillers
@@ -101,15 +101,15 @@ class Fill:
     def _distractors(self) -> list[list[Document]]:
         return [example.distractors for example in self._examples]
 
-    def _planned(self, build: PromptBuilder, example: AnyExample) -> "_Plan":
-        asked = example.id, build.order
+    def _planned(self, builder: PromptBuilder, example: AnyExample) -> "_Plan":
+        asked = example.id, builder.order
         if self._plan is None or self._plan[0] != asked:
-            self._plan = asked, self._new_plan(build, example)
+            self._plan = asked, self._new_plan(builder, example)
         return self._plan[1]
 
-    def _new_plan(self, build: PromptBuilder, example: AnyExample) -> "_Plan":
+    def _new_plan(self, builder: PromptBuilder, example: AnyExample) -> "_Plan":
         """How an example's prompts are filled, found for the one whose gold document stands last."""
-        plan = _Plan(build, example, self.tokens, self._pool(build, example))
+        plan = _Plan(builder, example, self.tokens, self._pool(builder, example))
         count = plan.counted(None)
         least, target = count([]) + plan.target, plan.target
         if least > target:
@@ -182,9 +182,9 @@ class Fill:
                 fewer += off
         return nearest
 
-    def _pool(self, build: PromptBuilder, example: AnyExample) -> "_DistractorPool":
-        own = shuffled(list(dict.fromkeys(example.distractors)), example, build.order.shuffle)
-        return _DistractorPool(build, example, own, self._drawn(example, {*own, *example.gold}))
+    def _pool(self, builder: PromptBuilder, example: AnyExample) -> "_DistractorPool":
+        own = shuffled(list(dict.fromkeys(example.distractors)), example, builder.order.shuffle)
+        return _DistractorPool(builder, example, own, self._drawn(example, {*own, *example.gold}))
 
     def _drawn(self, example: AnyExample, there: set[Document]) -> Iterator[Document]:
         """Filler of the other examples, in a random order of this example's own."""
@@ -219,9 +219,9 @@ class _Plan:
     """How the prompts of an example are filled: with so many documents of its stock, of which about so many tokens are
     removed, and at which borders between them the gold document stands."""
 
-    def __init__(self, build: PromptBuilder, example: AnyExample, tokens: int, pool: "_DistractorPool"):
-        self._build, self._example, self.pool = build, example, pool
-        self.target = tokens - build.max_new_tokens - build.max_thinking_tokens
+    def __init__(self, builder: PromptBuilder, example: AnyExample, tokens: int, pool: "_DistractorPool"):
+        self._build, self._example, self.pool = builder, example, pool
+        self.target = tokens - builder.max_new_tokens - builder.max_thinking_tokens
         self.number = self.removed = 0
         self.borders: list[int | None] = []
 
@@ -246,8 +246,8 @@ class _DistractorPool:
     `sizes` are the tokens of each document's title and text.
     """
 
-    def __init__(self, build: PromptBuilder, example: AnyExample, own: list[Document], drawn: Iterator[Document]):
-        self._tokenizer, self._example, self._drawn = build.tokenizer, example, drawn
+    def __init__(self, builder: PromptBuilder, example: AnyExample, own: list[Document], drawn: Iterator[Document]):
+        self._tokenizer, self._example, self._drawn = builder.tokenizer, example, drawn
         self._documents: list[Document] = []
         self.sizes: list[int] = []
         self._add(own)
@@ -315,7 +315,7 @@ class _DistractorPool:
 
 
 def at_lengths(
-    lengths: Sequence[str], depths: str, seed: int, build: TextPromptBuilder, examples: Sequence[AnyExample]
+    lengths: Sequence[str], depths: str, seed: int, builder: TextPromptBuilder, examples: Sequence[AnyExample]
 ) -> list[PromptBuilder]:
     """For each of these lengths, the shortest first, the builder of its prompts: they are filled with the distractors
     of these examples, drawn by `seed`, with the gold document at these `depths`.
@@ -323,27 +323,27 @@ def at_lengths(
     Raises `PosgapError` where a length exceeds the model's context, two are the same, or the task's prompts cannot be
     filled.
     """
-    if not isinstance(build, PromptBuilder):
+    if not isinstance(builder, PromptBuilder):
         raise PosgapError("lengths: are counted by the model's tokenizer, which an endpoint keeps to itself")
-    if build.task.n_gold != 1 or build.task.slots is not INSERTED:
+    if builder.task.n_gold != 1 or builder.task.slots is not INSERTED:
         raise PosgapError(
-            f"lengths: task {build.task.name} is not one gold document among others, which could be filler"
+            f"lengths: task {builder.task.name} is not one gold document among others, which could be filler"
         )
-    tokens = {length: tokens_of(length, build.context) for length in dict.fromkeys(lengths)}
+    tokens = {length: tokens_of(length, builder.context) for length in dict.fromkeys(lengths)}
     for length, number in tokens.items():
-        if number > build.context:
-            raise PosgapError(f"length {length}: the model reads no more than {build.context} tokens")
+        if number > builder.context:
+            raise PosgapError(f"length {length}: the model reads no more than {builder.context} tokens")
         if twice := [other for other, same in tokens.items() if same == number and other != length]:
             raise PosgapError(f"lengths {length} and {twice[0]}: are both {number} tokens; leave one out")
     ordered = sorted(tokens.items(), key=lambda item: item[1])
-    return [build.filled(Fill(length, number, parse_depths(depths), seed, examples)) for length, number in ordered]
+    return [builder.filled(Fill(length, number, parse_depths(depths), seed, examples)) for length, number in ordered]
 
 
 def as_filled(
-    lengths: Sequence[str], depths: str, seed: int, build: PromptBuilder, examples: Sequence[AnyExample]
+    lengths: Sequence[str], depths: str, seed: int, builder: PromptBuilder, examples: Sequence[AnyExample]
 ) -> PromptBuilder:
     """The builder of the prompts that a sweep at no length, or at one, has asked of these examples."""
     if not lengths:
-        return build
-    (filled,) = at_lengths(lengths, depths, seed, build, examples)
+        return builder
+    (filled,) = at_lengths(lengths, depths, seed, builder, examples)
     return filled

@@ -200,13 +200,13 @@ def estimated_lengths(
     are the bytes of a prompt's keys and values, 0 where nobody knows. Every example is filled up once, so that one that
     cannot be is named."""
     lines, prompts, tokens, read = [], 0, 0, 0.0
-    for build in at_each:
-        fill = build.fill
+    for builder in at_each:
+        fill = builder.fill
         assert fill
         for example in examples:
-            build.prompt(example, fill.placements[0])
-        share = prefill_share([[build(example, at) for at in fill.placements] for example in examples[:_TRIED]])
-        length = fill.tokens - build.max_new_tokens - build.max_thinking_tokens
+            builder.prompt(example, fill.placements[0])
+        share = prefill_share([[builder(example, at) for at in fill.placements] for example in examples[:_TRIED]])
+        length = fill.tokens - builder.max_new_tokens - builder.max_thinking_tokens
         number = len(examples) * len(fill.placements) * samples
         prompts, tokens, read = prompts + number, tokens + number * length, read + share * number * length
         lines.append(

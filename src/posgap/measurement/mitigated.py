@@ -42,16 +42,16 @@ class Mitigated:
     `seed` is that of all that a mitigation draws.
     """
 
-    def __init__(self, build: TextPromptBuilder, mitigation: "PromptMitigation", settings: "Settings", seed: int):
-        self.build, self.mitigation, self.settings, self.seed = build, mitigation, settings, seed
+    def __init__(self, builder: TextPromptBuilder, mitigation: "PromptMitigation", settings: "Settings", seed: int):
+        self.builder, self.mitigation, self.settings, self.seed = builder, mitigation, settings, seed
 
     @classmethod
-    def of(cls, name: str, settings: Mapping[str, Any], seed: int, build: TextPromptBuilder) -> "Mitigated | None":
+    def of(cls, name: str, settings: Mapping[str, Any], seed: int, builder: TextPromptBuilder) -> "Mitigated | None":
         """The mitigation of that name; None where the name is empty."""
         if not name:
             return None
         mitigation = PROMPT_MITIGATIONS[name]
-        return cls(build, mitigation, mitigation.settings(**settings), seed)
+        return cls(builder, mitigation, mitigation.settings(**settings), seed)
 
     @property
     def described(self) -> AskedBy:
@@ -64,7 +64,7 @@ class Mitigated:
         if not self.mitigation.order_free:
             return False
         by_example = (
-            [self._orders(example, self.build.documents(example, at)) for at in placements] for example in examples
+            [self._orders(example, self.builder.documents(example, at)) for at in placements] for example in examples
         )
         return all(orders == first for first, *others in by_example for orders in others)
 
@@ -72,7 +72,7 @@ class Mitigated:
         """The prompts of a question."""
         example, placement, sample = question
         if placement.baseline and not BASELINES[placement.baseline].documents:
-            return Several([self.build.prompt(example, placement)._replace(sample=sample)], [], [])
+            return Several([self.builder.prompt(example, placement)._replace(sample=sample)], [], [])
         name = f"example {example.id} at position {placement.name}"
         if self.mitigation.needs_ranks and not isinstance(example, RankedExample):
             raise PosgapError(
@@ -81,9 +81,9 @@ class Mitigated:
             )
 
         def prompt(documents: Sequence[Document]) -> Prompt:
-            return self.build.of_documents(example, documents, name)._replace(sample=sample)
+            return self.builder.of_documents(example, documents, name)._replace(sample=sample)
 
-        given = self.build.documents(example, placement)
+        given = self.builder.documents(example, placement)
         orders = self._orders(example, given)
         return Several(list(map(prompt, orders)), orders, given)
 
@@ -129,12 +129,12 @@ class Mitigated:
         ]
         if not said:
             return completions[0]._replace(usage=spent)
-        task = self.build.task
+        task = self.builder.task
         texts = [each.text if task.slot_names else task.extract(each.text) for each in said]
         return said[self.mitigation.chosen(texts)]._replace(usage=spent)
 
     def _as_given(self, completion: Completion, given: Sequence[Document], order: Sequence[Document]) -> Completion:
-        task = self.build.task
+        task = self.builder.task
         slot = task.chosen(completion.text, order) if task.slot_names else 0
         if not slot or list(order) == list(given):
             return completion

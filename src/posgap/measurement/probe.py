@@ -55,22 +55,22 @@ def response(prompt: str, said: str, cut: bool, answers: Sequence[str], right: b
 
 
 def seen(
-    build: TextPromptBuilder, example: AnyExample, placement: Placement, completion: Completion, metric: str = ""
+    builder: TextPromptBuilder, example: AnyExample, placement: Placement, completion: Completion, metric: str = ""
 ) -> Response:
     """What is seen of the completion of a builder's prompt; it is right by `metric` ("" means the task's own)."""
-    answers = build.task.answers(example, placement)
-    right = build.task.score(completion.text, answers, metric) >= 0.5
+    answers = builder.task.answers(example, placement)
+    right = builder.task.score(completion.text, answers, metric) >= 0.5
     cut = completion.cut or completion.outcome == "truncated"
-    return response(build.text(example, placement), completion.text, cut, answers, right, target_of(build))
+    return response(builder.text(example, placement), completion.text, cut, answers, right, target_of(builder))
 
 
 def listened(
-    generator: Generator, build: TextPromptBuilder, asked: Sequence[tuple[AnyExample, Placement]], metric: str = ""
+    generator: Generator, builder: TextPromptBuilder, asked: Sequence[tuple[AnyExample, Placement]], metric: str = ""
 ) -> "Probe":
     """What a model's responses to these examples at these placements have in common."""
-    prompts = [build.prompt(example, placement) for example, placement in asked]
-    said = complete(generator, prompts, Sampling.of(build))
-    return Probe([seen(build, *one, completion, metric) for one, completion in zip(asked, said, strict=True)])
+    prompts = [builder.prompt(example, placement) for example, placement in asked]
+    said = complete(generator, prompts, Sampling.of(builder))
+    return Probe([seen(builder, *one, completion, metric) for one, completion in zip(asked, said, strict=True)])
 
 
 def answer_after(said: str, answers: Sequence[str], target: str = "") -> int | None:
@@ -208,7 +208,7 @@ class Probe:
 class FirstAnswers:
     """Looks at the first answers of longer work as they come, and says once what somebody should know."""
 
-    build: TextPromptBuilder
+    builder: TextPromptBuilder
     total: int
     metric: str = ""
     responses: list[Response] = field(default_factory=list)
@@ -217,13 +217,13 @@ class FirstAnswers:
         as_usual = not placement.baseline or BASELINES[placement.baseline].documents
         if not as_usual or completion.outcome != "answered" or len(self.responses) >= LOOKED_AT:
             return
-        self.responses.append(seen(self.build, example, placement, completion, self.metric))
+        self.responses.append(seen(self.builder, example, placement, completion, self.metric))
         if len(self.responses) == min(LOOKED_AT, max(self.total, FEW)):
-            limit = self.build.max_new_tokens + self.build.max_thinking_tokens
+            limit = self.builder.max_new_tokens + self.builder.max_thinking_tokens
             if found := Probe(self.responses).findings(limit):
                 log.info("the first answers: %s", "; ".join(found.values()))
 
 
-def target_of(build: TextPromptBuilder) -> str:
+def target_of(builder: TextPromptBuilder) -> str:
     """What right responses of a task begin with, before the answer."""
-    return build.task.target.partition("{answer}")[0].strip()
+    return builder.task.target.partition("{answer}")[0].strip()

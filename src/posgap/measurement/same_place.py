@@ -33,7 +33,7 @@ class SamePlace(Record):
 
 
 def same_place(
-    build: TextPromptBuilder,
+    builder: TextPromptBuilder,
     examples: Sequence[AnyExample],
     placements: Sequence[Placement],
     wrong: Iterable[tuple[str, Sequence[int], str]],
@@ -48,10 +48,10 @@ def same_place(
     places, answers = Counter[int](), 0
     for id, positions, response in wrong:
         example = by_id[id]
-        if not build.task.candidates(example):
+        if not builder.task.candidates(example):
             return None
         answers += 1
-        places[_named(build.documents(example, at[tuple(positions)]), response)] += 1
+        places[_named(builder.documents(example, at[tuple(positions)]), response)] += 1
     del places[0]
     place, often = max(places.items(), key=lambda item: item[1], default=(0, 0))
     if answers < MIN_WRONG or often <= MIN_SHARE * answers:

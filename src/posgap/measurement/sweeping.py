@@ -53,26 +53,26 @@ _FAILURES = 25  # prompts that must have failed before a sweep ends early since 
 
 
 def placements_of(
-    build: TextPromptBuilder, n_docs: int, positions: Sequence[str] = (), shard: str = ""
+    builder: TextPromptBuilder, n_docs: int, positions: Sequence[str] = (), shard: str = ""
 ) -> list[Placement]:
     """The placements of a sweep with prompts of this builder: those of `positions`, or all, and of these a shard."""
-    swept = list(build.fill.placements) if build.fill else []
-    swept = swept or build.task.placements(n_docs, positions)
+    swept = list(builder.fill.placements) if builder.fill else []
+    swept = swept or builder.task.placements(n_docs, positions)
     return shard_of(swept, shard)
 
 
-def baseline_placements(build: TextPromptBuilder, names: Sequence[str], n_docs: int, shard: str) -> list[Placement]:
+def baseline_placements(builder: TextPromptBuilder, names: Sequence[str], n_docs: int, shard: str) -> list[Placement]:
     """The baselines of these names: of a sweep in parts, with the first of them."""
     first = not shard or parse_shard(shard)[0] == 1
-    return build.task.baselines(names, n_docs) if first else []
+    return builder.task.baselines(names, n_docs) if first else []
 
 
-def require_others(examples: Sequence[AnyExample], build: TextPromptBuilder, placements: Sequence[Placement]) -> None:
+def require_others(examples: Sequence[AnyExample], builder: TextPromptBuilder, placements: Sequence[Placement]) -> None:
     """Raises `PosgapError` where the prompts of every example hold relevant documents alone, so that position cannot
     matter; warns where those of some do."""
-    if not build.task.slots.of_any_number or build.fill or len(placements) == 1:
+    if not builder.task.slots.of_any_number or builder.fill or len(placements) == 1:
         return
-    shown = ((example.gold, build.task.slots.arrange(example, placements[0], 0)) for example in examples)
+    shown = ((example.gold, builder.task.slots.arrange(example, placements[0], 0)) for example in examples)
     if alone := sum(all(document in gold for document in documents) for gold, documents in shown):
         why = (
             f"in {alone} of {len(examples)} examples all {placements[0].n_docs} documents of a prompt are relevant, so "
@@ -83,14 +83,14 @@ def require_others(examples: Sequence[AnyExample], build: TextPromptBuilder, pla
         log.warning("%s", why)
 
 
-def mitigated_by(config: SweepConfig, build: TextPromptBuilder) -> Mitigated | None:
+def mitigated_by(config: SweepConfig, builder: TextPromptBuilder) -> Mitigated | None:
     """The mitigation that a sweep's config asks for, if any."""
-    return Mitigated.of(config.mitigation, config.mitigation_settings, config.seed, build)
+    return Mitigated.of(config.mitigation, config.mitigation_settings, config.seed, builder)
 
 
-def prompt_digest(build: TextPromptBuilder, mitigated: Mitigated | None) -> str:
+def prompt_digest(builder: TextPromptBuilder, mitigated: Mitigated | None) -> str:
     """A digest of all that makes a sweep's prompts: the builder's, and with it that of a mitigation."""
-    return digest_of([build.digest(), mitigated.described.model_dump()]) if mitigated else build.digest()
+    return digest_of([builder.digest(), mitigated.described.model_dump()]) if mitigated else builder.digest()
 
 
 class Answered(NamedTuple):
@@ -116,14 +116,14 @@ class Swept(NamedTuple):
 
     answered: Answered
     config: SweepConfig
-    build: TextPromptBuilder
+    builder: TextPromptBuilder
     digests: dict[str, str]
 
 
 def swept(
     config: SweepConfig,
     examples: Sequence[AnyExample],
-    build: TextPromptBuilder,
+    builder: TextPromptBuilder,
     placements: Sequence[Placement],
     model_digest: str,
     generator: Generator | None = None,
@@ -131,19 +131,19 @@ def swept(
     """Asks as `answered` does. Where the first answers end within thoughts, all is asked anew in another way, if there
     is one (`other_ways`): without thoughts, or with a limit of their own. Raises
     what `require_others` does."""
-    require_others(examples, build, placements)
+    require_others(examples, builder, placements)
     if generator is None and BACKENDS[config.backend].local and not config.mitigation:  # of which some see attention
-        generator = LazyGenerator(lambda: open_generator(config, build))  # one model, however often it is asked anew
-    ways = [Way(config, build, "as asked"), *other_ways(config, build, examples[0], placements[0])]
+        generator = LazyGenerator(lambda: open_generator(config, builder))  # one model, however often it is asked anew
+    ways = [Way(config, builder, "as asked"), *other_ways(config, builder, examples[0], placements[0])]
     for at, way in enumerate(ways):
         is_last = at == len(ways) - 1
         digests = {
             "model_digest": model_digest,
-            "prompt_digest": prompt_digest(way.build, mitigated_by(way.config, way.build)),
+            "prompt_digest": prompt_digest(way.builder, mitigated_by(way.config, way.builder)),
         }
         try:
-            got = answered(way.config, examples, way.build, placements, digests, generator, is_last)
-            return Swept(got, way.config, way.build, digests)
+            got = answered(way.config, examples, way.builder, placements, digests, generator, is_last)
+            return Swept(got, way.config, way.builder, digests)
         except EndlessThoughts as endless:
             log.warning("%s, at the limit of tokens: asked again, %s", endless.seen, ways[at + 1].words)
         except PosgapError as error:
@@ -156,7 +156,7 @@ def swept(
 def answered(
     config: SweepConfig,
     examples: Sequence[AnyExample],
-    build: TextPromptBuilder,
+    builder: TextPromptBuilder,
     placements: Sequence[Placement],
     digests: Mapping[str, str],
     generator: Generator | None = None,
@@ -169,20 +169,20 @@ def answered(
     where so many answers are missing that there will be no figures; and `EndlessThoughts` where the first answers end
     within thoughts, unless it is to go on `even_if_endless`.
     """
-    sampling, what = Sampling.of(build, config.temperature, config.seed), f"sweep of {config.label or 'the model'}"
-    everywhere = [*placements, *baseline_placements(build, config.baselines, config.n_docs, config.shard)]
+    sampling, what = Sampling.of(builder, config.temperature, config.seed), f"sweep of {config.label or 'the model'}"
+    everywhere = [*placements, *baseline_placements(builder, config.baselines, config.n_docs, config.shard)]
     n_prompts = len(examples) * len(everywhere) * config.samples
     each = _supervision(config, n_prompts, len(everywhere), None if even_if_endless else FirstThoughts(n_prompts))
     completions, served = answers(
-        config, examples, everywhere, build, sampling, what, dict(digests), each, config.samples,
-        generator=generator, mitigated=mitigated_by(config, build),
+        config, examples, everywhere, builder, sampling, what, dict(digests), each, config.samples,
+        generator=generator, mitigated=mitigated_by(config, builder),
     )  # fmt: skip
     asked = product(zip(examples, contents(examples)), everywhere, range(config.samples))
     predictions = list[Prediction]()
     for ((example, content), at, sample), said in zip(asked, completions, strict=True):
-        right = build.task.answers(example, at)
-        copies = copied(partial(build.text, example, at), said.text, right)
-        score = build.task.score(said.text, right, config.metric)
+        right = builder.task.answers(example, at)
+        copies = copied(partial(builder.text, example, at), said.text, right)
+        score = builder.task.score(said.text, right, config.metric)
         predictions.append(prediction(example, content, at, sample, said, score, copies))
     predictions.sort(key=lambda row: "baseline" in row)
     outcomes = outcomes_of(predictions, [placement.positions for placement in placements])
@@ -193,7 +193,7 @@ def answered(
 def figures(
     config: SweepConfig,
     examples: Sequence[AnyExample],
-    build: TextPromptBuilder,
+    builder: TextPromptBuilder,
     placements: Sequence[Placement],
     digests: Mapping[str, str],
     answered: Answered,
@@ -206,39 +206,39 @@ def figures(
     swept = swept_rows(answered.predictions)
     correct = np.array([row["correct"] for row in swept], dtype=float)
     correct = correct.reshape(len(examples), len(placements), config.samples).mean(axis=2)
-    choices, mitigated = None, mitigated_by(config, build)
+    choices, mitigated = None, mitigated_by(config, builder)
     # At some of the placements alone items would not stand in every slot equally often.
-    if build.task.slot_names and len(placements) == config.n_docs:
+    if builder.task.slot_names and len(placements) == config.n_docs:
         responses = (row["response"] for row in swept)
-        choices = choices_of(build.task, examples, placements, responses, config.shuffle)
+        choices = choices_of(builder.task, examples, placements, responses, config.shuffle)
     habit = None
     if mitigated is None:  # else the model may have read the documents in another order than they were given in
         answers = (row for row in swept if not row["correct"] and "outcome" not in row)
         wrong = ((row["id"], row["placement"], row["response"]) for row in answers)
-        habit = same_place(build, examples, placements, wrong)
+        habit = same_place(builder, examples, placements, wrong)
     return Sweep(
-        task=build.task.name,
+        task=builder.task.name,
         definition=config.task if is_definition(config.task) else "",
         model=with_uris(config.model),
         label=label,
         scaling={"factors": factors} if factors else None,
-        metric=config.metric or build.task.metric,
+        metric=config.metric or builder.task.metric,
         n_docs=placements[0].n_docs,
-        **summarize(correct, [list(p.positions) for p in placements], config.seed, build.task.categories(placements)),
+        **summarize(correct, [list(p.positions) for p in placements], config.seed, builder.task.categories(placements)),
         outcomes=answered.outcomes,
         choices=choices,
         same_place=habit,
         baselines=baselines_of(
             baseline_scores(answered.predictions, [e.id for e in examples], config.samples, config.out), correct
         ),
-        examples_digest=examples_digest(examples, 0 if build.fill else config.n_docs, config.shuffle),
+        examples_digest=examples_digest(examples, 0 if builder.fill else config.n_docs, config.shuffle),
         **digests,
         ancestors=ancestors(config.model),
-        asked=_asked(config, build, answered.served, device),
+        asked=_asked(config, builder, answered.served, device),
         settings=config.chosen(),
         served=answered.served,
         spent=answered.spent,
-        filled=build.fill.filled(build, examples[0]) if isinstance(build.fill, Fill) else None,
+        filled=builder.fill.filled(builder, examples[0]) if isinstance(builder.fill, Fill) else None,
         mitigation=mitigated.described if mitigated else None,
     )
 
@@ -284,14 +284,14 @@ def _supervision(config: SweepConfig, n_prompts: int, n_placements: int, thought
     return each
 
 
-def _asked(config: SweepConfig, build: TextPromptBuilder, served: Served | None, device: str) -> Asked:
+def _asked(config: SweepConfig, builder: TextPromptBuilder, served: Served | None, device: str) -> Asked:
     backend = BACKENDS[config.backend]
     body = {} if backend.local else config.recorded()["body"]
     decoding = backend.decoding(config, served)
     if config.temperature:
         decoding = f"temperature {config.temperature:g}" if decoding == "greedy" else decoding
         decoding += f", {config.samples} samples" * (config.samples > 1)
-    return Asked.by(build, decoding, body).model_copy(
+    return Asked.by(builder, decoding, body).model_copy(
         update={
             "samples": config.samples,
             "dtype": config.dtype if backend.local else "",

@@ -97,19 +97,19 @@ class Asked(Record):
     device: str = Field("", description="cpu or cuda")
 
     @classmethod
-    def by(cls, build: TextPromptBuilder, decoding: str = "greedy", body: dict | None = None) -> Self:
+    def by(cls, builder: TextPromptBuilder, decoding: str = "greedy", body: dict | None = None) -> Self:
         """What prompts of this builder ask, with these fields in the requests to an endpoint, and this decoding."""
         return cls(
-            prompt=build.task.wording(),
-            template=build.template,
-            question=build.order.question,
-            shuffle=build.order.shuffle,
-            max_new_tokens=build.max_new_tokens,
+            prompt=builder.task.wording(),
+            template=builder.template,
+            question=builder.order.question,
+            shuffle=builder.order.shuffle,
+            max_new_tokens=builder.max_new_tokens,
             decoding=decoding,
-            max_thinking_tokens=build.max_thinking_tokens,
-            stop=list(build.stop),
+            max_thinking_tokens=builder.max_thinking_tokens,
+            stop=list(builder.stop),
             body=body or {},
-            **build.framed,
+            **builder.framed,
         )
 
 

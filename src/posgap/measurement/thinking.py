@@ -36,7 +36,7 @@ class Way(NamedTuple):
     """How a model is asked whose thoughts did not end, and this in words."""
 
     config: SweepConfig
-    build: TextPromptBuilder
+    builder: TextPromptBuilder
     words: str
 
 
@@ -66,7 +66,7 @@ class FirstThoughts:
 
 
 def other_ways(
-    config: SweepConfig, build: TextPromptBuilder, example: AnyExample, placement: Placement
+    config: SweepConfig, builder: TextPromptBuilder, example: AnyExample, placement: Placement
 ) -> Iterator[Way]:
     """In which other ways a model can be asked whose thoughts do not end: first without any, where a switch of its chat
     template is known, then with a limit of their own, as far as the context has room for it.
@@ -75,15 +75,17 @@ def other_ways(
     """
     if _decided(config):
         return
-    if _has_switch(build):
+    if _has_switch(builder):
         arguments = {**config.template_args, SWITCH: False}
         off = config.model_copy(update={"template_args": arguments})
-        yield Way(off, build.called_with(arguments), f'thinking is turned off (--template-args {{"{SWITCH}": false}})')
-    room = _room(build, example, placement)
+        yield Way(
+            off, builder.called_with(arguments), f'thinking is turned off (--template-args {{"{SWITCH}": false}})'
+        )
+    room = _room(builder, example, placement)
     if room >= MIN_BUDGET:
         limited = config.model_copy(update={"max_thinking_tokens": room})
         words = f"thoughts get {room:,} tokens beside those of the answer (--max-thinking-tokens {room})"
-        yield Way(limited, build.thinking(room), words)
+        yield Way(limited, builder.thinking(room), words)
 
 
 def _decided(config: GenerationConfig) -> bool:
@@ -91,20 +93,20 @@ def _decided(config: GenerationConfig) -> bool:
     return bool(config.max_thinking_tokens) or SWITCH in config.template_args
 
 
-def _has_switch(build: TextPromptBuilder) -> bool:
+def _has_switch(builder: TextPromptBuilder) -> bool:
     """Whether the chat template has the switch; one of an endpoint may have it."""
-    if isinstance(build, PromptBuilder):
-        return build.chat is not None and bool(re.search(rf"\b{SWITCH}\b", build.chat.source))
-    return bool(build.template)
+    if isinstance(builder, PromptBuilder):
+        return builder.chat is not None and bool(re.search(rf"\b{SWITCH}\b", builder.chat.source))
+    return bool(builder.template)
 
 
-def _room(build: TextPromptBuilder, example: AnyExample, placement: Placement) -> int:
+def _room(builder: TextPromptBuilder, example: AnyExample, placement: Placement) -> int:
     """The tokens that thoughts can have: at most `BUDGET`, and of a model's context a part that other prompts, which
     may be somewhat longer than this one, leave."""
-    if not isinstance(build, PromptBuilder):
+    if not isinstance(builder, PromptBuilder):
         return BUDGET
-    tokens = build.fill.tokens if build.fill else round(1.1 * len(build.prompt(example, placement).token_ids))
-    return min(BUDGET, build.context - build.max_new_tokens - tokens)
+    tokens = builder.fill.tokens if builder.fill else round(1.1 * len(builder.prompt(example, placement).token_ids))
+    return min(BUDGET, builder.context - builder.max_new_tokens - tokens)
 
 
 def refuses_switch(config: SweepConfig) -> bool:

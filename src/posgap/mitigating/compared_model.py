@@ -33,7 +33,7 @@ class ComparedModel:
     """
 
     config: MitigateConfig
-    build: TextPromptBuilder
+    builder: TextPromptBuilder
     placements: Sequence[Placement]
     as_retrieved: Placement | None
     in_memory: PreTrainedModel | None
@@ -43,16 +43,16 @@ class ComparedModel:
     def load(
         cls,
         config: MitigateConfig,
-        build: TextPromptBuilder,
+        builder: TextPromptBuilder,
         placements: Sequence[Placement],
         examples: Sequence[AnyExample],
     ) -> "ComparedModel":
         """Loads the model, or opens what asks it elsewhere."""
-        as_retrieved = order_of_retriever(build.task, examples, placements[0].n_docs)
+        as_retrieved = order_of_retriever(builder.task, examples, placements[0].n_docs)
         local = BACKENDS[config.backend].local
         in_memory = load_model(config.model, config.dtype) if local else None
-        elsewhere = None if local else open_generator(config, build)
-        return cls(config, build, placements, as_retrieved, in_memory, elsewhere)
+        elsewhere = None if local else open_generator(config, builder)
+        return cls(config, builder, placements, as_retrieved, in_memory, elsewhere)
 
     @property
     def tried_at(self) -> Sequence[Placement]:
@@ -87,7 +87,7 @@ class ComparedModel:
         if name == BASE or MITIGATIONS[name].of_model:
             return None
         assert settings is not None
-        return Mitigated(self.build, cast(PromptMitigation, MITIGATIONS[name]), settings, self.config.seed)
+        return Mitigated(self.builder, cast(PromptMitigation, MITIGATIONS[name]), settings, self.config.seed)
 
     @contextmanager
     def under(self, name: str, settings: Settings | None) -> Iterator[Generator]:
@@ -98,7 +98,7 @@ class ComparedModel:
         assert self.in_memory is not None
         undo = self._put_in_force(self.in_memory, name, settings)
         try:
-            tokenizer = cast(PromptBuilder, self.build).tokenizer
+            tokenizer = cast(PromptBuilder, self.builder).tokenizer
             yield TransformersGenerator(self.in_memory, tokenizer, self.config.batch_tokens, pack=True)
         finally:
             undo()

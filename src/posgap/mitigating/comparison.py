@@ -141,7 +141,7 @@ class Comparison:
         examples, model = self.splits.held_out, self.model
         config, digests = self._sweep_config("held_out", name, settings), self._digests(name, settings)
         asked, factors = self._answer("held_out", name, settings)
-        sweep = figures(config, examples, model.build, model.placements, digests, asked, name, factors)
+        sweep = figures(config, examples, model.builder, model.placements, digests, asked, name, factors)
         out.mkdir(parents=True)
         seen = set(contents(self.splits.selection)) if settings else set()
         explored = explored_sweep(sweep, asked.predictions, examples)
@@ -156,10 +156,10 @@ class Comparison:
 
     def _identify(self) -> str:
         """Returns a digest of all that decides the answers."""
-        config, build = self.model.config, self.model.build
+        config, builder = self.model.config, self.model.builder
         settings = {name: value for name, value in config.chosen().items() if name not in _WITHOUT_EFFECT}
-        asked = [config.metric or build.task.metric, [at.name for at in self.model.tried_at]]
-        return digest_of([settings, self.model_digest, build.digest(), *asked, *map(contents, self.all)])
+        asked = [config.metric or builder.task.metric, [at.name for at in self.model.tried_at]]
+        return digest_of([settings, self.model_digest, builder.digest(), *asked, *map(contents, self.all)])
 
     def _resume(self) -> None:
         if not self._state_file.exists():
@@ -191,7 +191,7 @@ class Comparison:
         try:
             with model.under(name, settings) as generator:
                 asked = answered(
-                    config, examples, model.build, placements, self._digests(name, settings), generator,
+                    config, examples, model.builder, placements, self._digests(name, settings), generator,
                     may_be_endless,
                 )  # fmt: skip
                 factors = config_factors(model.in_memory.config) if model.in_memory else None
@@ -220,7 +220,7 @@ class Comparison:
         if settings and MITIGATIONS[name].of_model:
             digest = digest_of([digest, name, _plain(settings)])
         mitigated = self.model.mitigated(name, settings)
-        return {"model_digest": digest, "prompt_digest": prompt_digest(self.model.build, mitigated)}
+        return {"model_digest": digest, "prompt_digest": prompt_digest(self.model.builder, mitigated)}
 
     def _require_answers(self, name: str, half: str, asked: Answered) -> None:
         """Raises `PosgapError` where an endpoint left more unanswered at a placement than may be: as wrong answers they

@@ -96,9 +96,9 @@ def _propose(mitigation: Mitigation, comparison: Comparison, until: float) -> Se
     """Returns the settings of a mitigation to try."""
     if isinstance(mitigation, PromptMitigation):
         return mitigation.tried()
-    model, build = comparison.model, cast(PromptBuilder, comparison.model.build)
+    model, builder = comparison.model, cast(PromptBuilder, comparison.model.builder)
     assert model.in_memory is not None
-    prompts = [build(example, model.middle) for example in comparison.splits.selection[:_PROMPTS]]
+    prompts = [builder(example, model.middle) for example in comparison.splits.selection[:_PROMPTS]]
     tried_on = TriedOn(model.in_memory, prompts, search_factors=partial(_search_factors, comparison, until))
     return cast(ModelMitigation, mitigation).tried(tried_on)
 
@@ -112,7 +112,7 @@ def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:
     shared = ScaleSearchConfig.model_fields.keys() & MitigateConfig.model_fields.keys()
     search = FactorSearch(
         ScaleSearchConfig(**{name: getattr(config, name) for name in shared}),
-        cast(PromptBuilder, model.build),
+        cast(PromptBuilder, model.builder),
         comparison.splits.selection,
         model.tried_at,
         np.full(n, 1 / n),

@@ -52,7 +52,7 @@ def measure_cost(
 def _measure_once(model: ComparedModel, name: str, settings: Settings | None, question: Question) -> _Spent:
     """Measures what the prompts of a question take, one after the other."""
     spent, mitigated = _Spent(), model.mitigated(name, settings)
-    prompts: Sequence[Prompt] = [model.build.prompt(question.example, question.placement)]
+    prompts: Sequence[Prompt] = [model.builder.prompt(question.example, question.placement)]
     if mitigated:
         prompts = mitigated.asked(question).prompts
     with model.under(name, settings):

@@ -50,7 +50,7 @@ class PositionTask(ConfigurableTask):
                 # What ends a response is cut off afterwards: the harness would cut before any text of the answer too.
                 "generation_kwargs": {
                     "until": [], "do_sample": False, "temperature": 0.0,
-                    "max_gen_toks": self.questions.build.max_new_tokens,
+                    "max_gen_toks": self.questions.builder.max_new_tokens,
                 },
                 "metadata": {"version": 1.0} | metadata,
             }

@@ -41,7 +41,7 @@ def _task(name: str) -> Callable[..., Task]:
             scorer=sweep_score(name, scoring.metric, list(scoring.stop)),
             metrics=[position_figures(names, questions.config.n_docs, questions.categories)],
             # What ends a response is cut off afterwards: endpoints stop before any text of the answer too.
-            config=GenerateConfig(temperature=0.0, max_tokens=questions.build.max_new_tokens),
+            config=GenerateConfig(temperature=0.0, max_tokens=questions.builder.max_new_tokens),
             name=name,
         )
 

@@ -73,8 +73,8 @@ class Questions:
         # What a sweep has beside these says how a model is reached.
         reached = {"model": "-", "examples": "-", "out": "-", "backend": "openai", "base_url": "http://localhost"}
         self.config = parsed(SweepConfig, reached | {"task": task} | options, where)
-        self.build = BACKENDS["openai"].builder(self.config)
-        asked_of, metric = self.build.task, self.config.metric
+        self.builder = BACKENDS["openai"].builder(self.config)
+        asked_of, metric = self.builder.task, self.config.metric
         self.scoring = Scoring(asked_of, metric, self.config.stop_strings(asked_of.stop(metric)))
         self.placements = asked_of.placements(self.config.n_docs, self.config.positions)
         asked = self._examples(examples)[: self.config.limit or None]
@@ -89,21 +89,21 @@ class Questions:
     @property
     def categories(self) -> list[str]:
         """The category of each placement; empty where there are none."""
-        return self.build.task.categories(self.placements)
+        return self.builder.task.categories(self.placements)
 
     def answers(self, question: Question) -> Answers:
         """What is right, as far as the task says."""
-        return self.build.task.answers(*question)
+        return self.builder.task.answers(*question)
 
     def prompt(self, question: Question) -> str:
         """The prompt's text, without any chat template."""
-        return self.build.text(*question)
+        return self.builder.text(*question)
 
     def _examples(self, named: int | str | Path) -> list[AnyExample]:
         if isinstance(named, bool) or not isinstance(named, int | str | Path):
             raise PosgapError(f"examples: expected a file, a folder, or how many are to be made, got {named!r}")
         if isinstance(named, int) or str(named).isdecimal():  # as text, where it comes from a command line
-            return list(made_examples(self.build.task, int(str(named)), self.config.n_docs, self.config.seed))
+            return list(made_examples(self.builder.task, int(str(named)), self.config.n_docs, self.config.seed))
         return read_examples(fetched(named))
 
 

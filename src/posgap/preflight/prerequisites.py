@@ -115,11 +115,11 @@ def _prompts(form: PreflightConfig) -> str:
         except ValidationError:
             return "unknown: the form has faults"  # which `complaints` reports
         assert isinstance(config, SweepConfig | TeacherConfig)
-        build = builder_of(config.model_copy(update={"model": folder}))
+        builder = builder_of(config.model_copy(update={"model": folder}))
         chosen = config.advantageous if isinstance(config, TeacherConfig) else ()
-        prompt = build.prompt(example, build.task.placements(config.n_docs, chosen)[0])
-        longest = max(longest, len(prompt.token_ids) + build.max_new_tokens)
-    return f"of {longest} tokens with the response, where the model reads {build.context}"
+        prompt = builder.prompt(example, builder.task.placements(config.n_docs, chosen)[0])
+        longest = max(longest, len(prompt.token_ids) + builder.max_new_tokens)
+    return f"of {longest} tokens with the response, where the model reads {builder.context}"
 
 
 def _trains_here(form: PreflightConfig) -> bool:

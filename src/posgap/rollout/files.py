@@ -73,9 +73,9 @@ class Accuracy(Record):
     accuracy: list[float] = Field(description="points at each")
 
     @classmethod
-    def of_sweep(cls, path: Path, build: PromptBuilder | None, n_docs: int) -> Self:
-        """Reads it from a sweep folder. Raises `PosgapError` where that did not ask the prompts of `build`."""
-        if not build:
+    def of_sweep(cls, path: Path, builder: PromptBuilder | None, n_docs: int) -> Self:
+        """Reads it from a sweep folder. Raises `PosgapError` where that did not ask the prompts of `builder`."""
+        if not builder:
             raise PosgapError("sweep: asked prompts: give the `task` and examples that it asked")
         sweep = read_sweep(path)
         sweep.require_model_alone(path, "give a sweep without one, whose positions are those that the model reads")
@@ -83,12 +83,12 @@ class Accuracy(Record):
             raise PosgapError(
                 f"{path}: a sweep of pairs has no curve over positions; give one of a task with one gold document"
             )
-        if (sweep.task, sweep.n_docs) != (build.task.name, n_docs):
+        if (sweep.task, sweep.n_docs) != (builder.task.name, n_docs):
             raise PosgapError(
                 f"{path}: asked {sweep.n_docs} documents of the task {sweep.task}, and not {n_docs} of "
-                f"{build.task.name}; measure what was swept"
+                f"{builder.task.name}; measure what was swept"
             )
-        if sweep.prompt_digest != build.digest():
+        if sweep.prompt_digest != builder.digest():
             raise PosgapError(
                 f"{path}: asked other prompts than are measured (another order, system message, template or "
                 "tokenizer); sweep the model by the task's own prompts"

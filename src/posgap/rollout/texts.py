@@ -68,38 +68,42 @@ def read_text(path: Path, tokenizer: PreTrainedTokenizerBase, length: int, limit
     return Sequences(length, limit, islice(chain([first], texts), limit or None))
 
 
-def read_prompts(path: Path, build: PromptBuilder, n_docs: int, limit: int, positions: Sequence[int]) -> Sequences:
+def read_prompts(path: Path, builder: PromptBuilder, n_docs: int, limit: int, positions: Sequence[int]) -> Sequences:
     """Whole prompts, the longest first, one per example, with the gold `positions` (none: all placements) in turn.
 
     Raises `PosgapError` where a prompt exceeds the model's context.
     """
-    placed = placed_examples(path, build, n_docs, limit, positions)
-    prompts = [(list(build.prompt(example, placement).token_ids), example, placement) for example, placement in placed]
+    placed = placed_examples(path, builder, n_docs, limit, positions)
+    prompts = [
+        (list(builder.prompt(example, placement).token_ids), example, placement) for example, placement in placed
+    ]
     prompts.sort(key=lambda prompt: -len(prompt[0]))
     asked: list[Asked] = []
     try:
-        if build.task.n_gold == 1:
-            asked = [_asked(build, example, placement) for _, example, placement in prompts]
+        if builder.task.n_gold == 1:
+            asked = [_asked(builder, example, placement) for _, example, placement in prompts]
     except PosgapError as error:
         log.warning("%s: shares by document are left out: %s", path, error)
     return Sequences(len(prompts[0][0]), len(prompts), (ids for ids, *_ in prompts), asked)
 
 
-def _asked(build: PromptBuilder, example: AnyExample, placement: Placement) -> Asked:
-    prompt = build.prompt(example, placement)
-    spans = build.spans(example, build.documents(example, placement), prompt)
-    offsets = token_offsets(build.tokenizer, build.chat, prompt.text, prompt.token_ids)
+def _asked(builder: PromptBuilder, example: AnyExample, placement: Placement) -> Asked:
+    prompt = builder.prompt(example, placement)
+    spans = builder.spans(example, builder.documents(example, placement), prompt)
+    offsets = token_offsets(builder.tokenizer, builder.chat, prompt.text, prompt.token_ids)
     within = [column for column, (start, end) in enumerate(offsets) if end > 0 and start < len(prompt.text)]
     return Asked(example.id, placement.positions[0], spans, (within[0], within[-1] + 1))
 
 
 def placed_examples(
-    path: Path, build: PromptBuilder, n_docs: int, limit: int, positions: Sequence[int]
+    path: Path, builder: PromptBuilder, n_docs: int, limit: int, positions: Sequence[int]
 ) -> list[tuple[AnyExample, Placement]]:
     """The examples of a file, or the first `limit`, each at the next of these gold positions (none: of all
     placements)."""
     examples = read_examples(path)[: limit or None]
-    placements = [Placement((position,), n_docs) for position in positions] or all_placements(n_docs, build.task.n_gold)
+    placements = [Placement((position,), n_docs) for position in positions] or all_placements(
+        n_docs, builder.task.n_gold
+    )
     return [(example, placements[i % len(placements)]) for i, example in enumerate(examples)]
 
 

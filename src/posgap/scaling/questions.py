@@ -25,34 +25,34 @@ class Question(NamedTuple):
         return self.prompt + self.response[:-1]
 
 
-def one_right_response(build: PromptBuilder, examples: Sequence[AnyExample], metric: str) -> bool:
+def one_right_response(builder: PromptBuilder, examples: Sequence[AnyExample], metric: str) -> bool:
     """Whether every question has only one right response: a fixed wording, a single answer to each example, and a
     metric that tells where it is right."""
-    has_one = bool(build.task.slot_names) or all(len(example.answers) == 1 for example in examples)
-    return build.task.one_wording and has_one and bool(METRICS[metric].right_after)
+    has_one = bool(builder.task.slot_names) or all(len(example.answers) == 1 for example in examples)
+    return builder.task.one_wording and has_one and bool(METRICS[metric].right_after)
 
 
-def right_response(build: PromptBuilder, example: AnyExample, placement: Placement, metric: str) -> list[int]:
+def right_response(builder: PromptBuilder, example: AnyExample, placement: Placement, metric: str) -> list[int]:
     """Token ids of an example's only right response.
 
     Up to the end of its answer, or whole with its end token, as the metric asks. The end token is left out where
     strings end responses (`build.stop`): a model without a chat template writes one of these there, and goes on. Raises
     `PosgapError` if the task, the example or the metric allows more than one response.
     """
-    if not one_right_response(build, [example], metric):
+    if not one_right_response(builder, [example], metric):
         raise PosgapError(
-            f"example {example.id}: task {build.task.name} with metric {metric} allows more than one right response; "
+            f"example {example.id}: task {builder.task.name} with metric {metric} allows more than one right response; "
             "take `evaluation` generation"
         )
     if METRICS[metric].right_after == "end":
-        whole = build.gold_response(example, placement)
-        return whole[:-1] if build.stop else whole
-    text = build.task.target.partition("{answer}")[0] + build.task.answers(example, placement)[0]
-    return build.response_ids(example, placement, text)[:-1]
+        whole = builder.gold_response(example, placement)
+        return whole[:-1] if builder.stop else whole
+    text = builder.task.target.partition("{answer}")[0] + builder.task.answers(example, placement)[0]
+    return builder.response_ids(example, placement, text)[:-1]
 
 
 def ask(
-    build: PromptBuilder,
+    builder: PromptBuilder,
     examples: Sequence[AnyExample],
     placements: Sequence[Placement],
     metric: str,
@@ -62,9 +62,9 @@ def ask(
     return [
         [
             Question(
-                build(example, placement),
-                right_response(build, example, placement, metric) if teacher_forced else [],
-                build.task.answers(example, placement),
+                builder(example, placement),
+                right_response(builder, example, placement, metric) if teacher_forced else [],
+                builder.task.answers(example, placement),
             )
             for placement in placements
         ]

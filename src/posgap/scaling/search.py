@@ -65,19 +65,19 @@ class FactorSearch:
     def __init__(
         self,
         config: ScaleSearchConfig,
-        build: PromptBuilder,
+        builder: PromptBuilder,
         examples: Sequence[AnyExample],
         placements: Sequence[Placement],
         weights: np.ndarray,
         load: Callable[[], PreTrainedModel],
         aside: Sequence[AnyExample] = (),
     ):
-        self.config, self.build, self.placements, self.load = config, build, placements, load
-        self.metric = config.metric or build.task.metric
-        self.score = partial(build.task.score, metric=self.metric)
+        self.config, self.builder, self.placements, self.load = config, builder, placements, load
+        self.metric = config.metric or builder.task.metric
+        self.score = partial(builder.task.score, metric=self.metric)
         self.fitness = partial(fitness, weights=weights, objective=config.objective)
         given = [*examples, *aside]
-        may_force = config.evaluation == "auto" and one_right_response(build, given, self.metric)
+        may_force = config.evaluation == "auto" and one_right_response(builder, given, self.metric)
         self.forces = may_force or config.evaluation == "teacher_forced"
         questions = self._ask(given)
         if self.forces and (reason := unlike_generation(RopeLengths.of(load_config(config.model)), questions)):
@@ -155,19 +155,19 @@ class FactorSearch:
         return evaluator(self.others).correct(candidates)
 
     def _ask(self, examples: Sequence[AnyExample]) -> list[list[Question]]:
-        return ask(self.build, examples, self.placements, self.metric, self.forces)
+        return ask(self.builder, examples, self.placements, self.metric, self.forces)
 
     def _forced(self, questions: Sequence[Sequence[Question]]) -> Evaluator:
-        return TeacherForced(self.model, questions, self.build.tokenizer.pad_token_id, self.config.batch_tokens)
+        return TeacherForced(self.model, questions, self.builder.tokenizer.pad_token_id, self.config.batch_tokens)
 
     def _generated(self, questions: Sequence[Sequence[Question]]) -> Evaluator:
-        sampling = Sampling.of(self.build)
-        return Generated(self.model, self.build.tokenizer, questions, self.score, sampling, self.config.batch_tokens)
+        sampling = Sampling.of(self.builder)
+        return Generated(self.model, self.builder.tokenizer, questions, self.score, sampling, self.config.batch_tokens)
 
     def _look_at_answers(self) -> None:
         """Has the model answer a few questions by itself, and gives forcing up where that misses its answers."""
-        generator = TransformersGenerator(self.model, self.build.tokenizer, self.config.batch_tokens)
-        said = tried(generator, self.questions, self.score, Sampling.of(self.build), target_of(self.build))
+        generator = TransformersGenerator(self.model, self.builder.tokenizer, self.config.batch_tokens)
+        said = tried(generator, self.questions, self.score, Sampling.of(self.builder), target_of(self.builder))
         if not self.forces or not said.hindrance:
             return
         if self.config.evaluation == "teacher_forced":

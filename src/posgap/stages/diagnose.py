@@ -32,7 +32,7 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
     # In another precision than the sweep's, some of its wrong answers would be right.
     dtype = swept.sweep.asked.dtype if config.dtype == "auto" else config.dtype
     model = load_model(config.model, dtype or "auto")
-    generator = TransformersGenerator(model, swept.build.tokenizer, config.batch_tokens)
+    generator = TransformersGenerator(model, swept.builder.tokenizer, config.batch_tokens)
     diagnosis = Diagnosis(
         label=swept.sweep.label,
         placements=swept.sweep.placements,

@@ -117,7 +117,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         log.info("%s", line)
     made = Trained.of(model, collate(advantageous_rows(pairs[:1])).input_ids, accelerator)
     processes.forget_optimizer(accelerator)  # which would set the peak of memory while the model is written
-    exported = of_all(lambda: export(config, made, collate.build.tokenizer, out) if is_main_process() else {})[0]
+    exported = of_all(lambda: export(config, made, collate.builder.tokenizer, out) if is_main_process() else {})[0]
     if is_main_process():
         run.metrics(exported)
         learnt = contents(pair.example for pair in pairs)
@@ -142,10 +142,10 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
         raise PosgapError(f"{config.responses}: the prompts have {unlike} documents; sample all with the same n_docs")
     pairs = pair_up(read_examples(config.examples), responses)
     longest = max(len(pair.response.token_ids) for pair in pairs)
-    build = builder_of(config, longest)
-    require_prompts(config.responses, build.digest())
-    pairs = METHODS[config.method].learnt(pairs, build)
-    collate = Collator(pairs, build)
+    builder = builder_of(config, longest)
+    require_prompts(config.responses, builder.digest())
+    pairs = METHODS[config.method].learnt(pairs, builder)
+    collate = Collator(pairs, builder)
     if rope := RopeLengths.of(load_config(config.model)):
         # Where the teacher reads; at other placements a prompt has a few tokens more or less, which its batch shows.
         read = map(collate.token_ids, advantageous_rows(pairs))
@@ -220,7 +220,7 @@ def _teacher(
     """The teacher, with the states that earlier runs have kept."""
     identity = {
         "model": _model_digest(config),
-        "prompts": collate.build.digest(),
+        "prompts": collate.builder.digest(),
         "arithmetic": processes.arithmetic(accelerator),
     }
     states = TeacherStates(work / f"teacher-{files.digest_of(identity)[:16]}", identity)

@@ -76,11 +76,11 @@ def _split_examples(config: MitigateConfig) -> Splits:
 
 
 def _load_model(config: MitigateConfig, splits: Splits) -> ComparedModel:
-    build = BACKENDS[config.backend].builder(config)
+    builder = BACKENDS[config.backend].builder(config)
     examples = [*splits.selection, *splits.held_out]
-    placements = placements_of(build, config.n_docs, config.positions)
-    require_others(examples, build, placements)
-    return ComparedModel.load(config, build, placements, examples)
+    placements = placements_of(builder, config.n_docs, config.positions)
+    require_others(examples, builder, placements)
+    return ComparedModel.load(config, builder, placements, examples)
 
 
 def _sweep_held_out(comparison: Comparison, finalists: Sequence[Found], out: Path) -> list[Evidence]:

@@ -43,10 +43,10 @@ MIN_UNATTENDED = 1e-3  # the share of attention on no token from which it is tol
 @stage
 def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     """Writes `measurement.json`, `arrays.npz`, `influence.png` and `layers.png`."""
-    build = prompt_builder(config.task, config.model, 0) if config.task else None
-    swept = Accuracy.of_sweep(config.sweep, build, config.n_docs) if config.sweep else None
+    builder = prompt_builder(config.task, config.model, 0) if config.task else None
+    swept = Accuracy.of_sweep(config.sweep, builder, config.n_docs) if config.sweep else None
     positions = swept.positions if swept else []
-    sequences, label = _sequences(config, build, positions), config.label or last_name(config.model)
+    sequences, label = _sequences(config, builder, positions), config.label or last_name(config.model)
     longest = sequences.longest
     model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
     if longest > (context := context_length(model.config, load_tokenizer(config.model))):
@@ -93,7 +93,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         agreement=agreed,
         documents=documents,
         sweep=swept,
-        summary="; ".join(_findings(_preamble(config, model, build, positions), measured, documents, agreed)),
+        summary="; ".join(_findings(_preamble(config, model, builder, positions), measured, documents, agreed)),
         settings=config.chosen(),
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
@@ -146,20 +146,20 @@ def _findings(
 
 
 def _preamble(
-    config: RolloutMeasureConfig, model: PreTrainedModel, build: PromptBuilder | None, positions: Sequence[int]
+    config: RolloutMeasureConfig, model: PreTrainedModel, builder: PromptBuilder | None, positions: Sequence[int]
 ) -> str:
     """After what words a model answers the first of the prompts that are measured; empty where it answers at once, or
     where there is no task."""
-    if not build:
+    if not builder:
         return ""
-    generator = TransformersGenerator(model, build.tokenizer, config.batch_tokens)
-    asked = placed_examples(config.texts, build, config.n_docs, config.limit, positions)
-    return listened(generator, build, asked[:FEW]).preamble
+    generator = TransformersGenerator(model, builder.tokenizer, config.batch_tokens)
+    asked = placed_examples(config.texts, builder, config.n_docs, config.limit, positions)
+    return listened(generator, builder, asked[:FEW]).preamble
 
 
-def _sequences(config: RolloutMeasureConfig, build: PromptBuilder | None, positions: Sequence[int]) -> Sequences:
-    if not build:
+def _sequences(config: RolloutMeasureConfig, builder: PromptBuilder | None, positions: Sequence[int]) -> Sequences:
+    if not builder:
         return read_text(config.texts, load_tokenizer(config.model), config.length, config.limit)
     if config.length:
         raise PosgapError("length: is that of plain texts, and prompts are measured whole; leave it out, or the `task`")
-    return read_prompts(config.texts, build, config.n_docs, config.limit, positions)
+    return read_prompts(config.texts, builder, config.n_docs, config.limit, positions)

@@ -39,14 +39,14 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     Scores are kept beside `out` until the search ends, so that an interrupted search goes on where it was.
     """
     examples, aside = _examples(config)
-    build = builder_of(config)
-    if build.task.n_gold != 1:
+    builder = builder_of(config)
+    if builder.task.n_gold != 1:
         raise PosgapError(f"task {config.task}: has two gold documents; search on a task with one gold document")
     placements = swept_placements(config.n_docs, 1, config.positions)
     positions = [placement.positions[0] for placement in placements]
     weights = position_weights(config.weights, positions, config.n_docs)
     search = FactorSearch(
-        config, build, examples, placements, weights, lambda: load_model(config.model, config.dtype), aside
+        config, builder, examples, placements, weights, lambda: load_model(config.model, config.dtype), aside
     )
     searched_on = {
         "task": config.task,
@@ -56,7 +56,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         "model_digest": config.digest("model") or commit_on_hub(config.model),
         "examples_digest": digest(examples_file(config.examples)),
         "example_contents": contents(examples),
-        "prompt_digest": build.digest(),
+        "prompt_digest": builder.digest(),
     }
     if config.force:
         for name in STATES:
@@ -65,7 +65,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     def record(row: dict[str, float]) -> None:
         run.metrics({name: row[name] for name in row if name != "generation"}, step=int(row["generation"]))
 
-    identity = digest_of([searched_on, config.dtype, asdict(Sampling.of(build))])
+    identity = digest_of([searched_on, config.dtype, asdict(Sampling.of(builder))])
     found = search.run(work_folder(config.out), identity, record)
     if search.loses_ties:
         search.choose_as_generated(found)

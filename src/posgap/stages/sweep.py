@@ -95,19 +95,19 @@ def _write(config: SweepConfig, out: Path, run: Run, generator: Generator | None
     """
     examples = read_examples(config.examples)
     refuse_searched(Path(config.model), examples[: config.limit or None])
-    build = BACKENDS[config.backend].builder(config)
-    at_each = at_lengths(config.lengths, config.depths, config.seed, build, examples) if config.lengths else []
+    builder = BACKENDS[config.backend].builder(config)
+    at_each = at_lengths(config.lengths, config.depths, config.seed, builder, examples) if config.lengths else []
     if len(at_each) > 1:
         _map(config, at_each, examples, out, run)
     else:
-        log_sweep(_swept(config, at_each[0] if at_each else build, examples, out, out, run, generator), run)
+        log_sweep(_swept(config, at_each[0] if at_each else builder, examples, out, out, run, generator), run)
         log_answers(out, examples, run)
     run.artifact(out)
 
 
 def _swept(
     config: SweepConfig,
-    build: TextPromptBuilder,
+    builder: TextPromptBuilder,
     examples: Sequence[AnyExample],
     place: Path,
     out: Path,
@@ -116,9 +116,9 @@ def _swept(
 ) -> Sweep:
     """A sweep, which is written into the folder `place`; where too little is answered, that is kept in `out`."""
     examples = examples[: config.limit or None]
-    label, step = config.label or label_of(config.model, config.mitigation), build.fill.tokens if build.fill else 0
-    placements = placements_of(build, config.n_docs, config.positions, config.shard)
-    asked, config, build, digests = swept(config, examples, build, placements, config.digest("model"), generator)
+    label, step = config.label or label_of(config.model, config.mitigation), builder.fill.tokens if builder.fill else 0
+    placements = placements_of(builder, config.n_docs, config.positions, config.shard)
+    asked, config, builder, digests = swept(config, examples, builder, placements, config.digest("model"), generator)
     if asked.spent:
         run.metrics(asked.spent.metrics(), step=step)
         log.info("%s: %s", label, asked.spent.sentence())
@@ -128,7 +128,7 @@ def _swept(
         where, often = [placement.positions for placement in placements], asked.most_frequent_reason
         model = with_uris(config.model) + (f" at {step:,} tokens" if step else "")
         raise no_figures(model, asked.outcomes, where, config.max_unanswered, often, "answers", config.out)
-    result = figures(config, examples, build, placements, digests, asked, label, _factors(config))
+    result = figures(config, examples, builder, placements, digests, asked, label, _factors(config))
     explored = explored_sweep(result, asked.predictions, examples)
     write_sweep(result, asked.predictions, training_examples(config.model), place, explored)
     return result
@@ -145,12 +145,12 @@ def _map(
     from posgap.measurement.length_pages import write_map  # matplotlib, for which a reused sweep need not wait
 
     generator, evidence = LazyGenerator(lambda: open_generator(config, at_each[0])), []
-    for build in at_each:
-        assert build.fill
-        of_length = config.model_copy(update={"lengths": [build.fill.length]})
-        place = folder_at(out, build.fill.tokens)
+    for builder in at_each:
+        assert builder.fill
+        of_length = config.model_copy(update={"lengths": [builder.fill.length]})
+        place = folder_at(out, builder.fill.tokens)
         place.mkdir()
-        sweep = _swept(of_length, build, examples, place, out, run, generator)
+        sweep = _swept(of_length, builder, examples, place, out, run, generator)
         evidence.append(Evidence(place, sweep))
     lengths = length_map(evidence, at_each[0].context, config.most_gap)
     write_map(lengths, [each.sweep for each in evidence], out)
@@ -172,24 +172,24 @@ def _estimated(config: SweepConfig) -> str:
     everything = read_examples(config.examples)
     examples = everything[: config.limit or None]
     backend = BACKENDS[config.backend]
-    build = backend.builder(config)
+    builder = backend.builder(config)
     if config.lengths:
-        at_each = at_lengths(config.lengths, config.depths, config.seed, build, everything)
+        at_each = at_lengths(config.lengths, config.depths, config.seed, builder, everything)
         cache = partial(cache_bytes, config.model, config.settled().dtype)
         return estimated_lengths(at_each, examples, config.samples, cache)
-    placements = placements_of(build, config.n_docs, config.positions, config.shard)
-    everywhere = [*placements, *baseline_placements(build, config.baselines, config.n_docs, config.shard)]
+    placements = placements_of(builder, config.n_docs, config.positions, config.shard)
+    everywhere = [*placements, *baseline_placements(builder, config.baselines, config.n_docs, config.shard)]
     asked = product(examples, everywhere, range(config.samples))
-    mitigated = mitigated_by(config, build)
+    mitigated = mitigated_by(config, builder)
 
     def prompts(question: Question) -> Sequence[Prompt]:
         if mitigated is None:
-            return [build.prompt(question.example, question.placement)]
+            return [builder.prompt(question.example, question.placement)]
         return mitigated.asked(question).prompts
 
     every = chain.from_iterable(prompts(Question(*each)) for each in asked)
     tokens = (len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in every)
-    return estimate(tokens, backend.local, build.max_new_tokens + build.max_thinking_tokens)
+    return estimate(tokens, backend.local, builder.max_new_tokens + builder.max_thinking_tokens)
 
 
 def _require_same_endpoint(config: SweepConfig) -> None:

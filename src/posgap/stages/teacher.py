@@ -43,13 +43,13 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     they ended.
     """
     examples = read_examples(config.examples)[: config.limit or None]
-    build = BACKENDS[config.backend].builder(config)
-    placements = advantageous_placements(config, build.task.n_gold)
+    builder = BACKENDS[config.backend].builder(config)
+    placements = advantageous_placements(config, builder.task.n_gold)
     where = _in_words(placements)
     _require_right_in_sweep(config, placements)
 
     def is_right(example: AnyExample, placement: Placement, completion: Completion) -> bool:
-        return build.task.score(completion.text, build.task.answers(example, placement), config.metric) == 1
+        return builder.task.score(completion.text, builder.task.answers(example, placement), config.metric) == 1
 
     results, thoughts = list[bool](), FirstThoughts.of(config, len(examples) * len(placements))
 
@@ -62,12 +62,12 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
                 "distil"
             )
 
-    sampling = Sampling.of(build)
+    sampling = Sampling.of(builder)
     positions = [list(placement.positions) for placement in placements]
-    beside = {"model_digest": config.digest("model"), "prompt_digest": build.digest(), "placements": positions}
+    beside = {"model_digest": config.digest("model"), "prompt_digest": builder.digest(), "placements": positions}
     what = "teacher responses"
     completions, _ = answers(
-        config, examples, placements, build, sampling, what, beside, require_any_right, token_ids=True
+        config, examples, placements, builder, sampling, what, beside, require_any_right, token_ids=True
     )
     outcomes = OutcomeCounts.of(Ending(completion.outcome, completion.cut) for completion in completions)
     rows: list[dict[str, Any]] = [
@@ -84,7 +84,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
         if completion.outcome == "answered"
     ]
     kept = [row for row in rows if row["correct"] or config.keep_incorrect]
-    if build.task.slot_names:
+    if builder.task.slot_names:
         # Its own order decides what an answer says, and the model's opinion is that of all orders.
         answered_right = {row["content"] for row in kept}
         kept = [row for row in rows if row["content"] in answered_right]
@@ -99,9 +99,9 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     summary = {"kept": len(kept), "correct": right, "examples": len(examples), "accuracy": 100 * right / asked}
     summary["examples_kept"] = len({row["content"] for row in kept})
     correct_at = [sum(row["correct"] for row in rows if row["placement"] == at) for at in positions]
-    about = {"placements": positions, "correct_at": correct_at, "prompts": build.digest()}
+    about = {"placements": positions, "correct_at": correct_at, "prompts": builder.digest()}
     write_json(out / TEACHER_FILE, {**summary, **about, "outcomes": outcomes.model_dump()})
-    names = ("position",) if build.task.n_gold == 1 else ("position_pre", "position_post")
+    names = ("position",) if builder.task.n_gold == 1 else ("position_pre", "position_post")
     where_alone = dict(zip(names, positions[0])) if len(positions) == 1 else {}
     run.metrics({**summary, "unanswered": outcomes.share, **where_alone})
     run.artifact(out)

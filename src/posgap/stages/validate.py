@@ -32,11 +32,11 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     needed("great_expectations")
     numbered = numbered_examples(config.examples)[: config.limit or None]
     lines, examples = [line for line, _ in numbered], [example for _, example in numbered]
-    build = builder_of(config)
+    builder = builder_of(config)
     excluded = set(contents(read_examples(config.exclude))) if config.exclude else set()
-    table = describe(examples, build, config.n_docs, excluded, lines)
+    table = describe(examples, builder, config.n_docs, excluded, lines)
     # The longest prompt is what the model's context leaves beside the response.
-    longest, task = build.context - build.max_new_tokens, build.task
+    longest, task = builder.context - builder.max_new_tokens, builder.task
     of_choices = bool(task.slot_names)
     suite = expectations(config.n_docs, longest, task.n_gold, of_choices, task.slots.of_any_number)
     answering = answering_distractors([] if of_choices else examples, task.metric)

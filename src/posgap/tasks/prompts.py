@@ -45,7 +45,7 @@ class Filler(Protocol):
     def described(self) -> dict[str, object]:
         """What decides it, as JSON."""
 
-    def documents(self, build: "TextPromptBuilder", example: AnyExample, placement: Placement) -> list[Document]:
+    def documents(self, builder: "TextPromptBuilder", example: AnyExample, placement: Placement) -> list[Document]:
         """The documents of the prompt."""
 
 

@@ -104,10 +104,10 @@ def _responses(sweep: Sweep, model: Path, examples: Mapping[str, AnyExample], ro
     """What the `pyfunc` of the version answers to the rows' prompts, without their thoughts: no loader of MLflow's, nor
     `posgap.load_model`, loads the model otherwise than it does."""
     config = _as_asked(sweep, model)
-    build = as_filled(config.lengths, config.depths, config.seed, builder_of(config), list(examples.values()))
-    n_slots = len(build.fill.placements) if build.fill else config.n_docs
+    builder = as_filled(config.lengths, config.depths, config.seed, builder_of(config), list(examples.values()))
+    n_slots = len(builder.fill.placements) if builder.fill else config.n_docs
     placements = [Placement(tuple(row["placement"]), n_slots) for row in rows]
-    texts = [build.text(examples[row["content"]], placement) for row, placement in zip(rows, placements, strict=True)]
+    texts = [builder.text(examples[row["content"]], placement) for row, placement in zip(rows, placements, strict=True)]
     return Answering(str(model), as_swept(sweep)).answers(texts)
 
 
@@ -151,12 +151,12 @@ class Answering:
         framing = PLAIN if self.raw else Framing(*(asked[name] for name in _FRAMED))
         longest = asked.get("max_new_tokens", MAX_NEW_TOKENS)
         # Questions come with their wording, so any task will do.
-        self.build = prompt_builder("qa", folder, longest, framing=framing)
-        self.build.stop = tuple(asked.get("stop", ()))
-        self.build.max_thinking_tokens = asked.get("max_thinking_tokens", 0)
+        self.builder = prompt_builder("qa", folder, longest, framing=framing)
+        self.builder.stop = tuple(asked.get("stop", ()))
+        self.builder.max_thinking_tokens = asked.get("max_thinking_tokens", 0)
         warn_of_device("the model", asked.get("device", ""))
         self.model = load_model(folder, asked.get("dtype") or "auto")
-        self.generator = TransformersGenerator(self.model, self.build.tokenizer, SweepConfig.default("batch_tokens"))
+        self.generator = TransformersGenerator(self.model, self.builder.tokenizer, SweepConfig.default("batch_tokens"))
 
     def predict(self, model_input: "pd.DataFrame", params: Mapping[str, Any] | None = None) -> list[str]:
         """The model's answers, greedily decoded, in at most `max_new_tokens` tokens each, and without its thoughts.
@@ -167,19 +167,19 @@ class Answering:
         """
         params = params or {}
         texts = [str(text) for text in model_input.iloc[:, 0]]
-        longest = int(params.get("max_new_tokens", self.build.max_new_tokens))
+        longest = int(params.get("max_new_tokens", self.builder.max_new_tokens))
         if not params.get("raw", self.raw):
             return self.answers(texts, longest)
-        tokenizer = self.build.tokenizer
+        tokenizer = self.builder.tokenizer
         prompts = [Prompt(text, tokenizer(text)["input_ids"]) for text in texts]
         answers = complete(self.generator, prompts, Sampling(longest))
         return [str(tokenizer.decode(answer.token_ids, skip_special_tokens=True)) for answer in answers]
 
     def answers(self, texts: Sequence[str], max_new_tokens: int = 0) -> list[str]:
         """The answers to these texts, as `predict` gives them; 0 means the sweep's own limit."""
-        sampling = Sampling.of(self.build)
+        sampling = Sampling.of(self.builder)
         sampling = replace(sampling, max_new_tokens=max_new_tokens or sampling.max_new_tokens)
-        prompts = [Prompt(text, self.build.token_ids(text)) for text in texts]
+        prompts = [Prompt(text, self.builder.token_ids(text)) for text in texts]
         return [answer.text for answer in complete(self.generator, prompts, sampling)]
 
 

@@ -118,9 +118,9 @@ def _choose_examples(config: SweepVerbConfig) -> tuple[list[AnyExample], Generat
     """Makes examples of the largest size that leaves time for enough of them. Returns the generator that was timed too,
     if it is of a model on this machine, which is not to be loaded again."""
     log.info("a first look at %s, with made examples: one of each size is timed", with_uris(config.model))
-    build, generator = _open(config)
+    builder, generator = _open(config)
     ends = time.monotonic() + SECONDS
-    size = _choose_size(config, build, generator, ends)
+    size = _choose_size(config, builder, generator, ends)
     each = size.prompts * size.seconds
     count = min(size.examples, max(MIN_EXAMPLES, int((ends - time.monotonic()) / each)))
     if count == size.examples:
@@ -135,11 +135,11 @@ def _choose_examples(config: SweepVerbConfig) -> tuple[list[AnyExample], Generat
 @with_local_paths
 def _open(config: SweepVerbConfig) -> tuple[TextPromptBuilder, Generator]:
     settled = config.settled()
-    build = BACKENDS[config.backend].builder(settled)
-    return build, open_generator(settled, build)
+    builder = BACKENDS[config.backend].builder(settled)
+    return builder, open_generator(settled, builder)
 
 
-def _choose_size(config: SweepVerbConfig, build: TextPromptBuilder, generator: Generator, ends: float) -> Size:
+def _choose_size(config: SweepVerbConfig, builder: TextPromptBuilder, generator: Generator, ends: float) -> Size:
     """Times an example of each size, the shortest first, and returns the largest that leaves time until `ends` of the
     monotonic clock, or else the shortest.
 
@@ -151,14 +151,14 @@ def _choose_size(config: SweepVerbConfig, build: TextPromptBuilder, generator: G
     chosen: Size | None = None
     for n_docs in sizes:
         try:
-            prompts = _build_prompts(config, build, n_docs)
+            prompts = _build_prompts(config, builder, n_docs)
         except PosgapError:
             if chosen is None:
                 raise
             break
         if chosen is None:
-            _time(config, build, generator, prompts[:1])  # what is asked first warms up
-        size = Size(n_docs, len(prompts), _time(config, build, generator, prompts[:POSITIONS]))
+            _time(config, builder, generator, prompts[:1])  # what is asked first warms up
+        size = Size(n_docs, len(prompts), _time(config, builder, generator, prompts[:POSITIONS]))
         log.info(
             "%d documents a prompt: %d examples at %d placements take about %d seconds",
             n_docs, size.examples, size.prompts, math.ceil(size.needed),
@@ -172,17 +172,19 @@ def _choose_size(config: SweepVerbConfig, build: TextPromptBuilder, generator: G
     return chosen
 
 
-def _build_prompts(config: SweepVerbConfig, build: TextPromptBuilder, n_docs: int) -> list[Prompt]:
+def _build_prompts(config: SweepVerbConfig, builder: TextPromptBuilder, n_docs: int) -> list[Prompt]:
     """Builds the prompts of an example at every placement."""
     (example,) = _make(config, 1, n_docs)
-    return [build.prompt(example, at) for at in placements_of(build, n_docs, _choose_positions(config, n_docs))]
+    return [builder.prompt(example, at) for at in placements_of(builder, n_docs, _choose_positions(config, n_docs))]
 
 
-def _time(config: SweepVerbConfig, build: TextPromptBuilder, generator: Generator, prompts: Sequence[Prompt]) -> float:
+def _time(
+    config: SweepVerbConfig, builder: TextPromptBuilder, generator: Generator, prompts: Sequence[Prompt]
+) -> float:
     """Returns the seconds that each of an example's prompts takes, asked together as a sweep does. `PosgapError` where
     none gets an answer: no sweep would come of it."""
     began = time.monotonic()
-    completions = [completion for _, _, completion in generator.generate([prompts], Sampling.of(build))]
+    completions = [completion for _, _, completion in generator.generate([prompts], Sampling.of(builder))]
     if all(completion.outcome == "failed" for completion in completions):
         raise PosgapError(
             f"{with_uris(config.model)}: no answer to the first prompt: {completions[-1].reason}; try again when the "

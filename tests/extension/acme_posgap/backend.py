@@ -12,7 +12,7 @@ class Rule(Parameters):
 
 
 class Ruled(Backend):
-    def generator(self, config, build):
+    def generator(self, config, builder):
         self_said = Rule.of(config).said
 
         class Generator:
