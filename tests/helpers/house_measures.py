@@ -5,6 +5,7 @@ The limits that tests hold are in test_house.py.
 
 import ast
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,12 @@ def lines_of_code() -> int:
     return sum(bool(line.strip()) for file in python_files(*CODE) for line in file.read_text("utf-8").splitlines())
 
 
+def is_nested(node: ast.AST) -> bool:
+    """Whether a comprehension holds another, or has two loops."""
+    inner = (each for child in ast.iter_child_nodes(node) for each in ast.walk(child))
+    return len(node.generators) > 1 or any(isinstance(each, COMPREHENSIONS) for each in inner)
+
+
 def syntax_counts() -> dict[str, int]:
     """How many comprehensions there are, how many that hold another or loop twice, and how many walruses."""
     counts = Counter()
@@ -110,8 +117,7 @@ def syntax_counts() -> dict[str, int]:
             counts["walruses"] += isinstance(node, ast.NamedExpr)
             if isinstance(node, COMPREHENSIONS):
                 counts["comprehensions"] += 1
-                inner = (each for child in ast.iter_child_nodes(node) for each in ast.walk(child))
-                counts["nested"] += len(node.generators) > 1 or any(isinstance(each, COMPREHENSIONS) for each in inner)
+                counts["nested"] += is_nested(node)
     return dict(counts)
 
 
@@ -138,8 +144,39 @@ def test_functions() -> list[str]:
     return [name for name in found if name.startswith("test_")]
 
 
+def tell_room(room: str) -> None:
+    """Prints what one room of src/posgap, or a folder of the checkout, has of what the rules of names count."""
+    common = common_names()
+    files = python_files(f"src/posgap/{room}") or python_files(room)
+    text = [line for file in files for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    counts = Counter[str]()
+    for file in files:
+        place = file.relative_to(ROOT)
+        tree = parse(file)
+        for node in definitions(tree):
+            name = node.name.strip("_").lower()
+            if is_participle(node.name):
+                print(f"{place}:{node.lineno} participle {node.name}")
+            if name in common and not node.name.startswith("__"):
+                print(f"{place}:{node.lineno} in {common[name]} files {node.name}")
+            if re.match(r"(The same|Of)\b", ast.get_docstring(node) or ""):
+                print(f"{place}:{node.lineno} docstring of {node.name} begins with The same or Of")
+        for node in ast.walk(tree):
+            counts["walruses"] += isinstance(node, ast.NamedExpr)
+            if isinstance(node, COMPREHENSIONS):
+                counts["comprehensions"] += 1
+                if is_nested(node):
+                    print(f"{place}:{node.lineno} nested comprehension")
+    rates = ", ".join(f"{count / len(text) * 1000:.1f} {what}" for what, count in counts.items())
+    print(f"{room}: {len(text)} lines that are not blank; {rates} per 1,000")
+
+
 def main() -> None:
     from posgap.cli.verbs import VERBS
+
+    if sys.argv[1:2] == ["--room"]:
+        tell_room(sys.argv[2])
+        return
 
     thousand = lines_of_code() / 1000
     syntax = syntax_counts()
