@@ -44,7 +44,7 @@ def table(tmp_path):
 
 
 @pytest.mark.parametrize("paragraphs", [8, 20, 60, 400])
-def test_parts_are_the_text_in_its_order_about_equally_long_and_the_quote_is_whole_in_one(paragraphs):
+def test_parts_keep_the_text_s_order_and_length_and_the_quote_is_whole_in_one(paragraphs):
     for seed in range(5):
         text = written(paragraphs, seed)
         parts, at = parts_around(text, QUOTE)
@@ -54,7 +54,7 @@ def test_parts_are_the_text_in_its_order_about_equally_long_and_the_quote_is_who
             assert len(parts) == PARTS and max(map(len, parts)) < 2 * len(text) / PARTS + len(QUOTE)
 
 
-def test_at_its_own_position_the_text_stands_as_it_was_written_and_elsewhere_it_is_turned(table, tmp_path):
+def test_the_text_is_unchanged_at_its_own_position_and_rotated_elsewhere(table, tmp_path):
     out = import_examples(ImportConfig(format="document", input=table(), out=tmp_path / "e.jsonl"))
     (example,) = read_examples(out)
     text = written(60)

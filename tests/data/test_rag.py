@@ -104,7 +104,7 @@ def test_what_the_retriever_ranked_where_is_part_of_what_is_asked():
     assert examples_digest([ranked_example("-x--")], 2) == examples_digest([ranked_example("-x---")], 2)
 
 
-def test_validate_takes_any_number_of_relevant_passages_and_counts_those_that_answer_unasked():
+def test_validate_takes_several_relevant_passages_and_counts_unmarked_answers():
     suite = expectations(4, 100, of_any_number=TASKS["rag"].slots.of_any_number)
     (of_gold,) = [e for e in suite if e.column == "n_gold"]
     assert (of_gold.min_value, getattr(of_gold, "max_value", None)) == (1, None)

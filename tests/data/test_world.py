@@ -39,7 +39,7 @@ def test_a_hint_shares_no_word_with_what_documents_say_and_means_one_of_them(of_
     assert not [pair for pair in product(of_verb, of_verb) if words(pair[0].hint) & words(pair[1].thing)]
 
 
-def test_the_question_by_the_world_is_no_nearer_to_its_document_than_to_others_and_the_literal_one_is_nearest():
+def test_only_the_literal_question_is_nearest_to_its_own_document():
     nearest = {True: 0, False: 0}
     for example in fact_examples(60, 10, seed=3):
         documents = [*example.gold, *example.distractors]

@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_is_fetched_again_where_s3_has_it_whole(remote):
     assert again.load() == HISTORY and torch.equal(again.go_on(2), expected)
 
 
-def test_what_is_damaged_in_s3_too_is_deleted_there_and_training_goes_on_from_the_one_before(remote):
+def test_a_checkpoint_damaged_in_s3_too_is_deleted_and_the_one_before_is_used(remote):
     checkpoints = Checkpoints(ResumableFolder(remote))
     at_nine = two_steps(checkpoints)
     file = checkpoints.folder / "step-10" / PARAMETERS
@@ -268,7 +268,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_counts(checkpoints, monkeypatch):
 # Beside training
 
 
-def test_a_checkpoint_has_what_was_saved_though_training_went_on_while_it_was_written(checkpoints, monkeypatch):
+def test_training_during_the_writing_does_not_change_a_checkpoint(checkpoints, monkeypatch):
     write, resumable = dcp.save, Event()
 
     def later(*arguments, **named):

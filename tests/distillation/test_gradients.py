@@ -116,7 +116,7 @@ def test_under_deepspeed_the_sum_over_processes_is_as_much(processes, name):
         torch.testing.assert_close(gradient.model.weight.data, -again * expected)
 
 
-def test_the_gradient_is_clipped_after_it_was_multiplied_and_its_norm_told_from_before(processes):
+def test_the_gradient_is_clipped_after_scaling_and_its_norm_is_from_before(processes):
     gradient = gradient_of(max_norm=1.0)
     assert taken(gradient, [[3.0, 4.0], 2.0]) == pytest.approx(10)
     torch.testing.assert_close(
@@ -152,7 +152,7 @@ def test_processes_accumulate_by_themselves_which_deepspeed_does_anyway(processe
             assert gradient.accelerator.unsynchronised == unsynchronised
 
 
-def test_what_is_multiplied_by_next_to_nothing_is_so_at_once_before_the_next_loss_overflows(processes):
+def test_a_tiny_factor_is_applied_at_once_before_the_next_loss_overflows(processes):
     gradient = gradient_of()
     for factor, left in ((1e-12, 1e-12), (0.5, 1.0)):
         gradient.add((torch.ones(2, dtype=torch.float64) * gradient.model.weight).sum(), last=False)

@@ -195,7 +195,7 @@ def test_working_bytes_are_those_of_real_tensors(arithmetic, checkpointing):
 
 
 @pytest.mark.parametrize("changed", ["tied", "adapters"])
-def test_working_bytes_of_shared_and_of_few_trained_parameters_are_those_of_real_tensors(changed):
+def test_working_bytes_of_shared_and_partly_trained_weights_match_real_tensors(changed):
     """A shared weight has one gradient, and what is not trained has none."""
     shape = LlamaConfig(**SHAPE.to_dict() | {"tie_word_embeddings": changed == "tied"})
     model = LlamaForCausalLM(shape).train()

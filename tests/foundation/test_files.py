@@ -31,7 +31,7 @@ def test_a_folder_takes_the_place_of_an_empty_one_and_of_no_other(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_a_killed_process_was_writing_is_swept_and_what_a_live_one_is_writing_is_not(tmp_path):
+def test_leftovers_of_a_killed_process_are_deleted_and_those_of_a_live_one_kept(tmp_path):
     gone = subprocess.Popen(["true"])
     gone.wait()
     with atomic(tmp_path / "deep" / "a.txt") as partial:

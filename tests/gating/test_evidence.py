@@ -87,7 +87,7 @@ def test_the_record_of_a_sweep_has_the_digests_of_all_that_was_judged(tmp_path):
     assert record_of(Evidence(folder)).files["training_examples.json"] == digest(folder / "training_examples.json")
 
 
-def test_sweeps_are_paired_with_the_candidate_s_examples_and_what_differs_is_told_once(tmp_path):
+def test_sweeps_are_paired_by_the_candidate_s_examples_and_differences_told_once(tmp_path):
     candidate = write_sweep(
         tmp_path / "new", CURVE, "m", 0, "e", asked=ASKED.model_copy(update={"question": "both", "shuffle": 3})
     )

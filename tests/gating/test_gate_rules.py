@@ -336,7 +336,7 @@ def test_the_gate_says_how_many_examples_it_wants(tmp_path):
     assert 0.6 < np.mean(enough) <= 0.97
 
 
-def test_consistency_is_the_share_of_examples_in_which_every_order_leaves_the_same_choice(tmp_path):
+def test_consistency_is_the_share_of_examples_with_one_choice_in_every_order(tmp_path):
     folder = write_sweep(tmp_path / "judged", wrong(0, 0, 0, 0, 0))
     rows = [row for _, row in read_jsonl(folder / "predictions.jsonl")]
     for row in rows:  # the right item wherever it stands, but for ten examples the first one

@@ -87,7 +87,7 @@ def judged(passed: bool = False, gaps: Sequence[str] = ()) -> SimpleNamespace:
     return SimpleNamespace(passed=passed, evidence_gaps=gaps)
 
 
-def test_a_look_is_a_verdict_on_other_examples_of_the_same_model_task_and_number_of_documents(tmp_path, monkeypatch):
+def test_a_look_is_a_verdict_on_new_examples_of_one_model_task_and_n_docs(tmp_path, monkeypatch):
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
     assert look_at(asked()) == 1
     for verdict in (judged(passed=True), judged(gaps=["too few"])):
@@ -112,7 +112,7 @@ def test_of_a_model_that_may_have_changed_no_look_is_counted(tmp_path, monkeypat
     assert look_at(asked("two", **more)) is None and not is_counted(asked(**more)) and not list(tmp_path.iterdir())
 
 
-def test_looks_at_an_endpoint_are_not_counted_and_it_is_told_what_the_same_error_needs(tmp_path):
+def test_looks_at_an_endpoint_are_not_counted_and_a_note_says_what_that_needs(tmp_path):
     """Its model may have changed since: a second look has all of the error too."""
     unsure, before = [0.97, 0.97, 0.93, 0.97, 0.97], [1.0, 0.6, 0.3, 0.6, 0.9]
     needs = {}

@@ -56,7 +56,7 @@ def test_a_threshold_that_asks_for_nothing_is_passed_by_every_sweep():
 
 
 @pytest.mark.parametrize("assumed", [ASSUMED, PAIR, SHARED, Assumed(24, 0.97, 0.9, 0.8), Assumed(4, 0.5, 0.0, 0.3)])
-def test_drawn_sweeps_have_the_mean_the_correlation_and_the_agreement_that_are_assumed(assumed):
+def test_simulated_sweeps_have_the_assumed_mean_correlation_and_agreement(assumed):
     (sweeps,) = drawn(assumed, 2000, 1)
     whole = (scores.reshape(-1, assumed.placements) for scores in (sweeps.candidate, sweeps.reference))
     found = assumed_of_pair(*whole)

@@ -201,7 +201,7 @@ def test_the_number_of_examples_for_a_verdict_is_that_for_all_rules_together(tmp
     assert reached.needs > max(rule.needs for rule in reached.rules if rule.needs)
 
 
-def test_more_examples_are_not_asked_for_where_a_flat_model_would_have_passed_with_these(tmp_path):
+def test_no_more_examples_are_wanted_where_a_flat_model_passes_with_these(tmp_path):
     outcomes = np.ones((N, 5))
     outcomes[:8, 4] = 0  # an uneven model: it is not the number of examples that it lacks
     uneven = write_sweep(tmp_path / "uneven", outcomes)

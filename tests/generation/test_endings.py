@@ -121,7 +121,7 @@ def test_a_model_that_is_stopped_answers_as_it_would_have(pieces, stop, reuse):
     assert not any(answer.cut for answer, ended in zip(stopped, shorter) if ended)
 
 
-def test_a_base_model_stops_where_its_benchmark_scores_no_further_and_a_chat_model_does_not(model_folder, tokenizer):
+def test_only_a_base_model_stops_where_its_benchmark_scores_no_further(model_folder, tokenizer):
     paths = {"examples": "e", "model": str(model_folder), "out": "o", "task": "qa"}
     template = "{% for m in messages %}{{ m.content }}<think>{% endfor %}"
     assert builder_of(SweepConfig(**paths)).stop == ("\n",)

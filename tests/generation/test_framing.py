@@ -55,7 +55,7 @@ def test_a_template_makes_the_prompt_that_transformers_makes_with_it(tokenizer, 
     assert build.token_ids(text) == ids
 
 
-def test_system_message_and_arguments_are_in_the_prompt_in_what_was_asked_and_in_the_digest(tokenizer):
+def test_system_message_and_arguments_are_in_prompt_settings_and_digest(tokenizer):
     build = builder(tokenizer, template=CHAT, system="Be brief.", arguments={"enable_thinking": False})
     assert build.chat("Q?") == "<bos><|system|>Be brief.<|end|><|user|>Q?<|end|><|assistant|><think>\n\n</think>\n\n"
     assert build.chat.ending == "<|end|><|assistant|><think>\n\n</think>\n\n"

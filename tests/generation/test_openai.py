@@ -129,7 +129,7 @@ def test_a_server_that_was_never_there_is_not_waited_for(monkeypatch):
     assert waited == []
 
 
-def test_a_host_without_a_name_server_is_not_waited_for_and_a_name_server_without_time_is():
+def test_an_unknown_host_fails_at_once_and_a_slow_name_server_is_retried():
     def at(*reasons):
         error = OSError("All connection attempts failed")
         error.__cause__ = ExceptionGroup("several", list(reasons)) if len(reasons) > 1 else reasons[0]

@@ -64,7 +64,7 @@ def test_the_share_of_right_samples_counts_and_predictions_have_them_all(tmp_pat
             Evidence(out)
 
 
-def test_an_interrupted_sweep_goes_on_with_the_samples_that_are_missing_and_draws_none_twice(tmp_path, endpoint):
+def test_an_interrupted_sweep_draws_the_missing_samples_and_none_twice(tmp_path, endpoint):
     config = SweepConfig(out=tmp_path / "out", **options(tmp_path, endpoint))
     endpoint.misbehave = lambda text, times: (401, {}, "{}") if len(endpoint.bodies) > 70 else None
     with pytest.raises(PosgapError, match="401"):

@@ -102,7 +102,7 @@ def running(command: list[str], variables: dict, url: str, authority: str | bool
 
 
 @pytest.mark.parametrize("name", [pytest.param("local", marks=pytest.mark.nightly), f"local{SECURED}"])
-def test_the_job_makes_the_tables_and_the_deployment_serves_artifacts_from_the_bucket(
+def test_the_job_makes_the_tables_and_the_deployment_serves_the_bucket(
     database, bucket_server, tmp_path, monkeypatch, name
 ):
     objects = overlay(name)

@@ -110,7 +110,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_the_project(wheel):
     assert licences == {"LICENSE", "NOTICE"} and "posgap/measurement/templates/preact/LICENSE" in expected
 
 
-def test_links_of_the_readme_are_absolute_in_a_package_whose_repository_has_an_address():
+def test_the_readme_s_links_are_absolute_where_the_repository_has_an_address():
     """One setting, in pyproject.toml, decides it."""
     made = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
     readme, repository = (ROOT / "README.md").read_text(encoding="utf-8"), "https://host/me/posgap"

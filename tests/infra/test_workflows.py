@@ -136,7 +136,7 @@ def test_images_are_built_and_scanned_on_every_change_of_what_they_are_made_of()
     assert "if" not in INFRA["jobs"]["image"] and {"schedule", "workflow_dispatch"} <= INFRA[ON].keys()
 
 
-def test_the_steps_on_a_cluster_are_those_that_the_script_has_and_its_settings_are_read():
+def test_the_workflow_runs_the_cluster_script_s_steps_and_settings():
     script = ROOT / "infra" / "ci" / "kind.sh"
     run = [step["run"].split()[-1] for step in INFRA["jobs"]["kind"]["steps"] if "kind.sh" in step.get("run", "")]
     verbs = re.search(r"^    (.*)\) \"\$1\" ;;", script.read_text(), re.MULTILINE)[1].split(" | ")

@@ -278,7 +278,7 @@ def test_what_a_sweep_s_file_says_of_its_filler(kv):
 
 
 @pytest.mark.parametrize(("gold", "other", "is_taken"), [("", "", True), ("Rome", "ROME", False), ("Rome", "", True)])
-def test_filler_of_the_gold_document_s_title_is_left_out_but_not_where_neither_has_one(gold, other, is_taken):
+def test_filler_with_the_gold_document_s_title_is_left_out_unless_none_has_one(gold, other, is_taken):
     build = PromptBuilder(TASKS["qa"], trained_tokenizer("bytes"), 5000, 7)
     one, another = (example.model_copy(update={"distractors": example.distractors[:2]}) for example in EXAMPLES[:2])
     one = one.model_copy(update={"gold": [Document(title=gold, text="answer0")]})

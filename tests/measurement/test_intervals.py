@@ -84,7 +84,7 @@ def exact_errors(n: int, gap: float, fewer: float) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("n", "at_most"), [(50, (0.056, 0.029)), (200, (0.058, 0.029))])
-def test_the_gap_s_upper_end_errs_as_often_as_asked_at_worst_and_no_less_where_it_can(n, at_most):
+def test_the_gap_s_upper_end_errs_at_most_and_where_possible_exactly_as_wanted(n, at_most):
     cells = [(gap, fewer) for gap in (0.05, 0.1, 0.2) for fewer in (0, 0.01, 0.05, 0.1, 0.2)]
     of_pair, of_two = (max(errors) for errors in zip(*(exact_errors(n, *cell) for cell in cells)))
     assert 0.045 < of_pair <= at_most[0] and 0.022 < of_two <= at_most[1]
@@ -180,7 +180,7 @@ def test_gaps_of_f1_scores_are_covered(n):
     assert (errors / (2 * RUNS) <= 0.05).all()
 
 
-def test_f1_scores_are_judged_by_their_own_variance_and_never_by_more_than_that_of_rights_and_wrongs():
+def test_f1_scores_have_their_own_variance_and_never_more_than_binary_ones():
     rng = np.random.default_rng(0)
     correct = (rng.random((200, 5)) < 0.7).astype(float)
     between = 0.5 + 0.4 * (correct - 0.5)
@@ -215,7 +215,7 @@ def test_equal_models_differ_by_an_interval_around_zero():
 
 @pytest.mark.parametrize(("one", "other"), [(0.7, 0.97), (0.9, 0.9), (0.5, 0.99)])
 @pytest.mark.parametrize("placements", [5, 20])
-def test_the_gaps_of_two_flat_models_differ_in_few_comparisons_however_noisy_one_of_them_is(one, other, placements):
+def test_the_gaps_of_two_flat_models_rarely_differ_however_noisy_one_is(one, other, placements):
     rng, runs, different, estimates = np.random.default_rng(2), 300, 0, []
     for _ in range(runs):
         old, new = (outcomes(np.full(placements, mean), 100, 0.4, rng)[0] for mean in (one, other))

@@ -26,7 +26,7 @@ def test_the_number_of_examples_for_a_gap_is_the_least_with_the_power_of_cochran
     assert found(n - 1) < 0.8 <= found(n)
 
 
-def test_the_number_of_examples_for_a_difference_is_the_least_with_the_power_of_a_paired_test():
+def test_the_number_of_examples_is_the_least_with_the_paired_test_s_power():
     n = power.examples_for_difference(0.05, 0.3, 0.9)
     found = [stats.norm.sf(stats.norm.isf(0.025), 0.05 / np.sqrt(0.3 / each)) for each in (n - 1, n)]
     assert found[0] < 0.9 <= found[1]

@@ -84,7 +84,7 @@ def test_a_plan_keeps_its_word_with_models_that_are_drawn_otherwise(cell, least,
     assert least <= simulations.admitted(cell, n, 100) <= most
 
 
-def test_the_models_of_the_plan_s_trial_have_the_mean_correlation_and_agreement_that_it_is_told():
+def test_the_plan_s_trial_models_have_the_given_mean_correlation_and_agreement():
     cell = simulations.Cell(0.9, 0.6, 8)
     one, other = simulations.pair(cell, 40_000, np.random.default_rng(0))
     found = simulations.assumed_of_pair(one, other)

@@ -79,7 +79,7 @@ def test_a_sweep_names_no_shape_where_it_cannot_tell_that_position_matters():
     assert sum(s["shape"].name == "U-shaped" for s in sweeps) > 5
 
 
-def test_examples_that_are_right_everywhere_or_nowhere_leave_no_more_than_their_number_to_chance():
+def test_examples_right_everywhere_or_nowhere_vary_by_their_number_alone():
     correct = np.repeat(np.array([[True], [False]] * 50), 5, axis=1)
     found = summarize(correct, [[i + 1] for i in range(5)], seed=0)
     z = special.ndtri(0.95)

@@ -39,7 +39,7 @@ def config(tmp_path):
     )  # fmt: skip
 
 
-def test_gains_are_over_the_retriever_s_order_paired_and_with_code_for_the_application(config):
+def test_gains_are_paired_with_the_retriever_s_order_and_come_with_code(config):
     with served(Endpoint(reads_both_ends)) as endpoint:
         out = mitigate(config.model_copy(update={"base_url": endpoint.url}))
         n_prompts = endpoint.seen.total()

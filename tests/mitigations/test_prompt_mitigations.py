@@ -95,7 +95,7 @@ def test_every_order_has_the_documents_that_were_given_and_is_the_same_again(mit
         assert parsed(type(settings), settings.model_dump(), "settings") == settings
 
 
-def test_permutations_differ_are_all_there_is_where_more_are_asked_for_and_shuffle_every_placement_alike():
+def test_permutations_differ_exhaust_all_orders_and_shuffle_placements_alike():
     given = documents(3)
     permutation = MITIGATIONS["permutation"]
     orders = permutation.orders(asked(given), Orders(orders=4))
@@ -285,7 +285,7 @@ def test_a_letter_is_that_of_the_item_where_it_was_given():
 
 
 @pytest.mark.parametrize("name", [task.name for task in TASKS if task.synthetic])
-def test_every_task_is_asked_with_all_its_documents_and_for_the_sample_that_is_wanted(name):
+def test_every_task_s_prompt_has_all_documents_and_the_wanted_sample(name):
     task = TASKS[name]
     (example,) = made_examples(task, 1, 12, 0)
     for placement in task.placements(12)[1:3]:

@@ -108,7 +108,7 @@ def test_a_model_of_which_the_text_alone_is_read_has_what_its_folder_names(token
     assert torch.equal(loaded(input_ids=ids).logits, wanted)
 
 
-def test_the_table_of_exports_has_the_families_that_the_script_tries_and_all_are_equal_or_refused_before_training():
+def test_every_family_in_the_table_of_exports_is_equal_or_refused_early():
     rows = table_of("exports")
     assert [row[0] for row in rows[1:]] == families.EXPORTED and len(rows) > 15
     assert {row[1] for row in rows[1:]} == {"equal"}

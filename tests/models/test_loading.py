@@ -120,7 +120,7 @@ def test_attention_whose_scores_are_capped_is_read_with_its_cap(tmp_path, config
 
 
 @pytest.mark.parametrize("name", ["hidden_size", "vocab_size", "num_hidden_layers"])
-def test_a_config_that_claims_more_than_its_weights_have_is_refused_before_it_takes_memory(name, copy):
+def test_a_config_that_claims_more_than_its_weights_is_refused_before_loading(name, copy):
     write_json(copy / "config.json", read_json(copy / "config.json") | {name: 10_000_000})
     with pytest.raises(
         PosgapError, match=rf"config.json says {name} 10,000,000, and the weights have at most \d+; get"

@@ -82,7 +82,7 @@ def test_tied_weights_are_stored_and_counted_once(tied):
         assert found.kept.whole == pytest.approx(whole) and found.kept.changed == whole and found.kept.update == 1
 
 
-def test_a_weight_beyond_the_precision_is_refused_and_one_of_a_precision_of_its_own_keeps_it():
+def test_a_weight_beyond_the_precision_is_refused_and_its_own_precision_kept():
     model = tiny_model.untrained(0).to(BF16)
     large = {"model.norm.weight": torch.full_like(model.model.norm.weight, 1e5, dtype=torch.float32)}
     with pytest.raises(PosgapError, match="float16 cannot hold model.norm.weight"):

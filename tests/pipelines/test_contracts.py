@@ -172,7 +172,7 @@ def test_what_loads_no_model_imports_no_torch(tmp_path, monkeypatch):
     assert re.findall(r"(\w+) is complete, reused", done.stderr) == ["applied", "swept"]
 
 
-def test_what_is_complete_is_looked_for_before_a_stage_s_module_is_imported_where_its_verb_does_no_more():
+def test_a_complete_output_is_found_before_a_stage_s_module_is_imported():
     for verb in STAGES.values():
         module, function = verb.work.split(":")
         tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ def test_a_step_that_does_not_reach_its_end_has_failed(run, body):
     assert ("OSError: no\n" in shown) == ("OSError" in body)
 
 
-def test_a_step_sees_the_environment_and_the_folder_of_its_run_and_the_libraries_alone(run, tmp_path, monkeypatch):
+def test_a_step_sees_only_its_run_s_environment_and_folder_and_the_libraries(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LONG", "x" * 100_000)
     imported = f"print([name in sys.modules for name in {LIBRARIES}], 'posgap.data.config' in sys.modules)"

@@ -240,7 +240,7 @@ def test_without_out_the_pipeline_goes_to_standard_output(capsys):
     assert code == 0 and out == COMMITTED.read_text()
 
 
-def test_a_pipeline_with_a_parameter_nobody_described_is_refused_and_nothing_is_written(capsys, tmp_path, monkeypatch):
+def test_a_pipeline_with_an_undescribed_parameter_is_refused_and_not_written(capsys, tmp_path, monkeypatch):
     @dsl.component(base_image="python:3.11", install_kfp_package=False)
     def work(n: int):
         print(n)

@@ -142,7 +142,7 @@ def test_lint_finds_nothing_wrong_with_any_step(steps):
     assert not [complaint for step in steps.values() for complaint in complaints(step)]
 
 
-def test_the_number_of_gpus_that_train_is_chosen_in_the_form_and_brings_cpus_and_memory():
+def test_the_form_s_number_of_training_gpus_brings_cpus_and_memory():
     asked = {gpus: tree(load(None), {"gpus_train": gpus}).steps() for gpus in ("1", "8")}
     steps = {gpus: {step.name: resources(step) for step in steps} for gpus, steps in asked.items()}
     assert [steps[gpus]["distill"].accelerators for gpus in steps] == [1, 8]
@@ -249,7 +249,7 @@ def test_a_cluster_that_cannot_be_meant_is_refused_in_one_line(tmp_path, monkeyp
     assert complaint in str(refused.value) and str(file) in str(refused.value)
 
 
-def test_every_cached_step_has_a_digest_of_all_that_it_goes_back_to_among_its_parameters(steps):
+def test_every_cached_step_takes_a_digest_of_all_its_sources(steps):
     """In KFP's cache key stand image, program, parameters and the names of artifacts, but not what these hold."""
     cached = {name: step.task["inputs"]["parameters"] for name, step in steps.items() if resources(step).cached}
     keys = {name: given["cache_key"]["componentInputParameter"] for name, given in cached.items()}

@@ -336,7 +336,7 @@ def test_a_model_that_the_training_pool_has_no_room_for_is_refused(form, monkeyp
     assert "training" not in read_plan(preflight(form.model_copy(update={"methods": "lpes"})))["found"]
 
 
-def test_the_room_that_training_takes_is_that_of_every_process_and_of_two_checkpoints():
+def test_training_needs_room_for_every_process_and_two_checkpoints():
     pool, eight = ClusterConfig().train, 8_030_000_000
     assert require_room("m", eight, 20_000_000, pool) == "32.1 GB of memory for each GPU, 32.6 GB of disk"
     with pytest.raises(PosgapError, match="m: training takes 225 GB of disk, and its step has 200Gi"):

@@ -39,7 +39,7 @@ def test_where_documents_draw_alike_they_share_their_ranks():
     assert pair["spearman"] == pytest.approx(np.mean(each)) and pair["texts"] == 7 == len(each) and again == [pair]
 
 
-def test_a_summary_names_the_measures_that_are_made_otherwise_and_their_intervals_where_there_are_any():
+def test_a_summary_names_measures_made_otherwise_and_their_intervals():
     def pair(one: str, other: str, spearman: float | None, interval: list[float] | None = None):
         return {"measures": [one, other], "spearman": spearman, "spearman_ci95": interval}
 

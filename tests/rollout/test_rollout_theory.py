@@ -154,7 +154,7 @@ def bare(n: int, t: int, mask: Mask | None = None, **how) -> np.ndarray:
     return Architecture(n, mask or Mask.causal(n), np.ones(t + 1), **how).rollout()
 
 
-def test_theorem_4_1_causal_attention_collapses_onto_the_first_token_at_the_stated_rate():
+def test_theorem_4_1_causal_attention_collapses_onto_the_first_token_at_its_rate():
     n, epsilon = 12, 1 / 12 - 1e-9  # the least weight is that of the last row, 1 / N
     rows = np.array([bare(n, t) for t in range(200)])
     assert rows[-1][0] == pytest.approx(1) and np.all(np.diff(rows[:, 0]) > -1e-15)

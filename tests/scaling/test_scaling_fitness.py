@@ -106,7 +106,7 @@ def test_the_right_response_ends_with_its_answer_or_whole_with_the_end_token(tok
             right_response(builder, asked, placement, metric)
 
 
-def test_middle_weights_are_twice_those_of_the_ends_and_fitness_is_what_its_name_says():
+def test_middle_weights_are_twice_the_ends_and_fitness_is_what_its_name_says():
     weights = position_weights("middle", [1, 3, 5], 5)
     np.testing.assert_allclose(weights, [0.25, 0.5, 0.25])
     np.testing.assert_allclose(position_weights("uniform", [1, 2, 5], 5), 1 / 3)

@@ -20,7 +20,7 @@ from posgap.tasks.reading import write_examples
 EXAMPLES = [kv_example(i) for i in range(48)]
 
 
-def test_a_share_of_the_examples_is_kept_from_the_search_whatever_their_names_and_order():
+def test_a_share_of_examples_is_kept_from_the_search_by_content_alone():
     searched, aside = kept_aside(EXAMPLES, 0.25)
     assert len(aside) == 12 and sorted(contents([*searched, *aside])) == sorted(contents(EXAMPLES))
     assert searched == [each for each in EXAMPLES if each in searched]

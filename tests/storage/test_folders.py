@@ -138,7 +138,7 @@ def test_somebody_s_rejected_folder_is_refused_and_posgap_s_is_replaced(config):
         shout(config)
 
 
-def test_what_is_put_there_while_the_output_is_made_is_not_lost_and_neither_is_the_output(config, monkeypatch):
+def test_a_file_put_at_the_output_s_place_meanwhile_is_kept_and_so_is_the_output(config, monkeypatch):
     calls = []
 
     @stage
@@ -471,7 +471,7 @@ def run_and_die(config: CopyConfig, step: int, done: Path) -> None:
     assert process.exitcode in (0, -signal.SIGKILL)
 
 
-def test_killed_at_any_change_to_the_disk_the_old_output_is_there_and_the_next_run_heals(config, tmp_path):
+def test_a_kill_at_any_disk_change_leaves_the_old_output_and_the_next_run_heals(config, tmp_path):
     """Every moment at which the disk changes, one after the other, until a run gets through."""
     shout(config)
     old = {name: content for name, content in tree(config.out).items() if name != "manifest.json"}

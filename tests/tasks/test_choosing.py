@@ -103,7 +103,7 @@ def test_slots_can_be_chosen_and_other_metrics_asked_for():
     assert OPTIONS.score("\n Paris\nLondon", right) == 1
 
 
-def test_an_item_is_named_by_its_text_too_but_not_by_a_part_of_it_nor_where_two_have_it():
+def test_an_item_is_named_by_its_whole_text_too_unless_two_have_it():
     items = OPTIONS.slots.arrange(CITIES, Placement((2,), 4), 0)
     assert [item.text for item in items] == ["York", "Paris", "London", "New York"]
     for response, slot in {"Paris": 2, "paris.": 2, "New York\nQuestion:": 4, "York": 1, "It is Paris": 0}.items():

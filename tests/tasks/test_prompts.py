@@ -95,7 +95,7 @@ def test_a_final_answer_is_found_behind_whatever_comes_before(reasoning, answer)
     assert final_answer(f"{reasoning} The answer is {answer}.") == answer
 
 
-def test_a_chain_without_final_answer_is_wrong_and_one_with_it_is_judged_by_that_alone():
+def test_a_chain_is_judged_by_its_final_answer_alone_and_wrong_without_one():
     (example,) = two_hop_examples(1, 3, seed=0)
     task, (answer,) = TASKS["multihop-cot"], example.answers
     assert task.score(answer, example.answers) == 0

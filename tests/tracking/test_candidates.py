@@ -103,7 +103,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-def test_of_the_candidates_of_a_run_the_best_is_chosen_but_for_those_that_were_rolled_back(run):
+def test_the_best_candidate_of_a_run_is_chosen_except_rolled_back_ones(run):
     assert best_of_run(TINY, "1", "of today") == "4"
     # Each sweep has a folder of its own, of which none is left.
     assert [folder.name for folder in run.folders] == ["1", "2", "3", "4"]

@@ -75,7 +75,7 @@ def ended(process: subprocess.Popen) -> tuple[int, str]:
     return process.returncode, (err if process.returncode else out).splitlines()[-1]
 
 
-def test_two_that_come_at_once_make_the_tables_of_an_empty_database_once_and_a_server_waits_for_them(database):
+def test_two_starters_make_an_empty_database_s_tables_once_and_a_server_waits(database):
     with running("wait") as waiting:
         assert waiting.stdout.readline().startswith(f"{WAITS}no revision, and is to have ")
         with running("upgrade") as first, running("upgrade") as second:

@@ -203,7 +203,7 @@ def test_what_hands_have_done_is_mended_or_recorded(client):
     assert aliases() == ("", "3")
 
 
-def test_who_is_champion_and_previous_at_once_has_the_last_other_one_before_it_if_there_is_any(client):
+def test_a_champion_that_is_also_previous_follows_the_last_other_version(client):
     moved(("1", ""))
     client.set_registered_model_alias("tiny", PREVIOUS, "1")
     healed()
@@ -360,7 +360,7 @@ def test_a_version_is_rolled_back_if_its_last_reign_ended_so(registry, steps, ro
     assert champions.rolled_back(model()).keys() == rolled_back
 
 
-def test_a_champion_that_was_deleted_is_followed_by_the_previous_one_and_that_by_the_one_before(registry, caplog):
+def test_a_deleted_champion_is_followed_by_the_previous_and_the_one_before(registry, caplog):
     moved(("1", ""), ("2", "1"), ("4", "2"), ("3", "4"))
     registry.delete_model_version("tiny", "2")
     registry.delete_model_version("tiny", "3")

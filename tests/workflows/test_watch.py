@@ -141,7 +141,7 @@ def test_too_few_examples_are_no_alarm(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.usefixtures("real_champion")
-def test_the_pipeline_sweeps_the_champion_alone_and_fails_when_that_has_left_its_policy(tmp_path):
+def test_the_pipeline_sweeps_only_the_champion_and_fails_when_it_breaks_policy(tmp_path):
     registry.set_policy("tiny", HIGH.model_dump_json())
 
     def run(name):
