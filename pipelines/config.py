@@ -1,4 +1,4 @@
-"""Parameters of the pipeline's verbs, and of the demo."""
+"""Config of pipelines: the parameters of the pipeline's verbs."""
 
 from pathlib import Path
 from typing import Annotated, Literal

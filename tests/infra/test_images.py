@@ -110,7 +110,7 @@ def test_the_lists_name_the_versions_that_are_tested():
 def test_what_pip_chose_is_installed_by_the_hashes_of_the_lists(tmp_path):
     """A package of hashes.txt, one of CUDA's, and none: another version than the lists have, or no such package."""
     (tmp_path / "lists").mkdir()
-    for file in (ROOT / "hashes.txt", *IMAGES.glob("*.txt")):
+    for file in IMAGES.glob("*.txt"):
         shutil.copy(file, tmp_path / "lists")
 
     def locked(**chosen):
@@ -119,7 +119,7 @@ def test_what_pip_chose_is_installed_by_the_hashes_of_the_lists(tmp_path):
         command = [sys.executable, IMAGES / "requirements.py", "--locked", tmp_path / "report.json"]
         return subprocess.run(command, cwd=tmp_path / "lists", capture_output=True, text=True)
 
-    versions = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "hashes.txt").read_text(), re.MULTILINE))
+    versions = dict(re.findall(r"^([\w.-]+)==(\S+)", (IMAGES / "hashes.txt").read_text(), re.MULTILINE))
     nvidia = dict(re.findall(r"^(nvidia-[\w.-]+)==(\S+)", (IMAGES / "gpu-serve.txt").read_text(), re.MULTILINE))
     done = locked(**{"Typing_Extensions": versions["typing-extensions"], "nvidia-nvtx": nvidia["nvidia-nvtx"]})
     entry = r"{}==\S+( \\\n    --hash=sha256:[0-9a-f]{{64}})+\n"

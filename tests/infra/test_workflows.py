@@ -17,7 +17,7 @@ TEXTS = {file.name: file.read_text() for file in sorted(FOLDER.glob("*.yml"))}
 WORKFLOWS = {name: yaml.safe_load(text) for name, text in TEXTS.items()}
 RELEASE = WORKFLOWS["release.yml"]["jobs"]
 CI, INFRA = WORKFLOWS["ci.yml"], WORKFLOWS["infra.yml"]
-MAKEFILE = (ROOT / "Makefile").read_text()
+MAKEFILE = "".join(file.read_text() for file in [ROOT / "Makefile", *ROOT.glob("make/*.mk")])
 ON = True  # what YAML makes of the key `on`
 
 

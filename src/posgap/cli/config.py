@@ -1,4 +1,4 @@
-"""Parameters of the verbs that set posgap up."""
+"""Config of cli: the parameters of the verbs that set posgap up."""
 
 from typing import Literal
 

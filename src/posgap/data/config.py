@@ -1,4 +1,4 @@
-"""Parameters of the data verbs and stages: making, importing, fetching and checking examples, and their versions."""
+"""Config of data: the parameters of making, importing, fetching and checking examples, and their versions."""
 
 from typing import Annotated, ClassVar, Literal, Self
 

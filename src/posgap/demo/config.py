@@ -1,4 +1,4 @@
-"""Parameters of the demo."""
+"""Config of demo: the parameters of the demo."""
 
 from pathlib import Path
 from typing import Annotated

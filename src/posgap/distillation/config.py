@@ -1,4 +1,4 @@
-"""Parameters of the teacher and of training."""
+"""Config of distillation: the parameters of the teacher and training."""
 
 from typing import Annotated, ClassVar, Literal, Self
 

@@ -1,4 +1,4 @@
-"""The base classes of configs, with the parameters that several verbs share."""
+"""Config of every room: the base classes, with the parameters that several verbs share."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Parameters of the gate, of policies, and of a check without a base."""
+"""Config of gating: the parameters of the gate, policies, and a check without a base."""
 
 from typing import Annotated, Any, Self
 

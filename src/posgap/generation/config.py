@@ -1,4 +1,4 @@
-"""The parameters of everything that generates responses."""
+"""Config of generation: the parameters of everything that generates responses."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""Parameters of sweeps, and of the stages that read them."""
+"""Config of measurement: the parameters of sweeps, and the stages that read them."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 

@@ -1,4 +1,4 @@
-"""Parameters of the comparison of mitigations, and of a mitigation's application to a model."""
+"""Config of mitigating: the parameters of the comparison of mitigations, and a mitigation's application to a model."""
 
 import re
 from typing import Annotated, Any, ClassVar

@@ -1,4 +1,4 @@
-"""The assumptions of the compiled pipeline about a cluster, and the pipeline's form."""
+"""Config of preflight: what the compiled pipeline assumes of a cluster, and the pipeline's form."""
 
 import re
 from typing import Annotated, Self

@@ -1,4 +1,4 @@
-"""Theory of position bias."""
+"""Config of rollout: the parameters of the theory of position bias."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""Parameters of the search of RoPE factors."""
+"""Config of scaling: the parameters of the search of RoPE factors."""
 
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,4 +1,4 @@
-"""The parameters of everything that makes prompts: the task, and what stands around its text."""
+"""Config of tasks: the parameters of everything that makes prompts, the task and what stands around its text."""
 
 from typing import Annotated, Any, Protocol
 

@@ -1,4 +1,4 @@
-"""Parameters of the gate, the registry and the report, and of sending what tracking could not send."""
+"""Config of tracking: the parameters of the registry and the report, and sending what tracking could not send."""
 
 from pathlib import Path
 from typing import Annotated, Literal

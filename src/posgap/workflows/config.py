@@ -1,4 +1,4 @@
-"""Parameters of the champion's sweep, and of the watch over it."""
+"""Config of workflows: the parameters of the champion's sweep, and the watch over it."""
 
 from pathlib import Path
 from typing import Annotated
