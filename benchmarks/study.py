@@ -38,7 +38,7 @@ from posgap.measurement.lengths import read_lengths
 from posgap.measurement.plots import position_curves, save_picture
 from posgap.measurement.summary import p_value
 from posgap.measurement.sweeps import read_sweep
-from posgap.mitigating.report import read_mitigate
+from posgap.mitigation_search.report import read_mitigate
 from posgap.rollout.documents import PARTS
 from posgap.rollout.files import read_measurement
 

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.mitigating.config import ApplyConfig
+from posgap.mitigation_search.config import ApplyConfig
 
 
 @component(ApplyConfig)
@@ -17,7 +17,7 @@ def apply(
     arguments = dict(locals())
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_model
-    from posgap.mitigating.config import ApplyConfig
+    from posgap.mitigation_search.config import ApplyConfig
     from posgap.stages.apply import apply
 
     apply(to_config(ApplyConfig, arguments))

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.mitigating.config import MitigateConfig
+from posgap.mitigation_search.config import MitigateConfig
 
 
 @component(MitigateConfig, TRAIN)
@@ -21,7 +21,7 @@ def mitigate(
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_mitigate
     from posgap.kfp_steps.keeping import kept
-    from posgap.mitigating.config import MitigateConfig
+    from posgap.mitigation_search.config import MitigateConfig
     from posgap.stages.mitigate import mitigate
 
     with kept(out):

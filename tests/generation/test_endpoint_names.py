@@ -11,7 +11,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.gating.config import CheckConfig
 from posgap.generation.endpoint_names import is_endpoint
 from posgap.measurement.config import GradeConfig, SweepConfig
-from posgap.mitigating.config import MitigateConfig
+from posgap.mitigation_search.config import MitigateConfig
 from posgap.tasks.reading import write_examples
 
 ADDRESS = "http://localhost:8000/v1"

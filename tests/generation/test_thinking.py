@@ -18,7 +18,7 @@ from posgap.generation.generator import Completion
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.thinking import BUDGET, LOOK, EndlessThoughts, FirstThoughts, other_ways
-from posgap.mitigating.config import MitigateConfig
+from posgap.mitigation_search.config import MitigateConfig
 from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher

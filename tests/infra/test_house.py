@@ -36,7 +36,7 @@ FLOORS = [
     "grading",
     "diagnosis",
     "rollout",
-    "mitigating",
+    "mitigation_search",
     "cluster",
     "peers",
     "preflight",

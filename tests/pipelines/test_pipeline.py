@@ -16,7 +16,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, read_json
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import Evidence, read_sweep
-from posgap.mitigating.report import read_mitigate
+from posgap.mitigation_search.report import read_mitigate
 from posgap.models import CONFIG_KEY
 from posgap.models.closing import read_config
 from posgap.models.loading import save_model

@@ -17,7 +17,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, read_json, work_folder, write_json
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
-from posgap.mitigating.config import ApplyConfig
+from posgap.mitigation_search.config import ApplyConfig
 from posgap.models import CONFIG_KEY, loading
 from posgap.models.closing import read_config
 from posgap.models.loading import save_model

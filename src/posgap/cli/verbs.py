@@ -23,7 +23,7 @@ from posgap.gating.config import (
     VerifyConfig,
 )
 from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig, MergeConfig, PlanConfig, SweepConfig
-from posgap.mitigating.config import ApplyConfig, MitigateConfig
+from posgap.mitigation_search.config import ApplyConfig, MitigateConfig
 from posgap.pipelines.config import (
     PipelineCompileConfig,
     PipelineLintConfig,

@@ -16,7 +16,7 @@ from posgap.foundation.fields import IN_SETTINGS, Role, registered_name, role, s
 from posgap.foundation.files import digest_of
 from posgap.gating.config import GateConfig
 from posgap.measurement.config import CompareConfig, SweepConfig
-from posgap.mitigating.config import MitigateConfig
+from posgap.mitigation_search.config import MitigateConfig
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.preflight.config import PoolConfig, PreflightConfig
 from posgap.preflight.training_pool import amount, requests

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parsed
 from posgap.foundation.printing import RESULT
-from posgap.mitigating.config import ApplyConfig
-from posgap.mitigating.report import MITIGATE_FILE, Found, read_mitigate
+from posgap.mitigation_search.config import ApplyConfig
+from posgap.mitigation_search.report import MITIGATE_FILE, Found, read_mitigate
 from posgap.mitigations.applied import APPLIED_FILE, Applied, open_to_all, write_mitigated_model
 from posgap.mitigations.in_force import apply as put_in_force
 from posgap.mitigations.in_force import load_model, model_mitigation

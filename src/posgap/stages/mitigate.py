@@ -14,16 +14,16 @@ from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparison import Difference, compare_sweeps
 from posgap.measurement.sweeping import placements_of, require_others
 from posgap.measurement.sweeps import Evidence
-from posgap.mitigating.budget import TIMING, Clock
-from posgap.mitigating.compared_model import BASE, ComparedModel
-from posgap.mitigating.comparison import Comparison
-from posgap.mitigating.config import MitigateConfig, seconds_of
-from posgap.mitigating.page import write_pages
-from posgap.mitigating.report import MITIGATE_FILE, Found, Measured, Mitigate, code, command, helping
-from posgap.mitigating.retrieved import over_retrieved, retrieved
-from posgap.mitigating.selection import choose_settings, pick_finalists
-from posgap.mitigating.splits import Splits, split
-from posgap.mitigating.timing import measure_cost
+from posgap.mitigation_search.budget import TIMING, Clock
+from posgap.mitigation_search.compared_model import BASE, ComparedModel
+from posgap.mitigation_search.comparison import Comparison
+from posgap.mitigation_search.config import MitigateConfig, seconds_of
+from posgap.mitigation_search.page import write_pages
+from posgap.mitigation_search.report import MITIGATE_FILE, Found, Measured, Mitigate, code, command, helping
+from posgap.mitigation_search.retrieved import over_retrieved, retrieved
+from posgap.mitigation_search.selection import choose_settings, pick_finalists
+from posgap.mitigation_search.splits import Splits, split
+from posgap.mitigation_search.timing import measure_cost
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.models.loading import commit_on_hub
 from posgap.scaling.scaling_file import refuse_searched

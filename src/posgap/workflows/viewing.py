@@ -14,7 +14,7 @@ from posgap.gating.verdict import GATE_FILE, read_verdict
 from posgap.measurement.report import rendered, save_page
 from posgap.measurement.summary import p_value
 from posgap.measurement.sweeps import SWEEP_FILE, SWEEP_PAGE, Sweep, read_sweep
-from posgap.mitigating.report import MITIGATE_FILE, MITIGATE_PAGE, read_mitigate
+from posgap.mitigation_search.report import MITIGATE_FILE, MITIGATE_PAGE, read_mitigate
 from posgap.workflows.check import CHECK_FILE, PAGE_FILE
 from posgap.workflows.config import ViewConfig
 

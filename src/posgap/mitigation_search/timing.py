@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from posgap.measurement.mitigated import Question
-from posgap.mitigating.compared_model import BASE, ComparedModel
-from posgap.mitigating.report import Cost
+from posgap.mitigation_search.compared_model import BASE, ComparedModel
+from posgap.mitigation_search.report import Cost
 from posgap.mitigations.mitigation import Settings
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 from posgap.tasks.examples import AnyExample

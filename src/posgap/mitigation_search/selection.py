@@ -9,10 +9,10 @@ import numpy as np
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
-from posgap.mitigating.budget import SEARCHING, TRIALS
-from posgap.mitigating.comparison import Comparison, Trial
-from posgap.mitigating.config import MitigateConfig
-from posgap.mitigating.report import Found, described
+from posgap.mitigation_search.budget import SEARCHING, TRIALS
+from posgap.mitigation_search.comparison import Comparison, Trial
+from posgap.mitigation_search.config import MitigateConfig
+from posgap.mitigation_search.report import Found, described
 from posgap.mitigations.curves import Candidate
 from posgap.mitigations.mitigation import Mitigation, ModelMitigation, PromptMitigation, Settings, TriedOn
 from posgap.mitigations.registry import MITIGATIONS

@@ -11,7 +11,7 @@ from posgap.foundation.files import Record, read_model
 from posgap.foundation.locations import with_uris
 from posgap.measurement.comparison import Difference
 from posgap.measurement.sweeps import Sweep
-from posgap.mitigating.config import MitigateConfig
+from posgap.mitigation_search.config import MitigateConfig
 from posgap.mitigations.mitigation import Mitigation, Settings
 from posgap.mitigations.registry import MITIGATIONS, PROMPT_MITIGATIONS
 

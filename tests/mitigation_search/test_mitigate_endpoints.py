@@ -11,8 +11,8 @@ from posgap.foundation.errors import PosgapError
 from posgap.generation import openai
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_predictions, read_sweep
-from posgap.mitigating.config import MitigateConfig
-from posgap.mitigating.report import read_mitigate
+from posgap.mitigation_search.config import MitigateConfig
+from posgap.mitigation_search.report import read_mitigate
 from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
 from posgap.tasks.reading import write_examples

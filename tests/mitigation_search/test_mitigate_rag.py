@@ -8,8 +8,8 @@ from endpoint import Endpoint, served
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
 from posgap.measurement.sweeps import Evidence
-from posgap.mitigating.config import MitigateConfig
-from posgap.mitigating.report import read_mitigate
+from posgap.mitigation_search.config import MitigateConfig
+from posgap.mitigation_search.report import read_mitigate
 from posgap.stages.mitigate import mitigate
 
 

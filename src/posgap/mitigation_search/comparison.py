@@ -21,11 +21,11 @@ from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeping import Answered, answered, figures, prompt_digest
 from posgap.measurement.sweeps import Evidence
 from posgap.measurement.thinking import LOOK, FirstThoughts
-from posgap.mitigating.budget import FILLED, Clock, fit_examples
-from posgap.mitigating.compared_model import BASE, ComparedModel
-from posgap.mitigating.config import MitigateConfig
-from posgap.mitigating.report import Found, labelled
-from posgap.mitigating.splits import MIN_EXAMPLES, Splits
+from posgap.mitigation_search.budget import FILLED, Clock, fit_examples
+from posgap.mitigation_search.compared_model import BASE, ComparedModel
+from posgap.mitigation_search.config import MitigateConfig
+from posgap.mitigation_search.report import Found, labelled
+from posgap.mitigation_search.splits import MIN_EXAMPLES, Splits
 from posgap.mitigations.mitigation import Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.models.factors import config_factors

@@ -6,7 +6,7 @@ import numpy as np
 
 from posgap.measurement import statistics
 from posgap.measurement.sweeps import Evidence, read_predictions
-from posgap.mitigating.report import Moved, OverRetrieved, Retrieved
+from posgap.mitigation_search.report import Moved, OverRetrieved, Retrieved
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.rag import ranked
 from posgap.tasks.task import AS_RETRIEVED

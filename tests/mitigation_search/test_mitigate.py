@@ -17,13 +17,13 @@ from posgap.foundation.files import read_json, work_folder, write_json
 from posgap.measurement.comparison import compare_sweeps
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import Evidence, read_predictions, read_sweep
-from posgap.mitigating import budget, comparison
-from posgap.mitigating.budget import Clock, fit_examples
-from posgap.mitigating.compared_model import ComparedModel
-from posgap.mitigating.config import ApplyConfig, MitigateConfig, seconds_of
-from posgap.mitigating.report import Found, described, helping, read_mitigate
-from posgap.mitigating.selection import FINALISTS, pick_finalists
-from posgap.mitigating.splits import split
+from posgap.mitigation_search import budget, comparison
+from posgap.mitigation_search.budget import Clock, fit_examples
+from posgap.mitigation_search.compared_model import ComparedModel
+from posgap.mitigation_search.config import ApplyConfig, MitigateConfig, seconds_of
+from posgap.mitigation_search.report import Found, described, helping, read_mitigate
+from posgap.mitigation_search.selection import FINALISTS, pick_finalists
+from posgap.mitigation_search.splits import split
 from posgap.mitigations.in_force import load_model
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from posgap.measurement.plots import COLORS, plain, save_picture
 from posgap.measurement.report import rendered, save_page
 from posgap.measurement.sweeps import Sweep
-from posgap.mitigating.report import MITIGATE_PAGE, Mitigate
+from posgap.mitigation_search.report import MITIGATE_PAGE, Mitigate
 
 
 class Row(NamedTuple):
@@ -28,7 +28,7 @@ def write_pages(result: Mitigate, sweeps: Sequence[Sweep], out: Path) -> None:
     shown = rows(result)
     save_picture(gains(result), out / "mitigate.png")
     text = rendered(
-        "posgap.mitigating",
+        "posgap.mitigation_search",
         "mitigate.html.j2",
         sweeps,
         None,

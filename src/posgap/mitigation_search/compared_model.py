@@ -11,7 +11,7 @@ from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.mitigated import Mitigated, Question
-from posgap.mitigating.config import MitigateConfig
+from posgap.mitigation_search.config import MitigateConfig
 from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation, Settings
 from posgap.mitigations.registry import MITIGATIONS
