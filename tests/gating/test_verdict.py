@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 from written_sweeps import ASKED, N, write_sweep
 
-from posgap.foundation.choices import Parameters
 from posgap.foundation.files import digest, digest_of, write_json
+from posgap.foundation.registry import Parameters
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import case_of
 from posgap.gating.passing import POLICY, Passing

@@ -180,7 +180,7 @@ def test_a_config_takes_a_template_as_a_file_or_as_its_text_and_keeps_the_text(t
     assert config.template == CHAT and config.template_args == {"enable_thinking": False}
     # Nothing that looks like a secret is hidden in a program that is to run again.
     tokens = SweepConfig(**paths, template="{% set token = 'abcdefgh' %}")
-    assert SweepConfig(**paths | tokens.chosen()).template == tokens.template
+    assert SweepConfig(**paths | tokens.parameter_values()).template == tokens.template
     (tmp_path / "plain").write_text("no template")
     (tmp_path / "bytes").write_bytes(b"\xff{")
     for wrong in (tmp_path / "missing", tmp_path / "plain", tmp_path / "bytes", tmp_path):

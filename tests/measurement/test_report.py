@@ -56,7 +56,7 @@ def test_pages_are_whole_and_need_no_network(sweeps, compared):
     ],
 )
 def test_settings_are_those_that_the_backend_looks_at(backend, own, others):
-    settings = SweepConfig(model="m", out="o", examples="e", backend=backend).chosen()
+    settings = SweepConfig(model="m", out="o", examples="e", backend=backend).parameter_values()
     changes = {"settings": settings, "served": Served() if backend == "openai" else None}
     shown = re.findall("<dt>(.*?)</dt>", page([sweep_of([[1], [2]], [9.0, 8.0], **changes)], "t"))
     assert own <= {*shown} and not others & {*shown}

@@ -374,9 +374,9 @@ def test_an_interrupted_sweep_asks_all_orders_of_what_failed_again_and_nothing_e
 
 
 def test_a_sweep_without_a_mitigation_is_what_it_was_before_there_were_any():
-    settings = SweepConfig(examples="e", model="m", out="o").chosen()
+    settings = SweepConfig(examples="e", model="m", out="o").parameter_values()
     assert not [name for name in settings if "mitigation" in name]
-    with_one = SweepConfig(examples="e", model="m", out="o", mitigation="permutation").chosen()
+    with_one = SweepConfig(examples="e", model="m", out="o", mitigation="permutation").parameter_values()
     assert with_one == settings | {"mitigation": "permutation", "mitigation_settings": {}}
 
 

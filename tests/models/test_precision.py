@@ -112,7 +112,7 @@ def test_it_is_said_once(config, monkeypatch, caplog, has_bfloat16):
     """A first look asks for it twice."""
     monkeypatch.setattr(precision, "MIN_PARAMETERS", 1)
     with caplog.at_level(logging.INFO):
-        assert config.settled() == config.settled() != config
+        assert config.resolve_auto() == config.resolve_auto() != config
     assert len(caplog.messages) == 1
 
 
@@ -127,9 +127,9 @@ def test_a_sweep_in_float32_says_nothing(config, tmp_path, caplog, has_bfloat16)
 def test_only_what_generates_by_a_backend_chooses(config, has_bfloat16, monkeypatch):
     monkeypatch.setattr(precision, "MIN_PARAMETERS", 1)
     given = {name: getattr(config, name) for name in ("model", "examples", "out")}
-    assert SweepConfig(**given).settled().dtype == "bfloat16"
-    assert SweepConfig(**given | {"dtype": "float32"}).settled().dtype == "float32"
-    assert ScaleSearchConfig(**given).settled().dtype == "auto"
+    assert SweepConfig(**given).resolve_auto().dtype == "bfloat16"
+    assert SweepConfig(**given | {"dtype": "float32"}).resolve_auto().dtype == "float32"
+    assert ScaleSearchConfig(**given).resolve_auto().dtype == "auto"
     assert BACKENDS["openai"].dtype(SweepConfig(**given | {"backend": "openai"})) == "auto"
 
 

@@ -97,7 +97,7 @@ def test_predict_takes_numbers_for_each_layer_and_head(tmp_path, values, parts):
     """The same as they are typed and as a file has them, and the same as a twin by brute force."""
     options = RolloutPredictConfig(out=tmp_path, **{name: typed(value) for name, value in values.items()})
     in_file = RolloutPredictConfig(out=tmp_path, **values)
-    assert in_file.chosen() == options.chosen()
+    assert in_file.parameter_values() == options.parameter_values()
     architecture, heads = described(in_file, None)
     assert architecture.rollout() == pytest.approx(twin(N, LAMBDAS, *parts), rel=1e-10) and heads == 2
 

@@ -64,7 +64,7 @@ def test_a_config_holds_what_the_file_says_so_that_another_text_is_another_task(
     assert json.loads(before.task)["name"] == "tickets"
     file.write_text(FILE.replace("placements: [1, 3]", "placements: [1, 2]"))
     after = config(tmp_path, file)
-    assert before.chosen()["task"] != after.chosen()["task"]
+    assert before.parameter_values()["task"] != after.parameter_values()["task"]
     file.unlink()
     assert config(tmp_path, before.task).task == before.task  # as a manifest gives it back
 

@@ -308,7 +308,7 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
     if tokenizer is not None:
         raise PosgapError("posgap.sweep: a tokenizer goes with a model in memory; a name brings its own")
     inputs, backend = sources(config), BACKENDS[config.backend]
-    config, factors = on_this_machine(config, inputs).settled(), None
+    config, factors = on_this_machine(config, inputs).resolve_auto(), None
     if backend.local:
         factors = config_factors(load_config(config.model))
     return _Model(config, backend.builder(config), factors, inputs["model"].digest())

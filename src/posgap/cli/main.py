@@ -25,7 +25,6 @@ from posgap import __version__
 from posgap.cli import config_file, variables
 from posgap.cli.verbs import FIRST, GROUPS, SECTIONS, VERBS, Kind, Verb
 from posgap.foundation import printing
-from posgap.foundation.choices import SECRET
 from posgap.foundation.config import Config
 from posgap.foundation.errors import (
     GateFailed,
@@ -52,6 +51,7 @@ from posgap.foundation.interruption import stop_on_termination
 from posgap.foundation.launch import end, end_together, is_main_process
 from posgap.foundation.locations import as_location, is_hub_name, with_uris
 from posgap.foundation.redaction import redacted
+from posgap.foundation.registry import SECRET
 from posgap.stages.frame import stage_at
 from posgap.storage.inputs import source, with_local_paths
 

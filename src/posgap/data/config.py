@@ -6,7 +6,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from posgap.data.generators import GENERATORS
 from posgap.data.sources import SOURCES
-from posgap.foundation.choices import WholeNumber
 from posgap.foundation.config import Config, FileConfig, StageConfig
 from posgap.foundation.fields import (
     POSITIONAL,
@@ -17,6 +16,7 @@ from posgap.foundation.fields import (
     Place,
     RegisteredName,
 )
+from posgap.foundation.registry import WholeNumber
 from posgap.tasks.config import PromptConfig
 from posgap.tasks.fields import MAX_DOCS
 
@@ -65,8 +65,8 @@ class MakeConfig(*GENERATORS.bases(), FileConfig):  # type: ignore[misc]  # mypy
     """Writes synthetic data of a kind, or gives questions distractors."""
 
     out: OutputPath = Field(description="file to write, .jsonl or .jsonl.gz")
-    kind: Annotated[str, POSITIONAL, GENERATORS, AfterValidator(GENERATORS.checked)] = Field(
-        description=GENERATORS.described()
+    kind: Annotated[str, POSITIONAL, GENERATORS, AfterValidator(GENERATORS.require_name)] = Field(
+        description=GENERATORS.help_text()
     )
     n_examples: int = Field(300, ge=1, description="examples, one a line; all kinds but qa")
     n_docs: WholeNumber = Field(

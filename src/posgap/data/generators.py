@@ -17,9 +17,9 @@ from posgap.data.synthetic import (
     uuid_examples,
     uuid_records,
 )
-from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import OptionalInputPath
+from posgap.foundation.registry import Parameters, Registry
 from posgap.tasks.examples import AnyExample, Example, KVExample, RankedExample
 from posgap.tasks.fields import MAX_DOCS
 from posgap.tasks.reading import read_examples
@@ -40,7 +40,7 @@ class QAParameters(Parameters):
 
 @dataclass(frozen=True)
 class Generator:
-    """One kind of data that `data make` writes, a choice as foundation/choices.py describes.
+    """One kind of data that `data make` writes, a choice as foundation/registry.py describes.
 
     `make` yields examples, or raises `PosgapError`. It is called with the options that the kind takes, by name: those
     of `parameters`, `seed`, `n_docs`, which says how many `items` an example has, and `n_examples`, unless not
@@ -103,7 +103,7 @@ def _without_distractors(example: Example | RankedExample) -> Example:
     return Example(id=example.id, question=example.question, answers=example.answers, gold=example.gold, distractors=[])
 
 
-GENERATORS: Choices[Generator] = Choices(
+GENERATORS: Registry[Generator] = Registry(
     "kind of data",
     "posgap.generators",
     Generator(

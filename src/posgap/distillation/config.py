@@ -22,8 +22,8 @@ class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[mis
 
     examples_for: ClassVar[str] = "training"
 
-    backend: Annotated[str, LOCAL_BACKENDS, AfterValidator(LOCAL_BACKENDS.checked)] = Field(
-        "transformers", description=f"backend that generates; {LOCAL_BACKENDS.described()}"
+    backend: Annotated[str, LOCAL_BACKENDS, AfterValidator(LOCAL_BACKENDS.require_name)] = Field(
+        "transformers", description=f"backend that generates; {LOCAL_BACKENDS.help_text()}"
     )
     sweep: OptionalInputPath = Field(
         None, description="folder from a `sweep` of this model, from which the best placement is read"
@@ -46,8 +46,8 @@ class _Distilled(SeededConfig):
     task: TaskName = Field("kv", description=WORDED)
     question: Annotated[QuestionPlace, RARE] = Field("after", description=QUESTION)
     shuffle: Annotated[int, RARE] = Field(0, ge=0, description=SHUFFLE)
-    method: Annotated[str, TRAINING_METHODS, AfterValidator(TRAINING_METHODS.checked)] = Field(
-        "r1", description=f"training method; {TRAINING_METHODS.described()}"
+    method: Annotated[str, TRAINING_METHODS, AfterValidator(TRAINING_METHODS.require_name)] = Field(
+        "r1", description=f"training method; {TRAINING_METHODS.help_text()}"
     )
 
 

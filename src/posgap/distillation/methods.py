@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import RARE
 from posgap.foundation.locations import last_name
+from posgap.foundation.registry import Parameters, Registry
 from posgap.storage.inputs import Manifest, read_manifest
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ MITIGATE = Method(
     made_by="apply",
 )
 
-METHODS: Choices[Method] = Choices(
+METHODS: Registry[Method] = Registry(
     "method",
     "posgap.methods",
     R1,

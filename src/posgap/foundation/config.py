@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from posgap.foundation.choices import SECRET, WITHOUT_EFFECT
 from posgap.foundation.fields import VERBATIM, OutputPath, role
 from posgap.foundation.locations import last_name
 from posgap.foundation.redaction import HIDDEN, redacted_value
+from posgap.foundation.registry import SECRET, WITHOUT_EFFECT
 
 NO_PARAMETERS = ("force", "estimate")  # what is done anew, or not at all, which changes no output
 _UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
@@ -60,7 +60,7 @@ class Config(BaseModel):
         return {n: f for n, f in cls.model_fields.items() if role(f) is None and n not in NO_PARAMETERS}
 
     @classmethod
-    def deciding(cls) -> list[str]:
+    def cache_key_fields(cls) -> list[str]:
         """The names of the plain parameters that decide what comes out, rather than how fast."""
         return [name for name, field in cls.parameters().items() if WITHOUT_EFFECT not in field.metadata]
 
@@ -75,7 +75,7 @@ class Config(BaseModel):
         """Whether the input of this name is a model that a server elsewhere calls so, in whatever way."""
         return False
 
-    def recorded(self) -> dict[str, Any]:
+    def redacted_dump(self) -> dict[str, Any]:
         """All fields as JSON values, as manifests keep them: without secrets."""
         plain = self.model_dump(mode="json")
         verbatim = {n: plain[n] for n, field in type(self).model_fields.items() if VERBATIM in field.metadata}
@@ -83,10 +83,10 @@ class Config(BaseModel):
         secret = {n for n, field in type(self).model_fields.items() if SECRET in field.metadata and values[n]}
         return values | dict.fromkeys(secret, HIDDEN)
 
-    def chosen(self) -> dict[str, Any]:
+    def parameter_values(self) -> dict[str, Any]:
         """The plain parameters of these."""
-        recorded = self.recorded()
-        return {name: recorded[name] for name in self.parameters()}
+        values = self.redacted_dump()
+        return {name: values[name] for name in self.parameters()}
 
 
 class FileConfig(Config):
@@ -106,7 +106,7 @@ class StageConfig(Config):
         config._digests = digests
         return config
 
-    def settled(self) -> Self:
+    def resolve_auto(self) -> Self:
         """This config, with a choice in place of each "auto" that depends on the machine and changes what comes out.
 
         A stage's work is given this one, and the manifest names what was chosen.

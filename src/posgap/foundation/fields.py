@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 from pydantic import AfterValidator, BeforeValidator, StringConstraints
 from pydantic.fields import FieldInfo
 
-from posgap.foundation.choices import Choices, split_commas, unset_if_empty
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.json_text import parse
 from posgap.foundation.locations import Location, as_location, is_address, is_uri, split_uri
+from posgap.foundation.registry import Registry, split_commas, unset_if_empty
 
 
 class Role(Enum):
@@ -194,9 +194,9 @@ Values = Annotated[dict[str, Any], BeforeValidator(from_json)]
 SettingsText = Annotated[str, BeforeValidator(settings_text), AfterValidator(_readable)]
 
 
-def choices_of(field: FieldInfo) -> Choices[Any] | None:
+def choices_of(field: FieldInfo) -> Registry[Any] | None:
     """The choices that a field offers, or None if it is not a choice."""
-    return next((m for m in field.metadata if isinstance(m, Choices)), None)
+    return next((m for m in field.metadata if isinstance(m, Registry)), None)
 
 
 def plain_type(field: FieldInfo) -> type:

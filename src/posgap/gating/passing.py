@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import scipy
 
-from posgap.foundation.choices import Parameters
+from posgap.foundation.registry import Parameters
 from posgap.gating.rules import GateRule
 from posgap.measurement.drawn import TOGETHER, drawn
 from posgap.measurement.power import Assumed

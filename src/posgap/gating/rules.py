@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, computed_field
 
-from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import RARE
 from posgap.foundation.files import Record
+from posgap.foundation.registry import Parameters, Registry
 from posgap.tasks.positions import format_positions
 
 if TYPE_CHECKING:
@@ -524,7 +524,7 @@ CONSISTENCY = GateRule(
     broken="the order decides too often what is chosen",
 )
 
-GATE_RULES: Choices[GateRule] = Choices(
+GATE_RULES: Registry[GateRule] = Registry(
     "gate rule",
     "posgap.gate_rules",
     GAP,

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, computed_field
 
 from posgap.foundation import tables
-from posgap.foundation.choices import Parameters
 from posgap.foundation.errors import GateFailed, NotEnoughEvidence, PosgapError
 from posgap.foundation.files import Record, read_model
+from posgap.foundation.registry import Parameters
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import (
     ANCHOR,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from posgap.foundation.choices import WITHOUT_EFFECT, Choices, Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import RARE, is_endpoint
+from posgap.foundation.registry import WITHOUT_EFFECT, Parameters, Registry
 from posgap.generation.config import GenerationConfig
 from posgap.generation.endpoint_names import with_endpoint
 from posgap.generation.endpoint_parameters import EndpointParameters, RequestParameters
@@ -210,7 +210,7 @@ def _with_tokenizer(builder: "TextPromptBuilder") -> "PromptBuilder":
     return builder
 
 
-BACKENDS: Choices[Backend] = Choices("backend", "posgap.backends", TRANSFORMERS, VLLM, OPENAI)
+BACKENDS: Registry[Backend] = Registry("backend", "posgap.backends", TRANSFORMERS, VLLM, OPENAI)
 
 
 _OF_LOCAL = {"dtype", "batch_tokens", "template"}  # parameters of models on this machine alone
@@ -233,9 +233,9 @@ class BackendConfig(GenerationConfig):
         description="auto: bfloat16 on a GPU, and for models of 50 million parameters or more on a processor that "
         "computes it quicker (AMX, avx512_bf16); else float32",
     )
-    backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.checked)] = Field(
+    backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.require_name)] = Field(
         TRANSFORMERS.name,
-        description=f"backend that generates, openai where there is an endpoint's address; {BACKENDS.described()}",
+        description=f"backend that generates, openai where there is an endpoint's address; {BACKENDS.help_text()}",
     )
 
     @model_validator(mode="before")
@@ -258,7 +258,7 @@ class BackendConfig(GenerationConfig):
             raise ValueError(f"`base_url`: is an endpoint's, which backend {self.backend} does not ask; leave one out")
         return self
 
-    def settled(self) -> Self:
+    def resolve_auto(self) -> Self:
         dtype = BACKENDS[self.backend].dtype(self)
         if dtype != self.dtype and (flag := bfloat16_of_cpu()) and dtype == "bfloat16" and device_class() == "cpu":
             _tell_bfloat16(flag)

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from posgap.foundation.choices import WITHOUT_EFFECT
 from posgap.foundation.config import SeededConfig
 from posgap.foundation.fields import RARE, StopStrings
+from posgap.foundation.registry import WITHOUT_EFFECT
 from posgap.tasks.config import PromptConfig
 from posgap.tasks.fields import OptionalMetricName
 from posgap.tasks.metrics import METRICS
@@ -17,7 +17,7 @@ NO_STOP = "none"  # asks for no stop string, where there are usual ones
 
 class GenerationConfig(PromptConfig, SeededConfig):
     metric: OptionalMetricName = Field(
-        "", description=f"metric that scores responses; {METRICS.described()}; empty: the task's own"
+        "", description=f"metric that scores responses; {METRICS.help_text()}; empty: the task's own"
     )
     max_thinking_tokens: Annotated[int, RARE] = Field(
         0,

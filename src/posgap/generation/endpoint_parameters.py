@@ -4,8 +4,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from posgap.foundation.choices import SECRET, WITHOUT_EFFECT, Parameters
 from posgap.foundation.fields import RARE, from_json, pairs
+from posgap.foundation.registry import SECRET, WITHOUT_EFFECT, Parameters
 
 _SENT_BY_US = {  # by the parameter that sets it
     "messages": "",

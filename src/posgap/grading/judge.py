@@ -62,7 +62,7 @@ class Judge:
             "max_new_tokens": config.max_new_tokens,
             "max_thinking_tokens": config.max_thinking_tokens,
             "template_args": config.template_args,
-            "body": config.recorded()["body"],
+            "body": config.redacted_dump()["body"],
         }
         identity = {"judge": config.judge, "url": config.judge_url, "seed": config.seed, **self.asked, **digests}
         self.kept = Unfinished(work_folder(config.out), identity)

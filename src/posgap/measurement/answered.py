@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from posgap.foundation.choices import Parameters
 from posgap.foundation.fields import RARE
+from posgap.foundation.registry import Parameters
 
 NOTABLE = 10.0  # percent of the answers at a placement: so many can make a gap as large as a gate admits, or hide one
 

@@ -52,7 +52,7 @@ def answers(
     progress is shown. Without a `generator` the config's backend answers.
     What is `mitigated` is asked so; an answer from several prompts is kept when all of them are there.
     """
-    identity = {name: getattr(config, name) for name in config.deciding() if name not in _WITHOUT_EFFECT}
+    identity = {name: getattr(config, name) for name in config.cache_key_fields() if name not in _WITHOUT_EFFECT}
     identity["stop"] = list(builder.stop)  # which may come from the metric
     # Answers are kept by the place of their example in its file, of which another `limit` takes more.
     identity |= {"model": config.model, "examples_digest": digest(examples_file(config.examples))} | beside

@@ -4,7 +4,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from posgap.foundation.choices import WITHOUT_EFFECT, Parameters
 from posgap.foundation.config import Config, SeededConfig, StageConfig
 from posgap.foundation.errors import first_fault
 from posgap.foundation.fields import (
@@ -20,6 +19,7 @@ from posgap.foundation.fields import (
     OptionalInputPath,
     Values,
 )
+from posgap.foundation.registry import WITHOUT_EFFECT, Parameters
 from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.generation.endpoint_names import with_endpoint
 from posgap.measurement.answered import MaxUnanswered
@@ -80,7 +80,7 @@ class Mitigating(Parameters):
     mitigation: PromptMitigationName = Field(
         "",
         description="mitigation of prompts, by which every example is asked; a position is where the gold document "
-        f"stands before the mitigation; {PROMPT_MITIGATIONS.described()}; empty: none",
+        f"stands before the mitigation; {PROMPT_MITIGATIONS.help_text()}; empty: none",
     )
     mitigation_settings: Annotated[Values, RARE] = Field(
         {}, description='with `mitigation`, its settings as JSON, like {"orders": 5}; empty: its own'
@@ -108,7 +108,7 @@ class SweepConfig(
     baselines: BaselineNames = Field(
         [],
         description="baselines, like closed-book,oracle: other ways in which every example is asked once more; "
-        f"{BASELINES.described()}; empty: none",
+        f"{BASELINES.help_text()}; empty: none",
     )
     estimate: bool = Field(False, description="only say how many prompts and tokens the sweep has")
 
@@ -140,10 +140,10 @@ class SweepConfig(
             raise ValueError(f"`mitigation_settings` of {self.mitigation}: {first_fault(error)}") from None
         return self
 
-    def chosen(self) -> dict[str, Any]:
+    def parameter_values(self) -> dict[str, Any]:
         """The plain parameters; those of a mitigation only where there is one, so that a sweep without any is the same
         as before there were mitigations."""
-        known = super().chosen()
+        known = super().parameter_values()
         return known if self.mitigation else {n: v for n, v in known.items() if n not in Mitigating.model_fields}
 
     @model_validator(mode="after")
@@ -153,10 +153,10 @@ class SweepConfig(
         return self
 
     @classmethod
-    def deciding(cls) -> list[str]:
+    def cache_key_fields(cls) -> list[str]:
         """The names of the parameters that decide the figures; the bound of what goes unanswered only decides whether
         there are any."""
-        return [name for name in super().deciding() if name != "max_unanswered"]
+        return [name for name in super().cache_key_fields() if name != "max_unanswered"]
 
 
 class MergeConfig(StageConfig):

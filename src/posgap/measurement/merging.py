@@ -30,7 +30,7 @@ from posgap.tasks.positions import format_positions, parse_shard
 _ALIKE = ("label", "model_digest", "ancestors", "prompt_digest")  # beside what is asked
 _TAKEN_OVER = {*_ALIKE, "model", "scaling", "task", "metric", "n_docs", "examples_digest"}
 _TAKEN_OVER |= {"asked", "filled", "mitigation", "definition"}
-_WITHOUT_EFFECT = SweepConfig.parameters().keys() - SweepConfig.deciding()
+_WITHOUT_EFFECT = SweepConfig.parameters().keys() - SweepConfig.cache_key_fields()
 _APART = {"placements", "shard", "positions"}  # in which parts differ
 
 

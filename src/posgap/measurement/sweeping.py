@@ -235,7 +235,7 @@ def figures(
         **digests,
         ancestors=ancestors(config.model),
         asked=_asked(config, builder, answered.served, device),
-        settings=config.chosen(),
+        settings=config.parameter_values(),
         served=answered.served,
         spent=answered.spent,
         filled=builder.fill.filled(builder, examples[0]) if isinstance(builder.fill, Fill) else None,
@@ -286,7 +286,7 @@ def _supervision(config: SweepConfig, n_prompts: int, n_placements: int, thought
 
 def _asked(config: SweepConfig, builder: TextPromptBuilder, served: Served | None, device: str) -> Asked:
     backend = BACKENDS[config.backend]
-    body = {} if backend.local else config.recorded()["body"]
+    body = {} if backend.local else config.redacted_dump()["body"]
     decoding = backend.decoding(config, served)
     if config.temperature:
         decoding = f"temperature {config.temperature:g}" if decoding == "greedy" else decoding

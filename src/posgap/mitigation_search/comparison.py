@@ -34,8 +34,8 @@ from posgap.tasks.content import contents
 from posgap.tasks.reading import write_examples
 
 log = logging.getLogger(__name__)
-# What has no effect on answers: how many are asked for, and what of endpoints `deciding` leaves out.
-_WITHOUT_EFFECT = {"budget", "methods", *(MitigateConfig.parameters().keys() - {*MitigateConfig.deciding()})}
+# What has no effect on answers: how many are asked for, and what of endpoints `cache_key_fields` leaves out.
+_WITHOUT_EFFECT = {"budget", "methods", *(MitigateConfig.parameters().keys() - {*MitigateConfig.cache_key_fields()})}
 _OWN = {"out", "force", "examples", "limit", "label"}  # fields of a sweep that are not those of the comparison
 
 
@@ -157,7 +157,7 @@ class Comparison:
     def _identify(self) -> str:
         """Returns a digest of all that decides the answers."""
         config, builder = self.model.config, self.model.builder
-        settings = {name: value for name, value in config.chosen().items() if name not in _WITHOUT_EFFECT}
+        settings = {name: value for name, value in config.parameter_values().items() if name not in _WITHOUT_EFFECT}
         asked = [config.metric or builder.task.metric, [at.name for at in self.model.tried_at]]
         return digest_of([settings, self.model_digest, builder.digest(), *asked, *map(contents, self.all)])
 

@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from posgap.foundation.choices import split_commas
 from posgap.foundation.config import StageConfig
 from posgap.foundation.fields import ModelName, OptionalInputPath, Values
+from posgap.foundation.registry import split_commas
 from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.measurement.answered import MaxUnanswered
 from posgap.measurement.config import SWEPT_MODEL
@@ -31,7 +31,9 @@ def seconds_of(duration: str) -> float:
 
 
 Duration = Annotated[str, AfterValidator(_duration)]
-MitigationNames = Annotated[list[Annotated[str, AfterValidator(MITIGATIONS.checked)]], BeforeValidator(split_commas)]
+MitigationNames = Annotated[
+    list[Annotated[str, AfterValidator(MITIGATIONS.require_name)]], BeforeValidator(split_commas)
+]
 
 
 # A model in memory, in which mitigations are put in force, or one elsewhere, which only takes prompts.
@@ -53,15 +55,15 @@ class MitigateConfig(
     named_by = ("model", "task", "examples")
 
     model: ModelName = Field(description=SWEPT_MODEL)
-    backend: Annotated[str, _ASKED, AfterValidator(_ASKED.checked)] = Field(
-        "transformers", description=f"backend that answers; {_ASKED.described()}"
+    backend: Annotated[str, _ASKED, AfterValidator(_ASKED.require_name)] = Field(
+        "transformers", description=f"backend that answers; {_ASKED.help_text()}"
     )
 
     exclude: OptionalInputPath = Field(
         None, description="evaluation examples; the comparison refuses to run on any of them"
     )
     methods: MitigationNames = Field(
-        [], description=f"mitigations to try, like lpes,reordering; {MITIGATIONS.described()}; empty: all"
+        [], description=f"mitigations to try, like lpes,reordering; {MITIGATIONS.help_text()}; empty: all"
     )
     budget: Duration = Field(
         "30m",
@@ -77,9 +79,9 @@ class MitigateConfig(
             raise ValueError("name each of the `methods` once")
         return self
 
-    def chosen(self) -> dict[str, Any]:
+    def parameter_values(self) -> dict[str, Any]:
         """The plain parameters; those of endpoints only where one answers."""
-        known = super().chosen()
+        known = super().parameter_values()
         if not BACKENDS[self.backend].local:
             return known
         of_endpoints = {name for parameters in _ELSEWHERE.bases() for name in parameters.model_fields}
@@ -95,7 +97,7 @@ class ApplyConfig(StageConfig):
         description="folder from `mitigate` or `scale search` whose settings are taken; empty: those of "
         "`mitigation_settings`",
     )
-    mitigation: Annotated[str, AfterValidator(MITIGATIONS.checked_if_any)] = Field(
+    mitigation: Annotated[str, AfterValidator(MITIGATIONS.require_name_if_any)] = Field(
         "", description="mitigation to apply; empty: the best in `found` that a model can have"
     )
     certain: bool = Field(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from posgap.foundation.choices import Choices, Parameters
+from posgap.foundation.registry import Parameters, Registry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +72,7 @@ STEP = CurveKind("step", "equal runs of layers with one factor per run", lambda 
 FREE = CurveKind("free", "an independent factor for each layer", lambda p, n_layers: n_layers, _one_each)
 UNIFORM = CurveKind("uniform", "one factor for all layers", lambda p, n_layers: 1, _constant)
 
-CURVES: Choices[CurveKind] = Choices(
+CURVES: Registry[CurveKind] = Registry(
     "curve",
     "posgap.curves",
     BEZIER,

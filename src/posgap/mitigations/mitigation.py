@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from posgap.foundation.choices import Parameters
+from posgap.foundation.registry import Parameters
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -4,14 +4,14 @@ from typing import Annotated, cast
 
 from pydantic import AfterValidator
 
-from posgap.foundation.choices import Choices
+from posgap.foundation.registry import Registry
 from posgap.mitigations.document_orders import FEWER, PERMUTATION, REORDERING, REVERSED
 from posgap.mitigations.lpes import LPES
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation
 from posgap.mitigations.ms_poe import MS_POE, MS_POE_STATIC
 from posgap.mitigations.rope_scaling import LINEAR, NTK, YARN
 
-MITIGATIONS: Choices[Mitigation] = Choices(
+MITIGATIONS: Registry[Mitigation] = Registry(
     "mitigation",
     "posgap.mitigations",
     MS_POE,
@@ -26,8 +26,8 @@ MITIGATIONS: Choices[Mitigation] = Choices(
     LPES,  # last: in this order `mitigate` tries them, and a search takes what time is left
 )
 PROMPT_MITIGATIONS = cast(  # all that a sweep can ask by
-    "Choices[PromptMitigation]", MITIGATIONS.where(lambda mitigation: not mitigation.of_model)
+    "Registry[PromptMitigation]", MITIGATIONS.where(lambda mitigation: not mitigation.of_model)
 )
 
 
-PromptMitigationName = Annotated[str, PROMPT_MITIGATIONS, AfterValidator(PROMPT_MITIGATIONS.checked_if_any)]
+PromptMitigationName = Annotated[str, PROMPT_MITIGATIONS, AfterValidator(PROMPT_MITIGATIONS.require_name_if_any)]

@@ -181,7 +181,7 @@ class PreflightConfig(PlacedConfig):
         "admitted model becomes the champion",
     )
     inference_backend: Annotated[str, LOCAL_BACKENDS] = Field(
-        "vllm", description=f"backend that generates: {LOCAL_BACKENDS.listed()}"
+        "vllm", description=f"backend that generates: {LOCAL_BACKENDS.names_as_text()}"
     )
     max_gap: float = Field(GateConfig.default("max_gap"), description="largest gap that the gate admits, in points")
     gpus_train: str = Field(ClusterConfig().train.accelerators, description="number of GPUs of a training step")

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from posgap.foundation.choices import Numbers, NumbersOrRows, split_commas
 from posgap.foundation.config import SeededConfig
 from posgap.foundation.fields import MODEL, RARE, InputPath, ModelName, OptionalInputPath
+from posgap.foundation.registry import Numbers, NumbersOrRows, split_commas
 from posgap.rollout.position_encodings import POSITION_ENCODINGS
 from posgap.tasks.fields import MAX_DOCS, OptionalTaskName
 from posgap.tasks.registry import TASKS
@@ -33,8 +33,8 @@ class _Described(SeededConfig):
         "each, separated by commas, where 0 is all tokens before it",
     )
     prefix: Annotated[int, RARE] = Field(0, ge=0, description="prefix: number of first tokens that all tokens see (K)")
-    encoding: Annotated[str, POSITION_ENCODINGS, AfterValidator(POSITION_ENCODINGS.checked)] = Field(
-        "none", description=f"position encoding; {POSITION_ENCODINGS.described()}"
+    encoding: Annotated[str, POSITION_ENCODINGS, AfterValidator(POSITION_ENCODINGS.require_name)] = Field(
+        "none", description=f"position encoding; {POSITION_ENCODINGS.help_text()}"
     )
 
 
@@ -76,7 +76,7 @@ class RolloutMeasureConfig(SeededConfig):
     )
     model: ModelName = Field(description=MODEL)
     task: OptionalTaskName = Field(
-        "", description=f"task whose examples `texts` holds; {TASKS.described()}; empty: `texts` holds plain text"
+        "", description=f"task whose examples `texts` holds; {TASKS.help_text()}; empty: `texts` holds plain text"
     )
     n_docs: int = Field(20, ge=1, le=MAX_DOCS, description="with `task`: documents in a prompt")
     sweep: OptionalInputPath = Field(

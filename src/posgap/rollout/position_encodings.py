@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from posgap.foundation.choices import Choices, Numbers, NumbersOrRows, Parameters, PositiveNumbers
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import RARE
+from posgap.foundation.registry import Numbers, NumbersOrRows, Parameters, PositiveNumbers, Registry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,7 +128,7 @@ DECAY = PositionEncoding("decay", "scores fall linearly with distance", _decay, 
 ALIBI = PositionEncoding("alibi", "the same, with ALiBi's slope for each head", _alibi)
 ROPE = PositionEncoding("rope", "queries and keys are rotated by their positions", _rope, Rotation)
 
-POSITION_ENCODINGS: Choices[PositionEncoding] = Choices(
+POSITION_ENCODINGS: Registry[PositionEncoding] = Registry(
     "position encoding",
     "posgap.position_encodings",
     MEASURED,

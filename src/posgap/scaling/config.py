@@ -38,8 +38,8 @@ class ScaleSearchConfig(*CURVES.bases(), GenerationConfig):  # type: ignore[misc
     )
     positions: Placements = Field([], description="positions to score, separated by commas; empty: all")
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
-    curve: Annotated[str, CURVES, AfterValidator(CURVES.checked)] = Field(
-        "bezier", description=f"how the factors vary over depth; {CURVES.described()}"
+    curve: Annotated[str, CURVES, AfterValidator(CURVES.require_name)] = Field(
+        "bezier", description=f"how the factors vary over depth; {CURVES.help_text()}"
     )
     low: float = Field(1.0, gt=0, description="lowest factor")
     high: float = Field(2.0, description="highest factor")

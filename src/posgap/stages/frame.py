@@ -97,14 +97,14 @@ def _run(name: str, config: C, work_of_stage: Callable[[], Work[C]]) -> Location
         here = on_this_machine(config, input_sources)
         here = here.with_digests({field: record["sha256"] for field, record in inputs.items()})
         if not is_main_process():
-            work_of_stage()(here.settled(), output.home / f"process-{os.getpid()}", Run())
+            work_of_stage()(here.resolve_auto(), output.home / f"process-{os.getpid()}", Run())
             return config.out
         clear, alone = None, launched()[1] == 1
         # Only a single process may finish what was made: others would go on to the work, and wait for it there.
         if not (alone and not config.force and _finish(output, config.out, identity)):
             if reason != NOTHING:
                 log.info("%s: %s is made again: %s", name, config.out, reason)
-            about = {"stage": name, "identity": identity, "config": config.recorded(), "inputs": inputs}
+            about = {"stage": name, "identity": identity, "config": config.redacted_dump(), "inputs": inputs}
             about |= _origin(config, input_sources, inputs)
             clear = _make(work_of_stage(), config, here, output, about)
         if clear:
@@ -129,15 +129,15 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
     """Does the work within an MLflow run, and completes the manifest that begins with `about`."""
     name, partial = about["stage"], output.partial
     log.info("%s: started", name)
-    asked, here = here, here.settled()
-    before = asked.chosen()
-    decided = {field: value for field, value in here.chosen().items() if before[field] != value}
+    given, here = here, here.resolve_auto()
+    before = given.parameter_values()
+    decided = {field: value for field, value in here.parameter_values().items() if before[field] != value}
     about |= {"settled": decided} if decided else {}
     started, clock = datetime.now(UTC), time.monotonic()
     files.remove(partial)
     with start_run(name, _lineage(about["inputs"]), output.out) as run:
         partial.mkdir()
-        run.params(config.chosen() | decided)
+        run.params(config.parameter_values() | decided)
         for dataset in about["datasets"]:
             run.dataset(Dataset(**dataset))
         try:
@@ -212,11 +212,11 @@ def _origin(config: C, input_sources: dict[str, Source], inputs: dict[str, dict[
 
 def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]]) -> str:
     """sha256 of all that decides what the stage `name` makes of inputs with these records."""
-    names = config.deciding()
+    names = config.cache_key_fields()
     deciding = {
         "stage": name,
         "version": __version__,
-        "parameters": {name: value for name, value in config.chosen().items() if name in names},
+        "parameters": {name: value for name, value in config.parameter_values().items() if name in names},
         "inputs": {field: i["sha256"] or i["path"] for field, i in inputs.items()},
     }
     return files.digest_of(deciding)

@@ -94,7 +94,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
         unreadable=sum(not judgement.is_readable for judgement in judgements.values()),
         flipped=flipped_share([list(of_example.values()) for of_example in by_example.values()]),
         agreement=_agreement(sweep.metric, rows, [each and judgements[each] for each in by_row]),
-        settings=config.chosen(),
+        settings=config.parameter_values(),
         served=judge.served,
         spent=spent,
     )

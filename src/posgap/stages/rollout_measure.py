@@ -94,7 +94,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         documents=documents,
         sweep=swept,
         summary="; ".join(_findings(_preamble(config, model, builder, positions), measured, documents, agreed)),
-        settings=config.chosen(),
+        settings=config.parameter_values(),
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
     by_head = {name: statistics[name] for name in ("distance", "sink", "unattended")}

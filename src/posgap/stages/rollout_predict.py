@@ -65,7 +65,7 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
         without_residuals=bare.tolist(),
         description=describe(distribution),
         summary=summary_text(distribution, architecture.lambdas, bare),
-        settings=config.chosen(),
+        settings=config.parameter_values(),
     )
     write_json(out / PREDICTION_FILE, result.model_dump(mode="json"))
     save_picture(distribution_curves({config.label: distribution, "without residuals": bare}), out / "prediction.png")

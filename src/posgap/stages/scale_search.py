@@ -73,7 +73,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         model=with_uris(config.model),
         objective=config.objective,
         weights=config.weights,
-        settings=config.chosen(),
+        settings=config.parameter_values(),
         **searched_on,
         **_figures(search, found),
         **_gain_aside(search, found, aside),

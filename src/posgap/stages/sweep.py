@@ -175,7 +175,7 @@ def _estimated(config: SweepConfig) -> str:
     builder = backend.builder(config)
     if config.lengths:
         at_each = at_lengths(config.lengths, config.depths, config.seed, builder, everything)
-        cache = partial(cache_bytes, config.model, config.settled().dtype)
+        cache = partial(cache_bytes, config.model, config.resolve_auto().dtype)
         return estimated_lengths(at_each, examples, config.samples, cache)
     placements = placements_of(builder, config.n_docs, config.positions, config.shard)
     everywhere = [*placements, *baseline_placements(builder, config.baselines, config.n_docs, config.shard)]

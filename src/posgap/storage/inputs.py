@@ -10,12 +10,12 @@ from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from posgap.foundation import files
-from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.config import Config
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import Role, role
 from posgap.foundation.files import parsed
 from posgap.foundation.locations import Location, as_location, is_address, is_hub_name, is_uri
+from posgap.foundation.registry import Parameters, Registry
 from posgap.storage.addresses import brought
 from posgap.storage.cache import MANIFEST, Snapshot, Source, look
 from posgap.storage.folders import twin
@@ -85,7 +85,7 @@ class Opener:
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
 
-OPENERS: Choices[Opener] = Choices("opener", "posgap.openers")
+OPENERS: Registry[Opener] = Registry("opener", "posgap.openers")
 
 
 def source(location: Location, may_be_any_name: bool = False) -> Source:

@@ -4,15 +4,15 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
-from posgap.foundation.choices import Parameters
 from posgap.foundation.config import StageConfig
 from posgap.foundation.fields import MODEL, RARE, InputPath, ModelName, Values
+from posgap.foundation.registry import Parameters
 from posgap.tasks.fields import MAX_DOCS, ChatTemplateText, QuestionPlace, TaskName
 from posgap.tasks.registry import TASKS
 
 WORDED = (
     "task, which decides the wording of prompts and the scoring of responses: a name, or a YAML file of your own; "
-    f"{TASKS.described()}"
+    f"{TASKS.help_text()}"
 )
 
 

@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from posgap.foundation.choices import split_commas
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import VERBATIM
 from posgap.foundation.locations import as_location
+from posgap.foundation.registry import split_commas
 from posgap.storage.cache import fetch
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.positions import parse_depths, parse_length, parse_positions, parse_shard
@@ -96,9 +96,9 @@ def _shard(text: str) -> str:
 
 
 GivenTask = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task)]  # which another config checks
-TaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task), AfterValidator(TASKS.checked)]
-OptionalTaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task), AfterValidator(TASKS.checked_if_any)]
-OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.checked_if_any)]
+TaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task), AfterValidator(TASKS.require_name)]
+OptionalTaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task), AfterValidator(TASKS.require_name_if_any)]
+OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.require_name_if_any)]
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
 Lengths = Annotated[
     list[Annotated[str, BeforeValidator(_length), AfterValidator(parse_length)]], BeforeValidator(_lengths)
@@ -106,7 +106,7 @@ Lengths = Annotated[
 Depths = Annotated[str, BeforeValidator(_depths)]
 QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
-BaselineNames = Annotated[list[Annotated[str, AfterValidator(BASELINES.checked)]], BeforeValidator(split_commas)]
+BaselineNames = Annotated[list[Annotated[str, AfterValidator(BASELINES.require_name)]], BeforeValidator(split_commas)]
 ChatTemplateText = Annotated[str, VERBATIM, BeforeValidator(_chat_template)]
 JudgePromptText = Annotated[str, VERBATIM, BeforeValidator(_judge_prompt)]
 Shard = Annotated[str, AfterValidator(_shard)]

@@ -8,8 +8,8 @@ from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.registry import Parameters, Registry
 
 if TYPE_CHECKING:
     import regex
@@ -288,7 +288,7 @@ ALL_OF = Metric(
 SHARE_OF = Metric("share_of", "the share of such parts that the response contains", share_of, of_parts=True)
 SET_EM = Metric("set_em", "the response lists every such part and nothing else", set_match, of_parts=True)
 
-METRICS: Choices[Metric] = Choices(
+METRICS: Registry[Metric] = Registry(
     "metric",
     "posgap.metrics",
     EM,

@@ -1,7 +1,7 @@
 """The tasks that users choose: by name posgap's own and those of installed packages, and by a file their own."""
 
-from posgap.foundation.choices import Choices
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.registry import Registry
 from posgap.tasks.choosing import JUDGE, OPTIONS
 from posgap.tasks.multihop import COC, COT
 from posgap.tasks.own_documents import DOCUMENT
@@ -13,7 +13,7 @@ from posgap.tasks.task_file import is_definition, is_file, task_of
 from posgap.tasks.world import FACTS, FACTS_LITERAL
 
 
-class _Tasks(Choices[Task]):
+class _Tasks(Registry[Task]):
     """Tasks by name; a definition, as a config holds that of a file, is a task too."""
 
     instead = "FILE.yaml"
@@ -24,9 +24,9 @@ class _Tasks(Choices[Task]):
     def __getitem__(self, name: str) -> Task:
         return task_of(name) if is_definition(name) else super().__getitem__(name)
 
-    def checked(self, name: str) -> str:
+    def require_name(self, name: str) -> str:
         if not is_definition(name):
-            return super().checked(name)
+            return super().require_name(name)
         try:
             if task_of(name).name in self.names():
                 raise PosgapError(f"{task_of(name).name} is the name of a task that is there already")
@@ -35,7 +35,7 @@ class _Tasks(Choices[Task]):
         return name
 
 
-TASKS: Choices[Task] = _Tasks(
+TASKS: Registry[Task] = _Tasks(
     "task",
     "posgap.tasks",
     KV,

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
+from posgap.foundation.registry import Parameters, Registry
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.metrics import METRICS, Answers
 from posgap.tasks.placements import Placement, swept_placements
@@ -249,4 +249,4 @@ AS_RETRIEVED = Baseline(
     suits=lambda task: task.slots.as_given is not None,
     documents=_in_the_retriever_s_order,
 )
-BASELINES: Choices[Baseline] = Choices("baseline", "posgap.baselines", CLOSED_BOOK, ORACLE, RANDOM, AS_RETRIEVED)
+BASELINES: Registry[Baseline] = Registry("baseline", "posgap.baselines", CLOSED_BOOK, ORACLE, RANDOM, AS_RETRIEVED)

@@ -43,7 +43,7 @@ class TaskDefinition(BaseModel):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")
     template: str
     document: str = "Document [{number}](Title: {title}) {text}"
-    metric: Annotated[str, AfterValidator(METRICS.checked)] = "litm"
+    metric: Annotated[str, AfterValidator(METRICS.require_name)] = "litm"
     max_new_tokens: int = Field(100, ge=1)
     placements: list[Annotated[int, Field(ge=1)]] = []
     closed_book: str = "{question}"

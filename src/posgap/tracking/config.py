@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from posgap.foundation.choices import SECRET
 from posgap.foundation.config import Config, FreshConfig, StageConfig
 from posgap.foundation.fields import (
     POSITIONAL,
@@ -18,6 +17,7 @@ from posgap.foundation.fields import (
     RunId,
     WorkPath,
 )
+from posgap.foundation.registry import SECRET
 
 
 class HistoryConfig(Config):

@@ -134,7 +134,7 @@ def _choose_examples(config: SweepVerbConfig) -> tuple[list[AnyExample], Generat
 
 @with_local_paths
 def _open(config: SweepVerbConfig) -> tuple[TextPromptBuilder, Generator]:
-    settled = config.settled()
+    settled = config.resolve_auto()
     builder = BACKENDS[config.backend].builder(settled)
     return builder, open_generator(settled, builder)
 
@@ -253,7 +253,7 @@ def _list_options(config: SweepConfig) -> list[str]:
     """Returns the words of all other options that are no defaults. The values of headers, which may be secrets, are
     left to be filled in, and what is hidden in manifests is hidden here too."""
     words: list[str] = []
-    for name, value in config.chosen().items():
+    for name, value in config.parameter_values().items():
         if value == config.default(name) or name in _OF_A_LOOK or (name == "backend" and config.base_url):
             continue
         if name == "header":

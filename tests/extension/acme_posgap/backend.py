@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from posgap.foundation.choices import Parameters
+from posgap.foundation.registry import Parameters
 from posgap.generation.backends import Backend
 from posgap.generation.generator import Completion
 

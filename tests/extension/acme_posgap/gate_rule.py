@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from posgap.foundation.choices import Parameters
+from posgap.foundation.registry import Parameters
 from posgap.gating.rules import GateRule, Ruling
 
 

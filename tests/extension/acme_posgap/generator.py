@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from posgap.data.generators import Generator
-from posgap.foundation.choices import Parameters
+from posgap.foundation.registry import Parameters
 from posgap.tasks.examples import Document, Example
 
 

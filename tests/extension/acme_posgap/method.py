@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from posgap.distillation.methods import Method
-from posgap.foundation.choices import Parameters
+from posgap.foundation.registry import Parameters
 
 
 class Temperature(Parameters):

@@ -1,7 +1,7 @@
 """The registries of everything that users choose by name: tasks, metrics, methods, curves, ...
 
 A choice is one object that owns everything about it: its name, its text for `--help`, the parameters that it adds to
-the stages that offer it, and its code. `Choices` holds all objects of one kind: those of posgap, and those that
+the stages that offer it, and its code. `Registry` holds all objects of one kind: those of posgap, and those that
 installed packages add by an entry point (docs/extending.md).
 
 Every command imports the modules of all choices, so these modules import torch, numpy and other heavy packages only
@@ -82,7 +82,7 @@ class Choice(Protocol):
 T = TypeVar("T", bound=Choice)
 
 
-class Choices(Generic[T]):
+class Registry(Generic[T]):
     """All choices of one kind, by name, in the order in which they were registered.
 
     `builtin` are posgap's own choices; `group` is the entry point group of packages. An entry point that cannot be
@@ -90,12 +90,12 @@ class Choices(Generic[T]):
     that do not need it.
     """
 
-    all: ClassVar[list["Choices[Any]"]] = []
+    all: ClassVar[list["Registry[Any]"]] = []
     instead: ClassVar[str] = ""  # what may be given in place of a name, as help shows it; empty: nothing
 
     def __init__(self, kind: str, group: str, *builtin: T):
         self.kind, self.group, self.builtin = kind, group, builtin
-        Choices.all.append(self)
+        Registry.all.append(self)
 
     @cached_property
     def _by_name(self) -> dict[str, T]:
@@ -123,7 +123,7 @@ class Choices(Generic[T]):
     def __getitem__(self, name: str) -> T:
         """The choice of that name; raises `PosgapError` that lists all names if there is none."""
         if name not in self._by_name:
-            raise PosgapError(f"unknown {self.kind} {name!r}: choose {self.listed()}")
+            raise PosgapError(f"unknown {self.kind} {name!r}: choose {self.names_as_text()}")
         return self._by_name[name]
 
     def takes(self, text: str) -> bool:
@@ -137,25 +137,25 @@ class Choices(Generic[T]):
         """The names of all choices."""
         return [choice.name for choice in self]
 
-    def listed(self) -> str:
+    def names_as_text(self) -> str:
         """All names as text, like "kv, qa or needle"."""
         *others, last = self.names()
         return f"{', '.join(others)} or {last}" if others else last
 
-    def described(self) -> str:
+    def help_text(self) -> str:
         """All names with their help, for the help of an option."""
         return "; ".join(f"{choice.name}: {choice.help}" for choice in self)
 
-    def checked(self, name: str) -> str:
+    def require_name(self, name: str) -> str:
         """The name itself; raises `ValueError`, which pydantic reports, if there is no such choice."""
         try:
             return self[name].name
         except PosgapError as error:
             raise ValueError(str(error)) from None
 
-    def checked_if_any(self, name: str) -> str:
-        """The same, but an empty name is allowed and leaves the choice open."""
-        return self.checked(name) if name else name
+    def require_name_if_any(self, name: str) -> str:
+        """The name itself, also an empty one, which leaves the choice open; else raises as `require_name` does."""
+        return self.require_name(name) if name else name
 
     def bases(self) -> list[type[Parameters]]:
         """The parameters of all choices, as base classes of a config: `class C(*KIND.bases(), Before): ...`.
@@ -167,13 +167,13 @@ class Choices(Generic[T]):
             dict.fromkeys(choice.parameters for choice in reversed(list(self)) if choice.parameters.model_fields)
         )
 
-    def where(self, holds: Callable[[T], bool]) -> "Choices[T]":
+    def where(self, holds: Callable[[T], bool]) -> "Registry[T]":
         """The choices for which `holds` is true, for a stage that offers only those."""
         return _Some(self, holds)
 
 
-class _Some(Choices[T]):
-    def __init__(self, whole: Choices[T], holds: Callable[[T], bool]):
+class _Some(Registry[T]):
+    def __init__(self, whole: Registry[T], holds: Callable[[T], bool]):
         self.kind, self.group, self.whole, self.holds = whole.kind, whole.group, whole, holds
 
     @cached_property
