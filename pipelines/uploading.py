@@ -8,7 +8,7 @@ import yaml
 from posgap import __version__
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
-from posgap.foundation.printing import keep, show
+from posgap.foundation.printing import set_result, show
 from posgap.pipelines.compilation import Compiled, compiled_text, for_server, load, parse, pipeline
 from posgap.pipelines.config import PipelineCompileConfig, PipelineOnCluster
 from posgap.pipelines.connection import connected
@@ -92,7 +92,7 @@ def compile_pipeline(config: PipelineCompileConfig) -> None:
             text = for_server(compiled_text(compiled), config.kfp)
             output.partial.write_text(text, encoding="utf-8")
             output.place()
-        keep({"pipeline": compiled.name, "out": str(config.out)})
+        set_result({"pipeline": compiled.name, "out": str(config.out)})
     else:
         text = for_server(compiled_text(compiled), config.kfp)
     if config.host:

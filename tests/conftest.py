@@ -131,7 +131,7 @@ def registers(tmp_path, mlflow_store) -> Callable[[Path], str]:
     import mlflow
     from mlflow.models import Model
 
-    from posgap.foundation.files import digest
+    from posgap.foundation.files import digest_path
     from posgap.tracking import flavor
     from posgap.tracking.champions import CHAMPION
     from posgap.tracking.registry import DIGEST
@@ -142,7 +142,7 @@ def registers(tmp_path, mlflow_store) -> Callable[[Path], str]:
     def register(folder: Path) -> str:
         with mlflow.start_run(experiment_id=experiment):
             logged = Model.log(artifact_path=None, name="model", flavor=flavor, flavor_name=flavor.NAME, folder=folder)
-        version = mlflow.register_model(logged.model_uri, "tiny", tags={DIGEST: digest(folder)}).version
+        version = mlflow.register_model(logged.model_uri, "tiny", tags={DIGEST: digest_path(folder)}).version
         client.set_registered_model_alias("tiny", CHAMPION, version)
         return str(version)
 

@@ -17,7 +17,7 @@ from posgap.cli import main as cli
 from posgap.cli.main import build, example, main
 from posgap.cli.verbs import SECTIONS, VERBS, Verb
 from posgap.foundation import printing
-from posgap.foundation.errors import Findings, GateFailed, PosgapError, Rejected
+from posgap.foundation.errors import Findings, GateRefusal, PosgapError, Rejection
 from posgap.foundation.locations import is_uri
 from posgap.foundation.progress import track
 
@@ -43,7 +43,7 @@ def work(tmp_path, monkeypatch):
             log.warning("a warning")
             list(track(range(2), 2, "progress"))
             if verb.results:
-                folder = Path(f"{config.out}.rejected" if raised and isinstance(raised[0], Rejected) else config.out)
+                folder = Path(f"{config.out}.rejected" if raised and isinstance(raised[0], Rejection) else config.out)
                 folder.mkdir(parents=True)
                 (folder / verb.results[0]).write_text('{"made": true}')
                 log.log(printing.RESULT, "the result")
@@ -95,15 +95,15 @@ REFUSAL = """
 import os, sys
 from posgap.cli import main as cli
 from posgap.foundation import printing
-from posgap.foundation.errors import GateFailed
+from posgap.foundation.errors import GateRefusal
 def work(config):
     with open(sys.argv[1], "w") as file:
         printing.show("refused", {})
-        print("refused", printing.coloured("refused", sys.stdout), file=sys.stderr)
+        print("refused", printing.colour_word("refused", sys.stdout), file=sys.stderr)
         os.write(1, b"of a library")
         os.write(2, b"of a library")
         file.write("whole")
-    raise GateFailed("no")
+    raise GateRefusal("no")
 cli._function = lambda verb: work
 cli.main(["doctor"])
 """
@@ -128,9 +128,9 @@ def test_what_a_verb_refuses_is_one_json_document_too(words, capsys):
 @pytest.mark.parametrize(
     ("words", "error", "code"),
     [
-        ("gate", GateFailed("no"), 3),
+        ("gate", GateRefusal("no"), 3),
         ("verify", Findings("no"), 1),
-        ("validate", Rejected("no"), 2),
+        ("validate", Rejection("no"), 2),
         ("sweep", PosgapError("no"), 2),
     ],
 )
@@ -165,9 +165,9 @@ def test_colours_are_for_terminals_alone_and_not_where_nobody_wants_them(capsys,
     assert run(capsys, "sweeep")[2].startswith("posgap: error: No such command")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert run(capsys, "sweeep")[2].startswith("posgap: \x1b[31merror:\x1b[0m No such command")
-    assert printing.coloured("admitted", sys.stderr) == "\x1b[32madmitted\x1b[0m"
-    assert printing.coloured("fail   ", sys.stderr) == "\x1b[31mfail   \x1b[0m"
-    assert printing.coloured("unsure", sys.stderr) == "unsure"
+    assert printing.colour_word("admitted", sys.stderr) == "\x1b[32madmitted\x1b[0m"
+    assert printing.colour_word("fail   ", sys.stderr) == "\x1b[31mfail   \x1b[0m"
+    assert printing.colour_word("unsure", sys.stderr) == "unsure"
     monkeypatch.setenv("NO_COLOR", "1")
     assert run(capsys, "sweeep")[2].startswith("posgap: error: ")
 

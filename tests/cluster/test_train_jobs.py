@@ -12,7 +12,7 @@ from kubernetes_api import Scene, served
 from posgap.cluster import following
 from posgap.cluster.following import run
 from posgap.cluster.train_jobs import Job, create
-from posgap.foundation.errors import PosgapError, Stopped
+from posgap.foundation.errors import PosgapError, TerminationSignal
 
 JOB = Job(
     name="posgap-distill-0123456789",
@@ -198,6 +198,6 @@ def test_a_wrong_token_is_not_waited_for(connected):
 def test_sigterm_deletes_the_job(connected):
     with served([STARTING, RUNNING]) as cluster:
         threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-        with pytest.raises(Stopped, match="stopped by SIGTERM, and the TrainJob deleted"):
+        with pytest.raises(TerminationSignal, match="stopped by SIGTERM, and the TrainJob deleted"):
             run(connected(cluster), JOB)
     assert cluster.deleted == [JOB.name]

@@ -14,7 +14,7 @@ from posgap.cli.main import main as command_line
 from posgap.data.config import ImportConfig, MakeConfig, ValidateConfig
 from posgap.data.expectations import answering_distractors, expectations
 from posgap.data.verbs import import_examples, make
-from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, write_jsonl
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import read_sweep
@@ -149,7 +149,7 @@ def test_a_log_is_validated_and_comes_out_as_examples(log_file, tmp_path, model_
     assert read_examples(out) == read_examples(log_file)
     report = read_json(out / "validation.json")
     assert (report["success"], report["answering_distractors"]) == (True, 0)
-    with pytest.raises(Rejected, match=r"`n_gold` must be \d, .* rag-000006 \(2\)"):
+    with pytest.raises(Rejection, match=r"`n_gold` must be \d, .* rag-000006 \(2\)"):
         validate(ValidateConfig(**options, task="qa", out=tmp_path / "invalid"))
     labelled = tmp_path / "labelled.jsonl"
     write_examples(labelled, [ranked_example("-x--", f"r{i}") for i in range(2)])

@@ -19,7 +19,7 @@ from posgap.distillation.config import DistillConfig, TeacherConfig
 from posgap.distillation.engine import Loop
 from posgap.distillation.methods import method_of
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest, read_json, read_jsonl, write_jsonl
+from posgap.foundation.files import digest_path, read_json, read_jsonl, write_jsonl
 from posgap.gating.config import VerifyConfig
 from posgap.gating.replay import verify
 from posgap.measurement.config import SweepConfig
@@ -67,7 +67,7 @@ def test_an_adapter_is_read_as_peft_runs_it_and_its_digest_covers_adapter_and_ba
     torch.testing.assert_close(logits(posgap.load_model(str(adapter))), adapted, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(own, adapted, atol=1e-2)
     first = source(str(adapter))
-    assert first.digest() == digest(first.fetch()) == source(adapter).digest()
+    assert first.digest() == digest_path(first.fetch()) == source(adapter).digest()
     about = json.loads((base / "generation_config.json").read_text())
     (base / "generation_config.json").write_text(json.dumps(about | {"do_sample": True, "top_k": 7}))
     second = source(str(adapter))
@@ -218,7 +218,9 @@ def test_an_adapter_that_was_trained_answers_as_the_merged_model_does(learnt, ba
     assert method_of(whole) == method_of(merged) == "seqkd"
     verify(VerifyConfig(folders=swept))
     ancestors = [set(read_manifest(out)["ancestors"]) for out in swept[:2]]
-    assert {digest(base), digest(tmp_path / "e.jsonl"), digest(tmp_path / "r.jsonl")} <= ancestors[0] & ancestors[1]
+    assert {digest_path(base), digest_path(tmp_path / "e.jsonl"), digest_path(tmp_path / "r.jsonl")} <= ancestors[
+        0
+    ] & ancestors[1]
     responses = [[row["response"] for _, row in read_jsonl(out / "predictions.jsonl")] for out in swept]
     assert responses[0] == responses[1] != responses[2]
 

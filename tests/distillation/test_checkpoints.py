@@ -25,7 +25,7 @@ from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_object
 from posgap.storage.folders import ResumableFolder
-from posgap.storage.manifests import recorded
+from posgap.storage.manifests import hash_files
 
 STATE = [PARAMETERS.replace("model-00001", f"model-0000{kind}") for kind in (1, 2, 3, 4)]
 # Of two processes that train alike each writes its share.
@@ -237,7 +237,7 @@ def test_loading_a_checkpoint_runs_no_code(name, checkpoints, tmp_path, monkeypa
     Training(checkpoints).save(1)
     folder = checkpoints.folder / "step-1"
     torch.save({"model": Evil()}, folder / name)
-    (folder / FILES).write_text(json.dumps(recorded(folder, set(read_object(folder / FILES)))))
+    (folder / FILES).write_text(json.dumps(hash_files(folder, set(read_object(folder / FILES)))))
     with pytest.raises(Exception, match="[Ww]eights.only|cannot be gone on from .*header"):
         Training(checkpoints).load()
     assert not (tmp_path / "evil").exists()
@@ -457,14 +457,14 @@ def test_processes_that_share_a_disk_write_one_checkpoint(apart, slow, tmp_path)
 
 def test_each_file_is_hashed_by_one_process(tmp_path):
     def body(rank):
-        digest = files.digest
+        digest = files.digest_path
 
         def noted(path):
             with open(tmp_path / f"hashed-{rank}", "a") as log:
                 log.write(f"{path.name}\n")
             return digest(path)
 
-        files.digest = noted
+        files.digest_path = noted
         training = Training(Checkpoints(tmp_path / "c"))
         saves(training, rank, 2)
         resumable(training, rank)

@@ -16,7 +16,7 @@ from examples import kv_example
 from posgap.distillation import export, processes
 from posgap.distillation.engine import Loop
 from posgap.distillation.teacher_states import TeacherStates
-from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, read_jsonl, write_json
 from posgap.generation.setup import prompt_builder
 from posgap.mitigations.in_force import load_model
@@ -161,7 +161,7 @@ def test_the_teacher_of_another_model_is_not_taken(config, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_leaves_the_names_of_the_prompts(config, tmp_path):
-    with pytest.raises(Rejected, match=r"step \d: the (loss of \d+ of 12 prompts|gradient) is not finite.*named in"):
+    with pytest.raises(Rejection, match=r"step \d: the (loss of \d+ of 12 prompts|gradient) is not finite.*named in"):
         distill(config.model_copy(update={"learning_rate": 1e30, "epochs": 20}))
     report = read_json(tmp_path / "out.rejected" / "non_finite.json")
     assert report["step"] > 1

@@ -26,7 +26,7 @@ from posgap.distillation.objectives import R1, CrossEntropy
 from posgap.distillation.optimizers import adamw
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
-from posgap.foundation.errors import PosgapError, Stopped
+from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.mitigations.in_force import scale_model
 from posgap.models.checkpointing import checkpoint_activations
 from posgap.tasks.placements import Placement
@@ -538,7 +538,7 @@ def test_on_sigterm_a_checkpoint_is_written_and_the_run_stops(lively, pairs, col
     whole = copy.deepcopy(lively)
     expected = run(whole, collate, CrossEntropy(pairs), epochs=4)
     terminate = lambda figures: os.kill(os.getpid(), signal.SIGTERM) if figures["step"] == 5 else None  # noqa: E731
-    with pytest.raises(Stopped, match="after step 5 of 8") as caught:
+    with pytest.raises(TerminationSignal, match="after step 5 of 8") as caught:
         run(copy.deepcopy(lively), collate, CrossEntropy(pairs), epochs=4, checkpoints=checkpoints, on_step=terminate)
     assert caught.value.exit_code == 143
     assert checkpoints.latest() == 5

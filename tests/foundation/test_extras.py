@@ -13,7 +13,7 @@ from places import ROOT
 from posgap.cli import main as cli
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.extras import EXTRA_OF, how_to_install, needed
+from posgap.foundation.extras import EXTRA_OF, how_to_install, import_extra
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = {Requirement(each).name for each in PROJECT["dependencies"]}
@@ -106,11 +106,11 @@ def test_a_module_of_nobody_s_extra_is_a_fault_of_posgap_s(monkeypatch, capsys, 
     assert ended.value.code == 1 and "internal error" in capsys.readouterr().err
     assert how_to_install("a_module_that_is_nowhere") == ""
     with pytest.raises(ModuleNotFoundError):
-        needed("a_module_that_is_nowhere")
+        import_extra("a_module_that_is_nowhere")
 
 
 def test_in_python_too_the_extra_is_named(monkeypatch):
-    assert needed("json").loads("1") == 1
+    assert import_extra("json").loads("1") == 1
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(PosgapError, match=r"extra tables \(pandas is not.*posgap\[tables\]"):
-        needed("pandas")
+        import_extra("pandas")

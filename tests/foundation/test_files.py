@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import atomic, digest, read_json, sweep, write_json, write_jsonl
+from posgap.foundation.files import atomic, digest_path, read_json, remove_leftovers, write_json, write_jsonl
 
 
 def test_an_interrupted_write_leaves_the_old_content_and_no_rest(tmp_path):
@@ -40,18 +40,18 @@ def test_leftovers_of_a_killed_process_are_deleted_and_those_of_a_live_one_kept(
         rest.write_text("half")
         elsewhere = partial.with_name(f".partial-another-{gone.pid}-a.txt")
         elsewhere.touch()
-        sweep(tmp_path)
+        remove_leftovers(tmp_path)
     assert {p.name for p in (tmp_path / "deep").iterdir()} == {"a.txt", elsewhere.name}
 
 
 def test_digest_of_a_folder_sees_names_and_contents_but_no_manifest(tmp_path):
     (tmp_path / "a").write_text("1")
-    before = digest(tmp_path)
+    before = digest_path(tmp_path)
     write_json(tmp_path / "manifest.json", {"seconds": 1})
     (tmp_path / ".hidden").touch()
-    assert digest(tmp_path) == before
+    assert digest_path(tmp_path) == before
     (tmp_path / "a").rename(tmp_path / "b")
-    assert digest(tmp_path) != before
+    assert digest_path(tmp_path) != before
 
 
 def test_equal_rows_make_equal_archives(tmp_path):

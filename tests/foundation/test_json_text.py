@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from posgap.foundation import json_text
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, read_jsonl, read_rows
-from posgap.foundation.json_text import DEPTH, EXPANSION, MAX_INTEGER, MB, parse
+from posgap.foundation.json_text import DEPTH, EXPANSION, MAX_INTEGER, MB, parse_json
 
 values = st.recursive(
     st.none()
@@ -27,7 +27,7 @@ values = st.recursive(
 @given(values)
 def test_every_value_comes_back(value):
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
-        assert parse(text, "x") == value
+        assert parse_json(text, "x") == value
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_every_value_comes_back(value):
 )
 def test_what_is_no_ordinary_json_is_one_line(text, complaint):
     with pytest.raises(PosgapError, match=f"^here: .*{complaint}") as told:
-        parse(text, "here")
+        parse_json(text, "here")
     assert len(str(told.value).splitlines()) == 1 and len(str(told.value)) < 200
 
 
@@ -59,8 +59,8 @@ def test_numbers_in_strings_and_the_largest_ones_are_no_fault():
     text = json.dumps(
         [str(10**60), "f47ac10b-58cc-4372-a567-0e02b2c3d479e999", MAX_INTEGER, -MAX_INTEGER, 1e308, 5e-324]
     )
-    assert parse(text, "x") == json.loads(text)
-    assert len(parse("[" * DEPTH + "]" * DEPTH, "x")) == 1
+    assert parse_json(text, "x") == json.loads(text)
+    assert len(parse_json("[" * DEPTH + "]" * DEPTH, "x")) == 1
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])

@@ -15,7 +15,7 @@ from posgap.cli import main as cli
 from posgap.foundation.config import StageConfig
 from posgap.foundation.errors import OfAll, PosgapError
 from posgap.foundation.fields import InputPath
-from posgap.foundation.launch import end, is_main_process, of_all
+from posgap.foundation.launch import exit_process, gather_from_all, is_main_process
 from posgap.stages.frame import stage
 
 
@@ -33,8 +33,8 @@ def launch(body, local_ranks: list[int]) -> None:
 
 def test_every_process_learns_what_each_has():
     def body(rank):
-        assert of_all(lambda: {"rank": rank}) == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
-        assert of_all(lambda: "" if rank else "first") == ["first", "", ""]
+        assert gather_from_all(lambda: {"rank": rank}) == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+        assert gather_from_all(lambda: "" if rank else "first") == ["first", "", ""]
 
     launch(body, [0, 1, 2])
 
@@ -48,14 +48,14 @@ def test_what_one_process_is_refused_all_are(failing):
 
     def body(rank):
         with pytest.raises(OfAll, match="^model: no such folder$"):
-            of_all(lambda: work(rank))
+            gather_from_all(lambda: work(rank))
 
     launch(body, [0, 1])
 
 
 def test_processes_that_are_refused_end_when_the_first_has_shown_why(tmp_path):
     def refuse(config):
-        of_all(lambda: (_ for _ in ()).throw(PosgapError("model: no such folder")))
+        gather_from_all(lambda: (_ for _ in ()).throw(PosgapError("model: no such folder")))
 
     def body(rank):
         line = tmp_path / "line"
@@ -77,10 +77,10 @@ def test_processes_that_are_refused_end_when_the_first_has_shown_why(tmp_path):
 
 def test_a_launch_whose_first_process_is_gone_is_told_so():
     def body(rank):
-        of_all(lambda: rank)
+        gather_from_all(lambda: rank)
         if rank:
             with pytest.raises(PosgapError, match="the launch's first process cannot be reached"):
-                of_all(lambda: rank)
+                gather_from_all(lambda: rank)
 
     launch(body, [0, 1])
 
@@ -155,7 +155,7 @@ def test_one_process_of_several_ends_without_what_could_abort_it(tmp_path):
         with open(tmp_path / str(rank), "w", encoding="utf-8") as sys.stdout:
             print("done")
             atexit.register(os.abort)
-            end(7 * rank)
+            exit_process(7 * rank)
 
     with pytest.raises(ProcessExitedException) as ended:
         launch(body, [0, 1])
@@ -165,5 +165,5 @@ def test_one_process_of_several_ends_without_what_could_abort_it(tmp_path):
 
 def test_a_process_of_its_own_ends_as_python_does():
     with pytest.raises(SystemExit) as ended:
-        end(3)
+        exit_process(3)
     assert ended.value.code == 3

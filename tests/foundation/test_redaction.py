@@ -2,7 +2,7 @@
 
 import pytest
 
-from posgap.foundation.redaction import redacted, redacted_value
+from posgap.foundation.redaction import redact, redact_value
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def environment(monkeypatch):
     ],
 )  # fmt: skip
 def test_secrets_are_hidden_wherever_they_stand(text, shown):
-    assert redacted(text) == redacted(shown) == shown
+    assert redact(text) == redact(shown) == shown
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_secrets_are_hidden_wherever_they_stand(text, shown):
     ],
 )
 def test_what_is_no_secret_stays(text):
-    assert redacted(text) == text
+    assert redact(text) == text
 
 
 def test_values_are_redacted_at_every_depth():
@@ -83,6 +83,6 @@ def test_values_are_redacted_at_every_depth():
             "max_tokens": 7,
         }
     }
-    assert redacted_value(named) == hidden
+    assert redact_value(named) == hidden
     value = {"a": ["http://u:p@h", 1, None], "b": {"c": ("password=x",)}, "password=x": 1.5}
-    assert redacted_value(value) == {"a": ["http://***@h", 1, None], "b": {"c": ["password=***"]}, "password=x": 1.5}
+    assert redact_value(value) == {"a": ["http://***@h", 1, None], "b": {"c": ["password=***"]}, "password=x": 1.5}

@@ -16,7 +16,7 @@ from written_sweeps import write_sweep
 from posgap.cli.main import main
 from posgap.data.made import made_examples
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest, read_json
+from posgap.foundation.files import digest_path, read_json
 from posgap.gating.ci_reports import Checked, Reports, junit, step_summary, text
 from posgap.gating.decision_page import decision_page
 from posgap.gating.demands import Policy
@@ -100,7 +100,7 @@ def test_a_judge_is_checked_as_it_grades(tmp_path, capsys):
         assert check(endpoint, tmp_path / "none", "--judge-url", endpoint.url) == 2
     assert "`judge_url`: give the name of the judge there too, as `judge`" in capsys.readouterr().err
     assert read_sweep(tmp_path / "out" / "sweep").mean == 0 < read_sweep(tmp_path / "out" / "graded").mean == 100
-    assert read_json(tmp_path / "out" / "check.json")["evidence"]["candidate"]["files"]["sweep.json"] == digest(
+    assert read_json(tmp_path / "out" / "check.json")["evidence"]["candidate"]["files"]["sweep.json"] == digest_path(
         tmp_path / "out" / "graded" / "sweep.json"
     )
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from written_sweeps import ASKED, N, example, write_sweep
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest, digest_of, read_json, write_json
+from posgap.foundation.files import digest_of, digest_path, read_json, write_json
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import case_of, evidence_gaps, first_difference, folder_of, record_of, wrong_figure
 from posgap.measurement.sweeps import Evidence
@@ -77,14 +77,14 @@ def test_the_record_of_a_sweep_has_the_digests_of_all_that_was_judged(tmp_path):
         assert folder_of(path) == folder
         record = record_of(Evidence(path))
         assert record.files == {
-            "sweep.json": digest(folder / "sweep.json"),
-            "predictions.jsonl": digest(folder / "predictions.jsonl"),
+            "sweep.json": digest_path(folder / "sweep.json"),
+            "predictions.jsonl": digest_path(folder / "predictions.jsonl"),
             "training_examples.json": "",
         }
         assert (record.label, record.model, record.model_digest, record.examples_digest) == ("m", "m", "", "e")
         assert record.settings_digest == digest_of({})
     write_training_examples(folder, ["0" * 16])
-    assert record_of(Evidence(folder)).files["training_examples.json"] == digest(folder / "training_examples.json")
+    assert record_of(Evidence(folder)).files["training_examples.json"] == digest_path(folder / "training_examples.json")
 
 
 def test_sweeps_are_paired_by_the_candidate_s_examples_and_differences_told_once(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 from written_sweeps import ASKED, N, copy_of, decide, promotion, write_sweep
 
 from posgap.cli.main import main
-from posgap.foundation.errors import GateFailed, PosgapError
-from posgap.foundation.files import digest, read_json
+from posgap.foundation.errors import GateRefusal, PosgapError
+from posgap.foundation.files import digest_path, read_json
 from posgap.gating.config import GateConfig
 from posgap.gating.verdict import markdown
 from posgap.measurement.sweeps import Evidence
@@ -128,7 +128,7 @@ def test_the_champion_before_it_becomes_previous(tmp_path, base, model_folder):
     assert pipe.model.config.num_hidden_layers == 2
     # A refused one moves nothing and is not registered.
     refused = promotion(tmp_path, "refused", copy_of(model_folder, tmp_path / "three"), base, probability=0.0)
-    with pytest.raises(GateFailed, match="the gate refused .*three, and no alias was moved: mean"):
+    with pytest.raises(GateRefusal, match="the gate refused .*three, and no alias was moved: mean"):
         promote(refused)
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "2"
     assert len(client.search_model_versions("name='tiny'")) == 2
@@ -173,14 +173,14 @@ def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path
     tried = []
 
     def refuses(model, swept, examples, number):
-        tried.append((digest(model), model == tmp_path / "one", swept, len(examples), number))
+        tried.append((digest_path(model), model == tmp_path / "one", swept, len(examples), number))
         raise PosgapError("only 1 of 4 responses are as its sweep recorded")
 
     with monkeypatch.context() as patch:
         patch.setattr("posgap.stages.promote.require_answers", refuses)
         with pytest.raises(PosgapError, match=r"^models:/tiny/1: no alias was moved: only 1 of 4 responses are as its"):
             promote(config)
-    assert tried == [(digest(tmp_path / "one"), False, config.sweep, N, 4)]
+    assert tried == [(digest_path(tmp_path / "one"), False, config.sweep, N, 4)]
     assert not config.out.exists() and not mlflow.MlflowClient().get_registered_model("tiny").aliases
     # It is promoted once it answers, and is no second version.
     promote(config.model_copy(update={"answers": 0}))

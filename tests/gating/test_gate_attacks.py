@@ -7,8 +7,8 @@ import pytest
 from written_sweeps import ASKED, N, copy_of, decide, example, promotion, write_sweep
 
 from posgap.cli.main import main
-from posgap.foundation.errors import GateFailed, PosgapError
-from posgap.foundation.files import digest, read_json, write_json
+from posgap.foundation.errors import GateRefusal, PosgapError
+from posgap.foundation.files import digest_path, read_json, write_json
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import markdown
 from posgap.measurement.merging import merge_sweeps
@@ -111,7 +111,7 @@ def test_a_verdict_is_replayed_wherever_its_folder_lies(tmp_path, admitted, caps
     edited(
         elsewhere / "manifest.json",
         lambda manifest: manifest["files"]["gate.json"].update(
-            sha256=digest(elsewhere / "gate.json"), size=(elsewhere / "gate.json").stat().st_size
+            sha256=digest_path(elsewhere / "gate.json"), size=(elsewhere / "gate.json").stat().st_size
         ),
     )
     assert verified(elsewhere) == 1
@@ -169,7 +169,7 @@ def test_the_gate_of_one_sweep_does_not_promote_another(tmp_path, base, model_fo
 @pytest.mark.usefixtures("mlflow_store")
 def test_what_the_gate_refused_cannot_be_called_admitted(tmp_path, base, model_folder):
     refused = promotion(tmp_path, "refused", model_folder, base, probability=0.3)
-    with pytest.raises(GateFailed, match="the gate refused .*, and no alias was moved: mean "):
+    with pytest.raises(GateRefusal, match="the gate refused .*, and no alias was moved: mean "):
         promote(refused)
     edited(refused.gate / "gate.json", lambda verdict: verdict.update(passed=True))
     with pytest.raises(PosgapError, match="does not follow from its sweeps: passed is True, and should be False"):

@@ -14,8 +14,8 @@ from written_sweeps import promotion as promotion_of
 
 from posgap.cli.main import main
 from posgap.foundation.errors import NotEnoughEvidence, PosgapError
-from posgap.foundation.files import digest, digest_of, read_json
-from posgap.foundation.redaction import redacted
+from posgap.foundation.files import digest_of, digest_path, read_json
+from posgap.foundation.redaction import redact
 from posgap.gating.demands import Policy
 from posgap.gating.policy import MAX_BYTES, parsed_policy, policy_digest, policy_text, read_policy
 from posgap.gating.replay import replayed, require_valid
@@ -239,13 +239,13 @@ def test_a_version_says_by_which_policy_and_evidence_it_was_admitted(tmp_path, b
     policy = Policy(version="7", max_gap=8)
     assert parsed_policy(tags["posgap.policy"].encode(), "tag") == policy
     assert record.policy == policy_digest(policy) and tags["policy"] == f"7 ({record.policy[:12]})"
-    assert tags["posgap.evidence"] == digest(admitted.out / "evidence.json")
+    assert tags["posgap.evidence"] == digest_path(admitted.out / "evidence.json")
     assert record.sweeps.keys() == {"candidate", "base"}
-    assert record.judged["predictions.jsonl"] == digest(admitted.sweep / "predictions.jsonl")
-    assert record.sweeps["base"]["sweep.json"] == digest(base / "sweep.json")
+    assert record.judged["predictions.jsonl"] == digest_path(admitted.sweep / "predictions.jsonl")
+    assert record.sweeps["base"]["sweep.json"] == digest_path(base / "sweep.json")
     assert record.sweeps["candidate"]["model"] == tags["posgap.model_digest"]
     assert record.sweeps["candidate"]["settings"] == digest_of({})
-    assert record.verdict == digest(admitted.gate / "gate.json")
+    assert record.verdict == digest_path(admitted.gate / "gate.json")
 
 
 @pytest.fixture
@@ -364,4 +364,4 @@ def test_a_signing_key_is_shown_nowhere(tmp_path, monkeypatch):
     posgap("policy", "--keygen", tmp_path / "key")
     key = (tmp_path / "key").read_text().strip()
     monkeypatch.setenv("POSGAP_SIGNING_KEY", key)
-    assert redacted(f"it is {key}!") == "it is ***!"
+    assert redact(f"it is {key}!") == "it is ***!"

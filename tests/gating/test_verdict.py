@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from written_sweeps import ASKED, N, write_sweep
 
-from posgap.foundation.files import digest, digest_of, write_json
+from posgap.foundation.files import digest_of, digest_path, write_json
 from posgap.foundation.registry import Parameters
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import case_of
@@ -122,11 +122,11 @@ def test_a_verdict_records_what_it_rests_on(tmp_path, model_folder):
     }
     policy = Policy(max_gap=12.5, allow=["prompt", "decoding"])
     reached = judge(*folders.values(), policy)
-    assert reached.model_digest == digest(model_folder)
+    assert reached.model_digest == digest_path(model_folder)
     assert reached.evidence_gaps == [] and reached.asked_otherwise == ["prompt"] and reached.policy == policy
     assert reached.evidence.keys() == folders.keys()
     for role, record in reached.evidence.items():
-        assert record.files["sweep.json"] == digest(folders[role] / "sweep.json")
+        assert record.files["sweep.json"] == digest_path(folders[role] / "sweep.json")
     assert judge(folders["candidate"], folders["base"], None, policy).evidence.keys() == {"candidate", "base"}
     alone = judge(folders["candidate"], None, None, policy)
     assert alone.evidence.keys() == {"candidate"} and [rule.name for rule in alone.rules] == [
@@ -137,11 +137,11 @@ def test_a_verdict_records_what_it_rests_on(tmp_path, model_folder):
     ]
     assert digests(alone) == {
         "candidate": {
-            "model": digest(model_folder),
+            "model": digest_path(model_folder),
             "examples": "e",
             "settings": digest_of({}),
-            "sweep.json": digest(folders["candidate"] / "sweep.json"),
-            "predictions.jsonl": digest(folders["candidate"] / "predictions.jsonl"),
+            "sweep.json": digest_path(folders["candidate"] / "sweep.json"),
+            "predictions.jsonl": digest_path(folders["candidate"] / "predictions.jsonl"),
         }
     }
     few = judge(*folders.values(), policy.model_copy(update={"least_examples": 201}))

@@ -10,7 +10,7 @@ from endpoint import Endpoint, served
 from examples import kv_example
 from written_sweeps import LAX
 
-from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.config import GateConfig
 from posgap.gating.replay import replayed
@@ -159,7 +159,7 @@ def test_what_cannot_be_done_with_a_graded_sweep_is_said(swept, tmp_path):
     ids=["says more than a word", "thinks on", "is cut off"],
 )
 def test_a_judge_is_read_strictly(swept, tmp_path, answer):
-    with pytest.raises(Rejected, match="ungraded 35"):
+    with pytest.raises(Rejection, match="ungraded 35"):
         graded(swept, tmp_path / "g", answer)
 
 
@@ -197,7 +197,7 @@ def test_what_a_judge_does_not_judge_is_counted_and_bounded_and_asked_for_again(
 
     with served(Endpoint(says, fails)) as judge:
         asked = config(swept, tmp_path / "g", judge, max_unanswered=10)
-        with pytest.raises(Rejected) as rejected:
+        with pytest.raises(Rejection) as rejected:
             grade(asked)
         message = str(rejected.value)
         assert "7 of 36 prompts were not answered (refused 1, ungraded 6)" in message and "10 % is allowed" in message

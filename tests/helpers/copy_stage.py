@@ -3,7 +3,7 @@
 import pytest
 
 from posgap.foundation.config import SeededConfig
-from posgap.foundation.errors import Rejected
+from posgap.foundation.errors import Rejection
 from posgap.foundation.fields import InputPath
 from posgap.stages.frame import stage
 
@@ -24,7 +24,7 @@ def copy(config, out, run):
     if text == "stop":
         raise KeyboardInterrupt
     if text == "refuse":
-        raise Rejected("refused")
+        raise Rejection("refused")
     (out / "copy.txt").write_text(text.upper() if config.shout else text)
     run.metrics({"length": len(text)})
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posgap.foundation.files import digest, read_json, read_jsonl, write_json, write_jsonl
+from posgap.foundation.files import digest_path, read_json, read_jsonl, write_json, write_jsonl
 from posgap.measurement.sweeps import Asked, Sweep, summarize
 from posgap.storage.lineage import ancestors
 from posgap.tasks.content import content, examples_digest
@@ -21,7 +21,7 @@ BIASED = [0.98, 0.6, 0.3, 0.6, 0.9]
 
 def record(out: Path, config: dict, *inputs: str) -> None:
     """The manifest of a toy stage: what its output goes back to, as a real one's says."""
-    ancestors = {digest(Path(each)) for each in inputs}
+    ancestors = {digest_path(Path(each)) for each in inputs}
     for each in inputs:
         manifest = Path(each) / "manifest.json"
         ancestors |= set(read_json(manifest)["ancestors"] if manifest.is_file() else ())
@@ -60,7 +60,7 @@ def measure(examples: str, model: str, out: Path) -> None:
         n_docs=5,
         **summarize(correct, placements, 0),
         examples_digest=examples_digest(asked, 5, 0),
-        model_digest=digest(Path(model)),
+        model_digest=digest_path(Path(model)),
         ancestors=ancestors(model),
         prompt_digest="p",
         asked=Asked(prompt="p", template="", question="after", shuffle=0, max_new_tokens=4, decoding="greedy"),

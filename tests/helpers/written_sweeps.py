@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posgap.foundation.files import digest, write_json, write_jsonl
+from posgap.foundation.files import digest_path, write_json, write_jsonl
 from posgap.gating.config import GateConfig
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import Asked, Sweep, summarize
@@ -69,7 +69,7 @@ def write_sweep(
         n_docs=n_docs,
         **summarize(correct, placements, 0, [category(placement) for placement in placements]),
         examples_digest=examples or examples_digest(swept, n_docs, asked.shuffle),
-        model_digest=digest(model) if model != "m" else "",
+        model_digest=digest_path(model) if model != "m" else "",
         ancestors=ancestors(model),
         prompt_digest="p",
         asked=asked,

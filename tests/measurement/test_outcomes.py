@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posgap.distillation.config import TeacherConfig
-from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, read_jsonl, work_folder, write_json, write_jsonl
 from posgap.gating.config import GateConfig
 from posgap.gating.decision_page import decision_page
@@ -94,7 +94,7 @@ def answered(sweeps, tmp_path):
 @pytest.mark.usefixtures("mlflow_store")
 def test_beyond_the_bound_there_are_no_figures_and_nothing_is_paid_for_twice(tmp_path, caplog):
     with served(Endpoint(filtering)) as endpoint:
-        with pytest.raises(Rejected) as rejected:
+        with pytest.raises(Rejection) as rejected:
             sweep(SweepConfig(**options(tmp_path, endpoint)))
         message = str(rejected.value)
         assert "no figures: 4 of 500 prompts were not answered (refused 3, empty 1), at most 4.0 % at a plac" in message

@@ -16,9 +16,9 @@ from warm_forks import command
 from written_sweeps import write_sweep
 
 from posgap.distillation.config import TeacherConfig
-from posgap.foundation.errors import PosgapError, Stopped
+from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.foundation.files import read_jsonl, work_folder
-from posgap.foundation.interruption import stop_on_termination
+from posgap.foundation.interruption import raise_on_termination
 from posgap.generation.generator import Completion, Usage
 from posgap.measurement import asking
 from posgap.measurement.config import SweepConfig
@@ -92,9 +92,9 @@ def test_a_signal_that_comes_as_an_answer_is_read_stops_the_sweep(options, monke
 
     monkeypatch.setattr(StreamProtocol, "data_received", data_received)
     before = signal.getsignal(signal.SIGTERM)
-    stop_on_termination()
+    raise_on_termination()
     try:
-        with served(Endpoint()) as endpoint, pytest.raises(Stopped, match="stopped by SIGTERM"):
+        with served(Endpoint()) as endpoint, pytest.raises(TerminationSignal, match="stopped by SIGTERM"):
             sweep(SweepConfig(base_url=endpoint.url, **options))
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -17,7 +17,7 @@ from posgap.data.made import made_examples
 from posgap.diagnosis.swept import read_swept
 from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import parsed, read_json, write_json
+from posgap.foundation.files import parse_as, read_json, write_json
 from posgap.gating.config import GateConfig
 from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.measurement.config import DiagnoseConfig, MergeConfig, SweepConfig
@@ -92,7 +92,7 @@ def test_every_order_has_the_documents_that_were_given_and_is_the_same_again(mit
             assert all(set(map(str, order)) <= set(map(str, given.documents)) for order in orders)
             assert orders == [list(order) for order in mitigation.orders(given, settings)]
             assert mitigation.chosen(["a"] * len(orders)) == 0
-        assert parsed(type(settings), settings.model_dump(), "settings") == settings
+        assert parse_as(type(settings), settings.model_dump(), "settings") == settings
 
 
 def test_permutations_differ_exhaust_all_orders_and_shuffle_placements_alike():
@@ -392,7 +392,7 @@ def test_a_sweep_without_a_mitigation_is_what_it_was_before_there_were_any():
 )
 def test_what_cannot_be_is_refused_in_a_line(given, said):
     with pytest.raises(PosgapError, match=re.escape(said)) as refused:
-        parsed(SweepConfig, {"examples": "e", "model": "m", "out": "o"} | given, "sweep")
+        parse_as(SweepConfig, {"examples": "e", "model": "m", "out": "o"} | given, "sweep")
     assert "\n" not in str(refused.value)
 
 

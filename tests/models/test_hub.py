@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest
+from posgap.foundation.files import digest_path
 from posgap.foundation.locations import is_hub_name
 from posgap.measurement.config import SweepConfig
 from posgap.mitigations.in_force import load_model
@@ -184,6 +184,6 @@ def test_a_model_on_disk_is_promoted_without_the_hub(model_folder, tmp_path, mon
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "_name_or_path": NAME}))
     with start_run("promote", {}, tmp_path / "out") as run:
-        crown("a-model", model, {DIGEST: digest(model)}, run)
+        crown("a-model", model, {DIGEST: digest_path(model)}, run)
     assert str(champion("a-model").version) == "1"
     assert asked == []

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import warm  # noqa: F401  as there, its libraries are those of a run
 
-from posgap.foundation.errors import Stopped
-from posgap.foundation.interruption import stop_on_termination
+from posgap.foundation.errors import TerminationSignal
+from posgap.foundation.interruption import raise_on_termination
 from posgap.pipelines import LIBRARIES, forked_steps
 
 pytestmark = pytest.mark.full
@@ -67,9 +67,9 @@ def test_what_a_step_leaves_to_its_end_is_done(run, tmp_path):
 def test_sigterm_ends_the_steps_of_every_thread_and_no_other_one_begins(run, monkeypatch):
     """As of a loop, whose threads KFP waits for."""
     before = signal.getsignal(signal.SIGTERM)
-    stop_on_termination()
+    raise_on_termination()
     try:
-        with pytest.raises(Stopped), forked_steps.forked_steps(), ThreadPoolExecutor(1) as pool:
+        with pytest.raises(TerminationSignal), forked_steps.forked_steps(), ThreadPoolExecutor(1) as pool:
             sleeping = pool.submit(run, "import time; time.sleep(600)")
             while not forked_steps._RUNNING:
                 time.sleep(0.01)

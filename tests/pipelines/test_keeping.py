@@ -15,7 +15,7 @@ from s3 import keys, put
 
 from posgap.components.distill import distill as distill_component
 from posgap.components.sweep import sweep as sweep_component
-from posgap.foundation.errors import Stopped
+from posgap.foundation.errors import TerminationSignal
 from posgap.foundation.files import work_folder
 from posgap.kfp_steps import keeping
 from posgap.kfp_steps.keeping import kept
@@ -47,7 +47,7 @@ def unfinished(bucket) -> list[str]:
 
 def test_what_a_try_leaves_the_next_one_finds_and_success_removes(bucket, tmp_path):
     first, second = (output(bucket, tmp_path, node) for node in ("one", "two"))
-    with pytest.raises(Stopped), kept(first):
+    with pytest.raises(TerminationSignal), kept(first):
         work_of(first).mkdir(parents=True)
         (work_of(first) / "answers.jsonl").write_text("1\n")
         Path(first.path).with_name("beside").write_text("no work")
@@ -64,11 +64,11 @@ def test_work_that_lies_elsewhere_is_kept_too(bucket, tmp_path, monkeypatch):
     for at, node in enumerate(("one", "two")):
         monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / node / "cache"))
         answers = work_folder(swept_champions() / "version" / "sweep") / "answers.jsonl"
-        with pytest.raises(Stopped), kept(output(bucket, tmp_path, node), below=swept_champions()):
+        with pytest.raises(TerminationSignal), kept(output(bucket, tmp_path, node), below=swept_champions()):
             assert answers.exists() == bool(at)
             answers.parent.mkdir(parents=True, exist_ok=True)
             answers.write_text("1\n")
-            raise Stopped("stopped")
+            raise TerminationSignal("stopped")
     assert unfinished(bucket) == ["answers.jsonl"]
 
 
@@ -142,7 +142,7 @@ def test_a_sweep_s_retry_on_another_node_asks_only_what_is_left(bucket, tmp_path
             sweep_component.python_func(**required, **given, **_defaults(sweep_component, {*required, *given}))
             return read_sweep(Path(out.path))
 
-        with pytest.raises(Stopped):
+        with pytest.raises(TerminationSignal):
             step("one")
         assert len(unfinished(bucket)) >= 1
         asked = endpoint.seen.total()

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest, read_json
+from posgap.foundation.files import digest_path, read_json
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import Evidence, read_sweep
 from posgap.mitigation_search.report import read_mitigate
@@ -134,7 +134,7 @@ def test_what_the_run_page_shows(runs):
 def test_a_mitigation_on_top_is_searched_and_put_in_force_in_the_trained_model(runs):
     trained, layered = (runs.first.folder / DISTILLED / step / "out" for step in ("distill", "apply-2"))
     found = read_mitigate(runs.first.folder / DISTILLED / "mitigate-2/out")
-    assert found.model_digest == read_json(layered / "mitigation.json")["model_digest"] == digest(trained)
+    assert found.model_digest == read_json(layered / "mitigation.json")["model_digest"] == digest_path(trained)
     assert [each.name for each in found.found] == ["linear"]
     weights = [(folder / "model.safetensors").read_bytes() for folder in (trained, layered)]
     assert weights[0] == weights[1] and read_json(layered / "config.json") != read_json(trained / "config.json")

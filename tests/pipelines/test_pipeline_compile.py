@@ -17,7 +17,7 @@ from places import ROOT
 from toy_pipeline import fails, posgap, toy, write_toy
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.fields import settings_of, settings_text
+from posgap.foundation.fields import parse_settings, settings_text
 from posgap.pipelines import compilation, smoke, uploading
 from posgap.pipelines.arguments import checked, uncompiled
 from posgap.pipelines.compilation import compiled_text, for_server, load, parse
@@ -198,7 +198,7 @@ def test_what_the_form_does_not_ask_for_goes_into_its_settings():
     values = checked(PipelineLintConfig(param=given), parameters)
     assert values.keys() == {"settings", "max_gap"} and values["max_gap"] == 5.0
     said = {"shards": 4, "validate": {"limit": 8}, "methods": "r1+lpes", "sweep.limit": 9, "sweep.positions": "1,4"}
-    assert settings_of(values["settings"]) == said | {"learning_rate": 1e-5}
+    assert parse_settings(values["settings"]) == said | {"learning_rate": 1e-5}
     offered = {"methods": "r1 then mitigate", "base_model": "m"}
     assert checked(PipelineLintConfig(param=offered), parameters) == offered
     for wrong, complaint in {
@@ -218,14 +218,16 @@ def test_what_the_form_does_not_ask_for_goes_into_its_settings():
 
 
 def test_settings_are_read_by_yaml_1_2_and_every_json_text_as_json():
-    read = settings_of("a: no\nb: 1e-5\nc: 1:30\nd: 2026-11-23\ne: 010\nf: true\ng: -3\nh: null\ni: .5\nj: 1,4\nk:\n")
+    read = parse_settings(
+        "a: no\nb: 1e-5\nc: 1:30\nd: 2026-11-23\ne: 010\nf: true\ng: -3\nh: null\ni: .5\nj: 1,4\nk:\n"
+    )
     assert read == dict(zip("abcdefghijk", ["no", 1e-5, "1:30", "2026-11-23", "010", True, -3, None, 0.5, "1,4", None]))
     value = {"x": [1, 1.5, 1e-05, "yes", {"y": None}], "z": 'a "b" \\ {{ é', "big": 1e22}
-    assert settings_of(json.dumps(value)) == value == settings_of(settings_text(value))
-    assert type(settings_of("b: 1e-5")["b"]) is float and settings_of("") == {}
+    assert parse_settings(json.dumps(value)) == value == parse_settings(settings_text(value))
+    assert type(parse_settings("b: 1e-5")["b"]) is float and parse_settings("") == {}
     for text in ("a: &x 1\nb: *x", "a: !!python/none 1", "a: 1e999", "a: [", "[" * 9999, "1: 2", "a: " + "x" * 65536):
         with pytest.raises(ValueError):
-            settings_of(text)
+            parse_settings(text)
 
 
 def test_both_documents_are_written_where_the_pipeline_asks_anything_of_kubernetes(tmp_path):

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from posgap.cli.main import main
 from posgap.data.made import made_examples
 from posgap.demo import tiny_model
-from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.fields import settings_text
 from posgap.foundation.locations import split_uri
 from posgap.models.loading import load_tokenizer, save_model
@@ -26,7 +26,7 @@ from posgap.tasks.registry import TASKS
 
 
 def refused(form, **more) -> str:
-    with pytest.raises(Rejected) as rejected:
+    with pytest.raises(Rejection) as rejected:
         preflight(form.model_copy(update=more))
     return str(rejected.value)
 

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest, read_json, work_folder, write_json
+from posgap.foundation.files import digest_path, read_json, work_folder, write_json
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigation_search.config import ApplyConfig
@@ -63,7 +63,7 @@ def same(path) -> dict:
 def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_folder):
     scaling = read_scaling(scale_search(config))
     assert (scaling.model_digest, scaling.positions, scaling.metric) == (
-        digest(model_folder),
+        digest_path(model_folder),
         [1, 2, 3, 4],
         "contains_any",
     )

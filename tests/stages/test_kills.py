@@ -119,7 +119,7 @@ def test_a_command_killed_at_any_moment_is_healed_by_the_next(
         kills += end is None
         if end is not None:  # it was quicker than the first, and must begin again to be killed
             seconds = time.monotonic() - began
-            files.remove(out)
+            files.delete_path(out)
         if kills == KILLS:
             break
     assert kills, "each time it had ended before it was to be killed"

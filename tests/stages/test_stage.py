@@ -8,7 +8,7 @@ import pytest
 from copy_stage import CALLS, CopyConfig, copy
 
 from posgap.cli.main import main
-from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.errors import PosgapError, Rejection
 from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
 from posgap.tracking import runs
@@ -40,7 +40,7 @@ def test_the_place_of_an_input_does_not_matter(tmp_path, source):
 @pytest.mark.parametrize("text", ["stop", "refuse"])
 def test_an_interrupted_stage_leaves_nothing_that_looks_complete(tmp_path, source, text):
     source.write_text(text)
-    with pytest.raises((KeyboardInterrupt, Rejected)):
+    with pytest.raises((KeyboardInterrupt, Rejection)):
         copy(CopyConfig(out=tmp_path / "out", source=source))
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".posgap-*"))
@@ -81,7 +81,7 @@ def test_the_manifest_and_the_run_tell_what_was_done(tmp_path, source):
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_failed_stage_is_a_failed_run(tmp_path, source):
     source.write_text("refuse")
-    with pytest.raises(Rejected):
+    with pytest.raises(Rejection):
         copy(CopyConfig(out=tmp_path / "out", source=source))
     (run,) = mlflow.search_runs(experiment_names=["posgap"], output_format="list")
     assert run.info.status == "FAILED"
@@ -129,7 +129,7 @@ def test_nothing_is_tracked_where_nobody_said_where_and_one_line_says_how(
     assert ended.value.code == 2 and "this needs MLflow: set MLFLOW_TRACKING_URI" in capsys.readouterr().err
     assert not (tmp_path / "mlflow.db").exists()
     source.write_text("refuse")
-    with pytest.raises(Rejected):
+    with pytest.raises(Rejection):
         copy(CopyConfig(out=tmp_path / "refused", source=source))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", place)
     assert mlflow.search_runs(experiment_names=["posgap"], output_format="list") == []

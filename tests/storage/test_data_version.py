@@ -11,7 +11,7 @@ from posgap.components.data_version import data_version as data_version_componen
 from posgap.components.validate import validate
 from posgap.data.config import DataVersionConfig
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest, write_json
+from posgap.foundation.files import digest_path, write_json
 from posgap.pipelines.local import run_locally
 from posgap.stages.data_version import data_version, read_data_version
 from posgap.stages.promote import promote
@@ -32,7 +32,7 @@ def data(bucket, tmp_path):
         file = tmp_path / f"{day}.jsonl.gz"
         write_examples(file, [kv_example(i) for i in range(n)])
         put(f"{bucket}/data/train-{day}.jsonl.gz", file.read_bytes())
-        return digest(file)
+        return digest_path(file)
 
     return write
 
@@ -54,7 +54,7 @@ def test_what_changed_since_the_champion(bucket, data, crown, tmp_path, model_fo
     config = DataVersionConfig(data=f"{bucket}/data/train-", model=str(model_folder), name="tiny", out=tmp_path / "out")
     with pytest.raises(PosgapError, match="no data version"):
         data_version(config)
-    first, base = data("2026-11-20", 5), digest(model_folder)
+    first, base = data("2026-11-20", 5), digest_path(model_folder)
 
     def ask(**more):
         return read_data_version(data_version(config.model_copy(update=more)))
@@ -114,14 +114,14 @@ def test_a_pipeline_trains_on_what_is_new_and_skips_what_is_not(bucket, data, cr
         return {manifest["stage"] for manifest in written}
 
     assert steps("one") == {"data_version", "validate"}
-    crown("model", first, digest(model))
+    crown("model", first, digest_path(model))
     assert steps("two") == {"data_version"}
     second = data("2026-11-27", 6)
     assert steps("three") == {"data_version", "validate"}
     # What is not new is not done again either where that does not matter, but taken from the cache.
     assert steps("four", only_new=False) == {"data_version"}
     # Another model behind the same address.
-    crown("next", second, digest(model))
+    crown("next", second, digest_path(model))
     (model / "generation_config.json").write_text("{}")
     assert steps("five") == {"data_version", "validate"}
     assert steps("six", only_new=False) == {"data_version"}
@@ -129,7 +129,7 @@ def test_a_pipeline_trains_on_what_is_new_and_skips_what_is_not(bucket, data, cr
 
 def test_another_recipe_is_something_new_where_the_champion_says_how_it_was_made(tmp_path, crown, model_folder):
     write_examples(tmp_path / "data.jsonl", [kv_example(0)])
-    made_from = digest(tmp_path / "data.jsonl"), digest(model_folder)
+    made_from = digest_path(tmp_path / "data.jsonl"), digest_path(model_folder)
     config = DataVersionConfig(
         data=str(tmp_path / "data.jsonl"), model=str(model_folder), name="tiny", recipe="r1", out=tmp_path / "out"
     )

@@ -36,7 +36,7 @@ def test_a_stage_hashes_its_model_once(tmp_path, model_folder, hashed):
     answer = {"placement": [1], "n_docs": 5, "response": "0", "token_ids": [25, 2], "correct": True}
     files.write_jsonl(tmp_path / "r.jsonl", [{"id": e.id, "content": content(e), **answer} for e in examples])
     shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder)}
-    whole = files.digest(model_folder)
+    whole = files.digest_path(model_folder)
     for stage, config in (
         (distill, DistillConfig(out=tmp_path / "d", responses=tmp_path / "r.jsonl", epochs=1, k=1, **shared)),
         (sweep, SweepConfig(out=tmp_path / "s", n_docs=4, max_new_tokens=2, **shared)),

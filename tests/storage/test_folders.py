@@ -22,7 +22,7 @@ from posgap.cli.main import main
 from posgap.data.config import ImportConfig, MakeConfig
 from posgap.data.verbs import import_examples, make
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.errors import PosgapError, Rejection
 from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
 
@@ -40,7 +40,7 @@ def shout(config, out, run):
     (out / "deep" / "a.txt").write_text(text.upper())
     files.write_json(out / "b.json", text)
     if text == "refuse":
-        raise Rejected("refused")
+        raise Rejection("refused")
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_the_manifest_lists_every_file_with_its_sha256_and_size(config):
     shout(config)
     listed = read_manifest(config.out)["files"]
     assert listed == {
-        name: {"sha256": files.digest(config.out / name), "size": (config.out / name).stat().st_size}
+        name: {"sha256": files.digest_path(config.out / name), "size": (config.out / name).stat().st_size}
         for name in ("b.json", "deep/a.txt")
     }
 
@@ -128,11 +128,11 @@ def test_somebody_s_rejected_folder_is_refused_and_posgap_s_is_replaced(config):
     config.source.write_text("refuse")
     rejected = config.out.with_name("out.rejected")
     for _ in range(2):
-        with pytest.raises(Rejected):
+        with pytest.raises(Rejection):
             shout(config)
     assert files.read_json(rejected / "rejected.json")["reason"] == "refused"
     assert read_manifest(rejected) == {}
-    assert {path.name for path in files.home(config.out).iterdir()} == {"work", "outbox"}
+    assert {path.name for path in files.workspace(config.out).iterdir()} == {"work", "outbox"}
     (rejected / "notes.txt").touch()
     with pytest.raises(PosgapError, match=r"out.rejected: is not replaced: .*\(notes.txt\)"):
         shout(config)
@@ -556,7 +556,7 @@ def test_a_command_killed_at_any_time_is_healed_by_the_next(config, tmp_path):
     draw, killed = random.Random(0), 0
     for _ in range(4):
         killed += ended(tmp_path / "killed.log", draw.uniform(0, seconds)) == -signal.SIGKILL
-        assert config.out.exists() or (files.home(config.out) / "old-out").exists()
+        assert config.out.exists() or (files.workspace(config.out) / "old-out").exists()
     assert ended(tmp_path / "last.log") == 0
     assert "done in" in (tmp_path / "last.log").read_text() and killed
     assert tree(config.out).keys() == before and names(config.out.parent) == {"out"}
@@ -591,7 +591,7 @@ def test_verify_names_every_file_that_is_not_as_its_manifest_says(config, tmp_pa
     config.source.unlink()
     code, faults, summary = shown(capsys, "verify", "run/out", last)
     assert code == 1 and summary.startswith("posgap: error: 5 faults in ")
-    sha256 = files.digest(config.out / "b.json")
+    sha256 = files.digest_path(config.out / "b.json")
     assert faults == [
         "run/out/more.txt: is not in the manifest",
         f"run/out/b.json: has other content, of sha256 {sha256}",

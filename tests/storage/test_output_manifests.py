@@ -8,7 +8,7 @@ import pytest
 
 from posgap.foundation.files import entries
 from posgap.storage.cache import INCOMPLETE, MANIFEST
-from posgap.storage.manifests import REFUSAL, damage, listed, read_record, recorded, stranger
+from posgap.storage.manifests import REFUSAL, damage, file_records, hash_files, read_record, why_not_ours
 
 OWN = {"stage": "sweep", "identity": "1", "versions": {}, "files": {"a": {"size": 1}, "b/c": {"size": 2}}}
 
@@ -26,8 +26,8 @@ def test_files_are_recorded_by_sha256_and_size_wherever_they_lie(tmp_path):
         for name, content in contents.items()
         if name != MANIFEST
     }
-    assert recorded(tmp_path) == expected
-    assert recorded(tmp_path, ["a", MANIFEST]) == {"a": expected["a"]} and recorded(tmp_path, []) == {}
+    assert hash_files(tmp_path) == expected
+    assert hash_files(tmp_path, ["a", MANIFEST]) == {"a": expected["a"]} and hash_files(tmp_path, []) == {}
 
 
 def test_a_manifest_that_is_none_says_nothing(tmp_path):
@@ -36,8 +36,8 @@ def test_a_manifest_that_is_none_says_nothing(tmp_path):
         (tmp_path / MANIFEST).write_text(text)
         assert read_record(tmp_path / MANIFEST) == record
     for files in (None, [], {"a": 1}, {"a": {"size": 1}, "b": 2}):
-        assert listed(json.loads(json.dumps({"files": files}))) == {}
-    assert listed({}) == {} and listed(OWN) == OWN["files"]
+        assert file_records(json.loads(json.dumps({"files": files}))) == {}
+    assert file_records({}) == {} and file_records(OWN) == OWN["files"]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_manifest_that_is_none_says_nothing(tmp_path):
     ],
 )
 def test_a_folder_is_a_stage_s_own_where_all_in_it_is_recorded(names, manifest, why):
-    assert stranger(names, manifest, "sweep") == why
+    assert why_not_ours(names, manifest, "sweep") == why
 
 
 def test_what_is_missing_or_of_another_size_is_damaged():

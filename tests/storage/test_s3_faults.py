@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 def test_ten_requests_that_s3_asks_to_slow_down_are_borne(proxy, bucket, folder, monkeypatch, caplog):
     monkeypatch.setattr(client, "RETRY_POLICY", RetryPolicy(seconds=60, first_wait=0.01, longest_wait=0.1))
-    digest = files.digest(folder)
+    digest = files.digest_path(folder)
     proxy.fault = lambda number, method, path: FAULTS["503 SlowDown"] if number < 10 else FINE
     with caplog.at_level(logging.INFO, logger="posgap"):
         publish(folder, f"{bucket}/out")
@@ -56,7 +56,7 @@ def test_a_gateway_that_takes_a_request_at_a_time_is_borne(bucket, tmp_path, mon
     for number in range(30):
         (folder / f"{number}.bin").write_bytes(random.Random(number).randbytes(1 << 20))
     (folder / "manifest.json").write_text("{}")
-    digest, server = files.digest(folder), tmp_path / "server"
+    digest, server = files.digest_path(folder), tmp_path / "server"
     server.mkdir()
     with serving("ceph", server, "rgw_max_concurrent_requests = 1") as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
@@ -64,7 +64,7 @@ def test_a_gateway_that_takes_a_request_at_a_time_is_borne(bucket, tmp_path, mon
         with caplog.at_level(logging.INFO, logger="posgap"):
             publish(folder, f"{bucket}/out")
         elsewhere(tmp_path, monkeypatch)
-        assert files.digest(fetch(f"{bucket}/out")) == digest
+        assert files.digest_path(fetch(f"{bucket}/out")) == digest
     assert "SlowDown; trying again in" in caplog.text
 
 
@@ -74,7 +74,7 @@ def test_s3_is_given_a_minute():
 
 @pytest.mark.parametrize("name", sorted(FAULTS.keys() - NOT_OF_S3))
 def test_what_s3_does_for_ever_is_one_line_and_harms_nothing(name, proxy, bucket, folder, tmp_path, monkeypatch):
-    digest, first = files.digest(folder), random.Random(f"{SEED} {name}").randrange(6)
+    digest, first = files.digest_path(folder), random.Random(f"{SEED} {name}").randrange(6)
     proxy.fault = lambda number, method, path: FAULTS[name] if number >= first else FINE
     with monkeypatch.context() as patch:
         patch.setattr(client, "RETRY_POLICY", RetryPolicy(seconds=2, first_wait=0.05, longest_wait=0.2))
@@ -84,27 +84,27 @@ def test_what_s3_does_for_ever_is_one_line_and_harms_nothing(name, proxy, bucket
         except PosgapError as error:
             assert name != "delay"
             assert str(error).startswith(bucket) and len(str(error).splitlines()) == 1
-            assert files.digest(folder) == digest
+            assert files.digest_path(folder) == digest
     proxy.heal()
     if folder.exists():
         publish(folder, f"{bucket}/out")  # the same command again
     elsewhere(tmp_path, monkeypatch)
-    assert files.digest(fetch(f"{bucket}/out")) == digest
+    assert files.digest_path(fetch(f"{bucket}/out")) == digest
 
 
 def test_an_s3_that_errs_now_and_then_is_borne(proxy, bucket, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(client, "RETRY_POLICY", RetryPolicy(seconds=30, first_wait=0.01, longest_wait=0.1))
-    draw, digest = random.Random(SEED), files.digest(folder)
+    draw, digest = random.Random(SEED), files.digest_path(folder)
     now_and_then = [FAULTS[name] for name in ("drop before", "drop after", "500", "503 SlowDown", "truncate")]
     proxy.fault = lambda number, method, path: draw.choice(now_and_then) if draw.random() < 0.3 else FINE
     publish(folder, f"{bucket}/out")
     elsewhere(tmp_path, monkeypatch)
-    assert files.digest(fetch(f"{bucket}/out")) == digest
+    assert files.digest_path(fetch(f"{bucket}/out")) == digest
 
 
 def test_a_download_at_a_byte_a_second_is_given_up(proxy, bucket, folder, tmp_path, monkeypatch):
     """Each byte comes in time, and all of them never do."""
-    digest = files.digest(folder)
+    digest = files.digest_path(folder)
     publish(folder, f"{bucket}/out")
     elsewhere(tmp_path, monkeypatch)
     proxy.fault = lambda number, method, path: FAULTS["drip"] if method == "GET" and "a.bin" in path else FINE
@@ -116,4 +116,4 @@ def test_a_download_at_a_byte_a_second_is_given_up(proxy, bucket, folder, tmp_pa
             fetch(f"{bucket}/out")
         assert time.monotonic() - began < 60
     proxy.heal()
-    assert files.digest(fetch(f"{bucket}/out")) == digest
+    assert files.digest_path(fetch(f"{bucket}/out")) == digest

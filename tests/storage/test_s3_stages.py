@@ -14,7 +14,7 @@ from s3 import Killed, elsewhere, keys, put
 from posgap.cli.main import main
 from posgap.demo.config import DemoConfig
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.locations import s3_cache
 from posgap.kfp_steps.arguments import to_config
 from posgap.measurement.config import CompareConfig, SweepConfig
@@ -69,7 +69,7 @@ def test_examples_are_validated_and_swept_from_s3_to_s3(given, tmp_path, monkeyp
     assert f"{s3_cache()}" not in capsys.readouterr().err
     elsewhere(tmp_path, monkeypatch)
     result = read_sweep(fetch(f"{given}/run/base"))
-    assert result.model == f"{given}/models/base" and result.model_digest == files.digest(model_folder)
+    assert result.model == f"{given}/models/base" and result.model_digest == files.digest_path(model_folder)
     examples = read_examples(fetch(f"{given}/run/train"))
     assert [example.id for example in examples] == [f"kv-{i}" for i in range(N)]
     known = manifest(f"{given}/run/base")
@@ -81,8 +81,8 @@ def test_examples_are_validated_and_swept_from_s3_to_s3(given, tmp_path, monkeyp
         "mlflow_run_key": manifest(f"{given}/run/train")["mlflow_run_key"],
     }
     # What validation was made from is what the sweep was made from.
-    raw = files.digest(tmp_path / "train.jsonl.gz")
-    assert {raw, files.digest(model_folder), known["inputs"]["examples"]["sha256"]} == set(known["ancestors"])
+    raw = files.digest_path(tmp_path / "train.jsonl.gz")
+    assert {raw, files.digest_path(model_folder), known["inputs"]["examples"]["sha256"]} == set(known["ancestors"])
     # The same, from files of this machine to a folder of this machine.
     local = sweep(
         SweepConfig(
@@ -128,7 +128,7 @@ def shout(config, out, run):
     (out / "a.txt").write_text(text.upper())
     (out / "b.txt").write_text(text)
     if text == "refuse":
-        raise Rejected(f"{config.source}: refused; see {config.out}.rejected/a.txt")
+        raise Rejection(f"{config.source}: refused; see {config.out}.rejected/a.txt")
 
 
 @pytest.fixture

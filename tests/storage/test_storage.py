@@ -18,7 +18,7 @@ from posgap.foundation.locations import as_location, is_uri, s3_cache, split_uri
 from posgap.foundation.retries import RetryPolicy
 from posgap.storage import client, transfer
 from posgap.storage.cache import fetch, look
-from posgap.storage.folders import ResumableFolder, announce, publish, twin
+from posgap.storage.folders import ResumableFolder, announce, local_copy, publish
 
 FILES = {"a.txt": b"a", "deep/b.bin": bytes(range(256)) * 50, "empty": b"", "manifest.json": b"{}"}
 
@@ -50,7 +50,7 @@ def test_messages_name_the_uri_that_a_cached_path_stands_for(bucket):
     put(f"{bucket}/data/train.jsonl")
     here = fetch(f"{bucket}/data/train.jsonl")
     assert with_uris(f"{here}:3: not JSON") == f"{bucket}/data/train.jsonl:3: not JSON"
-    assert with_uris(f"{twin(f'{bucket}/out')}.rejected") == f"{bucket}/out.rejected"
+    assert with_uris(f"{local_copy(f'{bucket}/out')}.rejected") == f"{bucket}/out.rejected"
     assert with_uris("/tmp/else") == "/tmp/else"
 
 
@@ -59,15 +59,17 @@ def test_messages_name_the_uri_that_a_cached_path_stands_for(bucket):
 
 def test_a_folder_comes_back_as_it_went(bucket, tmp_path, monkeypatch):
     folder = write(tmp_path / "folder")
-    digest = files.digest(folder)
+    digest = files.digest_path(folder)
     publish(folder, f"{bucket}/run/base")
     assert not folder.exists()
     elsewhere(tmp_path, monkeypatch)
     there = look(f"{bucket}/run/base")
     assert there.digest() == digest
     here = there.fetch()
-    assert read(here) == FILES and files.digest(here) == digest
-    assert files.digest(fetch(f"{bucket}/run/base/a.txt")) == files.digest(write(tmp_path / "again") / "a.txt")
+    assert read(here) == FILES and files.digest_path(here) == digest
+    assert files.digest_path(fetch(f"{bucket}/run/base/a.txt")) == files.digest_path(
+        write(tmp_path / "again") / "a.txt"
+    )
 
 
 def test_the_manifest_goes_last_and_what_is_stale_goes_away(bucket, tmp_path, s3_calls):
@@ -103,7 +105,7 @@ def test_what_is_in_the_cache_is_not_downloaded_again(bucket, tmp_path, s3_calls
     first = fetch(f"{bucket}/f")
     assert s3_calls.count()["GetObject"] == len(FILES)
     s3_calls.clear()
-    assert fetch(f"{bucket}/f") == first and files.digest(first) == look(f"{bucket}/f").digest()
+    assert fetch(f"{bucket}/f") == first and files.digest_path(first) == look(f"{bucket}/f").digest()
     assert s3_calls.count().keys() == {"HeadObject", "ListObjectsV2"} and s3_calls.count()["HeadObject"] == 2
     put(f"{bucket}/f/a.txt", b"changed")
     second = fetch(f"{bucket}/f")
@@ -113,14 +115,14 @@ def test_what_is_in_the_cache_is_not_downloaded_again(bucket, tmp_path, s3_calls
 
 def test_hashing_needs_no_download_where_the_uploader_stated_it(bucket, tmp_path, s3_calls, monkeypatch):
     folder = write(tmp_path / "folder")
-    digest = files.digest(folder)
+    digest = files.digest_path(folder)
     publish(folder, f"{bucket}/f")
     elsewhere(tmp_path, monkeypatch)
     s3_calls.clear()
     assert look(f"{bucket}/f").digest() == digest
     assert s3_calls.count()["GetObject"] == 0
     put(f"{bucket}/by-another-tool", b"no sha256")
-    assert look(f"{bucket}/by-another-tool").digest() == files.digest(fetch(f"{bucket}/by-another-tool"))
+    assert look(f"{bucket}/by-another-tool").digest() == files.digest_path(fetch(f"{bucket}/by-another-tool"))
     assert s3_calls.count()["GetObject"] == 1
 
 

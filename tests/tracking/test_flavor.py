@@ -15,7 +15,7 @@ from registered_logits import IDS, logits
 
 import posgap
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest
+from posgap.foundation.files import digest_path
 from posgap.generation.setup import builder_of
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_predictions, read_sweep
@@ -57,7 +57,7 @@ def registered(registers):
 def test_what_is_registered_is_the_folder_byte_for_byte(folder, tmp_path, registered):
     place = mlflow.artifacts.download_artifacts(artifact_uri=registered(folder), dst_path=str(tmp_path / "back"))
     stored = tmp_path / "back" / flavor.DATA
-    assert digest(stored) == digest(folder)
+    assert digest_path(stored) == digest_path(folder)
     assert {path.name for path in stored.iterdir()} == {path.name for path in folder.iterdir()}
     requirements = (tmp_path / "back" / "requirements.txt").read_text()
     assert f"posgap=={posgap.__version__}" in requirements and place
@@ -128,7 +128,9 @@ def test_a_version_answers_in_the_precision_in_which_it_was_swept(model_folder, 
         kept = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model_folder}
         logged = Model.log(None, name="asked", asked=as_swept(swept), **kept)
     exact = logits(load_model(str(model_folder), "bfloat16"))
-    version = mlflow.register_model(logged.model_uri, "tiny", tags={DIGEST: digest(model_folder), DTYPE: "bfloat16"})
+    version = mlflow.register_model(
+        logged.model_uri, "tiny", tags={DIGEST: digest_path(model_folder), DTYPE: "bfloat16"}
+    )
     uri = f"models:/tiny/{version.version}"
     served = mlflow.pyfunc.load_model(uri)._model_impl.model
     pipeline = mlflow.transformers.load_model(uri, return_type="components")["model"]
@@ -150,7 +152,7 @@ def test_loaders_say_where_a_version_was_swept_on_another_class_of_device(model_
             logged = Model.log(
                 None, name="asked", asked=said, flavor=flavor, flavor_name=flavor.NAME, folder=model_folder
             )
-        tags = {DIGEST: digest(model_folder), DEVICE: device}
+        tags = {DIGEST: digest_path(model_folder), DEVICE: device}
         version = mlflow.register_model(logged.model_uri, device, tags=tags)
         for load in (mlflow.pyfunc.load_model, posgap.load_model):
             caplog.clear()

@@ -11,7 +11,7 @@ from registered_logits import logits
 
 import posgap
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest, read_json
+from posgap.foundation.files import digest_path, read_json
 from posgap.foundation.locations import registered_cache, with_uris
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model
@@ -48,7 +48,7 @@ def test_a_stage_reads_the_champion_as_it_reads_its_folder(capsys, tmp_path, mod
     assert swept(capsys, tmp_path, examples, model_folder, "folder")[0] == 0
     assert swept(capsys, tmp_path, examples, "models:/tiny@champion")[0] == 0
     ours, folders = read_sweep(tmp_path / "out"), read_sweep(tmp_path / "folder")
-    assert ours.model_digest == folders.model_digest == digest(model_folder)
+    assert ours.model_digest == folders.model_digest == digest_path(model_folder)
     assert (tmp_path / "out" / "predictions.jsonl").read_bytes() == (
         tmp_path / "folder" / "predictions.jsonl"
     ).read_bytes()
@@ -74,7 +74,7 @@ def test_only_another_model_behind_the_alias_is_measured_again(
 def test_a_version_is_downloaded_once(tmp_path, model_folder, monkeypatch, registers):
     version = registers(model_folder)
     first = Registered("models:/tiny@champion").fetch()
-    assert source("models:/tiny@champion").cache_key() == digest(model_folder)
+    assert source("models:/tiny@champion").cache_key() == digest_path(model_folder)
     monkeypatch.setattr(registry, "bring_model", None)
     assert Registered(f"models:/tiny/{version}").fetch() == first
     assert with_uris(str(first / "config.json")) == f"models:/tiny/{version}/config.json"

@@ -10,7 +10,7 @@ from command_line import run
 from examples import kv_example
 from mlflow_server import serving
 
-from posgap.foundation.files import digest
+from posgap.foundation.files import digest_path
 from posgap.measurement.sweeps import read_predictions
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.reading import write_examples
@@ -97,7 +97,7 @@ def test_a_run_of_mlflow_run_has_the_stage_s_name_unless_somebody_named_it(serve
 
 
 def test_runs_name_their_data_with_digest_source_and_use(server, swept, tmp_path):
-    name, sha = "eval-7", digest(swept)[:12]
+    name, sha = "eval-7", digest_path(swept)[:12]
     assert data_of(server, tmp_path / "eval") == [(name, sha, "checked", str(swept))]
     # What was validated, and what only reads a sweep, still names the file that somebody gave.
     for folder in ("swept", "merged"):
@@ -124,7 +124,7 @@ def test_what_the_server_did_not_take_is_sent_later_with_its_data(server, swept,
     by_stage = {each.data.tags["posgap.stage"]: each for each in there}
     assert by_stage.keys() == {"merge", "pipeline"}
     (data,) = by_stage["merge"].inputs.dataset_inputs
-    assert data.dataset.digest == digest(swept)[:12] and json.loads(data.dataset.source) == {"uri": str(swept)}
+    assert data.dataset.digest == digest_path(swept)[:12] and json.loads(data.dataset.source) == {"uri": str(swept)}
     assert by_stage["merge"].data.tags["mlflow.parentRunId"] == by_stage["pipeline"].info.run_id
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from written_sweeps import LAX, N, copy_of, gated, promoted, write_sweep
 
-from posgap.foundation.errors import GateFailed, PosgapError
-from posgap.foundation.files import digest, write_json
+from posgap.foundation.errors import GateRefusal, PosgapError
+from posgap.foundation.files import digest_path, write_json
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import judge, markdown, read_verdict
 from posgap.measurement.config import MergeConfig, SweepConfig
@@ -54,7 +54,7 @@ def test_a_folder_comes_before_the_champion_of_the_name(tmp_path, base, champion
     assert by_name.evidence.keys() == {"candidate", "base", "champion"}
     other = write_sweep(tmp_path / "other", [0.9] * 5)
     by_folder = read_verdict(gated(tmp_path, "3", swept, base, champion=other, name="tiny"))
-    assert by_folder.evidence["champion"].files["sweep.json"] == digest(other / "sweep.json")
+    assert by_folder.evidence["champion"].files["sweep.json"] == digest_path(other / "sweep.json")
 
 
 def test_without_a_champion_it_says_so_and_judges_against_the_base(tmp_path, base, caplog):
@@ -69,7 +69,7 @@ def test_a_random_model_against_a_random_base_is_refused(tmp_path):
     random = write_sweep(tmp_path / "random", [0.0] * 5)
     verdict = read_verdict(gated(tmp_path, "1", random, random, name="tiny"))
     assert [rule.name for rule in verdict.rules if not rule.passed] == ["useful"]
-    assert isinstance(verdict.error("it"), GateFailed)
+    assert isinstance(verdict.error("it"), GateRefusal)
 
 
 def test_a_verdict_is_stale_when_the_champion_has_changed(tmp_path, base, champion, model_folder, client):
@@ -99,7 +99,7 @@ def test_a_candidate_worse_than_today_s_champion_is_gated_again_and_refused(tmp_
         options[name] = {"model": str(tmp_path / name), "sweep": swept, "gate": judged, "name": "tiny", "answers": 0}
     promote(PromoteConfig(**options["good"], out=tmp_path / "promoted"))
     again = {"gate_again": tmp_path / "again", "out": tmp_path / "refused"}
-    with pytest.raises(GateFailed, match="mean"):
+    with pytest.raises(GateRefusal, match="mean"):
         admission.promote(PromoteConfig(**options["late"], **again))
     assert not read_verdict(tmp_path / "again").passed and not (tmp_path / "refused").exists()
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "1"
@@ -156,8 +156,8 @@ def test_a_champion_that_was_swept_on_other_examples_is_swept_on_these(tmp_path,
             out=tmp_path / "again",
         )
     )
-    assert digest(swept / "predictions.jsonl") == digest(of_original / "predictions.jsonl")
-    assert verdict.evidence["champion"].files["sweep.json"] == digest(swept / "sweep.json")
+    assert digest_path(swept / "predictions.jsonl") == digest_path(of_original / "predictions.jsonl")
+    assert verdict.evidence["champion"].files["sweep.json"] == digest_path(swept / "sweep.json")
     assert caplog.text.count("sweep: started") == 3  # the candidate's, the champion's, the original's
     promoted(tmp_path, "candidate", tmp_path / "model-candidate", candidate, tmp_path / "gate-1")
 
@@ -210,7 +210,7 @@ def test_a_kept_sweep_that_is_not_the_promoted_one_is_not_taken(tmp_path, real, 
     assert "MLflow has not the sweep that it was promoted with" in caplog.text
     assert verdict.evidence["champion"].label == "champion"  # swept again
     right = real_champion[1] / "predictions.jsonl"
-    assert verdict.evidence["champion"].files["predictions.jsonl"] == digest(right)
+    assert verdict.evidence["champion"].files["predictions.jsonl"] == digest_path(right)
 
 
 def test_a_registered_model_of_another_kind_is_refused_in_a_line(tmp_path, base, client):

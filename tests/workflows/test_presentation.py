@@ -6,7 +6,7 @@ from mlflow_server import serving
 from written_sweeps import LAX, promotion
 
 from posgap.foundation.errors import LeftPolicy
-from posgap.foundation.files import digest, read_json
+from posgap.foundation.files import digest_path, read_json
 from posgap.gating.config import GateConfig
 from posgap.gating.demands import Policy
 from posgap.measurement.sweeps import read_sweep
@@ -49,7 +49,7 @@ def test_a_version_says_what_it_is_on_its_page(tmp_path, server, base, model_fol
     assert f"a gap of {swept.gap:.1f} points" in version.description and len(version.description) < 5000
     for name in ("curve.png", "model_card.md", "evidence.json"):
         kept = server.download_artifacts(run.info.run_id, name, str(tmp_path))
-        assert digest(kept) == digest(admitted.out / name)
+        assert digest_path(kept) == digest_path(admitted.out / name)
     assert version.description.startswith(f"Gap {version.tags['gap']}, mean {version.tags['mean']}.\n")
     # Run and logged model have the figures, and the run the curve over positions.
     model = server.get_logged_model(version.source.removeprefix("models:/"))

@@ -10,7 +10,7 @@ from toy_pipeline import posgap
 from written_sweeps import LAX, write_sweep
 
 from posgap.foundation.errors import LeftPolicy, PosgapError
-from posgap.foundation.files import digest, read_json, write_json
+from posgap.foundation.files import digest_path, read_json, write_json
 from posgap.gating.config import GateConfig
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import read_verdict
@@ -53,11 +53,11 @@ def test_a_champion_is_asked_like_the_base_and_taken_by_a_gate_as_it_is(tmp_path
     folder = swept(tmp_path, like=other)
     assert read_sweep(folder).asked == read_sweep(other).asked
     at_hand = swept(tmp_path, like=real_champion[1], examples=tmp_path / "old.jsonl", out=tmp_path / "at-hand")
-    assert digest(at_hand / "predictions.jsonl") == digest(real_champion[1] / "predictions.jsonl")
+    assert digest_path(at_hand / "predictions.jsonl") == digest_path(real_champion[1] / "predictions.jsonl")
     assert (at_hand / "sweep.html").is_file(), "MLflow keeps no pages of a promoted sweep"
     gate = GateConfig(candidate=other, base=other, champion=folder, name="tiny", out=tmp_path / "gate", **LAX)
     verdict = read_verdict(admit(gate))
-    assert verdict.evidence["champion"].files["predictions.jsonl"] == digest(folder / "predictions.jsonl")
+    assert verdict.evidence["champion"].files["predictions.jsonl"] == digest_path(folder / "predictions.jsonl")
     assert "mean against the champion" in verdict.rules[1].meaning
 
 
@@ -66,7 +66,7 @@ def test_on_fresh_data_a_champion_is_asked_as_when_it_was_promoted(tmp_path, rea
     folder, (_, again) = swept(tmp_path), real("champion", 0, "new")
     mean = list(read_sweep(promoted).mean_ci95)
     assert read_json(folder / "champion.json") == {"name": "tiny", "version": "1", "promoted_mean_ci95": mean}
-    assert digest(folder / "predictions.jsonl") == digest(again / "predictions.jsonl")
+    assert digest_path(folder / "predictions.jsonl") == digest_path(again / "predictions.jsonl")
     assert read_sweep(folder).examples_digest != read_sweep(promoted).examples_digest
     with pytest.raises(PosgapError, match="7"):
         swept(tmp_path, version="7")

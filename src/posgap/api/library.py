@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 from posgap.api.results import LengthsResult, SweepResult
 from posgap.data.made import made_examples
 from posgap.distillation.methods import label_of
-from posgap.foundation.errors import PosgapError, shortened, suggestion
+from posgap.foundation.errors import PosgapError, shorten, suggestion
 from posgap.foundation.fields import is_endpoint
-from posgap.foundation.files import parsed
+from posgap.foundation.files import parse_as
 from posgap.foundation.printing import from_python
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import Verdict, judge
@@ -134,14 +134,14 @@ def sweep(
     known = [*SweepConfig.model_fields, "name", "tokenizer", "quiet"]
     if unknown := sorted(set(options) - set(known)):
         meant = suggestion(unknown[0], known, "they are those of `posgap sweep --help-all`", at_most=1)
-        raise PosgapError(f"posgap.sweep: no option is called {shortened(unknown[0])}; {meant}")
+        raise PosgapError(f"posgap.sweep: no option is called {shorten(unknown[0])}; {meant}")
     with ExitStack() as stack:
         stack.enter_context(from_python(quiet))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posgap-")))
         asked_of, tokenizer = _parts(model, tokenizer)
         chosen = {"task": task, "examples": folder / "examples.jsonl", "out": folder / "sweep"} | options
         chosen["lengths"] = lengths or []
-        config = parsed(SweepConfig, _named(asked_of, chosen), "posgap.sweep")
+        config = parse_as(SweepConfig, _named(asked_of, chosen), "posgap.sweep")
         everything = _examples(examples, config)
         rows = everything[: config.limit or None]
         write_examples(config.examples, rows)
@@ -203,7 +203,7 @@ def gate(
 
     Raises `PosgapError` where the sweeps were not asked alike, or a model learnt the examples.
     """
-    policy = parsed(Policy, demands, "posgap.gate")
+    policy = parse_as(Policy, demands, "posgap.gate")
     with tempfile.TemporaryDirectory(prefix="posgap-") as place:
 
         def folder(swept: SweepResult | str | Path | None, role: str) -> Path | None:
@@ -240,7 +240,7 @@ def _example(row: AnyExample | Mapping[str, Any], number: int) -> AnyExample:
     if not isinstance(row, Mapping):
         raise PosgapError(f"{where}: expected an example or a mapping, got {type(row).__name__}")
     fields = _fields(row)
-    return parsed(kind_of(fields), {"id": str(number), **fields}, where)
+    return parse_as(kind_of(fields), {"id": str(number), **fields}, where)
 
 
 def _fields(row: Mapping[str, Any]) -> dict[str, Any]:

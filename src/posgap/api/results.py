@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.extras import needed
+from posgap.foundation.extras import import_extra
 from posgap.measurement import length_pages
 from posgap.measurement.comparison import Comparison, compare_sweeps, named_apart
 from posgap.measurement.explored import Swept, explored, read_texts, texts_of
@@ -89,7 +89,7 @@ class SweepResult:
     def curve(self) -> "pandas.DataFrame":
         """A row a placement: `placement` as text ("7", or "3+7"), `accuracy` in percent, and the `low` and `high` ends
         of its 95 % interval."""
-        pd = needed("pandas")
+        pd = import_extra("pandas")
         low, high = zip(*self.figures.ci95)
         return pd.DataFrame(
             {"placement": self.figures.names, "accuracy": self.figures.accuracy, "low": low, "high": high}
@@ -100,7 +100,7 @@ class SweepResult:
         """A row a response: `id` of the example, `placement` as text, `sample`, `response`, `correct` from 0 to 1,
         `outcome` ("answered", or why not), `cut`, `echo`, `others`, `thoughts` and `reason`, as docs/formats.md
         has them; and `position`, where there is one gold document."""
-        pd = needed("pandas")
+        pd = import_extra("pandas")
         swept = swept_rows(self.predictions)
         rows = [
             {
@@ -197,7 +197,7 @@ class LengthsResult:
     def frame(self) -> "pandas.DataFrame":
         """A row for each `tokens` and `depth`, which is in percent: `accuracy` in percent, and the `low` and `high`
         ends of its 95 % interval."""
-        pd = needed("pandas")
+        pd = import_extra("pandas")
         figures = self.figures
         rows = [
             {"tokens": tokens, "depth": depth, "accuracy": accuracy, "low": low, "high": high}
@@ -275,7 +275,7 @@ class ComparisonResult:
     def curve(self) -> "pandas.DataFrame":
         """A row a placement: the `difference` of accuracy in points, and the `low` and `high` ends of its 95 %
         interval."""
-        pd = needed("pandas")
+        pd = import_extra("pandas")
         difference = self.figures.differences[0]
         low, high = zip(*difference.ci95)
         return pd.DataFrame(

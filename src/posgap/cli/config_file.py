@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from posgap.foundation.errors import PosgapError, shortened, suggestion
+from posgap.foundation.errors import PosgapError, shorten, suggestion
 
 TRACKING = "tracking"
 VARIABLE = "POSGAP_CONFIG"
@@ -88,20 +88,20 @@ def _as_given(value: Any, option: click.Parameter) -> Any:
     if isinstance(option.type, Text):
         return value
     if isinstance(value, list | dict):
-        raise PosgapError(f"--{_shown(option.name)}: write one value, got {shortened(repr(value))}")
+        raise PosgapError(f"--{_shown(option.name)}: write one value, got {shorten(repr(value))}")
     return value if isinstance(value, bool) and getattr(option, "is_flag", False) else str(value)
 
 
 def _read(file: str) -> dict[str, Any]:
-    from posgap.foundation.yaml_text import parse  # late: most commands read no file
+    from posgap.foundation.yaml_text import parse_yaml  # late: most commands read no file
 
-    where = f"--config: {shortened(file)}"
+    where = f"--config: {shorten(file)}"
     try:
         with open(file, "rb") as opened:
             data = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise PosgapError(f"{where}: {getattr(error, 'strerror', None) or 'is no name of a file'}") from None
-    read = parse(data, where, "a config file", MAX_BYTES, typed=True)
+    read = parse_yaml(data, where, "a config file", MAX_BYTES, typed=True)
     if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
         raise PosgapError(f"{where}: write a section for each verb, with its options below it")
     return read
@@ -112,7 +112,7 @@ def _require_known(where: str, given: Iterable[str], known: list[str], what: str
         if (plain := name.replace("_", "-")) in known or name in known:
             continue
         meant = suggestion(plain, known, f"it may be {', '.join(known[:12])}, ...", at_most=1)
-        raise PosgapError(f"{where}: no {what} is called {shortened(name)}; {meant}")
+        raise PosgapError(f"{where}: no {what} is called {shorten(name)}; {meant}")
 
 
 def _shown(name: str | None) -> str:

@@ -22,8 +22,8 @@ from posgap import __version__
 from posgap.cli.config import DoctorConfig
 from posgap.foundation.errors import Findings
 from posgap.foundation.extras import how_to_install
-from posgap.foundation.printing import coloured, show
-from posgap.foundation.redaction import redacted, without_user
+from posgap.foundation.printing import colour_word, show
+from posgap.foundation.redaction import redact, without_user
 from posgap.models.precision import MIN_PARAMETERS, bfloat16_of_cpu
 from posgap.storage.inputs import with_local_paths
 from posgap.tracking.server import HOW_TO_TRACK
@@ -55,7 +55,7 @@ def doctor(config: DoctorConfig) -> None:
     found = list(findings())
     width = max(len(each.part) for each in found)
     lines = [
-        f"{coloured(MARKS[each.state], sys.stdout)} {each.part.ljust(width)}  {each.seen}"
+        f"{colour_word(MARKS[each.state], sys.stdout)} {each.part.ljust(width)}  {each.seen}"
         f"{f'; {each.mend}' if each.mend else ''}"
         for each in found
     ]
@@ -152,9 +152,9 @@ def _mlflow() -> Finding:
     if not uri:
         return Finding("MLflow", "no", "runs are not tracked", HOW_TO_TRACK)
     if _version("mlflow") is None:
-        return Finding("MLflow", "broken", f"{redacted(uri)} is set", how_to_install("mlflow"))
+        return Finding("MLflow", "broken", f"{redact(uri)} is set", how_to_install("mlflow"))
     if not uri.startswith("http"):
-        return Finding("MLflow", "yes", f"runs go to {redacted(uri)}")
+        return Finding("MLflow", "yes", f"runs go to {redact(uri)}")
     return _answers("MLflow", uri, f"{uri.rstrip('/')}/health", "start it, or correct MLFLOW_TRACKING_URI")
 
 

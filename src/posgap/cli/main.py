@@ -27,14 +27,14 @@ from posgap.cli.verbs import FIRST, GROUPS, SECTIONS, VERBS, Kind, Verb
 from posgap.foundation import printing
 from posgap.foundation.config import Config
 from posgap.foundation.errors import (
-    GateFailed,
+    GateRefusal,
     NotEnoughEvidence,
     OfAll,
     PosgapError,
-    Rejected,
+    Rejection,
     complaint_of,
     place_of_fault,
-    shortened,
+    shorten,
 )
 from posgap.foundation.extras import how_to_install
 from posgap.foundation.fields import (
@@ -46,11 +46,11 @@ from posgap.foundation.fields import (
     plain_type,
     role,
 )
-from posgap.foundation.internal_errors import told
-from posgap.foundation.interruption import stop_on_termination
-from posgap.foundation.launch import end, end_together, is_main_process
+from posgap.foundation.internal_errors import describe_internal_error
+from posgap.foundation.interruption import raise_on_termination
+from posgap.foundation.launch import exit_process, is_main_process, leave_together
 from posgap.foundation.locations import as_location, is_hub_name, with_uris
-from posgap.foundation.redaction import redacted
+from posgap.foundation.redaction import redact
 from posgap.foundation.registry import SECRET
 from posgap.stages.frame import stage_at
 from posgap.storage.inputs import source, with_local_paths
@@ -297,7 +297,7 @@ def command(words: str, verb: Verb) -> click.Command:
 
     return _Verb(
         words.rpartition(" ")[2],
-        params=[*options, config_file.option(), *printing.options()],
+        params=[*options, config_file.option(), *printing.output_options()],
         callback=run,
         help=config_type.__doc__,
         epilog=f"\b\nExample:\n  {example(words)}",
@@ -316,10 +316,10 @@ def _work(verb: Verb, parsed: Config) -> None:
     with printing.result_alone():
         try:
             _function(verb)(parsed)
-        except (GateFailed, NotEnoughEvidence):
+        except (GateRefusal, NotEnoughEvidence):
             _keep_result(verb, place)
             raise
-        except Rejected:
+        except Rejection:
             with suppress(PosgapError):  # nothing was written
                 _keep_result(verb, f"{place}.rejected")
             raise
@@ -332,7 +332,7 @@ def _keep_result(verb: Verb, place: str) -> None:
         return
     there = source(as_location(place))
     for file in filter(None, map(there.read, verb.results)):
-        printing.keep(json.loads(file.read_text(encoding="utf-8")))
+        printing.set_result(json.loads(file.read_text(encoding="utf-8")))
         return
 
 
@@ -350,7 +350,7 @@ def _at_revision(parsed: Config, revision: str) -> str:
     """The name of a config's model at a revision."""
     model = str(parsed.model or "")  # type: ignore[attr-defined]  # where there is this option there is a model
     if parsed.is_served("model") or os.path.exists(model) or "@" in model or not is_hub_name(model):
-        raise PosgapError(f"--revision: {shortened(model)} takes none; give the name of a model on the hub without one")
+        raise PosgapError(f"--revision: {shorten(model)} takes none; give the name of a model on the hub without one")
     return f"{model}@{revision}"
 
 
@@ -362,7 +362,7 @@ def _misuse(config_type: type[Config], error: ValidationError) -> str:
     complaint = complaint_of(first)
     if not name:  # of several options together, whose values might be anything
         return complaint
-    complaint += "" if is_secret else f", got {shortened(repr(first['input']))}"
+    complaint += "" if is_secret else f", got {shorten(repr(first['input']))}"
     words = name if is_argument(config_type.model_fields[name]) else f"--{name}"
     return f"{'.'.join([words.replace('_', '-'), *inside])}: {complaint}"
 
@@ -426,11 +426,11 @@ def main(arguments: list[str] | None = None) -> None:
     # Rank 0 logs at INFO, other ranks only warnings.
     logger.handlers = [handler]
     logger.setLevel(logging.INFO if is_main_process() else logging.WARNING)
-    stop_on_termination()
+    raise_on_termination()
     os.environ.setdefault("MPLBACKEND", "Agg")  # a command opens no window
     with printing.command(sys.argv[1:] if arguments is None else arguments):
         code = _run(arguments)
-    end(code)
+    exit_process(code)
 
 
 def _open_what_a_shell_closed() -> None:
@@ -460,7 +460,7 @@ def _run(arguments: list[str] | None) -> int:
     except OfAll as error:
         if is_main_process():
             _fail(_with_notes(str(error), error), error.exit_code)
-        end_together()
+        leave_together()
         return error.exit_code
     except PosgapError as error:
         return _fail(_with_notes(str(error), error), error.exit_code)
@@ -468,14 +468,14 @@ def _run(arguments: list[str] | None) -> int:
         return _fail(f"{error.filename or _place_of(error)}: {error.strerror or error}", 2)
     except ModuleNotFoundError as error:
         missing = how_to_install(error.name or "")
-        return _fail(missing, 2) if missing else _fail(told(error), 1, "")
+        return _fail(missing, 2) if missing else _fail(describe_internal_error(error), 1, "")
     except MemoryError:
         return _fail("out of memory: lower what is read or computed at once, or take a machine with more", 1)
     except (KeyboardInterrupt, click.Abort) as stop:
         cause = stop.__cause__ or stop  # click raises Abort from KeyboardInterrupt, which Stopped is too
         return _fail(_with_notes(str(cause) or "stopped", cause), getattr(cause, "exit_code", 130))
     except Exception as error:
-        return _fail(told(error), 1, "")
+        return _fail(describe_internal_error(error), 1, "")
 
 
 def _place_of(error: OSError) -> str:
@@ -500,9 +500,9 @@ def _with_notes(message: str, error: BaseException) -> str:
 
 def _fail(message: str, code: int, kind: str = "error:") -> int:
     """Says what went wrong, in one line without secrets; returns the exit code."""
-    line = " ".join(map(str.strip, redacted(with_uris(message)).split("\n")))
+    line = " ".join(map(str.strip, redact(with_uris(message)).split("\n")))
     with suppress(OSError):  # nobody listens
-        click.echo(" ".join(filter(None, ["posgap:", printing.coloured(kind, sys.stderr), line])), err=True)
+        click.echo(" ".join(filter(None, ["posgap:", printing.colour_word(kind, sys.stderr), line])), err=True)
         if is_main_process():
             printing.write_json({"error": line, "exit_code": code})
     return code

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from posgap.cluster.train_jobs import Job, create
-from posgap.foundation.errors import PosgapError, Stopped
+from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.foundation.interruption import Termination, deferred_termination
 from posgap.foundation.printing import is_quiet
 
@@ -37,8 +37,8 @@ def run(client: "TrainerClient", job: Job, create: Create = create) -> None:
     """Runs the job to its end and deletes it. If a job of its name is running already, that one is followed instead.
 
     The output of node 0 is printed here. Raises `PosgapError` with the end of a failed worker's log, or if the job is
-    not done in time, and `Stopped` after SIGTERM. If the cluster no longer answers, this gives up but the job goes on;
-    the next call joins it.
+    not done in time, and `TerminationSignal` after SIGTERM. If the cluster no longer answers, this gives up but the
+    job goes on; the next call joins it.
     """
     with deferred_termination() as termination:
         cluster = _Cluster(client, termination)
@@ -79,9 +79,9 @@ class _Cluster:
             return job
 
     def wait(self) -> None:
-        """Sleeps between two polls; raises `Stopped` after SIGTERM."""
+        """Sleeps between two polls; raises `TerminationSignal` after SIGTERM."""
         if self.termination.requested:
-            raise Stopped("stopped by SIGTERM, and the TrainJob deleted")
+            raise TerminationSignal("stopped by SIGTERM, and the TrainJob deleted")
         time.sleep(LOOK_SECONDS)
 
     def delete(self, name: str) -> None:

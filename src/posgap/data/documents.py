@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import AliasChoices, BaseModel, Field
 
-from posgap.foundation.errors import PosgapError, shortened
-from posgap.foundation.files import parsed, read_rows
+from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.files import parse_as, read_rows
 from posgap.tasks.examples import Document, Example, Texts
 
 PARTS = 20  # of a document, as many as a prompt has documents unless somebody says otherwise
@@ -48,7 +48,7 @@ def read_documents(path: Path) -> Iterator[tuple[int, Example]]:
             raise PosgapError(f"field `file`: {name} is no text in UTF-8") from None
 
     for number, row in read_rows(path):
-        item = parsed(_Question, row, f"{path}:{number}")
+        item = parse_as(_Question, row, f"{path}:{number}")
         try:
             parts, at = parts_around(text_of(item.file), item.quote)
         except PosgapError as error:
@@ -67,7 +67,7 @@ def parts_around(text: str, quote: str) -> tuple[list[str], int]:
     found = [each.span() for each in re.finditer(r"\s+".join(map(re.escape, quote.split())), text)]
     if len(found) != 1:
         where = f"{len(found)} times in the file; give a longer one" if found else "nowhere in the file"
-        raise PosgapError(f"field `quote`: {shortened(repr(quote))} stands {where}")
+        raise PosgapError(f"field `quote`: {shorten(repr(quote))} stands {where}")
     ((first, last),) = found
     width, cuts = len(text) / PARTS, {0, len(text)}
     borders = [

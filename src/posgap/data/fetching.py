@@ -14,7 +14,7 @@ from pathlib import Path
 
 from posgap.data.sources import Source
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import atomic, digest
+from posgap.foundation.files import atomic, digest_path
 from posgap.foundation.locations import cache_folder
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
 
@@ -34,7 +34,7 @@ def fetched(source: Source) -> Path:
     path = cache_folder() / source.file
     record = path.with_name(f"{path.name}.sha256")
     recorded = record.read_text().split()[0] if record.is_file() else ""
-    if path.is_file() and recorded == digest(path):
+    if path.is_file() and recorded == digest_path(path):
         log.info("%s: in the cache", path)
         return path
     with atomic(path) as partial:
@@ -42,7 +42,7 @@ def fetched(source: Source) -> Path:
         _check(source, partial)
         if source.member:
             _unpack(source, partial)
-        sha256 = digest(partial)
+        sha256 = digest_path(partial)
         if recorded not in ("", sha256) and not source.checksum:
             raise PosgapError(
                 f"{source.url}: its sha256 is {sha256}, not {recorded} as at the first download; the file was not "

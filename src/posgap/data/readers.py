@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import Record, parsed, read_jsonl, read_rows
+from posgap.foundation.files import Record, parse_as, read_jsonl, read_rows
 from posgap.tasks.examples import Document, Example, KVExample, Texts
 from posgap.tasks.metrics import holds_answer, sub_exact_match
 
@@ -58,7 +58,7 @@ def litm_kv_examples(
     only the first of their records is kept, or the queried one if it is among them. `queries` makes that many examples
     of each line: one that asks for the line's own key, and others whose keys are drawn with `seed`.
     """
-    item = parsed(_KeyValues, row, where)
+    item = parse_as(_KeyValues, row, where)
     records, cut = item.ordered_kv_records, item.cut(key_digits, value_digits)
     if (item.key, item.value) not in records:
         raise PosgapError(f"{where}: field `key`: no record holds the queried key with its value")
@@ -81,7 +81,7 @@ def read_litm_qa(path: Path) -> Iterator[tuple[int, Example]]:
     """Yields (line, example) of the lost-in-the-middle question-answering file:
     `question, answers, ctxs[{title, text, isgold}]`."""
     for line, row in read_jsonl(path):
-        item = parsed(_Question, row, f"{path}:{line}")
+        item = parse_as(_Question, row, f"{path}:{line}")
         documents = [Document(title=c.title, text=c.text) for c in item.ctxs]
         gold = [i for i, c in enumerate(item.ctxs) if c.isgold]
         yield line, _example(f"qa-{line:05d}", item.question, item.answers, documents, gold)
@@ -119,7 +119,7 @@ def read_dpr(path: Path) -> Iterator[tuple[int, Example | None]]:
     answer do not become distractors. A question without a gold document is yielded as None.
     """
     for number, row in read_rows(path):
-        item = parsed(_Dpr, row, f"{path}:{number}")
+        item = parse_as(_Dpr, row, f"{path}:{number}")
         if item.ctxs is None and item.positive_ctxs is None:
             raise PosgapError(
                 f"{path}:{number}: field `ctxs`: missing, and so is `positive_ctxs`; one of them must hold the passages"
@@ -154,7 +154,7 @@ def read_own(path: Path) -> Iterator[tuple[int, Example]]:
     may be left out. docs/formats.md describes the format.
     """
     for number, row in read_rows(path):
-        item = parsed(_Own, row, f"{path}:{number}")
+        item = parse_as(_Own, row, f"{path}:{number}")
         hops = [i for i, document in enumerate(item.documents) if document.gold]
         hops.sort(key=lambda i: item.documents[i].gold)
         if [item.documents[i].gold for i in hops] not in ([1], [1, 2]):
@@ -217,7 +217,7 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
     the supporting facts. Raises `PosgapError` that names line and field if the schema is wrong.
     """
     for number, row in read_rows(path):
-        item = parsed(_Hotpot, row, f"{path}:{number}")
+        item = parse_as(_Hotpot, row, f"{path}:{number}")
         documents = [Document(title=t, text=" ".join(s.strip() for s in sentences)) for t, sentences in item.context]
         first = {document.title: i for i, document in reversed(list(enumerate(documents)))}
         titles = list(dict.fromkeys(title for title, _ in item.supporting_facts))
@@ -237,7 +237,7 @@ def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
     question_decomposition[{paragraph_support_idx}]`. The decomposition gives the order of the hops.
     """
     for number, row in read_rows(path):
-        item = parsed(_Musique, row, f"{path}:{number}")
+        item = parse_as(_Musique, row, f"{path}:{number}")
         place = {paragraph.idx: i for i, paragraph in enumerate(item.paragraphs)}
         support = [hop.paragraph_support_idx for hop in item.question_decomposition]
         if missing := [idx for idx in support if idx is not None and idx not in place]:

@@ -14,7 +14,7 @@ from posgap.data.sources import SOURCES
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows, write_jsonl
 from posgap.foundation.locations import Location
-from posgap.foundation.printing import RESULT, keep, show
+from posgap.foundation.printing import RESULT, set_result, show
 from posgap.foundation.rows import kind_of_table
 from posgap.storage.outputs import writes_file
 from posgap.storage.versions import release as release_version
@@ -63,7 +63,7 @@ def fetch(config: FetchConfig) -> Path:
 def release(config: ReleaseConfig) -> Location:
     """Has a data version be the one that is taken."""
     version = release_version(config.version, config.instead_of)
-    keep({"version": version.name, "location": str(version.location)})
+    set_result({"version": version.name, "location": str(version.location)})
     log.log(RESULT, "version %s of %s is released", version.name, version.location)
     return version.location
 

@@ -84,7 +84,7 @@ def examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
     source = config.data or Path(make(MakeConfig(kind="kv", out=work / "kv.jsonl.gz", seed=config.seed)))
     if not source.is_file():
         raise PosgapError(f"{source}: no such file")
-    version = files.digest(source)[:8]
+    version = files.digest_path(source)[:8]
     cut = {"key_digits": tiny_model.KEY_DIGITS, "value_digits": tiny_model.VALUE_DIGITS, "input": source}
     lines, last = (8, 24) if config.smoke else (100, 0)  # training lines; the evaluation's last line (0: all)
     train = ImportConfig(

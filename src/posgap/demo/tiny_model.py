@@ -256,7 +256,7 @@ def base_model(work: Path, seed: int, recipe: Recipe) -> tuple[Path, float]:
         log.info("tiny model: %s is complete, reused", folder)
     else:
         log.info("tiny model: training it from scratch")
-        files.remove(folder)
+        files.delete_path(folder)
         started = time.monotonic()
         with files.atomic(folder) as partial:
             write(partial, seed, recipe)

@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import parsed
+from posgap.foundation.files import parse_as
 from posgap.generation.backends import BACKENDS
 from posgap.generation.generator import Completion
 from posgap.generation.setup import builder_of
@@ -75,7 +75,7 @@ def read_swept(config: DiagnoseConfig) -> Swept:
         raise PosgapError(f"{config.sweep}: is graded by a model; diagnose the sweep that it was made from")
     sweep.require_model_alone(config.sweep, "diagnose a sweep without one")
     paths = {"examples": config.examples, "model": config.model, "out": config.sweep}
-    was = parsed(SweepConfig, sweep.settings | paths, f"{config.sweep}: settings")
+    was = parse_as(SweepConfig, sweep.settings | paths, f"{config.sweep}: settings")
     if not BACKENDS[was.backend].local:
         raise PosgapError(
             f"{config.sweep}: swept through an endpoint, which gives no token ids; sweep the model itself"

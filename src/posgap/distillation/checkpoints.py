@@ -133,7 +133,7 @@ class Checkpoints:
             own_files = _shares(partial, group)[rank]
             for name in own_files:
                 files.flush(partial / name)
-            recorded = manifests.recorded(partial, own_files)
+            recorded = manifests.hash_files(partial, own_files)
         except (OSError, RuntimeError, CheckpointException) as error:
             _remove(partial)
             kept = f"the checkpoint of step {self.latest()} is kept" if self.latest() else "there is no older one"
@@ -169,7 +169,7 @@ class Checkpoints:
         try:
             if failures:
                 raise PosgapError(failures[0])
-            self.kept.push({complete / FILES: files.digest(complete / FILES)})
+            self.kept.push({complete / FILES: files.digest_path(complete / FILES)})
             self.kept.drop([name for name in self.kept.names() if not name.startswith(f"{complete.name}/")])
         except PosgapError as error:
             log.warning("checkpoint %s is on disk only: %s", complete.name, error)
@@ -198,7 +198,9 @@ class Checkpoints:
             own_files = _shares(folder)[rank_and_world()[0]]  # where all meet, when this machine has been brought them
             record = manifests.read_record(folder / FILES)
             damaged = [
-                name for name in own_files if name in record and files.digest(folder / name) != record[name]["sha256"]
+                name
+                for name in own_files
+                if name in record and files.digest_path(folder / name) != record[name]["sha256"]
             ]
             if not (damaged := [name for part in gather(damaged) for name in part]):
                 return step

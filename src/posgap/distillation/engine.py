@@ -27,7 +27,7 @@ from posgap.distillation.objectives import Objective
 from posgap.distillation.optimizers import MAX_GRAD_NORM, adamw
 from posgap.distillation.processes import gather, is_by_autocast, rank_and_world
 from posgap.distillation.student import Student
-from posgap.foundation.errors import PosgapError, Stopped
+from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.foundation.interruption import deferred_termination
 from posgap.foundation.progress import track
 from posgap.models.memory import is_exhaustion
@@ -85,7 +85,7 @@ def train(
     those of the checkpoint's steps included. Checkpoints are written every `save_steps` steps and at the end (neither
     if it is 0), and at SIGTERM.
 
-    Raises `NotFinite` before the update, and `Stopped` after SIGTERM, when the checkpoint is written.
+    Raises `NotFinite` before the update, and `TerminationSignal` after SIGTERM, when the checkpoint is written.
     """
     trained = [parameter for parameter in student.model.parameters() if parameter.requires_grad]
     wrapped, optimizer = accelerator.prepare(student, adamw(trained, schedule.learning_rate))
@@ -123,7 +123,7 @@ def train(
             if checkpoints and stopping:
                 checkpoints.wait()
             if stopping:
-                raise Stopped(f"stopped by SIGTERM after step {step + 1} of {len(steps)}")
+                raise TerminationSignal(f"stopped by SIGTERM after step {step + 1} of {len(steps)}")
     return wrapped, history
 
 

@@ -20,7 +20,7 @@ from accelerate.utils import is_deepspeed_available
 from posgap.distillation.optimizers import MAX_GRAD_NORM
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_object
-from posgap.foundation.launch import of_all
+from posgap.foundation.launch import gather_from_all
 from posgap.models.memory import give_back_freed
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def accelerator(mixed: bool = False, deepspeed: str = "") -> Accelerator:
     by_launcher = _is_asked_for("DEEPSPEED")
     if by_launcher:
         deepspeed = deepspeed or os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
-    settings = of_all(lambda: _settings(deepspeed, mixed))[0]
+    settings = gather_from_all(lambda: _settings(deepspeed, mixed))[0]
     # gloo's threads can abort a process that exits while they run, so the group is destroyed first.
     atexit.unregister(_leave)
     atexit.register(_leave)

@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from posgap.foundation.fields import VERBATIM, OutputPath, role
 from posgap.foundation.locations import last_name
-from posgap.foundation.redaction import HIDDEN, redacted_value
+from posgap.foundation.redaction import HIDDEN, redact_value
 from posgap.foundation.registry import SECRET, WITHOUT_EFFECT
 
 NO_PARAMETERS = ("force", "estimate")  # what is done anew, or not at all, which changes no output
@@ -79,7 +79,7 @@ class Config(BaseModel):
         """All fields as JSON values, as manifests keep them: without secrets."""
         plain = self.model_dump(mode="json")
         verbatim = {n: plain[n] for n, field in type(self).model_fields.items() if VERBATIM in field.metadata}
-        values = redacted_value(plain) | verbatim
+        values = redact_value(plain) | verbatim
         secret = {n for n, field in type(self).model_fields.items() if SECRET in field.metadata and values[n]}
         return values | dict.fromkeys(secret, HIDDEN)
 

@@ -19,17 +19,17 @@ class OfAll(PosgapError):
     """An error of all processes of a launch, whose line the first of them shows. Exit code 2."""
 
 
-class Rejected(PosgapError):
+class Rejection(PosgapError):
     """The input was checked and refused; the report that says why is kept. Exit code 2."""
 
 
-class GateFailed(PosgapError):
+class GateRefusal(PosgapError):
     """The gate refused the model. Exit code 3."""
 
     exit_code = 3
 
 
-class LeftPolicy(Rejected):
+class LeftPolicy(Rejection):
     """The registered champion breaks its policy on fresh data; the report that says so is kept. Exit code 3."""
 
     exit_code = 3
@@ -47,25 +47,25 @@ class Findings(PosgapError):
     exit_code = 1
 
 
-class RunFailed(PosgapError):
+class RunFailure(PosgapError):
     """A run on the cluster failed. Exit code 4."""
 
     exit_code = 4
 
 
-class RunCanceled(PosgapError):
+class RunCancellation(PosgapError):
     """A run on the cluster was cancelled or skipped. Exit code 5."""
 
     exit_code = 5
 
 
-class RunUnfinished(PosgapError):
+class RunTimeout(PosgapError):
     """A run on the cluster was not finished when the wait for it timed out. Exit code 6."""
 
     exit_code = 6
 
 
-class Stopped(KeyboardInterrupt):
+class TerminationSignal(KeyboardInterrupt):
     """Stopped by SIGTERM; finished work is kept. Exit code 143 (128 + SIGTERM).
 
     It is raised wherever the process happens to be, so like Ctrl-C it is no `Exception`: asyncio and everybody else who
@@ -109,7 +109,7 @@ def _fault(fault: Mapping[str, Any]) -> str:
     if not fault["loc"]:  # of several fields together
         return complaint
     complaint = f"{'.'.join(place_of_fault(fault))}: {complaint}"
-    return complaint if fault["type"] == "missing" else f"{complaint}, got {shortened(repr(fault['input']))}"
+    return complaint if fault["type"] == "missing" else f"{complaint}, got {shorten(repr(fault['input']))}"
 
 
 def first_line(error: BaseException) -> str:
@@ -124,6 +124,6 @@ def suggestion(name: str, known: Iterable[str], otherwise: str, at_most: int = 3
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """The text, or its beginning where it is too long for a line."""
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

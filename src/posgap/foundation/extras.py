@@ -35,7 +35,7 @@ def how_to_install(module: str) -> str:
     return f"this needs posgap's extra {extra} ({package} is not installed): pip install 'posgap[{extra}]'"
 
 
-def needed(module: str) -> Any:
+def import_extra(module: str) -> Any:
     """The imported module. Raises `PosgapError` that names the extra where it is not installed."""
     try:
         return importlib.import_module(module)

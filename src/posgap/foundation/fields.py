@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, StringConstraints
 from pydantic.fields import FieldInfo
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.json_text import parse
+from posgap.foundation.json_text import parse_json
 from posgap.foundation.locations import Location, as_location, is_address, is_uri, split_uri
 from posgap.foundation.registry import Registry, split_commas, unset_if_empty
 
@@ -42,7 +42,7 @@ def is_endpoint(text: Any) -> bool:
     return isinstance(text, str) and text.startswith(("http://", "https://"))
 
 
-def _model(value: Any) -> Any:
+def _as_model_path(value: Any) -> Any:
     if is_endpoint(value):
         raise ValueError("is an address, of a server perhaps: give a model's folder or name on the hub")
     return str(as_location(value)) if str(value).startswith(("s3:/", "~")) else value
@@ -51,7 +51,7 @@ def _model(value: Any) -> Any:
 def _on_this_machine(location: Location | None) -> Location | None:
     if is_uri(location):
         raise ValueError("must be on this machine, not in S3")
-    return _written(location)
+    return _require_writable(location)
 
 
 def in_s3(location: Location) -> Location:
@@ -61,7 +61,7 @@ def in_s3(location: Location) -> Location:
     return location
 
 
-def _written(location: Location | None) -> Location | None:
+def _require_writable(location: Location | None) -> Location | None:
     if is_address(location):
         raise ValueError("is an address that is only read: write to this machine or to s3://bucket/key")
     return location
@@ -84,17 +84,17 @@ def from_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return parse(value or "null", "text")
+        return parse_json(value or "null", "text")
     except PosgapError as error:
         raise ValueError(f"must be JSON; {error}") from None
 
 
-def settings_of(text: str) -> dict[str, Any]:
+def parse_settings(text: str) -> dict[str, Any]:
     """The values by name of a YAML text, of which JSON is a kind. `ValueError` where it holds anything else."""
     from posgap.foundation import yaml_text  # late: few verbs need yaml
 
     try:
-        values = yaml_text.parse(text.encode("utf-8", "replace"), "text", "settings", MAX_SETTINGS, typed=True)
+        values = yaml_text.parse_yaml(text.encode("utf-8", "replace"), "text", "settings", MAX_SETTINGS, typed=True)
     except PosgapError as error:
         raise ValueError(f"must be YAML; {error}") from None
     if not isinstance(values, dict | None) or not all(isinstance(name, str) for name in values or ()):
@@ -103,7 +103,7 @@ def settings_of(text: str) -> dict[str, Any]:
 
 
 def settings_text(value: Any) -> Any:
-    """Values by name as a text that `settings_of` reads; keeps a text.
+    """Values by name as a text that `parse_settings` reads; keeps a text.
 
     It is JSON, which is YAML in one line: fields of KFP's form have one.
     """
@@ -111,7 +111,7 @@ def settings_text(value: Any) -> Any:
 
 
 def _readable(text: str) -> str:
-    settings_of(text)
+    parse_settings(text)
     return text
 
 
@@ -156,16 +156,16 @@ else:
 InputPath = Annotated[Local, Role.INPUT, BeforeValidator(as_location)]
 OptionalInputPath = Annotated[Local | None, Role.INPUT, BeforeValidator(location_if_any)]
 InputPaths = Annotated[list[Annotated[Local, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
-ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder
+ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_as_model_path)]  # a Hugging Face folder
 ModelName = Annotated[ModelPath, ON_HUB]  # such a folder, or a model's name on the hub, NAME or NAME@REVISION
 MODEL = "Hugging Face model folder, hub name, or models:/NAME@champion in MLflow"
 Place = Annotated[str, Role.PLACE]
-_Written = AfterValidator(_written)
-OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket), _Written]
+_Writable = AfterValidator(_require_writable)
+OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket), _Writable]
 OptionalOutputPath = Annotated[
-    Local | None, Role.OUTPUT, BeforeValidator(location_if_any), AfterValidator(_below_bucket), _Written
+    Local | None, Role.OUTPUT, BeforeValidator(location_if_any), AfterValidator(_below_bucket), _Writable
 ]
-WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any), _Written]
+WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any), _Writable]
 OnThisMachine = AfterValidator(_on_this_machine)
 OptionalReport = Annotated[Local | None, BeforeValidator(location_if_any), OnThisMachine]
 StopStrings = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], BeforeValidator(_strings)]

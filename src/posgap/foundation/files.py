@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from posgap.foundation.errors import PosgapError, first_fault
-from posgap.foundation.json_text import document, items, lines, parse
+from posgap.foundation.json_text import items, lines, parse_json, read_document
 from posgap.foundation.locations import blobs
 from posgap.foundation.rows import kind_of_table, table_rows
 
@@ -49,7 +49,7 @@ def atomic(path: Path, lasting: bool = True) -> Iterator[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{_temporaries()}{os.getpid()}-{path.name}")
-    remove(partial)
+    delete_path(partial)
     try:
         yield partial
         if lasting:
@@ -58,7 +58,7 @@ def atomic(path: Path, lasting: bool = True) -> Iterator[Path]:
         if lasting:
             flush(path.parent, deep=False)
     finally:
-        remove(partial)
+        delete_path(partial)
 
 
 def _temporaries() -> str:
@@ -67,15 +67,15 @@ def _temporaries() -> str:
     return f".partial-{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]}-"
 
 
-def sweep(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Removes the temporaries in and below a folder that processes of this machine left when they were killed."""
     for temporary in [*folder.rglob(f"{_temporaries()}*")]:
         process = temporary.name.removeprefix(_temporaries()).partition("-")[0]
-        if process.isdigit() and not runs(int(process)):
-            remove(temporary)
+        if process.isdigit() and not is_running(int(process)):
+            delete_path(temporary)
 
 
-def runs(process: int) -> bool:
+def is_running(process: int) -> bool:
     """Whether a process of this machine runs."""
     try:
         os.kill(process, 0)
@@ -103,17 +103,17 @@ def flush(path: Path, deep: bool = True) -> None:
         os.close(opened)
 
 
-def home(out: Path) -> Path:
+def workspace(out: Path) -> Path:
     """Where what of the output `out` is not complete lies: what is being made, and what an interrupted run left."""
     return out.with_name(f"{HOME_PREFIX}{out.name}")
 
 
 def work_folder(out: Path) -> Path:
     """Where what is under way to `out` is kept until `out` is complete."""
-    return home(out) / "work"
+    return workspace(out) / "work"
 
 
-def remove(path: Path) -> None:
+def delete_path(path: Path) -> None:
     """Deletes a file or a folder; does nothing where there is none."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -143,13 +143,13 @@ def entries(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def digest(path: Path) -> str:
+def digest_path(path: Path) -> str:
     """sha256 of a file, or of a folder's file names and contents. Hidden files do not count,
     and neither does a stage's manifest, which holds times and run ids."""
     path, sha = Path(path), hashlib.sha256()
     if path.is_dir():
         paths = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
-        return digest_of_folder({name: digest(paths[name]) for name in paths if counts(name)})
+        return digest_of_folder({name: digest_path(paths[name]) for name in paths if is_content(name)})
     if path.is_symlink() and (blob := path.resolve()).parent == blobs().resolve():
         return blob.name  # the cache names files by their sha256
     with open(path, "rb") as file:
@@ -161,12 +161,12 @@ def digest(path: Path) -> str:
 def digest_of_folder(files: Mapping[str, str]) -> str:
     """sha256 of a folder whose files, by their names below it, have these sha256s."""
     sha = hashlib.sha256()
-    for name in sorted(filter(counts, files), key=lambda name: name.split("/")):
+    for name in sorted(filter(is_content, files), key=lambda name: name.split("/")):
         sha.update(f"{name}\0{files[name]}\n".encode())
     return sha.hexdigest()
 
 
-def counts(name: str) -> bool:
+def is_content(name: str) -> bool:
     """Whether a file of this name below a folder is part of the folder's content, and so of its digest."""
     *_, last = parts = name.split("/")
     return last != "manifest.json" and not any(part.startswith(".") for part in parts)
@@ -188,7 +188,7 @@ def read_json(path: Path) -> Any:
 
     `PosgapError` where there is none, or none that can be read.
     """
-    return parse(document(path), str(path))
+    return parse_json(read_document(path), str(path))
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def read_model(kind: type[T], path: Path, name: str) -> T:
     `PosgapError` names the file, and the first field that is missing or wrong.
     """
     file = path / name if path.is_dir() else path
-    return parsed(kind, read_json(file), str(file))
+    return parse_as(kind, read_json(file), str(file))
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -226,14 +226,14 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     for number, line in lines(path):
         where = f"{path}:{number}"
-        yield number, _object(parse(line, where), where)
+        yield number, _object(parse_json(line, where), where)
 
 
 def read_models(kind: type[T], path: Path, name: str) -> Iterator[tuple[int, T]]:
     """Yields (line number, row) of a file of JSON lines as `kind`: `name` in the folder `path`, or `path` itself."""
     file = path / name if path.is_dir() else path
     for number, row in read_jsonl(file):
-        yield number, parsed(kind, row, f"{file}:{number}")
+        yield number, parse_as(kind, row, f"{file}:{number}")
 
 
 def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, Any]]:
@@ -244,7 +244,7 @@ def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, An
     return read_jsonl(path) if ".jsonl" in path.suffixes else items(path)
 
 
-def parsed(kind: type[T], value: object, where: str) -> T:
+def parse_as(kind: type[T], value: object, where: str) -> T:
     """A value as `kind`; `PosgapError` names the place, and the first field that is missing or wrong."""
     try:
         return _adapter(cast(Hashable, kind)).validate_python(value)

@@ -9,24 +9,24 @@ import traceback
 from pathlib import Path
 
 from posgap import __version__
-from posgap.foundation.errors import shortened
+from posgap.foundation.errors import shorten
 from posgap.foundation.locations import cache_folder
-from posgap.foundation.redaction import redacted
+from posgap.foundation.redaction import redact
 
 
-def told(error: Exception) -> str:
+def describe_internal_error(error: Exception) -> str:
     """The line for an exception: its kind and message, and the file where its traceback now is."""
     lines = str(error).splitlines() or [""]
-    kept = _keep("".join(traceback.format_exception(error)))
+    kept = _save_traceback("".join(traceback.format_exception(error)))
     where = f"the traceback is in {kept}; please report it with that file" if kept else "no traceback could be kept"
-    return f"internal error: {type(error).__name__}: {shortened(lines[0])}; {where}"
+    return f"internal error: {type(error).__name__}: {shorten(lines[0])}; {where}"
 
 
-def _keep(text: str) -> Path | None:
+def _save_traceback(text: str) -> Path | None:
     """The file of a traceback, without secrets: in the cache, else in a temporary folder; None where neither can be."""
     command = shlex.join(sys.argv)
     versions = f"posgap {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    content = redacted(f"{command}\n{versions}\n\n{text}")
+    content = redact(f"{command}\n{versions}\n\n{text}")
     for folder in (cache_folder() / "errors", Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -6,31 +6,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from posgap.foundation.errors import Stopped
+from posgap.foundation.errors import TerminationSignal
 
 RESUMES = "the same command goes on where it was"
 
 
-def stop_on_termination() -> None:
-    """From now on SIGTERM raises `Stopped`, so that temporary files are removed and runs are closed."""
-    signal.signal(signal.SIGTERM, _stop)
+def raise_on_termination() -> None:
+    """From now on SIGTERM raises `TerminationSignal`, so that temporary files are removed and runs are closed."""
+    signal.signal(signal.SIGTERM, _raise_stop)
 
 
 @contextmanager
-def stopping_on_termination() -> Iterator[None]:
+def raising_on_termination() -> Iterator[None]:
     """The same within the block. Main thread only; elsewhere nothing is changed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _stop)
+    before = signal.signal(signal.SIGTERM, _raise_stop)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _stop(signum: int, frame: FrameType | None) -> None:
-    raise Stopped("stopped by SIGTERM")
+def _raise_stop(signum: int, frame: FrameType | None) -> None:
+    raise TerminationSignal("stopped by SIGTERM")
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def resumable(after_ctrl_c: bool = True) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        if (after_ctrl_c or isinstance(stop, Stopped)) and RESUMES not in getattr(stop, "__notes__", ()):
+        if (after_ctrl_c or isinstance(stop, TerminationSignal)) and RESUMES not in getattr(stop, "__notes__", ()):
             stop.add_note(RESUMES)
         raise
 

@@ -32,7 +32,7 @@ _TOKEN = re.compile(rb'"(?>[^"\\]+|\\.?)*(?P<end>"|\Z)|[\[\]{}]', re.DOTALL)
 _GAP = re.compile(rb"[ \t\r\n]*")
 
 
-def parse(text: bytes | str, where: str) -> Any:
+def parse_json(text: bytes | str, where: str) -> Any:
     """The value of a JSON text; `PosgapError` begins with `where` and says what is wrong.
 
     Refused are NaN, infinities and numbers that are too large to be told from them, whole numbers of more than 64
@@ -42,13 +42,13 @@ def parse(text: bytes | str, where: str) -> Any:
     try:
         value = pydantic_core.from_json(data, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:
-        raise PosgapError(f"{where}: not JSON: {_reason(error, data)}") from None
+        raise PosgapError(f"{where}: not JSON: {_why_not_json(error, data)}") from None
     if _PERHAPS_TOO_LARGE.search(data):
         _require_ordinary_numbers(value, where)
     return value
 
 
-def _reason(error: ValueError, data: bytes) -> str:
+def _why_not_json(error: ValueError, data: bytes) -> str:
     reason = str(error).replace("at line 1 column", "at column") if b"\n" not in data.rstrip() else str(error)
     if "recursion limit" in reason:
         return f"nested more than {DEPTH} levels deep"
@@ -73,9 +73,9 @@ def _require_ordinary_numbers(value: Any, where: str) -> None:
             raise PosgapError(f"{where}: a number too large for a float")
 
 
-def document(path: Path) -> bytes:
+def read_document(path: Path) -> bytes:
     """A file's bytes, at most `DOCUMENT` when they are unpacked; `PosgapError` where it cannot be read or has more."""
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         data = file.read(DOCUMENT + 1)
     if len(data) > DOCUMENT:
         raise PosgapError(f"{path}: more than {DOCUMENT // MB} MB, too large for a JSON document that is read whole")
@@ -84,7 +84,7 @@ def document(path: Path) -> bytes:
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, line) of a file's lines that are not blank."""
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         number = last = 0
         try:
             while line := file.readline(RECORD + 1):
@@ -102,7 +102,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def items(path: Path) -> Iterator[tuple[int, Any]]:
     """Yields (number from 1, item) of a file that is a JSON array of objects or arrays, of any length."""
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         buffer = _Buffer(file, path)
         if buffer.next_byte() != b"[":
             raise PosgapError(f"{path}: expected a JSON array of objects; name a file of lines .jsonl")
@@ -114,7 +114,7 @@ def items(path: Path) -> Iterator[tuple[int, Any]]:
                     raise PosgapError(f"{path}: not JSON: no comma after item {number}")
                 buffer.at += 1
             number += 1
-            yield number, parse(buffer.item(number), f"{path}:{number}")
+            yield number, parse_json(buffer.item(number), f"{path}:{number}")
             separator = buffer.next_byte()
         buffer.at += 1
         if buffer.next_byte():
@@ -125,7 +125,7 @@ def is_array(path: Path) -> bool:
     """Whether a file that is named `.json` (also `.json.gz`) begins as a JSON array, rather than as lines."""
     if ".json" not in Path(path).suffixes:
         return False
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         return _Buffer(file, path).next_byte() == b"["
 
 
@@ -172,12 +172,12 @@ class _Buffer:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def open_unpacked(path: Path) -> Iterator[BinaryIO]:
     """A file to read, unpacked where its name ends in `.gz`. `PosgapError` where it is missing, cannot be read, is
     corrupt, or unpacks to suspiciously much."""
     try:
         with open(path, "rb") as raw:
-            yield _Unpacked(raw, path) if Path(path).suffix == ".gz" else raw  # type: ignore[misc]
+            yield _BoundedGzipFile(raw, path) if Path(path).suffix == ".gz" else raw  # type: ignore[misc]
     except FileNotFoundError:
         raise PosgapError(f"{path}: no such file") from None
     except _UNREADABLE as error:
@@ -187,7 +187,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 _UNREADABLE = (OSError, EOFError, zlib.error)
 
 
-class _Unpacked(gzip.GzipFile):
+class _BoundedGzipFile(gzip.GzipFile):
     """A gzipped file that is not read on when it has given too much for its size."""
 
     def __init__(self, packed: BinaryIO, path: Path):

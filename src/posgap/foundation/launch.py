@@ -18,14 +18,14 @@ _calls = itertools.count()
 LEAVE_SECONDS = 5.0  # for processes that end together
 
 
-def launched() -> tuple[int, int]:
+def launch_rank_and_size() -> tuple[int, int]:
     """This process's rank and the number of processes, by the launcher's variables."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_main_process() -> bool:
     """Whether this process is the one that writes."""
-    return launched()[0] == 0
+    return launch_rank_and_size()[0] == 0
 
 
 def first_of_its_node() -> bool:
@@ -33,13 +33,13 @@ def first_of_its_node() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def end(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """Ends this process with an exit code; raises `SystemExit`, but for one process of several.
 
     Those leave without taking the interpreter down: while it goes, threads of gloo now and then abort the process, and
     the launcher then stops the others, one of which may still be writing the model.
     """
-    if launched()[1] == 1:
+    if launch_rank_and_size()[1] == 1:
         sys.exit(code)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -48,13 +48,13 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def of_all(work: Callable[[], T]) -> list[T]:
+def gather_from_all(work: Callable[[], T]) -> list[T]:
     """What `work` returns in each process of this launch, as JSON values, in the order of their ranks.
 
     Every process has to call this as often as the others. If `work` raises `PosgapError` in one of them, all of them
     raise `OfAll`, and the command line shows it once.
     """
-    rank, world = launched()
+    rank, world = launch_rank_and_size()
     if world == 1:
         return [work()]
     board, call = _board(), next(_calls)
@@ -64,11 +64,11 @@ def of_all(work: Callable[[], T]) -> list[T]:
         answer = {"error": str(error)}
     try:
         board.set(f"{call}/{rank}", json.dumps(answer))
-        _wait(lambda: board.check([f"{call}/{each}" for each in range(world)]))
+        _wait_until(lambda: board.check([f"{call}/{each}" for each in range(world)]))
         answers = [json.loads(board.get(f"{call}/{each}")) for each in range(world)]
         board.add(f"{call}/read", 1)
         if rank == 0:  # which may hold the board, and end now
-            _wait(lambda: board.add(f"{call}/read", 0) == world)
+            _wait_until(lambda: board.add(f"{call}/read", 0) == world)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise PosgapError(f"the launch's first process cannot be reached ({reason}); see its error") from None
@@ -78,7 +78,7 @@ def of_all(work: Callable[[], T]) -> list[T]:
     return [each["value"] for each in answers]
 
 
-def end_together() -> None:
+def leave_together() -> None:
     """Waits until every process that has raised `OfAll` has come here, the first one when it has shown the line.
 
     A launcher stops the others as soon as one has failed, and with them the line, if that one were not the first.
@@ -86,7 +86,7 @@ def end_together() -> None:
     deadline = time.monotonic() + LEAVE_SECONDS
     with suppress(RuntimeError):
         _board().add("leaving", 1)
-        while _board().add("leaving", 0) < launched()[1] and time.monotonic() < deadline:
+        while _board().add("leaving", 0) < launch_rank_and_size()[1] and time.monotonic() < deadline:
             time.sleep(0.01)
 
 
@@ -100,7 +100,7 @@ def _board() -> Any:
     return PrefixStore(f"posgap/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _wait(done: Callable[[], bool]) -> None:
+def _wait_until(done: Callable[[], bool]) -> None:
     """Waits without end, since hashing may take long, and in Python, where signals are heard."""
     while not done():
         time.sleep(0.05)

@@ -17,7 +17,7 @@ import click
 
 from posgap.foundation.launch import is_main_process
 from posgap.foundation.locations import with_uris
-from posgap.foundation.redaction import redacted
+from posgap.foundation.redaction import redact
 
 RESULT = logging.INFO + 5  # the level of a line that says what came of a stage, which `--quiet` leaves
 logging.addLevelName(RESULT, "RESULT")
@@ -52,7 +52,7 @@ def command(words: Sequence[str]) -> Iterator[None]:
         _command = _OUTSIDE
 
 
-def options() -> list[click.Parameter]:
+def output_options() -> list[click.Parameter]:
     """`--json` and `--quiet`, which every verb has."""
 
     def note(ctx: click.Context, option: click.Parameter, value: bool) -> None:
@@ -83,14 +83,14 @@ def from_python(quiet: bool) -> Iterator[None]:
         if silent or is_configured:
             yield
         else:
-            with _shown(logger):
+            with _show_notes(logger):
                 yield
     finally:
         _command = outside
 
 
 @contextmanager
-def _shown(logger: logging.Logger) -> Iterator[None]:
+def _show_notes(logger: logging.Logger) -> Iterator[None]:
     """Within the block the logger's lines go to standard error, each once: what the program's own logging shows is left
     to that."""
     handler, propagates = _Notes(logger), logger.propagate
@@ -129,7 +129,7 @@ class NoteFormatter(logging.Formatter):
         super().__init__("posgap | %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        return redacted(with_uris(super().format(record)))
+        return redact(with_uris(super().format(record)))
 
 
 def is_quiet() -> bool:
@@ -150,12 +150,12 @@ def is_wanted(record: logging.LogRecord) -> bool:
 
 def show(text: str, result: Any) -> None:
     """Prints what came of a verb: a text for people or, at the verb's end, `result` as JSON where it is asked for."""
-    keep(result)
+    set_result(result)
     if not _command.as_json:
         click.echo(text)
 
 
-def keep(result: Any) -> None:
+def set_result(result: Any) -> None:
     """Has `result` be what `--json` prints; the last one counts."""
     if _command.as_json:
         _command.result = result
@@ -192,7 +192,7 @@ def write_json(otherwise: Any = None) -> None:
         click.echo(json.dumps(result))
 
 
-def coloured(text: str, stream: TextIO) -> str:
+def colour_word(text: str, stream: TextIO) -> str:
     """A word of a verdict, or of an error, in its colour, where the stream is a terminal and NO_COLOR is not set."""
     colour = _COLOURS.get(text.strip())
     if not colour or os.environ.get("NO_COLOR") or not stream.isatty():

@@ -35,12 +35,12 @@ _FORMS = (
 )
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """The text with `***` in the place of every secret in it."""
-    return _redacted(text, _known_values())
+    return _redact_known(text, _known_values())
 
 
-def _redacted(text: str, known: list[str]) -> str:
+def _redact_known(text: str, known: list[str]) -> str:
     for value in known:
         text = text.replace(value, HIDDEN)
     for form, hidden in _FORMS:
@@ -53,14 +53,14 @@ def without_user(address: str) -> str:
     return _USER.sub("", address)
 
 
-def redacted_value(value: Any) -> Any:
-    """A JSON value, or what is to become one, in which every text is `redacted`, keys excepted, and every text under a
-    key that names a secret."""
+def redact_value(value: Any) -> Any:
+    """Returns a JSON value, or what is to become one, with secrets hidden as by `redact`: in every text but keys, and
+    every text under a key that names a secret."""
     known = _known_values()
 
     def without_secrets(value: Any) -> Any:
         if isinstance(value, str):
-            return _redacted(value, known)
+            return _redact_known(value, known)
         if isinstance(value, dict):
             return {key: HIDDEN if _is_secret(key, each) else without_secrets(each) for key, each in value.items()}
         return [without_secrets(each) for each in value] if isinstance(value, list | tuple) else value

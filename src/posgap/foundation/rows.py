@@ -9,8 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from posgap.foundation.errors import PosgapError, shortened
-from posgap.foundation.json_text import MB, RECORD, opened
+from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.json_text import MB, RECORD, open_unpacked
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _PARQUET = ".parquet"
@@ -38,24 +38,24 @@ def table_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, d
     path = Path(path)
     kind = kind_of_table(path)
     if kind in SEPARATORS:
-        yield from _separated(path, SEPARATORS[kind], columns)
+        yield from _read_csv(path, SEPARATORS[kind], columns)
         return
     parts = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not parts:
         raise PosgapError(f"{path}: a folder without Parquet files, as `to_parquet` of a data set writes them")
-    yield from enumerate(chain.from_iterable(map(_columnar, parts)), start=1)
+    yield from enumerate(chain.from_iterable(map(_read_parquet, parts)), start=1)
 
 
-def _separated(path: Path, separator: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_csv(path: Path, separator: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(RECORD)
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         rows = csv.reader(_text_lines(file, path), delimiter=separator, strict=True)
         read = 0  # lines
         try:
             header = list(columns) or next(filter(None, rows), [])
             # Where a comma stands for the decimal point, spreadsheets separate the columns of CSV by semicolons.
             if len(header) == 1 and set(header[0]) & set(";\t,") - {separator}:
-                one = shortened(repr(header[0]))
+                one = shorten(repr(header[0]))
                 raise PosgapError(
                     f"{path}: has the one column {one}; separate its columns by commas in .csv, by tabs in .tsv"
                 )
@@ -81,7 +81,7 @@ def _text_lines(file: BinaryIO, path: Path) -> Iterator[str]:
         first = False
 
 
-def _columnar(path: Path) -> Iterator[dict[str, Any]]:
+def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow
     from pyarrow import parquet
 

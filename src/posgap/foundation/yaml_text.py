@@ -13,7 +13,7 @@ import yaml
 from posgap.foundation.errors import PosgapError
 
 
-def parse(data: bytes, where: str, what: str, max_bytes: int, typed: bool = False) -> Any:
+def parse_yaml(data: bytes, where: str, what: str, max_bytes: int, typed: bool = False) -> Any:
     """The value of a YAML text; `PosgapError` begins with `where` and says what is wrong.
 
     `what` the text is to be, as "a policy", is in what it says. Refused are texts of more than `max_bytes`, aliases,
@@ -22,7 +22,7 @@ def parse(data: bytes, where: str, what: str, max_bytes: int, typed: bool = Fals
     """
     if len(data) > max_bytes:
         raise PosgapError(f"{where}: more than {max_bytes} bytes, too much for {what}")
-    loader = type("Loader", (_Typed if typed else _Texts,), {"what": what})
+    loader = type("Loader", (_CoreLoader if typed else _TextLoader,), {"what": what})
     try:
         value = yaml.load(data, loader)
         json.dumps(value, allow_nan=False)
@@ -38,7 +38,7 @@ def parse(data: bytes, where: str, what: str, max_bytes: int, typed: bool = Fals
         raise PosgapError(f"{where}: not YAML that can be read: {error}") from None
 
 
-class _Guarded:
+class _StrictLoader:
     """Of a loader: reads neither aliases nor a name twice."""
 
     what = "it"
@@ -56,11 +56,11 @@ class _Guarded:
         return super().construct_mapping(node, deep)  # type: ignore[misc]
 
 
-class _Texts(_Guarded, yaml.BaseLoader):
+class _TextLoader(_StrictLoader, yaml.BaseLoader):
     """Reads every value as text."""
 
 
-class _Typed(_Guarded, yaml.SafeLoader):
+class _CoreLoader(_StrictLoader, yaml.SafeLoader):
     """Reads values by the core schema of YAML 1.2 (section 10.3.2), less its octal and infinite numbers.
 
     YAML 1.1, which PyYAML reads, takes 1e-5 for text, 1:30 for ninety and 2026-11-23 for a date.
@@ -80,4 +80,4 @@ for _tag, _pattern, _first in (
     ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
     ("float", r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?", list("-+.0123456789")),
 ):
-    _Typed.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first)
+    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first)

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 from xml.etree import ElementTree
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import atomic, remove
-from posgap.foundation.printing import coloured
-from posgap.foundation.redaction import redacted
+from posgap.foundation.files import atomic, delete_path
+from posgap.foundation.printing import colour_word
+from posgap.foundation.redaction import redact
 from posgap.gating.rules import CHECK_RULES, Ruling
 from posgap.gating.verdict import OFTEN, Verdict, against, markdown
 from posgap.measurement.sweeps import Sweep
@@ -93,11 +93,11 @@ def text(checked: Checked) -> str:
     """The same for a terminal: the curve, the figures, and a line for each rule."""
     assert checked.verdict and checked.sweep
     rules = [
-        f"{coloured(f'{ruling.outcome:<7}', sys.stdout)}{against(ruling)}; {ruling.sentence}"
+        f"{colour_word(f'{ruling.outcome:<7}', sys.stdout)}{against(ruling)}; {ruling.sentence}"
         for ruling in checked.verdict.rules
     ]
     evidence_gaps = [checked.verdict.wanting] if checked.verdict.wanting else []
-    outcome = f"{coloured(checked.verdict.outcome, sys.stdout)}: {' '.join(_safe(checked.model).split())}"
+    outcome = f"{colour_word(checked.verdict.outcome, sys.stdout)}: {' '.join(_safe(checked.model).split())}"
     return "\n".join([text_curve(checked.sweep), "", _figures(checked.sweep), "", *rules, *evidence_gaps, outcome])
 
 
@@ -137,7 +137,7 @@ class Reports:
         for place in self.places.values():
             place.parent.mkdir(parents=True, exist_ok=True)  # where it cannot be written, that is said before any work
             if not self._adds(place):
-                remove(place)
+                delete_path(place)
 
     def write(self, checked: Checked) -> None:
         """Writes all of them, each whole or not at all."""
@@ -163,7 +163,7 @@ def _is_report(place: Path, kind: str) -> bool:
 
 def _safe(words: str) -> str:
     """The text without secrets, and without characters that break a report or act on a terminal."""
-    return _UNSAFE.sub("\ufffd", redacted(words))
+    return _UNSAFE.sub("\ufffd", redact(words))
 
 
 def _as_code(words: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import Record, digest, digest_of
+from posgap.foundation.files import Record, digest_of, digest_path
 from posgap.gating.demands import Policy
 from posgap.gating.rules import Case
 from posgap.measurement.comparability import alike
@@ -58,7 +58,7 @@ def record_of(evidence: Evidence) -> SweepRecord:
         **sweep.model_dump(include={"label", "model", "model_digest", "examples_digest"}),
         settings_digest=digest_of(sweep.settings),
         files={
-            name: digest(folder / name) if (folder / name).is_file() else ""
+            name: digest_path(folder / name) if (folder / name).is_file() else ""
             for name in FILES
             if sweep.grading or name != JUDGEMENTS_FILE
         },

@@ -5,11 +5,11 @@ import logging
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import atomic, digest_of, parsed
-from posgap.foundation.json_text import opened
+from posgap.foundation.files import atomic, digest_of, parse_as
+from posgap.foundation.json_text import open_unpacked
 from posgap.foundation.locations import Location, cache_folder
-from posgap.foundation.printing import RESULT, keep, show
-from posgap.foundation.yaml_text import parse
+from posgap.foundation.printing import RESULT, set_result, show
+from posgap.foundation.yaml_text import parse_yaml
 from posgap.gating.config import CheckConfig, GateConfig, PolicyConfig
 from posgap.gating.demands import Policy
 from posgap.gating.signature import keygen
@@ -22,21 +22,21 @@ MAX_BYTES = 16_384  # of a policy file; the longest sensible one has a tenth
 
 def read_policy(path: Path) -> Policy:
     """The policy of a YAML file, within limits; `PosgapError` names the file and what is wrong with it."""
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         data = file.read(MAX_BYTES + 1)
     return parsed_policy(data, str(path))
 
 
 def parsed_policy(data: bytes, where: str) -> Policy:
     """The policy of a YAML text; `PosgapError` begins with `where`."""
-    values = parse(data, where, "a policy", MAX_BYTES)
+    values = parse_yaml(data, where, "a policy", MAX_BYTES)
     if not isinstance(values, dict):
         raise PosgapError(f"{where}: no policy: write lines like `max_gap: 10`; `posgap policy` prints all")
     if unknown := [str(name) for name in values if name not in Policy.model_fields]:
         raise PosgapError(
             f"{where}: {unknown[0][:60]!r} is nothing that a policy says; there are {', '.join(Policy.model_fields)}"
         )
-    return parsed(Policy, values, where)
+    return parse_as(Policy, values, where)
 
 
 def policy_text(policy: Policy) -> str:
@@ -116,7 +116,7 @@ def policy(config: PolicyConfig) -> None:
     elif config.file:
         given = read_policy(config.file)
         registry.set_policy(config.name, given.model_dump_json())
-        keep({"name": config.name, "version": given.version, "digest": policy_digest(given)})
+        set_result({"name": config.name, "version": given.version, "digest": policy_digest(given)})
         log.log(RESULT, "%s: policy %s", config.name, described(given))
     else:
         shown = required_policy(config.name) if config.name else Policy()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posgap.foundation.errors import Findings, PosgapError
-from posgap.foundation.files import digest, read_json
+from posgap.foundation.files import digest_path, read_json
 from posgap.foundation.printing import RESULT, show
-from posgap.foundation.printing import keep as keep_result
+from posgap.foundation.printing import set_result as keep_result
 from posgap.gating.config import VerifyConfig
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import ANCHOR, FILES, first_difference, folder_of
@@ -57,7 +57,7 @@ def replayed(folder: Path) -> Verdict:
             raise PosgapError(f"{folder / GATE_FILE}: evidence of {role!r}: there are {', '.join(ROLES)}")
         for name in FILES:
             file = folder / role / name
-            if (digest(file) if file.is_file() else "") != record.files.get(name, ""):
+            if (digest_path(file) if file.is_file() else "") != record.files.get(name, ""):
                 raise PosgapError(f"{file}: not the file that was judged; gate again")
     if not {"candidate", "base"} <= recorded.evidence.keys():
         raise PosgapError(f"{folder / GATE_FILE}: names no sweep of candidate or base; gate again")

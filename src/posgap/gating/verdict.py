@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, computed_field
 
 from posgap.foundation import tables
-from posgap.foundation.errors import GateFailed, NotEnoughEvidence, PosgapError
+from posgap.foundation.errors import GateRefusal, NotEnoughEvidence, PosgapError
 from posgap.foundation.files import Record, read_model
 from posgap.foundation.registry import Parameters
 from posgap.gating.demands import Policy
@@ -109,7 +109,7 @@ class Verdict(Record):
         """Why `what` was not admitted, in one line. The exit code tells a refusal from a want of evidence."""
         if self.outcome == "refused":
             failed = "; ".join(against(ruling) for ruling in self.rules if ruling.outcome == "fail")
-            return GateFailed(f"the gate refused {what}: {failed}")
+            return GateRefusal(f"the gate refused {what}: {failed}")
         unsure = [ruling for ruling in self.rules if not ruling.passed]
         advice = f"; sweep at least {self.needs} examples" if self.needs else ""
         reasons = "; ".join([*map(against, unsure), *self.evidence_gaps]) or "no rule was asked"

@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.fields import is_endpoint, pairs
-from posgap.foundation.redaction import redacted
+from posgap.foundation.redaction import redact
 
 _TIMEOUT = 10.0  # seconds to wait for the list of models
 _MAX_SHOWN = 5  # names in a message
@@ -24,7 +24,7 @@ def with_endpoint(values: Mapping[str, Any], model: str, url: str, otherwise: st
     named = values.get(model)
     if not is_endpoint(named):
         if isinstance(named, str) and not values.get(url) and _WITHOUT_SCHEME.fullmatch(named):
-            raise PosgapError(f"--{model}: {shortened(named)}: write http:// in front of an endpoint's address")
+            raise PosgapError(f"--{model}: {shorten(named)}: write http:// in front of an endpoint's address")
         return dict(values)
     address, _, name = values[model].partition("#")
     if values.get(url):
@@ -43,9 +43,9 @@ def only_model(address: str, header: Mapping[str, str], option: str = "model") -
     names = _served(address, header)
     if len(names) == 1:
         return names[0]
-    shown = ", ".join(map(shortened, names[:_MAX_SHOWN])) + ", ..." * (len(names) > _MAX_SHOWN)
+    shown = ", ".join(map(shorten, names[:_MAX_SHOWN])) + ", ..." * (len(names) > _MAX_SHOWN)
     serves = f"serves {len(names)} models ({shown})" if names else "does not say which model it serves"
-    raise PosgapError(f"--{option}: {redacted(address)} {serves}; name one: {redacted(address)}#NAME")
+    raise PosgapError(f"--{option}: {redact(address)} {serves}; name one: {redact(address)}#NAME")
 
 
 def _served(address: str, header: Mapping[str, str]) -> list[str]:
@@ -53,11 +53,11 @@ def _served(address: str, header: Mapping[str, str]) -> list[str]:
 
     from posgap.generation.openai import about_key, endpoint_url, headers_of, tls
 
-    url, shown, headers = endpoint_url(address, "models"), redacted(address), headers_of(header)
+    url, shown, headers = endpoint_url(address, "models"), redact(address), headers_of(header)
     try:
         answer = httpx2.get(url, headers=headers, timeout=_TIMEOUT, verify=tls())
     except (httpx2.HTTPError, httpx2.InvalidURL, ImportError, ValueError) as fault:
-        reason = redacted(str(fault)) or type(fault).__name__
+        reason = redact(str(fault)) or type(fault).__name__
         raise PosgapError(
             f"{shown}: cannot be asked which model it serves: {reason}; start it, or correct it"
         ) from None

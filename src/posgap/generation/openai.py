@@ -25,10 +25,10 @@ from typing import Any
 
 import httpx2
 
-from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.interruption import RESUMES
 from posgap.foundation.json_text import RECORD
-from posgap.foundation.redaction import HIDDEN, MIN_CHARACTERS, redacted
+from posgap.foundation.redaction import HIDDEN, MIN_CHARACTERS, redact
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying_async
 from posgap.generation.congestion import Window
 from posgap.generation.endings import before_stop
@@ -78,7 +78,7 @@ class OpenAIGenerator:
         self.served = served or Served()
         self.chat = parameters.endpoint == "chat"
         self.url = endpoint_url(parameters.base_url, f"{'chat/' * self.chat}completions")
-        self.shown = redacted(self.url)
+        self.shown = redact(self.url)
         self.headers = headers_of(parameters.header)
         arguments = {"chat_template_kwargs": dict(framing.arguments)} if framing.arguments else {}
         self.asked_for = (
@@ -106,7 +106,7 @@ class OpenAIGenerator:
                 reason = _WITHOUT_SOCKS if isinstance(fault, ImportError) else str(fault)
                 raise PosgapError(
                     f"{self.shown}: the proxy that the environment names (HTTPS_PROXY, HTTP_PROXY or ALL_PROXY) cannot "
-                    f"be used: {redacted(reason)}; or name this host in NO_PROXY"
+                    f"be used: {redact(reason)}; or name this host in NO_PROXY"
                 ) from None
             work = (self._work(client, questions, sampling, answers) for _ in range(concurrency))
             tasks = [runner.get_loop().create_task(each) for each in work]
@@ -325,7 +325,7 @@ class OpenAIGenerator:
             for secret in (value, *value.split()):
                 if len(secret) >= MIN_CHARACTERS:
                     text = text.replace(secret, HIDDEN)
-        return redacted(text)
+        return redact(text)
 
 
 def _nobody(error: BaseException | None) -> str:
@@ -374,7 +374,7 @@ def headers_of(header: Mapping[str, str]) -> dict[str, str]:
         headers = {own: each for own, each in headers.items() if own.lower() != name.lower()} | {name: value}
     for name, value in headers.items():
         if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) or not re.fullmatch(r"[ -~]*", value):
-            where = KEY_VARIABLE if name == "Authorization" and name not in header else f"--header {shortened(name)}"
+            where = KEY_VARIABLE if name == "Authorization" and name not in header else f"--header {shorten(name)}"
             raise PosgapError(f"{where}: has characters that no header takes")
     return headers
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from posgap.foundation.errors import shortened
+from posgap.foundation.errors import shorten
 from posgap.generation.generator import Completion, Usage
 from posgap.generation.thoughts import split_thoughts
 
@@ -180,7 +180,7 @@ def _text(value: Any) -> str:
 
 def _line(text: str) -> str:
     """The text as a short line that does nothing to a terminal."""
-    return shortened(" ".join(_CONTROL.sub(" ", text).split()))
+    return shorten(" ".join(_CONTROL.sub(" ", text).split()))
 
 
 def _whole(text: str) -> str:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.files import digest_of, work_folder
 from posgap.generation.backends import BACKENDS, OPENAI, TRANSFORMERS, Backend, BackendConfig, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling
@@ -107,7 +107,7 @@ class Judge:
         longest = self.builder.max_new_tokens + self.builder.max_thinking_tokens
         if len(ids) + longest > self.builder.context:
             raise PosgapError(
-                f"{self.name}: the prompt about {shortened(repr(judged.question))} has {len(ids)} tokens, which with "
+                f"{self.name}: the prompt about {shorten(repr(judged.question))} has {len(ids)} tokens, which with "
                 f"{longest} new ones exceed the judge's context of {self.builder.context}; take another judge"
             )
         return Prompt(text, ids)
@@ -136,4 +136,4 @@ def verdict(completion: Completion) -> Verdict:
 def _instead(completion: Completion) -> str:
     if completion.outcome != "answered":
         return f"{completion.outcome}: {completion.reason}" if completion.reason else completion.outcome
-    return shortened(f"it answered {completion.text!r}")
+    return shorten(f"it answered {completion.text!r}")

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import HOME_PREFIX, digest
-from posgap.foundation.interruption import stopping_on_termination
+from posgap.foundation.files import HOME_PREFIX, digest_path
+from posgap.foundation.interruption import raising_on_termination
 from posgap.foundation.locations import is_uri
 from posgap.storage.folders import ResumableFolder
 from posgap.storage.transfer import upload
@@ -40,7 +40,7 @@ def kept(out: Any, below: Path | None = None) -> Iterator[str]:
         return
     mirror = _Mirror(below or Path(out.path).parent, place)
     mirror.fetch()
-    with stopping_on_termination():
+    with raising_on_termination():
         try:
             with mirror.pushing():
                 yield place
@@ -75,7 +75,7 @@ class _Mirror:
             # Of copies, since a stage goes on writing to its files while they are read.
             copied = [(path, Path(shutil.copyfile(path, Path(copies, str(at))))) for at, path in enumerate(changed)]
             named = [(copy, f"{self.place}/{path.relative_to(self.folder).as_posix()}") for path, copy in copied]
-            upload([(copy, digest(copy), uri) for copy, uri in named], self.place)
+            upload([(copy, digest_path(copy), uri) for copy, uri in named], self.place)
             self._sent |= changed
 
     @contextmanager

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from posgap.foundation.files import digest, work_folder
+from posgap.foundation.files import digest_path, work_folder
 from posgap.foundation.progress import track
 from posgap.generation.backends import BACKENDS, BackendConfig, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling, Usage
@@ -55,7 +55,7 @@ def answers(
     identity = {name: getattr(config, name) for name in config.cache_key_fields() if name not in _WITHOUT_EFFECT}
     identity["stop"] = list(builder.stop)  # which may come from the metric
     # Answers are kept by the place of their example in its file, of which another `limit` takes more.
-    identity |= {"model": config.model, "examples_digest": digest(examples_file(config.examples))} | beside
+    identity |= {"model": config.model, "examples_digest": digest_path(examples_file(config.examples))} | beside
     unfinished = Unfinished(work_folder(config.out), identity, token_ids)
     prompts = list(product(range(len(examples)), range(len(placements) * samples)))
     missing: dict[int, list[int]] = {}

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import Record, parsed
+from posgap.foundation.files import Record, parse_as
 from posgap.generation.served import MUST_STAY, Served
 from posgap.measurement.comparability import differing
 from posgap.measurement.config import SweepConfig
@@ -44,7 +44,7 @@ class _Asked(Record):
 
 
 def _asked(part: Evidence) -> _Asked:
-    return parsed(_Asked, part.sweep.settings, f"{part.path}: settings")
+    return parse_as(_Asked, part.sweep.settings, f"{part.path}: settings")
 
 
 def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.locations import Location
 from posgap.measurement.gradings import read_judgements
 from posgap.measurement.sweeps import Evidence, Sweep, outcome_of, read_predictions
@@ -63,7 +63,7 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
         said = outcome_of(row) == "answered"
         score = scored(row["response"], examples[row["content"]], at) if said else 0.0
         if not math.isclose(row["correct"], score, abs_tol=_AGREE):
-            response = shortened(repr(row["response"]))
+            response = shorten(repr(row["response"]))
             raise PosgapError(
                 f"{path}: {row['id']} at {at.name}: the score of {response} is {score:g} and not {row['correct']:g}, "
                 "which the sweep has; sweep again"
@@ -83,7 +83,7 @@ def _by_judgements(path: Path) -> Callable[[str, AnyExample, Placement], float]:
         judgement = judgements.get((example.question, tuple(example.answers), response))
         if judgement is None or not judgement.is_readable:
             raise PosgapError(
-                f"{path}: {example.id} at {at.name}: nobody judged {shortened(repr(response))}; grade again"
+                f"{path}: {example.id} at {at.name}: nobody judged {shorten(repr(response))}; grade again"
             )
         return judgement.score
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.files import digest_of
 from posgap.foundation.interruption import RESUMES
 from posgap.foundation.locations import with_uris
@@ -107,7 +107,7 @@ class Answered(NamedTuple):
     def most_frequent_reason(self) -> str:
         """Why prompts were not answered, most often; empty where no reason was given."""
         reasons = Counter(row["reason"] for row in self.predictions if "outcome" in row and row.get("reason"))
-        return shortened(reasons.most_common(1)[0][0]) if reasons else ""
+        return shorten(reasons.most_common(1)[0][0]) if reasons else ""
 
 
 class Swept(NamedTuple):

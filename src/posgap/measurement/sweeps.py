@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
-from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import Record, read_model, read_models
 from posgap.foundation.locations import Location, last_name
 from posgap.generation.generator import Completion, Outcome
@@ -413,12 +413,12 @@ def no_figures(
     often: str,
     kept: str,
     out: Location,
-) -> Rejected:
+) -> Rejection:
     """The error that says why there are no figures of `what`: more prompts went unanswered at a placement than `most`
     percent, `often` for this reason. Its folder, beside `out`, has the predictions; `kept` is what need not be asked
     again."""
     said = f"; most often: {often}" if often else ""
-    return Rejected(
+    return Rejection(
         f"{what}: no figures: {outcomes.phrase(placements)}, and {most:g} % is allowed{said}. See "
         f"{out}.rejected/{PREDICTIONS_FILE}. The {kept} are kept: the same command asks again for what failed alone, "
         "and with a higher --max-unanswered makes do with these"

@@ -6,8 +6,8 @@ from pathlib import Path
 from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import Record, digest_of, parsed
-from posgap.foundation.json_text import parse
+from posgap.foundation.files import Record, digest_of, parse_as
+from posgap.foundation.json_text import parse_json
 from posgap.generation.generator import Completion, Outcome, Usage
 from posgap.generation.served import Served
 
@@ -48,7 +48,7 @@ class Unfinished:
             whole = 0
             for line in file:
                 try:
-                    kept = parsed(_Answer, parse(line, str(self.file)), str(self.file))
+                    kept = parse_as(_Answer, parse_json(line, str(self.file)), str(self.file))
                 except PosgapError:
                     break
                 if not line.endswith(b"\n"):

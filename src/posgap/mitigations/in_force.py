@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import parsed
+from posgap.foundation.files import parse_as
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.closing import read_config
@@ -28,7 +28,7 @@ def apply(model: "PreTrainedModel", name: str, settings: "Settings | Mapping[str
     Raises `PosgapError` where the model's family cannot have it; the model is then as it was.
     """
     mitigation = model_mitigation(name)
-    given = settings if isinstance(settings, mitigation.settings) else parsed(mitigation.settings, settings, name)
+    given = settings if isinstance(settings, mitigation.settings) else parse_as(mitigation.settings, settings, name)
     above = _taken_back(model, name)
     try:
         _put(model, mitigation, given)

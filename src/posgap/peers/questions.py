@@ -9,7 +9,7 @@ import numpy as np
 
 from posgap.data.made import made_examples
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import parsed
+from posgap.foundation.files import parse_as
 from posgap.generation.backends import BACKENDS
 from posgap.generation.endings import before_stop
 from posgap.generation.thoughts import split_thoughts
@@ -72,7 +72,7 @@ class Questions:
             raise PosgapError(f"{where}: there is no option {unknown[0]}; choose among examples, {', '.join(OPTIONS)}")
         # What a sweep has beside these says how a model is reached.
         reached = {"model": "-", "examples": "-", "out": "-", "backend": "openai", "base_url": "http://localhost"}
-        self.config = parsed(SweepConfig, reached | {"task": task} | options, where)
+        self.config = parse_as(SweepConfig, reached | {"task": task} | options, where)
         self.builder = BACKENDS["openai"].builder(self.config)
         asked_of, metric = self.builder.task, self.config.metric
         self.scoring = Scoring(asked_of, metric, self.config.stop_strings(asked_of.stop(metric)))

@@ -12,7 +12,7 @@ from posgap.distillation.config import DistillConfig, TeacherConfig, TrainJobCon
 from posgap.distillation.methods import METHODS, MITIGATE
 from posgap.foundation.config import Config
 from posgap.foundation.errors import PosgapError, faults, suggestion
-from posgap.foundation.fields import IN_SETTINGS, Role, registered_name, role, settings_of
+from posgap.foundation.fields import IN_SETTINGS, Role, parse_settings, registered_name, role
 from posgap.foundation.files import digest_of
 from posgap.gating.config import GateConfig
 from posgap.measurement.config import CompareConfig, SweepConfig
@@ -61,7 +61,7 @@ def decided(form: PreflightConfig) -> PreflightConfig:
 def given(text: str) -> dict[str, Any]:
     """What a form's settings say, by name; of a stage as STAGE.NAME, whether it was written so or as a table."""
     by_name = dict[str, Any]()
-    for name, value in settings_of(text).items():
+    for name, value in parse_settings(text).items():
         own = value if name in STAGES and isinstance(value, dict) else None
         by_name |= {name: value} if own is None else {f"{name}.{inner}": each for inner, each in own.items()}
     return by_name

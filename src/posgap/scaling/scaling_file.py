@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import Record, parsed, read_model, write_json
+from posgap.foundation.files import Record, parse_as, read_model, write_json
 from posgap.mitigations.applied import refuse_chosen_by, write_with
 from posgap.mitigations.lpes import LPES, LayerFactors
 from posgap.models.factors import check_factors
@@ -132,7 +132,7 @@ def read_scaling(path: Path) -> Scaling:
     Raises `PosgapError` if a factor lies outside the bounds of its curve.
     """
     scaling = read_model(Scaling, path, SCALING_FILE)
-    bounds = parsed(_Bounds, scaling.curve, f"{path}: the curve")
+    bounds = parse_as(_Bounds, scaling.curve, f"{path}: the curve")
     check_factors(scaling.factors, len(scaling.factors), str(path))
     for layer, factor in enumerate(scaling.factors):
         if not bounds.low <= factor <= bounds.high:

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import parsed
+from posgap.foundation.files import parse_as
 from posgap.foundation.printing import RESULT
 from posgap.mitigation_search.config import ApplyConfig
 from posgap.mitigation_search.report import MITIGATE_FILE, Found, read_mitigate
@@ -59,7 +59,7 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
             f"{config.model}"
         )
     mitigation = model_mitigation(name)
-    given = parsed(mitigation.settings, chosen.settings, f"settings of {name}")
+    given = parse_as(mitigation.settings, chosen.settings, f"settings of {name}")
     model = load_model(config.model)
     put_in_force(model, name, given)  # which says why a model cannot have it
     neutral = given == mitigation.neutral(model.config)

@@ -29,10 +29,10 @@ from posgap.distillation.planning import LORA_RANK
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.foundation.interruption import resumable
-from posgap.foundation.launch import is_main_process, of_all
+from posgap.foundation.launch import gather_from_all, is_main_process
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.generation.setup import builder_of
@@ -110,14 +110,16 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     except NotFinite as error:
         if is_main_process():
             write_json(out / "non_finite.json", _at_fault(error, pairs))
-        raise Rejected(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
+        raise Rejection(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
     if is_main_process() and (line := rounding_floor.warning(history)):
         log.warning("%s", line)
     if is_main_process() and (line := objective.summary(history)):
         log.info("%s", line)
     made = Trained.of(model, collate(advantageous_rows(pairs[:1])).input_ids, accelerator)
     processes.forget_optimizer(accelerator)  # which would set the peak of memory while the model is written
-    exported = of_all(lambda: export(config, made, collate.builder.tokenizer, out) if is_main_process() else {})[0]
+    exported = gather_from_all(
+        lambda: export(config, made, collate.builder.tokenizer, out) if is_main_process() else {}
+    )[0]
     if is_main_process():
         run.metrics(exported)
         learnt = contents(pair.example for pair in pairs)

@@ -16,14 +16,14 @@ from posgap import __version__
 from posgap.distillation.methods import method_in
 from posgap.foundation import files
 from posgap.foundation.config import StageConfig
-from posgap.foundation.errors import PosgapError, Rejected
-from posgap.foundation.launch import first_of_its_node, is_main_process, launched, of_all
+from posgap.foundation.errors import PosgapError, Rejection
+from posgap.foundation.launch import first_of_its_node, gather_from_all, is_main_process, launch_rank_and_size
 from posgap.foundation.locations import Location, is_uri, with_uris
 from posgap.storage.cache import INCOMPLETE, MANIFEST, look
 from posgap.storage.datasets import Dataset, datasets_of
 from posgap.storage.folders import announce, publish, require_ours
 from posgap.storage.inputs import OnDisk, Source, manifest_of, on_this_machine, sources
-from posgap.storage.manifests import REFUSAL, damage, read_record, recorded
+from posgap.storage.manifests import REFUSAL, damage, hash_files, read_record
 from posgap.storage.outputs import Folder
 from posgap.tracking.runs import Run, send_left_behind, start_run
 
@@ -41,7 +41,7 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
     is complete for the same inputs, config and version, unless `force` is set. `work` writes into
     a temporary folder that takes its place when everything is in it, the manifest last; what it
     kept in `files.work_folder`, to go on after an interruption, is then removed, and what it
-    returned is called, to remove what it kept elsewhere. Where `work` raises `Rejected`, what it
+    returned is called, to remove what it kept elsewhere. Where `work` raises `Rejection`, what it
     wrote is kept beside it as `<out>.rejected`.
 
     Before any work `PosgapError` refuses a place that the output must not take (`require_place`),
@@ -84,7 +84,7 @@ def _run(name: str, config: C, work_of_stage: Callable[[], Work[C]]) -> Location
         if not config.force:
             place = config.out if is_uri(config.out) else output.there()
             # What the main process sees counts, since machines need not share a disk.
-            reason = of_all(lambda: stale_reason(place, identity))[0]
+            reason = gather_from_all(lambda: stale_reason(place, identity))[0]
             if not reason:
                 log.info("%s: %s is complete, reused", name, config.out)
                 if is_main_process():
@@ -99,7 +99,7 @@ def _run(name: str, config: C, work_of_stage: Callable[[], Work[C]]) -> Location
         if not is_main_process():
             work_of_stage()(here.resolve_auto(), output.home / f"process-{os.getpid()}", Run())
             return config.out
-        clear, alone = None, launched()[1] == 1
+        clear, alone = None, launch_rank_and_size()[1] == 1
         # Only a single process may finish what was made: others would go on to the work, and wait for it there.
         if not (alone and not config.force and _finish(output, config.out, identity)):
             if reason != NOTHING:
@@ -134,7 +134,7 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
     decided = {field: value for field, value in here.parameter_values().items() if before[field] != value}
     about |= {"settled": decided} if decided else {}
     started, clock = datetime.now(UTC), time.monotonic()
-    files.remove(partial)
+    files.delete_path(partial)
     with start_run(name, _lineage(about["inputs"]), output.out) as run:
         partial.mkdir()
         run.params(config.parameter_values() | decided)
@@ -142,7 +142,7 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
             run.dataset(Dataset(**dataset))
         try:
             clear = work(here, partial, run)
-        except Rejected as error:
+        except Rejection as error:
             output.reject(about | {"reason": with_uris(str(error))})
             if is_uri(config.out):
                 require_ours(f"{config.out}.rejected", name, REFUSAL)
@@ -152,7 +152,7 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
         run.metrics({"seconds": seconds})
         # On the disk before the manifest says that they are there.
         files.flush(partial)
-        listed = recorded(partial)
+        listed = hash_files(partial)
         manifest = about | {
             "files": listed,
             "versions": _versions(),
@@ -184,12 +184,12 @@ def _inputs(config: StageConfig, output: Folder) -> tuple[dict[str, Source], dic
         input_sources.update(sources(config))
         return {field: record_of(each) for field, each in input_sources.items()} if first_of_its_node() else None
 
-    by_rank = of_all(records)
+    by_rank = gather_from_all(records)
     of_machines = [each for each in by_rank if each is not None]
     for field, record in of_machines[0].items():
         if len({each[field]["sha256"] for each in of_machines}) > 1:
             raise PosgapError(f"{field}: {record['path']} is not the same on every machine; copy it there anew")
-    return input_sources, [each for each in by_rank[: launched()[0] + 1] if each is not None][-1]
+    return input_sources, [each for each in by_rank[: launch_rank_and_size()[0] + 1] if each is not None][-1]
 
 
 def record_of(source: Source) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
 from posgap.foundation.locations import Location
-from posgap.foundation.printing import RESULT, coloured
+from posgap.foundation.printing import RESULT, colour_word
 from posgap.gating.config import GateConfig
 from posgap.gating.decision_page import GATE_PAGE, explored_roles, write_decision
 from posgap.gating.evidence import anchor_beside
@@ -67,7 +67,7 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
     if config.policy:
         log.info("judged by policy %s", described(verdict.policy))
     for rule in verdict.rules:
-        log.log(RESULT, "%s %s (%.1f): %s", coloured(rule.outcome, sys.stderr), rule.name, rule.value, rule.sentence)
+        log.log(RESULT, "%s %s (%.1f): %s", colour_word(rule.outcome, sys.stderr), rule.name, rule.value, rule.sentence)
     if sentence := shared_error(verdict):
         log.info("%s", sentence)
     if verdict.wanting:

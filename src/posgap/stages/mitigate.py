@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import indent
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import remove, work_folder, write_json
+from posgap.foundation.files import delete_path, work_folder, write_json
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
@@ -46,7 +46,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     clock = Clock(seconds_of(config.budget))
     splits = _split_examples(config)
     if config.force:
-        remove(work_folder(config.out))
+        delete_path(work_folder(config.out))
     model = _load_model(config, splits)
     model_digest = config.digest("model") or (model.in_memory and commit_on_hub(config.model)) or ""
     comparison = Comparison(model, splits, clock, model_digest)

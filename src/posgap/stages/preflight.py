@@ -4,11 +4,11 @@ import json
 import logging
 from pathlib import Path
 
-from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, write_json
 from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT
-from posgap.foundation.redaction import redacted_value
+from posgap.foundation.redaction import redact_value
 from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import candidates, complaints, decided, given, has_on_top, parts, recipe, settings
 from posgap.preflight.prerequisites import prerequisites
@@ -24,9 +24,9 @@ PREFLIGHT_FILE = "preflight.json"
 def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
     """Writes `preflight.json`: the results of the checks, and the parameters of each stage of the pipeline.
 
-    Raises `Rejected` with all faults in one line. Earlier results are never reused, since the world may have changed.
+    Raises `Rejection` with all faults in one line. Earlier results are never reused, since the world may have changed.
     """
-    wrong, results, said = list(complaints(config)), {}, redacted_value(given(config.settings))
+    wrong, results, said = list(complaints(config)), {}, redact_value(given(config.settings))
     for name, value in said.items():
         log.info("settings: %s: %s", name, json.dumps(value))
     config = decided(config)
@@ -45,7 +45,7 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
     run.artifact(out)
     if wrong:
         listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(wrong, start=1))
-        raise Rejected(f"{len(wrong)} thing{'s' * (len(wrong) > 1)} to correct before the run can start: {listed}")
+        raise Rejection(f"{len(wrong)} thing{'s' * (len(wrong) > 1)} to correct before the run can start: {listed}")
     for name, result in results.items():
         log.log(RESULT, "%s: %s", name, result)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from posgap.distillation.methods import method_of
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest, write_json
+from posgap.foundation.files import digest_path, write_json
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.gating.evidence import record_of
@@ -91,7 +91,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     policy = own or verdict.policy
     record = VersionRecord(
         sweeps=digests(verdict),
-        verdict=digest(config.gate / GATE_FILE),
+        verdict=digest_path(config.gate / GATE_FILE),
         policy=policy_digest(policy),
         base_model=str(made_by.get("config", {}).get("model", with_uris(config.model))),
         ancestors=ancestors(config.model),

@@ -8,7 +8,7 @@ from typing import Any
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
-from posgap.foundation.redaction import redacted_value
+from posgap.foundation.redaction import redact_value
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
 from posgap.stages.frame import stage
 from posgap.tracking.config import ReportConfig
@@ -33,7 +33,7 @@ def report(config: ReportConfig, out: Path, run: Run) -> None:
     # Stages that are run together by one command, as the demo's, have a parent that this command ends.
     whole = parent(identity) if run.id and identity and PARENT_VARIABLE not in os.environ else ""
     ending = outcome(identity, stages, config.state, config.message, config.registered_name, whole or run.id)
-    result = redacted_value(ending)
+    result = redact_value(ending)
     write_json(out / REPORT_FILE, result)
     (out / READABLE_FILE).write_text(page := markdown(result), encoding="utf-8")
     tags = {"posgap.outcome": result["status"]}

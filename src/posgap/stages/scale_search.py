@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest, digest_of, remove, work_folder
+from posgap.foundation.files import delete_path, digest_of, digest_path, work_folder
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
@@ -54,13 +54,13 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         "metric": search.metric,
         "positions": positions,
         "model_digest": config.digest("model") or commit_on_hub(config.model),
-        "examples_digest": digest(examples_file(config.examples)),
+        "examples_digest": digest_path(examples_file(config.examples)),
         "example_contents": contents(examples),
         "prompt_digest": builder.digest(),
     }
     if config.force:
         for name in STATES:
-            remove(work_folder(config.out) / name)
+            delete_path(work_folder(config.out) / name)
 
     def record(row: dict[str, float]) -> None:
         run.metrics({name: row[name] for name in row if name != "generation"}, step=int(row["generation"]))

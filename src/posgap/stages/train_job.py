@@ -52,7 +52,7 @@ def train_job(config: TrainJobConfig) -> Location:
         run(connect(), _job(config, name, distilled.model_dump(mode="json") | there))
         if not is_uri(config.out):
             made = fetch(there["out"])
-            files.remove(output.partial)
+            files.delete_path(output.partial)
             shutil.copytree(made, output.partial, ignore=shutil.ignore_patterns(MANIFEST))
             files.flush(output.partial)
             shutil.copyfile(made / MANIFEST, output.partial / MANIFEST)  # which completes it

@@ -6,8 +6,8 @@ from typing import Any
 
 from posgap.data.config import ValidateConfig
 from posgap.data.expectations import answering_distractors, check, describe, expectations
-from posgap.foundation.errors import Rejected
-from posgap.foundation.extras import needed
+from posgap.foundation.errors import Rejection
+from posgap.foundation.extras import import_extra
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
 from posgap.generation.setup import builder_of
@@ -27,9 +27,9 @@ SHOWN = 100  # rows of each failed expectation on the page
 def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     """Writes the examples, `validation.json`, and the page `validation.html`.
 
-    Raises `Rejected`, which names every failed expectation and its first rows, if any example fails.
+    Raises `Rejection`, which names every failed expectation and its first rows, if any example fails.
     """
-    needed("great_expectations")
+    import_extra("great_expectations")
     numbered = numbered_examples(config.examples)[: config.limit or None]
     lines, examples = [line for line, _ in numbered], [example for _, example in numbered]
     builder = builder_of(config)
@@ -49,7 +49,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     run.metrics({"examples": len(table), "failed_expectations": len(report["failures"])})
     if report["failures"]:
         failures = "; ".join(report["failures"]) + ("" if of_choices else _remedy(config, report, examples))
-        raise Rejected(f"{config.examples}: {failures}. Report: {config.out}.rejected/{PAGE}")
+        raise Rejection(f"{config.examples}: {failures}. Report: {config.out}.rejected/{PAGE}")
     write_examples(out / EXAMPLES_FILE, examples)
     log.log(RESULT, "%d examples pass %d expectations", len(table), report["evaluated"])
     if among := answering["examples_with_answering_distractors"]:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError, first_line
-from posgap.foundation.files import digest
+from posgap.foundation.files import digest_path
 from posgap.foundation.locations import READERS, addressed_cache
 
 
@@ -36,7 +36,7 @@ def brought(address: str) -> Path:
             raise PosgapError(f"{address}: cannot be read: {first_line(error)}") from None
         if not arrived.is_file():
             raise PosgapError(f"{address}: is a folder; name a file in it")
-        here = addressed_cache() / digest(arrived)[:16] / scheme / rest
+        here = addressed_cache() / digest_path(arrived)[:16] / scheme / rest
         here.parent.mkdir(parents=True, exist_ok=True)
         os.replace(arrived, here)
     return here

@@ -46,11 +46,11 @@ class Source:
     def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
         """The sha256 of each file; of these names alone, if they are given."""
         there = self._files().items()
-        return {name: files.digest(path) for name, path in there if names is None or name in names}
+        return {name: files.digest_path(path) for name, path in there if names is None or name in names}
 
     def digest(self) -> str:
         """sha256 of a file or folder; empty for a source that has only a name."""
-        return files.digest(Path(self.fetch()))
+        return files.digest_path(Path(self.fetch()))
 
     def cache_key(self) -> str:
         """A text that changes whenever the content does, without a download; of a source that has only a name, that
@@ -112,7 +112,7 @@ class Snapshot(Source):
         """sha256 of the names of a folder's files and of a mark of each one's content: the sha256 that its uploader
         stated, else its ETag, which differs for the same bytes if they were uploaded in other parts."""
         with ThreadPoolExecutor(THREADS) as pool:
-            counting = [stored for stored in self.objects if not self.is_folder or files.counts(stored.name)]
+            counting = [stored for stored in self.objects if not self.is_folder or files.is_content(stored.name)]
             stated = pool.map(stated_sha256, counting)
             marks = [sha256 or stored.etag for stored, sha256 in zip(counting, stated)]
             names = [stored.name for stored in counting] if self.is_folder else [""]
@@ -166,18 +166,18 @@ def made_once(folder: Path, mark: str, make: Callable[[Path], Path]) -> Path:
         if not folder.is_dir():
             incoming = cache_folder().absolute() / "incoming"
             place = incoming / mark
-            files.remove(place)
+            files.delete_path(place)
             place.mkdir(parents=True)
             for left in incoming.iterdir():
                 if left != place:
                     with suppress(TimeoutError), locked(left.name, wait=False):
-                        files.remove(left)
+                        files.delete_path(left)
             try:
                 made = make(place)
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 made.rename(folder)
             finally:
-                files.remove(place)
+                files.delete_path(place)
     return folder
 
 
@@ -217,7 +217,7 @@ def _brought(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
     with locked(mark):
         hashed |= _sha256s(stored for stored in objects if not hashed[stored])
         incoming = s3_cache() / "incoming" / mark
-        files.remove(incoming)
+        files.delete_path(incoming)
         incoming.mkdir(parents=True)
 
         def arrived(stored: Object, path: Path) -> None:
@@ -228,7 +228,7 @@ def _brought(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
         try:
             download([(stored, incoming / stored.mark) for stored in missing()], uri, arrived)
         finally:
-            files.remove(incoming)
+            files.delete_path(incoming)
     return hashed
 
 

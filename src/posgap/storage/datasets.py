@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from posgap.foundation.files import Record, digest, parsed
+from posgap.foundation.files import Record, digest_path, parse_as
 from posgap.storage.cache import MANIFEST
 from posgap.storage.inputs import Source, manifest_of
 
@@ -17,7 +17,7 @@ class Dataset(Record):
     were used for."""
 
     name: str
-    digest: str
+    digest_path: str
     source: str
     context: str
 
@@ -28,7 +28,7 @@ def datasets_of(context: str, inputs: Mapping[str, Mapping[str, str]], sources: 
     Examples that a stage wrote, such as `validate`, count as the data that this stage read.
     """
     behind = {
-        field: parsed(list[Dataset], manifest_of(source).get("datasets", []), f"{source.location}/{MANIFEST}")
+        field: parse_as(list[Dataset], manifest_of(source).get("datasets", []), f"{source.location}/{MANIFEST}")
         for field, source in sources.items()
     }
     if EXAMPLES not in inputs or not context:
@@ -39,7 +39,7 @@ def datasets_of(context: str, inputs: Mapping[str, Mapping[str, str]], sources: 
 
 def dataset_at(path: Path, context: str) -> Dataset:
     """The examples in a file of this machine."""
-    return _named(str(path), digest(path), context)
+    return _named(str(path), digest_path(path), context)
 
 
 def _named(path: str, sha256: str, context: str) -> Dataset:

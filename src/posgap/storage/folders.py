@@ -12,14 +12,14 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import Location, in_cache, is_uri
 from posgap.storage.cache import INCOMPLETE, MANIFEST, Snapshot, keep, locked
 from posgap.storage.client import client
-from posgap.storage.manifests import REFUSAL, read_record, stranger
+from posgap.storage.manifests import REFUSAL, read_record, why_not_ours
 from posgap.storage.objects import Object, delete, head, listed, put, stated_sha256
 from posgap.storage.transfer import download, require_sha256, upload
 
 log = logging.getLogger(__name__)
 
 
-def twin(location: Location, kind: str = "outputs") -> Path:
+def local_copy(location: Location, kind: str = "outputs") -> Path:
     """The path of this machine at which an output is written: its location, or for a URI a path in the cache."""
     if not is_uri(location):
         return Path(location)
@@ -52,7 +52,7 @@ def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
     # The mark of an unfinished upload says what it may replace.
     manifest = read_record(there.read(INCOMPLETE if there.is_incomplete else record))
     names = {stored.name for stored in there.objects}
-    if names != {INCOMPLETE} and (reason := stranger(names, manifest, stage)):
+    if names != {INCOMPLETE} and (reason := why_not_ours(names, manifest, stage)):
         raise PosgapError(f"{uri}: is not replaced: {reason}; move it away, or write elsewhere")
 
 
@@ -72,7 +72,7 @@ def publish(path: Path, uri: Location, hashed: Mapping[str, str] = MappingProxyT
     sent = send(path, uri, hashed)
     for file in sorted(sent, key=lambda file: file.name != MANIFEST):  # without it the rest is not taken for complete
         keep(file, sent[file])
-    files.remove(path)
+    files.delete_path(path)
 
 
 def publish_file(path: Path, uri: Location, force: bool) -> None:
@@ -84,7 +84,7 @@ def publish_file(path: Path, uri: Location, force: bool) -> None:
         return
     if listed(uri):
         raise PosgapError(f"{uri}: is a folder; name a file")
-    there, sha256 = head(uri), files.digest(path)
+    there, sha256 = head(uri), files.digest_path(path)
     if not there or stated_sha256(there) != sha256:
         if there and not force:
             raise PosgapError(f"{uri}: is there, and not what this command writes; --force replaces it")
@@ -99,10 +99,10 @@ def send(path: Path, uri: str, hashed: Mapping[str, str] = MappingProxyType({}))
     """
     log.info("%s: uploading", uri)
     if not path.is_dir():
-        sha256 = files.digest(path)
+        sha256 = files.digest_path(path)
         upload([(path, sha256, uri)], uri)
         return {path: sha256}
-    hashed = {name: hashed.get(name) or files.digest(path / name) for name in files.entries(path)}
+    hashed = {name: hashed.get(name) or files.digest_path(path / name) for name in files.entries(path)}
     there = {stored.name: stored for stored in listed(uri)}
     sent = [name for name in hashed if name not in there or stated_sha256(there[name]) != hashed[name]]
     _mark(uri, read_record(path / MANIFEST).get("stage", ""), {*there, *hashed})
@@ -122,7 +122,7 @@ class ResumableFolder:
 
     def __init__(self, location: Location):
         self.uri = location if is_uri(location) else ""
-        self.folder = twin(location, "work")
+        self.folder = local_copy(location, "work")
 
     def __truediv__(self, name: str) -> "ResumableFolder":
         below = ResumableFolder(self.folder / name)
@@ -136,7 +136,7 @@ class ResumableFolder:
     def push(self, paths: Iterable[Path] | Mapping[Path, str]) -> None:
         """Uploads files of the folder; their sha256s may be given with them."""
         if self.uri:
-            hashed = paths if isinstance(paths, Mapping) else {path: files.digest(path) for path in paths}
+            hashed = paths if isinstance(paths, Mapping) else {path: files.digest_path(path) for path in paths}
             named = [(path, sha256, path.relative_to(self.folder).as_posix()) for path, sha256 in hashed.items()]
             upload([(path, sha256, f"{self.uri}/{name}") for path, sha256, name in named], self.uri)
 
@@ -146,7 +146,7 @@ class ResumableFolder:
             return
         with locked(files.digest_of([self.uri, str(self.folder)])[:16]):
             incoming = self.folder / ".incoming"
-            files.remove(incoming)
+            files.delete_path(incoming)
             incoming.mkdir(parents=True)
 
             def arrived(stored: Object, path: Path) -> None:
@@ -159,7 +159,7 @@ class ResumableFolder:
                 missing = [stored for stored in self._there() if not self._has(stored)]
                 download([(stored, incoming / stored.mark) for stored in missing], self.uri, arrived)
             finally:
-                files.remove(incoming)
+                files.delete_path(incoming)
 
     def drop(self, names: Iterable[str]) -> None:
         """Deletes files from S3."""
@@ -168,7 +168,7 @@ class ResumableFolder:
 
     def remove(self) -> None:
         """Deletes the folder, here and in S3."""
-        files.remove(self.folder)
+        files.delete_path(self.folder)
         self.drop(self.names())
 
     def _there(self) -> list[Object]:
@@ -176,4 +176,6 @@ class ResumableFolder:
 
     def _has(self, stored: Object) -> bool:
         path = self.folder / stored.name
-        return path.is_file() and path.stat().st_size == stored.size and files.digest(path) == stated_sha256(stored)
+        return (
+            path.is_file() and path.stat().st_size == stored.size and files.digest_path(path) == stated_sha256(stored)
+        )

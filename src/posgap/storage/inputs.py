@@ -13,12 +13,12 @@ from posgap.foundation import files
 from posgap.foundation.config import Config
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import Role, role
-from posgap.foundation.files import parsed
+from posgap.foundation.files import parse_as
 from posgap.foundation.locations import Location, as_location, is_address, is_hub_name, is_uri
 from posgap.foundation.registry import Parameters, Registry
 from posgap.storage.addresses import brought
 from posgap.storage.cache import MANIFEST, Snapshot, Source, look
-from posgap.storage.folders import twin
+from posgap.storage.folders import local_copy
 
 C = TypeVar("C", bound=Config)
 R = TypeVar("R")
@@ -184,7 +184,7 @@ class Manifest(TypedDict, total=False):
 def manifest_of(source: Source) -> Manifest:
     """The manifest of a stage's folder; empty if no stage wrote it (a downloaded model)."""
     file = source.read(MANIFEST)
-    return parsed(Manifest, files.read_object(file), str(file)) if file else {}
+    return parse_as(Manifest, files.read_object(file), str(file)) if file else {}
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -201,7 +201,7 @@ def on_this_machine(config: C, input_sources: dict[str, Source]) -> C:
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if role(field) is Role.OUTPUT and is_uri(value):
-            changed[name] = twin(value)
+            changed[name] = local_copy(value)
         elif role(field) is Role.INPUT and isinstance(value, list):
             changed[name] = [input_sources[f"{name}.{i}"].fetch() for i, _ in enumerate(value, start=1)]
         elif role(field) is Role.INPUT and value is not None and not isinstance(input_sources[name], OnDisk | ByName):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from posgap.foundation.files import parsed, read_json, write_json
+from posgap.foundation.files import parse_as, read_json, write_json
 from posgap.foundation.locations import Location
 from posgap.storage.cache import fetch
 from posgap.storage.inputs import read_manifest
@@ -32,7 +32,7 @@ def training_examples(folder: str | Path) -> set[str]:
     it. Empty if nothing is known: for a model on the hub, behind an endpoint, or made elsewhere.
     """
     file = Path(folder) / TRAINING_EXAMPLES_FILE
-    return set(parsed(list[str], read_json(file), str(file))) if file.is_file() else set()
+    return set(parse_as(list[str], read_json(file), str(file))) if file.is_file() else set()
 
 
 def write_training_examples(out: Path, contents: Iterable[str]) -> None:

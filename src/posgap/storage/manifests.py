@@ -20,22 +20,22 @@ def read_record(file: Path | None) -> dict[str, Any]:
         return {}
 
 
-def recorded(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+def hash_files(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
     """sha256 and size of a folder's files by their names below it: of these, or of all but the manifest."""
     return {
-        name: {"sha256": files.digest(folder / name), "size": (folder / name).stat().st_size}
+        name: {"sha256": files.digest_path(folder / name), "size": (folder / name).stat().st_size}
         for name in (files.entries(folder) if names is None else names)
         if name != MANIFEST
     }
 
 
-def listed(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def file_records(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The files that a manifest records; empty for one of an older version."""
     found = manifest.get("files")
     return found if isinstance(found, dict) and all(isinstance(each, dict) for each in found.values()) else {}
 
 
-def stranger(names: Collection[str], manifest: Mapping[str, Any], stage: str) -> str:
+def why_not_ours(names: Collection[str], manifest: Mapping[str, Any], stage: str) -> str:
     """Why `stage` must not replace a folder that holds these names; empty if it made the folder."""
     names = [name for name in names if name.rpartition("/")[2] not in _FILE_MANAGERS]
     if not names:
@@ -46,7 +46,7 @@ def stranger(names: Collection[str], manifest: Mapping[str, Any], stage: str) ->
         return f"it holds what posgap did not write ({min(names)})"
     if manifest["stage"] != stage:
         return f"it holds what {manifest['stage']} made"
-    others = set(names) - {MANIFEST, REFUSAL, INCOMPLETE} - listed(manifest).keys()
+    others = set(names) - {MANIFEST, REFUSAL, INCOMPLETE} - file_records(manifest).keys()
     return f"it holds what posgap did not write ({min(others)})" if others else ""
 
 
@@ -54,7 +54,7 @@ def damage(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
     """The first file of a manifest that is missing or has another size, in words; empty if there is none."""
     if "files" not in manifest:
         return "its manifest, of an older posgap, lists no files"
-    for name, recorded_files in listed(manifest).items():
+    for name, recorded_files in file_records(manifest).items():
         if name not in sizes:
             return f"{name} is missing"
         if sizes[name] != recorded_files.get("size"):

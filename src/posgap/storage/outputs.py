@@ -31,11 +31,11 @@ from posgap.foundation import files
 from posgap.foundation.config import FileConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import Location, is_uri, with_uris
-from posgap.foundation.printing import RESULT, keep
+from posgap.foundation.printing import RESULT, set_result
 from posgap.storage.cache import MANIFEST
-from posgap.storage.folders import publish_file, twin
+from posgap.storage.folders import local_copy, publish_file
 from posgap.storage.inputs import on_this_machine, source, sources
-from posgap.storage.manifests import REFUSAL, listed, read_record, recorded, stranger
+from posgap.storage.manifests import REFUSAL, file_records, hash_files, read_record, why_not_ours
 from posgap.storage.places import Writing, require_place, whole
 
 log = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ class Output:
 
     def __init__(self, config: Writing):
         require_place(config)
-        self.out = whole(twin(config.out))
-        self.home = files.home(self.out)
+        self.out = whole(local_copy(config.out))
+        self.home = files.workspace(self.out)
         self.partial = self.home / f"partial-{self.out.name}"  # with the suffix that some writers read
         self._lock: Any = None
 
@@ -103,10 +103,10 @@ class Output:
         return with_uris(str(self.out))
 
     def _sweep(self) -> None:
-        files.remove(self.home / "done")
+        files.delete_path(self.home / "done")
         if not self.is_made():
-            files.remove(self.partial)
-        files.sweep(self.home)
+            files.delete_path(self.partial)
+        files.remove_leftovers(self.home)
 
     def _leave(self) -> None:
         if self._lock is None:
@@ -162,7 +162,7 @@ class Folder(Output):
 
     def reject(self, record: Mapping[str, Any]) -> None:
         """Puts `partial`, which tells why the input was refused, beside the output, with a record of who wrote it."""
-        files.write_json(self.partial / REFUSAL, {**record, "files": recorded(self.partial)})
+        files.write_json(self.partial / REFUSAL, {**record, "files": hash_files(self.partial)})
         self._take_place(self.rejected, REFUSAL)
 
     def _take_place(self, place: Path, record: str) -> None:
@@ -178,7 +178,7 @@ class Folder(Output):
                 raise
         os.replace(self.partial, place)
         files.flush(place.parent, deep=False)
-        files.remove(aside)
+        files.delete_path(aside)
 
     def _aside(self, place: Path) -> Path:
         return self.home / f"old-{place.name}"
@@ -188,13 +188,13 @@ class Folder(Output):
             log.warning("%s: a killed run had set it aside; it is back", self)
             os.replace(self.old, self.out)
             files.flush(self.out.parent, deep=False)
-        files.remove(self.old)
-        files.remove(self._aside(self.rejected))
+        files.delete_path(self.old)
+        files.delete_path(self._aside(self.rejected))
         super()._sweep()
 
     def _require_ours(self, folder: Path, record: str) -> None:
         for look in range(LOOKS):
-            reason = _no_folder(folder) or stranger(files.entries(folder), read_record(folder / record), self.stage)
+            reason = _no_folder(folder) or why_not_ours(files.entries(folder), read_record(folder / record), self.stage)
             if not reason:
                 return
             if look < LOOKS - 1:
@@ -227,13 +227,13 @@ class RunFolder(Output):
     def require_ours(self) -> None:
         reason = _no_folder(self.out)
         if not reason and read_record(self.out / MANIFEST).get("stage") != self.verb:
-            reason = stranger(files.entries(self.out), read_record(self.out / MANIFEST), self.verb)
+            reason = why_not_ours(files.entries(self.out), read_record(self.out / MANIFEST), self.verb)
         if reason:
             raise _not_ours(self.out, reason)
 
     def record(self, names: Iterable[str], outputs: Mapping[str, Location] = MappingProxyType({})) -> None:
         """Writes the folder's manifest: its files that no stage wrote, and the outputs that these are based on."""
-        manifest = {"stage": self.verb, "identity": "", "files": recorded(self.out, names)}
+        manifest = {"stage": self.verb, "identity": "", "files": hash_files(self.out, names)}
         files.write_json(
             self.out / MANIFEST, manifest | {"inputs": {n: _as_input(each) for n, each in outputs.items()}}
         )
@@ -274,7 +274,7 @@ class File(Output):
 
 def _as_input(output: Location) -> dict[str, str]:
     """The manifest's record of an output that was just made; its sha256 follows from its own manifest."""
-    hashed = {name: each["sha256"] for name, each in listed(read_record(source(output).read(MANIFEST))).items()}
+    hashed = {name: each["sha256"] for name, each in file_records(read_record(source(output).read(MANIFEST))).items()}
     return {"path": str(output), "sha256": files.digest_of_folder(hashed)}
 
 
@@ -328,7 +328,7 @@ def writes_file(work: Callable[[C, Path], str]) -> Callable[[C], Location]:
             else:
                 output.place()
         log.log(RESULT, "%s to %s", done, config.out)
-        keep({"done": done, "out": str(config.out)})
+        set_result({"done": done, "out": str(config.out)})
         return config.out
 
     return run

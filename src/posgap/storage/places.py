@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import Role, role
-from posgap.foundation.files import HOME_PREFIX, home
+from posgap.foundation.files import HOME_PREFIX, workspace
 from posgap.foundation.locations import Location, is_uri
 
 _UNPRINTABLE = ("Cc", "Cs")  # control characters, and halves of characters
@@ -61,7 +61,7 @@ def _name(out: Path) -> str:
     try:
         if out.is_symlink():
             return f"it is a symbolic link; name the place itself, {os.readlink(out)}"
-        home(out).is_symlink()  # whose name is longer
+        workspace(out).is_symlink()  # whose name is longer
         whole(out)
     except (OSError, RuntimeError) as error:  # names too long, links in a circle
         return (isinstance(error, OSError) and error.strerror) or str(error)

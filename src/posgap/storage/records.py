@@ -16,7 +16,7 @@ from typing import Any
 
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.json_text import parse
+from posgap.foundation.json_text import parse_json
 from posgap.foundation.locations import Location, is_uri
 from posgap.storage.cache import locked
 from posgap.storage.objects import get, put_if
@@ -81,7 +81,7 @@ def _read(place: Location) -> tuple[Record | None, str]:
     else:
         return None, ""
     try:
-        record = parse(content, str(place))
+        record = parse_json(content, str(place))
     except PosgapError:
         record = None
     if not isinstance(record, dict):

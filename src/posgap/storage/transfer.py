@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest
+from posgap.foundation.files import digest_path
 from posgap.foundation.locations import split_uri
 from posgap.foundation.progress import meter
 from posgap.storage.client import client, explained
@@ -53,7 +53,7 @@ def download(wanted: Sequence[tuple[Object, Path]], what: str, arrived: Callable
 
 def require_sha256(stored: Object, path: Path, stated: str) -> str:
     """The sha256 of the file that arrived at `path`; `PosgapError` if the object's metadata state another."""
-    sha256 = digest(path)
+    sha256 = digest_path(path)
     if stated not in ("", sha256):
         raise PosgapError(
             f"{stored.uri}: checksum mismatch: the sha256 is {sha256}, and {stated} in its metadata; upload it again"

@@ -9,7 +9,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import as_location
 from posgap.storage.cache import MANIFEST
 from posgap.storage.inputs import Source, source
-from posgap.storage.manifests import listed, read_record
+from posgap.storage.manifests import file_records, read_record
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Verification:
     def verify(self, folder: Source) -> None:
         """Hashes every file of an output and compares it with the manifest; so too the inputs that the manifest names,
         as far as they are at hand, and what those were made from. `PosgapError` where no stage wrote the folder."""
-        if not listed(manifest := read_record(folder.read(MANIFEST))):
+        if not file_records(manifest := read_record(folder.read(MANIFEST))):
             raise PosgapError(
                 f"{folder.location}: no {MANIFEST} here lists its files; name a folder that a stage wrote"
             )
@@ -40,14 +40,14 @@ class Verification:
             return
         self.checked.add(place)
         log.info("verifying %s", place)
-        sizes, recorded_files = output.sizes(), listed(manifest)
+        sizes, recorded_files = output.sizes(), file_records(manifest)
         hashed: Mapping[str, str]
         self.faults += [f"{place}/{name}: is missing" for name in sorted(recorded_files.keys() - sizes.keys())]
         if not manifest.get("identity"):  # the folder of several stages, in which others have their own
             hashed = output.sha256s(recorded_files.keys())
             self.count += len(hashed)
         else:
-            more = {name for name in sizes if files.counts(name) and name not in recorded_files}
+            more = {name for name in sizes if files.is_content(name) and name not in recorded_files}
             self.faults += [f"{place}/{name}: is not in the manifest" for name in sorted(more)]
             hashed = self._hash(output)
         for name in sorted(recorded_files.keys() & sizes.keys()):
@@ -73,7 +73,7 @@ class Verification:
         hashed = self._hash(there)
         if (hashed.get("") or files.digest_of_folder(hashed)) != sha256:
             self.faults.append(f"{output}: `{field}` is not what it was made from: {path} has other content now")
-        if listed(manifest := read_record(there.read(MANIFEST))):
+        if file_records(manifest := read_record(there.read(MANIFEST))):
             self._check(there, manifest)
 
     def _hash(self, there: Source) -> Mapping[str, str]:

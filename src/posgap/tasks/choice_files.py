@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, Field, model_validator
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import parsed, read_rows
+from posgap.foundation.files import parse_as, read_rows
 from posgap.tasks.examples import Document, Example, Texts
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def _mmlu(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     for number, row in rows:
         if number == 1 and row.get("question") == "question":
             continue  # a header all the same
-        item = parsed(_Options, row, f"{name}:{number}")
+        item = parse_as(_Options, row, f"{name}:{number}")
         if item.key < 0:
             raise PosgapError(
                 f"{name}:{number}: field `answer`: {item.answer!r} is none of the {len(item.choices)} options; write "
@@ -92,7 +92,7 @@ def _mt_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     votes: dict[tuple, Counter[str]] = {}
     first: dict[tuple, tuple[int, str, dict[str, str]]] = {}
     for number, row in rows:
-        item = parsed(_Judgment, row, f"{name}:{number}")
+        item = parse_as(_Judgment, row, f"{name}:{number}")
         winners = {"model_a": item.model_a, "model_b": item.model_b}
         if item.winner not in winners and not item.winner.startswith("tie"):
             raise PosgapError(f"{name}:{number}: field `winner`: {item.winner!r} is not model_a, model_b or tie")
@@ -146,7 +146,7 @@ def _reward_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]
     A row with several chosen answers, as those of the subset Ties, has no single best one, and is yielded as None.
     """
     for number, row in rows:
-        item = parsed(_Preferred, row, f"{name}:{number}")
+        item = parse_as(_Preferred, row, f"{name}:{number}")
         if len(item.chosen) > 1:
             yield number, None
             continue
@@ -185,7 +185,7 @@ def _comparisons(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     """Yields (row, example) of answers that were compared: `question`, `answers[]` or `response_a, response_b, ...`,
     and as `label` the letter of the preferred one, or `tie`, for which None is yielded."""
     for number, row in rows:
-        item = parsed(_Compared, row, f"{name}:{number}")
+        item = parse_as(_Compared, row, f"{name}:{number}")
         if item.preferred == -2:
             raise PosgapError(
                 f"{name}:{number}: field `label`: {item.label!r} is none of the {len(item.answers)} answers; write the "

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.retries import within
 from posgap.tasks.config import Prompting
 
@@ -80,7 +80,7 @@ class ChatTemplate:
             if name in _OURS:
                 raise PosgapError(f"template_args: {name} is not for choice; leave it out")
             if not re.search(rf"\b{re.escape(name)}\b", source):
-                raise PosgapError(f"template_args: the chat template has no argument {shortened(repr(name))}")
+                raise PosgapError(f"template_args: the chat template has no argument {shorten(repr(name))}")
         self._values = {**tokenizer.special_tokens_map, **framing.arguments}
         self._template: Template = _in_limits(lambda: _environment().from_string(source))
         self._rendered([{"role": "user", "content": _PROBE}])

@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.registry import Parameters, Registry
 
 if TYPE_CHECKING:
@@ -163,10 +163,10 @@ def _matches(answer: str, response: str) -> bool:
     try:
         return _pattern(answer).search(response, timeout=PATTERN_SECONDS) is not None
     except regex.error as error:
-        raise PosgapError(f"answer {shortened(repr(answer))} is no regular expression: {error}") from None
+        raise PosgapError(f"answer {shorten(repr(answer))} is no regular expression: {error}") from None
     except TimeoutError:
         raise PosgapError(
-            f"answer {shortened(repr(answer))}: takes more than {PATTERN_SECONDS:g} s to look for; write it without "
+            f"answer {shorten(repr(answer))}: takes more than {PATTERN_SECONDS:g} s to look for; write it without "
             "repetitions within repetitions"
         ) from None
 

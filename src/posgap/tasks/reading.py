@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import parsed, read_jsonl, write_jsonl
+from posgap.foundation.files import parse_as, read_jsonl, write_jsonl
 from posgap.foundation.json_text import is_array, items
 from posgap.foundation.rows import kind_of_table, table_rows
 from posgap.tasks.choice_files import layout_of
@@ -74,7 +74,7 @@ def rows_as_examples(
             )
         else:
             for number, row in everything:
-                yield number, parsed(kind_of(row), row, f"{name}:{number}")
+                yield number, parse_as(kind_of(row), row, f"{name}:{number}")
 
 
 def kind_of(row: Container[str]) -> type[AnyExample]:

@@ -17,9 +17,9 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.files import read_rows
-from posgap.foundation.json_text import parse
+from posgap.foundation.json_text import parse_json
 from posgap.tasks.examples import Passage, RankedExample
 from posgap.tasks.metrics import holds_answer, normalize, sub_exact_match
 
@@ -388,7 +388,7 @@ def _without_question(row: Mapping[str, Any], where: str) -> PosgapError:
 
 
 def _names(row: Mapping[str, Any]) -> str:
-    return shortened(", ".join(row)) or "no fields"
+    return shorten(", ".join(row)) or "no fields"
 
 
 def _answers(row: Mapping[str, Any], where: str) -> list[str]:
@@ -396,7 +396,7 @@ def _answers(row: Mapping[str, Any], where: str) -> list[str]:
     value = _first(row, names)
     answers = [value] if isinstance(value, str) and not _is_list(value) else _list(value, where, "answers")
     if not all(isinstance(answer, str | int | float) for answer in answers):
-        raise PosgapError(f"{where}: field `answers`: expected texts, found {shortened(str(answers))}")
+        raise PosgapError(f"{where}: field `answers`: expected texts, found {shorten(str(answers))}")
     return [str(answer) for answer in answers if str(answer).strip()]
 
 
@@ -488,7 +488,7 @@ def _grade(label: Any, where: str) -> float | None:
         return _number(label, where)
     except PosgapError:
         raise PosgapError(
-            f"{where}: {shortened(repr(label))} does not say whether the passage is relevant: write true or false, or "
+            f"{where}: {shorten(repr(label))} does not say whether the passage is relevant: write true or false, or "
             "a grade; rename the field if it is something else (docs/rag.md)"
         ) from None
 
@@ -499,7 +499,7 @@ def _number(value: Any, where: str) -> float | None:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise PosgapError(f"{where}: expected a number, found {shortened(repr(value))}") from None
+        raise PosgapError(f"{where}: expected a number, found {shorten(repr(value))}") from None
     return number if number - number == 0 else None  # no NaN, no infinity
 
 
@@ -527,7 +527,7 @@ def _list(value: Any, where: str, name: str) -> list[Any]:
     """A list, also as a cell of CSV has it: in JSON, or as Python prints it."""
     if isinstance(value, str):
         try:
-            value = parse(value, where)
+            value = parse_json(value, where)
         except PosgapError:
             if _is_numpy_s(value):
                 raise PosgapError(
@@ -539,7 +539,7 @@ def _list(value: Any, where: str, name: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list | tuple):
-        raise PosgapError(f"{where}: field `{name}`: expected a list, found {shortened(repr(value))}")
+        raise PosgapError(f"{where}: field `{name}`: expected a list, found {shorten(repr(value))}")
     return list(value)
 
 
@@ -558,7 +558,7 @@ def _is_numpy_s(cell: str) -> bool:
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise PosgapError(f"{where}: expected a JSON object, found {shortened(repr(value))}")
+        raise PosgapError(f"{where}: expected a JSON object, found {shorten(repr(value))}")
     return value
 
 

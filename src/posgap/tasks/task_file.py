@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from posgap.foundation.errors import PosgapError, suggestion
-from posgap.foundation.files import parsed
+from posgap.foundation.files import parse_as
 from posgap.foundation.locations import as_location
 from posgap.storage.cache import fetch
 from posgap.tasks.examples import Document
@@ -131,7 +131,7 @@ def definition_of(path: str | Path) -> str:
         data = fetch(as_location(path)).read_bytes()
     except OSError as error:
         raise PosgapError(f"{path}: {error.strerror}") from None
-    return defined(yaml_text.parse(data, str(path), "a task", MAX_BYTES, typed=True), str(path))
+    return defined(yaml_text.parse_yaml(data, str(path), "a task", MAX_BYTES, typed=True), str(path))
 
 
 def defined(value: object, where: str) -> str:
@@ -143,7 +143,7 @@ def defined(value: object, where: str) -> str:
     if unknown := [str(name) for name in value if name not in known]:
         hint = suggestion(unknown[0], known, f"it may have {', '.join(known)}", at_most=1)
         raise PosgapError(f"{where}: a task has no field `{unknown[0]}`; {hint}")
-    return parsed(TaskDefinition, value, where).model_dump_json(exclude_defaults=True)
+    return parse_as(TaskDefinition, value, where).model_dump_json(exclude_defaults=True)
 
 
 def task_of(definition: str) -> Task:
@@ -152,4 +152,4 @@ def task_of(definition: str) -> Task:
         value = json.loads(definition)
     except ValueError as error:
         raise PosgapError(f"task: is no definition: {error}") from None
-    return parsed(TaskDefinition, value, "task").task()
+    return parse_as(TaskDefinition, value, "task").task()

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.errors import PosgapError, shorten
 from posgap.tasks.examples import Document
 from posgap.tasks.task import Task, one_of_all
 
@@ -64,7 +64,7 @@ def literal(question: str) -> str:
     """
     if (fact := _by_question().get(question)) is None:
         raise PosgapError(
-            f"task facts-literal: the question {shortened(repr(question))} is none by a fact of the world; make "
+            f"task facts-literal: the question {shorten(repr(question))} is none by a fact of the world; make "
             "examples with `posgap data make facts`"
         )
     return fact.literal_question

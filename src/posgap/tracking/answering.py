@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.files import read_object
 from posgap.generation.backends import BACKENDS, TRANSFORMERS
 from posgap.generation.generator import Sampling, complete
@@ -68,8 +68,8 @@ def require_answers(model: Path, swept: Path, examples: Mapping[str, AnyExample]
     if complaint:
         row, response = shown[0]
         raise PosgapError(
-            f"{complaint}: to {row['id']} it answers {shortened(repr(response))}, and the sweep has "
-            f"{shortened(repr(row['response']))}"
+            f"{complaint}: to {row['id']} it answers {shorten(repr(response))}, and the sweep has "
+            f"{shorten(repr(row['response']))}"
         )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from posgap.foundation.json_text import parse
+from posgap.foundation.json_text import parse_json
 from posgap.tracking import leases
 from posgap.tracking.leases import Lease
 from posgap.tracking.server import MAX_CHARACTERS, Refused, TrackingError, ask
@@ -70,7 +70,7 @@ def alias_version(model: "RegisteredModel", alias: str) -> str:
 
 def changes(model: "RegisteredModel") -> list[dict[str, Any]]:
     """Each change of the champion, in order: when (`at`, UTC), to which `version`, from which `before`, and `why`."""
-    read = [parse(model.tags[tag], f"{model.name}: tag {tag}") for _, tag in _recorded(model)]
+    read = [parse_json(model.tags[tag], f"{model.name}: tag {tag}") for _, tag in _recorded(model)]
     return [change for change in read if isinstance(change, dict)]
 
 
@@ -85,7 +85,7 @@ def rolled_back(model: "RegisteredModel") -> dict[str, str]:
 
 def ended_by(model: "RegisteredModel", version: str) -> str:
     """The tag that records the last end of a version's reign; empty if it has none."""
-    records = [(tag, parse(model.tags[tag], f"{model.name}: tag {tag}")) for _, tag in _recorded(model)]
+    records = [(tag, parse_json(model.tags[tag], f"{model.name}: tag {tag}")) for _, tag in _recorded(model)]
     ends = [tag for tag, change in records if isinstance(change, dict) and str(change.get("before", "")) == version]
     return ends[-1] if ends else ""
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from posgap.foundation import tables
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.printing import RESULT, keep
+from posgap.foundation.printing import RESULT, set_result
 from posgap.foundation.printing import show as show_result
 from posgap.tracking import champions, registry
 from posgap.tracking.champions import CHAMPION, PREVIOUS, Change
@@ -77,6 +77,6 @@ def rollback(config: RollbackConfig) -> None:
     change = champions.in_turn(config.name, back)
     champions.mark(config.name, change)
     again, previous = change.version, change.previous
-    keep({"name": config.name, "champion": again, "previous": previous})
+    set_result({"name": config.name, "champion": again, "previous": previous})
     words = "%s: version %s is the champion again, and version %s the previous one"
     log.log(RESULT, words, config.name, again, previous)

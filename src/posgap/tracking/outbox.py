@@ -92,7 +92,7 @@ class Upload:
 
 def place_of(out: Path) -> Path:
     """Where the runs that made `out` are kept until MLflow has them."""
-    return files.home(out) / "outbox"
+    return files.workspace(out) / "outbox"
 
 
 def places_below(folder: Path) -> Iterator[Path]:
@@ -190,7 +190,7 @@ class Outbox:
 
     def remove(self) -> None:
         """Deletes it, as MLflow has everything."""
-        files.remove(self._copies)
+        files.delete_path(self._copies)
         self.file.unlink(missing_ok=True)
         self._opened.close()
         with suppress(OSError):  # there are others

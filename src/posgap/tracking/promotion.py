@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.printing import RESULT, keep
+from posgap.foundation.printing import RESULT, set_result
 from posgap.tracking import champions, flavor
 from posgap.tracking.candidates import best_of_run
 from posgap.tracking.champions import CHALLENGER, CHAMPION, PREVIOUS, Change
@@ -141,7 +141,7 @@ def approve(config: ApproveConfig) -> None:
             )
 
     champions.in_turn(name, decide)
-    keep({"name": name, "champion": version})
+    set_result({"name": name, "champion": version})
     log.log(RESULT, "%s: version %s is the champion", name, version)
 
 
@@ -217,7 +217,7 @@ def _require_stored(name: str, version: str, model_digest: str, try_out: Callabl
     uri = f"models:/{name}/{version}"
     with tempfile.TemporaryDirectory() as place:
         folder = bring_model(uri, Path(place))
-        if files.digest(folder) != model_digest:
+        if files.digest_path(folder) != model_digest:
             raise PosgapError(
                 f"{uri}: MLflow gives back other files than it was given; no alias was moved, promote again"
             )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest, digest_of
+from posgap.foundation.files import digest_of, digest_path
 from posgap.foundation.locations import is_registered, registered_cache
 from posgap.storage.cache import Source, made_once
 from posgap.storage.inputs import Opener
@@ -40,7 +40,7 @@ class Registered(Source):
         return {"registered_version": str(self._version.version)}
 
     def digest(self) -> str:
-        return self._version.tags.get(registry.DIGEST) or digest(self.fetch())
+        return self._version.tags.get(registry.DIGEST) or digest_path(self.fetch())
 
     def fetch(self) -> Path:
         """The model's folder in the cache, into which it is downloaded once.
@@ -54,7 +54,7 @@ class Registered(Source):
         def bring(place: Path) -> Path:
             uri = f"models:/{version.name}/{version.version}"
             brought = registry.bring_model(uri, place)
-            if digest(brought) != version.tags.get(registry.DIGEST, digest(brought)):
+            if digest_path(brought) != version.tags.get(registry.DIGEST, digest_path(brought)):
                 raise PosgapError(f"{uri}: has other files than were promoted; promote the model again")
             return brought
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.redaction import redacted
+from posgap.foundation.redaction import redact
 from posgap.storage.datasets import EVALUATION, Dataset
 from posgap.tracking.outbox import METRICS_AT_ONCE, Entry, Opening, Outbox, milliseconds, place_of
 from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG
@@ -199,7 +199,7 @@ class Run:
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:
     """The values as text for MLflow: without secrets, and with `?` for what UTF-8 cannot hold, as in names of files."""
-    return {name: redacted(str(value)).encode("utf-8", "replace").decode() for name, value in values.items()}
+    return {name: redact(str(value)).encode("utf-8", "replace").decode() for name, value in values.items()}
 
 
 def link(run_id: str, server: str = "") -> str:

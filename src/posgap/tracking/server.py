@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.redaction import redacted, without_user
+from posgap.foundation.redaction import redact, without_user
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def make_ready(file: Path) -> None:
         except FileExistsError:
             pass  # made by another process meanwhile, which is as good
         finally:
-            files.remove(partial)
+            files.delete_path(partial)
 
 
 def _explained(error: Exception, uri: str) -> Exception:
@@ -291,4 +291,4 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _line(error: object) -> str:
     """The first line of an error's message, at most 300 characters, without secrets."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return redacted(lines[0])[:300]
+    return redact(lines[0])[:300]

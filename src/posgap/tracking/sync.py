@@ -7,7 +7,7 @@ from posgap.foundation import tables
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import is_uri
 from posgap.foundation.printing import show
-from posgap.storage.folders import twin
+from posgap.storage.folders import local_copy
 from posgap.tracking.champions import utc
 from posgap.tracking.config import SyncConfig
 from posgap.tracking.left_behind import left_behind
@@ -36,7 +36,7 @@ def sync(config: SyncConfig) -> None:
 
 
 def _places(folder: Path | str) -> Iterator[Path]:
-    here = twin(folder)
+    here = local_copy(folder)
     if (beside := place_of(here.absolute())).is_dir():
         yield beside
     elif not here.is_dir() and not is_uri(folder):

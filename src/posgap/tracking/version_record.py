@@ -49,7 +49,7 @@ def keep(record: VersionRecord, run_id: str, folder: Path) -> str:
     file = folder / RECORD_FILE
     files.write_json(file, record.model_dump(mode="json"))
     ask(lambda client: upload(client, run_id, file))
-    return files.digest(file)
+    return files.digest_path(file)
 
 
 def record_of(version: "ModelVersion") -> VersionRecord | None:
@@ -57,7 +57,7 @@ def record_of(version: "ModelVersion") -> VersionRecord | None:
     sha, run_id = (version.tags.get(tag, "") for tag in (registry.EVIDENCE, registry.PROMOTION_RUN))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / RECORD_FILE
-        if not (sha and run_id and registry.bring(run_id, file.name, Path(folder))) or files.digest(file) != sha:
+        if not (sha and run_id and registry.bring(run_id, file.name, Path(folder))) or files.digest_path(file) != sha:
             return None
         return files.read_model(VersionRecord, file, file.name)
 
@@ -83,5 +83,7 @@ def judged_sweep(version: "ModelVersion", folder: Path) -> Path | None:
     if not there.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         registry.bring(version.tags[registry.PROMOTION_RUN], there.name, folder)
-    whole = all((there / name).is_file() and files.digest(there / name) == sha for name, sha in record.judged.items())
+    whole = all(
+        (there / name).is_file() and files.digest_path(there / name) == sha for name, sha in record.judged.items()
+    )
     return there if whole else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from posgap.foundation.errors import PosgapError, first_fault
-from posgap.foundation.files import Record, atomic, digest, digest_of, read_model, remove, write_json
+from posgap.foundation.files import Record, atomic, delete_path, digest_of, digest_path, read_model, write_json
 from posgap.foundation.locations import MODELS, Location, cache_folder
 from posgap.gating.evidence import ANCHOR, FILES
 from posgap.generation.backends import BACKENDS
@@ -99,7 +99,9 @@ def sweep_like(version: "ModelVersion", like: Location, examples: Location | Non
         return own
     log.info("the best champion so far is version %s: it is compared with, too", best.version)
     anchor = fetch(_like(best, like, examples))
-    both = _folder(version) / f"beside-{digest_of([digest(each / SWEEP_FILE) for each in (fetch(own), anchor)])[:16]}"
+    both = (
+        _folder(version) / f"beside-{digest_of([digest_path(each / SWEEP_FILE) for each in (fetch(own), anchor)])[:16]}"
+    )
     with locked(_folder(version).name):
         if not both.is_dir():
             with atomic(both) as partial:
@@ -154,7 +156,7 @@ def _promoted_with(version: "ModelVersion") -> Path | None:
         for _ in range(2):  # what is there may be of a download that broke off
             if there := judged_sweep(version, kept):
                 return there
-            remove(kept)
+            delete_path(kept)
     log.warning("%s version %s: MLflow has not the sweep that it was promoted with", version.name, version.version)
     return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from posgap.data.made import made_examples
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import remove, work_folder, write_json
+from posgap.foundation.files import delete_path, work_folder, write_json
 from posgap.foundation.locations import below, with_uris
 from posgap.foundation.printing import show
 from posgap.gating.ci_reports import Checked, Reports, text
@@ -30,7 +30,7 @@ from posgap.stages.frame import is_complete
 from posgap.stages.grade import grade
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch
-from posgap.storage.folders import publish_file, twin
+from posgap.storage.folders import local_copy, publish_file
 from posgap.storage.outputs import RunFolder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
@@ -42,11 +42,11 @@ CHECK_FILE, PAGE_FILE, MADE_FILE = "check.json", "check.html", "examples.jsonl"
 def check(config: CheckConfig) -> Verdict:
     """Writes a sweep and its verdict, `check.json` and `check.html`, into `config.out`, and the reports it names.
 
-    Prints the curve and the verdict. Raises `GateFailed` where the model breaks a rule, and `NotEnoughEvidence` where
+    Prints the curve and the verdict. Raises `GateRefusal` where the model breaks a rule, and `NotEnoughEvidence` where
     it may.
     """
     places = {"junit": config.junit, "markdown": config.markdown}
-    reports = Reports(places, twin(config.out))
+    reports = Reports(places, local_copy(config.out))
     with RunFolder(config, "check") as output:
         try:
             checked = _checked(config, output)
@@ -63,7 +63,7 @@ def check(config: CheckConfig) -> Verdict:
 
 def _checked(config: CheckConfig, output: RunFolder) -> Checked:
     for name in (CHECK_FILE, PAGE_FILE):
-        remove(output.out / name)  # that of an earlier check, which says nothing of this one
+        delete_path(output.out / name)  # that of an earlier check, which says nothing of this one
     policy = policy_of(config.model_copy(update={"policy": config.policy and fetch(config.policy)}))
     rests_on = {"sweep": below(config.out, "sweep")}
     with start_run("check", {}, output.out) as run:
@@ -126,7 +126,7 @@ def _asked_anew(config: CheckConfig) -> Iterator[None]:
         yield
         return
     for name in ("sweep", "graded"):
-        remove(work_folder(twin(below(config.out, name))))
+        delete_path(work_folder(local_copy(below(config.out, name))))
     try:
         yield
     except (PosgapError, KeyboardInterrupt) as stop:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posgap.foundation.errors import LeftPolicy
-from posgap.foundation.fields import settings_of
+from posgap.foundation.fields import parse_settings
 from posgap.foundation.files import read_model, write_json
 from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT
@@ -52,7 +52,7 @@ def watch(config: WatchConfig) -> Location:
     try:
         return _watch(config)
     except LeftPolicy as left:
-        if form := settings_of(config.mitigate):
+        if form := parse_settings(config.mitigate):
             left.add_note(_start(form, config.namespace))
         raise
 
