@@ -196,9 +196,9 @@ class Vllm:
         """The share of the prompts' tokens that its cache has: as posgap sends them, and in the order of the file."""
         rates = []
         for groups in (prompts, [[prompt] for group in prompts for prompt in group]):
-            before = self.generator.counted()
+            before = self.generator.count_cached()
             list(self(None, None, groups, options))
-            hits, queries = (after - then for after, then in zip(self.generator.counted(), before))
+            hits, queries = (after - then for after, then in zip(self.generator.count_cached(), before))
             rates.append(hits / queries)
         return rates[0], rates[1]
 

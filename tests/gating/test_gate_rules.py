@@ -20,7 +20,7 @@ from posgap.gating.planning import plan_gate
 from posgap.gating.rules import CONSISTENCY, Case, MinConsistency, MinMean, Ruling, _useful
 from posgap.gating.verdict import Verdict, judge
 from posgap.measurement import statistics
-from posgap.measurement.filling import Filled
+from posgap.measurement.filling import FillRecord
 from posgap.measurement.sweeps import read_sweep
 from posgap.tasks.registry import TASKS
 
@@ -119,7 +119,7 @@ def test_a_model_must_be_better_than_guessing(tmp_path, right, options, outcome)
 def test_of_a_sweep_at_a_length_guessing_is_among_all_documents_of_its_prompts(tmp_path):
     """Its placements are depths: of 5 depths among 50 documents one answer of fifty is right by chance, not of five."""
     sweep = read_sweep(write_sweep(tmp_path / "at-a-length", [0.06] * 5))
-    filled = Filled(length="1k", tokens=1024, depths=[0, 25, 50, 75, 100], seed=0, pool="p", documents=50)
+    filled = FillRecord(length="1k", tokens=1024, depths=[0, 25, 50, 75, 100], seed=0, pool="p", documents=50)
     at_length = sweep.model_copy(update={"filled": filled})
     case = Case(
         *[

@@ -43,7 +43,7 @@ def pieces() -> PreTrainedTokenizerFast:
 
 def completion(tokenizer, written: list[str], **sampling):
     stream = ResponseStream(tokenizer, {END}, Sampling(**{"max_new_tokens": 8} | sampling))
-    stream.read(tokenizer.convert_tokens_to_ids(written))
+    stream.take_all(tokenizer.convert_tokens_to_ids(written))
     return stream.completion()
 
 
@@ -128,7 +128,7 @@ def test_only_a_base_model_stops_where_its_benchmark_scores_no_further(model_fol
     assert builder_of(SweepConfig(**paths, metric="sub_em")).stop == ()
     assert builder_of(SweepConfig(**paths | {"task": "multihop-cot"}, metric="litm")).stop == ()
     chat = builder_of(SweepConfig(**paths, template=template, max_thinking_tokens=64))
-    assert (chat.stop, chat.max_new_tokens, Sampling.of(chat).limit, Sampling.of(chat).opened) == (
+    assert (chat.stop, chat.max_new_tokens, Sampling.for_builder(chat).limit, Sampling.for_builder(chat).opened) == (
         (),
         100,
         164,
@@ -136,9 +136,9 @@ def test_only_a_base_model_stops_where_its_benchmark_scores_no_further(model_fol
     )
     assert builder_of(SweepConfig(**paths, template=template, stop="Question:")).stop == ("Question:",)
     assert builder_of(SweepConfig(**paths, stop='["\\n\\n", "Q:"]')).stop == ("\n\n", "Q:")
-    assert Sampling.of(PromptBuilder(TASKS["qa"], tokenizer, 512, 1)).opened == ""
-    assert Sampling.of(TextPromptBuilder(TASKS["qa"], 1, template="endpoint's own")).opened is None
-    assert Sampling.of(TextPromptBuilder(TASKS["qa"], 1)).opened == ""
+    assert Sampling.for_builder(PromptBuilder(TASKS["qa"], tokenizer, 512, 1)).opened == ""
+    assert Sampling.for_builder(TextPromptBuilder(TASKS["qa"], 1, template="endpoint's own")).opened is None
+    assert Sampling.for_builder(TextPromptBuilder(TASKS["qa"], 1)).opened == ""
 
 
 def test_a_base_model_ends_a_key_s_value_with_its_line_unless_told_otherwise(model_folder):

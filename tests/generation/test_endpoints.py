@@ -11,9 +11,9 @@ from examples import kv_example
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
 from posgap.generation import openai
-from posgap.generation.served import Served
+from posgap.generation.served import EndpointIdentity
 from posgap.measurement.config import MergeConfig, SweepConfig
-from posgap.measurement.spending import Spent, estimated_tokens
+from posgap.measurement.spending import TokenTotals, estimated_tokens
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
@@ -51,9 +51,9 @@ def test_a_sweep_records_what_the_endpoint_says_and_what_it_took(options, tmp_pa
     with served(endpoint):
         out = sweep(SweepConfig(base_url=endpoint.url, header={"X-Key": "hunter2222"}, **options))
         recorded = read_sweep(out)
-        assert recorded.served == Served(models=("served-<b>0613",), fingerprints=("fp1",))
+        assert recorded.served == EndpointIdentity(models=("served-<b>0613",), fingerprints=("fp1",))
         spent = recorded.spent
-        assert spent == Spent(
+        assert spent == TokenTotals(
             prompts=12, prompt_tokens=1200, completion_tokens=240, thinking_tokens=180, seconds=spent.seconds
         )
         assert spent.seconds > 0 and recorded.asked.decoding == "greedy"

@@ -17,7 +17,7 @@ from posgap.generation.backends import BACKENDS
 from posgap.generation.setup import builder_of
 from posgap.measurement.comparability import differing
 from posgap.measurement.config import GradeConfig, SweepConfig
-from posgap.measurement.sweeps import Asked, read_sweep
+from posgap.measurement.sweeps import PromptSettings, read_sweep
 from posgap.models.loading import save_model
 from posgap.stages.sweep import sweep
 from posgap.tasks import framing
@@ -60,7 +60,7 @@ def test_system_message_and_arguments_are_in_prompt_settings_and_digest(tokenize
     assert build.chat("Q?") == "<bos><|system|>Be brief.<|end|><|user|>Q?<|end|><|assistant|><think>\n\n</think>\n\n"
     assert build.chat.ending == "<|end|><|assistant|><think>\n\n</think>\n\n"
     assert builder(tokenizer, template="{{ messages[0].content | upper }}<think>").chat.ending == "<think>"
-    asked = Asked.by(build)
+    asked = PromptSettings.by(build)
     assert (asked.system, asked.template_args, asked.date) == ("Be brief.", {"enable_thinking": False}, "")
     options = [{}, {"template": CHAT}, {"template": LEAVES_OUT}, {"template": CHAT, "system": "Be brief."}]
     options += [{"template": CHAT, "arguments": {"enable_thinking": value}} for value in (True, False)]
@@ -71,7 +71,7 @@ def test_a_model_s_own_template_and_the_same_in_a_file_ask_the_same(tokenizer, m
     given = builder(tokenizer, template=CHAT)
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
     own = builder(tokenizer)
-    assert (own.digest(), Asked.by(own)) == (given.digest(), Asked.by(given))
+    assert (own.digest(), PromptSettings.by(own)) == (given.digest(), PromptSettings.by(given))
 
 
 def test_base_and_candidate_read_the_same_prompt_on_different_days(tokenizer, monkeypatch):
@@ -83,7 +83,7 @@ def test_base_and_candidate_read_the_same_prompt_on_different_days(tokenizer, mo
 
     first, later = on("2026-01-02"), on("2027-03-04")
     assert first.chat("Q?") == later.chat("Q?") == "Today Date: 26 Jul 2024\nQ?"
-    assert first.digest() == later.digest() and Asked.by(later).date == "2024-07-26"
+    assert first.digest() == later.digest() and PromptSettings.by(later).date == "2024-07-26"
     # The template's own argument goes before.
     assert on("2027-03-04", arguments={"date_string": "today"}).chat("Q?") == "Today Date: today\nQ?"
 

@@ -22,7 +22,7 @@ from posgap.generation import openai
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.openai import OpenAIGenerator, _nobody
-from posgap.generation.served import Served
+from posgap.generation.served import EndpointIdentity
 from posgap.tasks.prompts import Prompt
 
 SAMPLING = Sampling(7, seed=3)
@@ -433,7 +433,7 @@ def test_what_the_endpoint_says_of_itself_must_stay_the_same(caplog):
                 next(again.generate([[Prompt(last)]], SAMPLING))
         asking = generator(endpoint, concurrency=1, identity="any")
         assert len(list(asking.generate([[Prompt(text) for text in "abcd"]], SAMPLING))) == 4
-    assert asking.served == Served(models=("served-model-0613", "other"), fingerprints=("fp1", "fp2"))
+    assert asking.served == EndpointIdentity(models=("served-model-0613", "other"), fingerprints=("fp1", "fp2"))
     assert not caplog.records
 
 

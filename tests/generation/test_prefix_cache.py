@@ -53,7 +53,7 @@ def test_a_row_s_columns_hold_its_prompt_and_what_it_shares_is_not_read_again(gr
         cache.select(going_on)
         rows, before = [rows[i] for i in going_on], [before[i] for i in going_on]
         prompts = [groups[row][turn] for row in rows]
-        ids, mask = cache.read(prompts, PAD, outputs)
+        ids, mask = cache.advance(prompts, PAD, outputs)
         rest = [prompt[shared(old, prompt, outputs) :] for old, prompt in zip(before, prompts)]
         assert ids.shape == mask.shape and ids.shape[1] - cache.states.get_seq_length() == max(map(len, rest))
         assert ids.dtype == mask.dtype == torch.long
@@ -67,7 +67,7 @@ def test_a_row_s_columns_hold_its_prompt_and_what_it_shares_is_not_read_again(gr
 def test_one_output_is_asked_for_unless_more_are():
     cache = PrefixCache(1, CPU)
     for prompt, kept in [([1, 2, 3], 0), ([1, 2, 3], 2), ([1, 2, 3, 4], 3), ([2], 0)]:
-        ids, _ = cache.read([prompt], PAD)
+        ids, _ = cache.advance([prompt], PAD)
         assert cache.states.get_seq_length() == kept
         read_on(cache, ids)
 
@@ -77,12 +77,12 @@ def test_everything_is_made_on_the_device_that_is_asked_for():
     with torch.device("meta"):
         cache = PrefixCache(2, CPU)
         for prompts in ([[1, 2], [1, 2, 3]], [[1, 3], [1, 2, 4]]):
-            ids, mask = cache.read(prompts, PAD)
+            ids, mask = cache.advance(prompts, PAD)
             held = read_on(cache, ids)
             assert ids.device == mask.device == CPU
         cache.select([1])
         assert cache.states.layers[0].keys[0, 0, :, 0].tolist() == held[1].tolist()
-        ids, mask = cache.read([[1, 2, 3]], PAD)
+        ids, mask = cache.advance([[1, 2, 3]], PAD)
         assert ids.device == mask.device == CPU
         assert ids[mask.bool()].tolist() == [PAD, PAD, 3]
 

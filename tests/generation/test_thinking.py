@@ -17,7 +17,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Completion
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
-from posgap.measurement.thinking import BUDGET, LOOK, EndlessThoughts, FirstThoughts, other_ways
+from posgap.measurement.thinking import BUDGET, LOOK, EndlessThoughts, FirstThoughts, thinking_retries
 from posgap.mitigation_search.config import MitigateConfig
 from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
@@ -94,7 +94,7 @@ def test_an_interrupted_sweep_goes_on_in_the_way_that_it_found(options):
 @pytest.mark.parametrize("own", [{"max_thinking_tokens": 30}, {"template_args": {"enable_thinking": True}}])
 def test_what_somebody_decided_stays(options, own):
     config, builder = SweepConfig(base_url="http://localhost", **options, **own), TextPromptBuilder(TASKS["kv"], 20)
-    assert not list(other_ways(config, builder, kv_example(0, DOCS), Placement((1,), DOCS)))
+    assert not list(thinking_retries(config, builder, kv_example(0, DOCS), Placement((1,), DOCS)))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_model_here_is_asked_as_its_template_and_context_allow(tokenizer, opti
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = template
     builder = PromptBuilder(TASKS["kv"], tokenizer, context, 20)
-    ways = list(other_ways(SweepConfig(**options), builder, kv_example(0, DOCS), Placement((1,), DOCS)))
+    ways = list(thinking_retries(SweepConfig(**options), builder, kv_example(0, DOCS), Placement((1,), DOCS)))
     assert len(ways) == len(words) and all(word in way.words for word, way in zip(words, ways, strict=True))
     for way in ways:
         prompt = way.builder.prompt(kv_example(0, DOCS), Placement((1,), DOCS))
@@ -126,7 +126,7 @@ def test_a_model_in_memory_is_loaded_once_and_asked_without_thoughts(model_folde
         for index, group in enumerate(groups):
             for at, prompt in enumerate(group):
                 ends = self.tokenizer.decode(prompt.token_ids).endswith("0")
-                yield index, at, Completion.ended("zz" if ends else "", [], not ends, thoughts="" if ends else "hm")
+                yield index, at, Completion.from_text("zz" if ends else "", [], not ends, thoughts="" if ends else "hm")
 
     monkeypatch.setattr(TransformersGenerator, "generate", generate)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(model_folder), AutoTokenizer.from_pretrained(model_folder)
@@ -146,7 +146,7 @@ def test_a_teacher_and_mitigations_end_where_a_sweep_would_ask_otherwise(verb, o
         for index, group in enumerate(groups):
             for at, prompt in enumerate(group):
                 asked.append(prompt)
-                yield index, at, Completion.ended("", [], True, thoughts="hm")
+                yield index, at, Completion.from_text("", [], True, thoughts="hm")
 
     monkeypatch.setattr(TransformersGenerator, "generate", generate)
     alike = {name: value for name, value in options.items() if name != "concurrency"} | {"model": str(model_folder)}
@@ -181,8 +181,8 @@ def test_fewer_endless_thoughts_than_half_still_count_as_unanswered(options):
 
 
 def test_half_of_the_first_answers_must_end_in_thoughts():
-    thinking, answer = Completion.ended("", [], True, thoughts="hm"), Completion.ended("zz", [], False)
-    cut = Completion.ended("", [], True)
+    thinking, answer = Completion.from_text("", [], True, thoughts="hm"), Completion.from_text("zz", [], False)
+    cut = Completion.from_text("", [], True)
     for first in ([thinking] * 3 + [answer] * 5, [cut] * 8, [answer] * 8 + [thinking] * 50):
         look = FirstThoughts(100)
         for completion in first:

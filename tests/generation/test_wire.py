@@ -5,7 +5,7 @@ import json
 import pytest
 
 from posgap.generation.generator import Completion, Usage
-from posgap.generation.wire import Answer, Fault, read_answer, read_fault
+from posgap.generation.wire import EndpointAnswer, Fault, read_answer, read_fault
 
 
 def body(message=None, finish_reason="stop", **fields):
@@ -54,7 +54,7 @@ ANSWERS = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_completion_is_read_whatever_its_form(name):
     sent, completion = ANSWERS[name]
-    assert read_answer(sent) == Answer(completion, "", "")
+    assert read_answer(sent) == EndpointAnswer(completion, "", "")
 
 
 def test_what_the_endpoint_says_of_itself_is_read_where_it_is_text():

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from posgap.foundation.files import digest_path, read_json, read_jsonl, write_json, write_jsonl
-from posgap.measurement.sweeps import Asked, Sweep, summarize
+from posgap.measurement.sweeps import PromptSettings, Sweep, summarize
 from posgap.storage.lineage import ancestors
 from posgap.tasks.content import content, examples_digest
 from posgap.tasks.reading import EXAMPLES_FILE, read_examples
@@ -63,7 +63,7 @@ def measure(examples: str, model: str, out: Path) -> None:
         model_digest=digest_path(Path(model)),
         ancestors=ancestors(model),
         prompt_digest="p",
-        asked=Asked(prompt="p", template="", question="after", shuffle=0, max_new_tokens=4, decoding="greedy"),
+        asked=PromptSettings(prompt="p", template="", question="after", shuffle=0, max_new_tokens=4, decoding="greedy"),
         settings={"backend": "openai"},
     )
     out.mkdir()

@@ -8,7 +8,7 @@ import numpy as np
 from posgap.foundation.files import digest_path, write_json, write_jsonl
 from posgap.gating.config import GateConfig
 from posgap.gating.verdict import read_verdict
-from posgap.measurement.sweeps import Asked, Sweep, summarize
+from posgap.measurement.sweeps import PromptSettings, Sweep, summarize
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
 from posgap.storage.lineage import ancestors
@@ -23,7 +23,7 @@ from posgap.workflows.admission import admit
 N = 200
 
 
-ASKED = Asked(prompt="p", template="", question="after", shuffle=0, max_new_tokens=4, decoding="greedy")
+ASKED = PromptSettings(prompt="p", template="", question="after", shuffle=0, max_new_tokens=4, decoding="greedy")
 
 
 def example(number, n_gold=1, id=None):

@@ -9,7 +9,7 @@ from written_sweeps import write_sweep
 
 from posgap.foundation.files import write_json
 from posgap.measurement import statistics
-from posgap.measurement.filling import Filled, at_lengths
+from posgap.measurement.filling import FillRecord, at_lengths
 from posgap.measurement.lengths import (
     EffectiveLength,
     LengthMap,
@@ -21,7 +21,7 @@ from posgap.measurement.lengths import (
     prefill_share,
     read_lengths,
 )
-from posgap.measurement.spending import Spent
+from posgap.measurement.spending import TokenTotals
 from posgap.measurement.statistics import tango_bound
 from posgap.measurement.sweeps import LENGTHS_FILE, Evidence
 from posgap.tasks.prompts import PromptBuilder
@@ -133,10 +133,10 @@ def swept(tmp_path) -> list[Evidence]:
     for tokens, at_middle in ((1000, 0.9), (2000, 0.3)):
         evidence = Evidence(write_sweep(tmp_path / f"{tokens}", [0.9, 0.9, at_middle, 0.9, 0.9]))
         depths = [0, 25, 50, 75, 100]
-        filled = Filled(
+        filled = FillRecord(
             length=f"{tokens // 40}%", tokens=tokens, depths=depths, seed=0, pool="p", documents=tokens // 100
         )
-        spent = Spent(prompts=7, prompt_tokens=tokens - 1, completion_tokens=9) if tokens == 1000 else None
+        spent = TokenTotals(prompts=7, prompt_tokens=tokens - 1, completion_tokens=9) if tokens == 1000 else None
         update = {"filled": filled, "spent": spent}
         evidence.sweep = evidence.sweep.model_copy(update=update)
         swept.append(evidence)

@@ -17,7 +17,7 @@ from posgap.measurement.probe import (
     Probe,
     Response,
     answer_after,
-    listened,
+    listen,
 )
 from posgap.scaling.forcing import Tried, require_at_once
 from posgap.scaling.forcing import tried as asked_by_itself
@@ -97,10 +97,10 @@ def test_who_forces_tokens_is_told_where_the_limit_cuts_what_a_model_says_by_its
 
 def test_what_a_model_says_to_some_examples_is_heard(build):
     asked = [(kv_example(i), Placement((1 + i,), 6)) for i in range(4)]
-    probe = listened(Saying("The value of it is 3"), build, asked)
+    probe = listen(Saying("The value of it is 3"), build, asked)
     assert [each.text for each in probe.responses] == ["The value of it is 3"] * 4
     assert probe.preamble.startswith('after words like "The value of it is')
-    assert listened(Saying(""), build, []).responses == []
+    assert listen(Saying(""), build, []).responses == []
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=40))

@@ -8,7 +8,7 @@ from chromium import browser, program
 from huggingface_hub import ModelCard
 from report_pages import DIAGNOSIS, SINGLE, Reader, sweep_of
 
-from posgap.generation.served import Served
+from posgap.generation.served import EndpointIdentity
 from posgap.measurement.comparison import Comparison, Difference
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.model_card import model_card
@@ -57,7 +57,7 @@ def test_pages_are_whole_and_need_no_network(sweeps, compared):
 )
 def test_settings_are_those_that_the_backend_looks_at(backend, own, others):
     settings = SweepConfig(model="m", out="o", examples="e", backend=backend).parameter_values()
-    changes = {"settings": settings, "served": Served() if backend == "openai" else None}
+    changes = {"settings": settings, "served": EndpointIdentity() if backend == "openai" else None}
     shown = re.findall("<dt>(.*?)</dt>", page([sweep_of([[1], [2]], [9.0, 8.0], **changes)], "t"))
     assert own <= {*shown} and not others & {*shown}
     assert ("model, sha256" in shown) == (backend == "transformers")

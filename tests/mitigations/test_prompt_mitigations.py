@@ -21,11 +21,11 @@ from posgap.foundation.files import parse_as, read_json, write_json
 from posgap.gating.config import GateConfig
 from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.measurement.config import DiagnoseConfig, MergeConfig, SweepConfig
-from posgap.measurement.mitigated import Mitigated, Question
+from posgap.measurement.prompt_mitigator import PromptMitigator, Question
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.mitigations.document_orders import Orders, at_ends, by_relevance, majority
-from posgap.mitigations.mitigation import Asked, PromptMitigation, Settings
+from posgap.mitigations.mitigation import PromptMitigation, ReorderInput, Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.stages.gate import gate
 from posgap.stages.merge import merge
@@ -73,8 +73,8 @@ def endpoint():
 # Orders
 
 
-def asked(documents, example=None, seed=0) -> Asked:
-    return Asked(example or qa_example(), documents, seed)
+def asked(documents, example=None, seed=0) -> ReorderInput:
+    return ReorderInput(example or qa_example(), documents, seed)
 
 
 def documents(n: int) -> list[Document]:
@@ -149,7 +149,7 @@ def test_a_gap_is_none_by_construction_only_where_all_placements_are_asked_alike
 
     def is_order_free(examples, name="reordering", task="kv", n=3):
         builder = TextPromptBuilder(TASKS[task], 9)
-        mitigated = Mitigated(builder, MITIGATIONS[name], MITIGATIONS[name].settings(), 0)
+        mitigated = PromptMitigator(builder, MITIGATIONS[name], MITIGATIONS[name].settings(), 0)
         return mitigated.is_order_free(examples, [Placement((at,), n) for at in range(1, n + 1)])
 
     assert is_order_free(kv_examples(4))  # BM25 finds the key, and the others keep their order
@@ -215,7 +215,7 @@ class Rule:
 def answers(rule, mitigation, questions, settings=None, task="kv"):
     """The answers to groups of questions by number, and the generator."""
     generator = Rule(rule)
-    mitigated = Mitigated(TextPromptBuilder(TASKS[task], 9), mitigation, settings or mitigation.settings(), 0)
+    mitigated = PromptMitigator(TextPromptBuilder(TASKS[task], 9), mitigation, settings or mitigation.settings(), 0)
     given = mitigated.generate(generator, questions, Sampling(9))
     return {(group, number): completion for group, number, completion in given}, generator
 
@@ -293,8 +293,8 @@ def test_every_task_s_prompt_has_all_documents_and_the_wanted_sample(name):
         for mitigation in OF_PROMPTS:
             if mitigation.needs_ranks:
                 continue
-            mitigated = Mitigated(TextPromptBuilder(task, 9), mitigation, mitigation.settings(), 0)
-            asked = mitigated.asked(Question(example, placement, 3))
+            mitigated = PromptMitigator(TextPromptBuilder(task, 9), mitigation, mitigation.settings(), 0)
+            asked = mitigated.build_variants(Question(example, placement, 3))
             assert asked.given == given and {prompt.sample for prompt in asked.prompts} == {3}
             assert all(document.text in prompt.text for prompt in asked.prompts for document in given)
 

@@ -65,7 +65,7 @@ def test_a_quoted_answer_is_no_echo_unless_it_goes_on_to_another_candidate():
 
 @given(st.lists(endings))
 def test_answers_alone_are_counted(ended):
-    counts, said = OutcomeCounts.of(ended), [e for e in ended if e.outcome == "answered"]
+    counts, said = OutcomeCounts.count(ended), [e for e in ended if e.outcome == "answered"]
     assert (counts.cut, counts.echo) == (sum(e.cut for e in said), sum(e.echo for e in said))
     assert counts.unclean == (sum(e.cut or e.echo for e in said) if said else None)
     by_place = Counter(e.others for e in said)
@@ -76,7 +76,7 @@ def test_answers_alone_are_counted(ended):
 @given(st.lists(endings, min_size=1))
 def test_where_nobody_looked_at_an_answer_nothing_is_known(ended):
     unseen = [ending._replace(echo=None) for ending in ended]
-    counts = OutcomeCounts.of([*unseen, Ending("answered")])
+    counts = OutcomeCounts.count([*unseen, Ending("answered")])
     assert counts.unclean is None and not counts.is_known
     assert not Outcomes.at([counts]).figures.keys() & {"echo", "unclean_worst"}
 

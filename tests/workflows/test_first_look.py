@@ -144,9 +144,11 @@ def test_a_model_on_this_machine_is_loaded_once(folder, model_folder, monkeypatc
     load = backends.load_model
     monkeypatch.setattr(backends, "load_model", lambda *given: loaded.append(given) or load(*given))
     monkeypatch.setattr(first_look, "EXAMPLES", first_look.MIN_EXAMPLES)
-    first_look.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, out="look"))
+    first_look.sweep_or_first_look(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, out="look"))
     assert len(loaded) == 1 and read_sweep(folder / "look").n_examples == first_look.MIN_EXAMPLES
-    first_look.sweep(SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, out="look", force=True))
+    first_look.sweep_or_first_look(
+        SweepVerbConfig(model=str(model_folder), max_new_tokens=2, n_docs=5, out="look", force=True)
+    )
     assert len(loaded) == 2, "what stayed open for one look is not for the next"
 
 

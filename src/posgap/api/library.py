@@ -24,7 +24,7 @@ from posgap.gating.verdict import Verdict, judge
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator, LazyGenerator
 from posgap.generation.setup import builder_with
-from posgap.generation.transformers import TransformersGenerator, borrowed
+from posgap.generation.transformers import TransformersGenerator, borrow_model
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import is_of_lengths
@@ -148,7 +148,7 @@ def sweep(
         if isinstance(asked_of, str | Path):
             asked = _by_name(config, tokenizer)
         else:
-            stack.enter_context(borrowed(asked_of))
+            stack.enter_context(borrow_model(asked_of))
             asked = _in_memory(asked_of, tokenizer, config)
         refuse_searched(Path(asked.config.model), rows)
         if not config.lengths:

@@ -114,7 +114,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "--task kv --model Qwen/Qwen3-0.6B --examples kv.jsonl.gz --out run/base",
             ("sweep.json", "lengths.json"),
             Kind.STAGE_WITH_CHECKS,
-            work="posgap.workflows.first_look:sweep",
+            work="posgap.workflows.first_look:sweep_or_first_look",
             stage_config=SweepConfig,
         ),
         "view": Verb(ViewConfig, "runs", work="posgap.workflows.viewing:view"),

@@ -43,7 +43,7 @@ def diagnose_attention(swept: Swept, generator: TransformersGenerator, most: int
     examples, placements, builder = swept.examples[:most], swept.placements, swept.builder
     groups = [[builder.prompt(example, placement) for placement in placements] for example in examples]
     means = {name: [_Mean() for _ in placements] for name in ("gold", "sink", "even", "answer_gold", "answer_sink")}
-    answered = complete_groups(generator, groups, Sampling.of(builder))
+    answered = complete_groups(generator, groups, Sampling.for_builder(builder))
     for index, answers in track(answered, len(examples), "attention"):
         example = examples[index]
         for at, (placement, answer) in enumerate(zip(placements, answers)):

@@ -12,7 +12,7 @@ from posgap.generation.generator import Completion
 from posgap.generation.setup import builder_of
 from posgap.measurement.config import DiagnoseConfig, SweepConfig
 from posgap.measurement.filling import as_filled
-from posgap.measurement.probe import Probe, seen
+from posgap.measurement.probe import Probe, observe
 from posgap.measurement.sweeps import Evidence, Prediction, Sweep, read_predictions, read_sweep, swept_rows
 from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import AnyExample
@@ -46,7 +46,7 @@ class Swept:
         by_id = {example.id: example for example in self.examples}
         return Probe(
             [
-                seen(
+                observe(
                     self.builder,
                     by_id[row["id"]],
                     Placement(tuple(row["placement"]), self.sweep.n_docs),

@@ -116,7 +116,7 @@ def diagnose_tokens(
         return summarize_shifts([], wrong=0)
     builder, advantageous = swept.builder, swept.placements[swept.best]
     prompts = [builder.prompt(example, advantageous) for example, _ in cases]
-    sampling = Sampling.of(builder)
+    sampling = Sampling.for_builder(builder)
     responses = complete(generator, prompts, sampling)
     streams = [
         Readings(list(prompt.token_ids), builder(example, placement), response.token_ids)
@@ -132,7 +132,7 @@ def diagnose_tokens(
 
     def decode(ids: list[int]) -> str:
         stream = ResponseStream(builder.tokenizer, generator.end_ids, sampling)
-        stream.read(ids)
+        stream.take_all(ids)
         return stream.completion().text
 
     mended = corrected(

@@ -19,7 +19,7 @@ from posgap.gating.demands import PUBLIC_KEY, Demands, Enough
 from posgap.gating.rules import CHECK_RULES, GATE_RULES
 from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.generation.endpoint_names import with_endpoint
-from posgap.measurement.config import SWEPT_MODEL, ExpectedConfig, Judging, Swept
+from posgap.measurement.config import SWEPT_MODEL, ExpectedConfig, Judging, SweepScope
 
 
 class _Judged(StageConfig):
@@ -63,7 +63,7 @@ class CheckConfig(
     *CHECK_RULES.bases(),  # type: ignore[misc]  # registered choices' parameters
     Enough,
     Judging,
-    Swept,
+    SweepScope,
     *BACKENDS.bases(),  # type: ignore[misc]
     BackendConfig,
 ):

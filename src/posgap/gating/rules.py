@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from posgap.measurement.drawn import Drawn
     from posgap.measurement.sweeps import Evidence
-from posgap.measurement.answered import NOTABLE, MaxUnanswered
+from posgap.measurement.max_unanswered import NOTABLE, MaxUnanswered
 
 
 class Ruling(Record):

@@ -26,7 +26,7 @@ from posgap.tasks.registry import TASKS
 
 if TYPE_CHECKING:
     from posgap.generation.generator import Generator
-    from posgap.generation.served import Served
+    from posgap.generation.served import EndpointIdentity
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Backend:
             )
         return framing
 
-    def decoding(self, config: "BackendConfig", served: "Served | None") -> str:
+    def decoding(self, config: "BackendConfig", served: "EndpointIdentity | None") -> str:
         """How tokens are chosen, where an endpoint said this of itself: greedily, as far as it can be told."""
         return "greedy"
 
@@ -153,7 +153,7 @@ class _OpenAI(Backend):
             )
         return framing
 
-    def decoding(self, config: "BackendConfig", served: "Served | None") -> str:
+    def decoding(self, config: "BackendConfig", served: "EndpointIdentity | None") -> str:
         temperature = EndpointParameters.of(config).body.get("temperature", 0)
         left_out = served is not None and "temperature" in served.left_out
         if left_out or temperature is None:

@@ -33,13 +33,15 @@ def group_batches(groups: Iterable[Group], new_tokens: int, max_tokens: int) -> 
     """
     window: list[tuple[int, Group]] = []
     lengths: list[int] = []
-    for indexed in enumerate(groups):
-        window.append(indexed)
-        lengths.append(max((len(prompt.token_ids) for prompt in indexed[1]), default=0) + new_tokens)
+    for index, group in enumerate(groups):
+        window.append((index, group))
+        lengths.append(max((len(prompt.token_ids) for prompt in group), default=0) + new_tokens)
         if sum(lengths) >= LOOK_AHEAD * max_tokens:
-            yield from ([window[i] for i in batch] for batch in batches(lengths, max_tokens))
+            for batch in batches(lengths, max_tokens):
+                yield [window[place] for place in batch]
             window, lengths = [], []
-    yield from ([window[i] for i in batch] for batch in batches(lengths, max_tokens))
+    for batch in batches(lengths, max_tokens):
+        yield [window[place] for place in batch]
 
 
 def shared_lengths(prompts: Sequence[Sequence[int]]) -> np.ndarray:

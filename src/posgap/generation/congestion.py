@@ -25,7 +25,7 @@ class Window:
         self.halvings = 0  # since the last answer
         self.waiting: deque[asyncio.Future[None]] = deque()
 
-    async def enter(self) -> float:
+    async def acquire(self) -> float:
         """Waits until a request may be sent, in turn, and returns when that is; `leave` must follow."""
         while self.under_way >= int(self.size):
             turn = asyncio.get_running_loop().create_future()
@@ -35,17 +35,17 @@ class Window:
         self._wake()
         return time.monotonic()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         self.under_way -= 1
         self._wake()
 
-    def answered(self, sent: float) -> None:
+    def note_answer(self, sent: float) -> None:
         """Notes that the request which was sent at `sent` has been answered."""
         if sent > self.halved_at:
             self.halvings = 0
             self.size = min(self.size + (1.0 if self.size < self.near else 1.0 / self.size), float(self.largest))
 
-    def turned_away(self, sent: float) -> None:
+    def note_refusal(self, sent: float) -> None:
         """Notes that the endpoint had no time for the request which was sent at `sent`."""
         if sent > self.halved_at:
             self.halvings += 1

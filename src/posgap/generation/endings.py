@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from posgap.generation.generator import Completion, Sampling, Usage
-from posgap.generation.thoughts import TAGS, Parts, split_thoughts
+from posgap.generation.thoughts import TAGS, SplitResponse, split_thoughts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,49 +38,49 @@ class ResponseStream:
         self._thinking, self._decided = bool(sampling.opened), False
         self._thought_end = 0  # tokens of thoughts, with their tags
 
-    def add(self, token: int) -> bool:
+    def take(self, token: int) -> bool:
         """Reads the next token; returns whether the response is over."""
         self.ids.append(token)
         if token in self.end_ids:
             self.over = True
         elif self.sampling.ends_early:
-            self._look()
+            self._check_end()
         return self.over
 
-    def read(self, tokens: Iterable[int]) -> None:
+    def take_all(self, tokens: Iterable[int]) -> None:
         """Reads tokens until the response is over; what a backend has generated beyond that counts for nothing."""
-        next(filter(self.add, tokens), None)
+        next(filter(self.take, tokens), None)
 
     def completion(self, prompt_tokens: int | None = None) -> Completion:
         """The response so far, to a prompt of so many tokens, as a completion, which a limit cut off unless it is
         over."""
-        thoughts, answer, _ = self._parts()
+        thoughts, answer, _ = self._split()
         stopped = _stop_at(answer, self.sampling.stop) is not None
         cut = not stopped and (self.cut or not self.over)
         usage = Usage(prompt_tokens, len(self.ids), self._thinking_tokens() if thoughts else 0)
-        return Completion.ended(before_stop(answer, self.sampling.stop), self.ids, cut, thoughts, usage)
+        return Completion.from_text(before_stop(answer, self.sampling.stop), self.ids, cut, thoughts, usage)
 
     def _thinking_tokens(self) -> int:
         """The number of tokens before those of the answer: thoughts and their tags."""
-        answer = split_thoughts(self._marked(), self.sampling.opened or "").answer
+        answer = split_thoughts(self._text_with_tags(), self.sampling.opened or "").answer
         rest = range(len(self.ids) if answer else 0)  # which begin the rest of the response, ever shorter
-        begins = bisect_right(rest, -len(answer), key=lambda first: -len(self._marked(first)))
+        begins = bisect_right(rest, -len(answer), key=lambda first: -len(self._text_with_tags(first)))
         return begins - 1 if answer else len(self.ids)
 
-    def _look(self) -> None:
+    def _check_end(self) -> None:
         if not self._decided and (not self._thinking or self._ends_with(TAGS.values())):
             self._decide()
         if self._thinking:
             self.over = self.cut = 0 < self.sampling.max_thinking_tokens <= len(self.ids)
         elif self._decided and self._ends_with(self.sampling.stop):
-            self.over = _stop_at(self._parts().answer, self.sampling.stop) is not None
+            self.over = _stop_at(self._split().answer, self.sampling.stop) is not None
         if not self.over and not self._thinking and self.sampling.max_thinking_tokens:
             self.over = self.cut = len(self.ids) - self._thought_end >= self.sampling.max_new_tokens
 
     def _decide(self) -> None:
         """Looks whether what comes is a thought or the answer; that is decided by the first text that is no tag."""
         was_thinking = self._thinking
-        _, answer, ended = self._parts()
+        _, answer, ended = self._split()
         self._thinking = not ended
         if was_thinking and ended:
             self._thought_end = len(self.ids)
@@ -93,19 +93,19 @@ class ResponseStream:
         text = str(self.tokenizer.decode(last, skip_special_tokens=False))
         return any(string in text for string in strings)
 
-    def _marked(self, first: int = 0) -> str:
+    def _text_with_tags(self, first: int = 0) -> str:
         """The text with its special tokens, from this token on."""
         return str(self.tokenizer.decode(self.ids[first:], skip_special_tokens=False))
 
-    def _parts(self) -> Parts:
+    def _split(self) -> SplitResponse:
         # Some models' tags are special tokens, which plain text leaves out.
-        marked = self._marked()
+        marked = self._text_with_tags()
         parts = split_thoughts(marked, self.sampling.opened or "")
         if parts == ("", marked.lstrip(), True):
-            return Parts("", str(self.tokenizer.decode(self.ids, skip_special_tokens=True)))
-        return Parts(self._plain(parts.thoughts), self._plain(parts.answer), parts.ended)
+            return SplitResponse("", str(self.tokenizer.decode(self.ids, skip_special_tokens=True)))
+        return SplitResponse(self._drop_special_tokens(parts.thoughts), self._plain(parts.answer), parts.ended)
 
-    def _plain(self, text: str) -> str:
+    def _drop_special_tokens(self, text: str) -> str:
         for token in self.tokenizer.all_special_tokens:
             text = text.replace(token, "")
         return text

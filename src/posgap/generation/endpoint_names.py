@@ -40,7 +40,7 @@ def only_model(address: str, header: Mapping[str, str], option: str = "model") -
 
     Raises `PosgapError` where it serves several or none, and where it cannot be asked.
     """
-    names = _served(address, header)
+    names = _fetch_names(address, header)
     if len(names) == 1:
         return names[0]
     shown = ", ".join(map(shorten, names[:_MAX_SHOWN])) + ", ..." * (len(names) > _MAX_SHOWN)
@@ -48,7 +48,7 @@ def only_model(address: str, header: Mapping[str, str], option: str = "model") -
     raise PosgapError(f"--{option}: {redact(address)} {serves}; name one: {redact(address)}#NAME")
 
 
-def _served(address: str, header: Mapping[str, str]) -> list[str]:
+def _fetch_names(address: str, header: Mapping[str, str]) -> list[str]:
     import httpx2
 
     from posgap.generation.openai import about_key, endpoint_url, headers_of, tls
@@ -63,10 +63,10 @@ def _served(address: str, header: Mapping[str, str]) -> list[str]:
         ) from None
     if answer.status_code in (401, 403):
         raise PosgapError(f"{shown}: {answer.status_code}, the key is wrong or missing; {about_key(headers)}")
-    return _names(answer.content) if answer.is_success else []
+    return _parse_names(answer.content) if answer.is_success else []
 
 
-def _names(body: bytes) -> list[str]:
+def _parse_names(body: bytes) -> list[str]:
     """The names in a list of models; none where the body is no such list."""
     try:
         listed = json.loads(body[:_MAX_BYTES])["data"]

@@ -46,8 +46,10 @@ class Completion(NamedTuple):
     usage: Usage | None = None
 
     @classmethod
-    def ended(cls, text: str, token_ids: list[int], cut: bool, thoughts: str = "", usage: Usage | None = None) -> Self:
-        """A completion whose outcome follows from its text, and from whether the limit of tokens cut it off."""
+    def from_text(
+        cls, text: str, token_ids: list[int], cut: bool, thoughts: str = "", usage: Usage | None = None
+    ) -> Self:
+        """Returns a completion whose outcome follows from its text, and from whether the limit of tokens cut it off."""
         text, thoughts = text.strip(), thoughts.strip()
         if text:
             return cls(text, token_ids, thoughts=thoughts, cut=cut, usage=usage)
@@ -75,7 +77,7 @@ class Sampling:
     opened: str | None = ""
 
     @classmethod
-    def of(cls, builder: TextPromptBuilder, temperature: float = 0.0, seed: int = 0) -> Self:
+    def for_builder(cls, builder: TextPromptBuilder, temperature: float = 0.0, seed: int = 0) -> Self:
         """How prompts of this builder are answered."""
         opened = None if builder.ending is None else opened_by(builder.ending)
         return cls(builder.max_new_tokens, temperature, seed, builder.stop, builder.max_thinking_tokens, opened)

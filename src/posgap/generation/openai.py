@@ -34,8 +34,8 @@ from posgap.generation.congestion import Window
 from posgap.generation.endings import before_stop
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Completion, Sampling, Usage
-from posgap.generation.served import MUST_STAY, Changed, Served, What
-from posgap.generation.wire import Answer, Fault, read_answer, read_fault
+from posgap.generation.served import MUST_STAY, EndpointChanged, EndpointIdentity, What
+from posgap.generation.wire import EndpointAnswer, Fault, read_answer, read_fault
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import Prompt
 
@@ -72,10 +72,14 @@ class OpenAIGenerator:
     """
 
     def __init__(
-        self, model: str, parameters: EndpointParameters, framing: Framing = PLAIN, served: Served | None = None
+        self,
+        model: str,
+        parameters: EndpointParameters,
+        framing: Framing = PLAIN,
+        served: EndpointIdentity | None = None,
     ):
         self.model, self.parameters, self.framing = model, parameters, framing
-        self.served = served or Served()
+        self.served = served or EndpointIdentity()
         self.chat = parameters.endpoint == "chat"
         self.url = endpoint_url(parameters.base_url, f"{'chat/' * self.chat}completions")
         self.shown = redact(self.url)
@@ -131,13 +135,13 @@ class OpenAIGenerator:
         """Answers one question after the other; puts None, or what went wrong, after the last answer."""
         try:
             for index, number, prompt in questions:
-                answers.put_nowait((index, number, await self._answer(client, prompt, sampling)))
+                answers.put_nowait((index, number, await self._answer_prompt(client, prompt, sampling)))
         except Exception as error:  # whatever it is, it belongs to whoever takes the answers
             answers.put_nowait(error)
         else:
             answers.put_nowait(None)
 
-    async def _answer(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
+    async def _answer_prompt(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
         tries, began, stop = 0, time.monotonic(), sampling.stop
         while True:
             answered = self.answered
@@ -150,11 +154,11 @@ class OpenAIGenerator:
                 silent = time.monotonic() - max(began, self.answered_at)
                 if self.answered > answered or silent < self.retry_policy.patience:
                     continue  # It has time for others, and so will have some for this one; or asks for short waits.
-                raise self._end(f"gave up after {tries} tries: {complaint}", _WORKS_AGAIN) from None
+                raise self._endpoint_error(f"gave up after {tries} tries: {complaint}", _WORKS_AGAIN) from None
             except TransientError as complaint:
-                return self._failed(f"{complaint} ({tries + self.parameters.retries + 1} tries)")
+                return self._count_failure(f"{complaint} ({tries + self.parameters.retries + 1} tries)")
             if completion.outcome == "failed":
-                return self._failed(completion.reason)
+                return self._count_failure(completion.reason)
             self.answered, self.answered_at, self.row = self.answered + 1, time.monotonic(), 0
             if completion.outcome == "empty" and sampling.stop:
                 sampling = replace(sampling, stop=())  # Endpoints stop at a stop string before any text too.
@@ -162,13 +166,15 @@ class OpenAIGenerator:
             text = before_stop(completion.text, stop)
             return completion._replace(text=text, cut=completion.cut and text == completion.text)
 
-    def _failed(self, reason: str) -> Completion:
+    def _count_failure(self, reason: str) -> Completion:
         self.row += 1
         if self.row >= (IN_A_ROW if self.answered else FROM_THE_FIRST):
-            raise self._end(f"no answer to {self.row} prompts in a row, the last time: {reason}", _WORKS_AGAIN)
+            raise self._endpoint_error(
+                f"no answer to {self.row} prompts in a row, the last time: {reason}", _WORKS_AGAIN
+            )
         return Completion("", [], "failed", reason=reason)
 
-    def _end(self, why: str, then: str = RESUMES) -> PosgapError:
+    def _endpoint_error(self, why: str, then: str = RESUMES) -> PosgapError:
         kept = f"; what was answered is kept: {then}" if self.answered or then != RESUMES else ""
         return PosgapError(f"{self.shown}: {why}{kept}")
 
@@ -176,20 +182,20 @@ class OpenAIGenerator:
         """One try, with as many requests as there are parameters that the endpoint does not take."""
         while True:
             window = self.window
-            started = await window.enter()
+            started = await window.acquire()
             try:
                 while (wait := self.resume_at - time.monotonic()) > 0:
                     await asyncio.sleep(wait)
                 request, started = self._request(prompt, sampling), time.monotonic()
-                answer = await self._ask(client, request, sampling.opened, prompt.text)
+                answer = await self._post(client, request, sampling.opened, prompt.text)
             except _Busy as busy:
-                window.turned_away(started)
+                window.note_refusal(started)
                 busy.most_failures = window.halvings
                 raise
             finally:
-                window.leave()
-            window.answered(started)
-            if isinstance(answer, Answer):
+                window.release()
+            window.note_answer(started)
+            if isinstance(answer, EndpointAnswer):
                 self._require_same(answer)
                 usage = answer.completion.usage or Usage()
                 return answer.completion._replace(usage=usage._replace(seconds=time.monotonic() - started))
@@ -208,16 +214,16 @@ class OpenAIGenerator:
         more = {name: value for name, value in (kept | self.asked_for).items() if value is not None}
         return {"model": self.model, **what, **more}
 
-    async def _ask(
+    async def _post(
         self, client: httpx2.AsyncClient, request: Mapping[str, Any], opened: str | None, asked: str
-    ) -> Answer | Fault:
+    ) -> EndpointAnswer | Fault:
         """What came back; raises `TransientError` where that may be another thing the next time."""
         try:
             async with (
                 asyncio.timeout(self.parameters.timeout),
                 client.stream("POST", self.url, json=request) as response,
             ):
-                body = await _read(response)
+                body = await _read_body(response)
         except TimeoutError:
             raise TransientError(f"no answer within {self.parameters.timeout:g} s") from None
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
@@ -235,25 +241,25 @@ class OpenAIGenerator:
             except ValueError as error:
                 beginning = body[:100].decode("utf-8", "replace")
                 raise TransientError(self.hidden(f"the answer is not a completion: {error}: {beginning!r}")) from None
-            if isinstance(answer, Answer) or answer.is_of_a_filter:
+            if isinstance(answer, EndpointAnswer) or answer.is_of_a_filter:
                 return answer
             raise TransientError(self.hidden(str(answer)))
         fault, status = read_fault(response.status_code, body), response.status_code
         if status in (408, 409, 425, 429) or status >= 500:
             if fault.is_of_a_spent_account:
-                raise self._end(self.hidden(str(fault)), f"when the account is filled, {RESUMES}")
-            wait = self._wait(response, fault)
+                raise self._endpoint_error(self.hidden(str(fault)), f"when the account is filled, {RESUMES}")
+            wait = self._wait_seconds(response, fault)
             raise (_Busy if status in _BUSY else TransientError)(self.hidden(str(fault)), wait)
         return fault
 
-    def _wait(self, response: httpx2.Response, fault: Fault) -> float:
+    def _wait_seconds(self, response: httpx2.Response, fault: Fault) -> float:
         """The seconds that Retry-After asks for, in which no other request is sent either."""
         wait = _retry_after(response)
         if wait > MAX_WAIT:
             until = ""
             if wait < timedelta(days=36500).total_seconds():
                 until = f", until {(datetime.now(UTC) + timedelta(seconds=wait)).isoformat(' ', 'seconds')}"
-            raise self._end(
+            raise self._endpoint_error(
                 f"{self.hidden(str(fault))}: it asks to wait {wait:g} s{until}, longer than a sweep waits "
                 f"({MAX_WAIT:g} s)",
                 f"after that {RESUMES}",
@@ -280,7 +286,7 @@ class OpenAIGenerator:
                 "%s: does not take %s, which is left out from now on%s (%s)",
                 self.shown, refused, _WITHOUT.get(refused, ""), self.hidden(str(fault)),
             )  # fmt: skip
-            self.served = self.served.without(refused)
+            self.served = self.served.with_left_out(refused)
         return True
 
     def _completion_of(self, fault: Fault) -> Completion:
@@ -292,28 +298,28 @@ class OpenAIGenerator:
             hint = f"; {about_key(self.headers)}" if fault.status in _WRONG_KEY else ""
             if fault.status in _WRONG_ADDRESS:
                 hint = "; check the address (http or https, with or without /v1) and the model's name"
-            raise self._end(words + hint)
+            raise self._endpoint_error(words + hint)
         return Completion("", [], "failed", reason=words)
 
-    def _require_same(self, answer: Answer) -> None:
-        """Notes what the endpoint says of itself; raises `Changed` where that must not change, and does."""
+    def _require_same(self, answer: EndpointAnswer) -> None:
+        """Notes what the endpoint says of itself; raises `EndpointChanged` where that must not change, and does."""
         says: dict[What, str] = {"model": answer.model, "fingerprint": answer.fingerprint}
         for name, now in says.items():
-            before = self.served.said(name)
+            before = self.served.values_of(name)
             if not now or now in before:
                 continue
             if before and name in MUST_STAY[self.parameters.identity]:
-                raise Changed(
+                raise EndpointChanged(
                     f"{self.shown}: is no longer what it was: its {name} was {before[-1]}, and is {now} now",
                     "model" if name == "fingerprint" else "any",
                 )
-            if name == "model" and not before and not _related(now, self.model):
+            if name == "model" and not before and not _is_related(now, self.model):
                 log.warning("%s: was asked for %s, and says that it is %s", self.shown, self.model, now)
             if len(before) < _MAX_NAMES:
-                self.served = self.served.saying(name, now)
+                self.served = self.served.with_value(name, now)
 
     def require_same(self) -> None:
-        """Asks a question of a word, and raises `Changed` where the endpoint is not what `served` says, and another
+        """Asks a question of a word. Raises `EndpointChanged` where the endpoint is not what `served` says, and another
         `PosgapError` where it gives no answer."""
         for _, _, completion in self.generate([[Prompt("Hello")]], Sampling(16)):
             if completion.outcome == "failed":
@@ -360,7 +366,7 @@ _WITHOUT = {
 
 def endpoint_url(address: str, path: str) -> str:
     """The URL of a path below an endpoint's address, in which `$VARIABLE` stands for a variable of the environment."""
-    address, mark, query = _filled(address, "--base-url").strip().partition("?")  # Azure's has a query
+    address, mark, query = _fill_variables(address, "--base-url").strip().partition("?")  # Azure's has a query
     return f"{address.rstrip('/')}/{path}{mark}{query}"
 
 
@@ -370,7 +376,7 @@ def headers_of(header: Mapping[str, str]) -> dict[str, str]:
     key = os.environ.get(KEY_VARIABLE, "").strip()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     for name, text in header.items():
-        value = _filled(text, f"--header {name}").strip()
+        value = _fill_variables(text, f"--header {name}").strip()
         headers = {own: each for own, each in headers.items() if own.lower() != name.lower()} | {name: value}
     for name, value in headers.items():
         if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) or not re.fullmatch(r"[ -~]*", value):
@@ -386,7 +392,7 @@ def about_key(headers: Mapping[str, str]) -> str:
     return f"the key in {KEY_VARIABLE} was refused: set another one" if was_sent else f"set {KEY_VARIABLE}"
 
 
-def _filled(text: str, option: str) -> str:
+def _fill_variables(text: str, option: str) -> str:
     """A text of an option, with the environment's variables in place of `$VARIABLE`."""
     try:
         return string.Template(text).substitute(os.environ)
@@ -403,7 +409,7 @@ def _with_variables(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_variables(each) for each in value]
     is_variable = isinstance(value, str) and re.fullmatch(r"\$[A-Za-z_]\w*", value)
-    return _filled(value, "--body") if is_variable else value
+    return _fill_variables(value, "--body") if is_variable else value
 
 
 @cache
@@ -418,7 +424,7 @@ async def _ready(answers: asyncio.Queue) -> list[Any]:
     return [first, *(answers.get_nowait() for _ in range(answers.qsize()))]
 
 
-async def _read(response: httpx2.Response) -> bytes:
+async def _read_body(response: httpx2.Response) -> bytes:
     parts, size = [], 0
     async for part in response.aiter_bytes():
         parts.append(part)
@@ -428,7 +434,7 @@ async def _read(response: httpx2.Response) -> bytes:
     return b"".join(parts)
 
 
-def _related(name: str, asked: str) -> bool:
+def _is_related(name: str, asked: str) -> bool:
     """Whether two names of models may be of the same: one has the other in it, folders apart."""
     one, other = (text.rstrip("/").rpartition("/")[2].lower() for text in (name, asked))
     return one in other or other in one

@@ -35,13 +35,13 @@ class ParallelGenerator:
             while True:
                 for number, batch in islice(batches, len(idle)):
                     worker = idle.pop()
-                    _send(worker, (number, [group for _, group in batch], sampling))
+                    _send_to(worker, (number, [group for _, group in batch], sampling))
                     busy[worker] = [index for index, _ in batch]
                 if not busy:
                     return
                 ready = wait(busy)
                 for worker in [worker for worker in busy if worker in ready]:
-                    if answer := _received(worker):
+                    if answer := _receive(worker):
                         row, at, completion = answer
                         yield busy[worker][row], at, completion
                     else:
@@ -93,7 +93,7 @@ def _serve(
         generator = TransformersGenerator(loaded, tokenizer, batch_tokens, device=device, pack=True)
         while True:
             number, groups, sampling = connection.recv()
-            for answer in generator.answer(number, groups, sampling):
+            for answer in generator.answer_batch(number, groups, sampling):
                 connection.send(answer)
             connection.send(None)
     except EOFError:
@@ -102,13 +102,13 @@ def _serve(
         connection.send(error)
 
 
-def _send(worker: Connection, batch: tuple) -> None:
-    # The worker may have died or reported an error; `_received` finds out which.
+def _send_to(worker: Connection, batch: tuple) -> None:
+    # The worker may have died or reported an error; `_receive` finds out which.
     with suppress(OSError):
         worker.send(batch)
 
 
-def _received(worker: Connection) -> tuple[int, int, Completion] | None:
+def _receive(worker: Connection) -> tuple[int, int, Completion] | None:
     try:
         answer = worker.recv()
     except (EOFError, OSError):

@@ -61,7 +61,7 @@ class PrefixCache:
         self.states.batch_select_indices(torch.tensor(rows, device=self.mask.device))
         self.mask, self.prompts = self.mask[rows], [self.prompts[row] for row in rows]
 
-    def read(self, prompts: Sequence[Sequence[int]], pad: int, outputs: int = 1) -> tuple[Tensor, Tensor]:
+    def advance(self, prompts: Sequence[Sequence[int]], pad: int, outputs: int = 1) -> tuple[Tensor, Tensor]:
         """Prepares the cache for each row's next prompt; returns `input_ids` and mask, `[rows, columns]` each.
 
         A row keeps the common beginning of its last prompt and the next one, but never the next one's last `outputs`
@@ -106,7 +106,7 @@ class Pool:
     def __init__(self) -> None:
         self._layers: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def add(self, cache: PrefixCache) -> None:
+    def take_rows(self, cache: PrefixCache) -> None:
         """Copies those of each of its rows, without padding and gaps."""
         columns = [mask.nonzero()[:, 0] for mask in cache.mask]
         layers: list[Any] = cache.states.layers  # of keys and values, as `can_reuse_prefixes` has seen
@@ -116,7 +116,7 @@ class Pool:
                 for row, held in enumerate(columns):
                     rows.append((layer.keys[row][:, held], layer.values[row][:, held]))
 
-    def laid_out(
+    def lay_out(
         self, prompts: Sequence[Sequence[int]], pad: int, before: int = 0
     ) -> tuple[Tensor, Tensor, DynamicCache]:
         """`input_ids` and mask of the rows' prompts, `[rows, columns]` each, with `before` columns of padding beside
@@ -124,7 +124,7 @@ class Pool:
         width, states = before + max(map(len, prompts)), DynamicCache()
         for number in sorted(self._layers):
             rows = self._layers.pop(number)
-            keys, values = (_padded([row[part] for row in rows], width - 1) for part in (0, 1))
+            keys, values = (_pad_left([row[part] for row in rows], width - 1) for part in (0, 1))
             states.update(keys, values, number)
         device = keys.device
         ids = [[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts]
@@ -132,7 +132,7 @@ class Pool:
         return torch.tensor(ids, device=device), torch.tensor(mask, device=device), states
 
 
-def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
+def _pad_left(rows: Sequence[Tensor], width: int) -> Tensor:
     """Rows `[heads, tokens, size]` of different lengths as one tensor `[rows, heads, width, size]`, zeros before."""
     together = rows[0].new_zeros(len(rows), rows[0].shape[0], width, rows[0].shape[2])
     for each, row in zip(together, rows):

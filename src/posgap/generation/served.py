@@ -14,7 +14,7 @@ What = Literal["model", "fingerprint"]
 MUST_STAY: dict[str, tuple[What, ...]] = {"fingerprint": ("model", "fingerprint"), "model": ("model",), "any": ()}
 
 
-class Changed(PosgapError):
+class EndpointChanged(PosgapError):
     """An endpoint says that it is no longer what it was; `allowed_by` is the `identity` that would let it."""
 
     def __init__(self, line: str, allowed_by: str):
@@ -24,49 +24,49 @@ class Changed(PosgapError):
         self.line, self.allowed_by = line, allowed_by
 
 
-class Served(Record):
+class EndpointIdentity(Record):
     """What an endpoint said of itself, in the order in which it first did."""
 
     models: tuple[str, ...] = Field((), description="names under which it answered")
     fingerprints: tuple[str, ...] = Field((), description="of its systems")
     left_out: tuple[str, ...] = Field((), description="parameters that it did not take")
 
-    def said(self, what: What) -> tuple[str, ...]:
+    def values_of(self, what: What) -> tuple[str, ...]:
         """The names, or the fingerprints."""
         return self.models if what == "model" else self.fingerprints
 
-    def saying(self, what: What, value: str) -> Self:
-        """The same with one more name or fingerprint."""
-        return self.model_copy(update={f"{what}s": (*self.said(what), value)})
+    def with_value(self, what: What, value: str) -> Self:
+        """Returns a copy with one more name or fingerprint."""
+        return self.model_copy(update={f"{what}s": (*self.values_of(what), value)})
 
-    def without(self, parameter: str) -> Self:
-        """The same with one more parameter left out."""
+    def with_left_out(self, parameter: str) -> Self:
+        """Returns a copy with one more parameter left out."""
         return self.model_copy(update={"left_out": (*self.left_out, parameter)})
 
     @classmethod
-    def together(cls, parts: Iterable["Served | None"]) -> "Served | None":
+    def combine(cls, parts: Iterable["EndpointIdentity | None"]) -> "EndpointIdentity | None":
         """All that the parts of a sweep say, in their order, each once; None where none says anything."""
         there = [part for part in parts if part]
         said = {name: [each for part in there for each in getattr(part, name)] for name in cls.model_fields}
         return cls(**{name: tuple(dict.fromkeys(each)) for name, each in said.items()}) if there else None
 
     @classmethod
-    def read(cls, file: Path) -> Self:
-        """What `write` wrote; nothing where there is no such file."""
+    def read_from(cls, file: Path) -> Self:
+        """What `write_to` wrote; nothing where there is no such file."""
         return read_model(cls, file, "") if file.exists() else cls()
 
-    def write(self, file: Path) -> None:
+    def write_to(self, file: Path) -> None:
         """Writes it down, atomically."""
         write_json(file, self.model_dump(mode="json"))
 
 
 @runtime_checkable
-class AsServed(Protocol):
+class EndpointGenerator(Protocol):
     """A generator that asks a model elsewhere, of which only this is known."""
 
-    served: Served
+    served: EndpointIdentity
 
     def require_same(self) -> None:
-        """Asks the endpoint, and raises `Changed` where it is not what `served` says, and another `PosgapError` where
-        it gives no answer."""
+        """Asks the endpoint. Raises `EndpointChanged` where it is not what `served` says, and another `PosgapError`
+        where it gives no answer."""
         ...

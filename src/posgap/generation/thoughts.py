@@ -22,7 +22,7 @@ TAGS = {
 }
 
 
-class Parts(NamedTuple):
+class SplitResponse(NamedTuple):
     """A response in its parts: its thoughts, and its answer as it begins after any white space. `ended` is false where
     it stops within a thought and so has no answer."""
 
@@ -36,7 +36,7 @@ def opened_by(ending: str) -> str:
     return next((tag for tag, close in TAGS.items() if ending.rfind(tag) > ending.rfind(close)), "")
 
 
-def split_thoughts(response: str, opened: str | None = "", asked: str = "") -> Parts:
+def split_thoughts(response: str, opened: str | None = "", asked: str = "") -> SplitResponse:
     """The thoughts and the answer of a response.
 
     Thoughts are what a response begins with: between tags, or up to the closing one where the prompt opened it
@@ -51,24 +51,24 @@ def split_thoughts(response: str, opened: str | None = "", asked: str = "") -> P
         opened = _closed_unopened(response, asked)
     thoughts: list[str] = []
     rest = response.lstrip()
-    while tag := opened or _first(TAGS, rest) or _first(TAGS.values(), rest):
+    while tag := opened or _first_tag(TAGS, rest) or _first_tag(TAGS.values(), rest):
         if tag not in TAGS:  # a model ends a thought that it did not begin
             rest = rest.removeprefix(tag).lstrip()
             continue
         opened, rest = "", rest.removeprefix(tag)
-        end = _end(rest, tag)
+        end = _end_of_tag(rest, tag)
         if end is None:
-            return Parts("\n".join([*thoughts, rest.strip()]).strip(), "", ended=False)
+            return SplitResponse("\n".join([*thoughts, rest.strip()]).strip(), "", ended=False)
         thoughts.append(rest[:end].strip())
         rest = rest[end + len(TAGS[tag]) :].lstrip()
-    return Parts("\n".join(filter(None, thoughts)), rest)
+    return SplitResponse("\n".join(filter(None, thoughts)), rest)
 
 
-def _first(tags: Iterable[str], text: str) -> str:
+def _first_tag(tags: Iterable[str], text: str) -> str:
     return next((tag for tag in tags if text.startswith(tag)), "")
 
 
-def _end(text: str, tag: str) -> int | None:
+def _end_of_tag(text: str, tag: str) -> int | None:
     """Where the closing tag stands that ends the thought which `text` goes on with; None where it does not end."""
     depth, last = 1, None
     for found in re.finditer(f"{re.escape(tag)}|{re.escape(TAGS[tag])}", text):

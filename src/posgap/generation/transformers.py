@@ -74,11 +74,13 @@ class TransformersGenerator:
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         for number, batch in enumerate(group_batches(groups, sampling.limit, self.batch_tokens)):
-            for row, at, completion in self.answer(number, [group for _, group in batch], sampling):
+            for row, at, completion in self.answer_batch(number, [group for _, group in batch], sampling):
                 yield batch[row][0], at, completion
 
     @torch.inference_mode()
-    def answer(self, number: int, groups: Sequence[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
+    def answer_batch(
+        self, number: int, groups: Sequence[Group], sampling: Sampling
+    ) -> Iterator[tuple[int, int, Completion]]:
         """Yields (which group, which of its prompts, completion) of batch `number`, whose groups are read together.
 
         Samples depend on the seed and on that number but on no other batch, so that they do not depend on which
@@ -89,9 +91,11 @@ class TransformersGenerator:
         longest = max(lengths, default=0) + sampling.limit
         room = _Room(self.batch_tokens // longest, FIRST_TOKENS // longest if number == 0 else self.batch_tokens)
         if not self.reuse or min(lengths, default=0) < 2:  # what is kept of a prompt lacks its last token
-            left = [_Asked(row, at, prompt) for row, group in enumerate(groups) for at, prompt in enumerate(group)]
+            left: list[_PendingPrompt] = []
+            for row, group in enumerate(groups):
+                left += [_PendingPrompt(row, at, prompt) for at, prompt in enumerate(group)]
             while left:
-                together, left = left[: room.rows], left[room.rows :]
+                together, left = left[: room.n_rows], left[room.n_rows :]
                 yield from self._read_whole(together, sampling)
                 room.answered += len(together)
             return
@@ -99,40 +103,40 @@ class TransformersGenerator:
         following = 0
         while following < len(groups):
             # Of few groups at a time, more prompts can wait to be answered together.
-            count = room.rows // 4 if several and room.rows >= 8 else room.rows
+            count = room.n_rows // 4 if several and room.n_rows >= 8 else room.n_rows
             first, following = following, min(following + count, len(groups))
-            yield from self._sharing({row: groups[row] for row in range(first, following)}, room, sampling)
+            yield from self._read_shared({row: groups[row] for row in range(first, following)}, room, sampling)
 
-    def _sharing(
+    def _read_shared(
         self, groups: Mapping[int, Group], room: "_Room", sampling: Sampling
     ) -> Iterator[tuple[int, int, Completion]]:
         """Answers groups by their numbers: a prompt of each at a time, read from where it differs from the last."""
         orders = {row: reading_order([prompt.token_ids for prompt in group]) for row, group in groups.items()}
         cache, rows = PrefixCache(len(groups), self.device), list(groups)
-        waiting: list[_Asked] = []
+        waiting: list[_PendingPrompt] = []
         pool = Pool()
         turns = max(map(len, orders.values()))
         for turn in range(turns):
-            going_on = [i for i, row in enumerate(rows) if turn < len(orders[row])]
+            going_on = [place for place, row in enumerate(rows) if turn < len(orders[row])]
             cache.select(going_on)
-            rows = [rows[i] for i in going_on]
-            asked = [_Asked(row, at := orders[row][turn], groups[row][at]) for row in rows]
-            ids, mask = cache.read([each.prompt.token_ids for each in asked], self.tokenizer.pad_token_id)
+            rows = [rows[place] for place in going_on]
+            pending = [_PendingPrompt(row, orders[row][turn], groups[row][orders[row][turn]]) for row in rows]
+            ids, mask = cache.advance([each.prompt.token_ids for each in pending], self.tokenizer.pad_token_id)
             last = turn + 1 == turns
-            beside = room.rows - len(rows)  # rows that fit in memory beside those of the cache
+            beside = room.n_rows - len(rows)  # rows that fit in memory beside those of the cache
             if not waiting and (last or beside < 2 * len(rows)):
-                yield from self._write(asked, ids, mask, cache.states, sampling, droppable=last)
+                yield from self._write_responses(_Batch(pending, ids, mask, cache.states), sampling, droppable=last)
                 if not last:
                     cache.forget_responses()
-                room.answered += len(asked)
+                room.answered += len(pending)
                 continue
-            self._read(ids[:, :-1], mask[:, :-1], cache.states)
+            self._compute_states(ids[:, :-1], mask[:, :-1], cache.states)
             cache.forget_last()
-            pool.add(cache)
-            waiting += asked
+            pool.take_rows(cache)
+            waiting += pending
             if last or len(waiting) + len(rows) > beside:
-                ids, mask, states = pool.laid_out([each.prompt.token_ids for each in waiting], *self._padding())
-                yield from self._write(waiting, ids, mask, states, sampling)
+                columns = pool.lay_out([each.prompt.token_ids for each in waiting], *self._padding())
+                yield from self._write_responses(_Batch(waiting, *columns), sampling)
                 room.answered += len(waiting)
                 waiting, pool = [], Pool()
 
@@ -144,44 +148,46 @@ class TransformersGenerator:
         """
         return self.tokenizer.pad_token_id, int(self.device.type == "cpu")
 
-    def _read(self, ids: torch.Tensor, mask: torch.Tensor, states: Any) -> None:
+    def _compute_states(self, ids: torch.Tensor, mask: torch.Tensor, states: Any) -> None:
         """Computes the keys and values of those of the columns of `ids [rows, columns]` that `states` lacks."""
         known = states.get_seq_length()
         if known < ids.shape[1]:
             positions = (mask.cumsum(1) - 1).clamp(min=0)[:, known:]
-            asked = {"past_key_values": states, "use_cache": True, **self._last_logits}
-            self.model(input_ids=ids[:, known:], attention_mask=mask, position_ids=positions, **asked)
+            self.model(
+                input_ids=ids[:, known:],
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=states,
+                use_cache=True,
+                **self._last_logits,
+            )
 
-    def _read_whole(self, asked: Sequence["_Asked"], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
+    def _read_whole(
+        self, pending: Sequence["_PendingPrompt"], sampling: Sampling
+    ) -> Iterator[tuple[int, int, Completion]]:
         """Answers prompts, each read from its beginning, those together that are answered as they are alone."""
-        alike: dict[Any, list[_Asked]] = {}
-        for number, each in enumerate(asked):
+        alike: dict[Any, list[_PendingPrompt]] = {}
+        for number, each in enumerate(pending):
             apart = number if self.one_by_one else self.lengths.regime(len(each.prompt.token_ids), sampling.limit)
             alike.setdefault(apart, []).append(each)
         for together in alike.values():
             if self.lengths:
                 forget_lengths(self.model)
             prompts = [each.prompt.token_ids for each in together]
-            ids, mask = PrefixCache(len(together), self.device).read(prompts, self.tokenizer.pad_token_id)
+            ids, mask = PrefixCache(len(together), self.device).advance(prompts, self.tokenizer.pad_token_id)
             states = DynamicCache(config=self.model.config.get_text_config()) if self.goes_on else None
-            yield from self._write(together, ids, mask, states, sampling)
+            yield from self._write_responses(_Batch(together, ids, mask, states), sampling)
 
-    def _write(
-        self,
-        asked: Sequence["_Asked"],
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        states: DynamicCache | None,
-        sampling: Sampling,
-        droppable: bool = True,
+    def _write_responses(
+        self, batch: "_Batch", sampling: Sampling, droppable: bool = True
     ) -> Iterator[tuple[int, int, Completion]]:
-        """Writes the responses to prompts `[rows, columns]`, of which `states` holds the beginnings.
+        """Yields the responses to the prompts of a batch, each when it is over.
 
-        Yields each when it is over. Rows that are over leave the batch if they are `droppable`. Without `states` all
-        are written in one piece.
+        Rows that are over leave the batch if they are `droppable`. Without states all are written in one piece.
         """
         sampled = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
-        rows = [(each, ResponseStream(self.tokenizer, self.end_ids, sampling)) for each in asked]
+        ids, mask, states = batch.ids, batch.mask, batch.states
+        rows = [(each, ResponseStream(self.tokenizer, self.end_ids, sampling)) for each in batch.prompts]
         left, written = rows, 0
         while True:
             over = _Over([stream for _, stream in rows], len(left) if states is None else -(-len(left) // 8))
@@ -204,17 +210,29 @@ class TransformersGenerator:
                 return
             ids, mask = output, torch.cat([mask, mask.new_ones(len(mask), new)], dim=1)
             if droppable:
-                going_on = torch.tensor([i for i, (_, stream) in enumerate(rows) if not stream.over], device=ids.device)
+                going_on = torch.tensor(
+                    [row for row, (_, stream) in enumerate(rows) if not stream.over], device=ids.device
+                )
                 ids, mask, rows = ids[going_on], mask[going_on], left
                 states.batch_select_indices(going_on)
 
 
-class _Asked(NamedTuple):
+class _PendingPrompt(NamedTuple):
     """A prompt of a group, by both numbers."""
 
     group: int
     at: int
     prompt: Prompt
+
+
+class _Batch(NamedTuple):
+    """Prompts that are answered together: their tokens and mask `[rows, columns]`, and the keys and values of their
+    beginnings, if any."""
+
+    prompts: Sequence[_PendingPrompt]
+    ids: torch.Tensor
+    mask: torch.Tensor
+    states: DynamicCache | None
 
 
 class _Room:
@@ -225,12 +243,12 @@ class _Room:
         self.most, self.first, self.answered = most, first, 0
 
     @property
-    def rows(self) -> int:
+    def n_rows(self) -> int:
         return max(1, min(self.most, max(self.first, 2 * self.answered)))
 
 
 @contextmanager
-def borrowed(model: PreTrainedModel) -> Iterator[None]:
+def borrow_model(model: PreTrainedModel) -> Iterator[None]:
     """While this lasts somebody's model generates; afterwards it, and the random numbers of its training, are as
     before."""
     config, training = model.generation_config, {module: module.training for module in model.modules()}
@@ -255,6 +273,6 @@ class _Over(StoppingCriteria):
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
         over = [True] * len(self.streams)
         if not self.stopped:
-            over = [stream.over or stream.add(token) for stream, token in zip(self.streams, input_ids[:, -1].tolist())]
+            over = [stream.over or stream.take(token) for stream, token in zip(self.streams, input_ids[:, -1].tolist())]
             self.stopped = sum(over) >= self.at_most
         return torch.tensor([self.stopped or each for each in over], device=input_ids.device)

@@ -69,27 +69,33 @@ class VLLMGenerator:
         for indexed in enumerate(groups):
             window.append(indexed)
             if len(window) == GROUPS_AT_ONCE:
-                yield from self._answer(window, sampling)
+                yield from self._answer_window(window, sampling)
                 window = []
-        yield from self._answer(window, sampling)
-        hits, queries = self.counted()
+        yield from self._answer_window(window, sampling)
+        hits, queries = self.count_cached()
         log.info("vLLM had %d of the prompts' %d tokens in its cache", hits, queries)
 
-    def counted(self) -> tuple[int, int]:
-        """Of the tokens of all prompts so far, those that vLLM's prefix cache had, and all."""
+    def count_cached(self) -> tuple[int, int]:
+        """Returns how many tokens of all prompts so far vLLM's prefix cache had, and how many they are."""
         counts = {metric.name: getattr(metric, "value", 0) for metric in self.llm.get_metrics()}
         return counts.get("vllm:prefix_cache_hits", 0), counts.get("vllm:prefix_cache_queries", 0)
 
-    def _answer(self, window: list[tuple[int, Group]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
-        orders = [reading_order([prompt.token_ids for prompt in group]) for _, group in window]
-        places = [(index, number) for (index, _), order in zip(window, orders) for number in order]
-        prompts = [group[number] for (_, group), order in zip(window, orders) for number in order]
+    def _answer_window(
+        self, window: list[tuple[int, Group]], sampling: Sampling
+    ) -> Iterator[tuple[int, int, Completion]]:
+        places: list[tuple[int, int]] = []
+        prompts: list[Prompt] = []
+        for index, group in window:
+            for number in reading_order([prompt.token_ids for prompt in group]):
+                places.append((index, number))
+                prompts.append(group[number])
         completions = self._completions(prompts, sampling, sampling.stop)
         # vLLM stops at a stop string before any text of an answer too, where ours does not.
-        early = [i for i, completion in enumerate(completions) if completion is None]
-        whole = self._completions([prompts[i] for i in early], sampling, ()) if early else []
-        for i, completion in zip(early, whole):
-            completions[i] = completion
+        early = [row for row, completion in enumerate(completions) if completion is None]
+        if early:
+            whole = self._completions([prompts[row] for row in early], sampling, ())
+            for row, completion in zip(early, whole):
+                completions[row] = completion
         for (index, number), completion in zip(places, completions, strict=True):
             assert completion is not None
             yield index, number, completion
@@ -120,7 +126,7 @@ class VLLMGenerator:
             # vLLM has read which tokens end a response.
             ends = answer.token_ids[-1:] if answer.finish_reason == "stop" and not stopped else ()
             stream = ResponseStream(self.tokenizer, ends, sampling)
-            stream.read(answer.token_ids)
+            stream.take_all(answer.token_ids)
             read = stream.completion(len(prompt.token_ids))
             completions.append(read if stream.over or not stopped else None)
         return completions

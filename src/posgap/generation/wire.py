@@ -36,7 +36,7 @@ _FILTERED = {"content_filter", "safety", "recitation", "blocklist", "prohibited_
 _BROKEN = {"error", "abort"}
 
 
-class Answer(NamedTuple):
+class EndpointAnswer(NamedTuple):
     """A completion, and what the endpoint says of itself with it: empty where it says nothing."""
 
     completion: Completion
@@ -77,7 +77,7 @@ class Fault(NamedTuple):
         return bool(re.search(rf"\b{parameter}\b", words) and _REFUSAL_OF_A_PARAMETER.search(words))
 
 
-def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Answer | Fault:
+def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> EndpointAnswer | Fault:
     """The first completion in a body, whichever form its text has there, or the error that stands in its place.
 
     A text can be null, or a list of parts; lone surrogates, which are halves of characters, become U+FFFD. Thoughts
@@ -93,8 +93,8 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Answ
     message = choice.get("message", choice)
     if not isinstance(message, dict) or not {"content", "text", *_THOUGHTS, "refusal", "tool_calls"} & message.keys():
         raise ValueError("its first choice has no message")
-    text, thoughts, refusal = "", "", _text(message.get("refusal"))
-    for kind, part in _parts(message.get("content", message.get("text"))):
+    text, thoughts, refusal = "", "", _text_or_empty(message.get("refusal"))
+    for kind, part in _content_parts(message.get("content", message.get("text"))):
         if kind == "thinking":
             thoughts += part
         elif kind == "refusal":
@@ -102,7 +102,7 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Answ
         else:
             text += part
     parted = split_thoughts(text, opened, asked)
-    thoughts = next((own for name in _THOUGHTS if (own := _text(message.get(name)))), thoughts)
+    thoughts = next((own for name in _THOUGHTS if (own := _text_or_empty(message.get(name)))), thoughts)
     thoughts = "\n".join(each for each in (thoughts.strip(), parted.thoughts) if each)
     finish = str(choice.get("finish_reason") or "").lower()
     usage = _usage(document.get("usage"))
@@ -112,9 +112,9 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Answ
         reason = _line(refusal) or f"finish_reason {finish}"
         completion = Completion("", [], "refused", thoughts, reason, usage=usage)
     else:
-        completion = Completion.ended(parted.answer, [], finish in _LENGTH, thoughts, usage)
-    model, fingerprint = (_line(_text(document.get(name))) for name in ("model", "system_fingerprint"))
-    return Answer(completion, model, fingerprint)
+        completion = Completion.from_text(parted.answer, [], finish in _LENGTH, thoughts, usage)
+    model, fingerprint = (_line(_text_or_empty(document.get(name))) for name in ("model", "system_fingerprint"))
+    return EndpointAnswer(completion, model, fingerprint)
 
 
 _THOUGHTS = ("reasoning_content", "reasoning")
@@ -128,19 +128,19 @@ def read_fault(status: int, body: bytes, document: dict[str, Any] | None = None)
         return Fault(status, body[:1000].decode("utf-8", "replace"))
     error = whole.get("error", whole)
     if isinstance(error, str):
-        return Fault(status, _whole(error))
+        return Fault(status, _mend_surrogates(error))
     error = error if isinstance(error, dict) else {}
     details = error.get("detail")
     if isinstance(details, list):  # of FastAPI: a list of what is wrong, each with its place
         faults = [detail for detail in details if isinstance(detail, dict)]
         places = [place if isinstance(place := fault.get("loc"), list) else [] for fault in faults]
         said = "; ".join(f"{'.'.join(map(str, at))}: {fault.get('msg')}" for at, fault in zip(places, faults))
-        return Fault(status, _whole(said), (), tuple(str(at[-1]) for at in places if at))
+        return Fault(status, _mend_surrogates(said), (), tuple(str(at[-1]) for at in places if at))
     inner = error.get("innererror")
     inner = inner if isinstance(inner, dict) else {}
     codes = [error.get("code"), error.get("type"), inner.get("code")]
-    words = _text(error.get("message")) or _text(details) or body[:1000].decode("utf-8", "replace")
-    named = _text(error.get("param"))
+    words = _text_or_empty(error.get("message")) or _text_or_empty(details) or body[:1000].decode("utf-8", "replace")
+    named = _text_or_empty(error.get("param"))
     return Fault(status, words, tuple(str(code) for code in codes if code), (named,) if named else ())
 
 
@@ -158,24 +158,24 @@ def _document(body: bytes) -> dict[str, Any]:
     return document
 
 
-def _parts(content: Any) -> Iterator[tuple[str, str]]:
+def _content_parts(content: Any) -> Iterator[tuple[str, str]]:
     """Yields (kind, text) of each part of a content: "thinking", "refusal", or "text"."""
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, dict):
             kind = str(part.get("type", "text"))
             if kind in ("thinking", "reasoning"):
                 within = part.get("thinking", part.get("reasoning", part.get("text")))
-                yield "thinking", "".join(text for _, text in _parts(within))
+                yield "thinking", "".join(text for _, text in _content_parts(within))
             elif kind == "refusal":
-                yield "refusal", _text(part.get("refusal"))
+                yield "refusal", _text_or_empty(part.get("refusal"))
             else:
-                yield "text", _text(part.get("text"))
+                yield "text", _text_or_empty(part.get("text"))
         else:
-            yield "text", _text(part)
+            yield "text", _text_or_empty(part)
 
 
-def _text(value: Any) -> str:
-    return _whole(value) if isinstance(value, str) else ""
+def _text_or_empty(value: Any) -> str:
+    return _mend_surrogates(value) if isinstance(value, str) else ""
 
 
 def _line(text: str) -> str:
@@ -183,7 +183,7 @@ def _line(text: str) -> str:
     return shorten(" ".join(_CONTROL.sub(" ", text).split()))
 
 
-def _whole(text: str) -> str:
+def _mend_surrogates(text: str) -> str:
     """The text, with the halves of pairs of surrogates put together, and lone ones replaced."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

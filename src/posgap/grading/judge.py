@@ -7,7 +7,7 @@ from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.files import digest_of, work_folder
 from posgap.generation.backends import BACKENDS, OPENAI, TRANSFORMERS, Backend, BackendConfig, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling
-from posgap.generation.served import AsServed, Served
+from posgap.generation.served import EndpointGenerator, EndpointIdentity
 from posgap.grading.prompt import Judged, judge_prompt, own_prompt
 from posgap.measurement.asking import ask
 from posgap.measurement.config import GradeConfig
@@ -39,7 +39,7 @@ def require_judge(config: GradeConfig) -> None:
     try:
         source(config.judge, not backend.local)
         generator = None if backend.local else open_generator(asked, backend.builder(asked))
-        if isinstance(generator, AsServed):
+        if isinstance(generator, EndpointGenerator):
             generator.require_same()
     except PosgapError as error:
         raise PosgapError(f"judge: {error}") from None
@@ -79,7 +79,7 @@ class Judge:
                 missing[number] = orders
         if missing:
             self._generator = self._generator or open_generator(self.config, self.builder)
-            sampling, by_number = Sampling.of(self.builder, seed=self.config.seed), list(self._numbers)
+            sampling, by_number = Sampling.for_builder(self.builder, seed=self.config.seed), list(self._numbers)
             for _ in ask(
                 self._generator,
                 self.kept,
@@ -95,7 +95,7 @@ class Judge:
         ]
 
     @property
-    def served(self) -> Served | None:
+    def served(self) -> EndpointIdentity | None:
         """What the judge's endpoint has said of itself; None of a judge on this machine."""
         return None if BACKENDS[self.config.backend].local else self.kept.served
 

@@ -12,9 +12,9 @@ from posgap.foundation.files import digest_path, work_folder
 from posgap.foundation.progress import track
 from posgap.generation.backends import BACKENDS, BackendConfig, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling, Usage
-from posgap.generation.served import AsServed, Served
-from posgap.measurement.mitigated import Mitigated, Question
+from posgap.generation.served import EndpointGenerator, EndpointIdentity
 from posgap.measurement.probe import FirstAnswers
+from posgap.measurement.prompt_mitigator import PromptMitigator, Question
 from posgap.measurement.unfinished import Unfinished
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -41,8 +41,8 @@ def answers(
     samples: int = 1,
     token_ids: bool = False,
     generator: Generator | None = None,
-    mitigated: Mitigated | None = None,
-) -> tuple[list[Completion], Served | None]:
+    mitigated: PromptMitigator | None = None,
+) -> tuple[list[Completion], EndpointIdentity | None]:
     """The completions of every example at every placement, in this order, with all `samples` of a prompt one after the
     other, and what an endpoint said of itself.
 
@@ -121,7 +121,7 @@ def ask(
     and so is what an endpoint says of itself, which must go on from what it said before. `generate` answers in place of
     the generator itself, by way of it, and then what `prompt` gives is whatever that takes.
     """
-    if isinstance(generator, AsServed):
+    if isinstance(generator, EndpointGenerator):
         generator.served = unfinished.served
     of_group = list(missing.items())
     groups = ([prompt(group, number) for number in numbers] for group, numbers in of_group)
@@ -132,7 +132,7 @@ def ask(
         if usage.seconds is None:
             completion = completion._replace(usage=usage._replace(seconds=time.monotonic() - asked))
         group, numbers = of_group[which]
-        if isinstance(generator, AsServed):
+        if isinstance(generator, EndpointGenerator):
             unfinished.note(generator.served)
         unfinished.add(group, numbers[at], completion)
         yield group, numbers[at], completion

@@ -22,7 +22,7 @@ from posgap.foundation.fields import (
 from posgap.foundation.registry import WITHOUT_EFFECT, Parameters
 from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.generation.endpoint_names import with_endpoint
-from posgap.measurement.answered import MaxUnanswered
+from posgap.measurement.max_unanswered import MaxUnanswered
 from posgap.mitigations.registry import PROMPT_MITIGATIONS, PromptMitigationName
 from posgap.tasks.fields import MAX_DOCS, BaselineNames, Depths, JudgePromptText, Lengths, Placements, Shard
 from posgap.tasks.task import BASELINES
@@ -31,7 +31,7 @@ SWEPT_MODEL = f"{MODEL}; of an endpoint its address, with #NAME if it serves sev
 ALLOW = f"what may differ between the sweeps, separated by commas: any of {', '.join(get_args(Allowable))}"
 
 
-class Swept(Parameters):
+class SweepScope(Parameters):
     """Which part of a sweep is done, and under what name."""
 
     positions: Placements = Field(
@@ -59,7 +59,7 @@ class Filling(Parameters):
     )
 
 
-class Sampled(Parameters):
+class SampleParameters(Parameters):
     """How many responses to a prompt are drawn, and how."""
 
     samples: Annotated[int, RARE] = Field(
@@ -90,8 +90,8 @@ class Mitigating(Parameters):
 class SweepConfig(
     Mitigating,
     Filling,
-    Sampled,
-    Swept,
+    SampleParameters,
+    SweepScope,
     MaxUnanswered,
     *BACKENDS.bases(),  # type: ignore[misc]
     BackendConfig,

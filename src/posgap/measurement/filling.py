@@ -30,7 +30,7 @@ _TRIES = 8  # of where to cut, each of which is tokenized
 _SPARE = range(4)  # tokens of the document before the cut one that go too, where no cut alone fits
 
 
-class Filled(Record):
+class FillRecord(Record):
     """To what length a sweep's prompts were filled, and with what."""
 
     length: str = Field(description="as it was asked for: tokens, or a share of the context like 50%")
@@ -80,10 +80,10 @@ class Fill:
         """What decides the filler of a prompt."""
         return {"tokens": self.tokens, "depths": self.depths, "seed": self.seed, "pool": self.pool}
 
-    def filled(self, builder: TextPromptBuilder, first: AnyExample) -> Filled:
+    def filled(self, builder: TextPromptBuilder, first: AnyExample) -> FillRecord:
         """What a sweep's file says of it, whose first example is this."""
         documents = len(self.documents(builder, first, self.placements[0]))
-        return Filled(length=self.length, documents=documents, **self.described)  # type: ignore[arg-type]
+        return FillRecord(length=self.length, documents=documents, **self.described)  # type: ignore[arg-type]
 
     def documents(self, builder: TextPromptBuilder, example: AnyExample, placement: Placement) -> list[Document]:
         """The documents of a prompt: the filler with the gold document at the placement's depth.

@@ -11,9 +11,9 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from posgap.foundation.files import Record, digest_of, read_models
-from posgap.generation.served import Served
+from posgap.generation.served import EndpointIdentity
 from posgap.measurement import statistics
-from posgap.measurement.spending import Spent
+from posgap.measurement.spending import TokenTotals
 from posgap.measurement.statistics import Count, Points, ends
 
 GRADED = "graded"  # the metric of a sweep whose responses a model has judged
@@ -131,8 +131,8 @@ class Grading(Record):
     flipped: Share | None
     agreement: Agreement | None
     settings: dict
-    served: Served | None = None
-    spent: Spent | None = None
+    served: EndpointIdentity | None = None
+    spent: TokenTotals | None = None
 
     @property
     def by(self) -> str:

@@ -9,11 +9,11 @@ from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, parse_as
-from posgap.generation.served import MUST_STAY, Served
+from posgap.generation.served import MUST_STAY, EndpointIdentity
 from posgap.measurement.comparability import differing
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.outcomes import Outcomes
-from posgap.measurement.spending import Spent
+from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweeps import (
     Evidence,
     Prediction,
@@ -73,8 +73,8 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
     figures = summarize(correct, placements, _asked(first).seed, categories)
     outcomes = Outcomes.at([counts for part in parts for counts in part.outcomes.by_placement])
     more: dict[str, Any] = {
-        "served": Served.together(part.sweep.served for part in parts),
-        "spent": Spent.together(part.sweep.spent for part in parts),
+        "served": EndpointIdentity.combine(part.sweep.served for part in parts),
+        "spent": TokenTotals.combine(part.sweep.spent for part in parts),
     }
     predictions = _predictions(parts)
     more["baselines"] = baselines_of(
@@ -115,7 +115,7 @@ def _said_otherwise(sweep: Sweep, other: Sweep) -> list[str]:
     if not sweep.served or not other.served:
         return []
     said = [
-        (what, sweep.served.said(what), other.served.said(what))
+        (what, sweep.served.values_of(what), other.served.values_of(what))
         for what in MUST_STAY.get(sweep.settings.get("identity", ""), ())
     ]
     return [f"the endpoint's {what}" for what, one, another in said if one and another and {*one} != {*another}]

@@ -45,7 +45,7 @@ class OutcomeCounts(Record):
     others_before: Count = Field(0, description="answers that name other candidates before it")
 
     @classmethod
-    def of(cls, endings: Iterable[Ending]) -> Self:
+    def count(cls, endings: Iterable[Ending]) -> Self:
         """The counts of prompts that ended so."""
         endings = list(endings)
         counts: Counter[str] = Counter(ending.outcome for ending in endings)

@@ -54,7 +54,7 @@ def response(prompt: str, said: str, cut: bool, answers: Sequence[str], right: b
     )
 
 
-def seen(
+def observe(
     builder: TextPromptBuilder, example: AnyExample, placement: Placement, completion: Completion, metric: str = ""
 ) -> Response:
     """What is seen of the completion of a builder's prompt; it is right by `metric` ("" means the task's own)."""
@@ -64,13 +64,13 @@ def seen(
     return response(builder.text(example, placement), completion.text, cut, answers, right, target_of(builder))
 
 
-def listened(
+def listen(
     generator: Generator, builder: TextPromptBuilder, asked: Sequence[tuple[AnyExample, Placement]], metric: str = ""
 ) -> "Probe":
     """What a model's responses to these examples at these placements have in common."""
     prompts = [builder.prompt(example, placement) for example, placement in asked]
-    said = complete(generator, prompts, Sampling.of(builder))
-    return Probe([seen(builder, *one, completion, metric) for one, completion in zip(asked, said, strict=True)])
+    said = complete(generator, prompts, Sampling.for_builder(builder))
+    return Probe([observe(builder, *one, completion, metric) for one, completion in zip(asked, said, strict=True)])
 
 
 def answer_after(said: str, answers: Sequence[str], target: str = "") -> int | None:
@@ -217,7 +217,7 @@ class FirstAnswers:
         as_usual = not placement.baseline or BASELINES[placement.baseline].documents
         if not as_usual or completion.outcome != "answered" or len(self.responses) >= LOOKED_AT:
             return
-        self.responses.append(seen(self.builder, example, placement, completion, self.metric))
+        self.responses.append(observe(self.builder, example, placement, completion, self.metric))
         if len(self.responses) == min(LOOKED_AT, max(self.total, FEW)):
             limit = self.builder.max_new_tokens + self.builder.max_thinking_tokens
             if found := Probe(self.responses).findings(limit):

@@ -15,7 +15,7 @@ _PIECES = re.compile(r"(?P<word>[A-Za-z]+)|(?P<digits>\d+)|(?P<letters>[^\W\d_]+
 _CHARACTERS = {"word": 8, "digits": 3, "letters": 1.5, "signs": 2}  # of a piece in one token
 
 
-class Spent(Record):
+class TokenTotals(Record):
     """What those prompts of a sweep took of which that is known: how many they are, their tokens, those of their
     completions, thoughts included, and of the thoughts alone, and the seconds of waiting added up.
 
@@ -30,8 +30,8 @@ class Spent(Record):
     seconds: float = Field(0.0, ge=0, description="of waiting for answers")
 
     @classmethod
-    def of(cls, usages: Iterable[Usage | None]) -> Self | None:
-        """The sum of these; None where no tokens were counted."""
+    def from_usages(cls, usages: Iterable[Usage | None]) -> Self | None:
+        """Returns the sum of these; None where no tokens were counted."""
         counted = [usage for usage in usages if usage and (usage.prompt is not None or usage.completion is not None)]
         if not counted:
             return None
@@ -48,7 +48,7 @@ class Spent(Record):
         )
 
     @classmethod
-    def together(cls, parts: Iterable["Spent | None"]) -> "Spent | None":
+    def combine(cls, parts: Iterable["TokenTotals | None"]) -> "TokenTotals | None":
         """The sum of the parts of a sweep."""
         there = [part for part in parts if part]
         sums = {name: sum(getattr(part, name) for part in there) for name in cls.model_fields}

@@ -1,6 +1,6 @@
 """A sweep in words, as one would cite it."""
 
-from posgap.measurement.answered import NOTABLE
+from posgap.measurement.max_unanswered import NOTABLE
 from posgap.measurement.statistics import ends
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions

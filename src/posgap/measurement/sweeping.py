@@ -15,18 +15,18 @@ from posgap.foundation.interruption import RESUMES
 from posgap.foundation.locations import with_uris
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Completion, Generator, LazyGenerator, Sampling
-from posgap.generation.served import Served
+from posgap.generation.served import EndpointIdentity
 from posgap.measurement.asking import Each, answers
 from posgap.measurement.choices import choices_of
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import Fill
-from posgap.measurement.mitigated import Mitigated
 from posgap.measurement.outcomes import Outcomes
+from posgap.measurement.prompt_mitigator import PromptMitigator
 from posgap.measurement.same_place import same_place
-from posgap.measurement.spending import Spent
+from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweeps import (
-    Asked,
     Prediction,
+    PromptSettings,
     Sweep,
     baseline_scores,
     baselines_of,
@@ -35,7 +35,7 @@ from posgap.measurement.sweeps import (
     summarize,
     swept_rows,
 )
-from posgap.measurement.thinking import EndlessThoughts, FirstThoughts, Way, other_ways, refuses_switch
+from posgap.measurement.thinking import EndlessThoughts, FirstThoughts, Retry, refuses_switch, thinking_retries
 from posgap.models.precision import device_class
 from posgap.storage.lineage import ancestors
 from posgap.tasks.content import contents, examples_digest
@@ -83,14 +83,14 @@ def require_others(examples: Sequence[AnyExample], builder: TextPromptBuilder, p
         log.warning("%s", why)
 
 
-def mitigated_by(config: SweepConfig, builder: TextPromptBuilder) -> Mitigated | None:
+def mitigated_by(config: SweepConfig, builder: TextPromptBuilder) -> PromptMitigator | None:
     """The mitigation that a sweep's config asks for, if any."""
-    return Mitigated.of(config.mitigation, config.mitigation_settings, config.seed, builder)
+    return PromptMitigator.for_name(config.mitigation, config.mitigation_settings, config.seed, builder)
 
 
-def prompt_digest(builder: TextPromptBuilder, mitigated: Mitigated | None) -> str:
+def prompt_digest(builder: TextPromptBuilder, mitigated: PromptMitigator | None) -> str:
     """A digest of all that makes a sweep's prompts: the builder's, and with it that of a mitigation."""
-    return digest_of([builder.digest(), mitigated.described.model_dump()]) if mitigated else builder.digest()
+    return digest_of([builder.digest(), mitigated.applied_mitigation.model_dump()]) if mitigated else builder.digest()
 
 
 class Answered(NamedTuple):
@@ -100,8 +100,8 @@ class Answered(NamedTuple):
 
     predictions: list[Prediction]
     outcomes: Outcomes
-    served: Served | None
-    spent: Spent | None
+    served: EndpointIdentity | None
+    spent: TokenTotals | None
 
     @property
     def most_frequent_reason(self) -> str:
@@ -129,12 +129,12 @@ def swept(
     generator: Generator | None = None,
 ) -> Swept:
     """Asks as `answered` does. Where the first answers end within thoughts, all is asked anew in another way, if there
-    is one (`other_ways`): without thoughts, or with a limit of their own. Raises
+    is one (`thinking_retries`): without thoughts, or with a limit of their own. Raises
     what `require_others` does."""
     require_others(examples, builder, placements)
     if generator is None and BACKENDS[config.backend].local and not config.mitigation:  # of which some see attention
         generator = LazyGenerator(lambda: open_generator(config, builder))  # one model, however often it is asked anew
-    ways = [Way(config, builder, "as asked"), *other_ways(config, builder, examples[0], placements[0])]
+    ways = [Retry(config, builder, "as asked"), *thinking_retries(config, builder, examples[0], placements[0])]
     for at, way in enumerate(ways):
         is_last = at == len(ways) - 1
         digests = {
@@ -169,7 +169,8 @@ def answered(
     where so many answers are missing that there will be no figures; and `EndlessThoughts` where the first answers end
     within thoughts, unless it is to go on `even_if_endless`.
     """
-    sampling, what = Sampling.of(builder, config.temperature, config.seed), f"sweep of {config.label or 'the model'}"
+    sampling = Sampling.for_builder(builder, config.temperature, config.seed)
+    what = f"sweep of {config.label or 'the model'}"
     everywhere = [*placements, *baseline_placements(builder, config.baselines, config.n_docs, config.shard)]
     n_prompts = len(examples) * len(everywhere) * config.samples
     each = _supervision(config, n_prompts, len(everywhere), None if even_if_endless else FirstThoughts(n_prompts))
@@ -186,7 +187,7 @@ def answered(
         predictions.append(prediction(example, content, at, sample, said, score, copies))
     predictions.sort(key=lambda row: "baseline" in row)
     outcomes = outcomes_of(predictions, [placement.positions for placement in placements])
-    spent = Spent.of(completion.usage for completion in completions)
+    spent = TokenTotals.from_usages(completion.usage for completion in completions)
     return Answered(predictions, outcomes, served, spent)
 
 
@@ -239,7 +240,7 @@ def figures(
         served=answered.served,
         spent=answered.spent,
         filled=builder.fill.filled(builder, examples[0]) if isinstance(builder.fill, Fill) else None,
-        mitigation=mitigated.described if mitigated else None,
+        mitigation=mitigated.applied_mitigation if mitigated else None,
     )
 
 
@@ -284,14 +285,16 @@ def _supervision(config: SweepConfig, n_prompts: int, n_placements: int, thought
     return each
 
 
-def _asked(config: SweepConfig, builder: TextPromptBuilder, served: Served | None, device: str) -> Asked:
+def _asked(
+    config: SweepConfig, builder: TextPromptBuilder, served: EndpointIdentity | None, device: str
+) -> PromptSettings:
     backend = BACKENDS[config.backend]
     body = {} if backend.local else config.redacted_dump()["body"]
     decoding = backend.decoding(config, served)
     if config.temperature:
         decoding = f"temperature {config.temperature:g}" if decoding == "greedy" else decoding
         decoding += f", {config.samples} samples" * (config.samples > 1)
-    return Asked.by(builder, decoding, body).model_copy(
+    return PromptSettings.by(builder, decoding, body).model_copy(
         update={
             "samples": config.samples,
             "dtype": config.dtype if backend.local else "",

@@ -13,16 +13,16 @@ from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import Record, read_model, read_models
 from posgap.foundation.locations import Location, last_name
 from posgap.generation.generator import Completion, Outcome
-from posgap.generation.served import Served
+from posgap.generation.served import EndpointIdentity
 from posgap.measurement import statistics
 from posgap.measurement.choices import Choices
-from posgap.measurement.filling import Filled
+from posgap.measurement.filling import FillRecord
 from posgap.measurement.gradings import Grading
 from posgap.measurement.grid import Grid, grid_of
 from posgap.measurement.outcomes import Ending, OutcomeCounts, Outcomes
 from posgap.measurement.same_place import SamePlace
 from posgap.measurement.shape import Shape, shape_of
-from posgap.measurement.spending import Spent
+from posgap.measurement.spending import TokenTotals
 from posgap.measurement.statistics import Points
 from posgap.tasks.echo import Copied, Others
 from posgap.tasks.examples import AnyExample
@@ -77,7 +77,7 @@ class BaselineFigures(Record):
     outcomes: OutcomeCounts = Field(description="how the prompts ended")
 
 
-class Asked(Record):
+class PromptSettings(Record):
     """How a sweep's prompts were made and answered."""
 
     prompt: str = Field(description="digest of the task's wording")
@@ -113,7 +113,7 @@ class Asked(Record):
         )
 
 
-class AskedBy(Record):
+class AppliedMitigation(Record):
     """The mitigation of prompts by which a sweep asked, and its settings."""
 
     name: str
@@ -166,13 +166,13 @@ class Sweep(Record):
     model_digest: str = Field(description="sha256 of the model folder")
     ancestors: list[str] = Field([], description="sha256s, or names on the hub, of all that posgap made the model from")
     prompt_digest: str = Field(description="sha256 of wording, template and vocabulary")
-    asked: Asked = Field(description="how prompts were made and answered")
+    asked: PromptSettings = Field(description="how prompts were made and answered")
     settings: dict = Field(description="every parameter of the sweep")
-    served: Served | None = Field(None, description="what an endpoint said of itself")
-    spent: Spent | None = Field(None, description="prompts, tokens and seconds")
+    served: EndpointIdentity | None = Field(None, description="what an endpoint said of itself")
+    spent: TokenTotals | None = Field(None, description="prompts, tokens and seconds")
     grading: Grading | None = Field(None, description="of a graded sweep: judge, prompts, agreement")
-    filled: Filled | None = Field(None, description="of a sweep at a length: length, tokens, depths, filler")
-    mitigation: AskedBy | None = Field(None, description="by which mitigation of prompts the model was asked")
+    filled: FillRecord | None = Field(None, description="of a sweep at a length: length, tokens, depths, filler")
+    mitigation: AppliedMitigation | None = Field(None, description="by which mitigation of prompts the model was asked")
     definition: str = Field("", description="the task, where it came from a file")
 
     @property
@@ -402,7 +402,7 @@ def outcomes_of(predictions: Iterable[Prediction], placements: Sequence[Sequence
     endings: dict[tuple[int, ...], list[Ending]] = {tuple(placement): [] for placement in placements}
     for row in swept_rows(predictions):
         endings[tuple(row["placement"])].append(ending_of(row))
-    return Outcomes.at([OutcomeCounts.of(of_placement) for of_placement in endings.values()])
+    return Outcomes.at([OutcomeCounts.count(of_placement) for of_placement in endings.values()])
 
 
 def no_figures(
@@ -472,7 +472,7 @@ def baseline_scores(
             raise PosgapError(f"{where}: predictions of {name} are not one of each example; sweep again")
         endings = [ending_of(row) for of_example in by_id.values() for row in of_example]
         scores = np.array([np.mean([row["correct"] for row in by_id[id]]) for id in ids])
-        found[name] = BaselineScores(scores, OutcomeCounts.of(endings))
+        found[name] = BaselineScores(scores, OutcomeCounts.count(endings))
     return found
 
 

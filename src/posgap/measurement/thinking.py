@@ -32,7 +32,7 @@ class EndlessThoughts(PosgapError):
         self.seen = seen
 
 
-class Way(NamedTuple):
+class Retry(NamedTuple):
     """How a model is asked whose thoughts did not end, and this in words."""
 
     config: SweepConfig
@@ -47,9 +47,9 @@ class FirstThoughts:
         self.look, self.count, self.endless = min(LOOK, total), 0, 0
 
     @classmethod
-    def of(cls, config: GenerationConfig, total: int) -> "FirstThoughts":
+    def for_config(cls, config: GenerationConfig, total: int) -> "FirstThoughts":
         """Looks at the first of so many answers; at none where somebody has decided on the model's thoughts."""
-        return cls(0 if _decided(config) else total)
+        return cls(0 if _is_decided(config) else total)
 
     @property
     def is_over(self) -> bool:
@@ -65,30 +65,30 @@ class FirstThoughts:
             raise EndlessThoughts(f"{self.endless} of the first {self.look} answers end within thoughts")
 
 
-def other_ways(
+def thinking_retries(
     config: SweepConfig, builder: TextPromptBuilder, example: AnyExample, placement: Placement
-) -> Iterator[Way]:
+) -> Iterator[Retry]:
     """In which other ways a model can be asked whose thoughts do not end: first without any, where a switch of its chat
     template is known, then with a limit of their own, as far as the context has room for it.
 
     There are none where somebody has decided on the model's thoughts.
     """
-    if _decided(config):
+    if _is_decided(config):
         return
     if _has_switch(builder):
         arguments = {**config.template_args, SWITCH: False}
         off = config.model_copy(update={"template_args": arguments})
-        yield Way(
+        yield Retry(
             off, builder.called_with(arguments), f'thinking is turned off (--template-args {{"{SWITCH}": false}})'
         )
     room = _room(builder, example, placement)
     if room >= MIN_BUDGET:
         limited = config.model_copy(update={"max_thinking_tokens": room})
         words = f"thoughts get {room:,} tokens beside those of the answer (--max-thinking-tokens {room})"
-        yield Way(limited, builder.thinking(room), words)
+        yield Retry(limited, builder.thinking(room), words)
 
 
-def _decided(config: GenerationConfig) -> bool:
+def _is_decided(config: GenerationConfig) -> bool:
     """Whether somebody has decided on the model's thoughts, by a limit of their own or by the switch."""
     return bool(config.max_thinking_tokens) or SWITCH in config.template_args
 

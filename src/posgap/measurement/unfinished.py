@@ -9,7 +9,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, digest_of, parse_as
 from posgap.foundation.json_text import parse_json
 from posgap.generation.generator import Completion, Outcome, Usage
-from posgap.generation.served import Served
+from posgap.generation.served import EndpointIdentity
 
 
 class _Answer(Record):
@@ -41,7 +41,7 @@ class Unfinished:
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / f"answers-{digest_of(identity)[:16]}.jsonl"
         self._said = self.file.with_suffix(".served.json")
-        self.served = Served.read(self._said)
+        self.served = EndpointIdentity.read_from(self._said)
         self.completions: dict[tuple[int, int], Completion] = {}
         self.file.touch()
         with open(self.file, "r+b") as file:
@@ -70,8 +70,8 @@ class Unfinished:
         with open(self.file, "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def note(self, served: Served) -> None:
+    def note(self, served: EndpointIdentity) -> None:
         """Keeps what an endpoint says of itself."""
         if served != self.served:
             self.served = served
-            served.write(self._said)
+            served.write_to(self._said)

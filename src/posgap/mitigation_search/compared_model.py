@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator
 from posgap.generation.transformers import TransformersGenerator
-from posgap.measurement.mitigated import Mitigated, Question
+from posgap.measurement.prompt_mitigator import PromptMitigator, Question
 from posgap.mitigation_search.config import MitigateConfig
 from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation, Settings
@@ -72,7 +72,7 @@ class ComparedModel:
     def count_calls(self, name: str, settings: Settings, example: AnyExample) -> int:
         """Returns how many prompts an answer takes."""
         mitigated = self.mitigated(name, settings)
-        return len(mitigated.asked(Question(example, self.placements[0])).prompts) if mitigated else 1
+        return len(mitigated.build_variants(Question(example, self.placements[0])).prompts) if mitigated else 1
 
     def why_not(self, mitigation: Mitigation) -> str:
         """Returns why a mitigation is not for where the model is, or not for these examples; empty where it is."""
@@ -82,12 +82,12 @@ class ComparedModel:
             return "goes by the order of a retriever, which these examples do not have"
         return ""
 
-    def mitigated(self, name: str, settings: Settings | None) -> Mitigated | None:
+    def mitigated(self, name: str, settings: Settings | None) -> PromptMitigator | None:
         """Returns what asks by a mitigation of prompts; None for others."""
         if name == BASE or MITIGATIONS[name].of_model:
             return None
         assert settings is not None
-        return Mitigated(self.builder, cast(PromptMitigation, MITIGATIONS[name]), settings, self.config.seed)
+        return PromptMitigator(self.builder, cast(PromptMitigation, MITIGATIONS[name]), settings, self.config.seed)
 
     @contextmanager
     def under(self, name: str, settings: Settings | None) -> Iterator[Generator]:

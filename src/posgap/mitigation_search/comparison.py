@@ -14,7 +14,7 @@ from pydantic import Field
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, digest_of, read_model, work_folder, write_json
 from posgap.foundation.interruption import RESUMES
-from posgap.generation.served import MUST_STAY, Changed, Served
+from posgap.generation.served import MUST_STAY, EndpointChanged, EndpointIdentity
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.sweep_folder import write_sweep
@@ -57,7 +57,7 @@ class _State(Record):
     began: dict[str, float] = Field({})
     trials: dict[str, Trial] = Field({})
     sizes: dict[str, int] = Field({})
-    served: Served = Served()
+    served: EndpointIdentity = EndpointIdentity()
 
 
 class Comparison:
@@ -187,7 +187,7 @@ class Comparison:
         placements = model.tried_at if half == "selection" else model.placements
         # Where nobody has decided on a model's thoughts, its first answers must not end within them.
         are_first = half == "selection" and name == BASE and len(examples) * len(placements) >= LOOK
-        may_be_endless = not are_first or FirstThoughts.of(config, LOOK).is_over
+        may_be_endless = not are_first or FirstThoughts.for_config(config, LOOK).is_over
         try:
             with model.under(name, settings) as generator:
                 asked = answered(
@@ -235,14 +235,14 @@ class Comparison:
                 f"answered is kept: {RESUMES}"
             )
 
-    def _require_same(self, now: Served) -> None:
-        """Raises `Changed` where an endpoint says that it is another than it said before."""
+    def _require_same(self, now: EndpointIdentity) -> None:
+        """Raises `EndpointChanged` where an endpoint says that it is another than it said before."""
         config, before = self.model.config, self.state.served
         for name in MUST_STAY[config.identity]:  # type: ignore[attr-defined]  # a registered backend's parameter
-            others = set(now.said(name)).difference(before.said(name))
-            if before.said(name) and others:
-                raise Changed(
-                    f"{config.model}: is no longer what it was: its {name} was {before.said(name)[-1]}, and is "
+            others = set(now.values_of(name)).difference(before.values_of(name))
+            if before.values_of(name) and others:
+                raise EndpointChanged(
+                    f"{config.model}: is no longer what it was: its {name} was {before.values_of(name)[-1]}, and is "
                     f"{min(others)} now",
                     "model" if name == "fingerprint" else "any",
                 )

@@ -9,8 +9,8 @@ from posgap.foundation.config import StageConfig
 from posgap.foundation.fields import ModelName, OptionalInputPath, Values
 from posgap.foundation.registry import split_commas
 from posgap.generation.backends import BACKENDS, BackendConfig
-from posgap.measurement.answered import MaxUnanswered
 from posgap.measurement.config import SWEPT_MODEL
+from posgap.measurement.max_unanswered import MaxUnanswered
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.tasks.fields import Placements
 

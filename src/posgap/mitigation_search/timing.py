@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from posgap.measurement.mitigated import Question
+from posgap.measurement.prompt_mitigator import Question
 from posgap.mitigation_search.compared_model import BASE, ComparedModel
 from posgap.mitigation_search.report import Cost
 from posgap.mitigations.mitigation import Settings
@@ -54,7 +54,7 @@ def _measure_once(model: ComparedModel, name: str, settings: Settings | None, qu
     spent, mitigated = _Spent(), model.mitigated(name, settings)
     prompts: Sequence[Prompt] = [model.builder.prompt(question.example, question.placement)]
     if mitigated:
-        prompts = mitigated.asked(question).prompts
+        prompts = mitigated.build_variants(question).prompts
     with model.under(name, settings):
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from posgap.mitigations.mitigation import Asked, PromptMitigation, Settings
+from posgap.mitigations.mitigation import PromptMitigation, ReorderInput, Settings
 from posgap.tasks.examples import RankedExample
 from posgap.tasks.metrics import normalize
 
@@ -24,7 +24,7 @@ class NoSettings(Settings):
     """Nothing can be chosen."""
 
 
-def _reversed(asked: Asked, settings: NoSettings) -> Sequence[Sequence["Document"]]:
+def _reversed(asked: ReorderInput, settings: NoSettings) -> Sequence[Sequence["Document"]]:
     return [list(reversed(asked.documents))]
 
 
@@ -79,7 +79,7 @@ def by_relevance(example: "AnyExample", documents: Sequence["Document"]) -> list
     return [documents[i] for i in sorted(range(len(documents)), key=lambda i: -scores[i])]
 
 
-def _by_relevance(asked: Asked, settings: Relevance) -> Sequence[Sequence["Document"]]:
+def _by_relevance(asked: ReorderInput, settings: Relevance) -> Sequence[Sequence["Document"]]:
     ranked = by_relevance(asked.example, asked.documents)
     return [{"ends": at_ends(ranked), "first": ranked, "last": ranked[::-1]}[settings.most]]
 
@@ -110,7 +110,7 @@ class Share(Settings):
     share: float = Field(0.5, gt=0, le=1)
 
 
-def _fewer(asked: Asked, settings: Share) -> Sequence[Sequence["Document"]]:
+def _fewer(asked: ReorderInput, settings: Share) -> Sequence[Sequence["Document"]]:
     ranked = by_relevance(asked.example, asked.documents)
     return [ranked[: math.ceil(settings.share * len(ranked))]]
 
@@ -144,7 +144,7 @@ class Orders(Settings):
     orders: int = Field(5, ge=1, le=100)
 
 
-def _shuffled(asked: Asked, settings: Orders) -> Sequence[Sequence["Document"]]:
+def _shuffled(asked: ReorderInput, settings: Orders) -> Sequence[Sequence["Document"]]:
     """Different orders, drawn for the example: at every placement its slots are shuffled in the same ways."""
     drawn: dict[tuple[int, ...], None] = {}
     draws = random.Random(f"permutation {asked.seed} {asked.example.id}")

@@ -84,7 +84,7 @@ class PromptMitigation(Mitigation):
     first; empty where it cannot.
     """
 
-    orders: "Callable[[Asked, Any], Sequence[Sequence[Document]]]"
+    orders: "Callable[[ReorderInput, Any], Sequence[Sequence[Document]]]"
     chosen: Callable[[Sequence[str]], int]
     tried: Callable[[], Sequence[Settings]]
     needs_ranks: bool = False
@@ -105,7 +105,7 @@ class TriedOn:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReorderInput:
     """A question and its documents in the order in which they are given to a mitigation."""
 
     example: "AnyExample"

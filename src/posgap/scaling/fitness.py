@@ -102,7 +102,7 @@ class TeacherForced:
     def _answers(self, questions: Sequence[Question], cache: PrefixCache) -> np.ndarray:
         """Whether the model ranks every token of each question's response first, [B]; the cache is not reread."""
         width = max(len(question.response) for question in questions)
-        ids, mask = cache.read([question.read for question in questions], self.pad, outputs=width)
+        ids, mask = cache.advance([question.read for question in questions], self.pad, outputs=width)
         n_cached = cache.states.get_seq_length()
         padded = [[-1] * (width - len(question.response)) + question.response for question in questions]
         targets = torch.tensor(padded, device=self.device)

@@ -161,13 +161,13 @@ class FactorSearch:
         return TeacherForced(self.model, questions, self.builder.tokenizer.pad_token_id, self.config.batch_tokens)
 
     def _generated(self, questions: Sequence[Sequence[Question]]) -> Evaluator:
-        sampling = Sampling.of(self.builder)
+        sampling = Sampling.for_builder(self.builder)
         return Generated(self.model, self.builder.tokenizer, questions, self.score, sampling, self.config.batch_tokens)
 
     def _look_at_answers(self) -> None:
         """Has the model answer a few questions by itself, and gives forcing up where that misses its answers."""
         generator = TransformersGenerator(self.model, self.builder.tokenizer, self.config.batch_tokens)
-        said = tried(generator, self.questions, self.score, Sampling.of(self.builder), target_of(self.builder))
+        said = tried(generator, self.questions, self.score, Sampling.for_builder(self.builder), target_of(self.builder))
         if not self.forces or not said.hindrance:
             return
         if self.config.evaluation == "teacher_forced":

@@ -14,7 +14,7 @@ from posgap.grading.prompt import Judged
 from posgap.measurement.config import GradeConfig
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.gradings import GRADED, JUDGEMENTS_FILE, Agreement, Grading, Judgement, flipped_share
-from posgap.measurement.spending import Spent
+from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import (
     PREDICTIONS_FILE,
@@ -83,7 +83,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     for row, each in zip(rows, by_row):
         if each:
             by_example.setdefault(row["id"], {})[each] = judgements[each]
-    if spent := Spent.of(completion.usage for completion in judge.kept.completions.values()):
+    if spent := TokenTotals.from_usages(completion.usage for completion in judge.kept.completions.values()):
         run.metrics(spent.metrics())
         log.info("%s: %s", config.judge, spent.sentence())
     grading = Grading(

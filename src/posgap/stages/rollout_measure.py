@@ -16,7 +16,7 @@ from posgap.foundation.printing import RESULT
 from posgap.generation.setup import prompt_builder
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.plots import save_picture
-from posgap.measurement.probe import FEW, listened
+from posgap.measurement.probe import FEW, listen
 from posgap.mitigations.in_force import load_model
 from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_tokenizer, on_device
@@ -154,7 +154,7 @@ def _preamble(
         return ""
     generator = TransformersGenerator(model, builder.tokenizer, config.batch_tokens)
     asked = placed_examples(config.texts, builder, config.n_docs, config.limit, positions)
-    return listened(generator, builder, asked[:FEW]).preamble
+    return listen(generator, builder, asked[:FEW]).preamble
 
 
 def _sequences(config: RolloutMeasureConfig, builder: PromptBuilder | None, positions: Sequence[int]) -> Sequences:

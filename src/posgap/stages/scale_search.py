@@ -65,7 +65,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     def record(row: dict[str, float]) -> None:
         run.metrics({name: row[name] for name in row if name != "generation"}, step=int(row["generation"]))
 
-    identity = digest_of([searched_on, config.dtype, asdict(Sampling.of(builder))])
+    identity = digest_of([searched_on, config.dtype, asdict(Sampling.for_builder(builder))])
     found = search.run(work_folder(config.out), identity, record)
     if search.loses_ties:
         search.choose_as_generated(found)

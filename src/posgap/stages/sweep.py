@@ -14,12 +14,12 @@ from posgap.foundation.locations import Location, with_uris
 from posgap.foundation.printing import show
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator, LazyGenerator
-from posgap.generation.served import AsServed, Changed
+from posgap.generation.served import EndpointChanged, EndpointGenerator
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import estimated_lengths, folder_at, length_map
-from posgap.measurement.mitigated import Question
+from posgap.measurement.prompt_mitigator import Question
 from posgap.measurement.spending import estimate, estimated_tokens
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeping import (
@@ -185,7 +185,7 @@ def _estimated(config: SweepConfig) -> str:
     def prompts(question: Question) -> Sequence[Prompt]:
         if mitigated is None:
             return [builder.prompt(question.example, question.placement)]
-        return mitigated.asked(question).prompts
+        return mitigated.build_variants(question).prompts
 
     every = chain.from_iterable(prompts(Question(*each)) for each in asked)
     tokens = (len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in every)
@@ -203,11 +203,11 @@ def _require_same_endpoint(config: SweepConfig) -> None:
         return
     briefly = config.model_copy(update={"retries": 1, "concurrency": 1})
     generator = open_generator(briefly, BACKENDS[config.backend].builder(config))
-    assert isinstance(generator, AsServed)
+    assert isinstance(generator, EndpointGenerator)
     generator.served = served
     try:
         generator.require_same()
-    except Changed as changed:
+    except EndpointChanged as changed:
         raise PosgapError(
             f"{changed.line}: the sweep in {config.out} is of what it was; --identity {changed.allowed_by} takes that, "
             "--force sweeps again"

@@ -51,7 +51,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     def is_right(example: AnyExample, placement: Placement, completion: Completion) -> bool:
         return builder.task.score(completion.text, builder.task.answers(example, placement), config.metric) == 1
 
-    results, thoughts = list[bool](), FirstThoughts.of(config, len(examples) * len(placements))
+    results, thoughts = list[bool](), FirstThoughts.for_config(config, len(examples) * len(placements))
 
     def require_any_right(example: AnyExample, placement: Placement, completion: Completion) -> None:
         thoughts(completion)
@@ -62,14 +62,14 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
                 "distil"
             )
 
-    sampling = Sampling.of(builder)
+    sampling = Sampling.for_builder(builder)
     positions = [list(placement.positions) for placement in placements]
     beside = {"model_digest": config.digest("model"), "prompt_digest": builder.digest(), "placements": positions}
     what = "teacher responses"
     completions, _ = answers(
         config, examples, placements, builder, sampling, what, beside, require_any_right, token_ids=True
     )
-    outcomes = OutcomeCounts.of(Ending(completion.outcome, completion.cut) for completion in completions)
+    outcomes = OutcomeCounts.count(Ending(completion.outcome, completion.cut) for completion in completions)
     rows: list[dict[str, Any]] = [
         {
             "id": example.id,

@@ -177,7 +177,7 @@ class Answering:
 
     def answers(self, texts: Sequence[str], max_new_tokens: int = 0) -> list[str]:
         """The answers to these texts, as `predict` gives them; 0 means the sweep's own limit."""
-        sampling = Sampling.of(self.builder)
+        sampling = Sampling.for_builder(self.builder)
         sampling = replace(sampling, max_new_tokens=max_new_tokens or sampling.max_new_tokens)
         prompts = [Prompt(text, self.builder.token_ids(text)) for text in texts]
         return [answer.text for answer in complete(self.generator, prompts, sampling)]

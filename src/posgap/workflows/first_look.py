@@ -1,6 +1,6 @@
 """`posgap sweep MODEL`: a first look at a model's position gap, on made examples, in about two minutes.
 
-With examples it is the stage `sweep` and no more.
+With examples it is the stage `sweep_or_first_look` and no more.
 """
 
 import json
@@ -45,7 +45,7 @@ RELIABLE = 300  # examples of the real thing, as `check` makes them
 OF_EXAMPLES = ("lengths", "estimate", "baselines", "samples", "mitigation", "shard")  # options that need given ones
 
 
-def sweep(config: SweepVerbConfig) -> Location:
+def sweep_or_first_look(config: SweepVerbConfig) -> Location:
     """Sweeps a model. Without examples some are made, as long as two minutes allow; then it prints the curve, where the
     page is, and the commands for figures to rely on."""
     if config.examples is not None:
@@ -184,7 +184,7 @@ def _time(
     """Returns the seconds that each of an example's prompts takes, asked together as a sweep does. `PosgapError` where
     none gets an answer: no sweep would come of it."""
     began = time.monotonic()
-    completions = [completion for _, _, completion in generator.generate([prompts], Sampling.of(builder))]
+    completions = [completion for _, _, completion in generator.generate([prompts], Sampling.for_builder(builder))]
     if all(completion.outcome == "failed" for completion in completions):
         raise PosgapError(
             f"{with_uris(config.model)}: no answer to the first prompt: {completions[-1].reason}; try again when the "

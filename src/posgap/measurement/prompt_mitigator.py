@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Completion, Generator, Sampling, Usage
-from posgap.measurement.sweeps import AskedBy
-from posgap.mitigations.mitigation import Asked
+from posgap.measurement.sweeps import AppliedMitigation
+from posgap.mitigations.mitigation import ReorderInput
 from posgap.mitigations.registry import PROMPT_MITIGATIONS
 from posgap.tasks.examples import AnyExample, Document, RankedExample
 from posgap.tasks.placements import Placement
@@ -26,7 +26,7 @@ class Question(NamedTuple):
     sample: int = 0
 
 
-class Several(NamedTuple):
+class PromptVariants(NamedTuple):
     """The prompts of a question, each with its documents in an order; `given` is that of the placement. A baseline's
     prompt has no documents here."""
 
@@ -35,7 +35,7 @@ class Several(NamedTuple):
     given: Sequence[Document]
 
 
-class Mitigated:
+class PromptMitigator:
     """Asks as a mitigation of prompts has it, whose `settings` these are. Baselines that are an order of documents, as
     the retriever's is, are asked so too; others as without it.
 
@@ -46,7 +46,9 @@ class Mitigated:
         self.builder, self.mitigation, self.settings, self.seed = builder, mitigation, settings, seed
 
     @classmethod
-    def of(cls, name: str, settings: Mapping[str, Any], seed: int, builder: TextPromptBuilder) -> "Mitigated | None":
+    def for_name(
+        cls, name: str, settings: Mapping[str, Any], seed: int, builder: TextPromptBuilder
+    ) -> "PromptMitigator | None":
         """The mitigation of that name; None where the name is empty."""
         if not name:
             return None
@@ -54,9 +56,9 @@ class Mitigated:
         return cls(builder, mitigation, mitigation.settings(**settings), seed)
 
     @property
-    def described(self) -> AskedBy:
+    def applied_mitigation(self) -> AppliedMitigation:
         """What a sweep's file says of it."""
-        return AskedBy(name=self.mitigation.name, settings=self.settings.model_dump(mode="json"))
+        return AppliedMitigation(name=self.mitigation.name, settings=self.settings.model_dump(mode="json"))
 
     def is_order_free(self, examples: Sequence[AnyExample], placements: Sequence[Placement]) -> bool:
         """Whether each example is asked alike at all placements, so that a gap of 0 is none of the mitigation's merits.
@@ -68,11 +70,11 @@ class Mitigated:
         )
         return all(orders == first for first, *others in by_example for orders in others)
 
-    def asked(self, question: Question) -> Several:
+    def build_variants(self, question: Question) -> PromptVariants:
         """The prompts of a question."""
         example, placement, sample = question
         if placement.baseline and not BASELINES[placement.baseline].documents:
-            return Several([self.builder.prompt(example, placement)._replace(sample=sample)], [], [])
+            return PromptVariants([self.builder.prompt(example, placement)._replace(sample=sample)], [], [])
         name = f"example {example.id} at position {placement.name}"
         if self.mitigation.needs_ranks and not isinstance(example, RankedExample):
             raise PosgapError(
@@ -85,20 +87,20 @@ class Mitigated:
 
         given = self.builder.documents(example, placement)
         orders = self._orders(example, given)
-        return Several(list(map(prompt, orders)), orders, given)
+        return PromptVariants(list(map(prompt, orders)), orders, given)
 
     def _orders(self, example: AnyExample, given: Sequence[Document]) -> Sequence[Sequence[Document]]:
-        return self.mitigation.orders(Asked(example, given, self.seed), self.settings)
+        return self.mitigation.orders(ReorderInput(example, given, self.seed), self.settings)
 
     def generate(
         self, generator: Generator, groups: Iterable[Sequence[Question]], sampling: Sampling
     ) -> Iterator[tuple[int, int, Completion]]:
         """Yields (index of a group, index of a question within it, its answer), as `Generator.generate` does."""
-        under_way: dict[int, list[_UnderWay]] = {}
+        under_way: dict[int, list[_PendingQuestion]] = {}
 
         def expanded() -> Iterator[list[Prompt]]:
             for index, group in enumerate(groups):
-                under_way[index] = [_UnderWay(self.asked(question), {}) for question in group]
+                under_way[index] = [_PendingQuestion(self.build_variants(question), {}) for question in group]
                 yield [prompt for each in under_way[index] for prompt in each.asked.prompts]
 
         for index, at, completion in generator.generate(expanded(), sampling):
@@ -108,9 +110,9 @@ class Mitigated:
             question = under_way[index][number]
             question.completions[at] = completion
             if len(question.completions) == count:
-                yield index, number, self.answer(question.asked, [question.completions[i] for i in range(count)])
+                yield index, number, self.reduce(question.asked, [question.completions[i] for i in range(count)])
 
-    def answer(self, asked: Several, completions: Sequence[Completion]) -> Completion:
+    def reduce(self, asked: PromptVariants, completions: Sequence[Completion]) -> Completion:
         """The answer to a question from the completions of its prompts: the one that the mitigation chooses among those
         that are answers, with what all of them took. Where one failed it is that, so that it is asked again; where
         none is an answer it is the first.
@@ -142,10 +144,10 @@ class Mitigated:
         return completion._replace(text=task.target.format(answer=name), token_ids=[])
 
 
-class _UnderWay(NamedTuple):
+class _PendingQuestion(NamedTuple):
     """A question whose prompts are asked, and the completions that are there, by the prompts' numbers."""
 
-    asked: Several
+    asked: PromptVariants
     completions: dict[int, Completion]
 
 
