@@ -62,7 +62,7 @@ def test_processes_that_are_refused_end_when_the_first_has_shown_why(tmp_path):
         with pytest.MonkeyPatch.context() as patched, open(tmp_path / f"shown-{rank}", "w") as shown:
             patched.setattr(sys, "stderr", shown)
             patched.setattr(cli, "build", lambda: SimpleNamespace(main=lambda *a, **k: refuse(None), params=[]))
-            patched.setattr(cli, "end", lambda code: sys.exit(code))
+            patched.setattr(cli, "exit_process", lambda code: sys.exit(code))
             if rank == 0:
                 show = cli._fail
                 patched.setattr(cli, "_fail", lambda *said: (time.sleep(0.5), show(*said), line.touch())[1])

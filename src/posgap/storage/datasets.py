@@ -17,7 +17,7 @@ class Dataset(Record):
     were used for."""
 
     name: str
-    digest_path: str
+    digest: str
     source: str
     context: str
 
