@@ -22,7 +22,7 @@ import study
 from report import write_table
 from study import Row
 
-from posgap.data.fetching import fetched
+from posgap.data.fetching import fetch_source
 from posgap.data.sources import SOURCES
 
 
@@ -129,7 +129,7 @@ def main() -> None:
                 study.run(row, model, "SmolLM2, dry", Path(folder))
             print(study.methods(), study.plans(), sep="\n\n")
         return
-    size = of_questions(options.questions or fetched(SOURCES["nq-oracle"]))
+    size = of_questions(options.questions or fetch_source(SOURCES["nq-oracle"]))
     missing = [row for row in rows(f"gpu-{options.size}", size) if not study.is_kept(row)]
     for row in study.in_time(missing, options.hours):
         study.run(row, options.model, options.model, study.RUNS / f"gpu-{options.size}")

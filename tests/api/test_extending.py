@@ -15,7 +15,7 @@ from warm import posgap_on_path  # noqa: F401  a fixture
 from posgap.cli.verbs import VERBS  # its configs make every registry
 from posgap.foundation.files import read_json, read_jsonl, write_jsonl
 from posgap.foundation.registry import Registry
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.reading import read_examples, write_examples
 
 PACKAGE = ROOT / "tests" / "extension"
@@ -84,7 +84,7 @@ def test_distillation_knows_a_package_s_method_and_its_parameter(posgap, tmp_pat
     examples = [kv_example(i) for i in range(4)]
     write_examples(tmp_path / "e.jsonl", examples)
     responses = {"placement": [1], "n_docs": 5, "response": "0", "token_ids": [25, 2], "correct": True}
-    write_jsonl(tmp_path / "responses.jsonl", [{"id": e.id, "content": content(e), **responses} for e in examples])
+    write_jsonl(tmp_path / "responses.jsonl", [{"id": e.id, "content": content_key(e), **responses} for e in examples])
 
     def distill(temperature: float) -> list[object]:
         words = ["distill", "--method", "reverse-kl", "--kl-temperature", temperature, "--k", 2, "--epochs", 1]

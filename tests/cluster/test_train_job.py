@@ -25,7 +25,7 @@ from posgap.storage.cache import fetch
 from posgap.storage.folders import publish
 from posgap.storage.inputs import read_manifest
 from posgap.storage.objects import find
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
 
 RUNNING = Scene(0, ("Running", "Running"))
@@ -40,7 +40,7 @@ def config(tmp_path, model_folder, bucket) -> TrainJobConfig:
     write_jsonl(
         tmp_path / "responses.jsonl",
         (
-            {"id": e.id, "content": content(e), "placement": [1], "n_docs": 5, "response": e.value, "correct": True}
+            {"id": e.id, "content": content_key(e), "placement": [1], "n_docs": 5, "response": e.value, "correct": True}
             | {"token_ids": [25 + int(e.value, 16), 2]}
             for e in examples
         ),

@@ -3,14 +3,14 @@
 import pytest
 
 from posgap.data.config import MakeConfig
-from posgap.data.expectations import check, describe, expectations
+from posgap.data.expectations import example_table, expectations, run_expectations
 from posgap.data.synthetic import YOUNG, animal_examples
 from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.stages.sweep import sweep
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.examples import Document
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.reading import read_examples, write_examples
@@ -44,8 +44,8 @@ def test_examples_have_the_wanted_number_of_items_and_the_right_one_once(tokeniz
     (pair,), (three,) = (animal_examples(1, n_docs, seed=0) for n_docs in (2, 3))
     again = Document(title="another model", text=f" {pair.gold[0].text}\n")
     examples = [pair.model_copy(update={"distractors": [again]}), three.model_copy(update={"id": "three"})]
-    table = describe(examples, PromptBuilder(TASKS["judge"], tokenizer, 512, 4), 2)
-    failures = check(table, expectations(2, 500, all_items=True))["failures"]
+    table = example_table(examples, PromptBuilder(TASKS["judge"], tokenizer, 512, 4), 2)
+    failures = run_expectations(table, expectations(2, 500, all_items=True))["failures"]
     assert [line.partition(" ")[0] for line in failures] == ["`gold_among_distractors`", "`n_docs`"]
     assert "choice-00001 (1)" in failures[0] and "three (3)" in failures[1]
 
@@ -55,7 +55,7 @@ def test_made_questions_are_repeatable_and_never_alike_and_their_lengths_say_not
     make(MakeConfig(kind="choice", n_examples=200, n_docs=3, seed=3, out=tmp_path / "b.jsonl"))
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     examples = read_examples(tmp_path / "a.jsonl")
-    assert len({content(example) for example in examples}) == 200
+    assert len({content_key(example) for example in examples}) == 200
     asked = [next(animal for animal in YOUNG if example.question.endswith(f" {animal}?")) for example in examples]
     named = [f" {animal} " in example.gold[0].text for animal, example in zip(asked, examples)]
     young = [f" {YOUNG[animal]} " in example.gold[0].text for animal, example in zip(asked, examples)]

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from posgap.data.config import ImportConfig
-from posgap.data.documents import PARTS, parts_around, read_documents
+from posgap.data.documents import PARTS, read_documents, split_around
 from posgap.data.verbs import import_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
@@ -47,7 +47,7 @@ def table(tmp_path):
 def test_parts_keep_the_text_s_order_and_length_and_the_quote_is_whole_in_one(paragraphs):
     for seed in range(5):
         text = written(paragraphs, seed)
-        parts, at = parts_around(text, QUOTE)
+        parts, at = split_around(text, QUOTE)
         assert " ".join(parts).split() == text.split()
         assert [QUOTE in " ".join(part.split()) for part in parts] == [i == at for i in range(len(parts))]
         if paragraphs > 20:
@@ -58,7 +58,7 @@ def test_the_text_is_unchanged_at_its_own_position_and_rotated_elsewhere(table, 
     out = import_examples(ImportConfig(format="document", input=table(), out=tmp_path / "e.jsonl"))
     (example,) = read_examples(out)
     text = written(60)
-    _, at = parts_around(text, QUOTE)
+    _, at = split_around(text, QUOTE)
     orders = {p: TASK.prompt(example, Placement((p,), PARTS)).split("\n\n", 1)[1] for p in range(1, PARTS + 1)}
     shown = {p: order.rpartition("\n\nQuestion:")[0].split() for p, order in orders.items()}
     assert shown[at + 1] == text.split() and example.answers == ["blue drawer"]

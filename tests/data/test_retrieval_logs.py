@@ -11,7 +11,7 @@ from posgap.data.config import ImportConfig
 from posgap.data.verbs import import_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows, write_json, write_jsonl
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.examples import Example, RankedExample
 from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.retrieval_logs import ImportReport, ranked_examples, read_labels
@@ -292,7 +292,7 @@ def test_python_takes_rows_and_frames_of_a_log():
 def test_a_ranked_example_has_the_content_of_the_same_question_without_ranks(tmp_path):
     (ranked,) = posgap.examples([{"question": QUESTION, "answers": [ANSWER], "passages": PASSAGES}])
     plain = Example(id="b", question=QUESTION, answers=[ANSWER], gold=ranked.gold, distractors=ranked.distractors)
-    assert content(ranked) == content(plain)
+    assert content_key(ranked) == content_key(plain)
     write_examples(tmp_path / "e.jsonl", [ranked, plain])
     assert read_examples(tmp_path / "e.jsonl") == [ranked, plain]
 

@@ -14,7 +14,7 @@ from fault_proxy import FAULTS, FINE, faulty
 from posgap.cli.main import main
 from posgap.data import fetching, verbs
 from posgap.data.config import ImportConfig
-from posgap.data.fetching import checksum, fetched
+from posgap.data.fetching import checksum, fetch_source
 from posgap.data.sources import SOURCES, Source
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import cache_folder
@@ -62,12 +62,12 @@ def server(tmp_path, monkeypatch):
 
 def test_a_file_is_downloaded_once(server, tmp_path):
     source = Source(f"{server}/kv.jsonl", "litm-kv", f"sha256:{SHA256}")
-    path = fetched(source)
+    path = fetch_source(source)
     assert path == tmp_path / "cache" / "kv.jsonl" and path.read_bytes() == BODY
-    assert fetched(source) == path and _Files.asked == ["/kv.jsonl"]
+    assert fetch_source(source) == path and _Files.asked == ["/kv.jsonl"]
     assert subprocess.run(["sha256sum", "--check", "kv.jsonl.sha256"], cwd=path.parent, check=False).returncode == 0
     path.write_bytes(b"cut short")
-    assert fetched(source).read_bytes() == BODY
+    assert fetch_source(source).read_bytes() == BODY
 
 
 @pytest.mark.parametrize(
@@ -95,30 +95,30 @@ def zipped(**members: bytes) -> bytes:
 def test_a_member_is_taken_out_of_an_archive_that_is_checked_whole(server, tmp_path):
     archive = _Files.other["/archive.zip"] = zipped(dev=b"[1]", train=b"[2]")
     wanted = f"md5:{hashlib.md5(archive).hexdigest()}"
-    path = fetched(Source(f"{server}/moved.zip?dl=1", "2wiki", wanted, "dev.json"))
+    path = fetch_source(Source(f"{server}/moved.zip?dl=1", "2wiki", wanted, "dev.json"))
     assert path == tmp_path / "cache" / "moved-dev.json" and path.read_bytes() == b"[1]"
     assert sorted(p.name for p in path.parent.iterdir()) == ["moved-dev.json", "moved-dev.json.sha256"]
     with pytest.raises(PosgapError, match="archive.zip: holds no test.json"):
-        fetched(Source(f"{server}/archive.zip", "2wiki", wanted, "test.json"))
+        fetch_source(Source(f"{server}/archive.zip", "2wiki", wanted, "test.json"))
     with pytest.raises(PosgapError, match="other.zip: holds no dev.json: File is not a zip file"):
-        fetched(Source(f"{server}/other.zip", "2wiki", "", "dev.json"))
+        fetch_source(Source(f"{server}/other.zip", "2wiki", "", "dev.json"))
     assert len(list(path.parent.iterdir())) == 2
 
 
 def test_without_a_published_checksum_the_first_download_is_trusted(server, caplog):
     source = Source(f"{server}/webq.json.gz", "dpr")
     caplog.set_level("INFO", logger="posgap")
-    path = fetched(source)
+    path = fetch_source(source)
     assert f"sha256 {SHA256}, recorded in webq.json.gz.sha256, since none is published" in caplog.text
     path.unlink()
-    assert fetched(source).read_bytes() == BODY
+    assert fetch_source(source).read_bytes() == BODY
     path.unlink()
     _Files.other["/webq.json.gz"] = b"something else"
     with pytest.raises(PosgapError, match=f"not {SHA256} as at the first download; .* Remove .*gz.sha256 to accept"):
-        fetched(source)
+        fetch_source(source)
     assert not path.exists()
     path.with_name("webq.json.gz.sha256").unlink()
-    assert fetched(source).read_bytes() == b"something else"
+    assert fetch_source(source).read_bytes() == b"something else"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_without_a_published_checksum_the_first_download_is_trusted(server, capl
 )
 def test_what_goes_wrong_is_said_and_nothing_is_kept(server, tmp_path, name, checksum, complaint):
     with pytest.raises(PosgapError, match=complaint):
-        fetched(Source(f"{server}/{name}", "litm-kv", checksum))
+        fetch_source(Source(f"{server}/{name}", "litm-kv", checksum))
     assert not list((tmp_path / "cache").iterdir())
 
 
@@ -142,11 +142,11 @@ def test_a_server_that_fails_at_first_is_asked_again(server, tmp_path, monkeypat
     monkeypatch.setattr(fetching, "RETRY_POLICY", RetryPolicy(tries=4, first_wait=0.01, longest_wait=0.05))
     with faulty(server) as proxy:
         proxy.fault = lambda number, method, path: FAULTS[name] if number < 2 else FINE
-        assert fetched(Source(f"{proxy.url}/kv.jsonl", "litm-kv")).read_bytes() == BODY
+        assert fetch_source(Source(f"{proxy.url}/kv.jsonl", "litm-kv")).read_bytes() == BODY
         proxy.always(FAULTS[name])
         if name != "delay":
             with pytest.raises(PosgapError, match=f"^{proxy.url}/other: .*; try again later$"):
-                fetched(Source(f"{proxy.url}/other", "litm-kv"))
+                fetch_source(Source(f"{proxy.url}/other", "litm-kv"))
             assert len(proxy.seen) == 3 + 4
 
 

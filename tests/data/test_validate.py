@@ -6,11 +6,11 @@ import pytest
 from examples import kv_example, qa_example
 
 from posgap.data.config import ValidateConfig
-from posgap.data.expectations import check, describe, expectations
+from posgap.data.expectations import example_table, expectations, run_expectations
 from posgap.foundation.errors import Rejection
 from posgap.stages.validate import validate
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.examples import Document
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.reading import read_examples, write_examples
@@ -60,8 +60,8 @@ BAD = {
 
 def failures(examples, tokenizer, tmp_path, task="kv", context=512, n_docs=4, excluded=frozenset()):
     builder = PromptBuilder(TASKS[task], tokenizer, context, 4)
-    table = describe(examples, builder, n_docs, excluded)
-    return check(table, expectations(n_docs, builder.context - builder.max_new_tokens))["failures"]
+    table = example_table(examples, builder, n_docs, excluded)
+    return run_expectations(table, expectations(n_docs, builder.context - builder.max_new_tokens))["failures"]
 
 
 @pytest.mark.parametrize("fault", BAD)
@@ -91,7 +91,9 @@ def test_two_hop_examples_have_two_gold_documents_and_may_ask_for_a_judgement(to
         update={"gold": double.distractors[:2], "distractors": double.distractors[2:], "answers": ["yes"]}
     )
     builder = PromptBuilder(TASKS["multihop-cot"], tokenizer, 512, 4)
-    complaints = check(describe([single, double], builder, 4), expectations(4, 500, n_gold=2))["failures"]
+    complaints = run_expectations(example_table([single, double], builder, 4), expectations(4, 500, n_gold=2))[
+        "failures"
+    ]
     assert any("`n_gold`" in line and "qa-0 (1)" in line for line in complaints)
     assert not any("qa-1" in line for line in complaints)
 
@@ -102,7 +104,7 @@ def test_a_prompt_beyond_the_context_is_named(tokenizer, tmp_path):
 
 
 def test_examples_that_were_trained_on_are_named_whatever_their_id(tokenizer, tmp_path):
-    seen = {content(kv_example(0))}
+    seen = {content_key(kv_example(0))}
     complaints = failures([changed(0, id="new"), kv_example(1)], tokenizer, tmp_path, excluded=seen)
     assert complaints == ["`in_excluded` must be false, but is not so in new (True)"]
 

@@ -15,7 +15,7 @@ from posgap.tasks.content import examples_digest
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
-from posgap.tasks.world import literal, names, names_in, relations
+from posgap.tasks.world import literal, names_in, people_names, relations
 
 FACTS, CONTROL = TASKS["facts"], TASKS["facts-literal"]
 COMMON = {"the", "of", "in", "a", "and", "to", "by", "with", "from", "next"}
@@ -28,8 +28,8 @@ def words(text: str, letters: int | None = None) -> set[str]:
 
 def test_there_are_several_hundred_facts_and_no_name_is_in_any():
     everything = [fact for of_verb in relations() for fact in of_verb]
-    assert len(everything) >= 300 and len(names()) == len(set(names())) >= 100
-    assert not [n for n, f in product(names(), everything) if n.lower() in words(f"{f.thing} {f.hint}")]
+    assert len(everything) >= 300 and len(people_names()) == len(set(people_names())) >= 100
+    assert not [n for n, f in product(people_names(), everything) if n.lower() in words(f"{f.thing} {f.hint}")]
 
 
 @pytest.mark.parametrize("of_verb", relations(), ids=lambda facts: facts[0].verb)
@@ -55,7 +55,7 @@ def test_examples_have_one_verb_each_name_once_and_one_right_answer(tmp_path):
     for example in read_examples(tmp_path / "f.jsonl"):
         (gold,), said = example.gold, [*example.gold, *example.distractors]
         people = [document.text.split()[0] for document in said]
-        assert len(set(people)) == 15 and set(people) <= set(names())
+        assert len(set(people)) == 15 and set(people) <= set(people_names())
         (verb,) = {v for v in verbs for d in said if d.text.startswith(v.replace("X", d.text.split()[0], 1))}
         assert example.answers == [people[0]] and gold.title not in [d.title for d in example.distractors]
         assert literal(example.question) == f"Who {verb.removeprefix('X ')}{gold.title}?"

@@ -19,7 +19,7 @@ from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import Evidence, read_sweep
 from posgap.stages.gate import gate
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.content import among, contents
+from posgap.tasks.content import content_keys, with_content_keys
 from posgap.tasks.reading import read_examples
 
 pytestmark = pytest.mark.full
@@ -79,7 +79,7 @@ def test_the_summary_is_what_the_sweeps_say(demo):
 def test_training_never_saw_the_evaluation_records(demo):
     train, held_out = (read_examples(demo.steps[folder]) for folder in ("validate_train", "validate_eval"))
     keys = [{(k, v) for k, v in e.records} for e in held_out]
-    assert not among(held_out, contents(train))
+    assert not with_content_keys(held_out, content_keys(train))
     assert all({(k, v) for k, v in e.records} not in keys for e in train)
 
 

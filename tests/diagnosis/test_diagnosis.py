@@ -42,7 +42,7 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, PromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
-from posgap.tasks.task import Order
+from posgap.tasks.task import PromptOrder
 
 
 def random_readings(n: int, vocabulary: int) -> list[Readings]:
@@ -226,7 +226,7 @@ def test_a_model_without_attention_says_so(model):
 
 
 @pytest.mark.parametrize("position", range(1, 5))
-@pytest.mark.parametrize("order", [Order(), Order("both", 3)])
+@pytest.mark.parametrize("order", [PromptOrder(), PromptOrder("both", 3)])
 def test_spans_hold_the_gold_document_and_nothing_else(tokenizer, position, order):
     example, placement = qa_example(), Placement((position,), 4)
     builder = PromptBuilder(TASKS["qa"], tokenizer, 512, 4, order)

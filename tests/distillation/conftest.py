@@ -5,7 +5,7 @@ from examples import kv_example
 
 from posgap.distillation.config import DistillConfig
 from posgap.foundation.files import write_jsonl
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
 
 
@@ -14,7 +14,7 @@ def config(tmp_path, model_folder):
     examples = [kv_example(i) for i in range(6)]
     write_examples(tmp_path / "e.jsonl", examples)
     responses = (
-        {"id": e.id, "content": content(e)}
+        {"id": e.id, "content": content_key(e)}
         | {"placement": [1], "n_docs": 5, "response": "0", "token_ids": [25, 2], "correct": True}
         for e in examples
     )

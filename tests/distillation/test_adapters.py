@@ -30,7 +30,7 @@ from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.storage.cache import locked
 from posgap.storage.inputs import read_manifest, source
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
 
 peft = pytest.importorskip("peft")
@@ -184,7 +184,7 @@ def learnt(tmp_path, base):
     examples = [kv_example(i) for i in range(6)]
     write_examples(tmp_path / "e.jsonl", examples)
     said = {"placement": [1], "n_docs": 5, "response": "0", "token_ids": [25, 2], "correct": True}
-    write_jsonl(tmp_path / "r.jsonl", [{"id": e.id, "content": content(e), **said} for e in examples])
+    write_jsonl(tmp_path / "r.jsonl", [{"id": e.id, "content": content_key(e), **said} for e in examples])
     return DistillConfig(
         examples=tmp_path / "e.jsonl", responses=tmp_path / "r.jsonl", model=str(base), method="seqkd",
         k=3, batch_size=9, lora_rank=2, learning_rate=1e-2, out=tmp_path / "merged",

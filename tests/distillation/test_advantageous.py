@@ -12,14 +12,14 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, read_jsonl, write_jsonl
 from posgap.stages.distill import distill
 from posgap.stages.teacher import teacher
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
 from posgap.tasks.responses import Response, at_one_placement, read_responses
 
 
 def response(example: int, position: int, correct: bool = True, **more) -> dict:
     said = {"placement": [position], "n_docs": 5, "response": "0", "token_ids": [25, 2], "correct": correct}
-    return {"id": f"kv-{example}", "content": content(kv_example(example))} | said | more
+    return {"id": f"kv-{example}", "content": content_key(kv_example(example))} | said | more
 
 
 def read(*rows: dict) -> list[Response]:
@@ -107,7 +107,7 @@ def test_distill_learns_each_example_from_one_of_its_placements(method, config):
 
 def test_a_limit_counts_examples_of_which_one_response_is_learnt(config):
     out = distill(config.model_copy(update={"limit": 3, "epochs": 1}))
-    assert read_json(out / "training_examples.json") == sorted(content(kv_example(i)) for i in range(3))
+    assert read_json(out / "training_examples.json") == sorted(content_key(kv_example(i)) for i in range(3))
 
 
 def test_prompts_of_unlike_length_are_refused(config, tmp_path):

@@ -13,7 +13,7 @@ from posgap.mitigations.in_force import load_model
 from posgap.models.loading import save_model
 from posgap.stages.distill import distill
 from posgap.stages.teacher import advantageous_placements
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
@@ -39,7 +39,7 @@ def config(tmp_path, build):
     responses = [
         {
             "id": example.id,
-            "content": content(example),
+            "content": content_key(example),
             "placement": list(placement.positions),
             "n_docs": N,
             "response": "A",

@@ -24,7 +24,7 @@ from posgap.models import memory, rounding
 from posgap.models.loading import load_config, load_tokenizer, save_model
 from posgap.stages import distill as distilling
 from posgap.stages.distill import distill
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import read_examples
 
@@ -50,7 +50,7 @@ def test_every_method_trains_and_leaves_a_model_that_loads(method, figures, conf
 def test_a_limit_learns_the_first_responses(config):
     out = distill(config.model_copy(update={"limit": 2, "epochs": 1, "method": "seqkd"}))
     learnt = read_json(out / "training_examples.json")
-    assert learnt == sorted(content(kv_example(i)) for i in range(2))
+    assert learnt == sorted(content_key(kv_example(i)) for i in range(2))
 
 
 def test_prompts_beyond_what_a_rope_begins_with_are_refused_before_anything_is_read(config, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from posgap.foundation.files import write_jsonl
 from posgap.rollout.trials import run_trials
 from posgap.stages.distill import distill
 from posgap.storage.cache import fetch
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
 
 FIRST, SECOND = "step-2", "step-4"
@@ -36,7 +36,7 @@ def config(tmp_path, model_folder, bucket, monkeypatch) -> DistillConfig:
     write_jsonl(
         tmp_path / "responses.jsonl",
         (
-            {"id": e.id, "content": content(e), "placement": [1], "n_docs": 5, "response": e.value, "correct": True}
+            {"id": e.id, "content": content_key(e), "placement": [1], "n_docs": 5, "response": e.value, "correct": True}
             | {"token_ids": [25 + int(e.value, 16), 2]}
             for e in examples
         ),

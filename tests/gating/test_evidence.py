@@ -15,7 +15,7 @@ from posgap.gating.demands import Policy
 from posgap.gating.evidence import case_of, evidence_gaps, first_difference, folder_of, record_of, wrong_figure
 from posgap.measurement.sweeps import Evidence
 from posgap.storage.lineage import write_training_examples
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 
 CURVE = [0.9, 0.6, 0.3, 0.6, 0.9]
 
@@ -112,9 +112,9 @@ def test_sweeps_are_paired_by_the_candidate_s_examples_and_differences_told_once
 
 def test_the_first_learnt_example_is_named_and_the_base_may_have_learnt_any(tmp_path):
     new, old = write_sweep(tmp_path / "new", CURVE), write_sweep(tmp_path / "old", CURVE)
-    write_training_examples(old, [content(example(e)) for e in range(N)])
+    write_training_examples(old, [content_key(example(e)) for e in range(N)])
     case_of(new, old, None, [])
-    write_training_examples(new, [content(example(e)) for e in (9, 5, 1000)])
+    write_training_examples(new, [content_key(example(e)) for e in (9, 5, 1000)])
     with pytest.raises(PosgapError) as refused:
         case_of(new, old, None, [])
     assert str(refused.value) == (

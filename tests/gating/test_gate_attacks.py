@@ -15,7 +15,7 @@ from posgap.measurement.merging import merge_sweeps
 from posgap.measurement.sweeps import Evidence, read_sweep
 from posgap.stages.promote import promote
 from posgap.storage.lineage import write_training_examples
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tracking import registry
 from posgap.tracking.config import PromoteConfig
 
@@ -62,7 +62,7 @@ def test_too_little_is_no_evidence(tmp_path, options, n_docs, complaint):
 @pytest.mark.parametrize("who", ["candidate", "champion"])
 def test_a_sweep_of_the_training_examples_is_refused(tmp_path, base, who):
     swept = {"candidate": write_sweep(tmp_path / "new", FLAT), "champion": write_sweep(tmp_path / "champion", FLAT)}
-    write_training_examples(swept[who], [content(example(e)) for e in (3, 7, 1000)])
+    write_training_examples(swept[who], [content_key(example(e)) for e in (3, 7, 1000)])
     with pytest.raises(PosgapError, match=r"learnt 2 of the 200 examples \(e3, ...\); judge it on others"):
         decide(tmp_path, swept["candidate"], base, champion=swept["champion"])
 
@@ -180,7 +180,7 @@ def test_what_the_gate_refused_cannot_be_called_admitted(tmp_path, base, model_f
 def test_a_model_whose_training_the_sweep_hides_is_not_promoted(tmp_path, base, model_folder):
     learnt = tmp_path / "learnt"
     shutil.copytree(model_folder, learnt)
-    write_training_examples(learnt, [content(example(e)) for e in range(N)])
+    write_training_examples(learnt, [content_key(example(e)) for e in range(N)])
     hidden = promotion(tmp_path, "hidden", learnt, base)
     with pytest.raises(PosgapError, match="says otherwise than .* what the model learnt; sweep it again"):
         promote(hidden)

@@ -16,7 +16,7 @@ from posgap.measurement.rescoring import require_scores, swept_examples
 from posgap.measurement.sweeps import Evidence, Sweep, read_sweep, summarize
 from posgap.stages.promote import promote
 from posgap.storage.lineage import write_training_examples
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
 
 LOST = [1.0, 0.6, 0.3, 0.6, 0.9]
@@ -56,7 +56,7 @@ def test_a_base_that_is_made_worse_is_refused(tmp_path, base):
 def test_examples_go_by_what_they_ask_and_not_by_what_rows_say_of_it(tmp_path, base):
     """Other contents would hide that the model learnt the examples."""
     new = write_sweep(tmp_path / "new", [0.995] * 5)
-    write_training_examples(new, [content(example(e)) for e in range(N)])
+    write_training_examples(new, [content_key(example(e)) for e in range(N)])
     forge(new, lambda row: {"content": row["content"][::-1]})
     forge(base, lambda row: {"content": row["content"][::-1]})
     assert judge(new, base, None, Policy()).passed

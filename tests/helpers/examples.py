@@ -21,7 +21,7 @@ def qa_example(number: int = 0, n_distractors: int = 3) -> Example:
 def answered(lengths=(2, 3, 1, 2)) -> list:
     """Examples with made-up responses of so many tokens, as if given with the gold document first of five."""
     from posgap.distillation.batches import Pair
-    from posgap.tasks.content import content
+    from posgap.tasks.content import content_key
     from posgap.tasks.responses import Response
 
     return [
@@ -29,7 +29,7 @@ def answered(lengths=(2, 3, 1, 2)) -> list:
             kv_example(i),
             Response(
                 id=f"kv-{i}",
-                content=content(kv_example(i)),
+                content=content_key(kv_example(i)),
                 placement=[1],
                 n_docs=5,
                 response="",

@@ -16,7 +16,7 @@ from torch.multiprocessing import start_processes
 from posgap.distillation.config import DistillConfig
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.kfp_steps.launching import as_options
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
 
 
@@ -30,7 +30,7 @@ def config(tmp_path, model_folder):
         (
             {
                 "id": e.id,
-                "content": content(e),
+                "content": content_key(e),
                 "placement": [1],
                 "n_docs": 5,
                 "response": e.value,

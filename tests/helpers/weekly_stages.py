@@ -12,7 +12,7 @@ import numpy as np
 from posgap.foundation.files import digest_path, read_json, read_jsonl, write_json, write_jsonl
 from posgap.measurement.sweeps import PromptSettings, Sweep, summarize
 from posgap.storage.lineage import ancestors
-from posgap.tasks.content import content, examples_digest
+from posgap.tasks.content import content_key, examples_digest
 from posgap.tasks.reading import EXAMPLES_FILE, read_examples
 
 SKILL = "skill.json"  # of a model's folder: its accuracy at each of five positions
@@ -71,7 +71,7 @@ def measure(examples: str, model: str, out: Path) -> None:
     rows = (
         {
             "id": each.id,
-            "content": content(each),
+            "content": content_key(each),
             "placement": placement,
             "response": each.answers[0] if right[at] else "something else",
             "correct": bool(right[at]),

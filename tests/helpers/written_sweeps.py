@@ -12,7 +12,7 @@ from posgap.measurement.sweeps import PromptSettings, Sweep, summarize
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
 from posgap.storage.lineage import ancestors
-from posgap.tasks.content import content, examples_digest
+from posgap.tasks.content import content_key, examples_digest
 from posgap.tasks.examples import Document, Example, KVExample
 from posgap.tasks.placements import category
 from posgap.tasks.reading import write_examples
@@ -82,7 +82,7 @@ def write_sweep(
         (
             {
                 "id": each.id,
-                "content": content(each),
+                "content": content_key(each),
                 "placement": p,
                 "response": task.target.format(answer=each.answers[0]) if correct[at, i] else "said",
                 "correct": bool(correct[at, i]),

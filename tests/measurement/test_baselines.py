@@ -32,7 +32,7 @@ from posgap.tasks.examples import Passage, RankedExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
-from posgap.tasks.task import AS_GIVEN, BASELINES, Order
+from posgap.tasks.task import AS_GIVEN, BASELINES, PromptOrder
 
 ALL = ["closed-book", "oracle", "random"]
 
@@ -68,7 +68,7 @@ def test_random_order_differs_between_examples_and_is_the_same_again():
     where = [[d in e.gold for d in _documents(e, 8)].index(True) for e in (kv_example(i, 8) for i in range(40))]
     assert set(where) == set(range(8)), "the gold document stands anywhere"
     assert texts("kv", kv_example(1, 8), 8) == texts("kv", kv_example(1, 8), 8)
-    assert texts("kv", kv_example(1, 8), 8)[2] != texts("kv", kv_example(1, 8), 8, Order(shuffle=1))[2]
+    assert texts("kv", kv_example(1, 8), 8)[2] != texts("kv", kv_example(1, 8), 8, PromptOrder(shuffle=1))[2]
 
 
 def _documents(example, n_docs):

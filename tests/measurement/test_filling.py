@@ -20,7 +20,7 @@ from posgap.tasks.metrics import sub_exact_match
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.registry import TASKS
-from posgap.tasks.task import Order
+from posgap.tasks.task import PromptOrder
 
 CHAT = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<eos>\n{% endfor %}<|assistant|>\n"
 WORDS = ("the", "of", "gap", "naïve", "Köln", "東京", "😀", "don't", "3,141", "x²", "retrieval-augmented", "run\tup")
@@ -83,11 +83,11 @@ EXAMPLES = passages()
 
 @settings(max_examples=8, deadline=None)
 # Of the last document's end one token less is two less in the prompt here, so that the one before it is cut.
-@hypothesis.example(length=1344, depths="5", order=Order("after", 2))
+@hypothesis.example(length=1344, depths="5", order=PromptOrder("after", 2))
 @given(
     length=st.integers(1000, 1700),
     depths=st.sampled_from(["5", "2", "50%", "0,33.3,90"]),
-    order=st.builds(Order, st.sampled_from(["after", "before", "both"]), st.integers(0, 2)),
+    order=st.builds(PromptOrder, st.sampled_from(["after", "before", "both"]), st.integers(0, 2)),
 )
 def test_prompts_have_exactly_the_tokens_asked_for(build, length, depths, order):
     build.order = order
@@ -109,7 +109,7 @@ def test_thoughts_and_answer_have_room_within_the_length(build, model_folder):
 
 
 def test_the_gold_document_stands_after_its_share_of_the_filler_whose_order_stays(build):
-    build.order = Order()
+    build.order = PromptOrder()
     (at_length,) = filled(build, [1500], EXAMPLES, "0,30,100")
     for example in EXAMPLES:
         before = []
@@ -130,7 +130,7 @@ def test_the_gold_document_stands_after_its_share_of_the_filler_whose_order_stay
 
 
 def test_filler_of_other_examples_never_answers_nor_stands_there_twice(build):
-    build.order = Order()
+    build.order = PromptOrder()
     poison = Document(title="elsewhere", text="It was answer0, they say.")
     rival = Document(title="Gold 0", text="Another of that title.")
     own = [example.model_copy(update={"distractors": example.distractors[:4]}) for example in EXAMPLES]

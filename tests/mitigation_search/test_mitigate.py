@@ -34,7 +34,7 @@ from posgap.stages import mitigate as stage
 from posgap.stages.apply import _best, apply
 from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
-from posgap.tasks.content import contents
+from posgap.tasks.content import content_keys
 from posgap.tasks.reading import read_examples, write_examples
 
 
@@ -88,10 +88,10 @@ def test_examples_are_split_by_what_they_are(tmp_path):
     examples = [kv_example(i) for i in range(21)]
     parts = split(examples)
     assert list(map(len, parts)) == [10, 11]
-    names = [set(contents(part)) for part in parts]
+    names = [set(content_keys(part)) for part in parts]
     assert len(names[0] | names[1]) == 21
     renamed = [each.model_copy(update={"id": f"other-{each.id}"}) for each in reversed(examples)]
-    assert [contents(part) for part in split(renamed)] == [contents(part) for part in parts]
+    assert [content_keys(part) for part in split(renamed)] == [content_keys(part) for part in parts]
     # Of two with the same content the first stays.
     assert split([*examples, *renamed]) == parts
     assert list(map(len, split(examples[:4]))) == [2, 2]
@@ -107,7 +107,7 @@ def test_what_suits_a_model_is_chosen_on_one_half_and_measured_on_the_other(conf
     assert result.examples == {"selection": 6, "held_out": 6}
     held_out = read_examples(out / "held_out.jsonl")
     selection = [each for each in read_examples(config.examples) if each not in held_out]
-    assert set(contents(selection)) == set(result.chosen_by) and len(selection) == len(held_out) == 6
+    assert set(content_keys(selection)) == set(result.chosen_by) and len(selection) == len(held_out) == 6
     by_name = {each.name: each for each in result.measured}
     assert by_name.keys() == {"lpes", "reversed", "ms-poe"} and by_name["lpes"].tried == 3
 

@@ -14,7 +14,7 @@ from posgap.scaling.fitness import TeacherForced, fitness, position_weights
 from posgap.scaling.holdout import MIN_EXAMPLES, gain, kept_aside
 from posgap.scaling.scaling_file import read_scaling
 from posgap.stages.scale_search import scale_search
-from posgap.tasks.content import contents
+from posgap.tasks.content import content_keys
 from posgap.tasks.reading import write_examples
 
 EXAMPLES = [kv_example(i) for i in range(48)]
@@ -22,12 +22,14 @@ EXAMPLES = [kv_example(i) for i in range(48)]
 
 def test_a_share_of_examples_is_kept_from_the_search_by_content_alone():
     searched, aside = kept_aside(EXAMPLES, 0.25)
-    assert len(aside) == 12 and sorted(contents([*searched, *aside])) == sorted(contents(EXAMPLES))
+    assert len(aside) == 12 and sorted(content_keys([*searched, *aside])) == sorted(content_keys(EXAMPLES))
     assert searched == [each for each in EXAMPLES if each in searched]
     renamed = [each.model_copy(update={"id": f"other-{each.id}"}) for each in reversed(EXAMPLES)]
-    assert set(contents(kept_aside(renamed, 0.25)[1])) == set(contents(aside))
+    assert set(content_keys(kept_aside(renamed, 0.25)[1])) == set(content_keys(aside))
     both = kept_aside([*EXAMPLES, *renamed], 0.25)
-    assert set(contents(both[1])) == set(contents(aside)) and not set(contents(both[0])) & set(contents(aside))
+    assert set(content_keys(both[1])) == set(content_keys(aside)) and not set(content_keys(both[0])) & set(
+        content_keys(aside)
+    )
     assert kept_aside(EXAMPLES, 0) == (EXAMPLES, [])
     assert len(kept_aside(EXAMPLES[: 4 * MIN_EXAMPLES], 0.25)[1]) == MIN_EXAMPLES
     assert kept_aside(EXAMPLES[: 4 * MIN_EXAMPLES - 1], 0.25) == (EXAMPLES[: 4 * MIN_EXAMPLES - 1], [])

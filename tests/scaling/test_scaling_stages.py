@@ -28,7 +28,7 @@ from posgap.stages.apply import apply
 from posgap.stages.scale_search import scale_search
 from posgap.stages.sweep import sweep
 from posgap.storage.lineage import training_examples
-from posgap.tasks.content import contents
+from posgap.tasks.content import content_keys
 from posgap.tasks.reading import read_examples, write_examples
 
 
@@ -91,7 +91,7 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
         swept = read_sweep(sweep(SweepConfig(examples=config.examples, model=str(folder), out=out, **common)))
         assert swept.accuracy == pytest.approx(accuracy)
         assert swept.scaling == applied
-    assert training_examples(scaled) == set(contents(read_examples(config.examples)))
+    assert training_examples(scaled) == set(content_keys(read_examples(config.examples)))
     renamed = [kv_example(i).model_copy(update={"id": f"other-{i}"}) for i in range(12)]
     write_examples(tmp_path / "renamed.jsonl", renamed)
     refused = SweepConfig(examples=tmp_path / "renamed.jsonl", model=str(scaled), out=tmp_path / "refused", **common)

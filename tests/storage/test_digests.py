@@ -11,7 +11,7 @@ from posgap.measurement.config import SweepConfig
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
 
 WEIGHTS = "model.safetensors"
@@ -34,7 +34,7 @@ def test_a_stage_hashes_its_model_once(tmp_path, model_folder, hashed):
     examples = [kv_example(i) for i in range(4)]
     write_examples(tmp_path / "e.jsonl", examples)
     answer = {"placement": [1], "n_docs": 5, "response": "0", "token_ids": [25, 2], "correct": True}
-    files.write_jsonl(tmp_path / "r.jsonl", [{"id": e.id, "content": content(e), **answer} for e in examples])
+    files.write_jsonl(tmp_path / "r.jsonl", [{"id": e.id, "content": content_key(e), **answer} for e in examples])
     shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder)}
     whole = files.digest_path(model_folder)
     for stage, config in (

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from posgap.data.synthetic import animal_examples
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.choices import choices_of, same_item
-from posgap.tasks.choosing import chosen_letter, lettered
+from posgap.tasks.choosing import chosen_letter, letter_writer
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import Placement
 from posgap.tasks.registry import TASKS
-from posgap.tasks.task import Order
+from posgap.tasks.task import PromptOrder
 
 CITIES = Example(
     id="e",
@@ -83,13 +83,13 @@ def test_white_space_and_emphasis_are_no_part_of_what_is_said(response):
 def test_items_stand_under_their_letters_after_the_question_whatever_the_order(task, items, ending):
     arranged, question = task.slots.arrange(CITIES, Placement((2,), 4), 0), "Question: Capital of France?\n"
     for order, last in (("before", ""), ("after", ""), ("both", question)):
-        text = task.text(arranged, CITIES.question, Order(order))
+        text = task.text(arranged, CITIES.question, PromptOrder(order))
         assert text.partition("\n\n")[2] == f"{question}\n{items}\n\n{last}{ending}"
 
 
 def test_items_are_written_in_a_form_with_something_between_them():
     items = [Document(title="none", text=text) for text in ("one", "two", "three")]
-    assert lettered("<{letter}: {text}>", " / ")(items) == "<A: one> / <B: two> / <C: three>"
+    assert letter_writer("<{letter}: {text}>", " / ")(items) == "<A: one> / <B: two> / <C: three>"
 
 
 def test_slots_can_be_chosen_and_other_metrics_asked_for():
@@ -150,8 +150,8 @@ def test_the_prompts_have_the_question_before_the_items_and_no_titles():
         "Question: Capital of France?", "Answer A:\nLondon", "Answer B:\nParis", "Best answer:",
     ]  # fmt: skip
     assert OPTIONS.prompt(CITIES, at).endswith("Question: Capital of France?\n\nA. London\nB. Paris\n\nAnswer:")
-    assert OPTIONS.prompt(CITIES, at, Order("before")) == OPTIONS.prompt(CITIES, at)
-    assert OPTIONS.prompt(CITIES, at, Order("both")).count("Capital of France?") == 2
+    assert OPTIONS.prompt(CITIES, at, PromptOrder("before")) == OPTIONS.prompt(CITIES, at)
+    assert OPTIONS.prompt(CITIES, at, PromptOrder("both")).count("Capital of France?") == 2
     assert "model" not in JUDGE.prompt(CITIES, at) + OPTIONS.prompt(CITIES, at)
     assert JUDGE.prompt(example, at) != JUDGE.prompt(example, Placement((1,), 2))
 

@@ -18,13 +18,13 @@ from posgap.measurement.outcomes import Ending, OutcomeCounts, Outcomes
 from posgap.measurement.summary import copies_warning
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.sweep import sweep
-from posgap.tasks.echo import Copied, copied
+from posgap.tasks.echo import Copying, find_copying
 from posgap.tasks.examples import KVExample
-from posgap.tasks.metrics import Answers
+from posgap.tasks.metrics import RightAnswers
 from posgap.tasks.reading import write_examples
 
 N, DOCS = 20, 5
-ANSWERS = Answers(["red"], ["blue", "green"])
+ANSWERS = RightAnswers(["red"], ["blue", "green"])
 endings = st.builds(
     Ending,
     st.sampled_from(["answered", "refused", "empty"]),
@@ -46,21 +46,23 @@ endings = st.builds(
     ],
 )
 def test_others_stand_before_the_answer_or_after_it(response, others):
-    assert copied(lambda: pytest.fail("short"), response, ANSWERS) == Copied(False, others)
+    assert find_copying(lambda: pytest.fail("short"), response, ANSWERS) == Copying(False, others)
 
 
 def test_only_a_long_response_is_compared_with_the_prompt():
     prompt = " ".join(f"w{i}" for i in range(60))
-    assert copied(lambda: prompt, prompt, ANSWERS) == Copied(True, "")
-    assert copied(lambda: "another prompt", prompt, ANSWERS) == Copied(False, "")
+    assert find_copying(lambda: prompt, prompt, ANSWERS) == Copying(True, "")
+    assert find_copying(lambda: "another prompt", prompt, ANSWERS) == Copying(False, "")
 
 
 def test_a_quoted_answer_is_no_echo_unless_it_goes_on_to_another_candidate():
     answer, prompt = " ".join(f"w{i}" for i in range(20)), " ".join(f"w{i}" for i in range(60))
     quoted, words = f"{answer} w20 w21 w22 w23", prompt.split()
-    assert copied(lambda: prompt, quoted, Answers([answer], ["w40"])) == Copied(False, "")
-    assert copied(lambda: prompt, quoted, Answers([answer], ["w23"])) == Copied(True, "after")
-    assert copied(lambda: " ".join(words[::-1]), quoted, Answers([answer], ["w23"])) == Copied(False, "after")
+    assert find_copying(lambda: prompt, quoted, RightAnswers([answer], ["w40"])) == Copying(False, "")
+    assert find_copying(lambda: prompt, quoted, RightAnswers([answer], ["w23"])) == Copying(True, "after")
+    assert find_copying(lambda: " ".join(words[::-1]), quoted, RightAnswers([answer], ["w23"])) == Copying(
+        False, "after"
+    )
 
 
 @given(st.lists(endings))

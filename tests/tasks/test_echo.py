@@ -5,7 +5,7 @@ from examples import kv_example
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.tasks.echo import MIN_RUN, Run, is_echo, longest_run, pieces
+from posgap.tasks.echo import MIN_RUN, SharedRun, is_echo, longest_run, pieces
 from posgap.tasks.placements import Placement
 from posgap.tasks.registry import TASKS
 
@@ -14,13 +14,13 @@ TEXTS = st.lists(st.sampled_from("abc"), max_size=12)
 
 @given(TEXTS, TEXTS)
 def test_the_longest_run_is_that_of_brute_force(prompt, response):
-    best = Run(0, 0)
+    best = SharedRun(0, 0)
     for start in range(len(response)):
         for end in range(start + 1, len(response) + 1):
             run = response[start:end]
             is_there = any(prompt[at : at + len(run)] == run for at in range(len(prompt)))
             if is_there and len(run) > best.length:
-                best = Run(start, len(run))
+                best = SharedRun(start, len(run))
     assert longest_run(prompt, response) == best
 
 

@@ -13,7 +13,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import KVExample
 from posgap.tasks.metrics import (
     METRICS,
-    Answers,
+    RightAnswers,
     contains_any,
     exact_match,
     f1,
@@ -211,7 +211,7 @@ RECORDS = [
     ("62368721-cffd-473e-b60a-fe3b31d6afe6", "633ecc42-5c36-41ad-bef1-9411da263450"),
 ]
 (KEY_1, VALUE_1), (KEY_2, VALUE_2) = RECORDS
-SOLE = Answers([VALUE_1], [KEY_2, VALUE_2])
+SOLE = RightAnswers([VALUE_1], [KEY_2, VALUE_2])
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_an_answer_must_be_the_only_candidate(response, right):
 
 def test_of_a_plain_list_no_others_are_known():
     assert sole_answer(f"{VALUE_1} or {VALUE_2}", [VALUE_1])
-    assert Answers([VALUE_1], [KEY_2]) == [VALUE_1]
+    assert RightAnswers([VALUE_1], [KEY_2]) == [VALUE_1]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_of_a_plain_list_no_others_are_known():
     ],
 )
 def test_candidates_are_named_once_and_the_longest_first(response, answers, others, said):
-    assert named(response, Answers(answers, others)) == said
+    assert named(response, RightAnswers(answers, others)) == said
 
 
 @given(st.integers(0, 5), st.data())

@@ -22,7 +22,7 @@ from posgap.tasks.placements import (
     swept_placements,
 )
 from posgap.tasks.positions import parse_shard
-from posgap.tasks.slots import INSERTED, ROTATED, inserted
+from posgap.tasks.slots import INSERTED, ROTATED, insert_gold
 
 
 @given(st.integers(1, 12), st.data())
@@ -32,7 +32,7 @@ def test_gold_stands_where_it_is_placed_and_distractors_keep_their_order(n_docs,
     gold = [Document(title=f"g{i}", text="") for i in range(n_gold)]
     others = [Document(title=f"d{i}", text="") for i in range(12)]
     example = Example(id="x", question="?", answers=["y"], gold=gold, distractors=others)
-    arranged = inserted(example, Placement(tuple(positions), n_docs))
+    arranged = insert_gold(example, Placement(tuple(positions), n_docs))
     assert len(arranged) == n_docs
     assert [arranged[p - 1] for p in positions] == gold
     assert [d for d in arranged if d not in gold] == others[: n_docs - n_gold]
@@ -41,7 +41,7 @@ def test_gold_stands_where_it_is_placed_and_distractors_keep_their_order(n_docs,
 def test_prompts_of_one_example_differ_only_in_the_gold_position():
     example = kv_example(n_records=6)
     for placement in all_placements(5, 1):
-        arranged = inserted(example, placement)
+        arranged = insert_gold(example, placement)
         assert arranged[placement.positions[0] - 1] == example.gold[0]
         assert [d for d in arranged if d != example.gold[0]] == example.distractors[:4]
 
@@ -53,7 +53,7 @@ def test_shuffled_distractors_are_the_same_ones_alike_at_every_placement(n_docs,
     example = Example(id=name, question="?", answers=["y"], gold=gold, distractors=others)
     orders = []
     for placement in all_placements(n_docs, 1):
-        arranged = inserted(example, placement, shuffle=seed)
+        arranged = insert_gold(example, placement, shuffle=seed)
         assert arranged[placement.positions[0] - 1] == gold[0] and len(arranged) == n_docs
         orders.append([d for d in arranged if d != gold[0]])
     assert all(order == orders[0] for order in orders)
@@ -63,7 +63,7 @@ def test_shuffled_distractors_are_the_same_ones_alike_at_every_placement(n_docs,
 def test_other_seeds_and_other_examples_are_shuffled_otherwise():
     others = kv_example(0, 12).distractors
     examples = [Example(id=i, question="?", answers=["y"], gold=qa_example().gold, distractors=others) for i in "ab"]
-    orders = [tuple(d.text for d in inserted(e, Placement((1,), 12), seed)) for e in examples for seed in (0, 1, 2)]
+    orders = [tuple(d.text for d in insert_gold(e, Placement((1,), 12), seed)) for e in examples for seed in (0, 1, 2)]
     assert orders[0] == orders[3] and len(set(orders)) == 5  # unshuffled, they are alike
 
 
@@ -75,12 +75,12 @@ def test_impossible_placements_are_refused(positions):
 
 def test_example_and_placement_have_as_many_gold_documents():
     with pytest.raises(PosgapError, match=r"example qa-0: 1 gold documents for 2 position\(s\)"):
-        inserted(qa_example(), Placement((1, 2), 3))
+        insert_gold(qa_example(), Placement((1, 2), 3))
 
 
 def test_too_few_distractors_name_the_example():
     with pytest.raises(PosgapError, match="qa-0: 3 distractors, but 6 documents need 5"):
-        inserted(qa_example(), Placement((1,), 6))
+        insert_gold(qa_example(), Placement((1,), 6))
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=2))

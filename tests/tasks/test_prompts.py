@@ -16,7 +16,7 @@ from posgap.tasks.multihop import final_answer
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.registry import TASKS
-from posgap.tasks.task import Order
+from posgap.tasks.task import PromptOrder
 
 
 def test_the_key_value_prompt_word_for_word():
@@ -180,9 +180,11 @@ def test_the_question_may_stand_before_the_documents_or_on_both_sides(name):
     task = TASKS[name]
     instruction, documents, question_and_cue = task.template.split("\n\n")
     question, cue = question_and_cue.split("\n")
-    assert task.ordered_template(Order()) == task.template
-    assert task.ordered_template(Order("both")) == "\n\n".join([instruction, question, documents, question_and_cue])
-    assert task.ordered_template(Order("before")) == "\n\n".join([instruction, question, documents, cue])
+    assert task.ordered_template(PromptOrder()) == task.template
+    assert task.ordered_template(PromptOrder("both")) == "\n\n".join(
+        [instruction, question, documents, question_and_cue]
+    )
+    assert task.ordered_template(PromptOrder("before")) == "\n\n".join([instruction, question, documents, cue])
 
 
 @pytest.mark.parametrize("textual", [False, True])
@@ -192,7 +194,7 @@ def test_the_order_is_part_of_the_prompts_and_of_their_digest(tokenizer, textual
         return TextPromptBuilder(task, 4, order) if textual else PromptBuilder(task, tokenizer, 512, 4, order)
 
     example, placement = kv_example(2), Placement((2,), 6)
-    orders = [Order(), Order("before"), Order("both"), Order(shuffle=1), Order(shuffle=2)]
+    orders = [PromptOrder(), PromptOrder("before"), PromptOrder("both"), PromptOrder(shuffle=1), PromptOrder(shuffle=2)]
     assert len({build(order).prompt(example, placement).text for order in orders}) == len(orders)
     assert len({build(order).digest() for order in orders}) == len(orders)
 

@@ -19,7 +19,7 @@ from posgap.tasks.placements import Placement, all_placements
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
-from posgap.tasks.task import Order
+from posgap.tasks.task import PromptOrder
 from posgap.tasks.task_file import definition_of
 
 QA = TASKS["qa"]
@@ -46,7 +46,7 @@ def config(tmp_path, file, **more) -> SweepConfig:
 def test_a_file_with_the_wording_of_a_task_of_ours_asks_and_scores_as_that_does(tmp_path, file):
     task = TASKS[config(tmp_path, file).task]
     for placement in all_placements(3, 1):
-        for order in (Order(), Order("before"), Order("both", 1)):
+        for order in (PromptOrder(), PromptOrder("before"), PromptOrder("both", 1)):
             example = qa_example(0, 3)
             assert task.prompt(example, placement, order) == QA.prompt(example, placement, order)
     for response in ("Paris", "paris\nLyon", "Lyon\nParis", ""):

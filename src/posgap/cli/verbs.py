@@ -93,7 +93,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "s3://bucket/data/train-",
             ("version.json",),
             Kind.STAGE_WITH_CHECKS,
-            work="posgap.stages.data_version:version",
+            work="posgap.stages.data_version:print_version",
         ),
         "validate": Verb(
             ValidateConfig,

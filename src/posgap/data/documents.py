@@ -18,7 +18,7 @@ PARTS = 20  # of a document, as many as a prompt has documents unless somebody s
 _BORDERS = (r"\n\s*\n", r"(?<=[.!?])\s+", r"\s+")
 
 
-class _Question(BaseModel):
+class _QuotedQuestion(BaseModel):
     id: str = ""
     question: str = Field(min_length=1)
     answers: Texts = Field(validation_alias=AliasChoices("answers", "answer"))
@@ -48,9 +48,9 @@ def read_documents(path: Path) -> Iterator[tuple[int, Example]]:
             raise PosgapError(f"field `file`: {name} is no text in UTF-8") from None
 
     for number, row in read_rows(path):
-        item = parse_as(_Question, row, f"{path}:{number}")
+        item = parse_as(_QuotedQuestion, row, f"{path}:{number}")
         try:
-            parts, at = parts_around(text_of(item.file), item.quote)
+            parts, at = split_around(text_of(item.file), item.quote)
         except PosgapError as error:
             raise PosgapError(f"{path}:{number}: {error}") from None
         gold, *others = (Document(title="", text=part) for part in [*parts[at:], *parts[:at]])
@@ -58,7 +58,7 @@ def read_documents(path: Path) -> Iterator[tuple[int, Example]]:
         yield number, Example(id=name, question=item.question, answers=item.answers, gold=[gold], distractors=others)
 
 
-def parts_around(text: str, quote: str) -> tuple[list[str], int]:
+def split_around(text: str, quote: str) -> tuple[list[str], int]:
     """The parts of a text, in its order, and the index of that which holds the quote.
 
     White space in the quote may differ from the text's. Raises `PosgapError` where the quote does not stand in the

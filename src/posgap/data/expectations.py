@@ -7,7 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.examples import AnyExample, KVExample, RankedExample
 from posgap.tasks.metrics import holds_answer, normalize, sub_exact_match
 from posgap.tasks.prompts import PromptBuilder
@@ -20,7 +20,7 @@ logging.getLogger("great_expectations").propagate = False
 ROWS_NAMED = 5  # in the message about a failed expectation
 
 
-def describe(
+def example_table(
     examples: list[AnyExample],
     builder: PromptBuilder,
     n_docs: int,
@@ -49,7 +49,7 @@ def describe(
             if isinstance(example, KVExample)
             else 1,
             "prompt_tokens": _prompt_tokens(example, builder, placement),
-            "in_excluded": bool(excluded) and content(example) in excluded,
+            "in_excluded": bool(excluded) and content_key(example) in excluded,
         }
         for line, example in zip(lines or count(1), examples)
     )
@@ -124,7 +124,7 @@ def expectations(
     ]
 
 
-def check(table: "pd.DataFrame", suite: list) -> dict:
+def run_expectations(table: "pd.DataFrame", suite: list) -> dict:
     """Runs the suite over the table and returns the result as plain JSON.
 
     `failures` has one line per failed expectation, with the ids of the first rows that fail it.
@@ -158,12 +158,12 @@ def check(table: "pd.DataFrame", suite: list) -> dict:
         "success": bool(outcome.success),
         "evaluated": len(results),
         "failures": [_failure(r, table) for r in results if not r.success],
-        "checks": [_check(r, len(table)) for r in results],
+        "checks": [_outcome_of_rule(r, len(table)) for r in results],
         "results": [r.to_json_dict() for r in results],
     }
 
 
-def _check(result, examples: int) -> dict:
+def _outcome_of_rule(result, examples: int) -> dict:
     """What was expected of a column, and the rows that it fails in: id, line and value of each."""
     config, details = result.expectation_config, result.to_json_dict()["result"]
     column = config.kwargs["column"]

@@ -24,7 +24,7 @@ BYTES_PER_SECOND = 20_000  # below this rate a download fails
 RETRY_POLICY = RetryPolicy(tries=4, longest_wait=10)
 
 
-def fetched(source: Source) -> Path:
+def fetch_source(source: Source) -> Path:
     """The source's file in the cache, downloaded unless it is there and complete.
 
     A download must have the published checksum. If none is published, the sha256 of the first download is trusted and
@@ -39,7 +39,7 @@ def fetched(source: Source) -> Path:
         return path
     with atomic(path) as partial:
         _download(source.url, partial)
-        _check(source, partial)
+        _require_checksum(source, partial)
         if source.member:
             _unpack(source, partial)
         sha256 = digest_path(partial)
@@ -67,7 +67,7 @@ def checksum(path: Path, algorithm: str) -> str:
     return sha.hexdigest()
 
 
-def _check(source: Source, downloaded: Path) -> None:
+def _require_checksum(source: Source, downloaded: Path) -> None:
     if not source.checksum:
         return
     algorithm, _, wanted = source.checksum.partition(":")
@@ -91,7 +91,7 @@ def _unpack(source: Source, archive: Path) -> None:
 def _download(url: str, path: Path) -> None:
     def once() -> None:
         with open(path, "wb") as file:
-            for chunk in _received(url):
+            for chunk in _stream(url):
                 file.write(chunk)
 
     try:
@@ -100,7 +100,7 @@ def _download(url: str, path: Path) -> None:
         raise PosgapError(f"{url}: {error}; try again later") from None
 
 
-def _received(url: str) -> Iterator[bytes]:
+def _stream(url: str) -> Iterator[bytes]:
     """What there is at the URL. Raises `TransientError` for what may go right another time."""
     request = urllib.request.Request(url, headers={"User-Agent": "posgap"})
     began, size = time.monotonic(), 0

@@ -20,7 +20,7 @@ def made_examples(task: Task, n_examples: int, n_docs: int, seed: int) -> Iterat
     """
     if not task.synthetic:
         raise PosgapError(f"task {task.name}: there is no synthetic data for it; give examples by --examples")
-    generator, values = _options(task, n_examples, n_docs, seed)
+    generator, values = _generator_options(task, n_examples, n_docs, seed)
     try:
         config = MakeConfig(kind=generator.name, out="-", **values)
     except ValidationError as error:
@@ -30,12 +30,12 @@ def made_examples(task: Task, n_examples: int, n_docs: int, seed: int) -> Iterat
 
 def making_command(task: Task, n_examples: int, n_docs: int, seed: int, out: str) -> str:
     """The command that writes the examples of `made_examples` to a file, which needs no quotes."""
-    generator, values = _options(task, n_examples, n_docs, seed)
+    generator, values = _generator_options(task, n_examples, n_docs, seed)
     options = (f"--{name.replace('_', '-')} {value}" for name, value in values.items())
     return f"posgap data make {generator.name} {' '.join(options)} --out {out}"
 
 
-def _options(task: Task, n_examples: int, n_docs: int, seed: int) -> tuple[Generator, dict[str, Any]]:
+def _generator_options(task: Task, n_examples: int, n_docs: int, seed: int) -> tuple[Generator, dict[str, Any]]:
     """The kind of synthetic data for a task, and its options by name."""
     generator = GENERATORS[task.synthetic]
     values = {"n_examples": n_examples, "n_docs": n_docs, "seed": seed}

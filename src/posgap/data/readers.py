@@ -33,7 +33,7 @@ class _Context(Record):
     isgold: bool
 
 
-class _Question(Record):
+class _LitmQuestion(Record):
     question: str
     answers: list[str]
     ctxs: list[_Context]
@@ -81,10 +81,10 @@ def read_litm_qa(path: Path) -> Iterator[tuple[int, Example]]:
     """Yields (line, example) of the lost-in-the-middle question-answering file:
     `question, answers, ctxs[{title, text, isgold}]`."""
     for line, row in read_jsonl(path):
-        item = parse_as(_Question, row, f"{path}:{line}")
+        item = parse_as(_LitmQuestion, row, f"{path}:{line}")
         documents = [Document(title=c.title, text=c.text) for c in item.ctxs]
         gold = [i for i, c in enumerate(item.ctxs) if c.isgold]
-        yield line, _example(f"qa-{line:05d}", item.question, item.answers, documents, gold)
+        yield line, _build_example(f"qa-{line:05d}", item.question, item.answers, documents, gold)
 
 
 class _Passage(BaseModel):
@@ -127,7 +127,7 @@ def read_dpr(path: Path) -> Iterator[tuple[int, Example | None]]:
         gold, others = item.passages()
         kept = [p for p in others if not (p.hasanswer or holds_answer(_document(p), item.answers))]
         documents = [_document(p) for p in (*gold[:1], *kept)]
-        yield number, _example(f"dpr-{number:06d}", item.question, item.answers, documents, [0]) if gold else None
+        yield number, _build_example(f"dpr-{number:06d}", item.question, item.answers, documents, [0]) if gold else None
 
 
 def _document(passage: _Passage) -> Document:
@@ -163,7 +163,7 @@ def read_own(path: Path) -> Iterator[tuple[int, Example]]:
                 f"`gold: 2`; {len(hops)} are marked"
             )
         documents = [Document(title=d.title, text=d.text) for d in item.documents]
-        yield number, _example(item.id or f"own-{number:06d}", item.question, item.answers, documents, hops)
+        yield number, _build_example(item.id or f"own-{number:06d}", item.question, item.answers, documents, hops)
 
 
 def _in_pairs(left: str, right: str) -> BeforeValidator:
@@ -252,10 +252,10 @@ def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
 def _two_hop_example(
     name: str, question: str, answers: list[str], documents: list[Document], hops: list[int]
 ) -> Example | None:
-    return _example(name, question, answers, documents, hops) if len(set(hops)) == 2 else None
+    return _build_example(name, question, answers, documents, hops) if len(set(hops)) == 2 else None
 
 
-def _example(name: str, question: str, answers: list[str], documents: list[Document], gold: list[int]) -> Example:
+def _build_example(name: str, question: str, answers: list[str], documents: list[Document], gold: list[int]) -> Example:
     """The example of which these documents, by index, are the gold ones, in the order of reasoning."""
     others = [document for i, document in enumerate(documents) if i not in gold]
     return Example(id=name, question=question, answers=answers, gold=[documents[i] for i in gold], distractors=others)

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import Document, Example, KVExample
-from posgap.tasks.world import names, relations
+from posgap.tasks.world import people_names, relations
 
 
 def uuid_records(n_examples: int, n_docs: int, seed: int) -> Iterator[dict]:
@@ -88,11 +88,11 @@ def place_names(rng: random.Random, number: int) -> list[str]:
     """So many invented places, all different."""
     places: dict[str, None] = {}
     while len(places) < number:
-        places[_place(rng)] = None
+        places[_invent_place(rng)] = None
     return list(places)
 
 
-def _place(rng: random.Random) -> str:
+def _invent_place(rng: random.Random) -> str:
     name = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(2, 3)))
     return f"{name.capitalize()} {rng.choice(_KINDS)}"
 
@@ -104,7 +104,7 @@ def fact_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
     question, as far as there are enough of these, so that the verb alone finds nothing; the others follow. A document's
     title is the thing, which no prompt shows. Raises `PosgapError` where there are too few names.
     """
-    people, facts = names(), relations()
+    people, facts = people_names(), relations()
     if n_docs > len(people):
         raise PosgapError(f"n_docs={n_docs}: there are only {len(people)} names, one for each document")
     rng = random.Random(seed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from posgap.data.config import FetchConfig, ImportConfig, MakeConfig, ReleaseConfig
 from posgap.data.documents import read_documents
-from posgap.data.fetching import fetched
+from posgap.data.fetching import fetch_source
 from posgap.data.generators import GENERATORS
 from posgap.data.readers import read_dpr, read_hotpotqa, read_litm_kv, read_litm_qa, read_musique, read_own
 from posgap.data.sources import SOURCES
@@ -54,7 +54,7 @@ def make(config: MakeConfig, file: Path) -> str:
 def fetch(config: FetchConfig) -> Path:
     """Downloads a public file into the cache and prints its path."""
     source = SOURCES[config.name]
-    path = fetched(source)
+    path = fetch_source(source)
     log.info("next: posgap data import --format %s --input %s --out EXAMPLES", source.format, path)
     show(str(path), {"file": str(path), "format": source.format})
     return path

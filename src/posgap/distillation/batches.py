@@ -13,7 +13,7 @@ from torch import Tensor
 from posgap.distillation.branches import Branches, laid_out
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
-from posgap.tasks.content import contents
+from posgap.tasks.content import content_keys
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
@@ -33,7 +33,7 @@ class Pair:
 
 def pair_up(examples: Sequence[AnyExample], responses: Sequence[Response]) -> list[Pair]:
     """Joins responses with their examples by content; raises `PosgapError` if the example of any is missing."""
-    by_content = dict(zip(contents(examples), examples))
+    by_content = dict(zip(content_keys(examples), examples))
     missing = [response.id for response in responses if response.content not in by_content]
     if missing:
         raise PosgapError(

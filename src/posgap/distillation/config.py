@@ -9,7 +9,7 @@ from posgap.foundation.config import Config, SeededConfig
 from posgap.foundation.fields import MODEL, RARE, InputPath, ModelName, OptionalInputPath, Role, WorkPath, in_s3
 from posgap.foundation.locations import Location, as_location
 from posgap.generation.backends import BACKENDS, BackendConfig
-from posgap.tasks.config import QUESTION, SHUFFLE, WORDED, Framed
+from posgap.tasks.config import QUESTION, SHUFFLE, WORDED, FramingParameters
 from posgap.tasks.fields import Placements, QuestionPlace, TaskName
 
 # Distillation learns token ids, so the teacher needs a backend that returns them.
@@ -61,7 +61,7 @@ class _Training(Config):
     learning_rate: float = Field(3e-6, gt=0, description="peak learning rate of AdamW, which falls linearly to 0")
 
 
-class DistillConfig(*TRAINING_METHODS.bases(), _Training, Framed, _Distilled):  # type: ignore[misc]  # registered choices' parameters
+class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _Distilled):  # type: ignore[misc]  # registered choices' parameters
     """Distils the model's own answers at its best position into the other positions (Pos2Distill)."""
 
     warmup_steps: Annotated[float, RARE] = Field(

@@ -8,14 +8,14 @@ from posgap.tasks.config import Prompting
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.registry import TASKS
-from posgap.tasks.task import AS_GIVEN, Order
+from posgap.tasks.task import AS_GIVEN, PromptOrder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def prompt_builder(
-    task_name: str, model: str, max_new_tokens: int, order: Order = AS_GIVEN, framing: Framing = PLAIN
+    task_name: str, model: str, max_new_tokens: int, order: PromptOrder = AS_GIVEN, framing: Framing = PLAIN
 ) -> PromptBuilder:
     """The prompt builder of a task and a model; `max_new_tokens` 0 means the task's own number."""
     task = TASKS[task_name]
@@ -52,6 +52,6 @@ def builder_with(
     return builder
 
 
-def order_of(config: Prompting) -> Order:
+def order_of(config: Prompting) -> PromptOrder:
     """The order of prompts that a stage's config asks for."""
-    return Order(config.question, config.shuffle)
+    return PromptOrder(config.question, config.shuffle)

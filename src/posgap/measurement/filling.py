@@ -22,8 +22,8 @@ from posgap.tasks.metrics import holds_answer
 from posgap.tasks.placements import Placement
 from posgap.tasks.positions import parse_depths, tokens_of
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
-from posgap.tasks.slots import INSERTED, shuffled
-from posgap.tasks.task import Order
+from posgap.tasks.slots import INSERTED, shuffle_documents
+from posgap.tasks.task import PromptOrder
 
 log = logging.getLogger(__name__)
 _TRIES = 8  # of where to cut, each of which is tokenized
@@ -59,7 +59,9 @@ class Fill:
         self.length, self.depths, self.seed = length, list(depths), seed
         self._tokens, self._examples = tokens, examples
         self._is_said = False  # that prompts fall short
-        self._plan: tuple[tuple[str, Order], _Plan] | None = None  # of the last example: its prompts come together
+        self._plan: tuple[tuple[str, PromptOrder], _Plan] | None = (
+            None  # of the last example: its prompts come together
+        )
 
     @property
     def tokens(self) -> int:
@@ -183,7 +185,7 @@ class Fill:
         return nearest
 
     def _pool(self, builder: PromptBuilder, example: AnyExample) -> "_DistractorPool":
-        own = shuffled(list(dict.fromkeys(example.distractors)), example, builder.order.shuffle)
+        own = shuffle_documents(list(dict.fromkeys(example.distractors)), example, builder.order.shuffle)
         return _DistractorPool(builder, example, own, self._drawn(example, {*own, *example.gold}))
 
     def _drawn(self, example: AnyExample, there: set[Document]) -> Iterator[Document]:

@@ -14,7 +14,7 @@ from posgap.measurement.gradings import read_judgements
 from posgap.measurement.sweeps import Evidence, Sweep, outcome_of, read_predictions
 from posgap.storage.cache import fetch
 from posgap.storage.lineage import examples_of
-from posgap.tasks.content import contents, examples_digest
+from posgap.tasks.content import content_keys, examples_digest
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import read_examples
@@ -39,7 +39,7 @@ def swept_examples(folder: Path, given: Location | None = None) -> dict[str, Any
     if not examples:
         raise PosgapError(f"{folder}: does not say where its examples are; give them with --examples")
     found: dict[str, AnyExample] = {}
-    for content, example in zip(contents(examples), examples):
+    for content, example in zip(content_keys(examples), examples):
         found.setdefault(content, example)
     swept = [found[content] for content in evidence.contents if content in found]
     if examples_digest(swept, sweep.n_digested, sweep.asked.shuffle) != sweep.examples_digest:

@@ -38,8 +38,8 @@ from posgap.measurement.sweeps import (
 from posgap.measurement.thinking import EndlessThoughts, FirstThoughts, Retry, refuses_switch, thinking_retries
 from posgap.models.precision import device_class
 from posgap.storage.lineage import ancestors
-from posgap.tasks.content import contents, examples_digest
-from posgap.tasks.echo import copied
+from posgap.tasks.content import content_keys, examples_digest
+from posgap.tasks.echo import find_copying
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, shard_of
 from posgap.tasks.positions import parse_shard
@@ -178,11 +178,11 @@ def answered(
         config, examples, everywhere, builder, sampling, what, dict(digests), each, config.samples,
         generator=generator, mitigated=mitigated_by(config, builder),
     )  # fmt: skip
-    asked = product(zip(examples, contents(examples)), everywhere, range(config.samples))
+    asked = product(zip(examples, content_keys(examples)), everywhere, range(config.samples))
     predictions = list[Prediction]()
     for ((example, content), at, sample), said in zip(asked, completions, strict=True):
         right = builder.task.answers(example, at)
-        copies = copied(partial(builder.text, example, at), said.text, right)
+        copies = find_copying(partial(builder.text, example, at), said.text, right)
         score = builder.task.score(said.text, right, config.metric)
         predictions.append(prediction(example, content, at, sample, said, score, copies))
     predictions.sort(key=lambda row: "baseline" in row)

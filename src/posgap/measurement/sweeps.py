@@ -24,7 +24,7 @@ from posgap.measurement.same_place import SamePlace
 from posgap.measurement.shape import Shape, shape_of
 from posgap.measurement.spending import TokenTotals
 from posgap.measurement.statistics import Points
-from posgap.tasks.echo import Copied, Others
+from posgap.tasks.echo import Copying, Others
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, in_order
 from posgap.tasks.positions import format_positions
@@ -350,7 +350,7 @@ def prediction(
     sample: int,
     completion: Completion,
     score: float,
-    copied: Copied,
+    copied: Copying,
 ) -> Prediction:
     """The line of `predictions.jsonl` for a completion, of which it is known what it copies; where it is no answer its
     score counts for nothing."""

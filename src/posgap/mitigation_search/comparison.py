@@ -30,7 +30,7 @@ from posgap.mitigations.mitigation import Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.models.factors import config_factors
 from posgap.storage.lineage import training_examples
-from posgap.tasks.content import contents
+from posgap.tasks.content import content_keys
 from posgap.tasks.reading import write_examples
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Comparison:
         asked, factors = self._answer("held_out", name, settings)
         sweep = figures(config, examples, model.builder, model.placements, digests, asked, name, factors)
         out.mkdir(parents=True)
-        seen = set(contents(self.splits.selection)) if settings else set()
+        seen = set(content_keys(self.splits.selection)) if settings else set()
         explored = explored_sweep(sweep, asked.predictions, examples)
         write_sweep(sweep, asked.predictions, training_examples(config.model) | seen, out, explored)
         log.info("%s, held-out examples: %s", name, labelled(sweep))
@@ -159,7 +159,7 @@ class Comparison:
         config, builder = self.model.config, self.model.builder
         settings = {name: value for name, value in config.parameter_values().items() if name not in _WITHOUT_EFFECT}
         asked = [config.metric or builder.task.metric, [at.name for at in self.model.tried_at]]
-        return digest_of([settings, self.model_digest, builder.digest(), *asked, *map(contents, self.all)])
+        return digest_of([settings, self.model_digest, builder.digest(), *asked, *map(content_keys, self.all)])
 
     def _resume(self) -> None:
         if not self._state_file.exists():

@@ -8,7 +8,7 @@ from posgap.measurement import statistics
 from posgap.measurement.sweeps import Evidence, read_predictions
 from posgap.mitigation_search.report import Moved, OverRetrieved, Retrieved
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.rag import ranked
+from posgap.tasks.rag import prompt_passages
 from posgap.tasks.task import AS_RETRIEVED
 
 
@@ -34,7 +34,7 @@ def retrieved(base: Evidence, examples: Sequence[AnyExample], n_docs: int) -> Re
         Moved(
             id=example.id,
             question=example.question,
-            ranks=[rank for rank, passage in enumerate(ranked(example, n_docs), start=1) if passage.relevant],
+            ranks=[rank for rank, passage in enumerate(prompt_passages(example, n_docs), start=1) if passage.relevant],
             right_at=[base.sweep.names[at] for at in np.flatnonzero(of_example > score)],
             response=said[example.id],
         )

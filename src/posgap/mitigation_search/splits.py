@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from posgap.foundation.errors import PosgapError
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.examples import AnyExample
 
 MIN_EXAMPLES = 2  # examples in a half: of one no interval can be told
@@ -23,7 +23,7 @@ def split(examples: Sequence[AnyExample]) -> Splits:
     Who goes where follows from the digest of the examples' contents alone, not from their order or names; of those with
     the same content one stays. Raises `PosgapError` where a half would have fewer than two.
     """
-    by_content = {content(example): example for example in reversed(examples)}
+    by_content = {content_key(example): example for example in reversed(examples)}
     ordered = [by_content[name] for name in sorted(by_content)]
     half = len(ordered) // 2
     if half < MIN_EXAMPLES:

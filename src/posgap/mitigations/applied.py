@@ -11,7 +11,7 @@ from posgap.mitigations.in_force import written
 from posgap.mitigations.mitigation import ModelMitigation, Settings
 from posgap.models.closing import closed, is_closed, read_config, write_config
 from posgap.storage.lineage import training_examples, write_training_examples
-from posgap.tasks.content import among
+from posgap.tasks.content import with_content_keys
 from posgap.tasks.examples import AnyExample
 
 APPLIED_FILE = "mitigation.json"
@@ -88,7 +88,7 @@ def refuse_chosen_by(model: Path, examples: Sequence[AnyExample]) -> None:
     if not file.exists():
         return
     applied = read_model(Applied, file, APPLIED_FILE)
-    if chosen := among(examples, applied.example_contents):
+    if chosen := with_content_keys(examples, applied.example_contents):
         raise PosgapError(
             f"{model}: the settings of {applied.name} were chosen by {len(chosen)} of these examples "
             f"({chosen[0].id}, ...); measure it on others"

@@ -15,7 +15,7 @@ from inspect_ai.scorer import Metric, SampleScore, Score, Scorer, Target, metric
 from inspect_ai.solver import TaskState
 
 from posgap.peers.questions import Figures, Question, Questions, Scoring
-from posgap.tasks.metrics import Answers
+from posgap.tasks.metrics import RightAnswers
 from posgap.tasks.placements import Placement
 from posgap.tasks.positions import format_positions, parse_positions
 from posgap.tasks.registry import TASKS
@@ -68,7 +68,7 @@ def sweep_score(task: str, metric: str, stop: Sequence[str]) -> Scorer:
 
     async def score(state: TaskState, target: Target) -> Score:
         response = scoring.response(state.input_text, state.output.completion)
-        value = scoring.score(response, Answers(target, (state.metadata or {}).get("candidates", ())))
+        value = scoring.score(response, RightAnswers(target, (state.metadata or {}).get("candidates", ())))
         if math.isnan(value):  # Inspect would leave it out of the metrics
             return Score(value=0.0, answer=response, reason=_NO_ANSWER)
         return Score(value=value, answer=response)

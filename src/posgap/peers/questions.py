@@ -18,7 +18,7 @@ from posgap.measurement.config import SweepConfig
 from posgap.measurement.shape import regions
 from posgap.storage.inputs import fetched
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.metrics import Answers
+from posgap.tasks.metrics import RightAnswers
 from posgap.tasks.placements import Placement
 from posgap.tasks.positions import format_positions
 from posgap.tasks.reading import read_examples
@@ -91,7 +91,7 @@ class Questions:
         """The category of each placement; empty where there are none."""
         return self.builder.task.categories(self.placements)
 
-    def answers(self, question: Question) -> Answers:
+    def answers(self, question: Question) -> RightAnswers:
         """What is right, as far as the task says."""
         return self.builder.task.answers(*question)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.examples import AnyExample
 
 MIN_EXAMPLES = 8  # examples kept aside: an interval of fewer says nothing
@@ -21,7 +21,7 @@ def kept_aside(examples: Sequence[AnyExample], share: float) -> tuple[list[AnyEx
     Which these are follows from the digest of the examples' contents alone; those of the same content stay together. No
     example is kept aside where it would be fewer than `MIN_EXAMPLES`.
     """
-    of_each = [content(example) for example in examples]
+    of_each = [content_key(example) for example in examples]
     different = sorted(set(of_each))
     count = int(len(different) * share)
     aside = set(different[:count]) if count >= MIN_EXAMPLES else set()

@@ -12,7 +12,7 @@ from posgap.mitigations.applied import refuse_chosen_by, write_with
 from posgap.mitigations.lpes import LPES, LayerFactors
 from posgap.models.factors import check_factors
 from posgap.storage.lineage import training_examples
-from posgap.tasks.content import among
+from posgap.tasks.content import with_content_keys
 from posgap.tasks.examples import AnyExample
 
 SCALING_FILE = "scaling.json"
@@ -158,7 +158,7 @@ def refuse_searched(model: Path, examples: Sequence[AnyExample]) -> None:
     """Raises `PosgapError` if a model's scaling was searched on any of `examples`, or its mitigation chosen by any."""
     refuse_chosen_by(model, examples)
     file = Path(model) / SCALING_FILE
-    if file.exists() and (searched := among(examples, read_scaling(file).example_contents)):
+    if file.exists() and (searched := with_content_keys(examples, read_scaling(file).example_contents)):
         raise PosgapError(
             f"{model}: its scaling was searched on {len(searched)} of these examples ({searched[0].id}, ...); "
             "measure it on examples that the search has not seen"

@@ -36,8 +36,8 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     version, held_out = newest(config.data), newest(config.data_eval) if config.data_eval else None
     champion, to_beat = registry.champion(config.name), registry.to_beat(config.name)
     places = {"data": version.location, "base model": config.model} if config.only_new else {}
-    digests = {what: _digest(place) for what, place in places.items() if place}
-    changed = _changed(config, digests, champion) if config.only_new else []
+    digests = {what: _input_digest(place) for what, place in places.items() if place}
+    changed = _find_changes(config, digests, champion) if config.only_new else []
     if not config.only_new:
         note = "taken whether it is new or not"
     elif not champion:
@@ -70,7 +70,7 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     log.log(RESULT, "data version %s, %s: %s", version.name, version.location, note)
 
 
-def version(config: DataVersionConfig) -> None:
+def print_version(config: DataVersionConfig) -> None:
     """`posgap data version`: without a folder to write, prints the location of the newest complete data version."""
     if config.out:
         data_version(config)
@@ -85,7 +85,7 @@ def read_data_version(folder: Location) -> dict:
     return read_json(Path(folder) / VERSION_FILE)
 
 
-def _changed(config: DataVersionConfig, digests: Mapping[str, str], champion: "ModelVersion | None") -> list[str]:
+def _find_changes(config: DataVersionConfig, digests: Mapping[str, str], champion: "ModelVersion | None") -> list[str]:
     """What the champion was not made from. One that does not say how it was made may have been made in the same way."""
     record = record_of(champion) if champion else None
     changed = [what for what, digest in digests.items() if not record or digest not in record.ancestors]
@@ -95,7 +95,7 @@ def _changed(config: DataVersionConfig, digests: Mapping[str, str], champion: "M
     return changed
 
 
-def _digest(location: Location) -> str:
+def _input_digest(location: Location) -> str:
     """The digest that a manifest would record for this input; the name itself for a model on the hub."""
     return source(location).digest() or str(location)
 

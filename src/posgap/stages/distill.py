@@ -44,7 +44,7 @@ from posgap.models.rope_lengths import RopeLengths
 from posgap.stages.frame import stage
 from posgap.storage.folders import ResumableFolder
 from posgap.storage.lineage import training_examples, write_training_examples
-from posgap.tasks.content import contents
+from posgap.tasks.content import content_keys
 from posgap.tasks.placements import all_placements
 from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
@@ -122,7 +122,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     )[0]
     if is_main_process():
         run.metrics(exported)
-        learnt = contents(pair.example for pair in pairs)
+        learnt = content_keys(pair.example for pair in pairs)
         write_training_examples(out, training_examples(config.model).union(learnt))
         write_jsonl(out / "history.jsonl", history)
         run.artifact(out / "history.jsonl")

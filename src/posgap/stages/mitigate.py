@@ -28,7 +28,7 @@ from posgap.mitigations.registry import MITIGATIONS
 from posgap.models.loading import commit_on_hub
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stages.frame import stage
-from posgap.tasks.content import among, contents
+from posgap.tasks.content import content_keys, with_content_keys
 from posgap.tasks.reading import read_examples, write_examples
 from posgap.tracking.runs import Run
 
@@ -66,7 +66,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
 
 def _split_examples(config: MitigateConfig) -> Splits:
     examples = read_examples(config.examples)[: config.limit or None]
-    if config.exclude and (shared := among(examples, contents(read_examples(config.exclude)))):
+    if config.exclude and (shared := with_content_keys(examples, content_keys(read_examples(config.exclude)))):
         raise PosgapError(
             f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); "
             "compare mitigations on other examples"
@@ -118,7 +118,7 @@ def _summarize(
         budget=config.budget,
         seconds=round(comparison.clock.spent, 1),
         examples={name: len(half) for name, half in splits._asdict().items()},
-        chosen_by=contents(splits.selection),
+        chosen_by=content_keys(splits.selection),
         base_mean=base.mean,
         base_gap=base.gap,
         base_gap_ci95=base.gap_ci95,

@@ -22,7 +22,7 @@ from posgap.scaling.plots import write_plot
 from posgap.scaling.scaling_file import Holdout, Scaling, write_scaling
 from posgap.scaling.search import STATES, FactorSearch, FoundFactors
 from posgap.stages.frame import stage
-from posgap.tasks.content import among, contents
+from posgap.tasks.content import content_keys, with_content_keys
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.reading import examples_file, read_examples
@@ -55,7 +55,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         "positions": positions,
         "model_digest": config.digest("model") or commit_on_hub(config.model),
         "examples_digest": digest_path(examples_file(config.examples)),
-        "example_contents": contents(examples),
+        "example_contents": content_keys(examples),
         "prompt_digest": builder.digest(),
     }
     if config.force:
@@ -90,8 +90,8 @@ def _examples(config: ScaleSearchConfig) -> tuple[list[AnyExample], list[AnyExam
     Raises `PosgapError` if any of them is also an evaluation example (`exclude`).
     """
     given = read_examples(config.examples)[: config.limit or None]
-    held_out = contents(read_examples(config.exclude)) if config.exclude else []
-    if shared := among(given, held_out):
+    held_out = content_keys(read_examples(config.exclude)) if config.exclude else []
+    if shared := with_content_keys(given, held_out):
         raise PosgapError(
             f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); "
             "search on other examples"
@@ -137,7 +137,7 @@ def _gain_aside(search: FactorSearch, found: FoundFactors, aside: Sequence[AnyEx
     gained, interval = gain(after, before, search.fitness, search.config.seed)
     holdout = Holdout(
         examples=len(aside),
-        contents=contents(aside),
+        contents=content_keys(aside),
         accuracy=(100 * after.mean(axis=0)).tolist(),
         unscaled_accuracy=(100 * before.mean(axis=0)).tolist(),
     )

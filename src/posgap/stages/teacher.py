@@ -18,7 +18,7 @@ from posgap.measurement.outcomes import Ending, OutcomeCounts
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.thinking import FirstThoughts
 from posgap.stages.frame import stage
-from posgap.tasks.content import content
+from posgap.tasks.content import content_key
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, require_n_gold
 from posgap.tasks.positions import format_positions
@@ -73,7 +73,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     rows: list[dict[str, Any]] = [
         {
             "id": example.id,
-            "content": content(example),
+            "content": content_key(example),
             "placement": list(placement.positions),
             "n_docs": placement.n_docs,
             "response": completion.text,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from posgap.data.config import ValidateConfig
-from posgap.data.expectations import answering_distractors, check, describe, expectations
+from posgap.data.expectations import answering_distractors, example_table, expectations, run_expectations
 from posgap.foundation.errors import Rejection
 from posgap.foundation.extras import import_extra
 from posgap.foundation.files import write_json
@@ -13,7 +13,7 @@ from posgap.foundation.printing import RESULT
 from posgap.generation.setup import builder_of
 from posgap.measurement.report import rendered, save_page
 from posgap.stages.frame import stage
-from posgap.tasks.content import contents
+from posgap.tasks.content import content_keys
 from posgap.tasks.examples import AnyExample, Example
 from posgap.tasks.reading import EXAMPLES_FILE, numbered_examples, read_examples, write_examples
 from posgap.tracking.runs import Run
@@ -33,14 +33,14 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     numbered = numbered_examples(config.examples)[: config.limit or None]
     lines, examples = [line for line, _ in numbered], [example for _, example in numbered]
     builder = builder_of(config)
-    excluded = set(contents(read_examples(config.exclude))) if config.exclude else set()
-    table = describe(examples, builder, config.n_docs, excluded, lines)
+    excluded = set(content_keys(read_examples(config.exclude))) if config.exclude else set()
+    table = example_table(examples, builder, config.n_docs, excluded, lines)
     # The longest prompt is what the model's context leaves beside the response.
     longest, task = builder.context - builder.max_new_tokens, builder.task
     of_choices = bool(task.slot_names)
     suite = expectations(config.n_docs, longest, task.n_gold, of_choices, task.slots.of_any_number)
     answering = answering_distractors([] if of_choices else examples, task.metric)
-    report = {"examples": len(table), **answering} | check(table, suite)
+    report = {"examples": len(table), **answering} | run_expectations(table, suite)
     write_json(out / "validation.json", report)
     rows_failed = len({row["id"] for each in report["checks"] for row in each["rows"]})
     more = {"title": f"Validation of {config.examples}", "report": report, "rows_failed": rows_failed, "shown": SHOWN}

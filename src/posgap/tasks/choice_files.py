@@ -24,7 +24,7 @@ _HENDRYCKS = ("question", *LETTERS[:4], "answer")  # columns of the files by the
 Rows = Iterable[tuple[int, Any]]
 
 
-class _Options(BaseModel):
+class _MmluRow(BaseModel):
     question: str = Field(min_length=1)
     choices: list[str] = Field(min_length=2, max_length=len(LETTERS))
     answer: int | str
@@ -56,14 +56,14 @@ def _mmlu(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     for number, row in rows:
         if number == 1 and row.get("question") == "question":
             continue  # a header all the same
-        item = parse_as(_Options, row, f"{name}:{number}")
+        item = parse_as(_MmluRow, row, f"{name}:{number}")
         if item.key < 0:
             raise PosgapError(
                 f"{name}:{number}: field `answer`: {item.answer!r} is none of the {len(item.choices)} options; write "
                 "its letter, or its index from 0"
             )
         right, wrong = item.choices[item.key], [c for i, c in enumerate(item.choices) if i != item.key]
-        yield number, _example(f"mmlu-{number:06d}", item.question, ("", right), [("", text) for text in wrong])
+        yield number, _choice_example(f"mmlu-{number:06d}", item.question, ("", right), [("", text) for text in wrong])
 
 
 class _Turn(BaseModel):
@@ -100,8 +100,8 @@ def _mt_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
             raise PosgapError(f"{name}:{number}: field `model_b`: is model_a; what was compared cannot be told apart")
         judged = (str(item.question_id), item.turn, *sorted(winners.values()))
         said = {
-            item.model_a: _said(item.conversation_a, item.turn),
-            item.model_b: _said(item.conversation_b, item.turn),
+            item.model_a: _conversation_text(item.conversation_a, item.turn),
+            item.model_b: _conversation_text(item.conversation_b, item.turn),
         }
         first.setdefault(judged, (number, item.conversation_a[0].content, said))
         votes.setdefault(judged, Counter())[winners.get(item.winner, "")] += 1
@@ -110,17 +110,20 @@ def _mt_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
         undecided = not winner or any(count == most for _, count in others)
         loser = next(model for model in said if model != winner)
         id = f"mt-bench-{judged[0]}-{judged[1]}-{number}"
-        yield number, None if undecided else _example(id, question, (winner, said[winner]), [(loser, said[loser])])
+        yield (
+            number,
+            None if undecided else _choice_example(id, question, (winner, said[winner]), [(loser, said[loser])]),
+        )
 
 
-def _said(conversation: Sequence[_Turn], turn: int) -> str:
+def _conversation_text(conversation: Sequence[_Turn], turn: int) -> str:
     """What a model answered up to a turn, after the first question."""
     reply, *later = conversation[1 : 2 * turn]
     spoken = [f"{'Question' if said.role == 'user' else 'Answer'}: {said.content}" for said in later]
     return "\n\n".join([reply.content, *spoken])
 
 
-class _Preferred(BaseModel):
+class _RewardBenchRow(BaseModel):
     prompt: str = Field(min_length=1)
     chosen: Texts
     rejected: Texts
@@ -146,15 +149,15 @@ def _reward_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]
     A row with several chosen answers, as those of the subset Ties, has no single best one, and is yielded as None.
     """
     for number, row in rows:
-        item = parse_as(_Preferred, row, f"{name}:{number}")
+        item = parse_as(_RewardBenchRow, row, f"{name}:{number}")
         if len(item.chosen) > 1:
             yield number, None
             continue
         best, *others = zip(item.names(), [*item.chosen, *item.rejected])
-        yield number, _example(f"reward-bench-{number:06d}", item.prompt, best, others)
+        yield number, _choice_example(f"reward-bench-{number:06d}", item.prompt, best, others)
 
 
-class _Compared(BaseModel):
+class _Comparison(BaseModel):
     question: str = Field(min_length=1)
     answers: list[str] = Field(min_length=2, max_length=len(LETTERS))
     label: str
@@ -185,7 +188,7 @@ def _comparisons(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     """Yields (row, example) of answers that were compared: `question`, `answers[]` or `response_a, response_b, ...`,
     and as `label` the letter of the preferred one, or `tie`, for which None is yielded."""
     for number, row in rows:
-        item = parse_as(_Compared, row, f"{name}:{number}")
+        item = parse_as(_Comparison, row, f"{name}:{number}")
         if item.preferred == -2:
             raise PosgapError(
                 f"{name}:{number}: field `label`: {item.label!r} is none of the {len(item.answers)} answers; write the "
@@ -194,20 +197,20 @@ def _comparisons(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
         others = [("", text) for index, text in enumerate(item.answers) if index != item.preferred]
         id = item.id or f"comparison-{number:06d}"
         tie = item.preferred == -1
-        yield number, None if tie else _example(id, item.question, ("", item.answers[item.preferred]), others)
+        yield number, None if tie else _choice_example(id, item.question, ("", item.answers[item.preferred]), others)
 
 
-def _example(id: str, question: str, gold: tuple[str, str], others: Iterable[tuple[str, str]]) -> Example | None:
+def _choice_example(id: str, question: str, gold: tuple[str, str], others: Iterable[tuple[str, str]]) -> Example | None:
     """The example of items as (title, text); None where the gold one stands among the others too."""
     gold_document, *distractors = (Document(title=title, text=text) for title, text in (gold, *others))
-    if any(_plain(other.text) == _plain(gold_document.text) for other in distractors):
+    if any(_single_spaced(other.text) == _single_spaced(gold_document.text) for other in distractors):
         return None
     return Example(
         id=id, question=question, answers=[gold_document.text], gold=[gold_document], distractors=distractors
     )
 
 
-def _plain(text: str) -> str:
+def _single_spaced(text: str) -> str:
     return " ".join(text.split())
 
 

@@ -13,10 +13,10 @@ from string import ascii_uppercase as LETTERS
 
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document
-from posgap.tasks.metrics import METRICS, Answers, exact_match
+from posgap.tasks.metrics import METRICS, RightAnswers, exact_match
 from posgap.tasks.placements import Placement
 from posgap.tasks.slots import ROTATED, Slots
-from posgap.tasks.task import Order, Task, one_of_all, other_texts
+from posgap.tasks.task import PromptOrder, Task, one_of_all, other_texts
 
 _EMPHASIS = str.maketrans("", "", "*_`\"'“”‘’")
 # What stands around a letter that is set apart: "(B)", "[B]", "[[B]]", "B)", "B.", "B:". Before a word, a letter alone
@@ -60,7 +60,7 @@ def chosen_letter(response: str) -> str:
     return ""
 
 
-def lettered(form: str, between: str) -> Callable[[Sequence[Document]], str]:
+def letter_writer(form: str, between: str) -> Callable[[Sequence[Document]], str]:
     """What writes the texts of items, each in a `form` with the fields `letter` and `text`; no titles."""
     return lambda items: between.join(form.format(letter=name, text=item.text) for name, item in zip(LETTERS, items))
 
@@ -79,7 +79,7 @@ class Choosing(Task):
     candidates: Callable[[AnyExample], list[str]] = other_texts
     extract: Callable[[str], str] = chosen_letter
 
-    def ordered_template(self, order: Order) -> str:
+    def ordered_template(self, order: PromptOrder) -> str:
         return super().ordered_template(order if order.question == "both" else replace(order, question="before"))
 
     def placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
@@ -90,10 +90,10 @@ class Choosing(Task):
             )
         return super().placements(n_docs, chosen)
 
-    def answers(self, example: AnyExample, placement: Placement) -> Answers:
+    def answers(self, example: AnyExample, placement: Placement) -> RightAnswers:
         """What is right at this placement: first the letter of the slot, then the item's text."""
         of_slot = super().answers(example, placement)
-        return Answers([*of_slot, *example.answers], of_slot.others)
+        return RightAnswers([*of_slot, *example.answers], of_slot.others)
 
     def score(self, response: str, answers: Sequence[str], metric: str = "") -> float:
         if metric not in ("", self.metric):
@@ -121,7 +121,7 @@ OPTIONS = Choosing(
         "Choose the right option of the following multiple-choice question, and reply with its letter alone.\n\n"
         "{documents}\n\nQuestion: {question}\nAnswer:"
     ),
-    render=lettered("{letter}. {text}", "\n"),
+    render=letter_writer("{letter}. {text}", "\n"),
     metric="em",
     max_new_tokens=32,
     synthetic="choice",
@@ -134,7 +134,7 @@ JUDGE = Choosing(
         "their length says which is better. Reply with the letter of the best answer alone.\n\n"
         "{documents}\n\nQuestion: {question}\nBest answer:"
     ),
-    render=lettered("Answer {letter}:\n{text}", "\n\n"),
+    render=letter_writer("Answer {letter}:\n{text}", "\n\n"),
     metric="em",
     max_new_tokens=32,
     synthetic="choice",

@@ -20,7 +20,7 @@ QUESTION = "place of the question in a prompt: after the documents, before them,
 SHUFFLE = "seed that shuffles each example's distractors, in the same way at every placement; 0: the file's order"
 
 
-class Framed(Parameters):
+class FramingParameters(Parameters):
     """What stands around a task's text when a model is asked."""
 
     system: Annotated[str, RARE] = Field("", description="system message; empty: none")
@@ -52,7 +52,7 @@ class Prompting(Protocol):
     def template_args(self) -> dict[str, Any]: ...
 
 
-class _Prompt(StageConfig):
+class _PromptFields(StageConfig):
     examples: InputPath = Field(description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`")
     model: ModelName = Field(description=MODEL)
     task: TaskName = Field("kv", description=WORDED)
@@ -62,5 +62,5 @@ class _Prompt(StageConfig):
     shuffle: Annotated[int, RARE] = Field(0, ge=0, description=SHUFFLE)
 
 
-class PromptConfig(Framed, _Prompt):
+class PromptConfig(FramingParameters, _PromptFields):
     """The base of the configs of stages that make prompts."""

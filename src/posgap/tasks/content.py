@@ -14,22 +14,26 @@ DIGITS = 16  # hex digits of a content, 64 bits: among a million examples two ag
 UNMISTAKABLE = 100  # characters of question, answers and gold documents that do not agree by chance
 
 
-def content(example: AnyExample) -> str:
+def content_key(example: AnyExample) -> str:
     """The example's content as 16 hex digits, equal for two examples that ask the same.
 
     It is that of the question, the answers and the gold documents: other distractors make no other example. Where
     these are short (a synthetic fact of two words), different examples share them by chance, and the distractors
     count too. Letters' case, white space and the order of answers and documents make no difference.
     """
-    parts = [[_plain(example.question)], sorted({_plain(answer) for answer in example.answers}), _told(example.gold)]
+    parts = [
+        [_fold(example.question)],
+        sorted({_fold(answer) for answer in example.answers}),
+        _document_texts(example.gold),
+    ]
     if len("".join(chain.from_iterable(parts))) < UNMISTAKABLE:
-        parts.append(_told(example.distractors))
+        parts.append(_document_texts(example.distractors))
     return digest_of(parts)[:DIGITS]
 
 
-def contents(examples: Iterable[AnyExample]) -> list[str]:
+def content_keys(examples: Iterable[AnyExample]) -> list[str]:
     """The content of each example, in their order."""
-    return [content(example) for example in examples]
+    return [content_key(example) for example in examples]
 
 
 def examples_digest(examples: Iterable[AnyExample], n_docs: int, shuffle: int = 0) -> str:
@@ -39,16 +43,16 @@ def examples_digest(examples: Iterable[AnyExample], n_docs: int, shuffle: int = 
     Here distractors count as they are, those of a prompt: harder ones make a harder question. A `shuffle` orders them
     by the example's id.
     """
-    return digest_of(sorted(digest_of(_asked(example, n_docs, shuffle)) for example in examples))
+    return digest_of(sorted(digest_of(_prompt_content(example, n_docs, shuffle)) for example in examples))
 
 
-def among(examples: Iterable[AnyExample], contents: Iterable[str]) -> list[AnyExample]:
+def with_content_keys(examples: Iterable[AnyExample], contents: Iterable[str]) -> list[AnyExample]:
     """Those of the examples whose content is one of `contents`."""
     contents = set(contents)
-    return [example for example in examples if content(example) in contents]
+    return [example for example in examples if content_key(example) in contents]
 
 
-def _asked(example: AnyExample, n_docs: int, shuffle: int) -> list:
+def _prompt_content(example: AnyExample, n_docs: int, shuffle: int) -> list:
     gold, distractors = example.gold, example.distractors
     used = distractors[: n_docs - len(gold)] if n_docs else distractors
     documents = [document.model_dump() for document in gold + used]
@@ -67,9 +71,9 @@ def _marks(example: RankedExample, others: int) -> list[bool]:
     return marks
 
 
-def _told(documents: Iterable[Document]) -> list[str]:
-    return sorted(f"{_plain(document.title)}\n{_plain(document.text)}" for document in documents)
+def _document_texts(documents: Iterable[Document]) -> list[str]:
+    return sorted(f"{_fold(document.title)}\n{_fold(document.text)}" for document in documents)
 
 
-def _plain(text: str) -> str:
+def _fold(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())

@@ -17,7 +17,7 @@ _PIECES = re.compile(r"\w+|[^\w\s]")
 Others = Literal["", "after", "before"]
 
 
-class Copied(NamedTuple):
+class Copying(NamedTuple):
     """What a response copies: whether it repeats the prompt at length, and whether it names other candidates beside the
     right answer, the first of them "before" that or "after" it."""
 
@@ -25,17 +25,17 @@ class Copied(NamedTuple):
     others: Others
 
 
-def copied(prompt: Callable[[], str], response: str, answers: Sequence[str]) -> Copied:
+def find_copying(prompt: Callable[[], str], response: str, answers: Sequence[str]) -> Copying:
     """What a response copies of the prompt, where these answers are right. `prompt` makes its text, and is called only
     where the response is long enough for an echo."""
     long_enough = len(pieces(response)) >= MIN_RUN
     said = named(response, answers)
     others: Others = "" if all(said) or not any(said) else "after" if said[0] else "before"
     # An answer is mostly a quotation, but one that goes on to other candidates is none.
-    return Copied(long_enough and is_echo(prompt(), response, () if others else answers), others)
+    return Copying(long_enough and is_echo(prompt(), response, () if others else answers), others)
 
 
-class Run(NamedTuple):
+class SharedRun(NamedTuple):
     """Pieces of a response, from `start` on, that stand in the prompt one after the other in the same order."""
 
     start: int
@@ -47,18 +47,18 @@ def pieces(text: str) -> list[str]:
     return _PIECES.findall(text.lower())
 
 
-def longest_run(prompt: Sequence[str], response: Sequence[str]) -> Run:
+def longest_run(prompt: Sequence[str], response: Sequence[str]) -> SharedRun:
     """The longest run of the response's pieces that the prompt has too; of equally long ones the first. Its length is 0
     where they have no piece in common."""
     places: dict[str, list[int]] = {}
     for at, piece in enumerate(prompt):
         places.setdefault(piece, []).append(at)
-    best, ending = Run(0, 0), dict[int, int]()  # the length of the run that ends at a place of the prompt
+    best, ending = SharedRun(0, 0), dict[int, int]()  # the length of the run that ends at a place of the prompt
     for at, piece in enumerate(response):
         ending = {place: ending.get(place - 1, 0) + 1 for place in places.get(piece, ())}
         length = max(ending.values(), default=0)
         if length > best.length:
-            best = Run(at + 1 - length, length)
+            best = SharedRun(at + 1 - length, length)
     return best
 
 

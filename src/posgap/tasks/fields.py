@@ -14,16 +14,16 @@ from posgap.tasks.metrics import METRICS
 from posgap.tasks.positions import parse_depths, parse_length, parse_positions, parse_shard
 from posgap.tasks.registry import TASKS
 from posgap.tasks.task import BASELINES
-from posgap.tasks.task_file import defined, definition_of, is_file
+from posgap.tasks.task_file import as_definition, definition_of, is_file
 
 MAX_DOCS = 100_000
 JUDGE_PLACES = ("{question}", "{first}", "{second}")  # of what a judge is shown, in its prompt
 
 
-def _task(value: Any) -> Any:
+def _read_definition(value: Any) -> Any:
     try:
         if isinstance(value, dict):
-            return defined(value, "the task")
+            return as_definition(value, "the task")
         return definition_of(value) if is_file(str(value)) else value
     except PosgapError as error:
         raise ValueError(str(error)) from None
@@ -95,9 +95,11 @@ def _shard(text: str) -> str:
     return text
 
 
-GivenTask = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task)]  # which another config checks
-TaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task), AfterValidator(TASKS.require_name)]
-OptionalTaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task), AfterValidator(TASKS.require_name_if_any)]
+GivenTask = Annotated[str, TASKS, VERBATIM, BeforeValidator(_read_definition)]  # which another config checks
+TaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_read_definition), AfterValidator(TASKS.require_name)]
+OptionalTaskName = Annotated[
+    str, TASKS, VERBATIM, BeforeValidator(_read_definition), AfterValidator(TASKS.require_name_if_any)
+]
 OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.require_name_if_any)]
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
 Lengths = Annotated[

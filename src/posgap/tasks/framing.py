@@ -82,7 +82,7 @@ class ChatTemplate:
             if not re.search(rf"\b{re.escape(name)}\b", source):
                 raise PosgapError(f"template_args: the chat template has no argument {shorten(repr(name))}")
         self._values = {**tokenizer.special_tokens_map, **framing.arguments}
-        self._template: Template = _in_limits(lambda: _environment().from_string(source))
+        self._template: Template = _run_in_limits(lambda: _environment().from_string(source))
         self._rendered([{"role": "user", "content": _PROBE}])
         asked, empty = self._with_system(), self("")
         if asked == empty:
@@ -116,7 +116,7 @@ class ChatTemplate:
                     raise ValueError(f"it adds more than {CHARACTERS} characters to a prompt")
             return text
 
-        return _in_limits(pieces)
+        return _run_in_limits(pieces)
 
 
 def common_beginning(a: str, b: str) -> int:
@@ -124,7 +124,7 @@ def common_beginning(a: str, b: str) -> int:
     return bisect_left(range(min(len(a), len(b))), True, key=lambda same: a[: same + 1] != b[: same + 1])
 
 
-def _in_limits(call: Callable[[], T]) -> T:
+def _run_in_limits(call: Callable[[], T]) -> T:
     """What `call`, which runs the template, returns; `PosgapError` where it fails or does not end."""
     try:
         with _memory_bounded():

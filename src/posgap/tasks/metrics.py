@@ -25,7 +25,7 @@ PATTERN_SECONDS = 1.0  # for a pattern that somebody wrote, on one response
 _BEGUN = 2  # characters of a candidate at a response's end that do not stand there by chance
 
 
-class Answers(list[str]):
+class RightAnswers(list[str]):
     """The answers that are right, and beside them the `others`: what else in the prompt a response could name.
 
     Without others nobody knows of any, as of a plain list of answers.
@@ -97,16 +97,16 @@ def sole_answer(response: str, answers: Sequence[str]) -> bool:
 def named(response: str, answers: Sequence[str]) -> list[bool]:
     """Whether each candidate that the response names is right, in the order in which it names them.
 
-    Candidates are the answers and, where these are `Answers`, the others. One is named where it stands in the response
-    as it is written, in whatever case and within no word. Where one holds another ("New York", "York") the longer one
-    is named. Another candidate is also named where the response ends within it, after two characters or more: there
-    the limit of tokens has cut a copy of the prompt.
+    Candidates are the answers and, where these are `RightAnswers`, the others. One is named where it stands in the
+    response as it is written, in whatever case and within no word. Where one holds another ("New York", "York") the
+    longer one is named. Another candidate is also named where the response ends within it, after two characters or
+    more: there the limit of tokens has cut a copy of the prompt.
     """
     text = response.lower()
     right = {answer.lower() for answer in answers} - {""}
-    others = {other.lower() for other in (answers.others if isinstance(answers, Answers) else ())} - right - {""}
+    others = {other.lower() for other in (answers.others if isinstance(answers, RightAnswers) else ())} - right - {""}
     spans = [(at, at + len(each), each in right) for each in right | others for at in _places(each, text)]
-    spans += [(at, len(text), False) for other in others if (at := _begun(other, text)) is not None]
+    spans += [(at, len(text), False) for other in others if (at := _cut_candidate(other, text)) is not None]
     kept: list[tuple[int, int, bool]] = []
     for start, end, is_right in sorted(spans, key=lambda span: (span[0] - span[1], not span[2], span[0])):
         if all(end <= before or start >= after for before, after, _ in kept):
@@ -199,7 +199,7 @@ def _places(answer: str, response: str) -> Iterator[int]:
         start = response.find(answer, start + 1)
 
 
-def _begun(candidate: str, response: str) -> int | None:
+def _cut_candidate(candidate: str, response: str) -> int | None:
     """Where a candidate begins within which the response ends; None where it does not."""
     for length in range(min(len(candidate) - 1, len(response)), _BEGUN - 1, -1):
         at = len(response) - length
@@ -229,7 +229,7 @@ def _comparable(response: str, answers: Sequence[str]) -> Iterator[tuple[str, st
     answer is contained in every response.
     """
     for answer in answers:
-        for simplify in (normalize, _without_punctuation, _lowered):
+        for simplify in (normalize, _without_punctuation, _lower_case):
             if wanted := simplify(answer):
                 yield wanted, simplify(response)
                 break
@@ -239,14 +239,14 @@ def _without_punctuation(text: str) -> str:
     return " ".join(text.lower().translate(_PUNCTUATION).split())
 
 
-def _lowered(text: str) -> str:
+def _lower_case(text: str) -> str:
     return " ".join(text.lower().split())
 
 
 @dataclass(frozen=True)
 class Metric:
     """A metric by name: `score(response, answers)` is from 0 to 1, and True counts as 1. The answers of a task are
-    `Answers`, so that a metric can look at the other candidates too.
+    `RightAnswers`, so that a metric can look at the other candidates too.
 
     `right_after` says from where on a response that has the task's only form is right: its "answer", whatever follows,
     or its "end". Without it responses have to be generated to be scored. What stands behind a string of `stop`, the

@@ -35,7 +35,7 @@ def parse_length(text: str) -> str:
     tokens; raises `ValueError` for other text."""
     plain = text.strip().lower()
     if plain.endswith("%"):
-        if 0 < (share := _share(plain[:-1])) <= 100:
+        if 0 < (share := _parse_percent(plain[:-1])) <= 100:
             return f"{share:g}%"
     else:
         tokens = plain.removesuffix("k")
@@ -48,7 +48,7 @@ def parse_length(text: str) -> str:
 
 def tokens_of(length: str, context: int) -> int:
     """How many tokens a length is, "4096" or "50%", for a model that reads `context` of them."""
-    return int(context * _share(length[:-1]) / 100) if length.endswith("%") else int(length)
+    return int(context * _parse_percent(length[:-1]) / 100) if length.endswith("%") else int(length)
 
 
 def parse_depths(text: str) -> list[float]:
@@ -59,7 +59,7 @@ def parse_depths(text: str) -> list[float]:
         if 2 <= (count := int(parts[0])) <= 101:
             return [100 * i / (count - 1) for i in range(count)]
     else:
-        depths = [_share(part.removesuffix("%")) for part in parts]
+        depths = [_parse_percent(part.removesuffix("%")) for part in parts]
         if depths and all(0 <= depth <= 100 for depth in depths) and len(set(depths)) == len(depths):
             return sorted(depths)
     raise ValueError(
@@ -68,7 +68,7 @@ def parse_depths(text: str) -> list[float]:
     )
 
 
-def _share(text: str) -> float:
+def _parse_percent(text: str) -> float:
     """A number of percents; NaN for other text."""
     whole, _, part = text.partition(".")
     return float(text) if _is_number(whole) and (not part or _is_number(part)) else float("nan")

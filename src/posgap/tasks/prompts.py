@@ -13,7 +13,7 @@ from posgap.tasks.document_spans import Span, characters, token_offsets, token_s
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.framing import PLAIN, ChatTemplate, Framing
 from posgap.tasks.placements import Placement
-from posgap.tasks.task import AS_GIVEN, BASELINES, Order, Task
+from posgap.tasks.task import AS_GIVEN, BASELINES, PromptOrder, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,7 +62,7 @@ class TextPromptBuilder:
         self,
         task: Task,
         max_new_tokens: int,
-        order: Order = AS_GIVEN,
+        order: PromptOrder = AS_GIVEN,
         template: str = "",
         framing: Framing = PLAIN,
         stop: tuple[str, ...] = (),
@@ -161,7 +161,7 @@ class PromptBuilder(TextPromptBuilder):
         tokenizer: "PreTrainedTokenizerBase",
         context: int,
         max_new_tokens: int,
-        order: Order = AS_GIVEN,
+        order: PromptOrder = AS_GIVEN,
         framing: Framing = PLAIN,
         stop: tuple[str, ...] = (),
         max_thinking_tokens: int = 0,

@@ -12,30 +12,30 @@ from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document, Passage, RankedExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.retrieval import QA
-from posgap.tasks.slots import Slots, shuffled
+from posgap.tasks.slots import Slots, shuffle_documents
 from posgap.tasks.task import AS_RETRIEVED, Task
 
 
-def together(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
+def place_block(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
     """The relevant passages as a block that begins at the position, in the retriever's order, among the others.
 
     Where the block would run over the end it ends at the last slot, so that every example has a prompt at every
     position: the last positions of an example with m relevant passages are all its position n - m + 1.
     """
-    passages = ranked(example, placement.n_docs)
+    passages = prompt_passages(example, placement.n_docs)
     relevant = [passage.document for passage in passages if passage.relevant]
-    others = shuffled([passage.document for passage in passages if not passage.relevant], example, shuffle)
+    others = shuffle_documents([passage.document for passage in passages if not passage.relevant], example, shuffle)
     before = min(placement.positions[0] - 1, len(others))
     return others[:before] + relevant + others[before:]
 
 
-def first_moved(example: AnyExample, placement: Placement, shuffle: int = 0, alone: bool = False) -> list[Document]:
+def place_best(example: AnyExample, placement: Placement, shuffle: int = 0, alone: bool = False) -> list[Document]:
     """The relevant passage that was ranked highest at the position, and all others in the retriever's order, further
     relevant ones among them; where it is `alone`, these are left out and the prompt is filled with others."""
-    passages = ranked(example, placement.n_docs, alone)
+    passages = prompt_passages(example, placement.n_docs, alone)
     first = next(i for i, passage in enumerate(passages) if passage.relevant)
     others = [passage.document for i, passage in enumerate(passages) if i != first]
-    documents = shuffled(others, example, shuffle)
+    documents = shuffle_documents(others, example, shuffle)
     documents.insert(placement.positions[0] - 1, passages[first].document)
     return documents
 
@@ -44,7 +44,7 @@ def as_retrieved(example: AnyExample, n_docs: int, alone: bool = False) -> list[
     """The documents of a prompt in the retriever's own order. Raises `PosgapError` for an example without ranks."""
     if not isinstance(example, RankedExample):
         raise PosgapError(f"example {example.id}: was not retrieved by anybody, so it has no order of its own")
-    return [passage.document for passage in ranked(example, n_docs, alone)]
+    return [passage.document for passage in prompt_passages(example, n_docs, alone)]
 
 
 def order_of_retriever(task: Task, examples: Sequence[AnyExample], n_docs: int) -> Placement | None:
@@ -54,7 +54,7 @@ def order_of_retriever(task: Task, examples: Sequence[AnyExample], n_docs: int) 
     return None
 
 
-def ranked(example: AnyExample, n_docs: int, alone: bool = False) -> list[Passage]:
+def prompt_passages(example: AnyExample, n_docs: int, alone: bool = False) -> list[Passage]:
     """The passages of a prompt of `n_docs` documents in the retriever's order; of an example without ranks the gold
     documents come first. `alone` takes only the relevant passage that was ranked highest.
 
@@ -82,17 +82,17 @@ RAG = replace(
     QA,
     name="rag",
     help="a question with the passages that a retriever returned, the relevant ones moved together",
-    slots=Slots(together, of_any_number=True, as_given=as_retrieved),
+    slots=Slots(place_block, of_any_number=True, as_given=as_retrieved),
 )
 RAG_ONE = replace(
     QA,
     name="rag-one",
     help="the same, only the best-ranked relevant passage moved, the others where the retriever put them",
-    slots=Slots(first_moved, of_any_number=True, as_given=as_retrieved),
+    slots=Slots(place_best, of_any_number=True, as_given=as_retrieved),
 )
 RAG_ALONE = replace(
     QA,
     name="rag-alone",
     help="the same, the other relevant passages left out",
-    slots=Slots(partial(first_moved, alone=True), of_any_number=True, as_given=partial(as_retrieved, alone=True)),
+    slots=Slots(partial(place_best, alone=True), of_any_number=True, as_given=partial(as_retrieved, alone=True)),
 )

@@ -9,7 +9,7 @@ from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.placements import Placement, category, spread_placements
 
 
-def inserted(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
+def insert_gold(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
     """The n documents of a prompt, with the gold documents at the placement's positions.
 
     Distractors have the same order at every placement, so that two prompts of one example differ only in the gold
@@ -27,13 +27,13 @@ def inserted(example: AnyExample, placement: Placement, shuffle: int = 0) -> lis
     return documents
 
 
-def rotated(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
+def rotate_items(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
     """The n items of a prompt, turned as a ring until the one that matters is at the placement's position.
 
     So every item stands in every slot once where all positions are swept, and an item that attracts is no preference
-    for a slot. `shuffle` and errors are those of `inserted`.
+    for a slot. `shuffle` and errors are those of `insert_gold`.
     """
-    first = inserted(example, Placement((1,) * len(placement.positions), placement.n_docs), shuffle)
+    first = insert_gold(example, Placement((1,) * len(placement.positions), placement.n_docs), shuffle)
     turns = placement.positions[0] - 1
     return first[len(first) - turns :] + first[: len(first) - turns]
 
@@ -46,10 +46,10 @@ def _others(example: AnyExample, needed: int, placement: Placement, shuffle: int
             f"example {example.id}: {len(others)} distractors, but {placement.n_docs} documents need {needed}; give "
             f"n_docs of at most {placement.n_docs - needed + len(others)}"
         )
-    return shuffled(others[:needed], example, shuffle)
+    return shuffle_documents(others[:needed], example, shuffle)
 
 
-def shuffled(documents: Sequence[Document], example: AnyExample, shuffle: int) -> list[Document]:
+def shuffle_documents(documents: Sequence[Document], example: AnyExample, shuffle: int) -> list[Document]:
     """An example's documents in a random order with the seed `shuffle`; 0: in their own."""
     documents = list(documents)
     if shuffle:
@@ -74,5 +74,5 @@ class Slots:
     as_given: Callable[[AnyExample, int], list[Document]] | None = None
 
 
-INSERTED = Slots(inserted)
-ROTATED = Slots(rotated)
+INSERTED = Slots(insert_gold)
+ROTATED = Slots(rotate_items)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.placements import Placement, spaced_positions
-from posgap.tasks.slots import Slots, inserted
+from posgap.tasks.slots import Slots, insert_gold
 from posgap.tasks.task import Task, search_results
 
 FIRSTS, DISTANCES = 5, 4  # of a grid that is not told which: first positions, and distances
@@ -56,6 +56,6 @@ SPANS = Task(
     metric="all_of",
     max_new_tokens=100,
     n_gold=2,
-    slots=Slots(inserted, grid, distance_category),
+    slots=Slots(insert_gold, grid, distance_category),
     synthetic="spans",
 )

@@ -13,13 +13,13 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.foundation.registry import Parameters, Registry
 from posgap.tasks.examples import AnyExample, Document
-from posgap.tasks.metrics import METRICS, Answers
+from posgap.tasks.metrics import METRICS, RightAnswers
 from posgap.tasks.placements import Placement, swept_placements
 from posgap.tasks.slots import INSERTED, Slots
 
 
 @dataclass(frozen=True)
-class Order:
+class PromptOrder:
     """The order of a prompt: the question's place ("after" or "before" the documents, or "both"), and the seed that
     shuffles the distractors (0: the example's own order)."""
 
@@ -27,7 +27,7 @@ class Order:
     shuffle: int = 0
 
 
-AS_GIVEN = Order()
+AS_GIVEN = PromptOrder()
 
 
 def no_chance(n_docs: int) -> float:
@@ -94,7 +94,7 @@ class Task:
     synthetic: str = ""
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
-    def prompt(self, example: AnyExample, placement: Placement, order: Order = AS_GIVEN) -> str:
+    def prompt(self, example: AnyExample, placement: Placement, order: PromptOrder = AS_GIVEN) -> str:
         """The prompt's text, without any chat template."""
         if placement.baseline:
             return BASELINES[placement.baseline].text(self, example, placement.n_docs, order)
@@ -116,7 +116,7 @@ class Task:
         names = [self.slots.category(placement.positions) for placement in placements]
         return names if any(names) else []
 
-    def text(self, documents: Sequence[Document], question: str, order: Order = AS_GIVEN) -> str:
+    def text(self, documents: Sequence[Document], question: str, order: PromptOrder = AS_GIVEN) -> str:
         """The prompt's text with the documents in the order given."""
         return self._filled(documents, self.asked(question), order)
 
@@ -124,7 +124,7 @@ class Task:
         """The text of a prompt without documents."""
         return (self.closed_book or self.template.split("\n\n")[-1]).format(question=self.asked(question))
 
-    def ordered_template(self, order: Order) -> str:
+    def ordered_template(self, order: PromptOrder) -> str:
         """The template with the question after the documents, before them, or on both sides
         (query-aware contextualization, Liu et al. 2024, section 4.2)."""
         instruction, documents, question_and_cue = self.template.split("\n\n")
@@ -141,7 +141,7 @@ class Task:
         documents = [Document(title="title 1", text="text 1"), Document(title="title 2", text="text 2")]
         return digest_of(self._filled(documents, "question", AS_GIVEN))
 
-    def _filled(self, documents: Sequence[Document], question: str, order: Order) -> str:
+    def _filled(self, documents: Sequence[Document], question: str, order: PromptOrder) -> str:
         return self.ordered_template(order).format(documents=self.render(documents), question=question)
 
     def stop(self, metric: str = "") -> tuple[str, ...]:
@@ -162,11 +162,11 @@ class Task:
                 raise PosgapError(f"baselines: the task {self.name} has none that is {name}; leave it out")
         return [Placement((), n_docs, name) for name in names]
 
-    def answers(self, example: AnyExample, placement: Placement) -> Answers:
+    def answers(self, example: AnyExample, placement: Placement) -> RightAnswers:
         """What is right at this placement: the example's answers, or the name of the slot that holds the item that
         matters; with the other candidates."""
         right = [self.slot_names[placement.positions[0] - 1]] if self.slot_names else example.answers
-        return Answers(right, self.candidates(example))
+        return RightAnswers(right, self.candidates(example))
 
     def right_response(self, example: AnyExample, placement: Placement) -> str:
         """A right response: the first answer, or all of them where they are parts of one."""
@@ -200,39 +200,39 @@ class Baseline:
 
     name: str
     help: str
-    text: Callable[[Task, AnyExample, int, Order], str]
+    text: Callable[[Task, AnyExample, int, PromptOrder], str]
     suits: Callable[[Task], bool] = lambda task: not task.slot_names  # whose items are no answers themselves
-    documents: Callable[[Task, AnyExample, int, Order], list[Document]] | None = None
+    documents: Callable[[Task, AnyExample, int, PromptOrder], list[Document]] | None = None
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
 
-def _without_documents(task: Task, example: AnyExample, n_docs: int, order: Order) -> str:
+def _without_documents(task: Task, example: AnyExample, n_docs: int, order: PromptOrder) -> str:
     return task.closed_book_text(example.question)
 
 
-def _gold_alone(task: Task, example: AnyExample, n_docs: int, order: Order) -> str:
-    documents = [document for document in _shown(task, example, n_docs) if document in example.gold]
+def _gold_alone(task: Task, example: AnyExample, n_docs: int, order: PromptOrder) -> str:
+    documents = [document for document in _prompt_documents(task, example, n_docs) if document in example.gold]
     return task.text(documents, example.question, order)
 
 
-def _in_random_order(task: Task, example: AnyExample, n_docs: int, order: Order) -> list[Document]:
+def _in_random_order(task: Task, example: AnyExample, n_docs: int, order: PromptOrder) -> list[Document]:
     """An order that depends on the example's id and on the seed that shuffles distractors."""
-    documents = _shown(task, example, n_docs)
+    documents = _prompt_documents(task, example, n_docs)
     random.Random(f"random order {order.shuffle} {example.id}").shuffle(documents)
     return documents
 
 
-def _shown(task: Task, example: AnyExample, n_docs: int) -> list[Document]:
+def _prompt_documents(task: Task, example: AnyExample, n_docs: int) -> list[Document]:
     """The documents of a prompt, the gold ones first."""
     return task.slots.arrange(example, Placement(tuple(range(1, task.n_gold + 1)), n_docs), 0)
 
 
-def _in_the_retriever_s_order(task: Task, example: AnyExample, n_docs: int, order: Order) -> list[Document]:
+def _in_the_retriever_s_order(task: Task, example: AnyExample, n_docs: int, order: PromptOrder) -> list[Document]:
     assert task.slots.as_given
     return task.slots.as_given(example, n_docs)
 
 
-def _text_of(documents: Callable[[Task, AnyExample, int, Order], list[Document]]) -> Callable[..., str]:
+def _text_of(documents: Callable[[Task, AnyExample, int, PromptOrder], list[Document]]) -> Callable[..., str]:
     """The text of the prompt with these documents."""
     return lambda task, example, n_docs, order: task.text(
         documents(task, example, n_docs, order), example.question, order

@@ -20,7 +20,7 @@ from posgap.storage.cache import fetch
 from posgap.tasks.examples import Document
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.placements import Placement, swept_placements
-from posgap.tasks.slots import Slots, inserted
+from posgap.tasks.slots import Slots, insert_gold
 from posgap.tasks.task import Task
 
 MAX_BYTES = 65_536  # of a definition
@@ -89,12 +89,16 @@ class TaskDefinition(BaseModel):
 
     def task(self) -> Task:
         """The task that this defines."""
-        slots = Slots(inserted, swept=partial(_placements, self.placements)) if self.placements else Slots(inserted)
+        slots = (
+            Slots(insert_gold, swept=partial(_placements_at, self.placements))
+            if self.placements
+            else Slots(insert_gold)
+        )
         return Task(
             name=self.name,
             help=f"a task of {self.name}'s own file",
             template=self.template,
-            render=partial(_written, self.document),
+            render=partial(_write_documents, self.document),
             metric=self.metric,
             max_new_tokens=self.max_new_tokens,
             slots=slots,
@@ -105,11 +109,11 @@ class TaskDefinition(BaseModel):
         )
 
 
-def _written(document: str, documents: Sequence[Document]) -> str:
+def _write_documents(document: str, documents: Sequence[Document]) -> str:
     return "\n".join(document.format(number=i, title=d.title, text=d.text) for i, d in enumerate(documents, start=1))
 
 
-def _placements(positions: Sequence[int], n_docs: int, n_gold: int) -> list[Placement]:
+def _placements_at(positions: Sequence[int], n_docs: int, n_gold: int) -> list[Placement]:
     return swept_placements(n_docs, n_gold, [str(position) for position in positions])
 
 
@@ -131,10 +135,10 @@ def definition_of(path: str | Path) -> str:
         data = fetch(as_location(path)).read_bytes()
     except OSError as error:
         raise PosgapError(f"{path}: {error.strerror}") from None
-    return defined(yaml_text.parse_yaml(data, str(path), "a task", MAX_BYTES, typed=True), str(path))
+    return as_definition(yaml_text.parse_yaml(data, str(path), "a task", MAX_BYTES, typed=True), str(path))
 
 
-def defined(value: object, where: str) -> str:
+def as_definition(value: object, where: str) -> str:
     """The definition, as JSON, that a YAML or JSON value is. Raises `PosgapError`, which names the place, where it is
     none."""
     if not isinstance(value, dict):

@@ -45,7 +45,7 @@ class Fact(NamedTuple):
 
 
 @cache
-def names() -> tuple[str, ...]:
+def people_names() -> tuple[str, ...]:
     """The people's names, none of which stands in a fact."""
     return tuple(json.loads(FILE.read_text(encoding="utf-8"))["names"])
 
@@ -75,7 +75,7 @@ def _by_question() -> dict[str, Fact]:
     return {fact.question: fact for of_verb in relations() for fact in of_verb}
 
 
-def sentences(documents: Sequence[Document]) -> str:
+def write_sentences(documents: Sequence[Document]) -> str:
     """Writes the documents' texts, one on a line, without their titles."""
     return "\n".join(document.text for document in documents)
 
@@ -87,7 +87,7 @@ def names_in(response: str) -> str:
     The first paragraph with a name counts, with the items of a list that follow it, and nothing behind another
     question.
     """
-    name = re.compile(rf"\b(?:{'|'.join(names())})\b", re.IGNORECASE)
+    name = re.compile(rf"\b(?:{'|'.join(people_names())})\b", re.IGNORECASE)
     answer, *_ = _GOES_ON.split(f"\n{response.strip()}")
     once: dict[str, str] = {}
     for paragraph in _BLANK.split(answer):
@@ -105,7 +105,7 @@ FACTS = Task(
         "Each line below says something about one person. Answer the question by the lines, with the name of the "
         "person alone.\n\n{documents}\n\nQuestion: {question}\nName:"
     ),
-    render=sentences,
+    render=write_sentences,
     metric="set_em",
     max_new_tokens=32,
     chance=one_of_all,
