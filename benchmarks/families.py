@@ -56,7 +56,7 @@ from posgap.foundation.files import read_json, write_json
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator
 from posgap.mitigations.in_force import apply, load_model, remove, scale_model
-from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn
+from posgap.mitigations.mitigation import ModelMitigation, ProposalInput, Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
 from posgap.models.head_scaling import n_key_heads
@@ -115,7 +115,7 @@ _NAMES = (
 ROWS: dict[str, tuple[str, dict]] = {**{family: (family, {}) for family in _NAMES.split()}, **SETTINGS}
 
 
-def build(family: str, **settings: object) -> PreTrainedModel:
+def build_family(family: str, **settings: object) -> PreTrainedModel:
     """A small model of the family with random weights, sharp enough that its greedy tokens differ."""
     return _built(family, SIZES, 0.3, settings)
 
@@ -168,7 +168,7 @@ class Words:
 
 def answers(family: str, settings: dict, budget: int) -> dict[tuple[int, int], list[int]]:
     """What posgap generates with a new model in batches of `budget` tokens."""
-    generator = TransformersGenerator(build(family, **settings), Words(), budget)
+    generator = TransformersGenerator(build_family(family, **settings), Words(), budget)
     return {(group, at): c.token_ids for group, at, c in generator.generate(groups(), Sampling(NEW_TOKENS))}
 
 
@@ -220,15 +220,15 @@ def scaling(model: PreTrainedModel) -> str:
 def generation_row(name: str) -> list[str]:
     """A family, whether prefixes are reused, how its answers come out, its eager attention, and scaling."""
     family, settings = ROWS[name]
-    wanted = answers_one_by_one(build(family, **settings))
+    wanted = answers_one_by_one(build_family(family, **settings))
     assert len({tuple(answer) for answer in wanted.values()}) > 6, f"{name}: its answers hardly differ"
-    model, wrong = build(family, **settings), []
+    model, wrong = build_family(family, **settings), []
     reused = TransformersGenerator(model, Words(), 1).reuse
     for budget, how in ((1, "alone"), (10_000, "in a batch")):
         found = answers(family, settings, budget)
         if found != wanted:
             wrong.append(f"{sum(found[at] != wanted[at] for at in wanted)} of {len(wanted)} differ {how}")
-    cells = "; ".join(wrong) or "equal", attention(model), scaling(build(family, **settings))
+    cells = "; ".join(wrong) or "equal", attention(model), scaling(build_family(family, **settings))
     return [name, "yes" if reused else "no", *cells]
 
 
@@ -329,7 +329,7 @@ class Family:
 
     def __init__(self, name: str):
         family, settings = ROWS[name]
-        self.build: Callable[[], PreTrainedModel] = lambda: build(family, **(settings | SHAPES.get(name, {})))
+        self.build: Callable[[], PreTrainedModel] = lambda: build_family(family, **(settings | SHAPES.get(name, {})))
         model = self.build()
         self.own = logits(model)
         self.config = model.config.to_dict()
@@ -363,8 +363,8 @@ class Family:
         try:
             n_layers = getattr(model.config, "num_hidden_layers", 2)
             rising = [1.1 + 0.8 * layer / n_layers for layer in range(n_layers)]
-            found = TriedOn(model, PROMPTS, search_factors=lambda: [rising[::-1], rising])
-            return list(mitigation.tried(found)), False
+            found = ProposalInput(model, PROMPTS, search_factors=lambda: [rising[::-1], rising])
+            return list(mitigation.propose_settings(found)), False
         except PosgapError:
             if mitigation.name != "ms-poe-static" or not hasattr(model.config, "num_attention_heads"):
                 raise
@@ -382,7 +382,7 @@ class Family:
 
     def wrong(self, model: PreTrainedModel, mitigation: ModelMitigation, settings: list[Settings]) -> Iterator[str]:
         name = mitigation.name
-        if (neutral := mitigation.neutral(model.config)) is not None:
+        if (neutral := mitigation.neutral_settings(model.config)) is not None:
             apply(model, name, neutral)
             if not torch.equal(logits(model), self.own):
                 yield f"neutral settings change logits by {away(logits(model), self.own):.1e}"
@@ -392,7 +392,7 @@ class Family:
         if away(changed, self.own) < NO_CHANGE:
             yield "changes nothing"
         got, wanted = step_by_step(model), changed[:, LENGTH - 1 : -1]
-        if mitigation.alone:  # what follows the prompt would have a part in what it makes of the prompt
+        if mitigation.needs_own_batch:  # what follows the prompt would have a part in what it makes of the prompt
             got, wanted = got[:, :1], logits(model, IDS[:, :LENGTH])[:, -1:]
         if (apart := away(got, wanted)) > self.rounding:
             yield f"prefill and decoding differ from one pass by {apart:.1e}"
@@ -556,7 +556,7 @@ def far(one: np.ndarray, other: np.ndarray) -> float:
 def rollout_row(name: str) -> list[str]:
     """A family; equal to the twin, or what the measurement refuses with; windows; RoPE; value norms."""
     family, settings = MEASURED[name]
-    model = build(family, **settings)
+    model = build_family(family, **settings)
     if name == "doge, stream scaled":
         for layer in model.model.layers:
             torch.nn.init.uniform_(layer.input_residual, 0.2, 2.0)
@@ -581,7 +581,7 @@ def rollout_row(name: str) -> list[str]:
 def value_norms(name: str) -> str:
     """Whether value norms can be measured too, or why not."""
     family, settings = MEASURED[name]
-    model = build(family, **settings)
+    model = build_family(family, **settings)
     ids = torch.randint(3, VOCABULARY - 4, (1, N), generator=torch.Generator().manual_seed(1))
     reason = measure(model, [ids], N, np.zeros(n_heads(model.config)), 0.2).no_value_norm
     return next((short for said, short in REFUSED.items() if said in reason), reason or "yes")
@@ -671,7 +671,7 @@ def exports_row(family: str) -> list[str]:
     name, settings = ROWS[family]
     with tempfile.TemporaryDirectory() as place:
         base = Path(place) / "base"
-        save_model(build(name, **settings), tiny_model.tokenizer(), base)
+        save_model(build_family(name, **settings), tiny_model.tokenizer(), base)
         return [family, *(exported(base, Path(place) / f"rank-{rank}", rank) for rank in (0, 2))]
 
 

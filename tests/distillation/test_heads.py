@@ -39,7 +39,7 @@ def batch() -> Batch:
 )
 @torch.no_grad()
 def test_the_head_gives_the_logits_that_the_model_gives(family, settings):
-    model = families.builder(family, **settings)
+    model = families.build_family(family, **settings)
     logits = model(input_ids=IDS, use_cache=False).logits[0]
     hidden = model.base_model(input_ids=IDS, use_cache=False).last_hidden_state[0]
     for head in (Head.of(model), frozen_head(model, rounded=False)):
@@ -63,7 +63,7 @@ def test_the_head_gives_the_logits_that_the_model_gives(family, settings):
 )
 @torch.no_grad()
 def test_in_training_a_model_computes_what_it_answers_with(family, settings):
-    model = families.builder(family, **settings)
+    model = families.build_family(family, **settings)
     answering = model(input_ids=IDS, use_cache=False).logits
     model.train()
     assert not torch.allclose(model(input_ids=IDS, use_cache=False).logits, answering, atol=1e-2)

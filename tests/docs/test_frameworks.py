@@ -32,7 +32,7 @@ def names():
     found = {}
     for name, settings in (("reordering", {}), ("permutation", {"orders": 3})):
         mitigation = PROMPT_MITIGATIONS[name]
-        exec(mitigation.code(mitigation.settings(**settings)), found)
+        exec(mitigation.write_code(mitigation.settings(**settings)), found)
     return found
 
 

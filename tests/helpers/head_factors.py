@@ -157,7 +157,7 @@ def apart(family: str, keys: int = HEADS, alike: int = 1) -> tuple[float, float]
     """How far the logits with factors of heads are from those computed here, and from those without factors, in
     standard deviations. The model has so many keys a layer, for four heads."""
     settings = {"num_key_value_heads": keys} if keys != HEADS else {}
-    model, twin = (families.builder(family, **settings).double() for _ in range(2))
+    model, twin = (families.build_family(family, **settings).double() for _ in range(2))
     for each in (model, twin):
         if hasattr(each, "set_experts_implementation"):
             each.set_experts_implementation("eager")  # others compute in 32 bits at most

@@ -119,7 +119,7 @@ def test_what_suits_a_model_is_chosen_on_one_half_and_measured_on_the_other(conf
         gains[found.name] = read_sweep(ask(selection, found.name, found.settings)).mean - base
         assert found.selection_gain == pytest.approx(gains[found.name], abs=1e-3)
     assert [each.name for each in result.measured] == sorted(gains, key=lambda name: -gains[name])
-    for other in MITIGATIONS["reversed"].tried():
+    for other in MITIGATIONS["reversed"].propose_settings():
         assert read_sweep(ask(selection, "reversed", other.model_dump())).mean - base <= gains["reversed"] + 1e-9
 
     assert responses(ask(held_out)) == responses(out / "sweeps" / "base")

@@ -12,7 +12,7 @@ import families
 
 from posgap.foundation.errors import PosgapError
 from posgap.mitigations.in_force import apply, load_model, remove
-from posgap.mitigations.mitigation import ModelMitigation, PromptMitigation, TriedOn
+from posgap.mitigations.mitigation import ModelMitigation, PromptMitigation, ProposalInput
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
@@ -48,6 +48,12 @@ def continued(model) -> torch.Tensor:
         return model(input_ids=IDS[:, PROMPT:], past_key_values=states, use_cache=True).logits
 
 
+def proposal_input(model) -> ProposalInput:
+    """The model, two prompts, and a search that finds factors which rise by layer."""
+    rising = [1.0 + layer / 4 for layer in range(model.config.num_hidden_layers)]
+    return ProposalInput(model, PROMPTS, search_factors=lambda: [rising])
+
+
 @pytest.fixture(params=FAMILIES)
 def family(request) -> str:
     return request.param
@@ -56,8 +62,8 @@ def family(request) -> str:
 @pytest.fixture(params=OF_MODELS)
 def case(request, family):
     """A mitigation, a model of a family, and settings that are tried on it; skipped where the family is refused."""
-    mitigation, model = MITIGATIONS[request.param], families.builder(family)
-    settings = list(mitigation.tried(TriedOn(model, PROMPTS)))
+    mitigation, model = MITIGATIONS[request.param], families.build_family(family)
+    settings = list(mitigation.propose_settings(proposal_input(model)))
     before = logits(model)
     try:
         apply(model, mitigation.name, settings[-1])
@@ -70,7 +76,7 @@ def case(request, family):
 
 def test_settings_that_mean_nothing_change_nothing_to_the_bit(case):
     mitigation, model, _ = case
-    if (neutral := mitigation.neutral(model.config)) is None:
+    if (neutral := mitigation.neutral_settings(model.config)) is None:
         pytest.skip("none of its settings means nothing")
     before = logits(model)
     apply(model, mitigation.name, neutral)
@@ -81,7 +87,7 @@ def test_prefill_and_decoding_equal_one_pass(case):
     mitigation, model, settings = case
     apply(model, mitigation.name, settings[-1])
     wanted = logits(model)
-    if mitigation.alone:  # it ranks by the last token of the prompt, which one pass does not know
+    if mitigation.needs_own_batch:  # it ranks by the last token of the prompt, which one pass does not know
         wanted = torch.cat([logits(model, IDS[:, :PROMPT]), continued(model)], dim=1)
     torch.testing.assert_close(decoded(model), wanted, rtol=1e-4, atol=1e-4)
 
@@ -128,10 +134,10 @@ def test_a_family_has_a_mitigation_or_is_told_truly_why_not(family, mitigation, 
 
 def test_mitigations_are_undone_in_any_order():
     """With each two in force, either is taken back, and what is left is as if the other had been alone."""
-    model = families.builder("llama")
+    model = families.build_family("llama")
     before, tried, alone = logits(model), {}, {}
     for name in OF_MODELS:
-        tried[name] = MITIGATIONS[name].tried(TriedOn(model, PROMPTS))[-1]
+        tried[name] = MITIGATIONS[name].propose_settings(proposal_input(model))[-1]
         apply(model, name, tried[name])
         alone[name] = logits(model)
         remove(model, name)
@@ -156,7 +162,7 @@ def test_every_mitigation_says_what_it_is():
 
 
 def test_factors_of_layers_are_undone_with_their_name_in_the_config():
-    model = families.builder("llama")
+    model = families.build_family("llama")
     apply(model, "lpes", {"factors": [2.0] * model.config.num_hidden_layers})
     assert getattr(model.config, CONFIG_KEY)
     remove(model, "lpes")

@@ -73,7 +73,7 @@ def test_every_mitigation_of_a_model_is_put_into_one_whose_weights_are_packed(mo
         packed = model(few).logits
     assert not packed.equal(model(few).logits)
     for mitigation in MITIGATIONS:
-        if isinstance(mitigation, ModelMitigation) and (neutral := mitigation.neutral(model.config)):
+        if isinstance(mitigation, ModelMitigation) and (neutral := mitigation.neutral_settings(model.config)):
             apply(model, mitigation.name, neutral)
             remove(model, mitigation.name)
 

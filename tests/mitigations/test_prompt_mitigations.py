@@ -83,29 +83,29 @@ def documents(n: int) -> list[Document]:
 
 @pytest.mark.parametrize("mitigation", OF_PROMPTS, ids=lambda mitigation: mitigation.name)
 def test_every_order_has_the_documents_that_were_given_and_is_the_same_again(mitigation):
-    for settings in mitigation.tried():
+    for settings in mitigation.propose_settings():
         for n in (1, 2, 5):
             given = asked(documents(n))
-            orders = [list(order) for order in mitigation.orders(given, settings)]
+            orders = [list(order) for order in mitigation.order_documents(given, settings)]
             kept = math.ceil(n * getattr(settings, "share", 1))
             assert orders and all(len(order) == kept == len(set(map(str, order))) for order in orders)
             assert all(set(map(str, order)) <= set(map(str, given.documents)) for order in orders)
-            assert orders == [list(order) for order in mitigation.orders(given, settings)]
-            assert mitigation.chosen(["a"] * len(orders)) == 0
+            assert orders == [list(order) for order in mitigation.order_documents(given, settings)]
+            assert mitigation.choose_response(["a"] * len(orders)) == 0
         assert parse_as(type(settings), settings.model_dump(), "settings") == settings
 
 
 def test_permutations_differ_exhaust_all_orders_and_shuffle_placements_alike():
     given = documents(3)
     permutation = MITIGATIONS["permutation"]
-    orders = permutation.orders(asked(given), Orders(orders=4))
+    orders = permutation.order_documents(asked(given), Orders(orders=4))
     assert len({tuple(order) for order in orders}) == 4
-    every = permutation.orders(asked(given), Orders(orders=100))
+    every = permutation.order_documents(asked(given), Orders(orders=100))
     assert sorted(map(str, every)) == sorted(str(list(order)) for order in permutations(given))
-    assert permutation.orders(asked(given, seed=1), Orders(orders=100)) != every
-    assert permutation.orders(asked(given, qa_example(1)), Orders(orders=100)) != every
+    assert permutation.order_documents(asked(given, seed=1), Orders(orders=100)) != every
+    assert permutation.order_documents(asked(given, qa_example(1)), Orders(orders=100)) != every
     turned = given[1:] + given[:1]
-    for one, other in zip(every, permutation.orders(asked(turned), Orders(orders=100))):
+    for one, other in zip(every, permutation.order_documents(asked(turned), Orders(orders=100))):
         assert [turned.index(d) for d in other] == [given.index(d) for d in one]
 
 
@@ -136,9 +136,9 @@ def test_relevance_is_that_of_the_question_and_knows_no_gold():
             id="e", question="Who won the first Nobel prize?", answers=["x"], gold=[gold], distractors=others
         )
         assert by_relevance(example, given) == [given[2], given[1], given[0], given[3]]
-        (last,) = reordering.orders(asked(given, example), reordering.settings(most="last"))
+        (last,) = reordering.order_documents(asked(given, example), reordering.settings(most="last"))
         assert last == [given[3], given[0], given[1], given[2]]
-        (ends,) = reordering.orders(asked(given, example), reordering.settings())
+        (ends,) = reordering.order_documents(asked(given, example), reordering.settings())
         assert (ends[0], ends[-1]) == (given[2], given[1])
     mute = Example(id="e", question="?!", answers=["x"], gold=[given[0]], distractors=given[1:])
     assert by_relevance(mute, given) == given, "what ranks nothing changes nothing"
@@ -172,9 +172,9 @@ def test_the_code_for_an_application_does_what_was_measured(mitigation):
     passages = [Passage(text=f"passage {i}", relevant=i == 3) for i in range(7)]
     example = RankedExample(id="r", question="q", answers=["a"], passages=passages)
     ranked = [passage.document for passage in passages]
-    for settings in mitigation.tried():
-        exec(mitigation.code(settings), names := {})
-        orders = [list(order) for order in mitigation.orders(asked(ranked, example), settings)]
+    for settings in mitigation.propose_settings():
+        exec(mitigation.write_code(settings), names := {})
+        orders = [list(order) for order in mitigation.order_documents(asked(ranked, example), settings)]
         if "vote" not in names:
             assert [names["reorder"](ranked)] == orders
             continue
@@ -225,12 +225,14 @@ def at_every_place(example, n_docs=3):
 
 
 def test_the_order_given_asked_once_is_what_is_asked_without_a_mitigation():
-    as_given = PromptMitigation(
-        name="as-given", help="h", level="prompt", source="s", cost="nothing", served_by=("endpoints",),
-        settings=Settings, orders=lambda asked, settings: [asked.documents], chosen=majority, tried=lambda: [],
-    )  # fmt: skip
+    class AsGiven(PromptMitigation):
+        name = "as-given"
+
+        def order_documents(self, given, settings):
+            return [given.documents]
+
     questions = [at_every_place(example) for example in kv_examples(2)]
-    said, generator = answers(lost_in_the_middle, as_given, questions)
+    said, generator = answers(lost_in_the_middle, AsGiven(), questions, Settings())
     builder = TextPromptBuilder(TASKS["kv"], 9)
     assert generator.prompts == [builder.prompt(q.example, q.placement) for group in questions for q in group]
     plain = Rule(lost_in_the_middle).generate([[builder.prompt(*q[:2]) for q in group] for group in questions], None)

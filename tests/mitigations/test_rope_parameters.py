@@ -14,9 +14,9 @@ import families
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.mitigations.applied import write_with
-from posgap.mitigations.in_force import apply, load_model, model_mitigation, remove, written
+from posgap.mitigations.in_force import apply, load_model, model_mitigation, remove
 from posgap.mitigations.rope_parameters import Factor
-from posgap.mitigations.rope_scaling import Yarn
+from posgap.mitigations.rope_scaling import NTK, YARN, YarnSettings
 from posgap.models import NTK_KEY
 from posgap.models.loading import context_length, load_config, load_tokenizer, save_model
 
@@ -36,7 +36,7 @@ def plain(folder) -> torch.nn.Module:
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox"])
 def test_plain_transformers_loads_what_is_in_memory(name, family, tmp_path):
-    model = families.builder(family, num_attention_heads=1, num_key_value_heads=1)
+    model = families.build_family(family, num_attention_heads=1, num_key_value_heads=1)
     before = logits(model)
     model.save_pretrained(tmp_path / "base")
     apply(model, name, {"factor": 2.0})
@@ -45,10 +45,9 @@ def test_plain_transformers_loads_what_is_in_memory(name, family, tmp_path):
     file = tmp_path / "base" / "config.json"
     assert not torch.allclose(changed, before, atol=1e-3)
     assert torch.equal(logits(plain(tmp_path / "saved")), changed)
+    mitigation = model_mitigation(name)
     settings = {"factor": 2.0} if name != "yarn" else {"factor": 2.0, "original_max_position_embeddings": 128}
-    file.write_text(
-        json.dumps(written(json.loads(file.read_text()), name, model_mitigation(name).settings(**settings)))
-    )
+    file.write_text(json.dumps(mitigation.write_config(json.loads(file.read_text()), mitigation.settings(**settings))))
     assert torch.equal(logits(plain(tmp_path / "base")), changed)
     for text in (file.read_text(), (tmp_path / "saved" / "config.json").read_text()):
         assert "posgap" not in text.replace(NTK_KEY, "")  # a note, which nothing needs that serves the model
@@ -57,7 +56,7 @@ def test_plain_transformers_loads_what_is_in_memory(name, family, tmp_path):
 
 
 def test_linear_is_positions_divided():
-    model = families.builder("llama")
+    model = families.build_family("llama")
     apply(model, "linear", {"factor": 1.5})
     linear = logits(model)
     remove(model, "linear")
@@ -66,7 +65,7 @@ def test_linear_is_positions_divided():
 
 
 def test_ntk_divides_the_slowest_frequency_and_leaves_the_fastest():
-    model = families.builder("llama")
+    model = families.build_family("llama")
     own = model.model.rotary_emb.inv_freq.clone()
     apply(model, "ntk", {"factor": 3.0})
     ratio = own / model.model.rotary_emb.inv_freq
@@ -75,11 +74,11 @@ def test_ntk_divides_the_slowest_frequency_and_leaves_the_fastest():
 
 def test_ntk_is_not_put_on_top_of_itself(tokenizer, tmp_path):
     """A larger base is marked beside it, in memory and on disk; other factors still take the place of the first."""
-    model = families.builder("llama")
+    model = families.build_family("llama")
     plain = model.config.to_dict()
-    twice = written(plain, "ntk", Factor(factor=2.0))
+    twice = NTK.write_config(plain, Factor(factor=2.0))
     with pytest.raises(PosgapError, match=r"config.json: ntk: its base is a larger one already, by a factor of 2;"):
-        written(twice, "ntk", Factor(factor=2.0))
+        NTK.write_config(twice, Factor(factor=2.0))
     for factor in (4.0, 2.0):
         apply(model, "ntk", {"factor": factor})
     save_model(model, tokenizer, tmp_path / "model")
@@ -96,7 +95,7 @@ def test_ntk_is_not_put_on_top_of_itself(tokenizer, tmp_path):
 
 def test_yarn_is_what_its_paper_says():
     """Equations 10 to 13 and the temperature of equation 15, written out; alpha 1 and beta 32 turns."""
-    model = families.builder("llama", head_dim=64, max_position_embeddings=4096)
+    model = families.build_family("llama", head_dim=64, max_position_embeddings=4096)
     own = model.model.rotary_emb.inv_freq.double()
     apply(model, "yarn", {"factor": 4.0})
     rotary = model.model.rotary_emb
@@ -109,7 +108,7 @@ def test_yarn_is_what_its_paper_says():
 
 
 def test_layers_with_a_window_keep_their_positions():
-    model = families.builder("gemma3_text", layer_types=["sliding_attention", "full_attention"] * 2)
+    model = families.build_family("gemma3_text", layer_types=["sliding_attention", "full_attention"] * 2)
     apply(model, "linear", {"factor": 2.0})
     assert model.config.rope_parameters["sliding_attention"]["rope_type"] == "default"
     assert model.config.rope_parameters["full_attention"]["factor"] == 2.0
@@ -118,9 +117,9 @@ def test_layers_with_a_window_keep_their_positions():
 @pytest.mark.parametrize("old", [{"rope_theta": 5000.0}, {"rope_theta": 5000.0, "rope_scaling": None}])
 def test_an_older_config_keeps_its_names(old):
     config = {
-        key: value for key, value in families.builder("llama").config.to_dict().items() if key != "rope_parameters"
+        key: value for key, value in families.build_family("llama").config.to_dict().items() if key != "rope_parameters"
     }
-    changed = written(config | old, "yarn", Yarn(factor=2.0))
+    changed = YARN.write_config(config | old, YarnSettings(factor=2.0))
     assert changed["rope_theta"] == 5000.0 and "rope_parameters" not in changed
     yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}
     assert changed["rope_scaling"] == yarn
@@ -131,7 +130,7 @@ def test_an_older_config_keeps_its_names(old):
 @pytest.mark.parametrize("own", [128, int(1e30), 64])
 def test_a_stretched_model_reads_so_much_more(own, family, name, tmp_path):
     """In memory, in the folder and by its tokenizer, unless that one was kept shorter than the model."""
-    model, tokenizer = families.builder(family), tiny_model.tokenizer()
+    model, tokenizer = families.build_family(family), tiny_model.tokenizer()
     assert model.config.max_position_embeddings == 128
     tokenizer.model_max_length = own
     save_model(model, tokenizer, tmp_path / "base")
@@ -151,13 +150,13 @@ def test_a_stretched_model_reads_so_much_more(own, family, name, tmp_path):
 def test_a_length_that_a_rope_is_made_of_stays():
     """Dynamic NTK changes its frequencies beyond `max_position_embeddings`."""
     parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
-    model = families.builder("llama", rope_parameters=parameters)
+    model = families.build_family("llama", rope_parameters=parameters)
     apply(model, "ntk", {"factor": 2.0})
     assert model.config.max_position_embeddings == 128 and model.config.rope_parameters["rope_theta"] > 20_000
 
 
 def test_yarn_reads_as_much_as_its_original_length_says():
-    model = families.builder("llama")
+    model = families.build_family("llama")
     apply(model, "yarn", {"factor": 4.0, "original_max_position_embeddings": 48})
     assert model.config.max_position_embeddings == 192
     apply(model, "yarn", {"factor": 2.0, "original_max_position_embeddings": 48})
@@ -168,7 +167,7 @@ def test_yarn_reads_as_much_as_its_original_length_says():
 @pytest.mark.parametrize("name", NATIVE)
 def test_models_without_rotary_positions_are_refused(name, family):
     made, settings = families.ROWS[family]
-    model = families.builder(made, **settings)
+    model = families.build_family(made, **settings)
     before, kept = logits(model), model.config.to_dict()
     with pytest.raises(PosgapError, match=rf"{name}: its attention does not follow|{name}: it has no rotary"):
         apply(model, name, {"factor": 2.0})
@@ -176,7 +175,7 @@ def test_models_without_rotary_positions_are_refused(name, family):
 
 
 def test_a_scaled_rope_is_not_scaled_again_but_its_base_can_be():
-    model = families.builder("llama", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})
+    model = families.build_family("llama", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})
     before = logits(model)
     for name in ("linear", "yarn"):
         with pytest.raises(PosgapError, match=r"scaled already \(linear\)"):

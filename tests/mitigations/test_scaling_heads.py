@@ -16,13 +16,13 @@ from posgap.foundation.errors import PosgapError
 from posgap.mitigations.in_force import apply, load_model, remove, scale_model
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
-from posgap.models.head_scaling import ms_poe_factors, scaled_heads, sensitivity
+from posgap.models.head_scaling import ms_poe_factors, scale_heads, sensitivity
 from posgap.models.loading import save_model
 from posgap.scaling.serve_check import serve_check
 
 
-def scale_heads(model, factors):
-    scaled_heads(model, factors)
+def with_scaled_heads(model, factors):
+    scale_heads(model, factors)
     return model
 
 
@@ -33,7 +33,7 @@ def of_own_keys(**more):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi"])
 def test_heads_that_agree_are_a_scaled_layer(family, ids):
-    per_head = scale_heads(tiny(family), [[factor] * 4 for factor in FACTORS])
+    per_head = with_scaled_heads(tiny(family), [[factor] * 4 for factor in FACTORS])
     torch.testing.assert_close(logits(per_head, ids), logits(scale_model(tiny(family), FACTORS), ids), **CLOSE)
 
 
@@ -48,14 +48,14 @@ def test_each_head_has_its_own_factor(ids):
         logits(model, ids)
         return seen[0]
 
-    mixed = heads(scale_heads(of_own_keys(), rows))
+    mixed = heads(with_scaled_heads(of_own_keys(), rows))
     for head, factor in enumerate(rows[0]):
         alone = heads(scale_model(of_own_keys(), (factor, 1.0, 1.0)))
         torch.testing.assert_close(mixed[:, :, head], alone[:, :, head], **CLOSE)
 
 
 def test_cache_and_left_padding_change_nothing(ids):
-    model = scale_heads(of_own_keys(), [[1.2, 1.8, 1.4, 1.6]] * 3)
+    model = with_scaled_heads(of_own_keys(), [[1.2, 1.8, 1.4, 1.6]] * 3)
     padded = torch.cat([torch.zeros(2, 5, dtype=ids.dtype), ids], 1)
     mask = (torch.arange(29) >= 5).long().expand(2, -1)
     greedy = {"max_new_tokens": 6, "do_sample": False}
@@ -170,8 +170,8 @@ def test_keys_are_turned_once_and_shared_as_they_were(ids):
 
 
 def test_a_key_that_all_query_heads_share_stays_one_where_their_factors_are_alike(ids):
-    model = families.builder("falcon")
-    scaled_heads(model, [[1.0] * 4, [1.5] * 4, [1.2, 1.3, 1.4, 1.5], [1.0] * 4])
+    model = families.build_family("falcon")
+    scale_heads(model, [[1.0] * 4, [1.5] * 4, [1.2, 1.3, 1.4, 1.5], [1.0] * 4])
     with torch.no_grad():
         cache = model(input_ids=ids, use_cache=True).past_key_values
     assert [cache.layers[layer].keys.shape[1] for layer in range(4)] == [1, 1, 4, 1]
@@ -207,15 +207,15 @@ def test_what_else_a_config_lists_is_applied_beside_its_factors(ids, tokenizer, 
 def test_what_cannot_be_scaled_by_heads_is_refused(ids):
     model = tiny()
     with pytest.raises(PosgapError, match="must be 3 rows of 4"):
-        scaled_heads(model, [[1.0] * 4])
+        scale_heads(model, [[1.0] * 4])
     with pytest.raises(PosgapError, match="query heads that share a key have different factors"):
-        scaled_heads(model, [[1.0] * 4, [1.0] * 4, [1.2, 1.3, 1.4, 1.5]])
+        scale_heads(model, [[1.0] * 4, [1.0] * 4, [1.2, 1.3, 1.4, 1.5]])
     with pytest.raises(PosgapError, match="some layers have a RoPE factor for each head"):
         scale_model(model, [[1.0] * 4, 1.0, 1.0])
     assert torch.equal(logits(model, ids), logits(tiny(), ids))
-    complex_tables = families.builder("deepseek_v2")
+    complex_tables = families.build_family("deepseek_v2")
     with pytest.raises(PosgapError, match="its rotary tables are complex numbers") as refused:
-        scaled_heads(complex_tables, [[1.0] * 4] * 4)
+        scale_heads(complex_tables, [[1.0] * 4] * 4)
     assert "\n" not in str(refused.value)
     scale_model(complex_tables, [1.5] * 4)  # nothing is left of it
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_scaled_by_heads_is_refused(ids):
     [("llama", [[1.2, 1.8, 1.4, 1.6]] * 4), ("falcon", [1.5] * 4), ("deepseek_v2", [1.5] * 4)],
 )
 def test_what_a_model_applies_is_read_off_its_tables(family, factors, tokenizer, tmp_path, capsys, monkeypatch):
-    save_model(scale_model(families.builder(family), factors), tokenizer, tmp_path / "model")
+    save_model(scale_model(families.build_family(family), factors), tokenizer, tmp_path / "model")
     serve_check(tmp_path / "model", "transformers")
     applied = " ".join(f"{factor:.4f}" for factor in factors[3]) if family == "llama" else "1.5000"
     assert f"layer   3  config {applied}  applied {applied}" in capsys.readouterr().out

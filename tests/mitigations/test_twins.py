@@ -33,7 +33,7 @@ ALL = ["llama", "qwen2", "gemma3_text"]
 
 
 def built(family: str) -> torch.nn.Module:
-    return families.builder(family, **SETTINGS[family]).double()
+    return families.build_family(family, **SETTINGS[family]).double()
 
 
 class Twin:

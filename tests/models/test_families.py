@@ -58,7 +58,7 @@ def test_a_family_is_as_the_table_says(name):
     ],
 )
 def test_a_model_that_reads_both_ways_is_refused_when_it_is_loaded(name, settings, complaint, tokenizer, tmp_path):
-    save_model(families.builder(name, **settings), tokenizer, tmp_path / "model")
+    save_model(families.build_family(name, **settings), tokenizer, tmp_path / "model")
     if not complaint:
         assert load_model(str(tmp_path / "model")) is not None
         return
@@ -84,7 +84,7 @@ def test_a_family_without_a_causal_language_model_is_refused_in_a_line_that_says
 def test_a_model_of_which_the_text_alone_is_read_has_what_its_folder_names(tokenizer, tmp_path):
     """transformers keeps of such a folder's config the part about text, without what stands beside it."""
     kinds, factors = ["full_attention"] * 2, [1.3, 1.7]
-    model = families.builder("qwen3_5_text", num_hidden_layers=2, layer_types=kinds, head_dim=16)
+    model = families.build_family("qwen3_5_text", num_hidden_layers=2, layer_types=kinds, head_dim=16)
     folder, ids = tmp_path / "model", torch.arange(3, 20)[None]
     save_model(model, tokenizer, folder)
     plain = model(input_ids=ids).logits

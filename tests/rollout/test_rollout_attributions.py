@@ -21,7 +21,7 @@ N, TEXTS = 13, 2
 
 def built(name, **settings):
     """A family's model with random biases, which are zero at first."""
-    model = families.builder(name, **settings)
+    model = families.build_family(name, **settings)
     for parameter in model.parameters():
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
@@ -125,7 +125,7 @@ def test_gradients_of_every_attention_weight(family, monkeypatch):
 )
 def test_where_value_norms_would_be_another_model_s_they_are_left_out(name, said):
     family, settings = families.MEASURED[name]
-    model = families.builder(family, **settings)
+    model = families.build_family(family, **settings)
     measured = measure(model, [ids()], N, np.zeros(4), 0.2)
     assert re.match(said, measured.no_value_norm) and set(measured.influence) == set(INFLUENCES)
     assert measured.statistics["lambdas"].max() < 1  # the try beforehand is not counted

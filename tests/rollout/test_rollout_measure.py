@@ -234,7 +234,7 @@ def test_windows_and_angles_are_read_by_layer():
 
 
 def test_attention_on_sink_logits_is_kept_apart():
-    model = families.builder("gpt_oss")
+    model = families.build_family("gpt_oss")
     ids = torch.randint(3, 60, (2, N), generator=torch.Generator().manual_seed(1))
     measured = measure(model, [ids], N, np.zeros(4), 0.2)
     with eager_attention(model), torch.no_grad():
@@ -259,17 +259,17 @@ def test_sinks_whose_part_the_family_takes_off_the_output_are_told():
 def test_hybrids_are_measured_by_their_layers_with_attention_and_say_so():
     """The twin multiplies the matrices of those layers alone."""
     assert families.rollout_row("lfm2")[1] == "equal, by 2, 4 of 4 layers"
-    decoder = Decoder(families.builder("lfm2", layer_types=["conv", "full_attention", "conv", "conv"]))
+    decoder = Decoder(families.build_family("lfm2", layer_types=["conv", "full_attention", "conv", "conv"]))
     assert (decoder.numbers, decoder.n_layers, decoder.n_all) == ([2], 1, 4)
     assert decoder.mixing().startswith("of 4 layers these have attention: 2; what tokens pass on otherwise")
-    assert "layers 1, 2, 3, 4 mix tokens beside" in Decoder(families.builder("falcon_h1")).mixing()
-    assert Decoder(families.builder("minimax")).numbers == [1, 3]
+    assert "layers 1, 2, 3, 4 mix tokens beside" in Decoder(families.build_family("falcon_h1")).mixing()
+    assert Decoder(families.build_family("minimax")).numbers == [1, 3]
     assert Decoder(llama()).mixing() == ""
 
 
 def test_what_cannot_be_measured_is_refused_in_a_line(ids, monkeypatch):
     with pytest.raises(PosgapError, match="mamba: has no attention, so that there is nothing to measure"):
-        Decoder(families.builder("mamba"))
+        Decoder(families.build_family("mamba"))
     model = llama().eval()
     monkeypatch.setattr(model.model.layers[1].self_attn.o_proj, "forward", lambda x: torch.zeros_like(x))
     with pytest.raises(PosgapError, match="LlamaForCausalLM, layer 2: what its attention makes is not added"):

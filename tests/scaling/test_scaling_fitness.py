@@ -46,7 +46,7 @@ def test_teacher_forcing_is_greedy_generation_of_exactly_those_tokens(model, tok
     complex (DeepSeek-V2), and where positions are of three kinds (Qwen3.5)."""
     if family:
         sizes = {"num_hidden_layers": 2, "vocab_size": 41, "head_dim": 16}
-        model = families.builder(family, **sizes, layer_types=["full_attention"] * 2)
+        model = families.build_family(family, **sizes, layer_types=["full_attention"] * 2)
     generator, scaling = TransformersGenerator(model, tokenizer, 1000), layer_scaling(model)
     generated = {}
     for candidate in CANDIDATES:

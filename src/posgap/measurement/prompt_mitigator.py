@@ -90,7 +90,7 @@ class PromptMitigator:
         return PromptVariants(list(map(prompt, orders)), orders, given)
 
     def _orders(self, example: AnyExample, given: Sequence[Document]) -> Sequence[Sequence[Document]]:
-        return self.mitigation.orders(ReorderInput(example, given, self.seed), self.settings)
+        return self.mitigation.order_documents(ReorderInput(example, given, self.seed), self.settings)
 
     def generate(
         self, generator: Generator, groups: Iterable[Sequence[Question]], sampling: Sampling
@@ -133,7 +133,7 @@ class PromptMitigator:
             return completions[0]._replace(usage=spent)
         task = self.builder.task
         texts = [each.text if task.slot_names else task.extract(each.text) for each in said]
-        return said[self.mitigation.chosen(texts)]._replace(usage=spent)
+        return said[self.mitigation.choose_response(texts)]._replace(usage=spent)
 
     def _as_given(self, completion: Completion, given: Sequence[Document], order: Sequence[Document]) -> Completion:
         task = self.builder.task

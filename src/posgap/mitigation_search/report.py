@@ -283,7 +283,7 @@ def code(found: Found) -> str:
     """What an application does in plain Python; empty where it cannot."""
     if MITIGATIONS[found.name].of_model:
         return ""
-    return PROMPT_MITIGATIONS[found.name].code(found.chosen)
+    return PROMPT_MITIGATIONS[found.name].write_code(found.chosen)
 
 
 def labelled(sweep: Sweep) -> str:

@@ -14,7 +14,7 @@ from posgap.mitigation_search.comparison import Comparison, Trial
 from posgap.mitigation_search.config import MitigateConfig
 from posgap.mitigation_search.report import Found, described
 from posgap.mitigations.curves import Candidate
-from posgap.mitigations.mitigation import Mitigation, ModelMitigation, PromptMitigation, Settings, TriedOn
+from posgap.mitigations.mitigation import Mitigation, ModelMitigation, PromptMitigation, ProposalInput, Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.scaling.config import ScaleSearchConfig
 from posgap.scaling.search import FactorSearch
@@ -95,12 +95,12 @@ def _try_settings(mitigation: Mitigation, comparison: Comparison, until: float, 
 def _propose(mitigation: Mitigation, comparison: Comparison, until: float) -> Sequence[Settings]:
     """Returns the settings of a mitigation to try."""
     if isinstance(mitigation, PromptMitigation):
-        return mitigation.tried()
+        return mitigation.propose_settings()
     model, builder = comparison.model, cast(PromptBuilder, comparison.model.builder)
     assert model.in_memory is not None
     prompts = [builder(example, model.middle) for example in comparison.splits.selection[:_PROMPTS]]
-    tried_on = TriedOn(model.in_memory, prompts, search_factors=partial(_search_factors, comparison, until))
-    return cast(ModelMitigation, mitigation).tried(tried_on)
+    proposal = ProposalInput(model.in_memory, prompts, search_factors=partial(_search_factors, comparison, until))
+    return cast(ModelMitigation, mitigation).propose_settings(proposal)
 
 
 def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:

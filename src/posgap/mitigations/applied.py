@@ -7,7 +7,6 @@ from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_model, read_object, write_json
-from posgap.mitigations.in_force import written
 from posgap.mitigations.mitigation import ModelMitigation, Settings
 from posgap.models.closing import closed, is_closed, read_config, write_config
 from posgap.storage.lineage import training_examples, write_training_examples
@@ -41,7 +40,7 @@ def write_with(model: Path, mitigation: ModelMitigation, settings: Settings, see
     """Copies a model folder into `out` with the mitigation in `config.json`, the contents of the examples that it has
     `seen`, and a word in the model card where posgap alone puts the mitigation in force."""
     copy_model(model, out)
-    config = written(read_config(out), mitigation.name, settings)
+    config = mitigation.write_config(read_config(out), settings)
     write_config(out, config)
     _let_tokenizer_read(out, _context(model), _context(out))
     write_training_examples(out, seen)

@@ -20,32 +20,29 @@ if TYPE_CHECKING:
 _ANYWHERE = ("transformers", "vllm", "endpoints")
 
 
+_REORDER = """def reorder(passages):
+    return {returned}
+"""
+
+
 class NoSettings(Settings):
     """Nothing can be chosen."""
 
 
-def _reversed(asked: ReorderInput, settings: NoSettings) -> Sequence[Sequence["Document"]]:
-    return [list(reversed(asked.documents))]
+class ReversedOrder(PromptMitigation):
+    name = "reversed"
+    help = "the documents in the reverse order, the last one first"
+    level = "prompt"
+    source = "a baseline: what stood last stands first"
+    cost = "nothing"
+    served_by = _ANYWHERE
+    settings = NoSettings
 
+    def order_documents(self, given: ReorderInput, settings: NoSettings) -> Sequence[Sequence["Document"]]:
+        return [list(reversed(given.documents))]
 
-REVERSED = PromptMitigation(
-    name="reversed",
-    help="the documents in the reverse order, the last one first",
-    level="prompt",
-    source="a baseline: what stood last stands first",
-    cost="nothing",
-    served_by=_ANYWHERE,
-    settings=NoSettings,
-    orders=_reversed,
-    chosen=lambda responses: 0,
-    tried=lambda: [NoSettings()],
-    code=lambda settings: _REORDER.format(returned="passages[::-1]"),
-)
-
-
-_REORDER = """def reorder(passages):
-    return {returned}
-"""
+    def write_code(self, settings: NoSettings) -> str:
+        return _REORDER.format(returned="passages[::-1]")
 
 
 class Relevance(Settings):
@@ -79,80 +76,69 @@ def by_relevance(example: "AnyExample", documents: Sequence["Document"]) -> list
     return [documents[i] for i in sorted(range(len(documents)), key=lambda i: -scores[i])]
 
 
-def _by_relevance(asked: ReorderInput, settings: Relevance) -> Sequence[Sequence["Document"]]:
-    ranked = by_relevance(asked.example, asked.documents)
-    return [{"ends": at_ends(ranked), "first": ranked, "last": ranked[::-1]}[settings.most]]
-
-
 _RELEVANCE_CODE = {"ends": "passages[::2] + passages[1::2][::-1]", "first": "list(passages)", "last": "passages[::-1]"}
 
 
-REORDERING = PromptMitigation(
-    name="reordering",
-    help="the documents in the order of their relevance to the question, the most relevant at the ends",
-    level="prompt",
-    source="LongContextReorder of LangChain, LostInTheMiddleRanker of Haystack; Liu et al. 2024, TACL 12:157-173, "
-    "section 6; BM25 as Robertson and Zaragoza 2009",
-    cost="ranks the documents, on the CPU",
-    served_by=_ANYWHERE,
-    settings=Relevance,
-    orders=_by_relevance,
-    chosen=lambda responses: 0,
-    tried=lambda: [Relevance(most="ends"), Relevance(most="first"), Relevance(most="last")],
-    order_free=True,
-    code=lambda settings: _REORDER.format(returned=_RELEVANCE_CODE[settings.most]),
-)
+class RelevanceOrder(PromptMitigation):
+    name = "reordering"
+    help = "the documents in the order of their relevance to the question, the most relevant at the ends"
+    level = "prompt"
+    source = (
+        "LongContextReorder of LangChain, LostInTheMiddleRanker of Haystack; Liu et al. 2024, TACL 12:157-173, "
+        "section 6; BM25 as Robertson and Zaragoza 2009"
+    )
+    cost = "ranks the documents, on the CPU"
+    served_by = _ANYWHERE
+    settings = Relevance
+    order_free = True
+
+    def order_documents(self, given: ReorderInput, settings: Relevance) -> Sequence[Sequence["Document"]]:
+        ranked = by_relevance(given.example, given.documents)
+        return [{"ends": at_ends(ranked), "first": ranked, "last": ranked[::-1]}[settings.most]]
+
+    def propose_settings(self) -> Sequence[Relevance]:
+        return [Relevance(most="ends"), Relevance(most="first"), Relevance(most="last")]
+
+    def write_code(self, settings: Relevance) -> str:
+        return _REORDER.format(returned=_RELEVANCE_CODE[settings.most])
 
 
-class Share(Settings):
+class KeptShare(Settings):
     """The share of the passages that is kept, of the best ranked; at least one."""
 
     share: float = Field(0.5, gt=0, le=1)
 
 
-def _fewer(asked: ReorderInput, settings: Share) -> Sequence[Sequence["Document"]]:
-    ranked = by_relevance(asked.example, asked.documents)
-    return [ranked[: math.ceil(settings.share * len(ranked))]]
+class FewerDocuments(PromptMitigation):
+    name = "fewer"
+    help = "the best-ranked share of the passages alone"
+    level = "prompt"
+    source = "Liu et al. 2024, TACL 12:157-173, section 5: readers gain little from more passages"
+    cost = "nothing"
+    served_by = _ANYWHERE
+    settings = KeptShare
+    order_free = True
+    needs_ranks = True
 
+    def order_documents(self, given: ReorderInput, settings: KeptShare) -> Sequence[Sequence["Document"]]:
+        ranked = by_relevance(given.example, given.documents)
+        return [ranked[: math.ceil(settings.share * len(ranked))]]
 
-FEWER = PromptMitigation(
-    name="fewer",
-    help="the best-ranked share of the passages alone",
-    level="prompt",
-    source="Liu et al. 2024, TACL 12:157-173, section 5: readers gain little from more passages",
-    cost="nothing",
-    served_by=_ANYWHERE,
-    settings=Share,
-    orders=_fewer,
-    chosen=lambda responses: 0,
-    tried=lambda: [Share(), Share(share=0.25)],
-    order_free=True,
-    needs_ranks=True,
-    code=lambda settings: (
-        f"""import math
+    def propose_settings(self) -> Sequence[KeptShare]:
+        return [KeptShare(), KeptShare(share=0.25)]
+
+    def write_code(self, settings: KeptShare) -> str:
+        return f"""import math
 
 def reorder(passages):
     return passages[: math.ceil({settings.share!r} * len(passages))]
 """
-    ),
-)
 
 
 class Orders(Settings):
     """How many random orders of its documents a question is asked in, all of them where there are no more."""
 
     orders: int = Field(5, ge=1, le=100)
-
-
-def _shuffled(asked: ReorderInput, settings: Orders) -> Sequence[Sequence["Document"]]:
-    """Different orders, drawn for the example: at every placement its slots are shuffled in the same ways."""
-    drawn: dict[tuple[int, ...], None] = {}
-    draws = random.Random(f"permutation {asked.seed} {asked.example.id}")
-    slots = list(range(len(asked.documents)))
-    while len(drawn) < min(settings.orders, math.factorial(len(slots))):
-        draws.shuffle(slots)
-        drawn[tuple(slots)] = None
-    return [[asked.documents[slot] for slot in order] for order in drawn]
 
 
 def majority(responses: Sequence[str]) -> int:
@@ -181,17 +167,37 @@ def vote(answer, question, passages, orders={orders}):
     return max(answers, key=lambda each: votes[said(each)])
 """
 
-PERMUTATION = PromptMitigation(
-    name="permutation",
-    help="several random orders of the documents, and the answer that most of them give",
-    level="decoding",
-    source="permutation self-consistency: Tang et al. 2024, arXiv 2310.07712, section 2; votes as Wang et al. 2023, "
-    "arXiv 2203.11171, since single answers have no ranking to aggregate",
-    cost="a prompt and an answer for each order",
-    served_by=_ANYWHERE,
-    settings=Orders,
-    orders=_shuffled,
-    chosen=majority,
-    tried=lambda: [Orders(orders=3), Orders(orders=5)],
-    code=lambda settings: _VOTE.format(orders=settings.orders),
-)
+
+class PermutationVote(PromptMitigation):
+    name = "permutation"
+    help = "several random orders of the documents, and the answer that most of them give"
+    level = "decoding"
+    source = (
+        "permutation self-consistency: Tang et al. 2024, arXiv 2310.07712, section 2; votes as Wang et al. 2023, "
+        "arXiv 2203.11171, since single answers have no ranking to aggregate"
+    )
+    cost = "a prompt and an answer for each order"
+    served_by = _ANYWHERE
+    settings = Orders
+
+    def order_documents(self, given: ReorderInput, settings: Orders) -> Sequence[Sequence["Document"]]:
+        """Returns different orders, drawn for the example: at every placement its slots are shuffled alike."""
+        drawn: dict[tuple[int, ...], list[Document]] = {}
+        random_slots = random.Random(f"permutation {given.seed} {given.example.id}")
+        slots = list(range(len(given.documents)))
+        while len(drawn) < min(settings.orders, math.factorial(len(slots))):
+            random_slots.shuffle(slots)
+            drawn[tuple(slots)] = [given.documents[slot] for slot in slots]
+        return list(drawn.values())
+
+    def choose_response(self, responses: Sequence[str]) -> int:
+        return majority(responses)
+
+    def propose_settings(self) -> Sequence[Orders]:
+        return [Orders(orders=3), Orders(orders=5)]
+
+    def write_code(self, settings: Orders) -> str:
+        return _VOTE.format(orders=settings.orders)
+
+
+REVERSED, REORDERING, FEWER, PERMUTATION = ReversedOrder(), RelevanceOrder(), FewerDocuments(), PermutationVote()

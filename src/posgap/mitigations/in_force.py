@@ -1,7 +1,4 @@
-"""The mitigations in force in a model: applied, replaced, removed, and recorded in its config.
-
-They are undone in the reverse of the order in which they were applied, so that each finds the model as it left it.
-"""
+"""The mitigations in force in a model: applied, replaced, removed, and recorded in its config."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parse_as
 from posgap.mitigations.registry import MITIGATIONS
+from posgap.mitigations.state import had_any, in_force, put_on_top, take_off
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.closing import read_config
 from posgap.models.factors import Factors, check_factors, config_factors
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from posgap.mitigations.mitigation import ModelMitigation, Settings
-from posgap.mitigations.state import _ATTRIBUTE, _InForce, _set, _stack, in_force
 
 
 def apply(model: "PreTrainedModel", name: str, settings: "Settings | Mapping[str, Any]") -> None:
@@ -29,23 +26,23 @@ def apply(model: "PreTrainedModel", name: str, settings: "Settings | Mapping[str
     """
     mitigation = model_mitigation(name)
     given = settings if isinstance(settings, mitigation.settings) else parse_as(mitigation.settings, settings, name)
-    above = _taken_back(model, name)
+    above = take_off(model, name)
     try:
-        _put(model, mitigation, given)
+        put_on_top(model, mitigation, given)
     except PosgapError:
         for each in above:
-            _put(model, each.mitigation, each.settings)
+            put_on_top(model, each.mitigation, each.settings)
         raise
     for each in above:
         if each.mitigation.name != name:
-            _put(model, each.mitigation, each.settings)
+            put_on_top(model, each.mitigation, each.settings)
 
 
 def remove(model: "PreTrainedModel", name: str) -> None:
     """Takes a mitigation back; nothing where it is not in force."""
-    for each in _taken_back(model, name):
+    for each in take_off(model, name):
         if each.mitigation.name != name:
-            _put(model, each.mitigation, each.settings)
+            put_on_top(model, each.mitigation, each.settings)
 
 
 def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "PreTrainedModel":
@@ -90,10 +87,10 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
 def apply_configured(model: "PreTrainedModel") -> "PreTrainedModel":
     """Puts in force what the model's config names, its RoPE factors and what it lists, and returns the model."""
     _take_from_folder(model)
-    also = configured(model.config, name_of(model))  # before anything is applied, which lists what is in force
+    also = listed_mitigations(model.config, name_of(model))  # before anything is applied, which lists what is in force
     scale_model(model)
-    for listed in also:
-        apply(model, listed["name"], listed["settings"])
+    for entry in also:
+        apply(model, entry["name"], entry["settings"])
     return model
 
 
@@ -104,7 +101,7 @@ def _take_from_folder(model: "PreTrainedModel") -> None:
     folder's, without what stands beside that part.
     """
     file = Path(model.name_or_path or "") / "config.json"
-    if hasattr(model, _ATTRIBUTE) or not model.name_or_path or not file.is_file():
+    if had_any(model) or not model.name_or_path or not file.is_file():
         return
     whole = read_config(file.parent)
     if whole.get("model_type") == model.config.model_type:
@@ -114,23 +111,13 @@ def _take_from_folder(model: "PreTrainedModel") -> None:
             setattr(model.config, key, whole[key])
 
 
-def configured(config: "PretrainedConfig", where: str = "config.json") -> list[dict[str, Any]]:
+def listed_mitigations(config: "PretrainedConfig", where: str = "config.json") -> list[dict[str, Any]]:
     """The mitigations that a model's config lists under posgap's key: `name` and `settings` of each."""
     listed = getattr(config, MITIGATIONS_KEY, None) or []
-    if not isinstance(listed, list) or any(
-        not isinstance(each, dict) or set(each) != {"name", "settings"} for each in listed
-    ):
+    keys = {"name", "settings"}
+    if not isinstance(listed, list) or not all(isinstance(each, dict) and set(each) == keys for each in listed):
         raise PosgapError(f"{where}: {MITIGATIONS_KEY} must be a list of names with their settings; apply them again")
     return listed
-
-
-def written(config_json: Mapping[str, Any], name: str, settings: "Settings") -> dict[str, Any]:
-    """A model's config.json with a mitigation in it, in place of its own earlier settings."""
-    mitigation = model_mitigation(name)
-    if mitigation.written:
-        return mitigation.written(config_json, settings)
-    others = [each for each in config_json.get(MITIGATIONS_KEY) or [] if each["name"] != name]
-    return {**config_json, MITIGATIONS_KEY: [*others, {"name": name, "settings": settings.model_dump(mode="json")}]}
 
 
 def model_mitigation(name: str) -> "ModelMitigation":
@@ -139,18 +126,3 @@ def model_mitigation(name: str) -> "ModelMitigation":
     if not mitigation.of_model:
         raise PosgapError(f"{name}: works on what is asked, so that no model has it; sweep with --mitigation {name}")
     return cast("ModelMitigation", mitigation)
-
-
-def _put(model: "PreTrainedModel", mitigation: "ModelMitigation", settings: "Settings") -> None:
-    undo = mitigation.apply(model, settings)
-    _set(model, [*_stack(model), _InForce(mitigation, settings, undo)])
-
-
-def _taken_back(model: "PreTrainedModel", name: str) -> list[_InForce]:
-    """Undoes a mitigation and all that were applied after it, and returns them, this one first."""
-    stack = _stack(model)
-    at = next((i for i, each in enumerate(stack) if each.mitigation.name == name), len(stack))
-    for each in reversed(stack[at:]):
-        each.undo()
-    _set(model, stack[:at])
-    return stack[at:]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
-from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
+from posgap.mitigations.mitigation import ModelMitigation, ProposalInput, Settings, Undo
 from posgap.mitigations.rope_scaling import linear_for_all_layers
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
@@ -27,20 +27,49 @@ class LayerFactors(Settings):
     factors: list[Annotated[float, Field(gt=0)]]
 
 
-def _apply(model: "PreTrainedModel", settings: LayerFactors) -> Undo:
-    from posgap.models.layer_scaling import layer_scaling
+class LayerSpecificScaling(ModelMitigation):
+    name = "lpes"
+    help = "one RoPE factor per layer on a searched curve over depth"
+    level = "positions"
+    source = "after layer-specific positional embedding scaling, arXiv 2606.27705; the search is posgap's own"
+    cost = "nothing"
+    served_by = ("transformers", "vllm")
+    settings = LayerFactors
+    needs_rope = True
+    is_listed = False
 
-    _require_no_head_factors(model)
-    check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or "lpes")
-    scaling = layer_scaling(model)
-    scaling.set(settings.factors)
-    setattr(model.config, CONFIG_KEY, settings.factors)
+    def apply(self, model: "PreTrainedModel", settings: LayerFactors) -> Undo:
+        from posgap.models.layer_scaling import layer_scaling
 
-    def undo() -> None:
-        scaling.set([1.0] * scaling.n_layers)
-        delattr(model.config, CONFIG_KEY)
+        _require_no_head_factors(model)
+        check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or "lpes")
+        scaling = layer_scaling(model)
+        scaling.set(settings.factors)
+        setattr(model.config, CONFIG_KEY, settings.factors)
 
-    return undo
+        def undo() -> None:
+            scaling.set([1.0] * scaling.n_layers)
+            delattr(model.config, CONFIG_KEY)
+
+        return undo
+
+    def neutral_settings(self, config: "PretrainedConfig") -> LayerFactors:
+        return LayerFactors(factors=[1.0] * config.get_text_config().num_hidden_layers)
+
+    def propose_settings(self, proposal: ProposalInput) -> Sequence[LayerFactors]:
+        """Returns the best candidates of a search."""
+        _require_no_head_factors(proposal.model)
+        return [LayerFactors(factors=list(factors)) for factors in proposal.search_factors()]
+
+    def write_config(self, config_json: Mapping[str, Any], settings: LayerFactors) -> dict[str, Any]:
+        """Writes factors that are all alike as whatever loads the folder reads them: as none, or as one linear factor
+        of the model's RoPE, where it has a single one that is not scaled yet."""
+        without = {key: value for key, value in config_json.items() if key != CONFIG_KEY}
+        factor, *others = set(settings.factors)
+        if not others and factor == 1:
+            return without
+        native = None if others else linear_for_all_layers(without, factor)
+        return native or {**config_json, CONFIG_KEY: settings.factors}
 
 
 def _require_no_head_factors(model: "PreTrainedModel") -> None:
@@ -48,39 +77,4 @@ def _require_no_head_factors(model: "PreTrainedModel") -> None:
         raise PosgapError(f"{model.name_or_path}: lpes: its heads have factors (ms-poe-static); take those back first")
 
 
-def _ones(config: "PretrainedConfig") -> LayerFactors:
-    return LayerFactors(factors=[1.0] * config.get_text_config().num_hidden_layers)
-
-
-def _written(config_json: Mapping[str, Any], settings: LayerFactors) -> dict[str, Any]:
-    """Factors that are all alike are written as whatever loads the folder reads them: as none, or as one linear factor
-    of the model's RoPE, where it has a single one that is not scaled yet."""
-    without = {key: value for key, value in config_json.items() if key != CONFIG_KEY}
-    factor, *others = set(settings.factors)
-    if not others and factor == 1:
-        return without
-    if not others and (native := linear_for_all_layers(without, factor)):
-        return native
-    return {**config_json, CONFIG_KEY: settings.factors}
-
-
-def _proposed(tried_on: TriedOn) -> Sequence[LayerFactors]:
-    """Returns the best candidates of a search."""
-    _require_no_head_factors(tried_on.model)
-    return [LayerFactors(factors=list(factors)) for factors in tried_on.search_factors()]
-
-
-LPES = ModelMitigation(
-    name="lpes",
-    help="one RoPE factor per layer on a searched curve over depth",
-    level="positions",
-    source="after layer-specific positional embedding scaling, arXiv 2606.27705; the search is posgap's own",
-    cost="nothing",
-    served_by=("transformers", "vllm"),
-    settings=LayerFactors,
-    apply=_apply,
-    neutral=_ones,
-    tried=_proposed,
-    written=_written,
-    needs_rope=True,
-)
+LPES = LayerSpecificScaling()

@@ -5,12 +5,13 @@ several prompts for one answer). Its `Settings` are what can be chosen about it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from posgap.foundation.registry import Parameters
+from posgap.models import MITIGATIONS_KEY
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -28,9 +29,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
-@dataclass(frozen=True)
 class Mitigation:
-    """A remedy by its name.
+    """A remedy by its name; posgap has one instance of each class.
 
     `source` is the paper, with section or equation. `cost` says in a phrase what a served prompt pays for it beside
     the model's own work; "nothing" where that is so. `served_by` are the programs that serve it: "anything" that loads
@@ -47,52 +47,75 @@ class Mitigation:
     cost: str
     served_by: tuple[str, ...]
     settings: type[Settings]
-    order_free: bool = field(default=False, kw_only=True)
-    needs_rope: bool = field(default=False, kw_only=True)
-    parameters: ClassVar[type[Parameters]] = Parameters  # none: settings are given as JSON
+    order_free: bool = False
+    needs_rope: bool = False
+    parameters: type[Parameters] = Parameters  # none: settings are given as JSON
     of_model: ClassVar[bool] = False
 
 
-@dataclass(frozen=True)
 class ModelMitigation(Mitigation):
     """A mitigation of a model in memory; `posgap.mitigations.in_force` applies, replaces, removes and records it.
 
-    `apply(model, settings)` puts it in force and returns what takes it back. It raises `PosgapError`, before it has
-    changed anything, with the true reason why a family cannot have it. `neutral(config)` are settings that change
-    nothing, to the bit; None where there are none. `tried(tried_on)` are the settings that `posgap mitigate` tries,
-    from the model itself and some of its prompts. `written(config_json, settings)` is a model's config.json with the
-    mitigation in it; where it is None, the mitigation is listed under posgap's own key, and `load_model` applies it.
-    `alone` says that each prompt must be read whole, none from another's cached beginning, in a batch of its own.
+    `needs_own_batch` says that each prompt must be read whole, none from another's cached beginning, in a batch of its
+    own. `is_listed` says that the config names the mitigation under posgap's own key, for `load_model` to apply.
     """
 
-    apply: "Callable[[PreTrainedModel, Any], Undo]"
-    neutral: "Callable[[PretrainedConfig], Settings | None]"
-    tried: "Callable[[TriedOn], Sequence[Settings]]"
-    written: Callable[[Mapping[str, Any], Any], dict[str, Any]] | None = None
-    alone: bool = False
+    needs_own_batch: bool = False
+    is_listed: bool = True
     of_model: ClassVar[bool] = True
 
+    def apply(self, model: "PreTrainedModel", settings: Any) -> Undo:
+        """Puts the mitigation in force and returns what takes it back. Raises `PosgapError`, with the model as it was,
+        with the true reason why a family cannot have it."""
+        raise NotImplementedError
 
-@dataclass(frozen=True)
+    def neutral_settings(self, config: "PretrainedConfig") -> Settings | None:
+        """Returns settings that change nothing, to the bit; None where there are none."""
+        raise NotImplementedError
+
+    def propose_settings(self, proposal: "ProposalInput") -> Sequence[Settings]:
+        """Returns the settings that `posgap mitigate` tries."""
+        raise NotImplementedError
+
+    def write_config(self, config_json: Mapping[str, Any], settings: Any) -> dict[str, Any]:
+        """Returns a model's config.json with the mitigation in it; whoever overrides this sets `is_listed` False."""
+        listed = [each for each in config_json.get(MITIGATIONS_KEY) or [] if each["name"] != self.name]
+        listed.append(self.list_entry(settings))
+        return {**config_json, MITIGATIONS_KEY: listed}
+
+    def list_entry(self, settings: Settings) -> dict[str, Any]:
+        """Returns how a config names the mitigation under posgap's own key."""
+        return {"name": self.name, "settings": settings.model_dump(mode="json")}
+
+
 class PromptMitigation(Mitigation):
     """A mitigation of what is asked; the model stays as it is.
 
-    `orders(asked, settings)` are the orders of documents in which the question is asked, each a prompt. Of the
-    responses to them `chosen(responses)` says which one, by index, is the answer. `tried()` are the settings that
-    `posgap mitigate` tries. `needs_ranks` says that examples must have a retriever's order. `code(settings)` is what an
-    application does, as functions of plain Python whose `passages` are a list of whatever kind, the most relevant
-    first; empty where it cannot.
+    `needs_ranks` says that examples must have a retriever's order.
     """
 
-    orders: "Callable[[ReorderInput, Any], Sequence[Sequence[Document]]]"
-    chosen: Callable[[Sequence[str]], int]
-    tried: Callable[[], Sequence[Settings]]
     needs_ranks: bool = False
-    code: Callable[[Any], str] = lambda settings: ""
+
+    def order_documents(self, given: "ReorderInput", settings: Any) -> "Sequence[Sequence[Document]]":
+        """Returns the orders of documents in which the question is asked, each a prompt."""
+        raise NotImplementedError
+
+    def choose_response(self, responses: Sequence[str]) -> int:
+        """Returns which of the responses to those prompts is the answer, by index."""
+        return 0
+
+    def propose_settings(self) -> Sequence[Settings]:
+        """Returns the settings that `posgap mitigate` tries."""
+        return [self.settings()]
+
+    def write_code(self, settings: Any) -> str:
+        """Returns what an application does, as functions of plain Python whose `passages` are a list of whatever kind,
+        the most relevant first; empty where it cannot."""
+        return ""
 
 
 @dataclass(frozen=True)
-class TriedOn:
+class ProposalInput:
     """A model, and prompts as token ids on which a mitigation may measure it before it proposes settings.
 
     `search_factors()` searches for RoPE factors, one per layer, as `posgap scale search` does, and returns its best

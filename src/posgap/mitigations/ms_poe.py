@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
-from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
+from posgap.mitigations.mitigation import ModelMitigation, ProposalInput, Settings, Undo
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
 from posgap.models.factors import check_factors
@@ -48,77 +48,67 @@ class HeadFactors(Settings):
     factors: list[list[_Factor]]
 
 
-def _rank(model: "PreTrainedModel", settings: HeadRanking) -> Undo:
-    from posgap.models.head_scaling import Ranking, ranked_heads
+class MsPoE(ModelMitigation):
+    name = "ms-poe"
+    help = "one RoPE factor per attention head, by its sensitivity to position, ranked anew at each prompt"
+    level = "positions"
+    source = _SOURCE
+    cost = "each prompt's queries and keys are computed twice"
+    served_by = ("transformers",)
+    settings = HeadRanking
+    needs_own_batch = True
 
-    return ranked_heads(model, Ranking(**settings.model_dump()))
+    def apply(self, model: "PreTrainedModel", settings: HeadRanking) -> Undo:
+        from posgap.models.head_scaling import Ranking, rank_heads
 
+        return rank_heads(model, Ranking(**settings.model_dump()))
 
-def _scale(model: "PreTrainedModel", settings: HeadFactors) -> Undo:
-    from posgap.models.head_scaling import scaled_heads
+    def neutral_settings(self, config: "PretrainedConfig") -> HeadRanking:
+        return HeadRanking(low=1, high=1)
 
-    check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or "ms-poe")
-    if "lpes" in in_force(model):
-        raise PosgapError(f"{model.name_or_path}: ms-poe-static: its layers have factors (lpes); take those back first")
-    undo_heads = scaled_heads(model, settings.factors)
-    setattr(model.config, CONFIG_KEY, settings.factors)
-
-    def undo() -> None:
-        undo_heads()
-        delattr(model.config, CONFIG_KEY)
-
-    return undo
-
-
-def _same(config: "PretrainedConfig") -> HeadRanking:
-    return HeadRanking(low=1, high=1)
+    def propose_settings(self, proposal: ProposalInput) -> Sequence[HeadRanking]:
+        """Returns the paper's ranking; of models of two layers or fewer, of all layers."""
+        n_layers = proposal.model.config.get_text_config().num_hidden_layers
+        return [HeadRanking(first_layer=2 if n_layers > 2 else 0)]
 
 
-def _ones(config: "PretrainedConfig") -> HeadFactors:
-    text = config.get_text_config()
-    return HeadFactors(factors=[[1.0] * text.num_attention_heads] * text.num_hidden_layers)
+class StaticMsPoE(ModelMitigation):
+    name = "ms-poe-static"
+    help = "one RoPE factor per attention head, by its mean sensitivity over prompts, ranked once"
+    level = "positions"
+    source = _SOURCE
+    cost = "tables of cosines and sines for each head"
+    served_by = ("transformers",)
+    settings = HeadFactors
+    is_listed = False
+
+    def apply(self, model: "PreTrainedModel", settings: HeadFactors) -> Undo:
+        from posgap.models.head_scaling import scale_heads
+
+        where = model.name_or_path or "ms-poe"
+        check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, where)
+        if "lpes" in in_force(model):
+            raise PosgapError(f"{where}: ms-poe-static: its layers have factors (lpes); take those back first")
+        undo_heads = scale_heads(model, settings.factors)
+        setattr(model.config, CONFIG_KEY, settings.factors)
+
+        def undo() -> None:
+            undo_heads()
+            delattr(model.config, CONFIG_KEY)
+
+        return undo
+
+    def neutral_settings(self, config: "PretrainedConfig") -> HeadFactors:
+        text = config.get_text_config()
+        return HeadFactors(factors=[[1.0] * text.num_attention_heads] * text.num_hidden_layers)
+
+    def propose_settings(self, proposal: ProposalInput) -> Sequence[HeadFactors]:
+        from posgap.models.head_scaling import ms_poe_factors
+
+        return [HeadFactors(factors=ms_poe_factors(proposal.model, proposal.prompts))]
+
+    def write_config(self, config_json: Mapping[str, Any], settings: HeadFactors) -> dict[str, Any]:
+        return {**config_json, CONFIG_KEY: settings.factors}
 
 
-def _written(config_json: Mapping[str, Any], settings: HeadFactors) -> dict[str, Any]:
-    return {**config_json, CONFIG_KEY: settings.factors}
-
-
-def _rankings(tried_on: TriedOn) -> Sequence[HeadRanking]:
-    """Returns the paper's ranking; of models of two layers or fewer, of all layers."""
-    n_layers = tried_on.model.config.get_text_config().num_hidden_layers
-    return [HeadRanking(first_layer=2 if n_layers > 2 else 0)]
-
-
-def _averaged(tried_on: TriedOn) -> Sequence[HeadFactors]:
-    from posgap.models.head_scaling import ms_poe_factors
-
-    return [HeadFactors(factors=ms_poe_factors(tried_on.model, tried_on.prompts))]
-
-
-MS_POE = ModelMitigation(
-    name="ms-poe",
-    help="one RoPE factor per attention head, by its sensitivity to position, ranked anew at each prompt",
-    level="positions",
-    source=_SOURCE,
-    cost="each prompt's queries and keys are computed twice",
-    served_by=("transformers",),
-    settings=HeadRanking,
-    apply=_rank,
-    neutral=_same,
-    tried=_rankings,
-    alone=True,
-)
-
-MS_POE_STATIC = ModelMitigation(
-    name="ms-poe-static",
-    help="one RoPE factor per attention head, by its mean sensitivity over prompts, ranked once",
-    level="positions",
-    source=_SOURCE,
-    cost="tables of cosines and sines for each head",
-    served_by=("transformers",),
-    settings=HeadFactors,
-    apply=_scale,
-    neutral=_ones,
-    tried=_averaged,
-    written=_written,
-)
+MS_POE, MS_POE_STATIC = MsPoE(), StaticMsPoE()

@@ -29,7 +29,7 @@ class Factor(Settings):
     factor: Annotated[float, Field(ge=1)]
 
 
-def put(model: "PreTrainedModel", name: str, change: Change, factor: float) -> Undo:
+def put_rope(model: "PreTrainedModel", name: str, change: Change, factor: float) -> Undo:
     """Has `model` turn queries and keys by changed `rope_parameters`, and read that many more tokens; returns what
     takes both back.
 
@@ -71,7 +71,7 @@ def _followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "
     return rotaries
 
 
-def written(
+def write_rope(
     config_json: Mapping[str, Any], name: str, change: Change, factor: float, *, longer: bool = True
 ) -> dict[str, Any]:
     """A model's config.json with changed `rope_parameters`, or in the older names (`rope_theta`, `rope_scaling`) where

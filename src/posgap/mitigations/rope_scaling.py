@@ -12,23 +12,22 @@ the factor, since nothing else shows that the base was ever another and a second
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
-from posgap.mitigations.mitigation import ModelMitigation, Undo
+from posgap.mitigations.mitigation import ModelMitigation, ProposalInput, Undo
 from posgap.mitigations.rope_parameters import (
     Change,
     Factor,
-    put,
+    put_rope,
     require_bases,
     require_unscaled,
     rotary_dimensions,
-    written,
+    write_rope,
 )
 from posgap.models import NTK_KEY
 from posgap.models.patching import name_of
@@ -40,14 +39,44 @@ if TYPE_CHECKING:
 _KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 
-class Yarn(Factor):
-    """`factor` by which slow frequencies are divided; those that turn often within `original_max_position_embeddings`
-    tokens are not, the length that the model was trained for (None: its `max_position_embeddings`)."""
+class RopeScaling(ModelMitigation):
+    """A mitigation by changed `rope_parameters`. `factors` are tried."""
 
-    original_max_position_embeddings: Annotated[int, Field(gt=0)] | None = None
+    level = "config"
+    cost = "nothing"
+    served_by = ("anything",)
+    settings: type[Factor] = Factor
+    is_listed = False
+    factors: tuple[float, ...]
+
+    def change_with(self, settings: Any) -> Change:
+        """Returns what changes the parameters of one RoPE."""
+        raise NotImplementedError
+
+    def apply(self, model: "PreTrainedModel", settings: Factor) -> Undo:
+        return put_rope(model, self.name, self.change_with(settings), settings.factor)
+
+    def neutral_settings(self, config: "PretrainedConfig") -> Factor:
+        return self.settings(factor=1)
+
+    def propose_settings(self, proposal: ProposalInput) -> Sequence[Factor]:
+        return [self.settings(factor=factor) for factor in self.factors]
+
+    def write_config(self, config_json: Mapping[str, Any], settings: Factor) -> dict[str, Any]:
+        return write_rope(config_json, self.name, self.change_with(settings), settings.factor)
 
 
-def _linear(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
+class Linear(RopeScaling):
+    name = "linear"
+    help = "positions divided by a factor, in the model's own configuration"
+    source = "Chen et al. 2023, section 2.3, equation 4, arXiv 2306.15595"
+    factors = (1.25, 1.5, 2.0)
+
+    def change_with(self, settings: Factor) -> Change:
+        return _change_linear
+
+
+def _change_linear(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
     require_unscaled(config, parameters, "linear")
     return {**parameters, "rope_type": "linear", "factor": factor}
 
@@ -58,14 +87,44 @@ def linear_for_all_layers(config_json: Mapping[str, Any], factor: float) -> dict
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
-        result = written(config_json, "linear", _linear, factor, longer=False)
+        result = write_rope(config_json, "linear", _change_linear, factor, longer=False)
     except PosgapError:
         return None
     config: Any = CONFIG_MAPPING[config_json["model_type"]].from_dict(copy.deepcopy(result)).get_text_config()
     return result if factor > 1 and config.rope_parameters.get("rope_type") == "linear" else None
 
 
-def _ntk(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
+class Ntk(RopeScaling):
+    name = "ntk"
+    help = "a larger base of RoPE, in the model's own configuration"
+    source = "bloc97 2023, NTK-aware scaled RoPE; Peng et al. 2023, section 3.1, arXiv 2309.00071"
+    factors = (1.5, 2.0, 4.0)
+
+    def change_with(self, settings: Factor) -> Change:
+        return _enlarge_base
+
+    def apply(self, model: "PreTrainedModel", settings: Factor) -> Undo:
+        if settings.factor == 1:
+            return super().apply(model, settings)
+        _require_own_base(getattr(model.config, NTK_KEY, None), name_of(model))
+        undo_base = super().apply(model, settings)
+        setattr(model.config, NTK_KEY, settings.factor)
+
+        def undo() -> None:
+            undo_base()
+            delattr(model.config, NTK_KEY)
+
+        return undo
+
+    def write_config(self, config_json: Mapping[str, Any], settings: Factor) -> dict[str, Any]:
+        changed = super().write_config(config_json, settings)
+        if settings.factor == 1:
+            return changed
+        _require_own_base(config_json.get(NTK_KEY), "config.json")
+        return {**changed, NTK_KEY: settings.factor}
+
+
+def _enlarge_base(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
     name = f"{config.name_or_path or config.model_type}: ntk"
     if parameters["rope_type"] not in _KINDS:
         raise PosgapError(f"{name}: how its RoPE ({parameters['rope_type']}) follows from its base is not known here")
@@ -74,7 +133,33 @@ def _ntk(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: floa
     return {**parameters, "rope_theta": parameters["rope_theta"] * factor ** (turned / (turned - 2))}
 
 
-def _yarn(
+def _require_own_base(factor: float | None, where: str) -> None:
+    if factor is not None:
+        raise PosgapError(
+            f"{where}: ntk: its base is a larger one already, by a factor of {factor:g}; apply it to the model that it "
+            "was made of"
+        )
+
+
+class YarnSettings(Factor):
+    """`factor` by which slow frequencies are divided; those that turn often within `original_max_position_embeddings`
+    tokens are not, the length that the model was trained for (None: its `max_position_embeddings`)."""
+
+    original_max_position_embeddings: Annotated[int, Field(gt=0)] | None = None
+
+
+class Yarn(RopeScaling):
+    name = "yarn"
+    help = "slow frequencies of RoPE interpolated and attention sharpened, in the model's own configuration"
+    source = "Peng et al. 2023, sections 3.2 to 3.4, arXiv 2309.00071"
+    settings = YarnSettings
+    factors = (1.5, 2.0, 4.0)
+
+    def change_with(self, settings: YarnSettings) -> Change:
+        return partial(_change_yarn, settings.original_max_position_embeddings)
+
+
+def _change_yarn(
     original_length: int | None, config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float
 ) -> dict[str, Any]:
     require_unscaled(config, parameters, "yarn")
@@ -88,83 +173,4 @@ def _yarn(
     return {**parameters, "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
 
 
-def _scaling(
-    name: str,
-    help: str,
-    source: str,
-    factors: Sequence[float],
-    change_of: Callable[[Any], Change],
-    settings: type[Factor] = Factor,
-) -> ModelMitigation:
-    """A mitigation by changed `rope_parameters`: `change_of(settings)` changes them, and `factors` are tried."""
-    return ModelMitigation(
-        name=name,
-        help=help,
-        level="config",
-        source=source,
-        cost="nothing",
-        served_by=("anything",),
-        settings=settings,
-        apply=lambda model, chosen: put(model, name, change_of(chosen), chosen.factor),
-        neutral=lambda config: settings(factor=1),
-        tried=lambda tried_on: [settings(factor=factor) for factor in factors],
-        written=lambda config_json, chosen: written(config_json, name, change_of(chosen), chosen.factor),
-    )
-
-
-def _apply_ntk(model: "PreTrainedModel", settings: Factor) -> Undo:
-    if settings.factor == 1:
-        return put(model, "ntk", _ntk, 1)
-    _require_own_base(getattr(model.config, NTK_KEY, None), name_of(model))
-    undo_base = put(model, "ntk", _ntk, settings.factor)
-    setattr(model.config, NTK_KEY, settings.factor)
-
-    def undo() -> None:
-        undo_base()
-        delattr(model.config, NTK_KEY)
-
-    return undo
-
-
-def _written_ntk(config_json: Mapping[str, Any], settings: Factor) -> dict[str, Any]:
-    made = written(config_json, "ntk", _ntk, settings.factor)
-    if settings.factor == 1:
-        return made
-    _require_own_base(config_json.get(NTK_KEY), "config.json")
-    return {**made, NTK_KEY: settings.factor}
-
-
-def _require_own_base(factor: float | None, where: str) -> None:
-    if factor is not None:
-        raise PosgapError(
-            f"{where}: ntk: its base is a larger one already, by a factor of {factor:g}; apply it to the model that it "
-            "was made of"
-        )
-
-
-LINEAR = _scaling(
-    "linear",
-    "positions divided by a factor, in the model's own configuration",
-    "Chen et al. 2023, section 2.3, equation 4, arXiv 2306.15595",
-    (1.25, 1.5, 2.0),
-    lambda settings: _linear,
-)
-NTK = replace(
-    _scaling(
-        "ntk",
-        "a larger base of RoPE, in the model's own configuration",
-        "bloc97 2023, NTK-aware scaled RoPE; Peng et al. 2023, section 3.1, arXiv 2309.00071",
-        (1.5, 2.0, 4.0),
-        lambda settings: _ntk,
-    ),
-    apply=_apply_ntk,
-    written=_written_ntk,
-)
-YARN = _scaling(
-    "yarn",
-    "slow frequencies of RoPE interpolated and attention sharpened, in the model's own configuration",
-    "Peng et al. 2023, sections 3.2 to 3.4, arXiv 2309.00071",
-    (1.5, 2.0, 4.0),
-    lambda settings: partial(_yarn, settings.original_max_position_embeddings),
-    Yarn,
-)
+LINEAR, NTK, YARN = Linear(), Ntk(), Yarn()

@@ -1,4 +1,7 @@
-"""What is in force in a model: a stack of mitigations, each with its settings and how it is undone."""
+"""What is in force in a model: a stack of mitigations, each with its settings and how it is undone.
+
+They are undone in the reverse of the order in which they were applied, so that each finds the model as it left it.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +16,9 @@ if TYPE_CHECKING:
 _ATTRIBUTE = "_posgap_in_force"
 
 
-class _InForce(NamedTuple):
+class StackEntry(NamedTuple):
+    """A mitigation in force."""
+
     mitigation: "ModelMitigation"
     settings: "Settings"
     undo: "Undo"
@@ -21,26 +26,45 @@ class _InForce(NamedTuple):
 
 def in_force(model: "PreTrainedModel") -> dict[str, "Settings"]:
     """The settings of the mitigations in force, by name, in the order in which they were applied."""
-    return {each.mitigation.name: each.settings for each in _stack(model)}
+    return {entry.mitigation.name: entry.settings for entry in _stack(model)}
 
 
 def needs_own_batch(model: "PreTrainedModel") -> bool:
     """Returns whether a mitigation in force has each prompt read whole, in a batch of its own."""
-    return any(each.mitigation.alone for each in _stack(model))
+    return any(entry.mitigation.needs_own_batch for entry in _stack(model))
 
 
-def _stack(model: "PreTrainedModel") -> list[_InForce]:
+def had_any(model: "PreTrainedModel") -> bool:
+    """Returns whether a mitigation is in force, or ever was."""
+    return hasattr(model, _ATTRIBUTE)
+
+
+def put_on_top(model: "PreTrainedModel", mitigation: "ModelMitigation", settings: "Settings") -> None:
+    """Puts a mitigation in force over those that are."""
+    undo = mitigation.apply(model, settings)
+    _set_stack(model, [*_stack(model), StackEntry(mitigation, settings, undo)])
+
+
+def take_off(model: "PreTrainedModel", name: str) -> list[StackEntry]:
+    """Undoes a mitigation and all that were applied after it, and returns them, this one first; none where it is not
+    in force."""
+    stack = _stack(model)
+    names = [entry.mitigation.name for entry in stack]
+    at = names.index(name) if name in names else len(stack)
+    for entry in reversed(stack[at:]):
+        entry.undo()
+    _set_stack(model, stack[:at])
+    return stack[at:]
+
+
+def _stack(model: "PreTrainedModel") -> list[StackEntry]:
     return list(getattr(model, _ATTRIBUTE, []))
 
 
-def _set(model: "PreTrainedModel", stack: Sequence[_InForce]) -> None:
+def _set_stack(model: "PreTrainedModel", stack: Sequence[StackEntry]) -> None:
     """Sets what is in force; the config lists what `load_model` must apply."""
     setattr(model, _ATTRIBUTE, list(stack))
-    listed = [
-        {"name": each.mitigation.name, "settings": each.settings.model_dump(mode="json")}
-        for each in stack
-        if not each.mitigation.written
-    ]
+    listed = [entry.mitigation.list_entry(entry.settings) for entry in stack if entry.mitigation.is_listed]
     if listed:
         setattr(model.config, MITIGATIONS_KEY, listed)
     elif hasattr(model.config, MITIGATIONS_KEY):

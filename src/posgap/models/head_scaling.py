@@ -70,7 +70,7 @@ class _Seen(Exception):
         self.sensitivities = sensitivities
 
 
-def scaled_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> Callable[[], None]:
+def scale_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> Callable[[], None]:
     """Puts `factors [L][H]` in force, one per query head, and returns what takes them back.
 
     Raises `PosgapError`, with the model as it was, where the family's attention cannot be given tables by head.
@@ -91,7 +91,7 @@ def scaled_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> 
     return undo
 
 
-def ranked_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]:
+def rank_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]:
     """Has the heads of `model` ranked anew at each prompt, and returns what takes that back.
 
     Raises `PosgapError`, with the model as it was, where the family's attention cannot be given tables by head, or
@@ -110,7 +110,7 @@ def ranked_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]
 
 def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
     """Returns factors `[L][H]` with heads ranked by their mean sensitivity over `prompts`; the model stays as it is.
-    The authors rank anew for each prompt (`ranked_heads`)."""
+    The authors rank anew for each prompt (`rank_heads`)."""
     ranking, scaling = Ranking(), layer_scaling(model)
     ranked, n_heads = _ranked(model), model.config.get_text_config().num_attention_heads
     factors = [[1.0] * n_heads for _ in range(scaling.n_layers)]

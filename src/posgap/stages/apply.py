@@ -62,7 +62,7 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     given = parse_as(mitigation.settings, chosen.settings, f"settings of {name}")
     model = load_model(config.model)
     put_in_force(model, name, given)  # which says why a model cannot have it
-    neutral = given == mitigation.neutral(model.config)
+    neutral = given == mitigation.neutral_settings(model.config)
     applied = Applied(
         name=name,
         settings=given.model_dump(mode="json"),

@@ -3,19 +3,17 @@
 from posgap.mitigations.mitigation import PromptMitigation, Settings
 
 
-def longest_last(asked, settings):
-    return [sorted(asked.documents, key=lambda document: len(document.text))]
+class LongestLast(PromptMitigation):
+    name = "longest-last"
+    help = "the longest documents stand last"
+    level = "prompt"
+    source = "of this package"
+    cost = "nothing"
+    served_by = ("endpoints",)
+    settings = Settings
+
+    def order_documents(self, given, settings):
+        return [sorted(given.documents, key=lambda document: len(document.text))]
 
 
-LONGEST_LAST = PromptMitigation(
-    name="longest-last",
-    help="the longest documents stand last",
-    level="prompt",
-    source="of this package",
-    cost="nothing",
-    served_by=("endpoints",),
-    settings=Settings,
-    orders=longest_last,
-    chosen=lambda responses: 0,
-    tried=lambda: [Settings()],
-)
+LONGEST_LAST = LongestLast()
