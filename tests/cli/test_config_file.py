@@ -14,7 +14,7 @@ from posgap.cli.main import main
 def taken(monkeypatch):
     """The configs that verbs were called with, instead of doing their work."""
     configs = []
-    monkeypatch.setattr(cli, "_function", lambda verb: configs.append)
+    monkeypatch.setattr(cli, "_work_of", lambda verb: configs.append)
     return configs
 
 

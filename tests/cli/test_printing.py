@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from posgap.cli import main as cli
-from posgap.cli.main import build, example, main
+from posgap.cli.main import build, example_command, main
 from posgap.cli.verbs import SECTIONS, VERBS, Verb
 from posgap.foundation import printing
 from posgap.foundation.errors import Findings, GateRefusal, PosgapError, Rejection
@@ -54,7 +54,7 @@ def work(tmp_path, monkeypatch):
 
         return say
 
-    monkeypatch.setattr(cli, "_function", function)
+    monkeypatch.setattr(cli, "_work_of", function)
     return raised
 
 
@@ -63,7 +63,7 @@ ON_DISK = [words for words, verb in VERBS.items() if not (verb.results and is_ur
 
 @pytest.mark.parametrize("words", ON_DISK)
 def test_a_verb_s_result_is_one_json_document_and_nothing_else(words, work, capsys):
-    code, out, err = run(capsys, *shlex.split(example(words))[1:], "--json")
+    code, out, err = run(capsys, *shlex.split(example_command(words))[1:], "--json")
     assert code == 0, err
     assert json.loads(out) == {"made": True} and "a library greets" in err and "a note" in err
 
@@ -76,7 +76,7 @@ def work(config):
     subprocess.run(["echo", "a child greets"], check=True)
     ctypes.CDLL(None).puts(b"a library greets")
     printing.show("the result", {"made": 100_000 * "x"})
-cli._function = lambda verb: work
+cli._work_of = lambda verb: work
 cli.main(["doctor", "--json"])
 """
 
@@ -104,7 +104,7 @@ def work(config):
         os.write(2, b"of a library")
         file.write("whole")
     raise GateRefusal("no")
-cli._function = lambda verb: work
+cli._work_of = lambda verb: work
 cli.main(["doctor"])
 """
 
@@ -136,7 +136,7 @@ def test_what_a_verb_refuses_is_one_json_document_too(words, capsys):
 )
 def test_a_refusal_prints_its_result_and_other_errors_never_an_earlier_one(words, error, code, work, capsys):
     work.append(error)
-    ended, out, err = run(capsys, *shlex.split(example(words))[1:], "--json")
+    ended, out, err = run(capsys, *shlex.split(example_command(words))[1:], "--json")
     assert ended == code and err.endswith("posgap: error: no\n")
     assert json.loads(out) == ({"error": "no", "exit_code": 2} if words == "sweep" else {"made": True})
 
@@ -154,7 +154,7 @@ def test_quiet_leaves_the_result_and_errors(words, quiet, work, capsys, monkeypa
     work.append(PosgapError("no"))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
-    _, out, err = run(capsys, *shlex.split(example(words))[1:], *quiet)
+    _, out, err = run(capsys, *shlex.split(example_command(words))[1:], *quiet)
     assert "the result" in out + err and "posgap: error: no" in err
     for more in ("a note", "a warning", "progress"):
         assert (more in err) == (not quiet)
@@ -254,7 +254,7 @@ def test_help_lists_every_verb_once_under_a_heading_and_ends_each_with_its_examp
         verb = root
         for word in words.split():
             verb = (verb.commands if isinstance(verb, click.Group) else verb.below)[word]
-        assert verb.get_help(click.Context(verb)).endswith(f"\n\n  Example:\n    {example(words)}")
+        assert verb.get_help(click.Context(verb)).endswith(f"\n\n  Example:\n    {example_command(words)}")
 
 
 COMPLETED = """
@@ -274,7 +274,7 @@ def test_bash_completes_verbs_options_and_values():
         "sweep",
         "--json",
         "after before both",
-        "kv qa needle spans facts values tracking counting shots summary two-hop choice",
+        "kv qa needle spans facts two-hop choice",
     ]
     assert not done.stderr
 

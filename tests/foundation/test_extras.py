@@ -100,7 +100,7 @@ def test_a_module_of_nobody_s_extra_is_a_fault_of_posgap_s(monkeypatch, capsys, 
         import a_module_that_is_nowhere  # noqa: F401
 
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
-    monkeypatch.setattr(cli, "_function", lambda _: work)
+    monkeypatch.setattr(cli, "_work_of", lambda _: work)
     with pytest.raises(SystemExit) as ended:
         main(["history", "some-model"])
     assert ended.value.code == 1 and "internal error" in capsys.readouterr().err

@@ -21,7 +21,7 @@ MAX_BYTES = 2**20  # of a file
 _UNSAID = ("config", "help", "help_all")  # which no section has
 
 
-class Text(click.ParamType):
+class TextType(click.ParamType):
     """Text as it is given, but lists and dictionaries of a file as they are there: the verb's config checks them.
 
     Shells complete that of a path.
@@ -43,7 +43,7 @@ def option() -> click.Option:
     """`--config FILE`, which is read before the other options."""
     return click.Option(
         ["--config"],
-        type=Text(is_path=True),
+        type=TextType(is_path=True),
         metavar="FILE",
         is_eager=True,
         expose_value=False,
@@ -62,7 +62,7 @@ def words_of(ctx: click.Context) -> str:
 def _take(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     if not value or ctx.resilient_parsing:  # a shell asks what could come next
         return
-    sections = _read(value)
+    sections = _read_sections(value)
     verbs, verb = _verbs(ctx.find_root().command), words_of(ctx)
     _require_known(value, sections.keys() - {TRACKING}, [*verbs, verb, TRACKING], "verb")
     if place := sections.get(TRACKING):
@@ -74,7 +74,9 @@ def _take(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
         raise PosgapError(f"{value}: {verb}: write options below it, NAME: VALUE")
     given = {str(name).replace("-", "_"): each for name, each in section.items()}
     options = {option.name: option for option in ctx.command.params if option.name not in _UNSAID}
-    _require_known(f"{value}: {verb}", (str(name) for name in section), [_shown(name) for name in options], "option")
+    _require_known(
+        f"{value}: {verb}", (str(name) for name in section), [_option_name(name) for name in options], "option"
+    )
     ctx.default_map = {name: _as_given(each, options[name]) for name, each in given.items() if each is not None}
 
 
@@ -85,14 +87,14 @@ def _as_given(value: Any, option: click.Parameter) -> Any:
         return [f"{name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in value.items()]
     if option.nargs == -1 or getattr(option, "multiple", False):
         return [str(each) for each in value] if isinstance(value, list) else [str(value)]
-    if isinstance(option.type, Text):
+    if isinstance(option.type, TextType):
         return value
     if isinstance(value, list | dict):
-        raise PosgapError(f"--{_shown(option.name)}: write one value, got {shorten(repr(value))}")
+        raise PosgapError(f"--{_option_name(option.name)}: write one value, got {shorten(repr(value))}")
     return value if isinstance(value, bool) and getattr(option, "is_flag", False) else str(value)
 
 
-def _read(file: str) -> dict[str, Any]:
+def _read_sections(file: str) -> dict[str, Any]:
     from posgap.foundation.yaml_text import parse_yaml  # late: most commands read no file
 
     where = f"--config: {shorten(file)}"
@@ -101,10 +103,10 @@ def _read(file: str) -> dict[str, Any]:
             data = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise PosgapError(f"{where}: {getattr(error, 'strerror', None) or 'is no name of a file'}") from None
-    read = parse_yaml(data, where, "a config file", MAX_BYTES, typed=True)
-    if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
+    sections = parse_yaml(data, where, "a config file", MAX_BYTES, typed=True)
+    if not isinstance(sections, dict) or not all(isinstance(name, str) for name in sections):
         raise PosgapError(f"{where}: write a section for each verb, with its options below it")
-    return read
+    return sections
 
 
 def _require_known(where: str, given: Iterable[str], known: list[str], what: str) -> None:
@@ -115,7 +117,7 @@ def _require_known(where: str, given: Iterable[str], known: list[str], what: str
         raise PosgapError(f"{where}: no {what} is called {shorten(name)}; {meant}")
 
 
-def _shown(name: str | None) -> str:
+def _option_name(name: str | None) -> str:
     return (name or "").replace("_", "-")
 
 

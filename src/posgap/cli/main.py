@@ -58,27 +58,29 @@ from posgap.storage.inputs import source, with_local_paths
 log = logging.getLogger(__name__)
 
 
-def _kind(info: FieldInfo) -> dict[str, Any]:
+def _click_type(info: FieldInfo) -> dict[str, Any]:
     """How click takes a field: the type it checks; what pydantic parses itself stays text."""
     annotation, registered = info.annotation, choices_of(info)
     if registered:
         # MLproject has no way to leave a parameter out: an empty one leaves the choice open.
         names = registered.names() + ([""] if info.default == "" else [])
         shown = filter(None, [*registered.names(), registered.instead])
-        return {"type": _Named(names, registered.takes), "metavar": f"[{'|'.join(shown)}]"}
+        return {"type": _RegistryChoice(names, registered.takes), "metavar": f"[{'|'.join(shown)}]"}
     if annotation is bool:
         return {"is_flag": True}
-    if choices := [a for a in get_args(annotation) if isinstance(a, str)]:
-        return {"type": click.Choice(choices), "metavar": f"[{'|'.join(filter(None, choices))}]"}
-    if numbers := [a for a in get_args(annotation) if a in (int, float)]:  # which may be left empty
-        return {"type": config_file.Text(), "metavar": "INTEGER" if int in numbers else "FLOAT"}
     if annotation == dict[str, str]:
         return {"multiple": True, "metavar": "NAME=VALUE"}
+    members = get_args(annotation)
+    choices = [member for member in members if isinstance(member, str)]
+    if choices:
+        return {"type": click.Choice(choices), "metavar": f"[{'|'.join(filter(None, choices))}]"}
+    if int in members or float in members:  # a number that may be left empty
+        return {"type": config_file.TextType(), "metavar": "INTEGER" if int in members else "FLOAT"}
     kind = plain_type(info)
-    return {"type": kind if kind in (int, float) else config_file.Text(is_path=role(info) is not None)}
+    return {"type": kind if kind in (int, float) else config_file.TextType(is_path=role(info) is not None)}
 
 
-class _Named(click.Choice):
+class _RegistryChoice(click.Choice):
     """A choice by its name, or by what its registry takes in place of one, as a task's file."""
 
     def __init__(self, names: list[str], takes: Callable[[str], bool]):
@@ -113,6 +115,18 @@ class _Option(click.Option):
         self.rare = rare
 
 
+class _ModelOption(_Option):
+    """`--model`, which may be left out where `--base-url` is given: the endpoint says which model it serves."""
+
+    def consume_value(self, ctx: click.Context, opts: Any) -> tuple[Any, ParameterSource]:
+        value, origin = super().consume_value(ctx, opts)
+        if self.required and self.value_is_missing(value):
+            for option in ctx.command.params:
+                if option.name == "base_url" and is_endpoint(option.consume_value(ctx, opts)[0]):
+                    return "", ParameterSource.COMMANDLINE
+        return value, origin
+
+
 class _Missing(click.MissingParameter):
     """Options that are missing, in words of ours."""
 
@@ -120,92 +134,93 @@ class _Missing(click.MissingParameter):
         return self.message
 
 
-class _Verb(click.Command):
-    """A command whose flags may be given a value too, after an equals sign: `--force=false`. MLproject and other
-    programs that write command lines have no way to leave an option out.
+class _VerbCommand(click.Command):
+    """The command of a verb: its options are the fields of the verb's config.
+
+    Flags may be given a value too, after an equals sign: `--force=false`. MLproject and other programs that write
+    command lines have no way to leave an option out.
 
     Its help has at most `MAX_SHOWN` options: where it has more, the rare ones are left to `--help-all`, as is what each
     of many choices is.
     """
 
+    def __init__(self, words: str, verb: Verb):
+        self.words, self.verb = words, verb
+        super().__init__(
+            words.rpartition(" ")[2],
+            params=[*_parameters(verb.config), config_file.option(), *printing.output_options()],
+            help=verb.config.__doc__,
+            epilog=f"\b\nExample:\n  {example_command(words)}",
+        )
+
+    def invoke(self, ctx: click.Context) -> None:
+        _run_verb(self.verb, _to_config(self.verb.config, self.words, ctx))
+
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*super().get_params(ctx), _HELP_ALL]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        parts = [(p, r) for p in self.get_params(ctx) if (r := p.get_help_record(ctx)) is not None]
-        options = [(p, r) for p, r in parts if isinstance(p, click.Option)]
-        in_full = ctx.meta.get(_IN_FULL) or len(options) <= MAX_SHOWN
-        few = [(p, r) for p, r in options if in_full or not getattr(p, "rare", False)]
-        shown = [r if ctx.meta.get(_IN_FULL) else _named_only(p, r) for p, r in few]
-        if arguments := [r for p, r in parts if isinstance(p, click.Argument)]:
-            with formatter.section("Arguments"):
-                formatter.write_dl(arguments)
-        with formatter.section("Options"):
-            formatter.write_dl(shown)
-        if left := len(options) - len(shown):
+        in_full, arguments, options = ctx.meta.get(_IN_FULL), [], []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                (arguments if isinstance(param, click.Argument) else options).append((param, record))
+        shown = options
+        if not in_full:
+            if len(options) > MAX_SHOWN:
+                shown = [each for each in options if not getattr(each[0], "rare", False)]
+            shown = [(param, _shorten(param, record)) for param, record in shown]
+        for heading, described in (("Arguments", arguments), ("Options", shown)):
+            if described:
+                with formatter.section(heading):
+                    formatter.write_dl([record for _, record in described])
+        if len(shown) < len(options):
             formatter.write_paragraph()
-            formatter.write_text(f"{left} more options: {ctx.command_path} --help-all")
+            formatter.write_text(f"{len(options) - len(shown)} more options: {ctx.command_path} --help-all")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        flags = {
-            name: option
-            for option in self.params
-            if isinstance(option, click.Option) and option.is_flag
-            for name in option.opts
-        }
-
-        def words(arg: str) -> list[str]:
-            name, equals, value = arg.partition("=")
-            if not equals or name not in flags:
-                return [arg]
-            is_set = click.BOOL.convert(value, flags[name], ctx)
-            return flags[name].opts[:1] if is_set else flags[name].secondary_opts[:1]
-
-        given = [word for arg in self._with_model_named(args) for word in words(arg)]
+        if self._takes_model and args and not args[0].startswith("-"):
+            args = [_MODEL, *args]  # `posgap sweep MODEL`
+        words = []
+        for word in args:
+            words += self._without_value(ctx, word)
         try:
-            return super().parse_args(ctx, list(given))
+            return super().parse_args(ctx, list(words))
         except click.MissingParameter as error:
-            if error.param and _MODEL_OPTION in error.param.opts and (address := self._base_url(ctx, given)):
-                ctx.params.clear()  # the endpoint is asked which model it serves
-                return self.parse_args(ctx, [_MODEL_OPTION, address, *args, f"{_ADDRESS_OPTION}="])
-            raise self._all_missing(ctx, given) or error from None
+            raise self._all_missing(ctx, words) or error from None
+
+    def _without_value(self, ctx: click.Context, word: str) -> list[str]:
+        """A word as click takes it: a flag with a value is the flag, or the one that turns it off, or nothing."""
+        name, equals, value = word.partition("=")
+        for flag in self.params if equals else ():
+            if name in flag.opts and isinstance(flag, click.Option) and flag.is_flag:
+                is_set = click.BOOL.convert(value, flag, ctx)
+                return flag.opts[:1] if is_set else flag.secondary_opts[:1]
+        return [word]
 
     def _all_missing(self, ctx: click.Context, args: list[str]) -> click.MissingParameter | None:
         """The error that names all missing options, where click names the first alone; None of a missing argument."""
+        missing = []
         with ctx.scope(cleanup=False):
             opts, *_ = self.make_parser(ctx).parse_args(args)
-            missing = [
-                f"'{param.opts[0]}'"
-                for param in self.params
-                if isinstance(param, click.Option)
-                and param.required
-                and param.value_is_missing(param.consume_value(ctx, opts)[0])
-            ]
-        said = f"Missing option{'s' * (len(missing) > 1)} {', '.join(missing)}."
-        return _Missing(said, ctx) if missing else None
-
-    def _base_url(self, ctx: click.Context, args: list[str]) -> str:
-        """The endpoint's address that is given apart from the model; empty where there is none."""
-        with ctx.scope(cleanup=False):
-            opts, *_ = self.make_parser(ctx).parse_args(list(args))
-            options = (param for param in self.params if _ADDRESS_OPTION in param.opts)
-            return next((value for each in options if is_endpoint(value := each.consume_value(ctx, opts)[0])), "")
-
-    def _with_model_named(self, args: list[str]) -> list[str]:
-        """The words, of which the first may be the model without its option: `posgap sweep MODEL`."""
-        is_model = self._takes_model and args and not args[0].startswith("-")
-        return [_MODEL_OPTION, *args] if is_model else args
+            for param in self.params:
+                is_wanted = isinstance(param, click.Option) and param.required
+                if is_wanted and param.value_is_missing(param.consume_value(ctx, opts)[0]):
+                    missing.append(f"'{param.opts[0]}'")
+        plural = "s" if len(missing) > 1 else ""
+        return _Missing(f"Missing option{plural} {', '.join(missing)}.", ctx) if missing else None
 
     @property
     def _takes_model(self) -> bool:
-        is_option = any(isinstance(each, click.Option) and _MODEL_OPTION in each.opts for each in self.params)
-        return is_option and not any(isinstance(each, click.Argument) for each in self.params)
+        """Whether the first word may be the model without its option."""
+        has_option = any(isinstance(param, _ModelOption) for param in self.params)
+        return has_option and not any(isinstance(param, click.Argument) for param in self.params)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*(["[MODEL]"] if self._takes_model else []), *super().collect_usage_pieces(ctx)]
 
 
-def _named_only(option: click.Option, record: tuple[str, str]) -> tuple[str, str]:
+def _shorten(option: click.Parameter, record: tuple[str, str]) -> tuple[str, str]:
     """An option's line in a help, with the names of its choices alone where they are many."""
     names = [name for name in getattr(option.type, "choices", ()) if name]
     start = record[1].find(f"; {names[0]}: ") if len(names) > MAX_DESCRIBED else -1
@@ -223,7 +238,7 @@ def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
-_MODEL_OPTION, _ADDRESS_OPTION = "--model", "--base-url"
+_MODEL = "--model"
 _SHORT = {"model": ("-m",), "out": ("-o",)}
 MAX_SHOWN = 30  # options of a verb in its help
 MAX_DESCRIBED = 4  # choices of an option in it
@@ -245,77 +260,80 @@ def _help_all_option(what: str) -> click.Option:
 _HELP_ALL = _help_all_option("options")
 
 
-def command(words: str, verb: Verb) -> click.Command:
-    """The command of a verb: its options are the config's fields, and its work is `module:function`.
-
-    The module is imported when the command runs, so that `--help` stays quick.
-    """
-    config_type, options = verb.config, list[click.Parameter]()
+def _parameters(config_type: type[Config]) -> list[click.Parameter]:
+    """click's arguments and options for the fields of a config."""
+    parameters = list[click.Parameter]()
     for field, info in config_type.model_fields.items():
         if is_argument(info):
             several: dict[str, Any] = {"nargs": -1} if get_origin(info.annotation) is list else {}
-            options.append(
-                _Argument([field], description=info.description, required=info.is_required(), **several, **_kind(info))
+            parameters.append(
+                _Argument(
+                    [field], description=info.description, required=info.is_required(), **several, **_click_type(info)
+                )
             )
             continue
-        shown = json.dumps(info.default) if isinstance(info.default, dict) else info.default
-        shown = ",".join(map(str, shown)) if isinstance(shown, list) else shown
-        in_runs = info.is_required() and not config_type.must_be_said(field)
-        default = {} if info.default in (None, "", [], {}) else {"default": shown}
-        word = field.replace("_", "-")
-        options.append(
-            _Option(
-                [f"--{word}/--no-{word}" if info.default is True else f"--{word}", *_SHORT.get(word, ())],
-                help=f"{info.description}; empty: one in `runs`" if in_runs else info.description,
-                rare=RARE in info.metadata,
-                show_default=config_type.shown_defaults().get(field, info.default is not False),
-                **_kind(info),
-                **({"required": config_type.must_be_said(field)} if info.is_required() else default),
-            )
-        )
+        parameters.append(_option(config_type, field, info))
         if ON_HUB in info.metadata:
-            options.append(_Option(["--revision"], rare=True, help=f"commit, tag or branch of a {word} on the hub"))
+            parameters.append(_Option(["--revision"], rare=True, help=f"commit, tag or branch of a {field} on the hub"))
+    return parameters
 
-    def run(**given: Any) -> None:
-        revision = given.pop("revision", None)  # which is part of a model's name
-        source_of = click.get_current_context().get_parameter_source
-        values = {k: v for k, v in given.items() if v not in (None, ()) and source_of(k) is not ParameterSource.DEFAULT}
-        if has_no_place := bool(config_type.named_by) and not values.get("out"):
-            values["out"] = "runs"  # until it is known what is read
-        try:
-            parsed = config_type(**values)
-            if revision:
-                parsed = config_type(**values | {"model": _at_revision(parsed, revision)})
-        except ValidationError as error:
-            raise PosgapError(_misuse(config_type, error)) from None
-        if has_no_place:
-            place = parsed.in_runs(words.replace(" ", "-"))
-            parsed = parsed.model_copy(update={"out": place})
-            if not getattr(parsed, "estimate", False):  # which writes nothing
-                log.info("results go to %s", place)
-        _work(verb, parsed)
 
-    return _Verb(
-        words.rpartition(" ")[2],
-        params=[*options, config_file.option(), *printing.output_options()],
-        callback=run,
-        help=config_type.__doc__,
-        epilog=f"\b\nExample:\n  {example(words)}",
+def _option(config_type: type[Config], field: str, info: FieldInfo) -> _Option:
+    word, default, description = field.replace("_", "-"), info.default, info.description
+    more = _click_type(info)
+    if info.is_required():
+        more["required"] = config_type.must_be_said(field)
+        if not more["required"]:
+            description = f"{description}; empty: one in `runs`"
+    elif default not in (None, "", [], {}):
+        shown = json.dumps(default) if isinstance(default, dict) else default
+        more["default"] = ",".join(map(str, shown)) if isinstance(shown, list) else shown
+    kind = _ModelOption if field == "model" else _Option
+    return kind(
+        [f"--{word}/--no-{word}" if default is True else f"--{word}", *_SHORT.get(word, ())],
+        help=description,
+        rare=RARE in info.metadata,
+        show_default=config_type.shown_defaults().get(field, default is not False),
+        **more,
     )
 
 
-def example(words: str) -> str:
+def _to_config(config_type: type[Config], words: str, ctx: click.Context) -> Config:
+    """The config of what was said on the command line, in variables and in the file of `--config`."""
+    values = {}
+    for name, value in ctx.params.items():
+        if value not in (None, ()) and ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            values[name] = value
+    revision = values.pop("revision", None)  # which is part of a model's name
+    has_no_place = bool(config_type.named_by) and not values.get("out")
+    if has_no_place:
+        values["out"] = "runs"  # until it is known what is read
+    try:
+        config = config_type(**values)
+        if revision:
+            config = config_type(**values | {"model": _at_revision(config, revision)})
+    except ValidationError as error:
+        raise PosgapError(_misuse(config_type, error)) from None
+    if has_no_place:
+        place = config.in_runs(words.replace(" ", "-"))
+        config = config.model_copy(update={"out": place})
+        if not getattr(config, "estimate", False):  # which writes nothing
+            log.info("results go to %s", place)
+    return config
+
+
+def example_command(words: str) -> str:
     """The whole of a verb's example."""
     return f"posgap {words} {VERBS[words].example}".rstrip()
 
 
-def _work(verb: Verb, parsed: Config) -> None:
+def _run_verb(verb: Verb, config: Config) -> None:
     """Does a verb's work. The file in its folder that is its result is kept to be printed as JSON, also that of a
     refusal, which is then raised."""
-    place = str(getattr(parsed, "out", None) or "")
+    place = str(getattr(config, "out", None) or "")
     with printing.result_alone():
         try:
-            _function(verb)(parsed)
+            _work_of(verb)(config)
         except (GateRefusal, NotEnoughEvidence):
             _keep_result(verb, place)
             raise
@@ -323,7 +341,7 @@ def _work(verb: Verb, parsed: Config) -> None:
             with suppress(PosgapError):  # nothing was written
                 _keep_result(verb, f"{place}.rejected")
             raise
-        if place and not getattr(parsed, "estimate", False):
+        if place and not getattr(config, "estimate", False):
             _keep_result(verb, place)
 
 
@@ -336,8 +354,9 @@ def _keep_result(verb: Verb, place: str) -> None:
         return
 
 
-def _function(verb: Verb) -> Callable[[Any], Any]:
-    """What a verb calls. Of a stage alone the frame is enough, until it finds that there is work to do."""
+def _work_of(verb: Verb) -> Callable[[Any], Any]:
+    """Imports the function that does a verb's work, so late that `--help` stays quick; for a stage alone returns its
+    frame, which imports the stage once there is work to do."""
     if verb.kind is Kind.STAGE:
         return stage_at(verb.work)
     module, function = verb.work.split(":")
@@ -403,7 +422,7 @@ def build() -> click.Group:
             if name not in place.commands:
                 place.add_command(_Group(name, help=GROUPS[" ".join(above[:depth])]))
             place = place.commands[name]
-        place.add_command(command(words, verb))
+        place.add_command(_VerbCommand(words, verb))
     return root
 
 
@@ -418,7 +437,25 @@ unchanged. It logs to MLflow where MLFLOW_TRACKING_URI names a server, or a file
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `posgap`; ends with `SystemExit`, but where several processes were launched."""
-    _open_what_a_shell_closed()
+    _reopen_closed_streams()
+    _log_to_stderr()
+    raise_on_termination()
+    os.environ.setdefault("MPLBACKEND", "Agg")  # a command opens no window
+    code = 0
+    with printing.command(sys.argv[1:] if arguments is None else arguments):
+        try:
+            root = build()
+            for line in variables.complaints(root, os.environ) if is_main_process() else ():
+                logging.getLogger("posgap").warning("%s", line)
+            root.main(arguments, prog_name="posgap", standalone_mode=False, auto_envvar_prefix=config_file.PREFIX)
+            if is_main_process():
+                printing.write_json()
+        except (Exception, KeyboardInterrupt) as error:
+            code = _report_error(error)
+    exit_process(code)
+
+
+def _log_to_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(printing.NoteFormatter())
     handler.addFilter(printing.is_wanted)
@@ -426,56 +463,42 @@ def main(arguments: list[str] | None = None) -> None:
     # Rank 0 logs at INFO, other ranks only warnings.
     logger.handlers = [handler]
     logger.setLevel(logging.INFO if is_main_process() else logging.WARNING)
-    raise_on_termination()
-    os.environ.setdefault("MPLBACKEND", "Agg")  # a command opens no window
-    with printing.command(sys.argv[1:] if arguments is None else arguments):
-        code = _run(arguments)
-    exit_process(code)
 
 
-def _open_what_a_shell_closed() -> None:
-    """Has each of the three standard streams that is closed (`2>&-`) read or write nothing."""
+def _reopen_closed_streams() -> None:
+    """Has each of the three standard streams that a shell closed (`2>&-`) read or write nothing."""
     # In the order of their descriptors: each opening takes the lowest that is free, which no output's file gets then.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
-def _run(arguments: list[str] | None) -> int:
-    """Runs a command; returns its exit code when what came of it is printed."""
-    try:
-        root = build()
-        for line in variables.complaints(root, os.environ) if is_main_process() else ():
-            logging.getLogger("posgap").warning("%s", line)
-        root.main(arguments, prog_name="posgap", standalone_mode=False, auto_envvar_prefix=config_file.PREFIX)
-        if is_main_process():
-            printing.write_json()
-        return 0
-    except click.exceptions.NoArgsIsHelpError as shown:
-        click.echo(shown.format_message())
-        return 2
-    except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "posgap"
-        return _fail(f"{error.format_message()} (see `{where} --help`)", 2)
-    except OfAll as error:
-        if is_main_process():
-            _fail(_with_notes(str(error), error), error.exit_code)
-        leave_together()
-        return error.exit_code
-    except PosgapError as error:
-        return _fail(_with_notes(str(error), error), error.exit_code)
-    except OSError as error:
-        return _fail(f"{error.filename or _place_of(error)}: {error.strerror or error}", 2)
-    except ModuleNotFoundError as error:
-        missing = how_to_install(error.name or "")
-        return _fail(missing, 2) if missing else _fail(describe_internal_error(error), 1, "")
-    except MemoryError:
-        return _fail("out of memory: lower what is read or computed at once, or take a machine with more", 1)
-    except (KeyboardInterrupt, click.Abort) as stop:
-        cause = stop.__cause__ or stop  # click raises Abort from KeyboardInterrupt, which Stopped is too
-        return _fail(_with_notes(str(cause) or "stopped", cause), getattr(cause, "exit_code", 130))
-    except Exception as error:
-        return _fail(describe_internal_error(error), 1, "")
+def _report_error(error: BaseException) -> int:
+    """Says what ended a command; returns its exit code."""
+    match error:
+        case click.exceptions.NoArgsIsHelpError():
+            click.echo(error.format_message())
+            return 2
+        case click.ClickException():
+            where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "posgap"
+            return _fail(f"{error.format_message()} (see `{where} --help`)", 2)
+        case OfAll():
+            if is_main_process():
+                _fail(_with_notes(str(error), error), error.exit_code)
+            leave_together()
+            return error.exit_code
+        case PosgapError():
+            return _fail(_with_notes(str(error), error), error.exit_code)
+        case OSError():
+            return _fail(f"{error.filename or _place_of(error)}: {error.strerror or error}", 2)
+        case ModuleNotFoundError() if how_to_install(error.name or ""):
+            return _fail(how_to_install(error.name or ""), 2)
+        case MemoryError():
+            return _fail("out of memory: lower what is read or computed at once, or take a machine with more", 1)
+        case KeyboardInterrupt() | click.Abort():
+            cause = error.__cause__ or error  # click raises Abort from KeyboardInterrupt, which Stopped is too
+            return _fail(_with_notes(str(cause) or "stopped", cause), getattr(cause, "exit_code", 130))
+    return _fail(describe_internal_error(error), 1, "")
 
 
 def _place_of(error: OSError) -> str:

@@ -61,7 +61,7 @@ class Verb(NamedTuple):
     example: str  # what follows the verb in a command that works
     results: tuple[str, ...] = ()  # files of its folder; `--json` prints the first that is there; none: what it shows
     kind: Kind = Kind.COMMAND
-    work: str = ""  # "module:function"; empty: the stage of the verb's name, which fills it in below
+    work: str = ""  # "module:function", imported when it runs; empty: the stage of the verb's name, filled in below
     stage_config: type[Config] | None = None  # of the stage, where the verb leaves more open; None: the same
 
 
@@ -260,17 +260,16 @@ SECTIONS: dict[str, dict[str, Verb]] = {
 }
 
 
-def _with_work(words: str, verb: Verb) -> Verb:
-    name = _component(words)
-    return verb if verb.work else verb._replace(work=f"posgap.stages.{name}:{name}")
-
-
 def _component(words: str) -> str:
     """The name that a verb's stage has as a KFP component."""
     return words.replace(" ", "_").replace("-", "_")
 
 
-VERBS = {words: _with_work(words, verb) for section in SECTIONS.values() for words, verb in section.items()}
+VERBS: dict[str, Verb] = {}
+for _verbs in SECTIONS.values():
+    for _words, _verb in _verbs.items():
+        _name = _component(_words)
+        VERBS[_words] = _verb if _verb.work else _verb._replace(work=f"posgap.stages.{_name}:{_name}")
 GROUPS = {
     "data": "Fetch, import or make examples, and say or pick which version of them is taken.",
     "plan": "How many examples, how much memory and how many hours it takes.",
@@ -281,6 +280,6 @@ GROUPS = {
 # What is typed for each stage, by the name of its KFP component.
 TYPED = {_component(words): words for words, verb in VERBS.items() if verb.kind in (Kind.STAGE, Kind.STAGE_WITH_CHECKS)}
 STAGES = {
-    stage: verb._replace(config=verb.stage_config or verb.config)
-    for stage, verb in ((stage, VERBS[words]) for stage, words in TYPED.items())
+    stage: VERBS[words]._replace(config=VERBS[words].stage_config or VERBS[words].config)
+    for stage, words in TYPED.items()
 }
