@@ -41,7 +41,7 @@ def test_order_and_scores_are_the_retriever_s_and_relevance_is_told_by_the_answe
     assert [p.id for p in example.passages] == ["a1", "a2", "a3"]
     assert [p.score for p in example.passages] == [0.81, 0.74, 0.6]
     assert (example.relevance, [p.relevant for p in example.passages]) == ("answer", [False, True, False])
-    assert report.sentences() == ["relevant passages: 1, told in 1 questions by answer"]
+    assert report.summary_lines() == ["relevant passages: 1, told in 1 questions by answer"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_scores_in_a_column_of_labels_are_no_labels(tmp_path, caplog):
     assert "in 1 questions labels are no whole numbers, so they are scores" in caplog.text
     report = ImportReport()
     assert not list(read_log(tmp_path / "log.csv", relevance="label", report=report))
-    assert report.sentences() == ["left out 1 all of whose passages are relevant, so that position cannot matter"]
+    assert report.summary_lines() == ["left out 1 all of whose passages are relevant, so that position cannot matter"]
 
 
 def test_a_passage_that_comes_twice_is_relevant_if_it_is_once(tmp_path):

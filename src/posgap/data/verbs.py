@@ -111,7 +111,7 @@ def import_examples(config: ImportConfig, file: Path) -> str:
             raise PosgapError(
                 f"{config.input}: no examples to import in lines {config.first} to {config.last or 'the end'}"
                 + (f"; {sum(left_out.values())} were left out" if any(left_out.values()) else "")
-                + "".join(f"; {sentence}" for sentence in report.sentences())
+                + "".join(f"; {sentence}" for sentence in report.summary_lines())
             )
 
     # One at a time, so that memory stays flat however long the file is.
@@ -119,5 +119,5 @@ def import_examples(config: ImportConfig, file: Path) -> str:
     for why, number in left_out.items():
         if number:
             log.info("left out %d %s", number, why)
-    report.say(str(config.input))
+    report.log_summary(str(config.input))
     return f"imported {imported} examples from {config.input}"

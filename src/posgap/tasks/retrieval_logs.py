@@ -1,61 +1,46 @@
-"""Readers of what retrievers and chains around them write down: logs, evaluation sets and traces, as ranked examples.
+"""Turns what retrievers and chains around them write down into ranked examples: logs, evaluation sets and traces.
 
-A log is read by the names of its fields, of which `docs/rag.md` lists those that are understood. It may have a row for
-each question, with the passages in a list, or a row for each passage. Traces of LangChain (runs, results, documents)
-and LlamaIndex (responses, events, nodes) are rows too.
+`posgap.tasks.log_layouts` reads a log, whatever its layout, and `posgap.tasks.log_fields` its fields. Here its passages
+are put in their order, relevance is decided, and what cannot be asked is left out and counted.
 """
 
-import ast
-import contextlib
-import io
 import logging
-import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
-from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows
-from posgap.foundation.json_text import parse_json
 from posgap.tasks.examples import Passage, RankedExample
+from posgap.tasks.log_fields import (
+    QUESTION_IDS,
+    LoggedPassage,
+    first_cell,
+    has_passages,
+    parse_answers,
+    parse_relevant_ids,
+    plain_fields,
+    question_key,
+    require_question,
+)
+from posgap.tasks.log_layouts import LogEntry, is_trace, read_log
 from posgap.tasks.metrics import holds_answer, normalize, sub_exact_match
 
 log = logging.getLogger(__name__)
 Relevance = Literal["id", "label", "answer"]
 
-# Names of fields, the first that a row has counting.
-QUESTIONS = ("question", "query", "query_str", "user_input", "input", "str_or_query_bundle")
-ANSWERS = ("answers", "ground_truths", "ground_truth", "reference_answers", "reference_answer", "reference", "answer")
-PASSAGES = (
-    *("passages", "retrieved_passages", "retrieved_documents", "retrieved_contexts", "retrieved", "documents", "ctxs"),
-    *("contexts", "context", "source_documents", "source_nodes", "nodes", "results", "hits"),
-)
-# Where passages have one of these names, `answer` is what the chain answered.
-_OF_CHAINS = ("retrieved_contexts", "contexts", "context", "source_documents", "source_nodes", "nodes")
-RELEVANT_IDS = (
-    *("relevant_ids", "relevant_doc_ids", "relevant_docs", "gold_ids", "gold_doc_ids", "positive_ids"),
-    "reference_context_ids",
-)
-_PASSAGE_IDS = ("passage_ids", "retrieved_ids", "retrieved_context_ids", "doc_ids")  # lists beside the passages'
-_SCORES = ("scores", "retrieved_scores", "similarities")
-TEXTS = ("text", "page_content", "passage_text", "passage", "content", "contents", "body", "document", "context")
-TITLES = ("title",)
-IDS = ("id", "id_", "_id", "doc_id", "docid", "passage_id", "node_id", "pid", "chunk_id")
-SCORES = ("score", "similarity", "relevance_score")
-LABELS = ("relevant", "is_relevant", "isgold", "is_gold", "gold", "is_supporting", "is_selected", "relevance", "label")
-RANKS = ("rank", "ranking")
-QUESTION_IDS = ("question_id", "query_id", "qid")
-_TRUE, _FALSE = ("true", "yes", "relevant", "gold", "positive"), ("false", "no", "irrelevant", "not relevant", "")
-
 
 @dataclass
 class ImportReport:
-    """What became of a log's questions: how many were left out for a reason, in how many the log left something open,
-    how many have relevant passages that were told by their id, label or an answer, how many relevant passages there
-    are, how many others hold an answer, and how many of those were dropped."""
+    """What became of a log's questions.
+
+    Counts questions that were left out, by reason; those in which the log left something open; and those whose relevant
+    passages are told by id, label or answer. Counts passages that are `relevant`, others that hold an answer
+    (`answering`), and how many of those were `dropped`.
+    """
 
     left_out: Counter[str] = field(default_factory=Counter)
     left_open: Counter[str] = field(default_factory=Counter)
@@ -64,21 +49,31 @@ class ImportReport:
     answering: int = 0
     dropped: int = 0
 
-    def sentences(self) -> list[str]:
-        """The same in words."""
-        told = [f"{number} questions by {by}" for by, number in self.relevance.items()]
-        told = [f"relevant passages: {self.relevant}, told in {' and '.join(told)}"] if told else []
-        told += [f"{self.answering} other passages hold an answer too"] if self.answering > self.dropped else []
-        told += [f"dropped {self.dropped} passages that are not relevant and hold an answer"] if self.dropped else []
-        return [f"left out {number} {why}" for why, number in self.left_out.items()] + told
+    def summary_lines(self) -> list[str]:
+        """The counts in words, but for what was left open."""
+        lines = [f"left out {number} {why}" for why, number in self.left_out.items()]
+        if self.relevance:
+            ways = " and ".join(f"{number} questions by {way}" for way, number in self.relevance.items())
+            lines.append(f"relevant passages: {self.relevant}, told in {ways}")
+        if self.answering > self.dropped:
+            lines.append(f"{self.answering} other passages hold an answer too")
+        if self.dropped:
+            lines.append(f"dropped {self.dropped} passages that are not relevant and hold an answer")
+        return lines
 
-    def say(self, name: str) -> None:
-        """Logs the same of the log that `name` names, and in a line of its own what the log left open."""
-        for sentence in self.sentences():
-            log.info("%s: %s", name, sentence)
+    def log_summary(self, name: str) -> None:
+        """Logs all counts of the log that `name` names; warns of what it left open."""
+        for line in self.summary_lines():
+            log.info("%s: %s", name, line)
         if self.left_open:
             what = "; ".join(f"in {number} questions {what}" for what, number in self.left_open.items())
             log.warning("%s: %s (docs/rag.md)", name, what)
+
+    def count_example(self, example: RankedExample) -> None:
+        """Counts an example that can be asked."""
+        self.relevance[example.relevance] += 1
+        self.relevant += len(example.gold)
+        self.answering += sum(holds_answer(document, example.answers) for document in example.distractors)
 
 
 class Labels(NamedTuple):
@@ -86,6 +81,10 @@ class Labels(NamedTuple):
 
     answers: list[str]
     ids: list[str] | None
+
+
+class _LeftOutError(Exception):
+    """Why a question cannot be asked, as it follows "left out 3"."""
 
 
 def is_log(row: Mapping[str, Any], table: bool = False) -> bool:
@@ -96,9 +95,9 @@ def is_log(row: Mapping[str, Any], table: bool = False) -> bool:
     """
     if {"passages", "relevance"} <= set(row):
         return False
-    if {"records", "gold", "distractors"} & set(row) and not _is_trace(row):
+    if {"records", "gold", "distractors"} & set(row) and not is_trace(row):
         return table and "distractors" not in row and "records" not in row
-    return table or _is_trace(row) or _retrieved(_fields(row, "a row"))
+    return table or is_trace(row) or has_passages(plain_fields(row, "a row"))
 
 
 def read_labels(path: Path) -> dict[str, Labels]:
@@ -109,15 +108,14 @@ def read_labels(path: Path) -> dict[str, Labels]:
     labels: dict[str, Labels] = {}
     for number, row in read_rows(path):
         where = f"{path}:{number}"
-        row = _fields(row, where)
-        question = _question(row)
-        if question is None:
-            raise _without_question(row, where)
-        answers, ids = _answers(row, where), _relevant_ids(row, where)
-        if before := labels.get(_key(question)):
+        fields = plain_fields(row, where)
+        key = question_key(require_question(fields, where))
+        answers, ids = parse_answers(fields, where), parse_relevant_ids(fields, where)
+        if key in labels:
+            before = labels[key]
             answers = list(dict.fromkeys([*before.answers, *answers]))
             ids = before.ids if ids is None else [*(before.ids or []), *ids]
-        labels[_key(question)] = Labels(answers, ids)
+        labels[key] = Labels(answers, ids)
     return labels
 
 
@@ -142,432 +140,143 @@ def ranked_examples(
     all. Raises `PosgapError` that names the row, and the field that is wrong.
     """
     counted = ImportReport() if report is None else report
-    for number, row in _questions(rows, name, counted):
-        example = _ranked(row, number, labels or {}, relevance, counted, f"{name}:{number}")
-        if example is not None:
-            counted.relevance[example.relevance] += 1
-            counted.relevant += len(example.gold)
-            counted.answering += sum(holds_answer(document, example.answers) for document in example.distractors)
-            yield number, example
+    for entry in read_log(rows, name):
+        try:
+            example = _to_example(entry, labels or {}, relevance, counted)
+        except _LeftOutError as reason:
+            counted.left_out[str(reason)] += 1
+            continue
+        counted.count_example(example)
+        yield entry.number, example
     if report is None:
         if not counted.relevant:
-            raise PosgapError(f"{name}: no question can be asked: {'; '.join(counted.sentences()) or 'there is none'}")
-        counted.say(name)
+            raise PosgapError(
+                f"{name}: no question can be asked: {'; '.join(counted.summary_lines()) or 'there is none'}"
+            )
+        counted.log_summary(name)
 
 
 def without_answering(
     examples: Iterable[tuple[int, RankedExample]], report: ImportReport
 ) -> Iterator[tuple[int, RankedExample]]:
-    """The examples without the passages that are not relevant and yet hold an answer, counted in `report`."""
+    """Yields the examples without the passages that are not relevant and yet hold an answer, counted in `report`."""
     for number, example in examples:
         kept = [p for p in example.passages if p.relevant or not holds_answer(p.document, example.answers)]
         report.dropped += len(example.passages) - len(kept)
         yield number, example.model_copy(update={"passages": kept})
 
 
-def _ranked(
-    row: Mapping[str, Any],
-    number: int,
-    labels: Mapping[str, Labels],
-    relevance: str,
-    report: ImportReport,
-    where: str,
-) -> RankedExample | None:
-    question = _question(row)
-    if question is None:
-        raise _without_question(row, where)
-    retrieved = list(_passages(row, where))
-    answers, ids = labels.get(_key(question)) or Labels(_answers(row, where), _relevant_ids(row, where))
-    if not relevance and ids is None and any(passage.label and passage.label % 1 for passage in retrieved):
-        report.left_open[
-            "labels are no whole numbers, so they are scores; import them as grades by --relevant label"
-        ] += 1
-        retrieved = [p._replace(label=None, score=p.label if p.score is None else p.score) for p in retrieved]
-    if not answers:
-        report.left_out["without answers (columns `answers` or `ground_truth`, or a file given as --answers)"] += 1
-        return None
-    by = relevance or (
-        "id" if ids is not None else "label" if any(p.label is not None for p in retrieved) else "answer"
+def _to_example(entry: LogEntry, labels: Mapping[str, Labels], relevance: str, report: ImportReport) -> RankedExample:
+    """The example of a log's entry. Raises `_LeftOutError` where it cannot be asked."""
+    retrieved = _rank_passages(entry.passages, report) if entry.has_ranks else entry.passages
+    retrieved = [passage for passage in retrieved if passage.text.strip()]
+    own = labels.get(question_key(entry.question))
+    if own is None:
+        own = Labels(parse_answers(entry.fields, entry.where), parse_relevant_ids(entry.fields, entry.where))
+    if not relevance and own.ids is None:
+        retrieved = _move_scores_from_labels(retrieved, report)
+    if not own.answers:
+        raise _LeftOutError("without answers (columns `answers` or `ground_truth`, or a file given as --answers)")
+    way = relevance or _way_to_tell(retrieved, own)
+    passages = _label_passages(retrieved, own, way, entry.where)
+    name = first_cell(entry.fields, ("id", *QUESTION_IDS))
+    return RankedExample(
+        id=f"rag-{entry.number:06d}" if name is None or isinstance(name, dict | list) else str(name),
+        question=entry.question,
+        answers=own.answers,
+        passages=passages,
+        relevance=cast(Relevance, way),
     )
-    if by == "id" and (ids is None or not any(passage.id for passage in retrieved)):
-        missing = "ids of relevant passages (`relevant_ids`)" if ids is None else "passages with an id"
-        raise PosgapError(f"{where}: relevance goes by id, but the row has no {missing}")
-    if by == "answer" and all(normalize(answer) in ("yes", "no") for answer in answers):
-        report.left_out["answered by yes or no, which tells nothing of passages: they need labels or ids"] += 1
-        return None
+
+
+def _rank_passages(passages: Sequence[LoggedPassage], report: ImportReport) -> list[LoggedPassage]:
+    """A question's passages in the order of their ranks, those without a rank behind.
+
+    Where the ranks begin anew, the first retrieval alone counts. Raises `_LeftOutError` where several are mixed.
+    """
+    ranks, shared = _count_ranks(passages)
+    if shared:
+        first, *others = _split_where_ranks_fall(passages)
+        if others and _are_retrievals([first, *others]):
+            report.left_open["the ranks begin anew with other passages, and the first retrieval alone counts"] += 1
+            passages, shared = first, 0
+        elif ranks > 1 and 2 * shared > ranks:
+            raise _LeftOutError("with several passages at most ranks: give each retrieval a `question_id` of its own")
+    if shared:
+        report.left_open["passages have equal ranks, and keep the order of the file"] += 1
+    if any(passage.rank is None and passage.text for passage in passages):
+        report.left_open["passages have no rank, and stand behind those that have one"] += 1
+    return sorted(passages, key=lambda passage: (passage.rank is None, passage.rank or 0))
+
+
+def _split_where_ranks_fall(passages: Iterable[LoggedPassage]) -> list[list[LoggedPassage]]:
+    """The passages in runs, within each of which the ranks do not fall."""
+    runs: list[list[LoggedPassage]] = []
+    last = 0.0
+    for passage in passages:
+        if not runs or (passage.rank is not None and passage.rank < last):
+            runs.append([])
+        runs[-1].append(passage)
+        last = last if passage.rank is None else passage.rank
+    return runs
+
+
+def _are_retrievals(runs: Sequence[Sequence[LoggedPassage]]) -> bool:
+    """Whether each run begins with the lowest rank of all, and has no rank twice."""
+    lowest = min(passage.rank for passage in chain(*runs) if passage.rank is not None)
+    return all(run[0].rank == lowest and not _count_ranks(run)[1] for run in runs)
+
+
+def _count_ranks(passages: Iterable[LoggedPassage]) -> tuple[int, int]:
+    """How many ranks there are, and how many of them several passages share."""
+    texts: dict[float, set[str]] = {}
+    for passage in passages:
+        if passage.rank is not None and passage.text:
+            texts.setdefault(passage.rank, set()).add(passage.text)
+    return len(texts), sum(len(at_rank) > 1 for at_rank in texts.values())
+
+
+def _move_scores_from_labels(passages: Sequence[LoggedPassage], report: ImportReport) -> list[LoggedPassage]:
+    """The passages with their labels for scores, where some label is no whole number."""
+    if not any(passage.label and passage.label % 1 for passage in passages):
+        return list(passages)
+    report.left_open["labels are no whole numbers, so they are scores; import them as grades by --relevant label"] += 1
+    return [p._replace(label=None, score=p.label if p.score is None else p.score) for p in passages]
+
+
+def _way_to_tell(passages: Iterable[LoggedPassage], labels: Labels) -> Relevance:
+    """What tells relevant passages: their ids where these are known, else labels, else the answers they hold."""
+    if labels.ids is not None:
+        return "id"
+    return "label" if any(passage.label is not None for passage in passages) else "answer"
+
+
+def _label_passages(retrieved: Sequence[LoggedPassage], labels: Labels, way: str, where: str) -> list[Passage]:
+    """Each passage once, marked as relevant or not. Raises `_LeftOutError` where that tells nothing of positions."""
+    if way == "id" and labels.ids is None:
+        raise PosgapError(
+            f"{where}: relevance goes by id, but the row has no ids of relevant passages (`relevant_ids`)"
+        )
+    if way == "id" and not any(passage.id for passage in retrieved):
+        raise PosgapError(f"{where}: relevance goes by id, but the row has no passages with an id")
+    if way == "answer" and all(normalize(answer) in ("yes", "no") for answer in labels.answers):
+        raise _LeftOutError("answered by yes or no, which tells nothing of passages: they need labels or ids")
     passages: dict[tuple[str, str], Passage] = {}
     for each in retrieved:
-        relevant = _tells(each, by, answers, ids or [])
+        if way == "id":
+            relevant = not set(each.ids).isdisjoint(labels.ids or ())
+        elif way == "label":
+            relevant = each.label is not None and each.label > 0
+        else:
+            # Whole words alone: what `holds_answer` finds within a word is no evidence that a passage answers.
+            relevant = sub_exact_match(f"{each.title} {each.text}", labels.answers)
         passage = Passage(title=each.title, text=each.text, score=each.score, relevant=relevant, id=each.id)
         first = passages.setdefault((each.title, each.text), passage)
         if relevant and not first.relevant:
             passages[each.title, each.text] = first.model_copy(update={"relevant": True})
-    if not any(passage.relevant for passage in passages.values()):
-        report.left_out["without a relevant passage among those that were retrieved"] += 1
-        return None
-    if len(passages) > 1 and all(passage.relevant for passage in passages.values()):
-        report.left_out["all of whose passages are relevant, so that position cannot matter"] += 1
-        return None
-    name = _first(row, ("id", *QUESTION_IDS))
-    return RankedExample(
-        id=f"rag-{number:06d}" if name is None or isinstance(name, dict | list) else str(name),
-        question=question,
-        answers=answers,
-        passages=list(passages.values()),
-        relevance=by,  # type: ignore[arg-type]
-    )
-
-
-class _Retrieved(NamedTuple):
-    """A passage as a row has it: with all its ids, of which any may be that of a relevant one."""
-
-    title: str
-    text: str
-    score: float | None
-    label: float | None
-    ids: tuple[str, ...]
-
-    @property
-    def id(self) -> str:
-        return self.ids[0] if self.ids else ""
-
-
-def _tells(passage: _Retrieved, by: str, answers: Sequence[str], ids: Sequence[str]) -> bool:
-    """Whether the passage is relevant, told by its ids, its label or an answer."""
-    if by == "answer":
-        # Whole words alone: what `holds_answer` finds within a word is no evidence that a passage answers.
-        return sub_exact_match(f"{passage.title} {passage.text}", answers)
-    return (passage.label or 0) > 0 if by == "label" else any(name in ids for name in passage.ids)
-
-
-def _questions(
-    rows: Iterable[tuple[int, Any]], name: str, report: ImportReport
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yields (number of the first row, row) of each question; the first row with a passage tells the layout."""
-    mappings = ((number, _fields(row, f"{name}:{number}")) for number, row in rows)
-    leading = []
-    for each in mappings:
-        leading.append(each)
-        if _is_trace(each[1]) or _first(each[1], (*PASSAGES, *TEXTS)) is not None:
-            break
-    if not leading:
-        return
-    everything, telling = chain(leading, mappings), leading[-1][1]
-    if _is_trace(telling):
-        yield from _traced(everything)
-    elif _retrieved(telling):
-        yield from everything
-    elif _first(telling, TEXTS) is not None:
-        yield from _grouped(everything, name, report)
-    else:
-        raise PosgapError(
-            f"{name}:{leading[0][0]}: no retrieved passages: expected a field `passages` with a list of them (also: "
-            f"{', '.join(PASSAGES[1:])}), or a row for each passage with its `text` (also: {', '.join(TEXTS[1:])}); "
-            f"found {_names(telling)} (docs/rag.md)"
-        )
-
-
-class _Row(NamedTuple):
-    """A row of one passage."""
-
-    number: int
-    rank: float | None
-    fields: Mapping[str, Any]
-
-
-def _grouped(
-    rows: Iterable[tuple[int, Mapping[str, Any]]], log_name: str, report: ImportReport
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The rows of questions, of a row for each passage: in the order in which questions come first.
-
-    What a question's rows say of the question is taken from the first that says it; their answers are all accepted.
-    """
-    of_question: dict[str, list[_Row]] = {}
-    for number, row in rows:
-        question, name = _question(row), _first(row, QUESTION_IDS)
-        if question is None and name is None:
-            raise _without_question(row, f"{log_name}:{number}")
-        rank = _number(_first(row, RANKS), f"{log_name}:{number}: field `rank`")
-        of_question.setdefault(str(name if name is not None else question), []).append(_Row(number, rank, row))
-    has_ranks = any(row.rank is not None for numbered in of_question.values() for row in numbered)
-    for numbered in of_question.values():
-        retrieved = _by_rank(numbered, report) if has_ranks else numbered
-        passages = [
-            _passage({**row.fields, "id": _first(row.fields, IDS[3:])}, f"{log_name}:{row.number}") for row in retrieved
-        ]
-        whole: dict[str, Any] = {}
-        answers: list[str] = []
-        for number, _, fields in numbered:
-            of_question_alone = {k: v for k, v in fields.items() if k not in (*TEXTS, *IDS)}
-            answers += _answers(of_question_alone, f"{log_name}:{number}")
-            whole = {k: v for k, v in of_question_alone.items() if v not in (None, "")} | whole
-        if passages:
-            accepted = {"answers": list(dict.fromkeys(answers))}
-            yield numbered[0].number, whole | accepted | {"passages": passages}
-
-
-def _by_rank(rows: Sequence[_Row], report: ImportReport) -> list[_Row]:
-    """A question's rows of its first retrieval in the order of their ranks, those without a rank behind; empty where
-    several retrievals are mixed."""
-    runs = list[list[_Row]]()  # the ranks rise within each
-    last = 0.0
-    for row in rows:
-        if not runs or (row.rank is not None and row.rank < last):
-            runs.append([])
-        runs[-1].append(row)
-        last = last if row.rank is None else row.rank
-    lowest = min((row.rank for row in rows if row.rank is not None), default=None)
-    ranks, equal = _ranks(rows)
-    if equal and len(runs) > 1 and all(run[0].rank == lowest and not _ranks(run)[1] for run in runs):
-        report.left_open["the ranks begin anew with other passages, and the first retrieval alone counts"] += 1
-        rows, equal = runs[0], 0
-    elif ranks > 1 and 2 * equal > ranks:
-        report.left_out["with several passages at most ranks: give each retrieval a `question_id` of its own"] += 1
-        return []
-    if equal:
-        report.left_open["passages have equal ranks, and keep the order of the file"] += 1
-    if any(row.rank is None and _first(row.fields, TEXTS) is not None for row in rows):
-        report.left_open["passages have no rank, and stand behind those that have one"] += 1
-    return sorted(rows, key=lambda row: (row.rank is None, row.rank or 0))
-
-
-def _ranks(rows: Iterable[_Row]) -> tuple[int, int]:
-    """How many ranks these rows have, and at how many of them more than one passage stands."""
-    passages: dict[float, set[str]] = {}
-    for row in rows:
-        text = _first(row.fields, TEXTS)
-        if row.rank is not None and text is not None:
-            passages.setdefault(row.rank, set()).add(str(text))
-    return len(passages), sum(len(texts) > 1 for texts in passages.values())
-
-
-def _is_trace(row: Mapping[str, Any]) -> bool:
-    return "run_type" in row or ("event_type" in row and "payload" in row) or {"span_id", "timestamp"} <= set(row)
-
-
-def _traced(rows: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The first retrieval for each question among the runs or events of a trace."""
-    done: set[str] = set()
-    asked: dict[str, Any] = {}  # questions of events that have begun, by their id
-    for number, row in rows:
-        for each in _retrievals(row, asked):
-            question = _question(each)
-            if question is not None and _retrieved(each) and _key(question) not in done:
-                done.add(_key(question))
-                yield number, each
-
-
-def _retrievals(row: Mapping[str, Any], asked: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
-    if "run_type" in row:  # of LangChain: a run with those that it called
-        inputs, outputs = _as_mapping(row.get("inputs")), _as_mapping(row.get("outputs"))
-        reference = _as_mapping(row.get("reference_outputs"))
-        answers = {name: reference[name] for name in ANSWERS if name in reference}
-        yield {**{n: v for n, v in outputs.items() if n not in ANSWERS}, **inputs, **answers}
-        children = row.get("child_runs")
-        for called in children if isinstance(children, list) else ():
-            yield from _retrievals(_as_mapping(called), asked)
-    elif "payload" in row:  # of LlamaIndex: an event that begins or ends
-        payload, name = _as_mapping(row["payload"]), str(row.get("id_", ""))
-        asked.setdefault(name, payload.get("query_str"))
-        yield {"query": asked[name], **payload}
-    else:
-        yield {**row, **_as_mapping(row.get("response"))}
-
-
-def _question(row: Mapping[str, Any]) -> str | None:
-    value = _first(row, QUESTIONS)
-    if isinstance(value, Mapping):
-        value = _first(value, QUESTIONS)
-    return value if isinstance(value, str) and value.strip() else None
-
-
-def _without_question(row: Mapping[str, Any], where: str) -> PosgapError:
-    return PosgapError(
-        f"{where}: field `question`: missing or empty (also: {', '.join(QUESTIONS[1:])}); found {_names(row)}"
-    )
-
-
-def _names(row: Mapping[str, Any]) -> str:
-    return shorten(", ".join(row)) or "no fields"
-
-
-def _answers(row: Mapping[str, Any], where: str) -> list[str]:
-    names = ANSWERS[:-1] if any(name in row for name in _OF_CHAINS) else ANSWERS
-    value = _first(row, names)
-    answers = [value] if isinstance(value, str) and not _is_list(value) else _list(value, where, "answers")
-    if not all(isinstance(answer, str | int | float) for answer in answers):
-        raise PosgapError(f"{where}: field `answers`: expected texts, found {shorten(str(answers))}")
-    return [str(answer) for answer in answers if str(answer).strip()]
-
-
-def _relevant_ids(row: Mapping[str, Any], where: str) -> list[str] | None:
-    value = _first(row, RELEVANT_IDS)
-    if value is None:
-        return None
-    if isinstance(value, Mapping):  # grades by id, as in TREC's qrels
-        return [
-            str(name) for name, grade in value.items() if (_grade(grade, f"{where}: field `relevant_ids`") or 0) > 0
-        ]
-    plain = isinstance(value, str | int) and not _is_list(value)
-    return [str(name) for name in ([value] if plain else _list(value, where, "relevant_ids"))]
-
-
-def _passages(row: Mapping[str, Any], where: str) -> Iterator[_Retrieved]:
-    value = _first(row, PASSAGES)
-    if isinstance(value, Mapping):  # a dict of lists, as `datasets` writes a list of dicts
-        columns = {name: column for name, column in value.items() if isinstance(column, list)}
-        if len({len(column) for column in columns.values()}) > 1:
-            raise PosgapError(f"{where}: field `passages`: its lists differ in length")
-        value = [dict(zip(columns, cells)) for cells in zip(*columns.values())]
-    elif isinstance(value, str) and not _is_list(value):
-        raise PosgapError(
-            f'{where}: the passages are no list: write them as JSON, ["...", "..."], or one passage a row (docs/rag.md)'
-        )
-    passages = _list(value, where, "passages")
-    ids, scores = (_beside(row, names, len(passages), where) for names in (_PASSAGE_IDS, _SCORES))
-    for each, name, score in zip(passages, ids, scores):
-        passage = _passage(each, f"{where}: field `passages`")
-        if passage.text.strip():
-            number = passage.score if score is None else _number(score, f"{where}: field `scores`")
-            yield passage._replace(ids=passage.ids + (() if name is None else (str(name),)), score=number)
-
-
-def _beside(row: Mapping[str, Any], names: Sequence[str], length: int, where: str) -> list[Any]:
-    value = _first(row, names)
-    values = [None] * length if value is None else _list(value, where, names[0])
-    if len(values) != length:
-        raise PosgapError(f"{where}: {len(values)} {names[0]} for {length} passages")
-    return values
-
-
-def _passage(value: Any, where: str) -> _Retrieved:
-    if isinstance(value, _Retrieved):
-        return value
-    if isinstance(value, str):
-        return _Retrieved("", value, None, None, ())
-    if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], int | float):
-        return _passage(value[0], where)._replace(score=float(value[1]))  # (document, score)
-    outer = _mapping(value, where)
-    inner = outer
-    for name in ("kwargs", "node", "document"):  # LangChain's `dumpd`, LlamaIndex' NodeWithScore, Phoenix
-        inner = inner[name] if isinstance(inner.get(name), Mapping) else inner
-    metadata = _as_mapping(inner.get("metadata"))
-    around = [inner, metadata, outer]
-
-    def said(names: Sequence[str]) -> Any:
-        return next((v for part in around if (v := _first(part, names)) is not None), None)
-
-    text = said(TEXTS) or _as_mapping(inner.get("text_resource")).get("text", "")
-    if not isinstance(text, str):
-        raise PosgapError(f"{where}: expected a passage's `text` (also: {', '.join(TEXTS[1:])})")
-    # What somebody calls a label in the metadata may be of anything.
-    label = next(
-        (
-            _grade(part[name], f"{where}: field `{name}`")
-            for part, names in ((inner, LABELS), (outer, LABELS), (metadata, LABELS[:-2]))
-            for name in names
-            if part.get(name) not in (None, "")
-        ),
-        None,
-    )
-    title = said(TITLES)
-    return _Retrieved(
-        "" if title is None else str(title),
-        text,
-        _number(said(SCORES), f"{where}: `score`"),
-        label,
-        tuple(dict.fromkeys(str(part[n]) for part in around for n in IDS if isinstance(part.get(n), str | int))),
-    )
-
-
-def _grade(label: Any, where: str) -> float | None:
-    """A label as a grade, of which those above 0 are of relevant passages."""
-    if isinstance(label, str) and label.strip().lower() in _TRUE + _FALSE:
-        return float(label.strip().lower() in _TRUE)
-    try:
-        return _number(label, where)
-    except PosgapError:
-        raise PosgapError(
-            f"{where}: {shorten(repr(label))} does not say whether the passage is relevant: write true or false, or "
-            "a grade; rename the field if it is something else (docs/rag.md)"
-        ) from None
-
-
-def _number(value: Any, where: str) -> float | None:
-    if value is None:
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise PosgapError(f"{where}: expected a number, found {shorten(repr(value))}") from None
-    return number if number - number == 0 else None  # no NaN, no infinity
-
-
-def _first(row: Mapping[str, Any], names: Iterable[str]) -> Any:
-    """The first field of these names that is not empty, as the cells of tables may be."""
-    cells = (row.get(name) for name in names)
-    return next((cell for cell in cells if cell is not None and cell != ""), None)
-
-
-def _retrieved(row: Mapping[str, Any]) -> bool:
-    """Whether a row has a list of passages."""
-    value = _first(row, PASSAGES)
-    return value is not None and _is_list(value)
-
-
-def _key(question: str) -> str:
-    return " ".join(question.split()).casefold()
-
-
-def _is_list(value: Any) -> bool:
-    return not isinstance(value, str) or value.lstrip().startswith(("[", "{"))
-
-
-def _list(value: Any, where: str, name: str) -> list[Any]:
-    """A list, also as a cell of CSV has it: in JSON, or as Python prints it."""
-    if isinstance(value, str):
-        try:
-            value = parse_json(value, where)
-        except PosgapError:
-            if _is_numpy_s(value):
-                raise PosgapError(
-                    f"{where}: field `{name}`: a list as NumPy prints it, whose texts cannot be told apart; write JSON "
-                    "(json.dumps), or Parquet"
-                ) from None
-            with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-                value = ast.literal_eval(value)
-    if value is None:
-        return []
-    if not isinstance(value, list | tuple):
-        raise PosgapError(f"{where}: field `{name}`: expected a list, found {shorten(repr(value))}")
-    return list(value)
-
-
-def _is_numpy_s(cell: str) -> bool:
-    """Whether texts stand side by side without a comma, which Python would take for one text."""
-    try:
-        of_texts = [
-            token.type == tokenize.STRING
-            for token in tokenize.generate_tokens(io.StringIO(cell).readline)
-            if token.type not in (tokenize.NL, tokenize.NEWLINE)
-        ]
-    except (tokenize.TokenError, SyntaxError):
-        return False
-    return any(left and right for left, right in pairwise(of_texts))
-
-
-def _mapping(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise PosgapError(f"{where}: expected a JSON object, found {shorten(repr(value))}")
-    return value
-
-
-def _fields(row: Any, where: str) -> Mapping[str, Any]:
-    """A row by the names of its fields without regard to case and surrounding space; a name as it is comes first."""
-    row = _mapping(row, where)
-    cells = {str(name).strip().casefold(): cell for name, cell in row.items()}
-    return {name: row.get(name, cell) for name, cell in cells.items()}
-
-
-def _as_mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    relevances = [passage.relevant for passage in passages.values()]
+    if not any(relevances):
+        raise _LeftOutError("without a relevant passage among those that were retrieved")
+    if len(relevances) > 1 and all(relevances):
+        raise _LeftOutError("all of whose passages are relevant, so that position cannot matter")
+    return list(passages.values())
