@@ -64,7 +64,7 @@ from posgap.models.loading import eager_attention, save_model
 from posgap.rollout import decoders
 from posgap.rollout.attention import MatrixAttention, last_row
 from posgap.rollout.decoders import n_heads, position_encoding
-from posgap.rollout.measurement import Measured, measure
+from posgap.rollout.measurement import MeasuredInfluence, measure_influence
 from posgap.tasks.prompts import Prompt
 
 # Models
@@ -565,7 +565,7 @@ def rollout_row(name: str) -> list[str]:
         heads = n_heads(model.config)
         slopes = np.array(position_encoding(model.config).get("slopes", np.zeros(heads)))
         with mock.patch.object(decoders, "WEIGHTS_AT_ONCE", TEXTS * heads * N * 7):  # blocks of seven queries
-            measured = measure(model, [ids], N, slopes, 0.2)
+            measured = measure_influence(model, [ids], N, slopes, 0.2)
     except PosgapError as error:
         return [name, f"refused: {error}", "", "", ""]
     apart = differences(measured, *twin(model, name, ids))
@@ -583,11 +583,11 @@ def value_norms(name: str) -> str:
     family, settings = MEASURED[name]
     model = build_family(family, **settings)
     ids = torch.randint(3, VOCABULARY - 4, (1, N), generator=torch.Generator().manual_seed(1))
-    reason = measure(model, [ids], N, np.zeros(n_heads(model.config)), 0.2).no_value_norm
+    reason = measure_influence(model, [ids], N, np.zeros(n_heads(model.config)), 0.2).no_value_norm
     return next((short for said, short in REFUSED.items() if said in reason), reason or "yes")
 
 
-def differences(measured: Measured, matrices: np.ndarray, strengths: np.ndarray) -> dict[str, float]:
+def differences(measured: MeasuredInfluence, matrices: np.ndarray, strengths: np.ndarray) -> dict[str, float]:
     """How far the measurement is from the twin, by what was measured."""
     found = {
         "first tokens' masses": far(measured.statistics["first_mass"], matrices[:, :, :, 1:, 0].mean((1, 3))),

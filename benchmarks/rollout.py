@@ -73,7 +73,7 @@ def measured_model(n: int, ours: bool) -> tuple[int, list[float]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from posgap.models.loading import eager_attention
-    from posgap.rollout.measurement import measure
+    from posgap.rollout.measurement import measure_influence
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -82,10 +82,10 @@ def measured_model(n: int, ours: bool) -> tuple[int, list[float]]:
     model = LlamaForCausalLM(config).eval()
     ids = torch.randint(256, (1, n), generator=torch.Generator().manual_seed(1))
     short, none = ids[:, :16], np.zeros(MEMORY_HEADS)
-    measure(model, [short], 16, none, 0.2)  # what is loaded at the first use is of neither side
+    measure_influence(model, [short], 16, none, 0.2)  # what is loaded at the first use is of neither side
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if ours:
-        row = measure(model, [ids], n, none, 0.2).influence["rollout_without_residuals"][0]
+        row = measure_influence(model, [ids], n, none, 0.2).influence["rollout_without_residuals"][0]
     else:
         with eager_attention(model), torch.no_grad():
             matrices = model(input_ids=ids, use_cache=False, output_attentions=True).attentions

@@ -21,7 +21,7 @@ from posgap.foundation.files import read_jsonl, write_json, write_jsonl
 from posgap.stages import train_job as stage
 from posgap.stages.distill import distill
 from posgap.stages.train_job import train_job
-from posgap.storage.cache import fetch
+from posgap.storage.cache import fetch_location
 from posgap.storage.folders import publish
 from posgap.storage.inputs import read_manifest
 from posgap.storage.objects import find
@@ -128,7 +128,7 @@ def test_what_is_in_s3_stays_where_it_is(config, cluster, tmp_path, bucket):
     assert arguments(cluster)["out"] == f"{bucket}/trained"
     asked = cluster.created[0]["spec"]["trainer"]["resourcesPerNode"]["limits"]
     assert asked == {"nvidia.com/gpu": 4, "cpu": 8, "memory": "256Gi"}
-    assert (fetch(f"{bucket}/trained") / "weights").read_text() == "trained"
+    assert (fetch_location(f"{bucket}/trained") / "weights").read_text() == "trained"
 
 
 def test_what_distill_made_is_not_made_again(config, cluster):

@@ -28,7 +28,7 @@ from posgap.models.loading import load_tokenizer, save_model
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
-from posgap.storage.cache import locked
+from posgap.storage.cache import lock_mark
 from posgap.storage.inputs import read_manifest, source
 from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
@@ -146,7 +146,7 @@ def test_a_merge_that_is_killed_leaves_nothing_for_good(adapter, tmp_path, monke
     (adapter / "README.md").write_text("of other content, and so at another place")
     busy = tmp_path / "cache" / "incoming" / "of-another"
     busy.mkdir()
-    with locked("of-another"):
+    with lock_mark("of-another"):
         assert source(adapter).fetch().is_dir()
         assert [*busy.parent.iterdir()] == [busy]  # whose process is alive
 

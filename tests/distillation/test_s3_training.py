@@ -20,7 +20,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
 from posgap.rollout.trials import run_trials
 from posgap.stages.distill import distill
-from posgap.storage.cache import fetch
+from posgap.storage.cache import fetch_location
 from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
 
@@ -149,6 +149,6 @@ def test_two_nodes_without_a_shared_disk_go_on_from_s3(config, bucket, tmp_path,
     elsewhere(tmp_path, monkeypatch)
     said = finish(start(broken))
     assert f"going on from the checkpoint of step {newest.removeprefix('step-')} in {broken.work}" in said
-    whole, broken = fetch(whole.out), fetch(broken.out)
+    whole, broken = fetch_location(whole.out), fetch_location(broken.out)
     assert len(history(whole)) == 80
     assert history(broken) == history(whole) and torch.equal(parameters(broken), parameters(whole))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from posgap.rollout.agreement import agreement
-from posgap.rollout.agreement import summary_text as agreement_summary
+from posgap.rollout.agreement import agreement_text as agreement_summary
+from posgap.rollout.agreement import measure_agreement
 
 
 @pytest.mark.filterwarnings("error")  # of what has no ranks nothing is said
@@ -14,7 +14,7 @@ def test_agreement_is_scipy_s_over_each_text_s_documents():
     one, other = rng.random((9, 6)), rng.random((9, 6))
     flat = np.vstack([np.ones((8, 6)), one[:1]])
     shares = {"rollout": one, "gradient": one**3, "value_norm": -one, "other": other, "flat": flat}
-    found = agreement(shares, "documents", 0)
+    found = measure_agreement(shares, "documents", 0)
     pairs = {tuple(pair["measures"]): pair for pair in found["pairs"]}
     assert len(pairs) == 10 and pairs["rollout", "gradient"]["spearman_ci95"] == pytest.approx([1, 1])
     assert pairs["rollout", "value_norm"]["spearman"] == pytest.approx(-1)
@@ -27,14 +27,14 @@ def test_agreement_is_scipy_s_over_each_text_s_documents():
     assert high == pytest.approx(np.mean(each) + 1.96 * spread, abs=0.3 * spread)
     assert pairs["rollout", "flat"]["texts"] == 1 and pairs["rollout", "flat"]["spearman_ci95"] is None
     assert "agrees (Spearman) with that by gradient 1.00 (1.00 to 1.00), value norm -1.00" in agreement_summary(found)
-    nothing = agreement({"rollout": np.ones((2, 3)), "gradient": one[:2, :3]}, "tokens", 0)
+    nothing = measure_agreement({"rollout": np.ones((2, 3)), "gradient": one[:2, :3]}, "tokens", 0)
     assert nothing["pairs"][0]["spearman"] is None and "orders no text's tokens" in agreement_summary(nothing)
 
 
 def test_where_documents_draw_alike_they_share_their_ranks():
     rng = np.random.default_rng(1)
     one, other = rng.integers(0, 3, (2, 7, 5)).astype(float)
-    ((pair,), again) = (agreement({"a": one, "b": other}, "documents", seed)["pairs"] for seed in (0, 0))
+    ((pair,), again) = (measure_agreement({"a": one, "b": other}, "documents", seed)["pairs"] for seed in (0, 0))
     each = [stats.spearmanr(a, b).statistic for a, b in zip(one, other) if a.any() and b.any()]
     assert pair["spearman"] == pytest.approx(np.mean(each)) and pair["texts"] == 7 == len(each) and again == [pair]
 

@@ -11,7 +11,7 @@ from places import ROOT
 from posgap.models.loading import eager_attention
 from posgap.rollout import attributions, decoders
 from posgap.rollout.attention import MatrixAttention, last_row
-from posgap.rollout.measurement import INFLUENCES, measure
+from posgap.rollout.measurement import INFLUENCES, measure_influence
 
 sys.path.append(str(ROOT / "benchmarks"))
 import families
@@ -85,7 +85,7 @@ def test_every_vector_written_out(family, monkeypatch):
     model, parts = family
     monkeypatch.setattr(decoders, "WEIGHTS_AT_ONCE", TEXTS * 4 * N * 5)
     monkeypatch.setattr(attributions, "AT_ONCE", TEXTS * 4 * 32 * 3)
-    measured = measure(model, [ids()], N, np.zeros(4), 0.2)
+    measured = measure_influence(model, [ids()], N, np.zeros(4), 0.2)
     strengths = families.twin(model, "gemma2" if parts is gemma2 else "", ids())[1]
     with torch.no_grad():
         for text in range(TEXTS):
@@ -100,7 +100,7 @@ def test_gradients_of_every_attention_weight(family, monkeypatch):
     """The product of the matrices I + mean_h max(0, G a) with gradients by autograd, in blocks of a few queries."""
     model, _ = family
     monkeypatch.setattr(decoders, "WEIGHTS_AT_ONCE", TEXTS * 4 * N * 5)
-    measured = measure(model, [ids()], N, np.zeros(4), 0.2)
+    measured = measure_influence(model, [ids()], N, np.zeros(4), 0.2)
     model.requires_grad_()
     for text in range(TEXTS):
         with eager_attention(model):
@@ -126,6 +126,6 @@ def test_gradients_of_every_attention_weight(family, monkeypatch):
 def test_where_value_norms_would_be_another_model_s_they_are_left_out(name, said):
     family, settings = families.MEASURED[name]
     model = families.build_family(family, **settings)
-    measured = measure(model, [ids()], N, np.zeros(4), 0.2)
+    measured = measure_influence(model, [ids()], N, np.zeros(4), 0.2)
     assert re.match(said, measured.no_value_norm) and set(measured.influence) == set(INFLUENCES)
     assert measured.statistics["lambdas"].max() < 1  # the try beforehand is not counted

@@ -11,9 +11,9 @@ from scipy import stats
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
 from posgap.rollout import comparison
-from posgap.rollout.comparison import compare, predicted_shares
+from posgap.rollout.comparison import compare_distributions, predicted_shares
 from posgap.rollout.config import RolloutMeasureConfig, RolloutPredictConfig
-from posgap.rollout.distributions import binned, normalized, shape, spearman, summary_text, wasserstein
+from posgap.rollout.distributions import bin_distribution, normalize, prediction_text, shape, spearman, wasserstein
 from posgap.rollout.files import read_measurement
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
@@ -22,7 +22,7 @@ from posgap.stages.rollout_predict import rollout_predict
 @given(st.integers(2, 40), st.integers(0, 999))
 def test_correlation_and_distance_are_scipy_s(n, seed):
     rng = np.random.default_rng(seed)
-    a, b = normalized(rng.integers(0, 6, (3, n)).astype(float)), normalized(rng.random(n))
+    a, b = normalize(rng.integers(0, 6, (3, n)).astype(float)), normalize(rng.random(n))
     for row, rank, distance in zip(a, spearman(a, b), wasserstein(a, b)):
         if np.ptp(row) > 0:
             assert rank == pytest.approx(stats.spearmanr(row, b).statistic)
@@ -47,12 +47,12 @@ def test_correlation_and_distance_are_scipy_s(n, seed):
     ],
 )
 def test_shapes(values, expected):
-    assert shape(normalized(values)) == expected
+    assert shape(normalize(values)) == expected
 
 
 def test_the_reading_names_what_the_issue_asks_for():
-    sentence = summary_text(
-        normalized(np.array([15.0, 1, 1, 2, 1])), np.array([0.54, 0.02]), np.array([0.99, 0.01, 0, 0])
+    sentence = prediction_text(
+        normalize(np.array([15.0, 1, 1, 2, 1])), np.array([0.54, 0.02]), np.array([0.99, 0.01, 0, 0])
     )
     assert sentence.startswith("U-shaped; the first token draws 3.8 times its share")
     assert "residual strength falls from 0.54 to 0.02 over depth" in sentence
@@ -61,14 +61,14 @@ def test_the_reading_names_what_the_issue_asks_for():
 
 def test_an_interval_narrows_around_what_all_texts_share():
     rng = np.random.default_rng(0)
-    shared = normalized(np.linspace(1, 3, 30))
-    texts = normalized(shared * rng.lognormal(sigma=0.5, size=(400, 30)))
-    many, few = compare(shared, texts, rng, 500), compare(shared, texts[:10], rng, 500)
+    shared = normalize(np.linspace(1, 3, 30))
+    texts = normalize(shared * rng.lognormal(sigma=0.5, size=(400, 30)))
+    many, few = compare_distributions(shared, texts, rng, 500), compare_distributions(shared, texts[:10], rng, 500)
     assert many["spearman"] > 0.9 and many["spearman_ci95"][0] > 0.8
     width = {name: agreement["wasserstein_ci95"][1] - agreement["wasserstein_ci95"][0] for name, agreement in
              {"many": many, "few": few}.items()}  # fmt: skip
     assert width["many"] < width["few"] / 2
-    same = compare(shared, np.tile(shared, (5, 1)), rng, 100)
+    same = compare_distributions(shared, np.tile(shared, (5, 1)), rng, 100)
     assert same["spearman"] == pytest.approx(1) and same["wasserstein"] == pytest.approx(0, abs=1e-12)
 
 
@@ -139,13 +139,13 @@ def test_a_measure_that_was_left_out_is_not_compared(tmp_path, measured):
 @pytest.mark.parametrize(("rank", "said"), [(0.2, True), (0.49, True), (0.51, False), (-0.3, True), (None, False)])
 def test_a_prediction_that_fails_says_so_first(rank, said):
     figures = {"spearman": rank, "spearman_ci95": rank and [rank - 0.1, rank + 0.1], "wasserstein_share": 0.1}
-    sentence = comparison.summary_text(figures, "rollout", "documents", 10)
+    sentence = comparison.comparison_text(figures, "rollout", "documents", 10)
     assert sentence.startswith("the prediction does not describe this model (Spearman below 0.5)") == said
     assert rank is None or f"(Spearman {rank:.2f}, {rank - 0.1:.2f} to {rank + 0.1:.2f})" in sentence
 
 
 def test_predicted_shares_of_documents_are_those_of_their_stretches():
-    predicted = normalized(np.arange(1.0, 11))
+    predicted = normalize(np.arange(1.0, 11))
     edges = np.array([[0.1, 0.3, 0.3, 0.5], [0.2, 0.25, 0.9, 1.0]])
     one, other = (2 + 3) / (2 + 3 + 4 + 5), 1.5 / (1.5 + 10)
     expected = np.mean([[one, 1 - one], [other, 1 - other]], axis=0)
@@ -154,13 +154,13 @@ def test_predicted_shares_of_documents_are_those_of_their_stretches():
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 99))
 def test_binning_keeps_what_there_is_and_where(n, bins, seed):
-    values = normalized(np.random.default_rng(seed).random((2, n)))
-    found = binned(values, bins)
+    values = normalize(np.random.default_rng(seed).random((2, n)))
+    found = bin_distribution(values, bins)
     assert found.shape == (2, bins)
     np.testing.assert_allclose(found.sum(axis=1), 1)
     fine = np.repeat(values / bins, bins, axis=1).reshape(2, bins, n).sum(axis=2)  # each token in `bins` pieces
     np.testing.assert_allclose(found, fine, atol=1e-12)
-    np.testing.assert_allclose(binned(values, n), values, atol=1e-12)
+    np.testing.assert_allclose(bin_distribution(values, n), values, atol=1e-12)
 
 
 def test_without_an_order_there_is_no_correlation_and_the_report_says_so(tmp_path, measured):
@@ -171,10 +171,10 @@ def test_without_an_order_there_is_no_correlation_and_the_report_says_so(tmp_pat
     )
     assert compared["sweep"]["spearman"] == {"predicted": None, "measured": None}
     assert "the accuracy of base is the same at every position, so nothing can be said" in compared["summary"]
-    flat, texts = np.full(24, 1 / 24), normalized(np.random.default_rng(0).random((5, 24)))
-    figures = compare(flat, texts, np.random.default_rng(0))
+    flat, texts = np.full(24, 1 / 24), normalize(np.random.default_rng(0).random((5, 24)))
+    figures = compare_distributions(flat, texts, np.random.default_rng(0))
     assert figures["spearman"] is None and figures["spearman_ci95"] is None and figures["wasserstein"] > 0
-    said = comparison.summary_text(figures, "rollout", "documents", 24)
+    said = comparison.comparison_text(figures, "rollout", "documents", 24)
     assert "cannot be compared in order (no Spearman: one of the two is the same" in said
 
 

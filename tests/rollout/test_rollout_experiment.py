@@ -14,10 +14,10 @@ from rollout_networks import SMALL, TINY, trials
 from posgap.foundation.files import read_json
 from posgap.rollout import trials as experiment
 from posgap.rollout.config import RolloutExperimentConfig
-from posgap.rollout.experiment_summary import gap_table, sink_table, summary_text
+from posgap.rollout.experiment_summary import experiment_text, gap_table, sink_table
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes, distinct
 from posgap.rollout.networks import Design, NetworkStack
-from posgap.rollout.trials import PRESETS, Training, Trial, nulls, run_trials, trained
+from posgap.rollout.trials import PRESETS, Training, Trial, nulls, run_trials, train_networks
 from posgap.stages.rollout_experiment import rollout_experiment
 
 
@@ -155,8 +155,8 @@ def test_an_interrupted_run_goes_on_behind_the_trials_that_are_finished(tmp_path
 def test_sinks_are_the_metric_of_appendix_k_4():
     """Over the maps of one sequence, so that the mean is the sequence's own."""
     stack = [Trial(Design(2, "window", width=4), SMALL, 3)]
-    net, (task,), losses = trained(stack, Training(iterations=2, batch=4))
-    (result,) = experiment.tested(stack, net, [task], losses, tests=1)
+    net, (task,), losses = train_networks(stack, Training(iterations=2, batch=4))
+    (result,) = experiment.test_networks(stack, net, [task], losses, tests=1)
     maps = []
     with torch.no_grad():
         net(task.novel(1, rng(4 * 1_000_003))[0][None], maps)
@@ -203,13 +203,13 @@ def test_the_summary_names_the_greatest_bias_and_the_strongest_sink():
         return {"name": name, "gaps": gaps, "sinks": [0.1, sink], "accuracy": {"any": right}} | nulls
 
     summary = [cell("a", -20.0, 0.3, 0.29, 54.0), cell("b", 10.0, 0.25, 0.15, 56.0)]
-    assert summary_text(summary) == (
+    assert experiment_text(summary) == (
         "The greatest bias is that of a: the middle item over the first by 20.0 points. The strongest attention "
         "sink beyond uniform attention is token 2 of b (0.25, uniform 0.15). 1 of 2 settings answer clearly above "
         "chance, which is naming any label of the sequence: the others' gaps and sinks are those of networks that did "
         "not learn to match items"
     )
-    assert summary_text(summary[1:]).endswith(
+    assert experiment_text(summary[1:]).endswith(
         "1 of 1 settings answer clearly above chance, which is naming any label of the sequence"
     )
     row = " ".join(gap_table(summary).splitlines()[2].split())
@@ -219,7 +219,7 @@ def test_the_summary_names_the_greatest_bias_and_the_strongest_sink():
         "| b | 0.10 | 0.25 |", "| uniform attention | 0.05 | 0.15 |",
     ]  # fmt: skip
     alike = [cell("a", 1.0, 0.3, 0.2, 50.0), cell("b", 2.0, 0.3, 0.2, 50.0)]
-    assert sink_table(alike).count("uniform attention") == 1 and ". 0 of 2 settings answer" in summary_text(alike)
+    assert sink_table(alike).count("uniform attention") == 1 and ". 0 of 2 settings answer" in experiment_text(alike)
 
 
 def test_the_nulls_are_a_copier_s_accuracy_and_uniform_attention_s_sinks():

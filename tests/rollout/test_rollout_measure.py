@@ -46,10 +46,10 @@ from posgap.models.loading import eager_attention, load_tokenizer, save_model
 from posgap.rollout.attention import MatrixAttention, last_row
 from posgap.rollout.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.rollout.decoders import Decoder, position_encoding
-from posgap.rollout.documents import PARTS, SINK_TIMES, Asked, among_documents, by_part, shape_of
+from posgap.rollout.documents import PARTS, SINK_TIMES, MeasuredPrompt, among_documents, by_part, shape_of
 from posgap.rollout.encodings import alibi_slopes
 from posgap.rollout.files import PREDICTION_FILE, Prediction, read_document_shares, read_influences, read_measurement
-from posgap.rollout.measurement import INFLUENCES, OF_VALUES, Statistics, measure
+from posgap.rollout.measurement import INFLUENCES, OF_VALUES, Statistics, measure_influence
 from posgap.rollout.texts import read_text
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
@@ -151,7 +151,7 @@ def slopes_of(model) -> np.ndarray:
 
 def test_every_family_against_its_own_matrices(model, ids):
     """The twin asks transformers for all matrices at once and works text by text in numpy."""
-    statistics, influence, windows, *_ = measure(model, [ids[:2], ids[2:]], N, slopes_of(model), 0.2)
+    statistics, influence, windows, *_ = measure_influence(model, [ids[:2], ids[2:]], N, slopes_of(model), 0.2)
     with eager_attention(model), torch.no_grad():
         output = model(input_ids=ids, output_attentions=True, output_hidden_states=True)
         lambdas = strengths(model, ids)
@@ -236,7 +236,7 @@ def test_windows_and_angles_are_read_by_layer():
 def test_attention_on_sink_logits_is_kept_apart():
     model = families.build_family("gpt_oss")
     ids = torch.randint(3, 60, (2, N), generator=torch.Generator().manual_seed(1))
-    measured = measure(model, [ids], N, np.zeros(4), 0.2)
+    measured = measure_influence(model, [ids], N, np.zeros(4), 0.2)
     with eager_attention(model), torch.no_grad():
         matrices = model(input_ids=ids, output_attentions=True).attentions
     lost = torch.stack([1 - layer[:, :, 1:].sum(-1).mean((0, 2)) for layer in matrices])
@@ -273,7 +273,7 @@ def test_what_cannot_be_measured_is_refused_in_a_line(ids, monkeypatch):
     model = llama().eval()
     monkeypatch.setattr(model.model.layers[1].self_attn.o_proj, "forward", lambda x: torch.zeros_like(x))
     with pytest.raises(PosgapError, match="LlamaForCausalLM, layer 2: what its attention makes is not added"):
-        measure(model, [ids], N, np.zeros(HEADS), 0.2)
+        measure_influence(model, [ids], N, np.zeros(HEADS), 0.2)
     monkeypatch.undo()
     monkeypatch.setattr(LlamaConfig, "_attn_implementation", "posgap_own_sdpa")
     with pytest.raises(PosgapError, match="a mitigation computes its attention"):
@@ -282,7 +282,7 @@ def test_what_cannot_be_measured_is_refused_in_a_line(ids, monkeypatch):
 
 def test_gradients_are_those_of_the_most_probable_token_s_probability(model, ids):
     """The twin reads token ids, text by text, and differentiates the probability itself."""
-    influence = measure(model, [ids], N, slopes_of(model), 0.2)[1]
+    influence = measure_influence(model, [ids], N, slopes_of(model), 0.2)[1]
     for text in range(2):
         kept = []
         handle = model.get_input_embeddings().register_forward_hook(
@@ -318,8 +318,8 @@ def test_content_and_slopes_come_back_from_attention_made_of_them():
 def test_batches_do_not_change_a_measurement(ids):
     torch.manual_seed(0)
     model = llama().eval()
-    whole, all_at_once, *_ = measure(model, [ids], N, np.zeros(HEADS), 0.2)
-    parts, one_by_one, *_ = measure(model, ids.split(1), N, np.zeros(HEADS), 0.2)
+    whole, all_at_once, *_ = measure_influence(model, [ids], N, np.zeros(HEADS), 0.2)
+    parts, one_by_one, *_ = measure_influence(model, ids.split(1), N, np.zeros(HEADS), 0.2)
     for name in whole:
         np.testing.assert_allclose(parts[name], whole[name], rtol=1e-4, atol=1e-6)
     for name in all_at_once:
@@ -414,8 +414,8 @@ def test_prompts_of_different_lengths_are_measured_whole(model, ids):
     lengths = (N, N, 13, 9)
     texts = [row[:length] for row, length in zip(ids, lengths)]
     batches = [torch.stack(texts[:2]), texts[2][None], texts[3][None]]
-    measured = measure(model, batches, N, slopes_of(model), 0.2)
-    alone = [measure(model, [text[None]], len(text), slopes_of(model), 0.2) for text in texts]
+    measured = measure_influence(model, batches, N, slopes_of(model), 0.2)
+    alone = [measure_influence(model, [text[None]], len(text), slopes_of(model), 0.2) for text in texts]
     for name, rows in measured.influence.items():
         assert [len(row) for row in rows] == list(lengths)
         for row, one in zip(rows, alone):
@@ -435,7 +435,7 @@ def test_prompts_of_different_lengths_are_measured_whole(model, ids):
 
 # The first token, a template's one, the instruction's two, three documents of two, two and three with a token between
 # the last two, the question's two, a template's one, and the last token.
-ASKED = Asked("e", 2, ((4, 6), (6, 8), (9, 12)), (2, 14))
+ASKED = MeasuredPrompt("e", 2, ((4, 6), (6, 8), (9, 12)), (2, 14))
 OWNERS = ["sinks", "template", *["instruction"] * 2, *["documents"] * 4, "instruction", *["documents"] * 3]
 OWNERS += [*["question"] * 2, "template", "last token"]
 
@@ -447,7 +447,7 @@ def test_every_token_belongs_to_one_part_and_sinks_to_none_of_the_others():
     np.testing.assert_allclose(among_documents(row, ASKED), np.array([11, 15, 33]) / 59)
     # A token of a distractor may be a sink; one of the gold document, or the last one, is none.
     n, strong = 2000, SINK_TIMES * 1.5 / 2000
-    long = Asked("e", 2, ((4, 6), (6, 8), (9, 12)), (2, n - 2))
+    long = MeasuredPrompt("e", 2, ((4, 6), (6, 8), (9, 12)), (2, n - 2))
     row = np.full(n, 1 / n)
     row[[5, 7, n - 1]] = strong
     shares = dict(zip(PARTS, by_part(row, long)))

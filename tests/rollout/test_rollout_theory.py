@@ -15,7 +15,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask, MatrixAttention, last_row
-from posgap.rollout.encodings import alibi_slopes, checked_lambdas, rope_angles, turned_scores
+from posgap.rollout.encodings import alibi_slopes, require_lambdas, rope_angles, rotation_scores
 
 
 def masks(n: int, kind: str, size: int) -> tuple[Mask, np.ndarray]:
@@ -25,12 +25,12 @@ def masks(n: int, kind: str, size: int) -> tuple[Mask, np.ndarray]:
         "causal": (Mask.causal(n), j <= i),
         "full": (Mask.full(n), j >= 0),
         "window": (Mask.window(size), (j <= i) & (i - j < size)),
-        "prefix": (Mask.prefixed(n, size), (j <= i) | (j < size)),
+        "prefix": (Mask.with_prefix(n, size), (j <= i) | (j < size)),
     }[kind]
 
 
 def rope(theta: float, head_size: int, strength: float = 1.0) -> Callable:
-    return partial(turned_scores, angles=rope_angles(theta, head_size), strength=strength)
+    return partial(rotation_scores, angles=rope_angles(theta, head_size), strength=strength)
 
 
 def matrices(architecture: Architecture, allowed: np.ndarray) -> list[np.ndarray]:
@@ -139,7 +139,7 @@ def test_alibi_slopes_are_those_of_transformers(heads):
 
 def test_bad_schedules_and_shapes_are_named():
     with pytest.raises(PosgapError, match=r"residual strength 1\.2 of layer 2: must lie in \[0, 1\]"):
-        checked_lambdas([0.1, 1.2])
+        require_lambdas([0.1, 1.2])
     with pytest.raises(
         PosgapError, match="diagonal scores for 3 layers of 1 heads: the architecture has 2 layers of 1"
     ):
@@ -182,7 +182,7 @@ def test_theorem_4_2_a_window_only_delays_the_collapse(width):
 @pytest.mark.parametrize("prefix", [1, 3])
 def test_theorem_4_3_a_prefix_draws_everything_and_each_of_its_tokens_a_share(prefix):
     n, epsilon = 10, 1 / 10 - 1e-9
-    rows = np.array([bare(n, t, Mask.prefixed(n, prefix)) for t in range(150)])
+    rows = np.array([bare(n, t, Mask.with_prefix(n, prefix)) for t in range(150)])
     assert rows[-1][:prefix].sum() == pytest.approx(1)
     assert np.all(rows[:, :prefix] >= 1 / n)
     j, t = np.arange(prefix, n), np.arange(150)[:, None]
@@ -274,4 +274,4 @@ def test_rope_scores_are_those_of_rotated_vectors():
         return np.stack([z.real, z.imag], axis=1).ravel()
 
     for i, j in [(5, 2), (2, 5), (40, 0)]:
-        assert turned_scores(i - j, rope_angles(theta, d)) == pytest.approx(rotated(q, i) @ rotated(q, j))
+        assert rotation_scores(i - j, rope_angles(theta, d)) == pytest.approx(rotated(q, i) @ rotated(q, j))

@@ -19,7 +19,7 @@ from posgap.foundation.locations import addressed_cache, as_location, is_address
 from posgap.kfp_steps.arguments import to_config
 from posgap.measurement.config import SweepConfig
 from posgap.preflight.prerequisites import prerequisites
-from posgap.storage.inputs import fetched, read_manifest, source
+from posgap.storage.inputs import fetch_place, read_manifest, source
 from posgap.storage.versions import newest
 from posgap.tasks.reading import read_examples, write_examples
 
@@ -67,7 +67,7 @@ def test_examples_of_the_hub_are_imported_as_a_file_is(hub, tmp_path):
     there = source(ON_HUB)
     assert there.digest() == source(tmp_path / "own.jsonl").digest() and there.location == ON_HUB
     assert read_examples(there.fetch()) == read_examples(tmp_path / "own.jsonl")
-    assert fetched(f"{hub.url}/datasets/{DATA}/resolve/main/train.jsonl").read_bytes() == hub.data["train.jsonl"]
+    assert fetch_place(f"{hub.url}/datasets/{DATA}/resolve/main/train.jsonl").read_bytes() == hub.data["train.jsonl"]
 
 
 def test_a_stage_is_reused_by_content_and_its_manifest_names_the_address(memory, tmp_path):

@@ -15,7 +15,7 @@ from posgap.foundation.files import digest_path, write_json
 from posgap.pipelines.local import run_locally
 from posgap.stages.data_version import data_version, read_data_version
 from posgap.stages.promote import promote
-from posgap.storage.cache import look
+from posgap.storage.cache import take_snapshot
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.reading import write_examples
 from posgap.tracking.registry import champion
@@ -186,10 +186,10 @@ def test_of_s3_a_key_needs_no_download(bucket, s3_calls, tmp_path):
     place = f"{bucket}/model"
     for name, text in (("config.json", b"{}"), ("model.safetensors", b"weights"), (".hidden", b"1")):
         put(f"{place}/{name}", text)
-    before = look(place).cache_key()
+    before = take_snapshot(place).cache_key()
     put(f"{place}/.hidden", b"2")
     put(f"{place}/manifest.json", b"{}")
-    assert look(place).cache_key() == before
+    assert take_snapshot(place).cache_key() == before
     put(f"{place}/model.safetensors", b"others!")
-    assert look(place).cache_key() != before
+    assert take_snapshot(place).cache_key() != before
     assert not s3_calls.count()["GetObject"]

@@ -112,7 +112,7 @@ def test_of_two_that_read_the_same_one_is_told_that_it_changed(bucket):
             put(place, json.dumps({"n": 1}).encode())
         return {"n": (standing or {}).get("n", 0) + 1}
 
-    assert records.amend(place, late)["n"] == 2 == records.read(place)["n"]
+    assert records.amend(place, late)["n"] == 2 == records.read_shared_record(place)["n"]
 
 
 @pytest.mark.parametrize("fault", ["drop after", "drop before", "503 SlowDown"])

@@ -15,7 +15,7 @@ from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.retries import RetryPolicy
 from posgap.storage import client
-from posgap.storage.cache import fetch, look
+from posgap.storage.cache import fetch_location, take_snapshot
 from posgap.storage.folders import publish
 
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
@@ -44,7 +44,7 @@ def test_ten_requests_that_s3_asks_to_slow_down_are_borne(proxy, bucket, folder,
     proxy.fault = lambda number, method, path: FAULTS["503 SlowDown"] if number < 10 else FINE
     with caplog.at_level(logging.INFO, logger="posgap"):
         publish(folder, f"{bucket}/out")
-    assert look(f"{bucket}/out").digest() == digest and not folder.exists()
+    assert take_snapshot(f"{bucket}/out").digest() == digest and not folder.exists()
     assert "SlowDown; trying again in" in caplog.text
 
 
@@ -64,7 +64,7 @@ def test_a_gateway_that_takes_a_request_at_a_time_is_borne(bucket, tmp_path, mon
         with caplog.at_level(logging.INFO, logger="posgap"):
             publish(folder, f"{bucket}/out")
         elsewhere(tmp_path, monkeypatch)
-        assert files.digest_path(fetch(f"{bucket}/out")) == digest
+        assert files.digest_path(fetch_location(f"{bucket}/out")) == digest
     assert "SlowDown; trying again in" in caplog.text
 
 
@@ -89,7 +89,7 @@ def test_what_s3_does_for_ever_is_one_line_and_harms_nothing(name, proxy, bucket
     if folder.exists():
         publish(folder, f"{bucket}/out")  # the same command again
     elsewhere(tmp_path, monkeypatch)
-    assert files.digest_path(fetch(f"{bucket}/out")) == digest
+    assert files.digest_path(fetch_location(f"{bucket}/out")) == digest
 
 
 def test_an_s3_that_errs_now_and_then_is_borne(proxy, bucket, folder, tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def test_an_s3_that_errs_now_and_then_is_borne(proxy, bucket, folder, tmp_path, 
     proxy.fault = lambda number, method, path: draw.choice(now_and_then) if draw.random() < 0.3 else FINE
     publish(folder, f"{bucket}/out")
     elsewhere(tmp_path, monkeypatch)
-    assert files.digest_path(fetch(f"{bucket}/out")) == digest
+    assert files.digest_path(fetch_location(f"{bucket}/out")) == digest
 
 
 def test_a_download_at_a_byte_a_second_is_given_up(proxy, bucket, folder, tmp_path, monkeypatch):
@@ -113,7 +113,7 @@ def test_a_download_at_a_byte_a_second_is_given_up(proxy, bucket, folder, tmp_pa
         patch.setattr(client, "SLOWEST", 1 << 18)
         began = time.monotonic()
         with pytest.raises(PosgapError, match=f"^{bucket}/out/a.bin: S3 cannot be reached"):
-            fetch(f"{bucket}/out")
+            fetch_location(f"{bucket}/out")
         assert time.monotonic() - began < 60
     proxy.heal()
-    assert files.digest_path(fetch(f"{bucket}/out")) == digest
+    assert files.digest_path(fetch_location(f"{bucket}/out")) == digest

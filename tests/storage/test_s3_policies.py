@@ -23,7 +23,7 @@ from written_sweeps import copy_of, promotion, write_sweep
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import split_uri
 from posgap.stages.promote import promote
-from posgap.storage.cache import fetch
+from posgap.storage.cache import fetch_location
 from posgap.storage.folders import announce, publish, publish_file
 from posgap.storage.objects import delete
 from posgap.storage.versions import newest, release
@@ -133,7 +133,7 @@ def allowed(action) -> bool:
 @pytest.mark.parametrize("role", sorted(POLICIES))
 def test_a_role_reads_and_writes_in_its_rooms_only(role, bucket, has_role, tmp_path):
     with has_role(role):
-        readable = {room for room in ROOMS if allowed(lambda room=room: fetch(f"{bucket}/{room}/there"))}
+        readable = {room for room in ROOMS if allowed(lambda room=room: fetch_location(f"{bucket}/{room}/there"))}
         listing = boto3.client("s3").list_objects_v2(Bucket=split_uri(bucket)[0])
         writable = set()
         for room in ROOMS:
@@ -174,7 +174,7 @@ def test_a_pod_writes_its_outputs_and_neither_the_registrys_objects_nor_data(buc
         assert newest(f"{bucket}/data/train-").name == "2026-11-20"
         announce(f"{bucket}/run/sweep", "sweep")
         publish(folder(tmp_path), f"{bucket}/run/sweep")
-        fetch(f"{bucket}/run/sweep")
+        fetch_location(f"{bucket}/run/sweep")
         for place in ("mlflow/1/models/m-1/artifacts", "models/base", "data/v=2"):
             with pytest.raises(PosgapError, match=f"^{bucket}/{place}/.*: access denied: these credentials may not"):
                 publish(folder(tmp_path), f"{bucket}/{place}")

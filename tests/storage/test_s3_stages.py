@@ -21,7 +21,7 @@ from posgap.measurement.config import CompareConfig, SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.frame import stage
 from posgap.stages.sweep import sweep
-from posgap.storage.cache import fetch, look
+from posgap.storage.cache import fetch_location, take_snapshot
 from posgap.storage.folders import publish
 from posgap.storage.inputs import source
 from posgap.tasks.reading import read_examples, write_examples
@@ -41,7 +41,7 @@ def run(*words) -> int:
 
 
 def manifest(uri) -> dict:
-    return json.loads(look(uri).read("manifest.json").read_text())
+    return json.loads(take_snapshot(uri).local_file("manifest.json").read_text())
 
 
 @pytest.fixture
@@ -68,16 +68,16 @@ def test_examples_are_validated_and_swept_from_s3_to_s3(given, tmp_path, monkeyp
     ]
     assert f"{s3_cache()}" not in capsys.readouterr().err
     elsewhere(tmp_path, monkeypatch)
-    result = read_sweep(fetch(f"{given}/run/base"))
+    result = read_sweep(fetch_location(f"{given}/run/base"))
     assert result.model == f"{given}/models/base" and result.model_digest == files.digest_path(model_folder)
-    examples = read_examples(fetch(f"{given}/run/train"))
+    examples = read_examples(fetch_location(f"{given}/run/train"))
     assert [example.id for example in examples] == [f"kv-{i}" for i in range(N)]
     known = manifest(f"{given}/run/base")
     assert known["config"]["examples"] == f"{given}/run/train" and known["config"]["out"] == f"{given}/run/base"
     assert known["inputs"]["examples"] == {
         "path": f"{given}/run/train",
         "sha256": source(f"{given}/run/train").digest(),
-        **look(f"{given}/run/train").version(),
+        **take_snapshot(f"{given}/run/train").version(),
         "mlflow_run_key": manifest(f"{given}/run/train")["mlflow_run_key"],
     }
     # What validation was made from is what the sweep was made from.
@@ -145,7 +145,7 @@ def test_an_upload_that_fails_is_done_again_without_the_work(shouting, bucket, s
     assert "out/manifest.json" not in keys(bucket)
     s3_calls.fail = lambda op, key: None
     assert shout(shouting) == f"{bucket}/out"
-    assert len(CALLS) == 1 and (fetch(f"{bucket}/out") / "a.txt").read_text() == "HELLO"
+    assert len(CALLS) == 1 and (fetch_location(f"{bucket}/out") / "a.txt").read_text() == "HELLO"
     shout(shouting)
     assert len(CALLS) == 1
 
@@ -172,12 +172,12 @@ def test_whenever_the_upload_is_killed_no_half_of_it_is_taken_for_complete(
     assert died == (call <= 6)
     s3_calls.fail = lambda op, key: None
     elsewhere(tmp_path, monkeypatch)
-    there = look(f"{bucket}/out")
+    there = take_snapshot(f"{bucket}/out")
     complete = not there.is_incomplete and manifest(f"{bucket}/out")["identity"] != "older"
     assert complete == (not died)
     shout(shouting)
     assert len(CALLS) == 1 + died and keys(f"{bucket}/out") == ["out/a.txt", "out/b.txt", "out/manifest.json"]
-    assert (fetch(f"{bucket}/out") / "a.txt").read_text() == "HELLO"
+    assert (fetch_location(f"{bucket}/out") / "a.txt").read_text() == "HELLO"
 
 
 def test_a_refusal_keeps_its_report_in_s3_and_names_it_there(shouting, bucket, capsys, monkeypatch):
@@ -187,7 +187,7 @@ def test_a_refusal_keeps_its_report_in_s3_and_names_it_there(shouting, bucket, c
     assert code == 2 and f"{bucket}/text: refused; see {bucket}/out.rejected/a.txt" in capsys.readouterr().err
     assert keys(f"{bucket}/out.rejected") == [f"out.rejected/{name}" for name in ("a.txt", "b.txt", "rejected.json")]
     with pytest.raises(PosgapError, match="incomplete"):
-        fetch(f"{bucket}/out")
+        fetch_location(f"{bucket}/out")
 
 
 def test_it_is_known_before_the_work_that_the_output_cannot_be_written(shouting):
@@ -255,7 +255,7 @@ def test_data_verbs_read_and_write_s3(bucket, tmp_path, capsys):
     imported = f"{bucket}/data/train-2026-11-20.jsonl.gz"
     assert run("data", "import", "--input", f"{bucket}/raw.jsonl.gz", "--out", imported) == 0
     assert f"imported 5 examples from {bucket}/raw.jsonl.gz to {imported}" in capsys.readouterr().err
-    assert len(read_examples(fetch(imported))) == 5
+    assert len(read_examples(fetch_location(imported))) == 5
     assert run("data", "version", f"{bucket}/data/train-") == 0
     assert capsys.readouterr().out.strip() == imported
 

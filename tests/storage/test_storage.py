@@ -17,7 +17,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import as_location, is_uri, s3_cache, split_uri, with_uris
 from posgap.foundation.retries import RetryPolicy
 from posgap.storage import client, transfer
-from posgap.storage.cache import fetch, look
+from posgap.storage.cache import fetch_location, take_snapshot
 from posgap.storage.folders import ResumableFolder, announce, local_copy, publish
 
 FILES = {"a.txt": b"a", "deep/b.bin": bytes(range(256)) * 50, "empty": b"", "manifest.json": b"{}"}
@@ -48,7 +48,7 @@ def test_uris_stay_uris_and_paths_become_paths():
 
 def test_messages_name_the_uri_that_a_cached_path_stands_for(bucket):
     put(f"{bucket}/data/train.jsonl")
-    here = fetch(f"{bucket}/data/train.jsonl")
+    here = fetch_location(f"{bucket}/data/train.jsonl")
     assert with_uris(f"{here}:3: not JSON") == f"{bucket}/data/train.jsonl:3: not JSON"
     assert with_uris(f"{local_copy(f'{bucket}/out')}.rejected") == f"{bucket}/out.rejected"
     assert with_uris("/tmp/else") == "/tmp/else"
@@ -63,11 +63,11 @@ def test_a_folder_comes_back_as_it_went(bucket, tmp_path, monkeypatch):
     publish(folder, f"{bucket}/run/base")
     assert not folder.exists()
     elsewhere(tmp_path, monkeypatch)
-    there = look(f"{bucket}/run/base")
+    there = take_snapshot(f"{bucket}/run/base")
     assert there.digest() == digest
     here = there.fetch()
     assert read(here) == FILES and files.digest_path(here) == digest
-    assert files.digest_path(fetch(f"{bucket}/run/base/a.txt")) == files.digest_path(
+    assert files.digest_path(fetch_location(f"{bucket}/run/base/a.txt")) == files.digest_path(
         write(tmp_path / "again") / "a.txt"
     )
 
@@ -89,9 +89,9 @@ def test_large_files_move_in_parts(bucket, tmp_path, monkeypatch):
     content = random.Random(0).randbytes(12 << 20)
     publish(write(tmp_path / "model", {"model.safetensors": content}), f"{bucket}/model")
     elsewhere(tmp_path, monkeypatch)
-    (there,) = look(f"{bucket}/model").objects
+    (there,) = take_snapshot(f"{bucket}/model").objects
     assert there.etag.endswith("-3")
-    assert (fetch(f"{bucket}/model") / "model.safetensors").read_bytes() == content
+    assert (fetch_location(f"{bucket}/model") / "model.safetensors").read_bytes() == content
 
 
 # The cache
@@ -99,16 +99,16 @@ def test_large_files_move_in_parts(bucket, tmp_path, monkeypatch):
 
 def test_what_is_in_the_cache_is_not_downloaded_again(bucket, tmp_path, s3_calls, monkeypatch):
     publish(write(tmp_path / "folder"), f"{bucket}/f")
-    fetch(f"{bucket}/f")
+    fetch_location(f"{bucket}/f")
     assert s3_calls.count()["GetObject"] == 0  # this machine uploaded it
     elsewhere(tmp_path, monkeypatch)
-    first = fetch(f"{bucket}/f")
+    first = fetch_location(f"{bucket}/f")
     assert s3_calls.count()["GetObject"] == len(FILES)
     s3_calls.clear()
-    assert fetch(f"{bucket}/f") == first and files.digest_path(first) == look(f"{bucket}/f").digest()
+    assert fetch_location(f"{bucket}/f") == first and files.digest_path(first) == take_snapshot(f"{bucket}/f").digest()
     assert s3_calls.count().keys() == {"HeadObject", "ListObjectsV2"} and s3_calls.count()["HeadObject"] == 2
     put(f"{bucket}/f/a.txt", b"changed")
-    second = fetch(f"{bucket}/f")
+    second = fetch_location(f"{bucket}/f")
     assert second != first and (second / "a.txt").read_bytes() == b"changed" and (first / "a.txt").read_bytes() == b"a"
     assert s3_calls.keys("GetObject") == ["f/a.txt"]
 
@@ -119,10 +119,12 @@ def test_hashing_needs_no_download_where_the_uploader_stated_it(bucket, tmp_path
     publish(folder, f"{bucket}/f")
     elsewhere(tmp_path, monkeypatch)
     s3_calls.clear()
-    assert look(f"{bucket}/f").digest() == digest
+    assert take_snapshot(f"{bucket}/f").digest() == digest
     assert s3_calls.count()["GetObject"] == 0
     put(f"{bucket}/by-another-tool", b"no sha256")
-    assert look(f"{bucket}/by-another-tool").digest() == files.digest_path(fetch(f"{bucket}/by-another-tool"))
+    assert take_snapshot(f"{bucket}/by-another-tool").digest() == files.digest_path(
+        fetch_location(f"{bucket}/by-another-tool")
+    )
     assert s3_calls.count()["GetObject"] == 1
 
 
@@ -131,11 +133,11 @@ def test_an_interrupted_download_goes_on_where_it_was(bucket, tmp_path, s3_calls
     elsewhere(tmp_path, monkeypatch)
     s3_calls.fail = lambda op, key: Killed() if (op, key) == ("GetObject", "f/deep/b.bin") else None
     with pytest.raises(Killed):
-        fetch(f"{bucket}/f")
+        fetch_location(f"{bucket}/f")
     assert not (s3_cache() / "trees").exists() and not list((s3_cache() / "incoming").iterdir())
     s3_calls.fail = lambda op, key: None
     s3_calls.clear()
-    assert read(fetch(f"{bucket}/f")) == FILES
+    assert read(fetch_location(f"{bucket}/f")) == FILES
     assert s3_calls.keys("GetObject") == ["f/deep/b.bin"]
 
 
@@ -143,7 +145,7 @@ def test_of_many_readers_one_downloads(bucket, tmp_path, s3_calls):
     for name, content in FILES.items():
         put(f"{bucket}/f/{name}", content)
     with ThreadPoolExecutor(8) as pool:
-        folders = set(pool.map(fetch, [f"{bucket}/f"] * 8))
+        folders = set(pool.map(fetch_location, [f"{bucket}/f"] * 8))
     assert len(folders) == 1 and read(folders.pop()) == FILES
     assert s3_calls.count()["GetObject"] == len(FILES)
 
@@ -151,7 +153,7 @@ def test_of_many_readers_one_downloads(bucket, tmp_path, s3_calls):
 def test_processes_that_share_a_cache_do_not_disturb_each_other(bucket, tmp_path):
     for name, content in FILES.items():
         put(f"{bucket}/f/{name}", content)
-    code = f"from posgap.storage.cache import fetch; print(fetch('{bucket}/f'))"
+    code = f"from posgap.storage.cache import fetch_location; print(fetch_location('{bucket}/f'))"
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     (folder,) = {process.communicate(timeout=60)[0].strip() for process in started}
     assert read(Path(folder)) == FILES
@@ -159,9 +161,9 @@ def test_processes_that_share_a_cache_do_not_disturb_each_other(bucket, tmp_path
 
 def test_a_cache_that_lost_a_file_gets_it_again(bucket, tmp_path):
     publish(write(tmp_path / "folder"), f"{bucket}/f")
-    here = fetch(f"{bucket}/f")
+    here = fetch_location(f"{bucket}/f")
     (here / "a.txt").resolve().unlink()
-    assert read(fetch(f"{bucket}/f")) == FILES
+    assert read(fetch_location(f"{bucket}/f")) == FILES
 
 
 # Interruptions and faults
@@ -174,21 +176,21 @@ def test_a_folder_whose_upload_broke_off_is_not_read(bucket, tmp_path, s3_calls)
         publish(folder, f"{bucket}/f")
     assert "f/manifest.json" not in keys(bucket)
     with pytest.raises(PosgapError, match=f"{bucket}/f: incomplete"):
-        fetch(f"{bucket}/f")
+        fetch_location(f"{bucket}/f")
     s3_calls.fail = lambda op, key: None
     sent_before = {key for op, key in s3_calls.made if op == "PutObject" and key in keys(bucket)}
     s3_calls.clear()
     publish(folder, f"{bucket}/f")
     sent = s3_calls.keys("PutObject")
     assert set(sent) & sent_before == {"f/.incomplete"}  # what had arrived is not sent again
-    assert read(fetch(f"{bucket}/f")) == FILES
+    assert read(fetch_location(f"{bucket}/f")) == FILES
 
 
 def test_an_announced_folder_is_not_complete(bucket):
     announce(f"{bucket}/f", "sweep")
     assert keys(bucket) == ["f/.incomplete"]
     with pytest.raises(PosgapError, match="incomplete"):
-        fetch(f"{bucket}/f")
+        fetch_location(f"{bucket}/f")
 
 
 @pytest.mark.parametrize("name", ["sha256", "Sha256", "SHA256"])
@@ -199,7 +201,7 @@ def test_the_name_of_a_stated_sha256_may_come_in_any_case(name, bucket, s3_calls
     events = client.client().meta.events
     events.register("after-call.s3.HeadObject", rename)
     try:
-        assert look(f"{bucket}/a").digest() == "0" * 64 and "GetObject" not in s3_calls.count()
+        assert take_snapshot(f"{bucket}/a").digest() == "0" * 64 and "GetObject" not in s3_calls.count()
     finally:
         events.unregister("after-call.s3.HeadObject", rename)
 
@@ -207,13 +209,13 @@ def test_the_name_of_a_stated_sha256_may_come_in_any_case(name, bucket, s3_calls
 def test_what_is_not_what_its_checksum_says_is_not_kept(bucket, tmp_path):
     put(f"{bucket}/model/weights", b"damaged", Metadata={"sha256": "0" * 64})
     with pytest.raises(PosgapError, match=f"{bucket}/model/weights: checksum mismatch: the sha256 is [0-9a-f]{{64}}"):
-        fetch(f"{bucket}/model")
+        fetch_location(f"{bucket}/model")
     assert not list((s3_cache() / "incoming").iterdir()) and not (s3_cache() / "blobs").exists()
 
 
 def test_what_changes_while_it_is_read_is_not_mixed(bucket):
     put(f"{bucket}/f/a", b"old")
-    seen = look(f"{bucket}/f")
+    seen = take_snapshot(f"{bucket}/f")
     put(f"{bucket}/f/a", b"new")
     with pytest.raises(PosgapError, match=f"{bucket}/f/?a?: it was changed while it was read"):
         seen.fetch()
@@ -222,23 +224,23 @@ def test_what_changes_while_it_is_read_is_not_mixed(bucket):
 def test_names_that_lead_out_of_the_folder_are_refused(bucket):
     put(f"{bucket}/f/../../etc/passwd")
     with pytest.raises(PosgapError, match="no name for a file"):
-        fetch(f"{bucket}/f")
+        fetch_location(f"{bucket}/f")
 
 
 def test_what_is_not_there_is_named(bucket):
     with pytest.raises(PosgapError, match=f"^{bucket}/none: no such object or folder in S3$"):
-        fetch(f"{bucket}/none")
+        fetch_location(f"{bucket}/none")
     with pytest.raises(PosgapError, match="^s3://no-such-bucket/x: there is no such bucket$"):
-        fetch("s3://no-such-bucket/x")
+        fetch_location("s3://no-such-bucket/x")
 
 
 def test_a_version_of_an_object_is_known(bucket):
     name, _ = split_uri(bucket)
     boto3.client("s3").put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
     put(f"{bucket}/a", b"1")
-    first = look(f"{bucket}/a").version()
+    first = take_snapshot(f"{bucket}/a").version()
     put(f"{bucket}/a", b"2")
-    second = look(f"{bucket}/a").version()
+    second = take_snapshot(f"{bucket}/a").version()
     assert first.keys() == second.keys() == {"etag", "version_id"} and first["version_id"] != second["version_id"]
 
 
@@ -246,17 +248,17 @@ def test_no_credentials(bucket, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(PosgapError, match=f"^{bucket}/x: no AWS credentials; set AWS_ACCESS_KEY_ID"):
-        fetch(f"{bucket}/x")
+        fetch_location(f"{bucket}/x")
 
 
 def test_an_unreachable_endpoint(bucket, monkeypatch):
     monkeypatch.setattr(client, "UNREACHED", RetryPolicy(tries=1, seconds=0))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(PosgapError, match=r'S3 cannot be reached \(.*"http://127.0.0.1:9/.*is AWS_ENDPOINT_URL right'):
-        fetch(f"{bucket}/x")
+        fetch_location(f"{bucket}/x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "minio:9000")
     with pytest.raises(PosgapError, match="S3: Invalid endpoint: minio:9000"):
-        fetch(f"{bucket}/x")
+        fetch_location(f"{bucket}/x")
 
 
 @pytest.mark.skipif("POSGAP_S3" in os.environ, reason="makes users by moto's IAM, which other servers lack")
@@ -273,7 +275,7 @@ def test_access_denied(bucket, s3_endpoint, monkeypatch):
     require_rights(b"0")
     try:
         with pytest.raises(PosgapError, match=f"^{bucket}/x: access denied"):
-            fetch(f"{bucket}/x")
+            fetch_location(f"{bucket}/x")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN")
         with pytest.raises(PosgapError, match=f"^{bucket}/x: S3 does not know this access key"):
             announce(f"{bucket}/x", "sweep")

@@ -9,7 +9,7 @@ from s3 import put
 
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
-from posgap.storage.versions import newest, parse
+from posgap.storage.versions import newest, parse_version
 
 
 def write(folder, *names):
@@ -42,7 +42,7 @@ def fill(bucket, *keys):
     ],
 )
 def test_a_version_is_a_date_or_a_number_at_the_end_of_a_name(name, version):
-    found = parse("s3://bucket/data/", name)
+    found = parse_version("s3://bucket/data/", name)
     assert (found.name if found else None) == version
     assert found is None or found.location == f"s3://bucket/data/{name.rstrip('/')}"
 

@@ -34,7 +34,7 @@ from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_config, padding
 from posgap.models.precision import warn_of_device
 from posgap.scaling.scaling_file import refuse_searched
-from posgap.storage.inputs import fetched, on_this_machine, source, sources
+from posgap.storage.inputs import fetch_place, on_this_machine, source, sources
 from posgap.storage.lineage import training_examples
 from posgap.tasks.choice_files import layout_of
 from posgap.tasks.examples import AnyExample
@@ -63,7 +63,7 @@ def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> li
     Raises `PosgapError` that names the row, and what is wrong with it.
     """
     if isinstance(rows, str | Path):
-        return read_examples(fetched(rows))[: limit or None]
+        return read_examples(fetch_place(rows))[: limit or None]
     is_frame = hasattr(rows, "to_dict") and hasattr(rows, "columns")
     records = cast(Any, rows).to_dict("records") if is_frame else rows
     if not isinstance(records, Iterable):
@@ -185,7 +185,7 @@ def load(folder: str | Path) -> SweepResult | LengthsResult:
 
     Raises `PosgapError` where there is none.
     """
-    there = Path(fetched(folder))
+    there = Path(fetch_place(folder))
     return LengthsResult.read(there) if is_of_lengths(there) else SweepResult.read(there)
 
 
@@ -208,7 +208,7 @@ def gate(
 
         def folder(swept: SweepResult | str | Path | None, role: str) -> Path | None:
             if not isinstance(swept, SweepResult):
-                return None if swept is None else fetched(swept)
+                return None if swept is None else fetch_place(swept)
             written = Path(place) / role
             written.mkdir()
             swept.write_evidence(written)

@@ -12,7 +12,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of, read_object, write_json
 from posgap.foundation.locations import Location, is_registered, is_uri, merged_cache, with_uris
 from posgap.models import ADAPTER, ADAPTER_WEIGHTS
-from posgap.storage.cache import MANIFEST, Snapshot, Source, look, made_once
+from posgap.storage.cache import MANIFEST, Snapshot, Source, make_once, take_snapshot
 from posgap.storage.inputs import OnDisk, Opener
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.storage.manifests import read_record
@@ -50,14 +50,14 @@ class Adapter(Source):
 
             figures = merge_adapter(base, adapter, merged := place / "model")
             write_json(merged / RECORD, about | figures)
-            if made := read_record(OnDisk(adapter).read(MANIFEST)):
+            if made := read_record(OnDisk(adapter).local_file(MANIFEST)):
                 # How the adapter came to be; the files that it lists are not those of this folder.
                 own = {"files", "identity"}
                 write_json(merged / MANIFEST, {name: value for name, value in made.items() if name not in own})
             write_training_examples(merged, training_examples(base).union(training_examples(adapter)))
             return merged
 
-        return OnDisk(made_once(merged_cache() / mark / adapter.resolve().name, mark, merge))
+        return OnDisk(make_once(merged_cache() / mark / adapter.resolve().name, mark, merge))
 
 
 OPENER = Opener(
@@ -80,7 +80,7 @@ def _base(adapter: Path) -> tuple[str, str]:
     if not (adapter / ADAPTER_WEIGHTS).is_file():
         raise PosgapError(f"{adapter}: an adapter without {ADAPTER_WEIGHTS}; save it again with safe_serialization")
     if is_uri(name) or Path(name).is_dir():
-        base = look(name) if is_uri(name) else OnDisk(Path(name))
+        base = take_snapshot(name) if is_uri(name) else OnDisk(Path(name))
         return str(base.fetch()), base.digest()
     pinned = f"{name}@{revision}" if revision else name
     try:

@@ -9,7 +9,7 @@ from posgap.gating.verdict import Verdict
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import Sweep
-from posgap.storage.cache import locked
+from posgap.storage.cache import lock_mark
 
 
 def look_at(sweep: Sweep) -> int | None:
@@ -29,7 +29,7 @@ def remember(verdict: Verdict, sweep: Sweep) -> None:
     """Counts a verdict that could have admitted the sweep's model and did not."""
     if verdict.passed or verdict.evidence_gaps or not is_counted(sweep):
         return
-    with locked(f"looks-{_key(sweep)}"):
+    with lock_mark(f"looks-{_key(sweep)}"):
         before = _before(sweep)
         if sweep.examples_digest not in before:
             write_json(cache_folder() / "looks" / f"{_key(sweep)}.json", [*before, sweep.examples_digest])

@@ -19,7 +19,7 @@ from posgap.foundation.files import HOME_PREFIX, digest_path
 from posgap.foundation.interruption import raising_on_termination
 from posgap.foundation.locations import is_uri
 from posgap.storage.folders import ResumableFolder
-from posgap.storage.transfer import upload
+from posgap.storage.transfer import upload_files
 
 log = logging.getLogger(__name__)
 SUFFIX = ".work"  # of the address, beside the output's
@@ -75,7 +75,7 @@ class _Mirror:
             # Of copies, since a stage goes on writing to its files while they are read.
             copied = [(path, Path(shutil.copyfile(path, Path(copies, str(at))))) for at, path in enumerate(changed)]
             named = [(copy, f"{self.place}/{path.relative_to(self.folder).as_posix()}") for path, copy in copied]
-            upload([(copy, digest_path(copy), uri) for copy, uri in named], self.place)
+            upload_files([(copy, digest_path(copy), uri) for copy, uri in named], self.place)
             self._sent |= changed
 
     @contextmanager

@@ -12,7 +12,7 @@ from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.locations import Location
 from posgap.measurement.gradings import read_judgements
 from posgap.measurement.sweeps import Evidence, Sweep, outcome_of, read_predictions
-from posgap.storage.cache import fetch
+from posgap.storage.cache import fetch_location
 from posgap.storage.lineage import examples_of
 from posgap.tasks.content import content_keys, examples_digest
 from posgap.tasks.examples import AnyExample
@@ -31,7 +31,7 @@ def swept_examples(folder: Path, given: Location | None = None) -> dict[str, Any
     evidence = Evidence(folder)
     sweep, place = evidence.sweep, given or examples_of(folder)
     try:
-        examples = read_examples(fetch(place)) if place else []
+        examples = read_examples(fetch_location(place)) if place else []
     except (PosgapError, OSError) as error:
         if given:
             raise

@@ -16,7 +16,7 @@ from posgap.generation.thoughts import split_thoughts
 from posgap.measurement import statistics
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.shape import regions
-from posgap.storage.inputs import fetched
+from posgap.storage.inputs import fetch_place
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.metrics import RightAnswers
 from posgap.tasks.placements import Placement
@@ -104,7 +104,7 @@ class Questions:
             raise PosgapError(f"examples: expected a file, a folder, or how many are to be made, got {named!r}")
         if isinstance(named, int) or str(named).isdecimal():  # as text, where it comes from a command line
             return list(made_examples(self.builder.task, int(str(named)), self.config.n_docs, self.config.seed))
-        return read_examples(fetched(named))
+        return read_examples(fetch_place(named))
 
 
 Scored = tuple[str, str, float]  # an example's id, a placement as text, and the score there, or nan

@@ -18,7 +18,7 @@ from posgap.models.factors import require_rope
 from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import as_config, candidates, settings
 from posgap.preflight.training_pool import VARIABLE, require_room, train_pool
-from posgap.storage.cache import Snapshot, fetch, look
+from posgap.storage.cache import Snapshot, fetch_location, take_snapshot
 from posgap.storage.inputs import AtAddress, ByName, OnDisk, source
 from posgap.storage.versions import newest
 from posgap.tasks.reading import EXAMPLES_FILE, examples_file, first_example
@@ -81,7 +81,7 @@ def _model(form: PreflightConfig) -> str:
 def _without_weights(model: str) -> tuple[str, list[str]]:
     """A local folder with the model's configuration and tokenizer, and the names of all its files, if known."""
     if is_uri(model):
-        whole = look(model)
+        whole = take_snapshot(model)
         small = tuple(file for file in whole.objects if file.name.endswith(_SMALL))
         return str(Snapshot(model, small).fetch()), [file.name for file in whole.objects]
     folder = source(model)
@@ -108,7 +108,7 @@ def _prompts(form: PreflightConfig) -> str:
     """Checks that a prompt can be made of the evaluation data, and fits into the model's context with its response, as
     the sweep asks and as the teacher does."""
     (folder, _), longest = _without_weights(form.base_model), 0
-    example = first_example(fetch(as_location(str(newest(form.data_eval).location))))
+    example = first_example(fetch_location(as_location(str(newest(form.data_eval).location))))
     for stage in ("sweep", "teacher"):
         try:
             config = as_config(stage, settings(form)[stage])

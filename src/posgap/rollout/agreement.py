@@ -23,13 +23,13 @@ class Pair(TypedDict):
 
 
 class Agreement(TypedDict):
-    """What `agreement` finds."""
+    """What `measure_agreement` finds."""
 
     of: str
     pairs: list[Pair]
 
 
-def agreement(shares: Mapping[str, np.ndarray], of: str, seed: int) -> dict[str, Any]:
+def measure_agreement(shares: Mapping[str, np.ndarray], of: str, seed: int) -> dict[str, Any]:
     """What `measurement.json` holds of the agreement of every two measures, from each text's `shares [E, n]` of what
     they are `of`, documents or tokens.
 
@@ -60,7 +60,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
         return ranks / np.linalg.norm(ranks, axis=1, keepdims=True)
 
 
-def summary_text(found: Mapping[str, Any], measure: str = "rollout") -> str:
+def agreement_text(found: Mapping[str, Any], measure: str = "rollout") -> str:
     """How one measure agrees with those that are made otherwise, in words."""
     others = []
     for pair in found["pairs"]:

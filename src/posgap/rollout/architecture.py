@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from posgap.foundation.errors import PosgapError
-from posgap.rollout.attention import Attention, Mask, RelativeAttention, last_row, totals
+from posgap.rollout.attention import Attention, Mask, RelativeAttention, last_row, sum_kernel
 from posgap.rollout.kernels import ExponentialKernel, Kernel, TabulatedKernel
 
 Scores = Callable[[np.ndarray], np.ndarray]  # from signed distances i - j
@@ -51,7 +51,7 @@ class Architecture:
             position, content = (mask, own_scores, own_slopes.tobytes(), factor), own_diagonal.tobytes()
             if position not in kernels:
                 kernel, groups = self._kernel(own_scores, own_slopes, factor)
-                kernels[position] = (kernel, totals(self.n, mask, kernel), groups)
+                kernels[position] = (kernel, sum_kernel(self.n, mask, kernel), groups)
             if (position, content) not in made:
                 made[position, content] = RelativeAttention(mask, *kernels[position], own_diagonal)
             layers.append(made[position, content])

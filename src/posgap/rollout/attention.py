@@ -38,7 +38,7 @@ class Mask:
         return cls(width)
 
     @classmethod
-    def prefixed(cls, n: int, prefix: int) -> "Mask":
+    def with_prefix(cls, n: int, prefix: int) -> "Mask":
         """Causal, and every token also sees the first `prefix` tokens, even those that stand after it (Theorem 4.3)."""
         return cls(n, min(prefix, n))
 
@@ -66,7 +66,7 @@ class MatrixAttention:
         return row @ self.matrix
 
 
-def totals(n: int, mask: Mask, kernel: Kernel) -> np.ndarray:
+def sum_kernel(n: int, mask: Mask, kernel: Kernel) -> np.ndarray:
     """Sums [G, N] of the kernel over the tokens that each of `n` tokens sees, itself left out."""
     ones = np.ones((len(kernel.own), n))
     sums = kernel.back(ones, mask.width)[:, ::-1].copy()
@@ -78,8 +78,8 @@ def totals(n: int, mask: Mask, kernel: Kernel) -> np.ndarray:
 class RelativeAttention:
     """Attention whose scores depend on the distance alone, but for an extra score of each token on itself.
 
-    `totals [G, N]` are the kernel's `totals` under the mask, `groups [H]` says which of the kernel's groups each
-    head belongs to, and `diagonal [H]` are the extra scores.
+    `totals [G, N]` are the kernel's sums under the mask (`sum_kernel`), `groups [H]` says which of the kernel's groups
+    each head belongs to, and `diagonal [H]` are the extra scores.
     """
 
     def __init__(self, mask: Mask, kernel: Kernel, totals: np.ndarray, groups: np.ndarray, diagonal: np.ndarray):

@@ -10,7 +10,7 @@ AT_ONCE = 1 << 22  # numbers of written values worked on at a time: 16 MiB in fl
 ROUNDING = 0.02  # of a norm, by which what was put together may differ from what the model made
 
 
-class Written:
+class HeadOutputs:
     """What a layer's attention writes to the stream for each token and head: f_h(x_j) = v_hj W_h.
 
     `values` [B, K, N, d] have their bias in them; `matrix` [H d, D] is the output projection without its bias, which is

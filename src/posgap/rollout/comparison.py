@@ -13,7 +13,9 @@ from posgap.rollout.plots import distribution_curves
 DESCRIBES = 0.5  # the least Spearman correlation with which a prediction describes a model
 
 
-def compare(predicted: np.ndarray, texts: np.ndarray, rng: np.random.Generator, resamples: int = RESAMPLES) -> dict:
+def compare_distributions(
+    predicted: np.ndarray, texts: np.ndarray, rng: np.random.Generator, resamples: int = RESAMPLES
+) -> dict:
     """Agreement of `predicted` [N] with the mean of the texts' distributions `texts` [E, N], over places or documents.
 
     Spearman's correlation over the N and the Wasserstein distance in places (scipy's definitions),
@@ -46,22 +48,18 @@ def predicted_shares(predicted: np.ndarray, edges: np.ndarray) -> np.ndarray:
     return (of_documents / of_documents.sum(axis=1, keepdims=True)).mean(axis=0)
 
 
-def summary_text(figures: Mapping, what: str, of: str, n: int) -> str:
+def comparison_text(figures: Mapping, what: str, of: str, n: int) -> str:
     """One sentence on whether the prediction describes the measured influence `what`, over n places `of` the prompt."""
-    rank = figures["spearman"]
-    if rank is None:
-        verdict = ""
-    elif rank < DESCRIBES:
-        verdict = f"the prediction does not describe this model (Spearman below {DESCRIBES:g}): it "
-    else:
-        verdict = "the prediction "
+    rank, subject = figures["spearman"], "the prediction"
+    if rank is not None and rank < DESCRIBES:
+        subject = f"the prediction does not describe this model (Spearman below {DESCRIBES:g}): it"
     return (
-        f"{verdict or 'the prediction '}{_order(rank, figures['spearman_ci95'])} of the measured {what} over {n} {of}, "
+        f"{subject} {_order_text(rank, figures['spearman_ci95'])} of the measured {what} over {n} {of}, "
         f"and lies {100 * figures['wasserstein_share']:.0f} % of the length away"
     )
 
 
-def _order(rank: float | None, interval: Sequence[float] | None) -> str:
+def _order_text(rank: float | None, interval: Sequence[float] | None) -> str:
     """How well the positions are ordered, in words."""
     if rank is None:
         return "cannot be compared in order (no Spearman: one of the two is the same everywhere)"

@@ -15,7 +15,7 @@ MAX_TOKENS, MAX_PARTS = 10_000_000, 10_000
 TokenCounts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_commas)]
 
 
-class _Described(SeededConfig):
+class _ArchitectureConfig(SeededConfig):
     measurement: OptionalInputPath = Field(
         None,
         description="folder from `rollout measure`; supplies options left at 0 or set to `measured`, and is compared "
@@ -38,7 +38,7 @@ class _Described(SeededConfig):
     )
 
 
-class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ignore[misc]  # choices' parameters
+class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _ArchitectureConfig):  # type: ignore[misc]  # choices' parameters
     """Predicts each input position's share in the last token from mask, position encoding, residuals and depth.
 
     With a measurement it also says whether the prediction describes the model.

@@ -57,7 +57,7 @@ class _Seen:
         return self.returned if reader is None else self.read.get(reader)
 
 
-class Attended(NamedTuple):
+class LayerReading(NamedTuple):
     """What was seen of a layer called again: the residual `strengths` [B, N], and what the projection of its attention
     was given by the `heads` for the last token, [B, H d]; None where it was given no such thing."""
 
@@ -192,7 +192,7 @@ class Decoder:
         self.adding[layer], self.projections[layer] = self._adding(layer, call, seen), seen.projection
 
     @torch.no_grad()
-    def attend(self, layer: int, call: Call, take: Take) -> Attended:
+    def attend(self, layer: int, call: Call, take: Take) -> LayerReading:
         """Calls a layer again with the arguments that `forward` saw, hands the attention matrices [B, H, Q, N] of each
         block of queries to `take`, and returns residual strengths and what the heads made for the last token.
 
@@ -212,7 +212,7 @@ class Decoder:
         heads = seen.heads
         if heads is not None:
             heads = None if heads.numel() % a.numel() else heads.reshape(*a.shape, -1)[:, -1]
-        return Attended(a / (x + a), heads)
+        return LayerReading(a / (x + a), heads)
 
     def _adding(self, layer: int, call: Call, one: _Seen) -> _Adding:
         """How the layer adds its attention to the stream, from calls with 0, 1 and 2 times what the attention makes."""
@@ -252,7 +252,7 @@ class Decoder:
         it adds to the stream."""
         block, attention, seen = self.layers[layer], self.attentions[layer], _Seen()
         args, kwargs = call
-        shape = _entered(call).shape
+        shape = _stream_into(call).shape
         within, left = set(attention.modules()), [False]
         # Gates within a normalisation belong to it.
         norms = {part for module in block.modules() if "Norm" in type(module).__name__ for part in module.modules()}
@@ -412,7 +412,7 @@ def _left_by_sinks(output: Tensor, weights: Tensor, value: Tensor) -> Tensor:
     return (products / of_tokens.square().sum(dim=3, keepdim=True).clamp(min=1e-30)).clamp(0, 1)
 
 
-def _entered(call: Call) -> Tensor:
+def _stream_into(call: Call) -> Tensor:
     """The stream [B, N, D] that a layer was called with."""
     args, kwargs = call
     return args[0] if args else kwargs["hidden_states"]

@@ -13,13 +13,13 @@ END, STRETCH = 0.02, 0.1  # shares of the positions that make up one end, and a 
 CLEARLY = 1.2  # a mean share is clearly greater than another from this ratio on
 
 
-def normalized(values: np.ndarray) -> np.ndarray:
+def normalize(values: np.ndarray) -> np.ndarray:
     """Divides non-negative `values [..., N]` by their sums; rows of zeros become uniform."""
     sums = values.sum(axis=-1, keepdims=True)
     return np.where(sums > 0, values / np.where(sums > 0, sums, 1.0), 1 / values.shape[-1])
 
 
-def binned(values: np.ndarray, bins: int) -> np.ndarray:
+def bin_distribution(values: np.ndarray, bins: int) -> np.ndarray:
     """Distributions `values [..., N]` over so many stretches of equal length: a token that lies in two of them is
     divided by how much of it lies in each. As many bins as tokens change nothing."""
     sums = np.concatenate([np.zeros_like(values[..., :1]), np.cumsum(values, axis=-1)], axis=-1)
@@ -88,7 +88,7 @@ def shape(distribution: np.ndarray) -> str:
     return "rising to the last token (recency)" if last else "flat"
 
 
-def describe(distribution: np.ndarray) -> dict:
+def describe_distribution(distribution: np.ndarray) -> dict:
     """The shape, and the shares that it was read from."""
     n, shares = len(distribution), profile(distribution)
     return {
@@ -110,13 +110,13 @@ def strengths_text(lambdas: np.ndarray) -> str:
     return f"residual strength {'falls' if last < first else 'rises'} from {first:.2f} to {last:.2f} over depth"
 
 
-def summary_text(distribution: np.ndarray, lambdas: np.ndarray, without_residuals: np.ndarray) -> str:
+def prediction_text(distribution: np.ndarray, lambdas: np.ndarray, without_residuals: np.ndarray) -> str:
     """One sentence on a predicted rollout's shape over tokens, and its causes.
 
     `lambdas` [L] are its residual strengths, `without_residuals` [N] is the rollout of the same attention without
     residual connections.
     """
-    description = describe(distribution)
+    description = describe_distribution(distribution)
     shape_name = description["shape"]
     return (
         f"{shape_name[0].upper()}{shape_name[1:]}; the first token draws "

@@ -32,7 +32,7 @@ SHAPES = {
 }
 
 
-class Asked(NamedTuple):
+class MeasuredPrompt(NamedTuple):
     """A prompt of an example: the gold document's position, counted from 1; the columns [first, after the last) of each
     document's tokens, and of the task's text, around which the chat template stands."""
 
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
     text: Span
 
 
-def is_sink(row: np.ndarray, asked: Asked) -> np.ndarray:
+def is_sink(row: np.ndarray, asked: MeasuredPrompt) -> np.ndarray:
     """Which tokens of a distribution `row [N]` are sinks: the first one, and those that draw more than `SINK_TIMES` an
     even share. The gold document's tokens are none, since what draws there may be the answer, nor is the last token,
     which keeps itself through the residual connections."""
@@ -53,7 +53,7 @@ def is_sink(row: np.ndarray, asked: Asked) -> np.ndarray:
     return sinks
 
 
-def by_part(row: np.ndarray, asked: Asked) -> np.ndarray:
+def by_part(row: np.ndarray, asked: MeasuredPrompt) -> np.ndarray:
     """What of a distribution `row [N]` falls on each of `PARTS`; together it is all of it.
 
     The instruction is the task's text before and between the documents, the question its text behind them.
@@ -74,7 +74,7 @@ def by_document(row: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
     return np.stack([sums[..., after] - sums[..., first] for first, after in spans], axis=-1)
 
 
-def among_documents(row: np.ndarray, asked: Asked) -> np.ndarray:
+def among_documents(row: np.ndarray, asked: MeasuredPrompt) -> np.ndarray:
     """Each document's share [n] of what all of them draw of a distribution `row [N]`, sinks left out; nan where they
     draw nothing."""
     shares = by_document(np.where(is_sink(row, asked), 0.0, row), asked.spans)
@@ -82,8 +82,8 @@ def among_documents(row: np.ndarray, asked: Asked) -> np.ndarray:
     return shares / total if total > 0 else np.full(len(shares), np.nan)
 
 
-def summary(
-    asked: Sequence[Asked], influence: Mapping[str, Sequence[np.ndarray]], attention: np.ndarray, seed: int
+def summarize_documents(
+    asked: Sequence[MeasuredPrompt], influence: Mapping[str, Sequence[np.ndarray]], attention: np.ndarray, seed: int
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What `measurement.json` holds of documents, and each prompt's shares among documents [E, n] by measure, from each
     prompt's distributions [N] by measure and the last token's `attention [E, L, H, n]`.
@@ -159,7 +159,7 @@ def gold_shares(shares: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return np.take_along_axis(shares, (positions - 1)[:, None], axis=1)[:, 0]
 
 
-def summary_text(documents: Mapping[str, Any], measure: str = "rollout") -> str:
+def documents_text(documents: Mapping[str, Any], measure: str = "rollout") -> str:
     """What draws the influence, and the documents' part of it by position, in one sentence."""
     if not (measured := documents["measures"].get(measure)):
         return f"the documents draw nothing of the {measure}"

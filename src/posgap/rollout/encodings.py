@@ -24,7 +24,7 @@ def rope_angles(theta: float, head_size: int) -> np.ndarray:
     return theta ** (-np.arange(0, head_size, 2) / head_size)
 
 
-def turned_scores(distances: np.ndarray, angles: Sequence[float] | np.ndarray, strength: float = 1.0) -> np.ndarray:
+def rotation_scores(distances: np.ndarray, angles: Sequence[float] | np.ndarray, strength: float = 1.0) -> np.ndarray:
     """Scores of a query at i and a key at j for signed `distances` i - j, in the shape of `distances`, where a token's
     position turns its planes by `angles` [d/2] (radians a token).
 
@@ -39,7 +39,7 @@ def turned_scores(distances: np.ndarray, angles: Sequence[float] | np.ndarray, s
     return strength * mean / len(angles)
 
 
-def checked_lambdas(lambdas: Sequence[float] | np.ndarray) -> np.ndarray:
+def require_lambdas(lambdas: Sequence[float] | np.ndarray) -> np.ndarray:
     """The schedule [L] as floats; raises `PosgapError` if any of them lies outside [0, 1]."""
     values = np.asarray(lambdas, dtype=float)
     outside = np.flatnonzero((values < 0) | (values > 1) | np.isnan(values))

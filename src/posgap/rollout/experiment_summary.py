@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from posgap.foundation.tables import markdown
 from posgap.measurement.plots import COLORS
-from posgap.rollout.plots import styled
+from posgap.rollout.plots import style_axes
 
 
 def summarize(rows: list[dict]) -> list[dict]:
@@ -73,7 +73,7 @@ def sink_table(summary: list[dict]) -> str:
     return markdown(head, rows)
 
 
-def summary_text(summary: list[dict]) -> str:
+def experiment_text(summary: list[dict]) -> str:
     """One sentence: where the bias is greatest, which token draws most beyond uniform attention, and what was learned.
 
     A network counts as having learned the task where it is a tenth of the way from chance to a right answer each time.
@@ -114,7 +114,7 @@ def gap_bars(summary: list[dict]) -> Figure:
             axes.scatter([at] * len(g["values"]), g["values"], s=8, color="#0f172a", zorder=3, linewidth=0)
     axes.axhline(0, color="#334155", linewidth=0.8)
     axes.set_xticks(range(len(summary)), [_with_accuracy(cell) for cell in summary], fontsize=8)
-    styled(axes, ylabel="gap in accuracy, points")
+    style_axes(axes, ylabel="gap in accuracy, points")
     # Below the bars, where it hides no seed's dot.
     figure.legend(frameon=False, ncols=3, loc="outside lower center")
     return figure

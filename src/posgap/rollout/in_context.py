@@ -60,7 +60,7 @@ class InContextTask:
         """Sequences [batch, 2 n + 1, d] and the labels of their queries [batch], each of any item's class."""
         s = self.sizes
         classes = distinct(batch, s.items // s.burstiness, s.classes, rng)
-        order = self._order(batch, rng)
+        order = self._draw_order(batch, rng)
         item = torch.randint(s.items, (batch, 1), generator=rng, device=rng.device)
         return self._sequences(self.means[classes], self.labels[classes], order, order.gather(1, item)[:, 0], rng)
 
@@ -73,19 +73,19 @@ class InContextTask:
         s = self.sizes
         m = s.items // s.burstiness
         means, labels = self._vectors(rng, batch, m), distinct(batch, m, s.labels, rng)
-        order = self._order(batch, rng)
+        order = self._draw_order(batch, rng)
         if pair is None:
             item = torch.randint(s.items, (batch, 1), generator=rng, device=rng.device)
             return self._sequences(means, labels, order, order.gather(1, item)[:, 0], rng)
         a, b = map(s.place, pair)
         # An item of class 0 moves to a, then one of class 1 to b; the items that stood there take their places.
-        order = _swapped(order, a, 0)
-        order = _swapped(order, b, 1, keep=a)
+        order = _swap_labels(order, a, 0)
+        order = _swap_labels(order, b, 1, keep=a)
         inputs, answers = self._sequences(means, labels, order, order.new_zeros(batch), rng)
         inputs[:, 2 * b] = inputs[:, 2 * a]
         return inputs, answers
 
-    def _order(self, batch: int, rng: Generator) -> Tensor:
+    def _draw_order(self, batch: int, rng: Generator) -> Tensor:
         """The class of each item, [batch, n]: B items of each of n / B classes, in random order."""
         s = self.sizes
         return torch.rand(batch, s.items, generator=rng, device=rng.device).argsort(1) % (s.items // s.burstiness)
@@ -119,7 +119,7 @@ def distinct(batch: int, count: int, below: int, rng: Generator) -> Tensor:
     return drawn
 
 
-def _swapped(order: Tensor, at: int, wanted: int, keep: int | None = None) -> Tensor:
+def _swap_labels(order: Tensor, at: int, wanted: int, keep: int | None = None) -> Tensor:
     """`order` [batch, n] with class `wanted` at index `at`: the item there changes places with one of that class."""
     order = order.clone()
     is_wanted = order == wanted

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
 from posgap.models.patching import last_logits
-from posgap.rollout.attributions import ROUNDING, Written, matrix_of
-from posgap.rollout.decoders import Attended, Call, Decoder
-from posgap.rollout.distributions import normalized
-from posgap.rollout.documents import Asked, by_document
+from posgap.rollout.attributions import ROUNDING, HeadOutputs, matrix_of
+from posgap.rollout.decoders import Call, Decoder, LayerReading
+from posgap.rollout.distributions import normalize
+from posgap.rollout.documents import MeasuredPrompt, by_document
 
 INFLUENCES = ("gradient", "gradient_times_input", "rollout", "rollout_without_residuals")
 # Measured where a family's attention does nothing but weigh values and project them.
@@ -167,7 +167,7 @@ def gradients(
     return (gradient.norm(dim=-1), (gradient * embeddings).norm(dim=-1)), of_written
 
 
-class Measured(NamedTuple):
+class MeasuredInfluence(NamedTuple):
     """What was measured of a model: `Statistics.means`; the distribution [N] of each of the E texts over its tokens, by
     measure; by layer, the tokens that a token sees (None: no window) and RoPE's angles (see `Decoder.frequencies`);
     the share of either rollout that went to no token, but to the logits of sinks beside them; and the numbers of the L
@@ -186,14 +186,14 @@ class Measured(NamedTuple):
     no_value_norm: str = ""
 
 
-def measure(
+def measure_influence(
     model: PreTrainedModel,
     batches: Iterable[Tensor],
     longest: int,
     slopes: np.ndarray,
     threshold: float,
-    asked: Sequence[Asked] = (),
-) -> Measured:
+    asked: Sequence[MeasuredPrompt] = (),
+) -> MeasuredInfluence:
     """Measures attention statistics over batches of `ids [B, N]`, and each text's influence by token.
 
     Batches may differ in N; none exceeds the first one's, which is `longest`. `slopes` [H] are ALiBi's, or zeros;
@@ -236,8 +236,8 @@ def measure(
         for name in kept:
             kept[name].append(by_measure[name].sum(dim=1).cpu().numpy())
         for name, values in by_measure.items():
-            influence[name].extend(normalized(values.double().cpu().numpy()))
-    return Measured(
+            influence[name].extend(normalize(values.double().cpu().numpy()))
+    return MeasuredInfluence(
         statistics.means(),
         influence,
         [seen.window() for seen in statistics.visible],
@@ -265,7 +265,7 @@ class _Unreadable(Exception):
     """A family's attention does more than weigh values and project them."""
 
 
-class _Carried:
+class _LayerRollouts:
     """Carries the last token's row of each rollout down through a layer: with residual connections, without, and, given
     the `projection` of the layer's heads, with value norms; given the `gradient` [B, N, D] with respect to what it
     writes, by gradients too."""
@@ -276,7 +276,7 @@ class _Carried:
         self.layer, self.rows, self.statistics, self.into = layer, rows, statistics, torch.zeros_like(rows)
         self.projection, self.gradient = projection, gradient
         self.last = torch.empty(0)  # the last token's attention, [B, H, N]
-        self.written: Written | None = None
+        self.written: HeadOutputs | None = None
 
     def take(self, first: int, a: Tensor, seen: Tensor, values: Tensor | None) -> None:
         self.statistics.add(self.layer, first, a, seen)
@@ -284,7 +284,7 @@ class _Carried:
         self.last = a[:, :, -1].clone()  # a view would keep the whole block
         self.into[:2] += (of_queries[:2] @ a.mean(dim=1).double())[:, :, 0]
         if self.projection is not None and values is not None:
-            self.written = self.written or _written(self.projection, values, a.shape[1])
+            self.written = self.written or _head_outputs(self.projection, values, a.shape[1])
             self.into[2] += (of_queries[2] @ self.written.shares(a).double())[:, 0]
             if self.gradient is not None:
                 gradient = self.written.gradients(self.gradient[:, first : first + a.shape[2]])
@@ -308,7 +308,7 @@ def _layer_by_layer(
     for layer in reversed(range(decoder.n_layers)):
         call = calls.pop()
         projection = _projection(decoder, layer, call) if of_values else None
-        carried = _Carried(layer, rows, statistics, projection, gradients[layer] if gradients else None)
+        carried = _LayerRollouts(layer, rows, statistics, projection, gradients[layer] if gradients else None)
         attended = decoder.attend(layer, call, carried.take)
         statistics.add_strengths(layer, attended.strengths)
         last.append(carried.last.cpu().numpy())
@@ -333,12 +333,12 @@ def _projection(decoder: Decoder, layer: int, call: Call) -> nn.Module:
     return projection
 
 
-def _written(projection: nn.Module, values: Tensor, heads: int) -> Written:
-    return Written(values, matrix_of(projection, heads * values.shape[3], values))
+def _head_outputs(projection: nn.Module, values: Tensor, heads: int) -> HeadOutputs:
+    return HeadOutputs(values, matrix_of(projection, heads * values.shape[3], values))
 
 
 @torch.no_grad()
-def _require_plain_attention(where: str, attended: Attended, carried: _Carried) -> None:
+def _require_plain_attention(where: str, attended: LayerReading, carried: _LayerRollouts) -> None:
     """`_Unreadable` where a layer's projection is not given the sums of the heads' values by their weights."""
     made = carried.written.heads(carried.last) if carried.written else None
     if made is None or attended.heads is None or _differ(attended.heads.float(), made):

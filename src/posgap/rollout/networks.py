@@ -72,19 +72,19 @@ class NetworkStack(nn.Module):
             # side of each product, which then costs next to nothing.
             queries = slice(-1, None) if layer == self.depth - 1 and seen is None else slice(None)
             to_query, to_key, to_value = maps.unbind(1)
-            query = _mapped(x[:, :, queries], to_query)
-            products = _mapped(query, to_key.transpose(1, 2)) @ x.transpose(2, 3)
+            query = _apply_maps(x[:, :, queries], to_query)
+            products = _apply_maps(query, to_key.transpose(1, 2)) @ x.transpose(2, 3)
             scores = products / math.sqrt(self.size) + self.bias[:, :, queries]
             attention = scores.softmax(-1)
             if seen is not None:
                 seen.append(attention)
-            x = x[:, :, queries] + _mapped(attention @ x, to_value)
+            x = x[:, :, queries] + _apply_maps(attention @ x, to_value)
         hidden = x[:, :, -1]
         for weight, bias in zip(self.weights[:-1], self.biases[:-1]):
             hidden = F.relu(hidden @ weight + bias)
         return hidden @ self.weights[-1] + self.biases[-1]
 
 
-def _mapped(x: Tensor, maps: Tensor) -> Tensor:
+def _apply_maps(x: Tensor, maps: Tensor) -> Tensor:
     """Each network's `x` [R, B, T, d] times its own matrix [R, d, d]."""
     return (x.flatten(1, 2) @ maps).unflatten(1, x.shape[1:3])

@@ -15,7 +15,7 @@ from posgap.rollout.files import SINK_THRESHOLD, Measurement
 MIN_DECADES = 6  # the axis ends at 10^-6 of a uniform share
 
 
-def styled(axes: Axes, **labels) -> Axes:
+def style_axes(axes: Axes, **labels) -> Axes:
     """Sets `labels` (title, axis labels, limits) and the common style on `axes`."""
     axes.set(**labels)
     plain(axes)
@@ -35,7 +35,7 @@ def distribution_curves(curves: Mapping[str, np.ndarray], ylabel: str = "share o
     lowest = shown[shown > 0].min()
     axes.set_yscale("log")
     axes.set_ylim(bottom=max(lowest / 1.5, 10.0**-MIN_DECADES / n), top=min(1.5, 2.5 * shown.max()))
-    styled(axes, xlabel="input position (token)", ylabel=ylabel, xlim=(1 - 0.01 * n, n * 1.01))
+    style_axes(axes, xlabel="input position (token)", ylabel=ylabel, xlim=(1 - 0.01 * n, n * 1.01))
     axes.legend(frameon=False, loc="best")
     return figure
 
@@ -46,33 +46,33 @@ def document_panels(documents: Mapping[str, Any], agreement: Mapping[str, Any]) 
     (`documents.summary`, `agreement.agreement`)."""
     measures = documents["measures"]
     figure, ((whole, every), (gold, agreed)) = plt.subplots(2, 2, figsize=(10, 7.6), dpi=144, layout="constrained")
-    names = [_worded(name) for name in measures]
+    names = [_in_words(name) for name in measures]
     left, shades = np.zeros(len(measures)), plt.get_cmap("viridis")(np.linspace(0, 0.95, len(PARTS)))
     for part, shade in zip(PARTS, shades):
         width = np.array([100 * measured["parts"][part] for measured in measures.values()])
         whole.barh(names, width, left=left, color=shade, label=part)
         left += width
-    styled(whole, title="what the parts of the prompt draw", xlabel="share of the influence, %", xlim=(0, 100))
+    style_axes(whole, title="what the parts of the prompt draw", xlabel="share of the influence, %", xlim=(0, 100))
     whole.invert_yaxis()
     whole.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     even, n = 100 / documents["n_docs"], documents["n_docs"]
     places = {"documents": (every, np.arange(1, n + 1)), "gold": (gold, np.array(documents["positions"]))}
     for key, (axes, x) in places.items():
         for (name, measured), color in zip(measures.items(), COLORS):
-            axes.plot(x, 100 * np.array(measured[key]), color=color, marker="o", markersize=3, label=_worded(name))
+            axes.plot(x, 100 * np.array(measured[key]), color=color, marker="o", markersize=3, label=_in_words(name))
             low, high = np.transpose([each or (np.nan, np.nan) for each in measured[f"{key}_ci95"]])
             axes.fill_between(x, 100 * low, 100 * high, color=color, alpha=0.15, linewidth=0)
         axes.axhline(even, color="#94a3b8", linewidth=1, linestyle="--")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(bottom=0)
-    styled(every, title="every document", xlabel="its place", ylabel="share among documents, %")
-    styled(gold, title="the gold document", xlabel="its position", ylabel="share among documents, %")
+    style_axes(every, title="every document", xlabel="its place", ylabel="share among documents, %")
+    style_axes(gold, title="the gold document", xlabel="its position", ylabel="share among documents, %")
     every.legend(frameon=False, fontsize=8)
     _agreements(agreed, list(measures), agreement)
     return figure
 
 
-def _worded(name: str) -> str:
+def _in_words(name: str) -> str:
     return name.replace("_", " ")
 
 
@@ -87,7 +87,7 @@ def _agreements(axes: Axes, names: list[str], agreement: Mapping[str, Any]) -> N
         if row != column and np.isfinite(value):
             ink = "white" if abs(value) > 0.6 else "black"
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=ink)
-    labels = [_worded(name).replace(" without", "\nwithout").replace(" times", "\ntimes") for name in names]
+    labels = [_in_words(name).replace(" without", "\nwithout").replace(" times", "\ntimes") for name in names]
     axes.set_xticks(range(len(names)), labels, rotation=45, ha="right", fontsize=8)
     axes.set_yticks(range(len(names)), labels, fontsize=8)
     axes.set_title(f"agreement on the order of {agreement['of']}", fontsize=10)
@@ -101,14 +101,14 @@ def layer_panels(measured: Measurement, arrays: Mapping[str, np.ndarray]) -> Fig
     hybrid = measured.attention_layers not in ([], layers.tolist())
     depth = {"xlabel": "layer with attention" if hybrid else "layer", "xlim": (0.5, measured.layers + 0.5)}
     strengths.plot(layers, measured.lambdas, marker="o", markersize=4, color=COLORS[0])
-    styled(strengths, title="residual strength |a| / (|x| + |a|)", ylim=(0, 1), **depth)
+    style_axes(strengths, title="residual strength |a| / (|x| + |a|)", ylim=(0, 1), **depth)
     for (label, values), color in zip(
         {"on the first token": measured.first_mass, "on the diagonal": measured.diagonal_mass}.items(), COLORS
     ):
         for head in np.transpose(values):
             masses.scatter(layers, head, s=10, color=color, alpha=0.35, linewidth=0)
         masses.plot(layers, np.mean(values, axis=1), color=color, label=label)
-    styled(masses, title="attention, mean and heads", ylim=(0, 1), **depth)
+    style_axes(masses, title="attention, mean and heads", ylim=(0, 1), **depth)
     masses.legend(frameon=False)
     picture = sinks.imshow(
         arrays["sink"].mean(axis=1), aspect="auto", vmin=0, cmap="magma", interpolation="nearest",
@@ -121,7 +121,7 @@ def layer_panels(measured: Measurement, arrays: Mapping[str, np.ndarray]) -> Fig
         shown = {"label": f"layer {layer}"} if layer in (1, measured.layers) else {}
         distances.plot(np.arange(1, len(values) + 1), values, color=shade, linewidth=1, **shown)
     distances.set(xscale="log", yscale="log")
-    styled(distances, title="mean attention by distance", xlabel="distance + 1 (tokens)")
+    style_axes(distances, title="mean attention by distance", xlabel="distance + 1 (tokens)")
     distances.legend(frameon=False)
     for axes in (strengths, masses, sinks):
         axis = axes.yaxis if axes is sinks else axes.xaxis

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Scores = Callable[[np.ndarray], np.ndarray]
 
 
-class Encoded(NamedTuple):
+class PositionScores(NamedTuple):
     """The part of an attention score that the positions i of the query and j of the key decide.
 
     Either `slopes`, one per head or a single one for all heads, or a row of those for each layer, which subtract
@@ -42,7 +42,7 @@ class PositionEncoding:
 
     name: str
     help: str
-    encode: Callable[[Any, Mapping[str, Any], int], Encoded]
+    encode: Callable[[Any, Mapping[str, Any], int], PositionScores]
     parameters: type[Parameters] = Parameters
     of_measurement: bool = False
 
@@ -70,21 +70,21 @@ class Rotation(Parameters):
     )
 
 
-def _decay(parameters: Slope, measured: Mapping[str, Any], n_heads: int) -> Encoded:
+def _decay(parameters: Slope, measured: Mapping[str, Any], n_heads: int) -> PositionScores:
     rows = [row if isinstance(row, list) else [row] for row in parameters.slope]
     if not rows or min(min(row, default=0) for row in rows) < 0:
         raise PosgapError(f"slope: give one that is not negative, for all or for each of {n_heads} heads")
-    return Encoded(slopes=parameters.slope)
+    return PositionScores(slopes=parameters.slope)
 
 
-def _alibi(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) -> Encoded:
+def _alibi(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) -> PositionScores:
     from posgap.rollout.encodings import alibi_slopes
 
-    return Encoded(slopes=measured["slopes"] if "slopes" in measured else alibi_slopes(n_heads).tolist())
+    return PositionScores(slopes=measured["slopes"] if "slopes" in measured else alibi_slopes(n_heads).tolist())
 
 
-def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> Encoded:
-    from posgap.rollout.encodings import rope_angles, turned_scores
+def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> PositionScores:
+    from posgap.rollout.encodings import rope_angles, rotation_scores
 
     bases, size = parameters.rope_theta, measured.get("head_size", parameters.head_size)
     if min(bases, default=-1) < 0:
@@ -97,24 +97,26 @@ def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> En
         )
 
     def turned(angles: "Sequence[float] | np.ndarray") -> "Scores":
-        return partial(turned_scores, angles=angles, strength=parameters.rope_strength)
+        return partial(rotation_scores, angles=angles, strength=parameters.rope_strength)
 
     seen = measured.get("frequencies", [])
     if len(bases) > 1:
         # Layers of one base share a function, so that they are computed once.
         by_base = {base: turned(rope_angles(base, size)) if base else None for base in bases}
-        return Encoded(scores=[by_base[base] for base in bases], factors=factors)
+        return PositionScores(scores=[by_base[base] for base in bases], factors=factors)
     if seen and None not in seen and not parameters.rope_factors:
         # As the layers were seen to turn, with whatever base, scaling or factors.
         by_angles = {tuple(angles): turned(angles) if any(angles) else None for angles in seen}
         each = [by_angles[tuple(angles)] for angles in seen]
-        return Encoded(scores=each if len(by_angles) > 1 else each[0])  # of which there may be any number of layers
+        return PositionScores(
+            scores=each if len(by_angles) > 1 else each[0]
+        )  # of which there may be any number of layers
     base = measured.get("theta", bases[0])
-    return Encoded(scores=turned(rope_angles(base, size)) if base else None, factors=factors)
+    return PositionScores(scores=turned(rope_angles(base, size)) if base else None, factors=factors)
 
 
-def _nothing(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) -> Encoded:
-    return Encoded()
+def _nothing(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) -> PositionScores:
+    return PositionScores()
 
 
 def of_model(measured: Mapping[str, Any]) -> PositionEncoding:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.foundation.progress import meter
-from posgap.rollout.documents import Asked
+from posgap.rollout.documents import MeasuredPrompt
 from posgap.tasks.document_spans import token_offsets
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, all_placements
@@ -37,7 +37,7 @@ class Sequences:
     longest: int
     most: int
     stream: Iterator[list[int]]
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[MeasuredPrompt] = field(default_factory=list)
 
     def batches(self, batch_tokens: int, what: str) -> Iterator[Tensor]:
         """Batches `ids [B, N]` of sequences of one length, with at most `batch_tokens` tokens, but at least one
@@ -78,21 +78,21 @@ def read_prompts(path: Path, builder: PromptBuilder, n_docs: int, limit: int, po
         (list(builder.prompt(example, placement).token_ids), example, placement) for example, placement in placed
     ]
     prompts.sort(key=lambda prompt: -len(prompt[0]))
-    asked: list[Asked] = []
+    asked: list[MeasuredPrompt] = []
     try:
         if builder.task.n_gold == 1:
-            asked = [_asked(builder, example, placement) for _, example, placement in prompts]
+            asked = [_locate_documents(builder, example, placement) for _, example, placement in prompts]
     except PosgapError as error:
         log.warning("%s: shares by document are left out: %s", path, error)
     return Sequences(len(prompts[0][0]), len(prompts), (ids for ids, *_ in prompts), asked)
 
 
-def _asked(builder: PromptBuilder, example: AnyExample, placement: Placement) -> Asked:
+def _locate_documents(builder: PromptBuilder, example: AnyExample, placement: Placement) -> MeasuredPrompt:
     prompt = builder.prompt(example, placement)
     spans = builder.spans(example, builder.documents(example, placement), prompt)
     offsets = token_offsets(builder.tokenizer, builder.chat, prompt.text, prompt.token_ids)
     within = [column for column, (start, end) in enumerate(offsets) if end > 0 and start < len(prompt.text)]
-    return Asked(example.id, placement.positions[0], spans, (within[0], within[-1] + 1))
+    return MeasuredPrompt(example.id, placement.positions[0], spans, (within[0], within[-1] + 1))
 
 
 def placed_examples(
@@ -113,7 +113,7 @@ def _pieces(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterat
     try:
         with open(path, encoding="utf-8") as file:
             for text in _blocks(file):
-                left += _tokens(text, tokenizer)
+                left += _tokenize(text, tokenizer)
                 whole = len(left) // size * size
                 yield from (left[at : at + size] for at in range(0, whole, size))
                 left = left[whole:]
@@ -137,10 +137,10 @@ def _heads(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterato
     for number, row in read_jsonl(path):
         if not isinstance(row.get("text"), str):
             raise PosgapError(f"{path}:{number}: field `text` is missing; to read examples, give their `task`")
-        ids = _tokens(row["text"], tokenizer)
+        ids = _tokenize(row["text"], tokenizer)
         if len(ids) >= size:
             yield ids[:size]
 
 
-def _tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _tokenize(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]

@@ -43,7 +43,7 @@ class Trial:
 def run_trials(
     trials: Sequence[Trial], training: Training, work: Location, side_by_side: int = SIDE_BY_SIDE
 ) -> list[dict]:
-    """Results of `trials`, in their order; see `tested`. Trials whose result is in `work` are not run again.
+    """Results of `trials`, in their order; see `test_networks`. Trials whose result is in `work` are not run again.
 
     Trials of equal depth and sizes train together, in stacks of at most `side_by_side`.
     """
@@ -59,7 +59,7 @@ def run_trials(
             if all(paths[trial].is_file() for trial in stack):
                 continue
             with one_thread():
-                results = tested(stack, *trained(stack, training), training.tests)
+                results = test_networks(stack, *train_networks(stack, training), training.tests)
             for trial, result in zip(stack, results):
                 files.write_json(paths[trial], result)
             kept.push(paths[trial] for trial in stack)
@@ -77,7 +77,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def trained(stack: Sequence[Trial], training: Training) -> tuple[NetworkStack, list[InContextTask], list[float]]:
+def train_networks(stack: Sequence[Trial], training: Training) -> tuple[NetworkStack, list[InContextTask], list[float]]:
     """The stack after training, its tasks, and each trial's mean loss over the last tenth of the iterations."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rngs = [Generator(device).manual_seed(trial.seed) for trial in stack]
@@ -104,7 +104,7 @@ def trained(stack: Sequence[Trial], training: Training) -> tuple[NetworkStack, l
 
 
 @torch.no_grad()
-def tested(
+def test_networks(
     stack: Sequence[Trial], net: NetworkStack, tasks: Sequence[InContextTask], losses: Sequence[float], tests: int
 ) -> list[dict]:
     """Results of each network on sequences of novel classes, which are the same for equal seeds.

@@ -19,7 +19,7 @@ from posgap.foundation.config import StageConfig
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.launch import first_of_its_node, gather_from_all, is_main_process, launch_rank_and_size
 from posgap.foundation.locations import Location, is_uri, with_uris
-from posgap.storage.cache import INCOMPLETE, MANIFEST, look
+from posgap.storage.cache import INCOMPLETE, MANIFEST, take_snapshot
 from posgap.storage.datasets import Dataset, datasets_of
 from posgap.storage.folders import announce, publish, require_ours
 from posgap.storage.inputs import OnDisk, Source, manifest_of, on_this_machine, sources
@@ -237,8 +237,8 @@ def stale_reason(out: Location, identity: str) -> str:
 
     It looks at names and sizes of files, and hashes none.
     """
-    folder: Source = look(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
-    manifest = read_record(folder.read(MANIFEST))
+    folder: Source = take_snapshot(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
+    manifest = read_record(folder.local_file(MANIFEST))
     if folder.is_incomplete or not manifest:
         return "its upload broke off" if folder.is_incomplete and folder.sizes().keys() > {INCOMPLETE} else NOTHING
     if manifest.get("identity") != identity:

@@ -9,7 +9,7 @@ from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import RESULT
 from posgap.measurement.plots import save_picture
 from posgap.rollout.config import RolloutExperimentConfig
-from posgap.rollout.experiment_summary import gap_bars, gap_table, sink_table, summarize, summary_text
+from posgap.rollout.experiment_summary import experiment_text, gap_bars, gap_table, sink_table, summarize
 from posgap.rollout.trials import PRESETS, Trial, nulls, run_trials
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
@@ -39,7 +39,7 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
             "preset": config.preset,
             "training": dataclasses.asdict(training),
             "sizes": dataclasses.asdict(chosen.sizes),
-            "summary": summary_text(summary),
+            "summary": experiment_text(summary),
             "means": summary,
             "trials": rows,
         },
@@ -53,4 +53,4 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
         run.metrics({f"{name}.{pair.replace(',', '-')}": values["mean"] for pair, values in cell["gaps"].items()})
         run.metrics({f"{name}.first_sink": cell["sinks"][0]})
     run.artifact(out)
-    log.log(RESULT, "%s\n\n%s\n\n%s", config.preset, tables, summary_text(summary))
+    log.log(RESULT, "%s\n\n%s\n\n%s", config.preset, tables, experiment_text(summary))

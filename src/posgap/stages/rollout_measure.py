@@ -20,15 +20,13 @@ from posgap.measurement.probe import FEW, listen
 from posgap.mitigations.in_force import load_model
 from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_tokenizer, on_device
-from posgap.rollout.agreement import agreement
-from posgap.rollout.agreement import summary_text as agreement_summary
+from posgap.rollout.agreement import agreement_text, measure_agreement
 from posgap.rollout.config import RolloutMeasureConfig
 from posgap.rollout.decoders import n_heads, position_encoding
-from posgap.rollout.distributions import binned, strengths_text
-from posgap.rollout.documents import summary
-from posgap.rollout.documents import summary_text as by_documents_summary
+from posgap.rollout.distributions import bin_distribution, strengths_text
+from posgap.rollout.documents import documents_text, summarize_documents
 from posgap.rollout.files import MEASUREMENT_FILE, SINK_THRESHOLD, Accuracy, Measurement, places, write_arrays
-from posgap.rollout.measurement import Measured, measure
+from posgap.rollout.measurement import MeasuredInfluence, measure_influence
 from posgap.rollout.plots import distribution_curves, document_panels, layer_panels
 from posgap.rollout.texts import Sequences, placed_examples, read_prompts, read_text
 from posgap.stages.frame import stage
@@ -55,7 +53,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         )
     encoding = position_encoding(model.config)
     heads = n_heads(model.config)
-    measured = measure(
+    measured = measure_influence(
         model,
         sequences.batches(config.batch_tokens, f"measure {label}"),
         longest,
@@ -69,11 +67,11 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         encoding["factors"] = [factors[number - 1] for number in measured.layers]
     shortest = min(map(len, rows["rollout"]))
     bins = places(shortest, longest)
-    influence = {name: np.stack([binned(row, bins) for row in of_texts]) for name, of_texts in rows.items()}
+    influence = {name: np.stack([bin_distribution(row, bins) for row in of_texts]) for name, of_texts in rows.items()}
     documents, shares = None, dict[str, np.ndarray]()
     if measured.documents is not None:
-        documents, shares = summary(sequences.asked, rows, measured.documents, config.seed)
-    agreed = agreement(shares or influence, "documents" if shares else "tokens", config.seed)
+        documents, shares = summarize_documents(sequences.asked, rows, measured.documents, config.seed)
+    agreed = measure_agreement(shares or influence, "documents" if shares else "tokens", config.seed)
     result = Measurement(
         label=label,
         model=with_uris(config.model),
@@ -125,11 +123,11 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
 
 
 def _findings(
-    preamble: str, measured: Measured, documents: dict[str, Any] | None, agreed: dict[str, Any]
+    preamble: str, measured: MeasuredInfluence, documents: dict[str, Any] | None, agreed: dict[str, Any]
 ) -> Iterator[str]:
     """What was found, each in a clause."""
     if documents:
-        yield by_documents_summary(documents)
+        yield documents_text(documents)
     yield strengths_text(measured.statistics["lambdas"])
     if (lost := measured.unattended)["rollout_without_residuals"] > MIN_UNATTENDED:
         yield (
@@ -142,7 +140,7 @@ def _findings(
         yield f"value norms and the rollout by gradients are left out: {measured.no_value_norm}"
     if preamble:
         yield f"the model answers {preamble}: what reaches the last token decides on these words, not on the answer"
-    yield agreement_summary(agreed)
+    yield agreement_text(agreed)
 
 
 def _preamble(

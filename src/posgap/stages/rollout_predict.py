@@ -13,20 +13,20 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
 from posgap.measurement.plots import save_picture
-from posgap.rollout.agreement import summary_text as agreement_summary
+from posgap.rollout.agreement import agreement_text
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
 from posgap.rollout.comparison import (
-    compare,
+    compare_distributions,
     comparison_curves,
+    comparison_text,
     predicted_shares,
     sweep_spearman,
     sweep_summary,
 )
-from posgap.rollout.comparison import summary_text as comparison_summary
 from posgap.rollout.config import RolloutPredictConfig
-from posgap.rollout.distributions import binned, describe, summary_text
-from posgap.rollout.encodings import checked_lambdas
+from posgap.rollout.distributions import bin_distribution, describe_distribution, prediction_text
+from posgap.rollout.encodings import require_lambdas
 from posgap.rollout.files import (
     PREDICTION_FILE,
     Measurement,
@@ -37,7 +37,7 @@ from posgap.rollout.files import (
     read_measurement,
 )
 from posgap.rollout.plots import distribution_curves
-from posgap.rollout.position_encodings import POSITION_ENCODINGS, Encoded, of_model
+from posgap.rollout.position_encodings import POSITION_ENCODINGS, PositionScores, of_model
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
@@ -63,8 +63,8 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
         lambdas=architecture.lambdas.tolist(),
         distribution=distribution.tolist(),
         without_residuals=bare.tolist(),
-        description=describe(distribution),
-        summary=summary_text(distribution, architecture.lambdas, bare),
+        description=describe_distribution(distribution),
+        summary=prediction_text(distribution, architecture.lambdas, bare),
         settings=config.parameter_values(),
     )
     write_json(out / PREDICTION_FILE, result.model_dump(mode="json"))
@@ -89,14 +89,16 @@ def _compare(
     accuracy goes with both."""
     assert config.measurement is not None
     predicted, names = np.array(prediction.distribution), list(measurement.influence)
-    places = binned(predicted, measurement.bins)
+    places = bin_distribution(predicted, measurement.bins)
     texts = read_influences(config.measurement, measurement, names)
     chosen = np.array(measurement.influence[SHOWN])
     result: dict[str, Any] = {
         "prediction": prediction.label,
         "measurement": measurement.label,
         "influence": SHOWN,
-        "figures": {name: compare(places, texts[name], np.random.default_rng(config.seed)) for name in names},
+        "figures": {
+            name: compare_distributions(places, texts[name], np.random.default_rng(config.seed)) for name in names
+        },
         "agreement": measurement.agreement,
         "predicted_summary": prediction.summary,
         "measured_summary": measurement.summary,
@@ -105,13 +107,14 @@ def _compare(
     if measurement.documents and (shares := read_document_shares(config.measurement, measurement)):
         by_document = predicted_shares(predicted, read_document_edges(config.measurement, measurement))
         result["documents"] = {
-            name: compare(by_document, each, np.random.default_rng(config.seed)) for name, each in shares.items()
+            name: compare_distributions(by_document, each, np.random.default_rng(config.seed))
+            for name, each in shares.items()
         }
         if SHOWN in shares:
             figures, of, n = result["documents"], "documents", len(by_document)
-    sentences = [comparison_summary(figures[SHOWN], SHOWN, of, n)]
+    sentences = [comparison_text(figures[SHOWN], SHOWN, of, n)]
     if measurement.agreement:
-        sentences.append(agreement_summary(measurement.agreement))
+        sentences.append(agreement_text(measurement.agreement))
     if measurement.sweep:
         by_curve = {
             "predicted": sweep_spearman(measurement.sweep, places),
@@ -201,11 +204,11 @@ def _masks(config: RolloutPredictConfig, measured: Measurement | None, n: int, n
         "causal": lambda: Mask.causal(n),
         "full": lambda: Mask.full(n),
         "window": lambda: Mask.window(width),
-        "prefix": lambda: Mask.prefixed(n, config.prefix),
+        "prefix": lambda: Mask.with_prefix(n, config.prefix),
     }[config.mask]()
 
 
-def _encoding(config: RolloutPredictConfig, measured: Measurement | None, n_heads: int) -> Encoded:
+def _encoding(config: RolloutPredictConfig, measured: Measurement | None, n_heads: int) -> PositionScores:
     """The position encoding's part of the scores, from the config or as it was measured on the model."""
     encoding, facts = POSITION_ENCODINGS[config.encoding], dict[str, Any]()
     if measured and encoding.of_measurement:
@@ -215,12 +218,12 @@ def _encoding(config: RolloutPredictConfig, measured: Measurement | None, n_head
 
 def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int) -> np.ndarray:
     if len(config.residual_strength) > 1:
-        return checked_lambdas(_of_each_layer("residual_strength", config.residual_strength, n_layers))
+        return require_lambdas(_of_each_layer("residual_strength", config.residual_strength, n_layers))
     if measured and config.residual == "measured":
         if len(measured.lambdas) != n_layers:
             raise PosgapError(f"residual: measured for {len(measured.lambdas)} layers, but `layers` is {n_layers}")
-        return checked_lambdas(measured.lambdas)
-    return checked_lambdas(np.full(n_layers, config.residual_strength[0]))
+        return require_lambdas(measured.lambdas)
+    return require_lambdas(np.full(n_layers, config.residual_strength[0]))
 
 
 def _of_each_layer(name: str, values: Sequence[T], n_layers: int) -> Sequence[T]:

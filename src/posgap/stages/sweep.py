@@ -34,7 +34,7 @@ from posgap.models.factors import config_factors
 from posgap.models.memory import cache_bytes
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stages.frame import is_complete, stage
-from posgap.storage.cache import fetch
+from posgap.storage.cache import fetch_location
 from posgap.storage.inputs import source, with_local_paths
 from posgap.storage.lineage import training_examples
 from posgap.tasks.examples import AnyExample
@@ -198,7 +198,7 @@ def _require_same_endpoint(config: SweepConfig) -> None:
         return
     if not is_complete("sweep", config):
         return
-    served = read_sweep(fetch(config.out)).served
+    served = read_sweep(fetch_location(config.out)).served
     if not served or not (served.models or served.fingerprints):
         return
     briefly = config.model_copy(update={"retries": 1, "concurrency": 1})

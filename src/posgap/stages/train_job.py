@@ -14,8 +14,8 @@ from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import Location, is_uri
 from posgap.kfp_steps.launching import as_options
 from posgap.stages.frame import identity_of, record_of, stale_reason
-from posgap.storage.cache import MANIFEST, fetch
-from posgap.storage.folders import ResumableFolder, require_ours, send
+from posgap.storage.cache import MANIFEST, fetch_location
+from posgap.storage.folders import ResumableFolder, require_ours, upload_path
 from posgap.storage.inputs import Source, sources
 from posgap.storage.outputs import Folder
 from posgap.tracking.runs import PARENT_VARIABLE, PIPELINE_VARIABLE
@@ -51,7 +51,7 @@ def train_job(config: TrainJobConfig) -> Location:
         there["out"] = str(config.out) if is_uri(config.out) else f"{place.uri}/out"
         run(connect(), _job(config, name, distilled.model_dump(mode="json") | there))
         if not is_uri(config.out):
-            made = fetch(there["out"])
+            made = fetch_location(there["out"])
             files.delete_path(output.partial)
             shutil.copytree(made, output.partial, ignore=shutil.ignore_patterns(MANIFEST))
             files.flush(output.partial)
@@ -66,7 +66,7 @@ def _reachable(source: Source, place: str) -> str:
     if not isinstance(source.location, Path):
         return source.location
     uri = f"{place}/{source.location.name}"  # keeps the name, whose ending says how the file is packed
-    send(source.location, uri)
+    upload_path(source.location, uri)
     return uri
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import Location, blobs, cache_folder, in_cache, is_address, is_uri, s3_cache
-from posgap.storage.addresses import brought
+from posgap.storage.addresses import download_address
 from posgap.storage.client import client
 from posgap.storage.objects import Object, find, stated_sha256
 from posgap.storage.transfer import THREADS, download, require_sha256
@@ -57,7 +57,7 @@ class Source:
         name."""
         return self.digest()
 
-    def read(self, name: str) -> Path | None:
+    def local_file(self, name: str) -> Path | None:
         """A file of the folder, on this machine; None if there is none of that name."""
         path = Path(self.fetch()) / name
         return path if path.is_file() else None
@@ -101,7 +101,7 @@ class Snapshot(Source):
     def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
         """Downloads only objects whose sha256 nobody has recorded."""
         hashed = _sha256s(stored for stored in self.objects if names is None or stored.name in names)
-        hashed |= _brought(self.location, [stored for stored in hashed if not hashed[stored]])
+        hashed |= _bring(self.location, [stored for stored in hashed if not hashed[stored]])
         return {stored.name if self.is_folder else "": sha256 for stored, sha256 in hashed.items()}
 
     def digest(self) -> str:
@@ -118,10 +118,10 @@ class Snapshot(Source):
             names = [stored.name for stored in counting] if self.is_folder else [""]
             return files.digest_of([*zip(names, marks)])
 
-    def read(self, name: str) -> Path | None:
+    def local_file(self, name: str) -> Path | None:
         for stored in self.objects:
             if stored.name == name:
-                return blobs() / _brought(self.location, [stored])[stored]
+                return blobs() / _bring(self.location, [stored])[stored]
         return None
 
     def fetch(self) -> Path:
@@ -130,10 +130,10 @@ class Snapshot(Source):
             raise PosgapError(
                 f"{self.location}: incomplete: its upload is under way, or broke off; run what writes it again"
             )
-        brought = _brought(self.location, self.objects)
+        brought = _bring(self.location, self.objects)
         mark = files.digest_of([self.location, *(one.mark for one in self.objects)])[:16]
         tree = in_cache("trees", mark, self.location)
-        with locked(mark):
+        with lock_mark(mark):
             if not tree.exists():
                 with files.atomic(tree, lasting=False) as partial:
                     for one, sha256 in brought.items():
@@ -143,7 +143,7 @@ class Snapshot(Source):
         return tree
 
 
-def look(uri: str, must_exist: bool = True) -> Snapshot:
+def take_snapshot(uri: str, must_exist: bool = True) -> Snapshot:
     """The objects that `uri` names now; `PosgapError` if there are none, unless it need not exist."""
     objects = find(uri)
     if must_exist and not objects:
@@ -151,18 +151,18 @@ def look(uri: str, must_exist: bool = True) -> Snapshot:
     return Snapshot(uri, tuple(objects))
 
 
-def fetch(location: Location) -> Path:
+def fetch_location(location: Location) -> Path:
     """The file or folder at a location, on this machine."""
     if is_address(location):
-        return brought(location)
-    return look(location).fetch() if is_uri(location) else Path(location)
+        return download_address(location)
+    return take_snapshot(location).fetch() if is_uri(location) else Path(location)
 
 
-def made_once(folder: Path, mark: str, make: Callable[[Path], Path]) -> Path:
+def make_once(folder: Path, mark: str, make: Callable[[Path], Path]) -> Path:
     """A folder in the cache, which is made if it is missing. `make` gets an empty folder to work in, and returns the
     path there that becomes `folder`. Only one process at a time makes what has this mark; leftovers of killed ones are
     removed."""
-    with locked(mark):
+    with lock_mark(mark):
         if not folder.is_dir():
             incoming = cache_folder().absolute() / "incoming"
             place = incoming / mark
@@ -170,7 +170,7 @@ def made_once(folder: Path, mark: str, make: Callable[[Path], Path]) -> Path:
             place.mkdir(parents=True)
             for left in incoming.iterdir():
                 if left != place:
-                    with suppress(TimeoutError), locked(left.name, wait=False):
+                    with suppress(TimeoutError), lock_mark(left.name, wait=False):
                         files.delete_path(left)
             try:
                 made = make(place)
@@ -181,7 +181,7 @@ def made_once(folder: Path, mark: str, make: Callable[[Path], Path]) -> Path:
     return folder
 
 
-def keep(path: Path, sha256: str) -> None:
+def move_into_cache(path: Path, sha256: str) -> None:
     """Moves a file of known content into the cache."""
     blobs().mkdir(parents=True, exist_ok=True)
     files.flush(path.resolve())
@@ -189,7 +189,7 @@ def keep(path: Path, sha256: str) -> None:
 
 
 @contextmanager
-def locked(mark: str, wait: bool = True) -> Iterator[None]:
+def lock_mark(mark: str, wait: bool = True) -> Iterator[None]:
     """Locks a mark against other processes of this machine, and of all that share the cache.
 
     Raises `TimeoutError` if another process has it and this one must not `wait`.
@@ -202,7 +202,7 @@ def locked(mark: str, wait: bool = True) -> Iterator[None]:
         yield
 
 
-def _brought(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
+def _bring(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
     """Downloads the objects that are not among the blobs; returns the sha256s of all."""
     objects = list(objects)
     hashed = _sha256s(objects)
@@ -214,7 +214,7 @@ def _brought(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
         return hashed
     # Only one of several processes downloads the same objects. The next removes what it did not finish.
     mark = files.digest_of(["incoming", *(stored.mark for stored in objects)])[:16]
-    with locked(mark):
+    with lock_mark(mark):
         hashed |= _sha256s(stored for stored in objects if not hashed[stored])
         incoming = s3_cache() / "incoming" / mark
         files.delete_path(incoming)
@@ -222,7 +222,7 @@ def _brought(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
 
         def arrived(stored: Object, path: Path) -> None:
             sha256 = require_sha256(stored, path, hashed[stored])
-            keep(path, sha256)
+            move_into_cache(path, sha256)
             hashed[stored] = _remember(stored, sha256)
 
         try:

@@ -52,13 +52,13 @@ def _client(environment: tuple) -> Any:
     try:
         made = Session().client("s3", config=Config(**once, read_timeout=READ_SECONDS, max_pool_connections=32))
     except (BotoCoreError, ValueError) as error:
-        raise PosgapError(f"S3: {_reason(error)}") from None
+        raise PosgapError(f"S3: {_describe_error(error)}") from None
     made.meta.events.register_first("needs-retry.s3", _Tries(made.meta.endpoint_url).wait)
-    made.meta.events.register_last("before-send.s3", partial(_send, made._endpoint.http_session))
+    made.meta.events.register_last("before-send.s3", partial(_send_in_time, made._endpoint.http_session))
     return made
 
 
-def _send(session: Any, request: Any, **_: Any) -> Any:
+def _send_in_time(session: Any, request: Any, **_: Any) -> Any:
     """Sends a request within a deadline for all of it. A download is read later, with a deadline of its own."""
     from botocore.exceptions import ReadTimeoutError
 
@@ -132,7 +132,7 @@ class _Tries:
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
+def explain_errors(what: str) -> Iterator[None]:
     """Turns what boto3 raises into a `PosgapError` of one line about `what`."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
@@ -143,9 +143,9 @@ def explained(what: str) -> Iterator[None]:
     except S3DownloadFailedError:
         raise PosgapError(f"{what}: has changed since it was listed; try again when nobody writes it") from None
     except (Boto3Error, BotoCoreError, ClientError) as error:
-        raise PosgapError(f"{what}: {_reason(error)}") from None
+        raise PosgapError(f"{what}: {_describe_error(error)}") from None
     except RetriesExceededError as error:
-        raise PosgapError(f"{what}: {_reason(error.last_exception)}") from None
+        raise PosgapError(f"{what}: {_describe_error(error.last_exception)}") from None
 
 
 def refusal(error: Exception) -> str:
@@ -153,7 +153,7 @@ def refusal(error: Exception) -> str:
     return getattr(error, "response", {}).get("Error", {}).get("Code", "")
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     from botocore import exceptions
 
     if isinstance(error, exceptions.ClientError) and (code := refusal(error)):

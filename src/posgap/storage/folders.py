@@ -10,11 +10,11 @@ from types import MappingProxyType
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import Location, in_cache, is_uri
-from posgap.storage.cache import INCOMPLETE, MANIFEST, Snapshot, keep, locked
+from posgap.storage.cache import INCOMPLETE, MANIFEST, Snapshot, lock_mark, move_into_cache
 from posgap.storage.client import client
 from posgap.storage.manifests import REFUSAL, read_record, why_not_ours
-from posgap.storage.objects import Object, delete, head, listed, put, stated_sha256
-from posgap.storage.transfer import download, require_sha256, upload
+from posgap.storage.objects import Object, delete, head, list_objects, put_object, stated_sha256
+from posgap.storage.transfer import download, require_sha256, upload_files
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ def announce(location: Location, stage: str) -> None:
         return
     require_ours(location, stage)
     require_ours(f"{location}.rejected", stage, REFUSAL)
-    if not listed(location):
-        _mark(location, stage, ())
+    if not list_objects(location):
+        _mark_incomplete(location, stage, ())
 
 
 def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
@@ -46,20 +46,22 @@ def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
     """
     if not is_uri(uri):
         return
-    there = Snapshot(uri, tuple(listed(uri)))  # first, since a refusal of this request says what is wrong with the key
+    there = Snapshot(
+        uri, tuple(list_objects(uri))
+    )  # first, since a refusal of this request says what is wrong with the key
     if head(uri):
         raise PosgapError(f"{uri}: is an object, and this writes a folder of that name; write elsewhere")
     # The mark of an unfinished upload says what it may replace.
-    manifest = read_record(there.read(INCOMPLETE if there.is_incomplete else record))
+    manifest = read_record(there.local_file(INCOMPLETE if there.is_incomplete else record))
     names = {stored.name for stored in there.objects}
     if names != {INCOMPLETE} and (reason := why_not_ours(names, manifest, stage)):
         raise PosgapError(f"{uri}: is not replaced: {reason}; move it away, or write elsewhere")
 
 
-def _mark(uri: str, stage: str, names: Iterable[str]) -> None:
+def _mark_incomplete(uri: str, stage: str, names: Iterable[str]) -> None:
     """Says in S3 that a folder is incomplete, and what the stage may replace in it."""
     mark = {"stage": stage, "identity": "", "files": {name: {} for name in names}}
-    put(f"{uri}/{INCOMPLETE}", json.dumps(mark).encode())
+    put_object(f"{uri}/{INCOMPLETE}", json.dumps(mark).encode())
 
 
 def publish(path: Path, uri: Location, hashed: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -69,9 +71,9 @@ def publish(path: Path, uri: Location, hashed: Mapping[str, str] = MappingProxyT
     """
     if not is_uri(uri):
         return
-    sent = send(path, uri, hashed)
+    sent = upload_path(path, uri, hashed)
     for file in sorted(sent, key=lambda file: file.name != MANIFEST):  # without it the rest is not taken for complete
-        keep(file, sent[file])
+        move_into_cache(file, sent[file])
     files.delete_path(path)
 
 
@@ -82,17 +84,17 @@ def publish_file(path: Path, uri: Location, force: bool) -> None:
     """
     if not is_uri(uri):
         return
-    if listed(uri):
+    if list_objects(uri):
         raise PosgapError(f"{uri}: is a folder; name a file")
     there, sha256 = head(uri), files.digest_path(path)
     if not there or stated_sha256(there) != sha256:
         if there and not force:
             raise PosgapError(f"{uri}: is there, and not what this command writes; --force replaces it")
-        send(path, uri)
-    keep(path, sha256)
+        upload_path(path, uri)
+    move_into_cache(path, sha256)
 
 
-def send(path: Path, uri: str, hashed: Mapping[str, str] = MappingProxyType({})) -> dict[Path, str]:
+def upload_path(path: Path, uri: str, hashed: Mapping[str, str] = MappingProxyType({})) -> dict[Path, str]:
     """Uploads a file or folder, without the files that S3 has already; returns all files with their sha256s.
 
     The manifest is uploaded last. Until then a mark tells every reader that the folder is incomplete.
@@ -100,16 +102,16 @@ def send(path: Path, uri: str, hashed: Mapping[str, str] = MappingProxyType({}))
     log.info("%s: uploading", uri)
     if not path.is_dir():
         sha256 = files.digest_path(path)
-        upload([(path, sha256, uri)], uri)
+        upload_files([(path, sha256, uri)], uri)
         return {path: sha256}
     hashed = {name: hashed.get(name) or files.digest_path(path / name) for name in files.entries(path)}
-    there = {stored.name: stored for stored in listed(uri)}
+    there = {stored.name: stored for stored in list_objects(uri)}
     sent = [name for name in hashed if name not in there or stated_sha256(there[name]) != hashed[name]]
-    _mark(uri, read_record(path / MANIFEST).get("stage", ""), {*there, *hashed})
+    _mark_incomplete(uri, read_record(path / MANIFEST).get("stage", ""), {*there, *hashed})
     delete(f"{uri}/{name}" for name in there if name == MANIFEST or name not in (*hashed, INCOMPLETE))
-    upload([(path / name, hashed[name], f"{uri}/{name}") for name in sent if name != MANIFEST], uri)
+    upload_files([(path / name, hashed[name], f"{uri}/{name}") for name in sent if name != MANIFEST], uri)
     if MANIFEST in hashed:
-        upload([(path / MANIFEST, hashed[MANIFEST], f"{uri}/{MANIFEST}")], uri)
+        upload_files([(path / MANIFEST, hashed[MANIFEST], f"{uri}/{MANIFEST}")], uri)
     delete([f"{uri}/{INCOMPLETE}"])
     return {path / name: sha256 for name, sha256 in hashed.items()}
 
@@ -138,13 +140,13 @@ class ResumableFolder:
         if self.uri:
             hashed = paths if isinstance(paths, Mapping) else {path: files.digest_path(path) for path in paths}
             named = [(path, sha256, path.relative_to(self.folder).as_posix()) for path, sha256 in hashed.items()]
-            upload([(path, sha256, f"{self.uri}/{name}") for path, sha256, name in named], self.uri)
+            upload_files([(path, sha256, f"{self.uri}/{name}") for path, sha256, name in named], self.uri)
 
     def pull(self) -> None:
         """Downloads the files of S3 that this machine does not have, or has differently, each atomically."""
         if not self.uri:
             return
-        with locked(files.digest_of([self.uri, str(self.folder)])[:16]):
+        with lock_mark(files.digest_of([self.uri, str(self.folder)])[:16]):
             incoming = self.folder / ".incoming"
             files.delete_path(incoming)
             incoming.mkdir(parents=True)
@@ -172,7 +174,7 @@ class ResumableFolder:
         self.drop(self.names())
 
     def _there(self) -> list[Object]:
-        return listed(self.uri) if self.uri else []
+        return list_objects(self.uri) if self.uri else []
 
     def _has(self, stored: Object) -> bool:
         path = self.folder / stored.name

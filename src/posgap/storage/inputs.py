@@ -16,8 +16,8 @@ from posgap.foundation.fields import Role, role
 from posgap.foundation.files import parse_as
 from posgap.foundation.locations import Location, as_location, is_address, is_hub_name, is_uri
 from posgap.foundation.registry import Parameters, Registry
-from posgap.storage.addresses import brought
-from posgap.storage.cache import MANIFEST, Snapshot, Source, look
+from posgap.storage.addresses import download_address
+from posgap.storage.cache import MANIFEST, Snapshot, Source, take_snapshot
 from posgap.storage.folders import local_copy
 
 C = TypeVar("C", bound=Config)
@@ -52,7 +52,7 @@ class ByName(Source):
     def cache_key(self) -> str:
         return self.location
 
-    def read(self, name: str) -> None:
+    def local_file(self, name: str) -> None:
         return None
 
     def fetch(self) -> str:
@@ -100,17 +100,17 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
             "the server's address, like http://127.0.0.1:8080/v1"
         )
     if is_uri(location):
-        there = look(location)
+        there = take_snapshot(location)
         if there.is_folder:
-            return _opened(there, {stored.name for stored in there.objects})
+            return _open_folder(there, {stored.name for stored in there.objects})
         return there
     if is_address(location):
-        return AtAddress(location, brought(location))
+        return AtAddress(location, download_address(location))
     if opener := next((each for each in OPENERS if each.takes(location)), None):
         return opener.open(location)
     path = Path(location)
     if path.is_dir() and path.resolve() != Path("/"):
-        return _opened(OnDisk(path), {each.file for each in OPENERS if each.file and (path / each.file).is_file()})
+        return _open_folder(OnDisk(path), {each.file for each in OPENERS if each.file and (path / each.file).is_file()})
     if path.is_file():
         return OnDisk(path)
     if path.exists():
@@ -122,7 +122,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
     raise PosgapError(f"{location}: no such file or folder")
 
 
-def fetched(place: str | Path) -> Path:
+def fetch_place(place: str | Path) -> Path:
     """The file or folder of a path, S3 URI or address, on this machine. `PosgapError` if there is none."""
     try:
         return Path(source(as_location(place)).fetch())
@@ -130,7 +130,7 @@ def fetched(place: str | Path) -> Path:
         raise PosgapError(f"{place}: {error}") from None
 
 
-def _opened(folder: "OnDisk | Snapshot", names: Collection[str]) -> Source:
+def _open_folder(folder: "OnDisk | Snapshot", names: Collection[str]) -> Source:
     """The folder, or what an opener makes of one that holds these names."""
     opener = next((each for each in OPENERS if each.file in names), None)
     return opener.open(folder) if opener else folder
@@ -183,7 +183,7 @@ class Manifest(TypedDict, total=False):
 
 def manifest_of(source: Source) -> Manifest:
     """The manifest of a stage's folder; empty if no stage wrote it (a downloaded model)."""
-    file = source.read(MANIFEST)
+    file = source.local_file(MANIFEST)
     return parse_as(Manifest, files.read_object(file), str(file)) if file else {}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from posgap.foundation.files import parse_as, read_json, write_json
 from posgap.foundation.locations import Location
-from posgap.storage.cache import fetch
+from posgap.storage.cache import fetch_location
 from posgap.storage.inputs import read_manifest
 
 TRAINING_EXAMPLES_FILE = "training_examples.json"
@@ -13,7 +13,7 @@ TRAINING_EXAMPLES_FILE = "training_examples.json"
 
 def examples_of(swept: Location) -> Location | None:
     """The location of the examples of a sweep, or of the parts that it was merged from; None if it is not known."""
-    inputs = read_manifest(fetch(swept)).get("inputs", {})
+    inputs = read_manifest(fetch_location(swept)).get("inputs", {})
     for field in ("examples", "sweeps.1"):
         if path := inputs.get(field, {}).get("path"):
             return path if field == "examples" else examples_of(path)

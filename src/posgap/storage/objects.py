@@ -8,7 +8,7 @@ from typing import Any
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.foundation.locations import SCHEME, split_uri
-from posgap.storage.client import client, explained, refusal
+from posgap.storage.client import client, explain_errors, refusal
 
 SHA256 = "sha256"  # in an object's metadata: of its content, by whoever uploaded it
 # A condition of a put that does not hold; another put came between; what was to be replaced is gone.
@@ -39,23 +39,23 @@ class Object:
 def find(uri: str) -> list[Object]:
     """The object that `uri` names, or those below it; empty if there are none."""
     alone = head(uri) if split_uri(uri)[1] else None
-    return [alone] if alone else listed(uri)
+    return [alone] if alone else list_objects(uri)
 
 
 def head(uri: str) -> Object | None:
     """The object of this very name, or None."""
     bucket, key = split_uri(uri)
-    if (answer := _answer(client().head_object, uri)) is None:
+    if (answer := _ask_about(client().head_object, uri)) is None:
         return None
     name, version = key.rsplit("/", 1)[-1], answer.get("VersionId", "")
     return Object(bucket, key, name, answer["ContentLength"], answer["ETag"].strip('"'), version)
 
 
-def listed(uri: str) -> list[Object]:
+def list_objects(uri: str) -> list[Object]:
     """The objects below `uri`, by name."""
     bucket, key = split_uri(uri)
     prefix, objects = f"{key}/" if key else "", []
-    with explained(uri):
+    with explain_errors(uri):
         for page in client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for entry in page.get("Contents", ()):
                 name = entry["Key"].removeprefix(prefix)
@@ -69,32 +69,32 @@ def listed(uri: str) -> list[Object]:
 
 def stated_sha256(stored: Object) -> str:
     """The sha256 in the object's metadata; empty if its uploader gave none."""
-    with explained(stored.uri):
+    with explain_errors(stored.uri):
         answer = client().head_object(Bucket=stored.bucket, Key=stored.key, IfMatch=f'"{stored.etag}"')
     # Headers have no case: some servers hand them out as `Sha256`.
     return {name.lower(): said for name, said in answer["Metadata"].items()}.get(SHA256, "")
 
 
-def put(uri: str, body: bytes) -> None:
+def put_object(uri: str, body: bytes) -> None:
     """Writes a small object."""
     bucket, key = split_uri(uri)
-    with explained(uri):
+    with explain_errors(uri):
         client().put_object(Bucket=bucket, Key=key, Body=body)
 
 
 def get(uri: str) -> tuple[bytes, str] | None:
     """The content of a small object, and its ETag; None if there is none."""
-    with explained(uri):
-        answer = _answer(client().get_object, uri)
+    with explain_errors(uri):
+        answer = _ask_about(client().get_object, uri)
         return (answer["Body"].read(), answer["ETag"].strip('"')) if answer else None
 
 
-def _answer(ask: Callable[..., dict[str, Any]], uri: str) -> dict[str, Any] | None:
+def _ask_about(ask: Callable[..., dict[str, Any]], uri: str) -> dict[str, Any] | None:
     """S3's answer about an object; None if there is none."""
     from botocore.exceptions import ClientError
 
     bucket, key = split_uri(uri)
-    with explained(uri):
+    with explain_errors(uri):
         try:
             return ask(Bucket=bucket, Key=key)
         except ClientError as error:
@@ -113,7 +113,7 @@ def put_if(uri: str, body: bytes, etag: str) -> bool:
     bucket, key = split_uri(uri)
     # Ceph wants the ETag without quotes; others take it either way.
     condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
-    with explained(uri):
+    with explain_errors(uri):
         try:
             client().put_object(Bucket=bucket, Key=key, Body=body, **condition)
         except ClientError as error:
@@ -128,5 +128,5 @@ def delete(uris: Iterable[str]) -> None:
     for uri in uris:
         bucket, key = split_uri(uri)
         # One by one: for a list of objects Ceph 16 wants the right to delete in the whole bucket.
-        with explained(uri):
+        with explain_errors(uri):
             client().delete_object(Bucket=bucket, Key=key)

@@ -36,7 +36,7 @@ from posgap.storage.cache import MANIFEST
 from posgap.storage.folders import local_copy, publish_file
 from posgap.storage.inputs import on_this_machine, source, sources
 from posgap.storage.manifests import REFUSAL, file_records, hash_files, read_record, why_not_ours
-from posgap.storage.places import Writing, require_place, whole
+from posgap.storage.places import Writing, require_place, resolve_place
 
 log = logging.getLogger(__name__)
 LOOKS = 3  # at a folder that seems to be somebody else's
@@ -52,7 +52,7 @@ class Output:
 
     def __init__(self, config: Writing):
         require_place(config)
-        self.out = whole(local_copy(config.out))
+        self.out = resolve_place(local_copy(config.out))
         self.home = files.workspace(self.out)
         self.partial = self.home / f"partial-{self.out.name}"  # with the suffix that some writers read
         self._lock: Any = None
@@ -75,7 +75,7 @@ class Output:
             return
         self.require_ours()
         try:
-            self._lock = _locked(self.home / "lock")
+            self._lock = _acquire_lock(self.home / "lock")
             if self._lock is None:
                 raise PosgapError(f"{self}: {self._writer()} is writing it; wait for its end, or write elsewhere")
             self._sweep()
@@ -274,11 +274,13 @@ class File(Output):
 
 def _as_input(output: Location) -> dict[str, str]:
     """The manifest's record of an output that was just made; its sha256 follows from its own manifest."""
-    hashed = {name: each["sha256"] for name, each in file_records(read_record(source(output).read(MANIFEST))).items()}
+    hashed = {
+        name: each["sha256"] for name, each in file_records(read_record(source(output).local_file(MANIFEST))).items()
+    }
     return {"path": str(output), "sha256": files.digest_of_folder(hashed)}
 
 
-def _locked(path: Path) -> Any:
+def _acquire_lock(path: Path) -> Any:
     """The lock, held; None if another process has it."""
     from filelock import FileLock, Timeout
 

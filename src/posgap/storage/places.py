@@ -33,11 +33,11 @@ def require_place(config: Writing) -> None:
     out = config.out
     if reason := _unprintable(str(out)):
         raise PosgapError(f"{str(out)!a}: cannot be the output: {reason}")
-    if reason := _in_s3(out, config) if is_uri(out) else _name(out) or _on_this_disk(out, config):
+    if reason := _in_s3(out, config) if is_uri(out) else _bad_name(out) or _on_this_disk(out, config):
         raise PosgapError(f"{out}: cannot be the output: {reason}")
 
 
-def whole(out: Path) -> Path:
+def resolve_place(out: Path) -> Path:
     """The absolute path of a place, with all links on the way to it resolved."""
     return out.parent.resolve() / out.name if out.name else out.resolve()
 
@@ -47,7 +47,7 @@ def _unprintable(text: str) -> str:
     return "its name holds characters that cannot be printed" if unprintable else ""
 
 
-def _name(out: Path) -> str:
+def _bad_name(out: Path) -> str:
     if any(part.startswith(HOME_PREFIX) for part in out.parts):
         return f"names that begin with {HOME_PREFIX} are those of unfinished outputs"
     if not out.name:  # `.` and `/`
@@ -62,18 +62,18 @@ def _name(out: Path) -> str:
         if out.is_symlink():
             return f"it is a symbolic link; name the place itself, {os.readlink(out)}"
         workspace(out).is_symlink()  # whose name is longer
-        whole(out)
+        resolve_place(out)
     except (OSError, RuntimeError) as error:  # names too long, links in a circle
         return (isinstance(error, OSError) and error.strerror) or str(error)
     return ""
 
 
 def _on_this_disk(out: Path, config: Writing) -> str:
-    at = whole(out)
+    at = resolve_place(out)
     for place, what in ((Path.cwd(), "the current folder"), *((folder, "the home folder") for folder in _homes())):
         if _within(place, at):
             return f"it {'is' if _same(place, at) else 'contains'} {what}"
-    for field, kind, given in _given(config):
+    for field, kind, given in _given_locations(config):
         if str(given) == str(out) or _same(Path(given), at):
             return f"it is `{field}`"
         if _within(Path(given), at):
@@ -84,7 +84,7 @@ def _on_this_disk(out: Path, config: Writing) -> str:
 
 
 def _in_s3(out: str, config: Writing) -> str:
-    for field, kind, given in _given(config):
+    for field, kind, given in _given_locations(config):
         place = str(given).rstrip("/")
         if place == out:
             return f"it is `{field}`"
@@ -95,7 +95,7 @@ def _in_s3(out: str, config: Writing) -> str:
     return ""
 
 
-def _given(config: Any) -> Iterator[tuple[str, Role, Location]]:
+def _given_locations(config: Any) -> Iterator[tuple[str, Role, Location]]:
     """The inputs, places and work folders of a config: field, role and location. What a server calls its model is no
     location."""
     for name, field in type(config).model_fields.items():

@@ -18,7 +18,7 @@ from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.json_text import parse_json
 from posgap.foundation.locations import Location, is_uri
-from posgap.storage.cache import locked
+from posgap.storage.cache import lock_mark
 from posgap.storage.objects import get, put_if
 
 Record = dict[str, Any]
@@ -27,9 +27,9 @@ MAX_WAIT = 0.5  # seconds between two of them
 _ID = "id"  # of a change, by which its writer knows it again
 
 
-def read(place: Location) -> Record | None:
+def read_shared_record(place: Location) -> Record | None:
     """The record at `place`; None if there is none, and `PosgapError` if it is no JSON object."""
-    return _read(place)[0]
+    return _read_with_etag(place)[0]
 
 
 def amend(place: Location, change: Callable[[Record | None], Record | None]) -> Record | None:
@@ -40,15 +40,15 @@ def amend(place: Location, change: Callable[[Record | None], Record | None]) -> 
     conditions, so that a change could be lost.
     """
     if not is_uri(place):
-        with locked(files.digest_of(["record", os.path.realpath(place)])[:16]):
-            standing = read(place)
+        with lock_mark(files.digest_of(["record", os.path.realpath(place)])[:16]):
+            standing = read_shared_record(place)
             if wanted := change(standing):
                 with files.atomic(Path(place)) as partial:
                     partial.write_bytes(_body(wanted))
             return wanted or standing
     mark = uuid.uuid4().hex
     for _ in range(LOOKS):
-        standing, etag = _read(place)
+        standing, etag = _read_with_etag(place)
         if standing and standing.get(_ID) == mark:
             return standing  # S3 had written it, and its answer was lost on the way
         if not (wanted := change(standing)):
@@ -70,7 +70,7 @@ def _require_conditions(place: Location, written: Record) -> None:
         )
 
 
-def _read(place: Location) -> tuple[Record | None, str]:
+def _read_with_etag(place: Location) -> tuple[Record | None, str]:
     """The record, and its ETag if it is in S3."""
     if is_uri(place):
         if not (stored := get(str(place))):

@@ -9,7 +9,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path
 from posgap.foundation.locations import split_uri
 from posgap.foundation.progress import meter
-from posgap.storage.client import client, explained
+from posgap.storage.client import client, explain_errors
 from posgap.storage.objects import SHA256, Object
 
 MB = 1 << 20
@@ -46,7 +46,7 @@ def download(wanted: Sequence[tuple[Object, Path]], what: str, arrived: Callable
             for stored, path in ordered
         ]
         for future, (stored, path) in zip(futures, ordered):
-            with explained(stored.uri):
+            with explain_errors(stored.uri):
                 future.result()
             arrived(stored, path)
 
@@ -61,7 +61,7 @@ def require_sha256(stored: Object, path: Path, stated: str) -> str:
     return sha256
 
 
-def upload(files: Sequence[tuple[Path, str, str]], what: str) -> None:
+def upload_files(files: Sequence[tuple[Path, str, str]], what: str) -> None:
     """Uploads files, given each with its sha256 and its URI; the sha256 goes into the object's metadata."""
     if not files:
         return
@@ -74,7 +74,7 @@ def upload(files: Sequence[tuple[Path, str, str]], what: str) -> None:
             for path, sha256, uri in files
         ]
         for future, (_, _, uri) in zip(futures, files):
-            with explained(uri):
+            with explain_errors(uri):
                 future.result()
 
 

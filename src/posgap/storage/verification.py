@@ -27,7 +27,7 @@ class Verification:
     def verify(self, folder: Source) -> None:
         """Hashes every file of an output and compares it with the manifest; so too the inputs that the manifest names,
         as far as they are at hand, and what those were made from. `PosgapError` where no stage wrote the folder."""
-        if not file_records(manifest := read_record(folder.read(MANIFEST))):
+        if not file_records(manifest := read_record(folder.local_file(MANIFEST))):
             raise PosgapError(
                 f"{folder.location}: no {MANIFEST} here lists its files; name a folder that a stage wrote"
             )
@@ -73,7 +73,7 @@ class Verification:
         hashed = self._hash(there)
         if (hashed.get("") or files.digest_of_folder(hashed)) != sha256:
             self.faults.append(f"{output}: `{field}` is not what it was made from: {path} has other content now")
-        if file_records(manifest := read_record(there.read(MANIFEST))):
+        if file_records(manifest := read_record(there.local_file(MANIFEST))):
             self._check(there, manifest)
 
     def _hash(self, there: Source) -> Mapping[str, str]:

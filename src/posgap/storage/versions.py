@@ -16,9 +16,9 @@ from pathlib import Path
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import Location, as_location, is_address, is_uri, split_uri
 from posgap.storage.cache import INCOMPLETE, MANIFEST
-from posgap.storage.client import client, explained
+from posgap.storage.client import client, explain_errors
 from posgap.storage.objects import head
-from posgap.storage.records import Record, amend, read
+from posgap.storage.records import Record, amend, read_shared_record
 
 LATEST = "latest.json"
 COMPLETE = (MANIFEST, "_SUCCESS")
@@ -73,14 +73,14 @@ def newest(prefix: str) -> Version:
         return newest(f"{prefix}/")
     if beginning in names:
         return _itself(prefix)
-    versions = [version for name in names if (version := parse(prefix, name))]
+    versions = [version for name in names if (version := parse_version(prefix, name))]
     if not versions and not beginning and INCOMPLETE not in names and set(COMPLETE) & set(names):
         return _itself(prefix)
     if len(series := {version.series for version in versions}) > 1:
         named = ", ".join(sorted(series))
         raise PosgapError(f"{prefix}: versions of {len(series)} series ({named}): give the beginning of one's names")
     if versions and f"{versions[0].series}{LATEST}" in names:
-        return _released(versions)
+        return _find_released(versions)
     if len({version.order[0] for version in versions}) > 1:
         raise PosgapError(f"{prefix}: dates and numbers, which have no common order: name all versions one way")
     for version in sorted(versions, key=lambda version: version.order, reverse=True):
@@ -103,7 +103,7 @@ def release(location: str, instead_of: str = "") -> Version:
     be released only in place of `instead_of`, the name of the version that is released now.
     """
     place = newest(location).location
-    version = parse(str(place), str(place).rpartition("/")[2])
+    version = parse_version(str(place), str(place).rpartition("/")[2])
     if not version or place != as_location(location.rstrip("/")):
         raise PosgapError(
             f"{location}: is no complete version: name a file, or a folder with {' or '.join(COMPLETE)}, "
@@ -111,7 +111,7 @@ def release(location: str, instead_of: str = "") -> Version:
         )
 
     def change(standing: Record | None) -> Record | None:
-        taken = _taken(version, standing) if standing else None
+        taken = _version_in_record(version, standing) if standing else None
         if taken == version:
             return None
         if taken and instead_of and taken.name != instead_of:
@@ -133,18 +133,18 @@ def release(location: str, instead_of: str = "") -> Version:
     return version
 
 
-def _released(versions: list[Version]) -> Version:
+def _find_released(versions: list[Version]) -> Version:
     """The version that the record of its series names."""
-    taken = _taken(versions[0], read(versions[0].record) or {})
+    taken = _version_in_record(versions[0], read_shared_record(versions[0].record) or {})
     for version in versions:
         if version.location == taken.location and version.is_complete():
             return version
     raise PosgapError(f"{versions[0].record}: names {taken.location}, which is not there or not complete")
 
 
-def _taken(beside: Version, record: Record) -> Version:
+def _version_in_record(beside: Version, record: Record) -> Version:
     """The version that the record of a series names; `beside` is one of them."""
-    version = parse(str(beside.location), str(record.get("name", "")))
+    version = parse_version(str(beside.location), str(record.get("name", "")))
     if not version or version.series != beside.series:
         raise PosgapError(f"{beside.record}: names no version; remove it, and release one")
     return version
@@ -153,10 +153,10 @@ def _taken(beside: Version, record: Record) -> Version:
 def _itself(prefix: str) -> Version:
     place = prefix.rstrip("/")
     name = place.rpartition("/")[2]
-    return parse(place, name) or Version(name, as_location(place), "", place != prefix)
+    return parse_version(place, name) or Version(name, as_location(place), "", place != prefix)
 
 
-def parse(prefix: str, name: str) -> Version | None:
+def parse_version(prefix: str, name: str) -> Version | None:
     """The version that an entry is, a folder if it ends in a slash; None if its name holds no version."""
     parts = _DATED.fullmatch(name) or _NUMBERED.fullmatch(name)
     if not parts or name.startswith(".") or (parts.re is _DATED and not _is_date(parts["version"])):
@@ -185,7 +185,7 @@ def _entries(prefix: str) -> Iterator[str]:
         return
     bucket, key = split_uri(prefix)
     start = key.rfind("/") + 1
-    with explained(prefix):
+    with explain_errors(prefix):
         pages = client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key, Delimiter="/")
         for page in pages:
             yield from (entry["Prefix"][start:] for entry in page.get("CommonPrefixes", ()))

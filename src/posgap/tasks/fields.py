@@ -9,7 +9,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import VERBATIM
 from posgap.foundation.locations import as_location
 from posgap.foundation.registry import split_commas
-from posgap.storage.cache import fetch
+from posgap.storage.cache import fetch_location
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.positions import parse_depths, parse_length, parse_positions, parse_shard
 from posgap.tasks.registry import TASKS
@@ -41,7 +41,7 @@ def _placement(text: str) -> str:
 
 def _of_file(path: str | Path, what: str) -> str:
     try:
-        return fetch(as_location(path)).read_text(encoding="utf-8")
+        return fetch_location(as_location(path)).read_text(encoding="utf-8")
     except PosgapError as error:
         raise ValueError(str(error)) from None
     except (OSError, UnicodeDecodeError) as error:

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from posgap.foundation.errors import PosgapError, suggestion
 from posgap.foundation.files import parse_as
 from posgap.foundation.locations import as_location
-from posgap.storage.cache import fetch
+from posgap.storage.cache import fetch_location
 from posgap.tasks.examples import Document
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.placements import Placement, swept_placements
@@ -132,7 +132,7 @@ def definition_of(path: str | Path) -> str:
     from posgap.foundation import yaml_text  # late: few commands need yaml
 
     try:
-        data = fetch(as_location(path)).read_bytes()
+        data = fetch_location(as_location(path)).read_bytes()
     except OSError as error:
         raise PosgapError(f"{path}: {error.strerror}") from None
     return as_definition(yaml_text.parse_yaml(data, str(path), "a task", MAX_BYTES, typed=True), str(path))

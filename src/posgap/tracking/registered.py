@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of, digest_path
 from posgap.foundation.locations import is_registered, registered_cache
-from posgap.storage.cache import Source, made_once
+from posgap.storage.cache import Source, make_once
 from posgap.storage.inputs import Opener
 from posgap.tracking import registry
 
@@ -58,7 +58,7 @@ class Registered(Source):
                 raise PosgapError(f"{uri}: has other files than were promoted; promote the model again")
             return brought
 
-        return made_once(folder, mark, bring)
+        return make_once(folder, mark, bring)
 
 
 OPENER = Opener(

@@ -10,7 +10,7 @@ from posgap.gating.replay import Outdated, champion_of
 from posgap.gating.verdict import read_verdict
 from posgap.stages import gate as gate_stage
 from posgap.stages import promote as stage
-from posgap.storage.cache import fetch
+from posgap.storage.cache import fetch_location
 from posgap.tracking import registry
 from posgap.tracking.config import PromoteConfig
 from posgap.workflows.champion_sweep import says_there_is_none, sweep_like
@@ -43,7 +43,7 @@ def promote(config: PromoteConfig) -> Location:
     """Promotes as the stage does. Where the verdict is not on the champion of today, the candidate is judged again
     against that one first, if `config` says where the other verdict is to be."""
     if config.gate_again:
-        folder = fetch(config.gate)
+        folder = fetch_location(config.gate)
         verdict = read_verdict(folder)
         try:
             champion_of(verdict, config.name, folder)
@@ -58,6 +58,6 @@ def promote(config: PromoteConfig) -> Location:
 
 def gate(config: GateConfig) -> None:
     """`posgap gate`: admits as `admit` does; raises `Rejected`, or asks for more examples, where the verdict does."""
-    verdict = read_verdict(fetch(admit(config)))
+    verdict = read_verdict(fetch_location(admit(config)))
     if not verdict.passed:
         raise verdict.error(str(config.candidate))

@@ -25,7 +25,7 @@ from posgap.measurement.sweeps import SWEEP_FILE, Evidence, Sweep, read_sweep
 from posgap.stages.frame import stage
 from posgap.stages.grade import grade
 from posgap.stages.sweep import sweep
-from posgap.storage.cache import MANIFEST, fetch, locked
+from posgap.storage.cache import MANIFEST, fetch_location, lock_mark
 from posgap.storage.inputs import source
 from posgap.storage.lineage import examples_of
 from posgap.tracking import registry
@@ -69,7 +69,7 @@ def champion(config: ChampionConfig, out: Path, run: Run) -> None:
         swept = sweep_like(version, config.like, config.examples)
     else:
         swept = _on_other_examples(version, config.examples)
-    shutil.copytree(fetch(swept), out, ignore=shutil.ignore_patterns(MANIFEST, ".*"), dirs_exist_ok=True)
+    shutil.copytree(fetch_location(swept), out, ignore=shutil.ignore_patterns(MANIFEST, ".*"), dirs_exist_ok=True)
     promoted = _promoted_with(version)
     before = read_sweep(promoted).mean_ci95 if promoted else None
     judged = SweptVersion(name=config.name, version=str(version.version), promoted_mean_ci95=before)
@@ -84,7 +84,7 @@ def champion(config: ChampionConfig, out: Path, run: Run) -> None:
 
 def says_there_is_none(folder: Location) -> bool:
     """Whether a folder is from `champion`, and says that there was no champion to be swept."""
-    file = source(folder).read(CHAMPION_FILE)
+    file = source(folder).local_file(CHAMPION_FILE)
     return file is not None and read_model(SweptVersion, file, CHAMPION_FILE).version is None
 
 
@@ -98,14 +98,15 @@ def sweep_like(version: "ModelVersion", like: Location, examples: Location | Non
     if (best := anchor_of(version)) is None:
         return own
     log.info("the best champion so far is version %s: it is compared with, too", best.version)
-    anchor = fetch(_like(best, like, examples))
+    anchor = fetch_location(_like(best, like, examples))
     both = (
-        _folder(version) / f"beside-{digest_of([digest_path(each / SWEEP_FILE) for each in (fetch(own), anchor)])[:16]}"
+        _folder(version)
+        / f"beside-{digest_of([digest_path(each / SWEEP_FILE) for each in (fetch_location(own), anchor)])[:16]}"
     )
-    with locked(_folder(version).name):
+    with lock_mark(_folder(version).name):
         if not both.is_dir():
             with atomic(both) as partial:
-                shutil.copytree(fetch(own), partial, ignore=shutil.ignore_patterns(MANIFEST, ".*"))
+                shutil.copytree(fetch_location(own), partial, ignore=shutil.ignore_patterns(MANIFEST, ".*"))
                 partial.joinpath(ANCHOR).mkdir()
                 for name in FILES:
                     if (anchor / name).is_file():
@@ -114,7 +115,7 @@ def sweep_like(version: "ModelVersion", like: Location, examples: Location | Non
 
 
 def _like(version: "ModelVersion", like: Location, examples: Location | None) -> Location:
-    asked, promoted = read_sweep(fetch(like)), _promoted_with(version)
+    asked, promoted = read_sweep(fetch_location(like)), _promoted_with(version)
     if promoted and not differing(read_sweep(promoted), asked):
         log.info("the champion's sweep is at hand: it was promoted with one that asked the same")
         return promoted
@@ -152,7 +153,7 @@ def _promoted_with(version: "ModelVersion") -> Path | None:
     """The sweep with which a version was promoted, as MLflow keeps it; None where it is not there, or was changed."""
     folder, run = _folder(version), version.tags.get(registry.PROMOTION_RUN, "")
     kept = folder / f"sweep-{digest_of(run)[:16]}"
-    with locked(folder.name):
+    with lock_mark(folder.name):
         for _ in range(2):  # what is there may be of a download that broke off
             if there := judged_sweep(version, kept):
                 return there
@@ -180,7 +181,7 @@ def _swept(version: "ModelVersion", like: Sweep, examples: Location, content: st
     except ValidationError as error:
         raise PosgapError(f"{where}: settings of {like.label}: {first_fault(error)}; sweep that again") from None
     # Candidates that are judged side by side need the champion's sweep once.
-    with locked(folder.name):
+    with lock_mark(folder.name):
         swept = sweep(asked)
         return grade(graded) if graded else swept
 

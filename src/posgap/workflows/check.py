@@ -29,7 +29,7 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.stages.frame import is_complete
 from posgap.stages.grade import grade
 from posgap.stages.sweep import sweep
-from posgap.storage.cache import fetch
+from posgap.storage.cache import fetch_location
 from posgap.storage.folders import local_copy, publish_file
 from posgap.storage.outputs import RunFolder
 from posgap.tasks.reading import write_examples
@@ -64,7 +64,7 @@ def check(config: CheckConfig) -> Verdict:
 def _checked(config: CheckConfig, output: RunFolder) -> Checked:
     for name in (CHECK_FILE, PAGE_FILE):
         delete_path(output.out / name)  # that of an earlier check, which says nothing of this one
-    policy = policy_of(config.model_copy(update={"policy": config.policy and fetch(config.policy)}))
+    policy = policy_of(config.model_copy(update={"policy": config.policy and fetch_location(config.policy)}))
     rests_on = {"sweep": below(config.out, "sweep")}
     with start_run("check", {}, output.out) as run:
         if run.id:
@@ -74,10 +74,10 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
             of_grade = _grade_config(config, of_sweep, below(config.out, "graded")) if config.judge else None
             if of_grade and (of_sweep.force or not is_complete("sweep", of_sweep)):
                 require_judge(of_grade)  # before the sweep, which may take hours
-            swept = fetch(sweep(of_sweep))
+            swept = fetch_location(sweep(of_sweep))
             if of_grade:
                 rests_on["graded"] = of_grade.out
-                swept = fetch(grade(of_grade))
+                swept = fetch_location(grade(of_grade))
         figures, examples = read_sweep(swept), swept_examples(swept, of_sweep.examples)
         verdict = judge(swept, None, None, policy, examples, look=look_at(figures))
         remember(verdict, figures)

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from posgap.foundation.registry import Parameters
-from posgap.rollout.position_encodings import Encoded, PositionEncoding
+from posgap.rollout.position_encodings import PositionEncoding, PositionScores
 
 
 class Bend(Parameters):
@@ -13,7 +13,7 @@ class Bend(Parameters):
 def encode(parameters, measured, n_heads):
     import numpy as np
 
-    return Encoded(scores=lambda distances: -np.log1p(parameters.bend * abs(distances)))
+    return PositionScores(scores=lambda distances: -np.log1p(parameters.bend * abs(distances)))
 
 
 KERPLE = PositionEncoding("kerple", "scores fall with the logarithm of distance", encode, Bend)

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
-from posgap.storage.cache import fetch
-from posgap.storage.folders import send
-from posgap.storage.objects import listed
+from posgap.storage.cache import fetch_location
+from posgap.storage.folders import upload_path
+from posgap.storage.objects import list_objects
 
 WHERE = "POSGAP_BACKUPS"
 SUFFIX = ".dump"
@@ -29,7 +29,7 @@ def save(file: Path, uri: str) -> str:
     if not file.is_file() or not file.stat().st_size:
         raise PosgapError(f"{file}: no dump, or an empty one; nothing was saved")
     saved = f"{uri}/{datetime.now(UTC):%Y-%m-%dT%H-%M-%SZ}{SUFFIX}"
-    send(file, saved)
+    upload_path(file, saved)
     return saved
 
 
@@ -38,11 +38,11 @@ def bring(uri: str, name: str, file: Path) -> str:
 
     Its content is compared with the sha256 that was stated when it was sent. `PosgapError` where there is none.
     """
-    names = [stored.name for stored in listed(uri) if stored.name.endswith(SUFFIX)]
+    names = [stored.name for stored in list_objects(uri) if stored.name.endswith(SUFFIX)]
     if not names or (name and name not in names):
         raise PosgapError(f"{uri}: no backup{f' {name}; there are {names}' if names else ''}")
     chosen = f"{uri}/{name or max(names)}"
-    shutil.copyfile(fetch(chosen), file)
+    shutil.copyfile(fetch_location(chosen), file)
     return chosen
 
 
