@@ -6,9 +6,11 @@ The limits that tests hold are in test_house.py.
 import ast
 import re
 import sys
+import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("src/posgap", "components", "pipelines")
@@ -144,6 +146,73 @@ def test_functions() -> list[str]:
     return [name for name in found if name.startswith("test_")]
 
 
+def functions_run_by(work: Callable[[], object]) -> list[str]:
+    """The functions of posgap that `work` runs, `file:line name`, in order of their first calls; no comprehensions.
+
+    `work` ends the record where it calls `sys.setprofile(None)`.
+    """
+    codes = dict[Any, None]()
+
+    def record(frame: Any, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and "/posgap/" in code.co_filename and not re.match("<(?!lambda)", code.co_name):
+            codes.setdefault(code)
+
+    sys.setprofile(record)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return [f"{code.co_filename.rpartition('/posgap/')[2]}:{code.co_firstlineno} {code.co_qualname}" for code in codes]
+
+
+def way_of_r1_step() -> list[str]:
+    """The functions that a step of R1 runs on the tiny model, from `TrainStep` to `optimizer.step`."""
+    import torch
+    from accelerate import Accelerator
+
+    from posgap.demo import tiny_model
+    from posgap.distillation.batches import Collator, Row
+    from posgap.distillation.branches import enable
+    from posgap.distillation.engine import Loop
+    from posgap.distillation.gradients import Gradient
+    from posgap.distillation.objectives import R1
+    from posgap.distillation.student import Student
+    from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
+    from posgap.tasks.prompts import PromptBuilder
+    from posgap.tasks.registry import TASKS
+
+    sys.path.append(str(ROOT / "tests"))
+    from conftest import answered
+
+    model, accelerator, cpu = tiny_model.untrained(0), Accelerator(cpu=True), torch.device("cpu")
+    pairs = answered()
+    collate = Collator(pairs, PromptBuilder(TASKS["kv"], tiny_model.tokenizer(), 512, 4))
+    objective = R1([(1,)] * len(pairs), "paper", 1.0)
+    with tempfile.TemporaryDirectory() as folder:
+        teacher = Teacher(TeacherStates(Path(folder), {}), frozen_head(model, False), collate)
+        teacher.read(Student(model, objective), cpu, 1000)
+        student = Student(model, objective, teacher)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer.register_step_pre_hook(lambda *_: sys.setprofile(None))
+        gradient = Gradient(accelerator, student, accelerator.prepare(optimizer), max_norm=1.0)
+        step = Loop(student, gradient, objective, collate, cpu, 150, enable(model))
+        rows = [Row(pair, (position,)) for pair in range(len(pairs)) for position in (1, 2, 3)]
+        return functions_run_by(lambda: step.step(1, rows))
+
+
+# The ways that `--ways` prints: what each is, and what tells its functions.
+WAYS = {"from R1's step to the optimizer's": way_of_r1_step}
+
+
+def tell_ways() -> None:
+    """Prints the functions of each way, and in how many files and lines they stand."""
+    for title, way in WAYS.items():
+        functions = way()
+        print(f"{title}: {len(functions)} functions in {len({each.partition(':')[0] for each in functions})} files")
+        print("".join(f"  {each}\n" for each in functions))
+
+
 def tell_room(room: str) -> None:
     """Prints what one room of src/posgap, or a folder of the checkout, has of what the rules of names count."""
     common = common_names()
@@ -176,6 +245,9 @@ def main() -> None:
 
     if sys.argv[1:2] == ["--room"]:
         tell_room(sys.argv[2])
+        return
+    if sys.argv[1:2] == ["--ways"]:
+        tell_ways()
         return
 
     thousand = lines_of_code() / 1000
