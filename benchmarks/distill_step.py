@@ -35,7 +35,7 @@ from accelerate import Accelerator
 from report import write_section
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posgap.distillation.batches import Collator, Pair, Row, plan
+from posgap.distillation.batches import Collator, Pair, TrainingPrompt, plan_steps
 from posgap.distillation.engine import Schedule, train
 from posgap.distillation.objectives import R1
 from posgap.distillation.student import Student
@@ -110,7 +110,7 @@ def setting(options) -> tuple[LlamaForCausalLM, Collator, R1, list]:
     ]
     trivial = [(i,) for i in range(1, N_DOCS + 1) if (i,) != BEST]
     objective, prompts = R1([BEST] * len(pairs), "none", 1.0), options.batch_size * (options.k + 1)
-    steps = plan(len(pairs), trivial, objective.rows, options.k, options.epochs, prompts, seed=0)
+    steps = plan_steps(len(pairs), trivial, objective.draw_prompts, options.k, options.epochs, prompts, seed=0)
     collate = Collator(pairs, RandomPrompts(options))
     return model, collate, objective, steps
 
@@ -124,7 +124,7 @@ def ours(options) -> Steps:
         teacher = Teacher(TeacherStates(Path(folder), {}), frozen_head(model, False, options.device), collate)
         student = Student(model, objective, teacher)
         tokens = options.micro_batch_size * (options.prompt_tokens + options.response_tokens)
-        teacher.read(student, torch.device(options.device), tokens)
+        teacher.read_missing(student, torch.device(options.device), tokens)
         accelerator = Accelerator(cpu=options.device == "cpu")
         _, history = train(student, steps, objective, collate, Schedule(1e-3), accelerator, tokens)
     return Steps([step["loss"] for step in history], clock(options) - started)
@@ -155,7 +155,7 @@ def theirs(options) -> Steps:
             chunks(rows, options.micro_batch_size), weights.split(options.micro_batch_size), strict=True
         ):
             batch = collate(part).to(options.device)
-            best = collate([Row(row.pair, BEST) for row in part]).to(options.device)
+            best = collate([TrainingPrompt(row.pair, BEST) for row in part]).to(options.device)
             with torch.no_grad():
                 p = F.log_softmax(teacher(input_ids=best.input_ids).logits.float(), -1)
             q = F.log_softmax(model(input_ids=batch.input_ids).logits.float(), -1)

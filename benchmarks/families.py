@@ -634,7 +634,7 @@ def exported(base: Path, out: Path, rank: int) -> str:
     from accelerate import Accelerator
 
     from posgap.distillation.config import DistillConfig
-    from posgap.distillation.export import Trained, export
+    from posgap.distillation.export import TrainedModel, export
     from posgap.distillation.lora import add_adapters
 
     ids = torch.arange(3, 35)[None]
@@ -650,7 +650,7 @@ def exported(base: Path, out: Path, rank: int) -> str:
         paths = {"model": str(base), "examples": base, "responses": base, "out": out}
         config = DistillConfig(**paths, lora_rank=rank, export_dtype="float32")
         out.mkdir()
-        export(config, Trained.of(model, ids, Accelerator(cpu=True)), tiny_model.tokenizer(), out)
+        export(config, TrainedModel.gather(model, ids, Accelerator(cpu=True)), tiny_model.tokenizer(), out)
     except PosgapError as error:
         return str(error)
     differ = sorted(tensors(base) ^ tensors(out))

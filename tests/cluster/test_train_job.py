@@ -213,7 +213,7 @@ def test_the_sdk_s_local_backend_runs_it_in_processes(config, monkeypatch, tmp_p
         client.train(runtime=runtime, trainer=trainer, options=[Name(job.name)])
 
     monkeypatch.setattr(stage, "connect", lambda namespace: client)
-    monkeypatch.setattr(stage, "run", lambda client, job: following.run(client, job, create))
+    monkeypatch.setattr(stage, "run_job", lambda client, job: following.run_job(client, job, create))
     train_job(config)
     assert read_manifest(config.out)["stage"] == "distill" and not client.list_jobs()
     single = distill(
@@ -222,4 +222,4 @@ def test_the_sdk_s_local_backend_runs_it_in_processes(config, monkeypatch, tmp_p
     losses = [[row["loss"] for _, row in read_jsonl(folder / "history.jsonl")] for folder in (config.out, single)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5) and len(losses[0]) == 4
     with pytest.raises(PosgapError, match="^TrainJob wrong failed. train: No such option '--nonsense"):
-        following.run(client, Job("wrong", "", ["--nonsense=1"], 1, 100), create)
+        following.run_job(client, Job("wrong", "", ["--nonsense=1"], 1, 100), create)

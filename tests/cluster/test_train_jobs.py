@@ -10,7 +10,7 @@ import pytest
 from kubernetes_api import Scene, served
 
 from posgap.cluster import following
-from posgap.cluster.following import run
+from posgap.cluster.following import run_job
 from posgap.cluster.train_jobs import Job, create
 from posgap.foundation.errors import PosgapError, TerminationSignal
 
@@ -59,7 +59,7 @@ def connected(tmp_path):
 
 def test_a_job_is_created_valid_followed_and_deleted(connected, capsys):
     with served(GOES_WELL) as cluster:
-        run(connected(cluster), JOB)
+        run_job(connected(cluster), JOB)
     (manifest,) = cluster.created
     assert manifest["metadata"]["name"] == JOB.name
     assert manifest["metadata"]["labels"] == {
@@ -82,7 +82,7 @@ def test_a_job_is_created_valid_followed_and_deleted(connected, capsys):
 
 def test_a_worker_that_fails_fails_the_job_with_its_own_words(connected, caplog):
     with served(FAILS) as cluster, pytest.raises(PosgapError) as failed:
-        run(connected(cluster), JOB)
+        run_job(connected(cluster), JOB)
     # Node 0 was only stopped by what happened to node 1.
     assert str(failed.value) == f"TrainJob {JOB.name} failed. node-1: s3://b/e: no such object"
     assert "node-1 | reading" in caplog.text and "ChildFailedError" not in caplog.text
@@ -93,24 +93,24 @@ def test_an_exception_is_told_by_its_own_line(connected):
     said = f"Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory\n{LAUNCHER}"
     with served([STARTING, Scene(0.1, ("Failed", "Running"), "Failed", (said, ""))]) as cluster:
         with pytest.raises(PosgapError, match="failed. node-0: torch.OutOfMemoryError: CUDA out of memory$"):
-            run(connected(cluster), JOB)
+            run_job(connected(cluster), JOB)
 
 
 def test_without_a_word_from_a_worker_the_events_speak(connected):
     with served([STARTING, Scene(0.1, (), "Failed")]) as cluster, pytest.raises(PosgapError) as failed:
-        run(connected(cluster), JOB)
+        run_job(connected(cluster), JOB)
     assert "The last events: posgap-distill-0123456789: QuotaExceeded: no GPUs are left" in str(failed.value)
 
 
 def test_who_may_not_read_events_is_sent_to_kubectl(connected):
     with served([STARTING, Scene(0.1, (), "Failed")]) as cluster, pytest.raises(PosgapError, match="kubectl describe"):
         cluster.refuse["GET", "/events"] = [(403, "forbidden")]
-        run(connected(cluster), JOB)
+        run_job(connected(cluster), JOB)
 
 
 def test_a_job_that_takes_too_long_is_deleted(connected):
     with served([STARTING]) as cluster, pytest.raises(PosgapError, match=r"not done after 1 s, and is deleted"):
-        run(connected(cluster), Job(JOB.name, JOB.runtime, [], 1, seconds=1))
+        run_job(connected(cluster), Job(JOB.name, JOB.runtime, [], 1, seconds=1))
     assert cluster.deleted == [JOB.name]
 
 
@@ -119,7 +119,7 @@ def test_a_second_run_joins_the_job_that_is_under_way(connected, caplog):
     with served(GOES_WELL) as cluster:
         client = connected(cluster)
         create(client, JOB)
-        run(client, JOB)
+        run_job(client, JOB)
     assert len(cluster.created) == 1 and cluster.deleted == [JOB.name]
     assert "is running already; joining it" in caplog.text
 
@@ -129,7 +129,7 @@ def test_a_failed_job_of_before_makes_room_for_a_new_one(connected):
         client = connected(cluster)
         create(client, JOB)
         cluster.scenes[:] = GOES_WELL
-        run(client, JOB)
+        run_job(client, JOB)
     assert len(cluster.created) == 2 and cluster.deleted == [JOB.name] * 2
 
 
@@ -144,7 +144,7 @@ def test_a_joined_job_that_was_being_deleted_is_created_anew(connected):
             del cluster.jobs[JOB.name]
 
         threading.Thread(target=go_away).start()
-        run(client, JOB)
+        run_job(client, JOB)
     assert len(cluster.created) == 2
 
 
@@ -152,7 +152,7 @@ def test_a_job_that_somebody_deletes_fails_the_step(connected):
     with served([STARTING]) as cluster:
         threading.Timer(0.5, lambda: cluster.jobs.clear()).start()
         with pytest.raises(PosgapError, match="was deleted by somebody else"):
-            run(connected(cluster), JOB)
+            run_job(connected(cluster), JOB)
 
 
 def test_an_answer_that_fails_to_come_is_asked_for_again(connected):
@@ -161,7 +161,7 @@ def test_an_answer_that_fails_to_come_is_asked_for_again(connected):
         create(client, JOB)
         answers = cluster.refuse["GET", f"/trainjobs/{JOB.name}"] = []
         threading.Timer(0.3, lambda: answers.extend([(503, "overloaded")] * 5)).start()
-        run(client, JOB)
+        run_job(client, JOB)
     assert cluster.deleted == [JOB.name] and not answers
 
 
@@ -176,13 +176,13 @@ def test_a_refusal_is_told_in_the_server_s_words(connected, end, answer, said):
     with served(GOES_WELL) as cluster:
         cluster.refuse["POST", end] = [answer]
         with pytest.raises(PosgapError, match=said) as refused:
-            run(connected(cluster), JOB)
+            run_job(connected(cluster), JOB)
     assert "\n" not in str(refused.value) and not cluster.deleted
 
 
 def test_a_missing_runtime_is_named(connected):
     with served(GOES_WELL) as cluster, pytest.raises(PosgapError, match="cannot be created: .*no-such-runtime"):
-        run(connected(cluster), Job(JOB.name, "no-such-runtime", [], 1, 30))
+        run_job(connected(cluster), Job(JOB.name, "no-such-runtime", [], 1, 30))
 
 
 def test_a_wrong_token_is_not_waited_for(connected):
@@ -191,7 +191,7 @@ def test_a_wrong_token_is_not_waited_for(connected):
         cluster.token = "another"
         started = time.monotonic()
         with pytest.raises(PosgapError, match="Unauthorized"):
-            run(client, JOB)
+            run_job(client, JOB)
     assert time.monotonic() - started < 10
 
 
@@ -199,5 +199,5 @@ def test_sigterm_deletes_the_job(connected):
     with served([STARTING, RUNNING]) as cluster:
         threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
         with pytest.raises(TerminationSignal, match="stopped by SIGTERM, and the TrainJob deleted"):
-            run(connected(cluster), JOB)
+            run_job(connected(cluster), JOB)
     assert cluster.deleted == [JOB.name]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import posgap
 from posgap.distillation import adapter_merging, adapters
 from posgap.distillation.config import DistillConfig, TeacherConfig
-from posgap.distillation.engine import Loop
+from posgap.distillation.engine import TrainStep
 from posgap.distillation.methods import method_of
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json, read_jsonl, write_jsonl
@@ -248,7 +248,7 @@ def test_another_export_of_the_same_run_trains_nothing_again(learnt, tmp_path, m
         patched.setattr("posgap.stages.distill.export", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             distill(learnt.model_copy(update=work))
-    monkeypatch.setattr(Loop, "step", None)  # no step is called any more
+    monkeypatch.setattr(TrainStep, "step", None)  # no step is called any more
     assert (distill(alone(learnt, **work)) / "adapter_model.safetensors").is_file()
 
 
@@ -265,7 +265,7 @@ def test_options_that_contradict_an_adapter_are_refused(learnt, more, complaint)
 
 
 def test_an_adapter_of_a_model_that_it_cannot_name_is_refused_before_training(learnt, adapter, registers, monkeypatch):
-    monkeypatch.setattr(Loop, "step", None)
+    monkeypatch.setattr(TrainStep, "step", None)
     for model, what in (
         (str(adapter), "the model is an adapter itself"),
         (f"models:/tiny/{registers(Path(learnt.model))}", "models:/tiny/1 is in the registry"),

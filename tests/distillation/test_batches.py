@@ -10,7 +10,14 @@ from examples import answered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.distillation.batches import Batch, Row, advantageous_rows, pair_up, plan, rows_of_rank, with_gold
+from posgap.distillation.batches import (
+    Batch,
+    TrainingPrompt,
+    pair_up,
+    plan_steps,
+    replace_by_gold,
+    teacher_prompts,
+)
 from posgap.distillation.objectives import R1
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.placements import Placement
@@ -19,12 +26,19 @@ TRIVIAL = [(2,), (3,), (4,), (5,)]
 AT_FIRST = [(1,)] * 1000  # where the responses of as many pairs were sampled
 
 
-PINNED = [Row(2, (1,)), Row(2, (3,)), Row(0, (1,)), Row(0, (2,)), Row(1, (1,)), Row(1, (2,))]
-PROMPTS = R1(AT_FIRST, "none", anchoring=1.0).rows  # those of each draw, and that at the advantageous position
+PINNED = [
+    TrainingPrompt(2, (1,)),
+    TrainingPrompt(2, (3,)),
+    TrainingPrompt(0, (1,)),
+    TrainingPrompt(0, (2,)),
+    TrainingPrompt(1, (1,)),
+    TrainingPrompt(1, (2,)),
+]
+PROMPTS = R1(AT_FIRST, "none", anchoring=1.0).draw_prompts  # those of each draw, and that at the advantageous position
 
 
 def planned(n=12, k=2, epochs=1, batch=12, seed=0, places=TRIVIAL):
-    return plan(n, places, PROMPTS, k, epochs, batch, seed)
+    return plan_steps(n, places, PROMPTS, k, epochs, batch, seed)
 
 
 @settings(deadline=None)
@@ -75,29 +89,22 @@ def test_every_placement_is_as_likely():
 
 def test_no_pair_is_drawn_where_its_teacher_reads():
     teachers = [(1,), (5,), (3,)] * 40
-    steps = plan(120, [(1,), *TRIVIAL], R1(teachers, "paper", 1.0).rows, 3, 2, 60, seed=0, teachers=teachers)
+    steps = plan_steps(
+        120, [(1,), *TRIVIAL], R1(teachers, "paper", 1.0).draw_prompts, 3, 2, 60, seed=0, teachers=teachers
+    )
     placed = Counter((row.pair, row.positions) for step in steps for row in step)
     assert sum(placed.values()) == 120 * 2 * (3 + 1)
     assert all(placed[pair, own] == 2 for pair, own in enumerate(teachers))  # the anchors, once an epoch
     drawn = Counter((teachers[pair], positions) for pair, positions in placed.elements() if positions != teachers[pair])
     assert len(drawn) == 3 * 4 and min(drawn.values()) > 40
     with pytest.raises(PosgapError, match="k=5: there are only 4 placements"):
-        plan(120, [(1,), *TRIVIAL], R1(teachers, "paper", 1.0).rows, 5, 1, 60, seed=0, teachers=teachers)
+        plan_steps(120, [(1,), *TRIVIAL], R1(teachers, "paper", 1.0).draw_prompts, 5, 1, 60, seed=0, teachers=teachers)
 
 
 def test_more_placements_than_there_are_is_refused():
     assert len(planned(10, 4, 1, 20)) == 3
     with pytest.raises(PosgapError, match="k=5: there are only 4 placements"):
         planned(10, 5)
-
-
-@given(st.lists(st.integers(), min_size=1, max_size=20), st.integers(1, 6))
-def test_processes_share_a_step_evenly(rows, world):
-    shared = [rows_of_rank(rows, rank, world) for rank in range(world)]
-    assert len(set(map(len, shared))) == 1
-    interleaved = [row for column in zip(*shared) for row in column]
-    assert interleaved[: len(rows)] == rows and len(interleaved) < len(rows) + world
-    assert all(row == rows[-1] for row in interleaved[len(rows) :])
 
 
 def test_responses_are_paired_with_their_examples_whatever_the_order(pairs):
@@ -116,7 +123,7 @@ def test_responses_to_other_examples_are_refused(pairs):
 
 
 def test_the_gold_answer_takes_the_response_s_place_and_nothing_else_changes(pairs, collate, tokenizer):
-    changed = with_gold(pairs[2], collate.builder)
+    changed = replace_by_gold(pairs[2], collate.builder)
     assert changed.example == pairs[2].example
     *answer, end = changed.response.token_ids
     assert tokenizer.decode(answer).strip() == pairs[2].example.value and end == tokenizer.eos_token_id
@@ -126,11 +133,16 @@ def test_the_gold_answer_takes_the_response_s_place_and_nothing_else_changes(pai
 def test_the_teacher_reads_each_pair_where_its_response_was_given():
     pairs = answered()
     pairs[1] = type(pairs[1])(pairs[1].example, pairs[1].response.model_copy(update={"placement": [4]}))
-    assert advantageous_rows(pairs) == [Row(0, (1,)), Row(1, (4,)), Row(2, (1,)), Row(3, (1,))]
+    assert teacher_prompts(pairs) == [
+        TrainingPrompt(0, (1,)),
+        TrainingPrompt(1, (4,)),
+        TrainingPrompt(2, (1,)),
+        TrainingPrompt(3, (1,)),
+    ]
 
 
 def test_a_batch_predicts_the_response_from_the_last_prompt_token_on(pairs, collate):
-    rows = [Row(0, (1,)), Row(1, (4,)), Row(2, (2,))]
+    rows = [TrainingPrompt(0, (1,)), TrainingPrompt(1, (4,)), TrainingPrompt(2, (2,))]
     batch = collate(rows)
     assert batch.predicts.dtype == torch.bool
     assert batch.rows == rows and batch.lengths.tolist() == [2, 3, 1]
@@ -149,17 +161,17 @@ def test_a_batch_predicts_the_response_from_the_last_prompt_token_on(pairs, coll
 
 
 def test_a_row_s_key_is_that_of_what_is_read_there(pairs, collate, tokenizer):
-    rows = [Row(pair, positions) for pair in range(len(pairs)) for positions in [(1,), *TRIVIAL]]
-    keys = [collate.key(row) for row in rows]
+    rows = [TrainingPrompt(pair, positions) for pair in range(len(pairs)) for positions in [(1,), *TRIVIAL]]
+    keys = [collate.digest(row) for row in rows]
     assert len(set(keys)) == len(rows)
     again = type(collate)(pairs[::-1], collate.builder)
-    assert [again.key(Row(len(pairs) - 1 - row.pair, row.positions)) for row in rows] == keys
+    assert [again.digest(TrainingPrompt(len(pairs) - 1 - row.pair, row.positions)) for row in rows] == keys
     longer = type(collate)(answered(lengths=(3, 3, 2, 3)), collate.builder)
-    assert longer.key(rows[0]) != keys[0] and longer.key(rows[5]) == keys[5]
+    assert longer.digest(rows[0]) != keys[0] and longer.digest(rows[5]) == keys[5]
 
 
 def test_a_batch_moves_to_a_device_as_a_whole(collate):
-    batch = collate.shared([[Row(0, (1,)), Row(0, (4,))]])
+    batch = collate.collate_shared([[TrainingPrompt(0, (1,)), TrainingPrompt(0, (4,))]])
     moved = batch.to(torch.device("meta"))
     assert moved.rows == batch.rows and moved.branches is batch.branches
     for field in fields(Batch)[1:-1]:

@@ -20,7 +20,7 @@ from s3 import elsewhere, keys, put
 from torch import nn
 from training_processes import PARAMETERS, two_processes
 
-from posgap.distillation.checkpoints import FILES, Checkpoints, _remove, _rename, shares
+from posgap.distillation.checkpoints import FILES, Checkpoints, _delete_folder, _rename_folder, share_out
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_object
@@ -86,11 +86,11 @@ def test_the_random_numbers_of_every_gpu_go_on_too(checkpoints, monkeypatch):
 
 
 def test_what_another_node_has_deleted_or_renamed_already_is_no_fault(tmp_path):
-    _remove(tmp_path / "step-1")
+    _delete_folder(tmp_path / "step-1")
     with pytest.raises(FileNotFoundError):
-        _rename(tmp_path / ".partial-1", tmp_path / "step-1")
+        _rename_folder(tmp_path / ".partial-1", tmp_path / "step-1")
     (tmp_path / "step-1").mkdir()
-    _rename(tmp_path / ".partial-1", tmp_path / "step-1")
+    _rename_folder(tmp_path / ".partial-1", tmp_path / "step-1")
 
 
 def test_without_a_checkpoint_nothing_changes(checkpoints, caplog):
@@ -404,17 +404,17 @@ names = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=Tru
 
 @given(st.lists(names, min_size=1, max_size=4))
 def test_every_file_is_uploaded_once_by_a_process_that_sees_it(seen):
-    spread = shares(seen)
+    spread = share_out(seen)
     assert sorted(name for share in spread for name in share) == sorted({name for each in seen for name in each})
     assert all(set(share) <= set(each) for share, each in zip(spread, seen))
-    together = shares([seen[0]] * 3)
+    together = share_out([seen[0]] * 3)
     assert max(map(len, together)) - min(map(len, together)) <= 1  # on a shared disk they share the work
 
 
 def test_every_process_finds_the_same_shares():
     """Though sets of names have another order in each."""
-    assert shares([list("hgfedcba")]) == [list("abcdefgh")]
-    assert shares([list("hgfedcba"), list("abcdefgh")]) == [list("aceg"), list("bdfh")]
+    assert share_out([list("hgfedcba")]) == [list("abcdefgh")]
+    assert share_out([list("hgfedcba"), list("abcdefgh")]) == [list("aceg"), list("bdfh")]
 
 
 # Two processes

@@ -14,7 +14,7 @@ from by_definition import weights
 from examples import kv_example
 
 from posgap.distillation import export, processes
-from posgap.distillation.engine import Loop
+from posgap.distillation.engine import TrainStep
 from posgap.distillation.teacher_states import TeacherStates
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, read_jsonl, write_json
@@ -204,7 +204,7 @@ def test_an_export_that_loses_the_training_is_refused_and_another_one_costs_no_s
         with pytest.raises(PosgapError, match=line):
             distill(small_steps)
     assert not small_steps.out.exists()
-    monkeypatch.setattr(Loop, "step", None)  # no step is called any more
+    monkeypatch.setattr(TrainStep, "step", None)  # no step is called any more
     out = distill(small_steps.model_copy(update={"export_dtype": "float32"}))
     about = read_json(out / "export.json")
     assert about["kept_update"] == about["kept_numbers"] == 1 and about["logits_difference"] < 1e-4

@@ -239,9 +239,9 @@ def test_this_machine_s_speed_is_that_of_its_quickest_product():
 def test_a_rate_that_cannot_move_the_model_is_told_before_it_trains():
     """The paper's run is the measure; 19 updates at 3e-5 changed no answer of SmolLM2's."""
     wide = LlamaConfig(hidden_size=4096, initializer_range=0.02)
-    papers = Movement.of(wide, 94, Schedule(3e-6).reach(94))
+    papers = Movement.estimate(wide, 94, Schedule(3e-6).reach(94))
     assert papers.of_the_paper == pytest.approx(1) and papers.bfloat16_steps == pytest.approx(1.425e-4 * 2**13)
-    seen = Movement.of(LlamaConfig(hidden_size=576, initializer_range=0.02), 19, Schedule(3e-5).reach(19))
+    seen = Movement.estimate(LlamaConfig(hidden_size=576, initializer_range=0.02), 19, Schedule(3e-5).reach(19))
     assert seen.reach == pytest.approx(3e-4) and seen.of_the_paper == pytest.approx(0.79, abs=0.01)
     assert "moved the loss and no answer" in seen.warning()
     assert not Movement(94, 1e-3, 0.02, 576).warning()

@@ -15,12 +15,11 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 
 from posgap.distillation import engine, processes, rounding_floor
 from posgap.distillation import head as head_module
-from posgap.distillation.batches import Batch, Draw, Row, advantageous_rows, plan
+from posgap.distillation.batches import Batch, Draw, TrainingPrompt, plan_steps, teacher_prompts
 from posgap.distillation.checkpoints import Checkpoints
-from posgap.distillation.engine import Loop, NotFinite, Schedule, train
+from posgap.distillation.engine import NotFinite, Schedule, TrainStep, train
 from posgap.distillation.gradients import Gradient
-from posgap.distillation.head import response_states
-from posgap.distillation.lora import add_adapters, merged
+from posgap.distillation.lora import add_adapters, merge_adapters
 from posgap.distillation.losses import alignment_weights, per_row, token_kl
 from posgap.distillation.objectives import R1, CrossEntropy
 from posgap.distillation.optimizers import adamw
@@ -43,7 +42,7 @@ KL = R1(AT_FIRST, "none", anchoring=1.0)
 def teacher_of(model, collate, folder, mixed=False) -> Teacher:
     teacher = Teacher(TeacherStates(folder, OURS), frozen_head(model, False), collate)
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-        teacher.read(Student(model, KL), torch.device("cpu"), 150)
+        teacher.read_missing(Student(model, KL), torch.device("cpu"), 150)
     return teacher
 
 
@@ -54,7 +53,7 @@ def teacher(model, collate, tmp_path):
 
 def test_padding_changes_no_loss(model, collate, teacher):
     student = Student(model, KL, teacher)
-    rows = [Row(0, (2,)), Row(1, (4,)), Row(2, (3,))]
+    rows = [TrainingPrompt(0, (2,)), TrainingPrompt(1, (4,)), TrainingPrompt(2, (3,))]
     together = student(collate(rows))
     alone = torch.cat([student(collate([row])) for row in rows])
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-7)
@@ -65,7 +64,7 @@ def test_padding_changes_no_loss(model, collate, teacher):
 
 def live_losses(teacher_model, student_model, collate, row) -> torch.Tensor:
     """The KL of one row from two live models over whole prompts."""
-    (at_best,) = [r for r in advantageous_rows(collate.pairs) if r.pair == row.pair]
+    (at_best,) = [r for r in teacher_prompts(collate.pairs) if r.pair == row.pair]
     logits = []
     for model, read in ((teacher_model, at_best), (student_model, row)):
         prompt, response = collate.token_ids(read)
@@ -81,7 +80,7 @@ def test_losses_are_those_of_a_live_teacher(model, collate, tmp_path):
     student = type(model)(model.config)
     teacher_of(model, collate, tmp_path / "t")
     teacher = Teacher(TeacherStates(tmp_path / "t", OURS), frozen_head(model, False), collate)
-    rows = [Row(0, (1,)), Row(1, (4,)), Row(2, (2,)), Row(3, (5,))]
+    rows = [TrainingPrompt(0, (1,)), TrainingPrompt(1, (4,)), TrainingPrompt(2, (2,)), TrainingPrompt(3, (5,))]
     losses = Student(student, KL, teacher)(collate(rows))
     expected = torch.stack([live_losses(model, student, collate, row) for row in rows])
     torch.testing.assert_close(losses, expected, rtol=0, atol=1e-5)
@@ -90,8 +89,8 @@ def test_losses_are_those_of_a_live_teacher(model, collate, tmp_path):
 
 def test_the_first_response_token_is_aligned(model, collate, teacher):
     """A student that differs in its first response token alone has a loss; off by one, it has none."""
-    batch = collate([Row(0, (1,))])
-    hidden = teacher.hidden(batch)
+    batch = collate([TrainingPrompt(0, (1,))])
+    hidden = teacher.states_of(batch)
     logits = teacher.head(hidden).clone()
     assert token_kl(teacher.head(hidden), logits).abs().max() < 1e-6
     logits[0, batch.targets[0]] += 3.0
@@ -122,34 +121,36 @@ def test_the_student_begins_as_the_teacher(family, mixed, most, collate, tmp_pat
         for parameter in model.parameters():
             parameter.mul_(3)
     teacher = teacher_of(model, collate, tmp_path / "t", mixed)
-    rows = advantageous_rows(collate.pairs)
+    rows = teacher_prompts(collate.pairs)
     batch = collate(rows)
-    assert teacher.hidden(batch).dtype == torch.float32  # under autocast too
+    assert teacher.states_of(batch).dtype == torch.float32  # under autocast too
     student = Student(model, KL, teacher)
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed), torch.no_grad():
         together, alone = student(batch), torch.cat([student(collate([row])) for row in rows])
-        elsewhere = student(collate([Row(0, (2,)), Row(1, (4,))]))
+        elsewhere = student(collate([TrainingPrompt(0, (2,)), TrainingPrompt(1, (4,))]))
     assert together.abs().max() < most and alone.abs().max() < most < elsewhere.mean()
     again = Teacher(TeacherStates(tmp_path / "alone", OURS), teacher.head, collate)
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed), torch.no_grad():
-        again.read(student, torch.device("cpu"), 1)
+        again.read_missing(student, torch.device("cpu"), 1)
         assert Student(model, KL, again)(collate(rows[:1])).item() == 0
 
 
 def test_the_teacher_stays_while_the_student_moves(model, collate, teacher):
-    batch = collate([Row(0, (1,))])
-    before = teacher.head(teacher.hidden(batch))
+    batch = collate([TrainingPrompt(0, (1,))])
+    before = teacher.head(teacher.states_of(batch))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    torch.testing.assert_close(teacher.head(teacher.hidden(batch)), before)
+    torch.testing.assert_close(teacher.head(teacher.states_of(batch)), before)
 
 
 def test_teacher_states_are_read_once_and_serve_whoever_reads_the_same(model, collate, teacher, tmp_path):
     def read(batch, states_alone):
         raise AssertionError("read again")
 
-    Teacher(TeacherStates(tmp_path / "teacher", OURS), teacher.head, collate).read(read, torch.device("cpu"), 150)
+    Teacher(TeacherStates(tmp_path / "teacher", OURS), teacher.head, collate).read_missing(
+        read, torch.device("cpu"), 150
+    )
     shards = list((tmp_path / "teacher").iterdir())
     # T * D numbers an example, beside a header.
     numbers = sum(len(p.response.token_ids) for p in collate.pairs) * model.config.hidden_size
@@ -186,7 +187,7 @@ def test_the_r1_loss_is_its_definition(model, collate, teacher):
     torch.manual_seed(1)
     student = type(model)(model.config).double()
     objective = R1(AT_FIRST, "paper", anchoring=0.5)
-    rows = objective.rows([Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (4,)))])
+    rows = objective.draw_prompts([Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (4,)))])
     assert [(row.pair, *row.positions) for row in rows] == [
         (0, 1), (0, 2), (0, 3), (1, 1), (1, 3), (1, 5), (3, 1), (3, 2), (3, 4)
     ]  # fmt: skip
@@ -197,7 +198,7 @@ def test_the_r1_loss_is_its_definition(model, collate, teacher):
     alpha = alignment_weights(live[trivial], positions[trivial], "paper")
     expected = (alpha * live[trivial]).sum() + 0.5 * live[~trivial].mean()
     torch.testing.assert_close((objective.weights(rows, losses) * losses).sum(), expected, rtol=1e-4, atol=1e-6)
-    figures = objective.figures(rows, losses)
+    figures = objective.step_figures(rows, losses)
     assert figures["activation_kl"] == pytest.approx(live[trivial].mean().item(), rel=1e-4)
     assert figures["anchoring_kl"] == pytest.approx(live[~trivial].mean().item(), rel=1e-4)
 
@@ -205,7 +206,7 @@ def test_the_r1_loss_is_its_definition(model, collate, teacher):
 def test_cross_entropy_is_the_mean_over_tokens_of_minus_log_q(model, pairs, collate):
     """As transformers itself computes it from labels."""
     objective = CrossEntropy(pairs)
-    rows = objective.rows([Draw(0, ((2,), (3,))), Draw(1, ((4,), (1,)))])
+    rows = objective.draw_prompts([Draw(0, ((2,), (3,))), Draw(1, ((4,), (1,)))])
     losses = Student(model, objective)(collate(rows))
     total, count = 0.0, 0
     for row in rows:
@@ -214,15 +215,15 @@ def test_cross_entropy_is_the_mean_over_tokens_of_minus_log_q(model, pairs, coll
         total += model(torch.tensor([prompt + response]), labels=labels).loss.item() * len(response)
         count += len(response)
     assert (objective.weights(rows, losses) * losses).sum().item() == pytest.approx(total / count, rel=1e-5)
-    assert objective.figures(rows, losses)["cross_entropy"] == pytest.approx(total / count, rel=1e-5)
+    assert objective.step_figures(rows, losses)["cross_entropy"] == pytest.approx(total / count, rel=1e-5)
 
 
 # The loop
 
 
 def run(model, collate, objective, teacher=None, epochs=10, micro_batch_tokens=8192, **more):
-    prompts = 2 * len(objective.rows([Draw(0, tuple(TRIVIAL))]))
-    steps = plan(len(collate.pairs), TRIVIAL, objective.rows, 4, epochs, prompts, seed=0)
+    prompts = 2 * len(objective.draw_prompts([Draw(0, tuple(TRIVIAL))]))
+    steps = plan_steps(len(collate.pairs), TRIVIAL, objective.draw_prompts, 4, epochs, prompts, seed=0)
     student, schedule = Student(model, objective, teacher), Schedule(1e-3, warmup_steps=2)
     accelerator = Accelerator(cpu=True)
     return train(student, steps, objective, collate, schedule, accelerator, micro_batch_tokens, **more)[1]
@@ -294,7 +295,7 @@ def test_one_pass_has_the_gradient_of_the_whole_step(objective, tokens, read_twi
     moved = type(model)(model.config).double()
     draws = [Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (3,))), Draw(2, ((4,), (3,)))]
     student = Counted(moved, objective, teacher)
-    rows = objective.rows(draws)
+    rows = objective.draw_prompts(draws)
     losses = student(collate(rows)).double()
     (objective.weights(rows, losses.detach()) * losses).sum().backward()
     expected = [p.grad.clone() for p in moved.parameters()]
@@ -306,7 +307,7 @@ def test_one_pass_has_the_gradient_of_the_whole_step(objective, tokens, read_twi
     optimizer = torch.optim.SGD(moved.parameters(), lr=0.0)
     optimizer.register_step_pre_hook(lambda *_: gradients.extend(p.grad.clone() for p in moved.parameters()))
     gradient = Gradient(accelerator, student, accelerator.prepare(optimizer), max_norm=norm / 2)
-    figures = Loop(student, gradient, objective, collate, torch.device("cpu"), tokens).step(1, rows)
+    figures = TrainStep(student, gradient, objective, collate, torch.device("cpu"), tokens).run(1, rows)
     assert figures["grad_norm"] == pytest.approx(norm, rel=1e-6)
     difference = torch.stack([(2 * a - b).norm() for a, b in zip(gradients, expected)]).norm()  # it is clipped
     assert difference < 1e-6 * norm
@@ -317,7 +318,7 @@ def test_where_a_gradient_cannot_be_scaled_all_rows_are_weighed_first(lively, co
     """Under DeepSpeed with an optimizer that has no loss scale."""
     objective, teacher = R1(AT_FIRST, "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
     once, twice = copy.deepcopy(lively), Counted(copy.deepcopy(lively), objective, teacher)
-    rows = [Row(pair, positions) for pair in range(4) for positions in [(1,), *TRIVIAL]]
+    rows = [TrainingPrompt(pair, positions) for pair in range(4) for positions in [(1,), *TRIVIAL]]
     arguments = objective, collate, Schedule(1e-3), Accelerator(cpu=True), 80
     expected = train(Student(once, objective, teacher), [rows], *arguments)[1]
     monkeypatch.setattr(Gradient, "can_be_scaled", False)
@@ -334,7 +335,7 @@ def test_a_gradient_that_overflows_by_its_factors_is_computed_again(model, colla
     moved = type(model)(model.config).double()
     once, again = copy.deepcopy(moved), Counted(copy.deepcopy(moved), objective, teacher)
     draws = [Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (3,))), Draw(2, ((4,), (3,)))]
-    steps = [objective.rows(draws)] * 2
+    steps = [objective.draw_prompts(draws)] * 2
     arguments = objective, collate, Schedule(1e-3), Accelerator(cpu=True), 80
     expected = train(Student(once, objective, teacher), steps, *arguments)[1]
     apply = Gradient.apply
@@ -369,7 +370,7 @@ def test_out_of_memory_elsewhere_is_said_in_a_line_too(where, lively, collate, t
     monkeypatch.setattr(owner, name, lambda *_: torch.empty(1 << 52))
     arguments = objective, collate, Schedule(1e-3), Accelerator(cpu=True), 8192
     with pytest.raises(PosgapError, match=f"^out of memory in {where}; .*, or set gradient_checkpointing"):
-        train(Student(lively, objective, teacher), [[Row(0, (2,))]], *arguments)
+        train(Student(lively, objective, teacher), [[TrainingPrompt(0, (2,))]], *arguments)
 
 
 class Small(Student):
@@ -387,7 +388,7 @@ class Small(Student):
 
 def test_out_of_memory_halves_the_micro_batch_and_does_the_step_again(lively, collate, tmp_path, caplog):
     objective, teacher = R1(AT_FIRST, "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
-    steps = plan(len(collate.pairs), TRIVIAL, objective.rows, 4, 2, 10, seed=0)
+    steps = plan_steps(len(collate.pairs), TRIVIAL, objective.draw_prompts, 4, 2, 10, seed=0)
     runs = []
     for most_tokens in (8192, 100):
         student = Small(copy.deepcopy(lively), objective, teacher, most_tokens=most_tokens)
@@ -403,7 +404,7 @@ def test_out_of_memory_halves_the_micro_batch_and_does_the_step_again(lively, co
 
 def test_all_processes_go_back_when_another_is_out_of_memory(lively, pairs, collate, monkeypatch):
     """The other process is made up: its word comes where all meet."""
-    steps = [[Row(pair, (2,)) for pair in range(4)]]
+    steps = [[TrainingPrompt(pair, (2,)) for pair in range(4)]]
     arguments = CrossEntropy(pairs), collate, Schedule(1e-3), Accelerator(cpu=True), 8192
     twin, its_words = copy.deepcopy(lively), iter([[None]])
     expected = train(Student(lively, arguments[0]), steps, *arguments)[1]
@@ -417,7 +418,7 @@ def test_all_processes_go_back_when_another_is_out_of_memory(lively, pairs, coll
 
 def test_out_of_memory_with_a_single_prompt_says_what_to_do(lively, collate, pairs):
     student = Small(lively, CrossEntropy(pairs), most_tokens=20)
-    steps = [[Row(0, (2,)), Row(0, (3,))]]
+    steps = [[TrainingPrompt(0, (2,)), TrainingPrompt(0, (3,))]]
     with pytest.raises(PosgapError, match=r"^out of memory in step 1, with one prompt of \d+ tokens; set gradient_"):
         train(student, steps, CrossEntropy(pairs), collate, Schedule(1e-3), Accelerator(cpu=True), 8192)
 
@@ -444,10 +445,10 @@ def test_a_loss_that_is_not_finite_names_its_prompts_and_stops_before_the_update
         return torch.where(hit, torch.inf, whole(batch))
 
     student.forward = poisoned
-    steps = [[Row(0, (2,)), Row(0, (3,)), Row(2, (4,)), Row(2, (5,))]]
+    steps = [[TrainingPrompt(0, (2,)), TrainingPrompt(0, (3,)), TrainingPrompt(2, (4,)), TrainingPrompt(2, (5,))]]
     with pytest.raises(NotFinite, match="step 1: the loss of 2 of 4 prompts is not finite") as caught:
         train(student, steps, CrossEntropy(pairs), collate, Schedule(1e-3), Accelerator(cpu=True), 100)
-    assert caught.value.rows == [Row(2, (4,)), Row(2, (5,))]
+    assert caught.value.rows == [TrainingPrompt(2, (4,)), TrainingPrompt(2, (5,))]
     assert torch.equal(parameters(model), before)
 
 
@@ -551,13 +552,13 @@ def test_on_sigterm_a_checkpoint_is_written_and_the_run_stops(lively, pairs, col
 
 def test_lora_begins_at_the_base_trains_adapters_alone_and_merges_into_plain_weights(lively, pairs, collate):
     lively.float()
-    base, ids = copy.deepcopy(lively), collate([Row(0, (2,))]).input_ids
+    base, ids = copy.deepcopy(lively), collate([TrainingPrompt(0, (2,))]).input_ids
     before = base(ids).logits.detach()
     add_adapters(lively, rank=4)
     torch.testing.assert_close(lively(ids).logits, before)
     run(lively, collate, CrossEntropy(pairs), epochs=4)
     adapters = {name: p for name, p in lively.named_parameters() if p.requires_grad}
-    plain = merged(copy.deepcopy(base), adapters, rank=4).state_dict()
+    plain = merge_adapters(copy.deepcopy(base), adapters, rank=4).state_dict()
     assert plain.keys() == base.state_dict().keys()
     assert torch.equal(plain["model.embed_tokens.weight"], base.model.embed_tokens.weight)
     base.load_state_dict(plain)
@@ -567,8 +568,8 @@ def test_lora_begins_at_the_base_trains_adapters_alone_and_merges_into_plain_wei
 
 
 def test_per_row_means_come_from_the_tokens(model, collate, teacher):
-    batch = collate([Row(1, (3,))])
-    token_losses = token_kl(teacher.head(teacher.hidden(batch)), model(batch.input_ids).logits[batch.predicts])
+    batch = collate([TrainingPrompt(1, (3,))])
+    token_losses = token_kl(teacher.head(teacher.states_of(batch)), model(batch.input_ids).logits[batch.predicts])
     expected = per_row(token_losses, batch.lengths) / 3
     torch.testing.assert_close(Student(model, KL, teacher)(batch), expected, rtol=1e-5, atol=1e-7)
 
@@ -586,7 +587,9 @@ def test_rope_that_follows_the_length_is_refused_where_one_pass_differs():
         predicts = torch.zeros(1, width, dtype=torch.bool)
         predicts[0, 9:12] = True
         ids, targets = torch.ones(1, width, dtype=torch.long), torch.ones(3, dtype=torch.long)
-        return response_states(model, Batch([Row(0, (1,))], ids, predicts, targets, torch.tensor([3])))
+        return Student(model, KL).response_states(
+            Batch([TrainingPrompt(0, (1,))], ids, predicts, targets, torch.tensor([3]))
+        )
 
     assert states(12).shape == (3, 16)
     with pytest.raises(PosgapError, match=r"RoPE \(dynamic\) changes with the length beyond 13 tokens.*distilled"):
@@ -599,24 +602,24 @@ def test_rope_that_follows_the_length_is_refused_where_one_pass_differs():
 def test_the_floor_is_what_rounding_makes_of_a_model_and_itself(lively, collate, tmp_path):
     lively.float()  # autocast leaves what is float64
     teacher = teacher_of(lively, collate, tmp_path / "t", mixed=True)
-    floor = rounding_floor.measured(Student(lively, KL, teacher), torch.device("cpu"))
-    rows = advantageous_rows(collate.pairs)[: rounding_floor.ROWS]
+    floor = rounding_floor.measure_floor(Student(lively, KL, teacher), torch.device("cpu"))
+    rows = teacher_prompts(collate.pairs)[: rounding_floor.ROWS]
     kls = []
     for row in rows:
         prompt, response = collate.token_ids(row)
         ids = torch.tensor([prompt + response])
         exact = lively(ids).logits[0, len(prompt) - 1 : -1]
-        kls.append(token_kl(exact, teacher.head(teacher.hidden(collate([row])))))
+        kls.append(token_kl(exact, teacher.head(teacher.states_of(collate([row])))))
     assert floor == pytest.approx(2 * float(torch.cat(kls).mean()), rel=1e-3) and floor > 1e-7
     exact = teacher_of(lively, collate, tmp_path / "exact")
-    assert rounding_floor.measured(Student(lively, KL, exact), torch.device("cpu")) < 1e-3 * floor
+    assert rounding_floor.measure_floor(Student(lively, KL, exact), torch.device("cpu")) < 1e-3 * floor
 
 
 @pytest.mark.parametrize("mixed", [True, False])
 def test_the_floor_is_measured_once_where_arithmetic_alone_is_rounded(mixed, lively, collate, tmp_path):
     teacher = teacher_of(lively, collate, tmp_path / "t", mixed)
     student, objective = Student(lively, R1(AT_FIRST, "paper", 1.0), teacher), R1(AT_FIRST, "paper", 1.0)
-    steps = [[Row(0, (1,)), Row(0, (2,))], [Row(1, (1,)), Row(1, (4,))]]
+    steps = [[TrainingPrompt(0, (1,)), TrainingPrompt(0, (2,))], [TrainingPrompt(1, (1,)), TrainingPrompt(1, (4,))]]
     accelerator = processes.accelerator(mixed)
     _, history = train(student, steps, objective, collate, Schedule(1e-5), accelerator, 150)
     assert [rounding_floor.FIGURE in figures for figures in history] == [mixed, False]

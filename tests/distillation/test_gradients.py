@@ -91,8 +91,8 @@ def taken(gradient: Gradient, step: list[Part]) -> float:
             gradient.scale(part)
         else:
             loss = (torch.tensor(part, dtype=torch.float64) * gradient.model.weight).sum()
-            gradient.add(loss, last=i == last)
-    return gradient.apply()
+            gradient.accumulate(loss, last=i == last)
+    return gradient.update()
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -155,7 +155,7 @@ def test_processes_accumulate_by_themselves_which_deepspeed_does_anyway(processe
 def test_a_tiny_factor_is_applied_at_once_before_the_next_loss_overflows(processes):
     gradient = gradient_of()
     for factor, left in ((1e-12, 1e-12), (0.5, 1.0)):
-        gradient.add((torch.ones(2, dtype=torch.float64) * gradient.model.weight).sum(), last=False)
+        gradient.accumulate((torch.ones(2, dtype=torch.float64) * gradient.model.weight).sum(), last=False)
         gradient.scale(factor)
         assert gradient.factor == left
     # The first loss was multiplied by both, the second, divided by the first factor, by the whole of them too.

@@ -42,7 +42,7 @@ def test_the_head_gives_the_logits_that_the_model_gives(family, settings):
     model = families.build_family(family, **settings)
     logits = model(input_ids=IDS, use_cache=False).logits[0]
     hidden = model.base_model(input_ids=IDS, use_cache=False).last_hidden_state[0]
-    for head in (Head.of(model), frozen_head(model, rounded=False)):
+    for head in (Head.from_model(model), frozen_head(model, rounded=False)):
         torch.testing.assert_close(head(hidden), logits, rtol=1e-4, atol=1e-4)
     if settings:
         assert not torch.allclose(model.get_output_embeddings()(hidden), logits, rtol=1e-2, atol=1e-2)

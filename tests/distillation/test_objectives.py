@@ -9,7 +9,7 @@ from examples import answered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.distillation.batches import Draw, Row
+from posgap.distillation.batches import Draw, TrainingPrompt
 from posgap.distillation.objectives import R1, CrossEntropy, effective_rows
 
 ALIGNMENTS = ["paper", "none"]
@@ -18,7 +18,7 @@ DRAWS = [Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (4,)))]
 
 
 def test_r1_reads_each_pair_where_it_is_best_and_where_it_was_drawn():
-    rows = R1(AT_FIRST, "paper", anchoring=0.5).rows(DRAWS)
+    rows = R1(AT_FIRST, "paper", anchoring=0.5).draw_prompts(DRAWS)
     assert [(row.pair, *row.positions) for row in rows] == [
         (0, 1), (0, 2), (0, 3), (1, 1), (1, 3), (1, 5), (3, 1), (3, 2), (3, 4)
     ]  # fmt: skip
@@ -27,15 +27,18 @@ def test_r1_reads_each_pair_where_it_is_best_and_where_it_was_drawn():
 def test_each_pair_has_its_anchor_where_its_own_response_was_sampled():
     """What is an anchor of one pair is a trivial placement of another."""
     objective = R1([(1,), (3,)], "paper", 1.0)
-    rows = objective.rows([Draw(0, ((2,), (3,))), Draw(1, ((1,), (2,)))])
+    rows = objective.draw_prompts([Draw(0, ((2,), (3,))), Draw(1, ((1,), (2,)))])
     assert [(row.pair, *row.positions) for row in rows] == [(0, 1), (0, 2), (0, 3), (1, 3), (1, 1), (1, 2)]
-    assert objective.together(rows) == [None, (2,), (3,), None, (1,), (2,)]
+    assert objective.weight_groups(rows) == [None, (2,), (3,), None, (1,), (2,)]
     weights = objective.weights(rows, torch.tensor([0.1, 1.0, 1.0, 0.2, 1.0, 1.0]))
     assert weights.tolist() == pytest.approx([1 / 2, 1 / 3, 1 / 3, 1 / 2, 1 / 3, 1 / 3])
 
 
 def test_without_anchoring_no_anchor_prompt_is_read():
-    assert R1(AT_FIRST, "none", anchoring=0.0).rows(DRAWS[:1]) == [Row(0, (2,)), Row(0, (3,))]
+    assert R1(AT_FIRST, "none", anchoring=0.0).draw_prompts(DRAWS[:1]) == [
+        TrainingPrompt(0, (2,)),
+        TrainingPrompt(0, (3,)),
+    ]
 
 
 placed = st.tuples(st.integers(1, 6), st.floats(0.0625, 20, width=32))
@@ -49,7 +52,7 @@ placed = st.tuples(st.integers(1, 6), st.floats(0.0625, 20, width=32))
 )
 def test_r1_s_weights_are_their_definition(placed, anchoring, alignment):
     """alpha over the trivial placements, lambda / J over the anchors, wherever the rows stand in the batch."""
-    rows = [Row(i, (position,)) for i, (position, _) in enumerate(placed)]
+    rows = [TrainingPrompt(i, (position,)) for i, (position, _) in enumerate(placed)]
     losses = torch.tensor([loss for _, loss in placed], dtype=torch.float64)
     trivial = [i for i, row in enumerate(rows) if row.positions != (4,)]
     expected = [anchoring / (len(rows) - len(trivial))] * len(rows) if len(trivial) < len(rows) else [0.0] * len(rows)
@@ -66,14 +69,14 @@ def test_r1_s_weights_are_their_definition(placed, anchoring, alignment):
 @pytest.mark.parametrize("alignment", ALIGNMENTS)
 def test_a_method_says_whether_its_weights_need_the_losses(alignment):
     objective = R1(AT_FIRST, alignment, 1.0)
-    rows = objective.rows(DRAWS)
+    rows = objective.draw_prompts(DRAWS)
     some, others = torch.linspace(1, 2, len(rows)), torch.linspace(3, 1, len(rows))
     same = torch.equal(objective.weights(rows, some), objective.weights(rows, others))
-    assert any(objective.together(rows)) == (not same)
+    assert any(objective.weight_groups(rows)) == (not same)
     plain = CrossEntropy(answered())
-    rows = plain.rows(DRAWS)
+    rows = plain.draw_prompts(DRAWS)
     some, others = some[: len(rows)], others[: len(rows)]
-    assert torch.equal(plain.weights(rows, some), plain.weights(rows, others)) and not any(plain.together(rows))
+    assert torch.equal(plain.weights(rows, some), plain.weights(rows, others)) and not any(plain.weight_groups(rows))
 
 
 def test_r1_s_loss_of_a_token_is_the_kl_from_the_teacher_to_the_student():
@@ -91,17 +94,17 @@ def test_cross_entropy_needs_no_teacher():
 @pytest.mark.parametrize("objective", [R1([(2,)] * 3, "paper", 1.0), CrossEntropy(answered())])
 def test_weights_are_made_where_the_losses_are(objective):
     """Where tensors that name no device would land on another one."""
-    rows = [Row(0, (1,)), Row(1, (2,)), Row(2, (1,))]
+    rows = [TrainingPrompt(0, (1,)), TrainingPrompt(1, (2,)), TrainingPrompt(2, (1,))]
     losses = torch.tensor([1.0, 2.0, 3.0], device="cpu")
-    expected, figures = objective.weights(rows, losses), objective.figures(rows, losses)
+    expected, figures = objective.weights(rows, losses), objective.step_figures(rows, losses)
     with torch.device("meta"):
         assert torch.equal(objective.weights(rows, losses), expected)
-        assert objective.figures(rows, losses) == figures
+        assert objective.step_figures(rows, losses) == figures
 
 
 def test_two_gold_documents_have_placements_of_two_positions():
     objective = R1([(4, 5)], "paper", 1.0)
-    rows = objective.rows([Draw(0, ((1, 2), (2, 1)))])
+    rows = objective.draw_prompts([Draw(0, ((1, 2), (2, 1)))])
     assert [row.positions for row in rows] == [(4, 5), (1, 2), (2, 1)]
     weights = objective.weights(rows, torch.tensor([0.1, 1.0, 1.0]))
     assert weights.tolist() == pytest.approx([1.0, 0.5, 0.5])
@@ -110,10 +113,10 @@ def test_two_gold_documents_have_placements_of_two_positions():
 def test_r1_s_figures_are_the_mean_losses_of_anchors_and_of_the_others():
     objective = R1(AT_FIRST, "none", 0.5)
     equal = {"effective_rows": 4.0, "alignment_sum": 1.0}
-    rows, losses = objective.rows(DRAWS[:2]), torch.tensor([0.25, 1.0, 2.0, 0.75, 4.0, 5.0])
-    assert objective.figures(rows, losses) == {"activation_kl": 3.0, "anchoring_kl": 0.5, **equal}
+    rows, losses = objective.draw_prompts(DRAWS[:2]), torch.tensor([0.25, 1.0, 2.0, 0.75, 4.0, 5.0])
+    assert objective.step_figures(rows, losses) == {"activation_kl": 3.0, "anchoring_kl": 0.5, **equal}
     without = R1(AT_FIRST, "none", 0.0)
-    figures = without.figures(without.rows(DRAWS[:1]), torch.tensor([1.0, 3.0]))
+    figures = without.step_figures(without.draw_prompts(DRAWS[:1]), torch.tensor([1.0, 3.0]))
     assert figures == {"activation_kl": 2.0, **equal, "effective_rows": 2.0}
 
 
@@ -121,16 +124,18 @@ def test_r1_s_figures_are_the_mean_losses_of_anchors_and_of_the_others():
 def test_alignment_tells_prompts_apart_only_where_divergences_are_nats(size, least, most):
     """At the paper's small divergences all placements weigh about alike; at several nats one prompt has it all."""
     objective = R1(AT_FIRST, "paper", 1.0)
-    rows = objective.rows([Draw(0, ((2,), (3,), (4,), (5,)))])
+    rows = objective.draw_prompts([Draw(0, ((2,), (3,), (4,), (5,)))])
     losses = size * torch.tensor([0.0, 1.0, 1.5, 2.0, 3.0])
-    figures, weights = objective.figures(rows, losses), objective.weights(rows, losses)[1:]
+    figures, weights = objective.step_figures(rows, losses), objective.weights(rows, losses)[1:]
     assert least < figures["effective_rows"] <= most
     assert figures["effective_rows"] == pytest.approx(float(weights.sum() ** 2 / (weights**2).sum()))
     assert figures["alignment_sum"] == pytest.approx(float(weights.sum())) == pytest.approx(1.0)
-    line = objective.summary([{"effective_rows": 3.0}, figures, figures])
+    line = objective.summarize_weights([{"effective_rows": 3.0}, figures, figures])
     assert f"like {figures['effective_rows']:.1f} equal ones in the median step" in line
     assert ("one prompt has nearly all the weight" in line) == (size > 1)
-    assert not objective.summary([{"loss": 1.0}]) and not R1(AT_FIRST, "none", 1.0).summary([figures])
+    assert not objective.summarize_weights([{"loss": 1.0}]) and not R1(AT_FIRST, "none", 1.0).summarize_weights(
+        [figures]
+    )
 
 
 def test_weights_that_are_all_zero_count_no_row():
@@ -139,8 +144,8 @@ def test_weights_that_are_all_zero_count_no_row():
 
 def test_cross_entropy_weighs_every_token_of_the_step_alike():
     objective = CrossEntropy(answered(lengths=(2, 3, 1, 4)))
-    rows = objective.rows(DRAWS)
+    rows = objective.draw_prompts(DRAWS)
     assert [(row.pair, *row.positions) for row in rows] == [(0, 2), (0, 3), (1, 3), (1, 5), (3, 2), (3, 4)]
     losses = torch.tensor([2.0, 4.0, 3.0, 0.0, 8.0, 1.0])  # sums over each row's 2, 2, 3, 3, 4 and 4 tokens
     assert objective.weights(rows, losses).tolist() == pytest.approx([1 / 18] * 6)
-    assert objective.figures(rows, losses) == {"cross_entropy": 1.0}
+    assert objective.step_figures(rows, losses) == {"cross_entropy": 1.0}

@@ -20,12 +20,12 @@ from transformers import (
     MixtralConfig,
 )
 
-from posgap.distillation import batch_layout
+from posgap.distillation import batching
 from posgap.distillation import branches as branches_module
-from posgap.distillation.batch_layout import with_shared_prefixes, without_sharing
 from posgap.distillation.batches import Draw
-from posgap.distillation.branches import enable, laid_out
-from posgap.distillation.engine import Loop
+from posgap.distillation.batching import lay_out_alone, lay_out_shared
+from posgap.distillation.branches import attention_over_branches, pack_shared_prefixes
+from posgap.distillation.engine import TrainStep
 from posgap.distillation.gradients import Gradient
 from posgap.distillation.objectives import R1, CrossEntropy
 from posgap.distillation.student import Student
@@ -79,7 +79,7 @@ OTHERS = {
 def _short(monkeypatch):
     """As if the tests' short prompts were long ones, and the machine had FlashAttention."""
     stand_in(monkeypatch)
-    monkeypatch.setattr(batch_layout, "TOKENS_A_BRANCH", 0)
+    monkeypatch.setattr(batching, "TOKENS_A_BRANCH", 0)
     monkeypatch.setattr(branches_module, "QUERIES_AT_ONCE", 4)
 
 
@@ -103,15 +103,15 @@ def step(student, objective, collate, tokens, rows, shares):
     optimizer = torch.optim.SGD(student.parameters(), lr=0.0)
     optimizer.register_step_pre_hook(lambda *_: gradients.extend(p.grad.clone() for p in student.parameters()))
     gradient = Gradient(accelerator, student, accelerator.prepare(optimizer), max_norm=1e9)
-    loop = Loop(student, gradient, objective, collate, torch.device("cpu"), tokens, shares)
-    return loop.step(1, rows), gradients, loop
+    loop = TrainStep(student, gradient, objective, collate, torch.device("cpu"), tokens, shares)
+    return loop.run(1, rows), gradients, loop
 
 
 def student_of(model, objective, collate, tmp_path) -> Counted:
     teacher = None
     if isinstance(objective, R1):
         teacher = Teacher(TeacherStates(tmp_path, {}), frozen_head(model, False), collate)
-        teacher.read(Student(model, objective), torch.device("cpu"), 1000)
+        teacher.read_missing(Student(model, objective), torch.device("cpu"), 1000)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.1)
@@ -128,12 +128,12 @@ def same(one_by_one, together) -> bool:
 def test_sharing_changes_no_gradient(family, collate, tmp_path):
     objective = R1([(1,)] * 4, "paper", 1.0)
     student = student_of(SHARING[family](), objective, collate, tmp_path)
-    rows = objective.rows(DRAWS)
+    rows = objective.draw_prompts(DRAWS)
     alone, expected, _ = step(student, objective, collate, 8192, rows, False)
     read = student.tokens[True]
     student.tokens.clear()
-    assert enable(student.model)
-    figures, gradients, loop = step(student, objective, collate, 8192, rows, True)
+    with attention_over_branches(student.model) as shares:
+        figures, gradients, loop = step(student, objective, collate, 8192, rows, shares)
     assert loop.shares_prefixes and student.tokens[True] < read
     assert figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
 
@@ -142,9 +142,7 @@ def test_sharing_changes_no_gradient(family, collate, tmp_path):
 @pytest.mark.parametrize("tokens", [60, 140])
 def test_sharing_changes_no_gradient_of_a_method(method, tokens, pairs, collate, tmp_path, monkeypatch):
     """Whatever fits into a micro-batch."""
-    monkeypatch.setattr(
-        batch_layout.BatchLayout, "tokens", property(lambda self: -self.shared)
-    )  # sharing is always taken
+    monkeypatch.setattr(batching.BatchLayout, "cost", property(lambda self: -self.shared))  # sharing is always taken
     model = SHARING["Llama"]()
     if method == "checkpointing":
         checkpoint_activations(model)
@@ -152,10 +150,10 @@ def test_sharing_changes_no_gradient_of_a_method(method, tokens, pairs, collate,
     kind = "none" if method == "none" else "paper"
     objective = CrossEntropy(pairs) if method == "cross entropy" else R1([best] * 4, kind, 0.5)
     student = student_of(model, objective, collate, tmp_path).train()
-    rows = list(dict.fromkeys(objective.rows(DRAWS)))
+    rows = list(dict.fromkeys(objective.draw_prompts(DRAWS)))
     alone, expected, _ = step(student, objective, collate, tokens, rows, False)
-    assert enable(student.model)
-    figures, gradients, loop = step(student, objective, collate, tokens, rows, True)
+    with attention_over_branches(student.model) as shares:
+        figures, gradients, loop = step(student, objective, collate, tokens, rows, shares)
     assert loop.shares_prefixes and figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
 
 
@@ -169,13 +167,14 @@ class Small(Counted):
 
 
 def test_bundles_are_divided_where_memory_does_not_hold_them(collate, tmp_path, monkeypatch):
-    monkeypatch.setattr(batch_layout.BatchLayout, "tokens", property(lambda self: -self.shared))
+    monkeypatch.setattr(batching.BatchLayout, "cost", property(lambda self: -self.shared))
     objective = R1([(1,)] * 4, "paper", 1.0)
     student = student_of(SHARING["Llama"](), objective, collate, tmp_path)
-    rows = objective.rows(DRAWS)
+    rows = objective.draw_prompts(DRAWS)
     alone, expected, _ = step(student, objective, collate, 8192, rows, False)
     small = Small(student.model, objective, student.teacher)
-    figures, gradients, loop = step(small, objective, collate, 8192, rows, enable(small.model))
+    with attention_over_branches(small.model) as shares:
+        figures, gradients, loop = step(small, objective, collate, 8192, rows, shares)
     assert loop.micro_batch_tokens < 60 and loop.shares_prefixes
     assert figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
 
@@ -184,9 +183,10 @@ def test_bundles_are_divided_where_memory_does_not_hold_them(collate, tmp_path, 
 def test_models_that_cannot_share_read_prompts_one_by_one(family, collate, tmp_path):
     objective = R1([(1,)] * 4, "paper", 1.0)
     student = student_of(OTHERS[family](), objective, collate, tmp_path)
-    rows = objective.rows(DRAWS)
+    rows = objective.draw_prompts(DRAWS)
     _, expected, _ = step(student, objective, collate, 8192, rows, False)
-    _, gradients, loop = step(student, objective, collate, 8192, rows, enable(student.model))
+    with attention_over_branches(student.model) as shares:
+        _, gradients, loop = step(student, objective, collate, 8192, rows, shares)
     assert not loop.shares_prefixes and same(expected, gradients)
 
 
@@ -195,7 +195,7 @@ prompts = st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=12), min_siz
 
 @given(st.lists(prompts, min_size=1, max_size=3))
 def test_a_layout_has_every_prompt_whole_and_its_last_tokens_for_itself(bundles):
-    layout = laid_out(bundles, [[2] * len(bundle) for bundle in bundles])
+    layout = pack_shared_prefixes(bundles, [[2] * len(bundle) for bundle in bundles])
     columns = [[column for span in branch.path for column in range(*span)] for branch in layout.branches]
     flat = [prompt for bundle in bundles for prompt in bundle]
     assert [[layout.ids[column] for column in path] for path in columns] == flat
@@ -207,6 +207,6 @@ def test_a_layout_has_every_prompt_whole_and_its_last_tokens_for_itself(bundles)
 def test_prompts_that_have_little_in_common_are_read_one_by_one():
     rows, lengths = [("a", 0), ("a", 1), ("b", 0)], [4, 4, 4]
     prompts = [[0, 1, 2, 3], [4, 1, 2, 3], [0, 1, 2, 3]]
-    shared = with_shared_prefixes(rows, ["a", "a", "b"], prompts, 1, 100)
-    assert shared.tokens >= without_sharing(rows, lengths, 1, 100).tokens
+    shared = lay_out_shared(rows, ["a", "a", "b"], prompts, 1, 100)
+    assert shared.cost >= lay_out_alone(rows, lengths, 1, 100).cost
     assert sorted(shared.bundles) == [(0,), (1,), (2,)]

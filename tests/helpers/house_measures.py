@@ -172,9 +172,9 @@ def way_of_r1_step() -> list[str]:
     from accelerate import Accelerator
 
     from posgap.demo import tiny_model
-    from posgap.distillation.batches import Collator, Row
-    from posgap.distillation.branches import enable
-    from posgap.distillation.engine import Loop
+    from posgap.distillation.batches import Collator, TrainingPrompt
+    from posgap.distillation.branches import attention_over_branches
+    from posgap.distillation.engine import TrainStep
     from posgap.distillation.gradients import Gradient
     from posgap.distillation.objectives import R1
     from posgap.distillation.student import Student
@@ -189,16 +189,17 @@ def way_of_r1_step() -> list[str]:
     pairs = answered()
     collate = Collator(pairs, PromptBuilder(TASKS["kv"], tiny_model.tokenizer(), 512, 4))
     objective = R1([(1,)] * len(pairs), "paper", 1.0)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, attention_over_branches(model) as shares_prefixes:
         teacher = Teacher(TeacherStates(Path(folder), {}), frozen_head(model, False), collate)
-        teacher.read(Student(model, objective), cpu, 1000)
         student = Student(model, objective, teacher)
+        teacher.read_missing(student, cpu, 1000)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         optimizer.register_step_pre_hook(lambda *_: sys.setprofile(None))
         gradient = Gradient(accelerator, student, accelerator.prepare(optimizer), max_norm=1.0)
-        step = Loop(student, gradient, objective, collate, cpu, 150, enable(model))
-        rows = [Row(pair, (position,)) for pair in range(len(pairs)) for position in (1, 2, 3)]
-        return functions_run_by(lambda: step.step(1, rows))
+        train_step = TrainStep(student, gradient, objective, collate, cpu, 150, shares_prefixes)
+        rows = [TrainingPrompt(pair, (position,)) for pair in range(len(pairs)) for position in (1, 2, 3)]
+        collate.build_prompts(rows)
+        return functions_run_by(lambda: train_step.run(1, rows))
 
 
 # The ways that `--ways` prints: what each is, and what tells its functions.

@@ -33,7 +33,7 @@ _ERROR = "posgap: error: "
 _LAUNCHER = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(closing signal|failed \(exitcode)")
 
 
-def run(client: "TrainerClient", job: Job, create: Create = create) -> None:
+def run_job(client: "TrainerClient", job: Job, create: Create = create) -> None:
     """Runs the job to its end and deletes it. If a job of its name is running already, that one is followed instead.
 
     The output of node 0 is printed here. Raises `PosgapError` with the end of a failed worker's log, or if the job is
@@ -62,7 +62,7 @@ class _Cluster:
     def __init__(self, client: "TrainerClient", termination: Termination):
         self.client, self.termination, self.answered = client, termination, 0.0
 
-    def look(self, name: str) -> "TrainJob | None":
+    def get_state(self, name: str) -> "TrainJob | None":
         """The job's present state, or None if there is no such job; retries while the cluster does not answer."""
         while True:
             try:
@@ -71,14 +71,14 @@ class _Cluster:
                 if _status(error) == 404:
                     job = None
                 elif time.monotonic() - self.answered > SILENCE_SECONDS:
-                    raise PosgapError(f"TrainJob {name}: {_reason(error)}") from None
+                    raise PosgapError(f"TrainJob {name}: {_server_message(error)}") from None
                 else:
-                    self.wait()
+                    self.wait_for_poll()
                     continue
             self.answered = time.monotonic()
             return job
 
-    def wait(self) -> None:
+    def wait_for_poll(self) -> None:
         """Sleeps between two polls; raises `TerminationSignal` after SIGTERM."""
         if self.termination.requested:
             raise TerminationSignal("stopped by SIGTERM, and the TrainJob deleted")
@@ -91,7 +91,10 @@ class _Cluster:
         except (RuntimeError, TimeoutError, ValueError) as error:
             if _status(error) != 404:
                 log.warning(
-                    "TrainJob %s could not be deleted: %s; kubectl delete trainjob %s", name, _reason(error), name
+                    "TrainJob %s could not be deleted: %s; kubectl delete trainjob %s",
+                    name,
+                    _server_message(error),
+                    name,
                 )
 
 
@@ -99,11 +102,11 @@ def _attempt(cluster: _Cluster, job: Job, create: Create) -> "TrainJob | None":
     """Creates or joins the job and follows it to its end; returns None if a job that was joined disappeared."""
     created = _start(cluster, job, create)
     deadline = time.monotonic() + job.seconds
-    with printed(cluster.client, job.name):
-        while state := cluster.look(job.name):
+    with print_log(cluster.client, job.name):
+        while state := cluster.get_state(job.name):
             if state.status in (COMPLETE, FAILED) or time.monotonic() > deadline:
                 break
-            cluster.wait()
+            cluster.wait_for_poll()
     if created and not state:
         raise PosgapError(f"TrainJob {job.name} was deleted by somebody else; the same command goes on")
     return state
@@ -112,17 +115,17 @@ def _attempt(cluster: _Cluster, job: Job, create: Create) -> "TrainJob | None":
 def _start(cluster: _Cluster, job: Job, create: Create) -> bool:
     """Makes sure that the job exists, and returns whether it was created here."""
     cluster.answered = time.monotonic() - SILENCE_SECONDS  # do not wait for a cluster that has never answered
-    state = cluster.look(job.name)
+    state = cluster.get_state(job.name)
     if state and state.status == FAILED:
         cluster.delete(job.name)
-        while state := cluster.look(job.name):
-            cluster.wait()
+        while state := cluster.get_state(job.name):
+            cluster.wait_for_poll()
     if not state:
         try:
             create(cluster.client, job)
         except (RuntimeError, TimeoutError) as error:
             if _status(error) != 409:
-                raise PosgapError(f"TrainJob {job.name} cannot be created: {_reason(error)}") from None
+                raise PosgapError(f"TrainJob {job.name} cannot be created: {_server_message(error)}") from None
         else:
             log.info("TrainJob %s: created, with %d nodes", job.name, job.nodes)
             return True
@@ -135,7 +138,7 @@ def _status(error: Exception) -> int:
     return 404 if isinstance(error, ValueError) else getattr(error.__cause__, "status", None) or 0
 
 
-def _reason(error: Exception) -> str:
+def _server_message(error: Exception) -> str:
     """The server's message, or the reason why there is none, in one line."""
     try:
         return json.loads(getattr(error.__cause__, "body", ""))["message"]
@@ -144,7 +147,7 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def printed(client: "TrainerClient", job: str) -> Iterator[None]:
+def print_log(client: "TrainerClient", job: str) -> Iterator[None]:
     """Within the block, the output of node 0 is printed to stderr as it arrives."""
     over = threading.Event()
     thread = threading.Thread(target=_print, args=(client, job, over), daemon=True)
@@ -186,7 +189,7 @@ def why_it_failed(client: "TrainerClient", job: "TrainJob") -> str:
     """
     said = {}
     for step in job.steps:
-        if step.status == "Failed" and (lines := _end(client, job.name, step.name)):
+        if step.status == "Failed" and (lines := _last_lines(client, job.name, step.name)):
             log.error(
                 "the end of the log of %s:\n%s", step.name, "\n".join(f"  {step.name} | {line}" for line in lines)
             )
@@ -198,7 +201,7 @@ def why_it_failed(client: "TrainerClient", job: "TrainJob") -> str:
     return f"{worker}: {said[worker][1]}"
 
 
-def _end(client: "TrainerClient", job: str, worker: str) -> list[str]:
+def _last_lines(client: "TrainerClient", job: str, worker: str) -> list[str]:
     """The last lines of a worker's log, without the launcher's report."""
     try:
         lines = [line.rstrip() for line in client.get_job_logs(job, step=worker)]

@@ -51,7 +51,7 @@ class Shift:
 def token_shifts(model: PreTrainedModel, readings: Sequence[Readings], pad: int, batch_tokens: int) -> list[Shift]:
     """The shift of each pair of readings, by one forward pass for each prompt, in batches of at most `batch_tokens`
     tokens, padding included."""
-    head, shifts = Head.of(model), {}
+    head, shifts = Head.from_model(model), {}
     lengths = [max(len(r.advantageous), len(r.trivial)) + len(r.response) for r in readings]
     for batch in batches(lengths, batch_tokens):
         responses = [readings[i].response for i in batch]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def merged_in_float32(base: str, adapter: Path) -> "PreTrainedModel":
+def merge_in_float32(base: str, adapter: Path) -> "PreTrainedModel":
     """The base with the adapter's changes added to its weights.
 
     `PosgapError` where the adapter does not fit the base, or is of a kind that cannot be merged.
@@ -52,7 +52,7 @@ def merged_in_float32(base: str, adapter: Path) -> "PreTrainedModel":
 def merge_adapter(base: str, adapter: Path, out: Path) -> dict[str, Any]:
     """Writes the base with the adapter's changes added to its weights, in the base's own precision, rounded as the
     export of a training is. Returns how, and how much of the changes is kept."""
-    merged, model = merged_in_float32(base, adapter), load_model(base, "stored")
+    merged, model = merge_in_float32(base, adapter), load_model(base, "stored")
     try:
         stored = rounded(model, merged.state_dict(), model.dtype)
     except PosgapError as error:

@@ -90,7 +90,7 @@ def _base(adapter: Path) -> tuple[str, str]:
     return f"{name}@{commit}", f"{name}@{commit}"
 
 
-def named(base: str) -> tuple[str, str | None]:
+def resolve_base(base: str) -> tuple[str, str | None]:
     """How an adapter's config names its base, so that it is found again: its place or its name on the hub, and there
     its commit too. `base` is as a stage has it, whose inputs have been fetched.
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posgap.distillation.branches import Branches, laid_out
+from posgap.distillation.branches import Branches, pack_shared_prefixes
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.tasks.content import content_keys
@@ -43,20 +43,20 @@ def pair_up(examples: Sequence[AnyExample], responses: Sequence[Response]) -> li
     return [Pair(by_content[response.content], response) for response in responses]
 
 
-def with_gold(pair: Pair, builder: PromptBuilder) -> Pair:
+def replace_by_gold(pair: Pair, builder: PromptBuilder) -> Pair:
     """The pair with the gold answer in place of the teacher's response."""
     gold = builder.gold_response(pair.example, pair.response.at)
     return Pair(pair.example, pair.response.model_copy(update={"token_ids": gold}))
 
 
-def advantageous(pairs: Sequence[Pair]) -> list[Positions]:
+def advantageous_positions(pairs: Sequence[Pair]) -> list[Positions]:
     """The positions of each pair's gold documents where its response was sampled."""
     return [pair.response.at.positions for pair in pairs]
 
 
-def advantageous_rows(pairs: Sequence[Pair]) -> list["Row"]:
+def teacher_prompts(pairs: Sequence[Pair]) -> list["TrainingPrompt"]:
     """The row of each pair's prompt at the placement where its response was sampled: the teacher's prompts."""
-    return [Row(index, positions) for index, positions in enumerate(advantageous(pairs))]
+    return [TrainingPrompt(index, positions) for index, positions in enumerate(advantageous_positions(pairs))]
 
 
 @dataclass(frozen=True)
@@ -67,23 +67,23 @@ class Draw:
     placements: tuple[Positions, ...]
 
 
-class Row(NamedTuple):
+class TrainingPrompt(NamedTuple):
     """One prompt of a step: its pair, by index, and the positions of its gold documents."""
 
     pair: int
     positions: Positions
 
 
-def plan(
+def plan_steps(
     n_pairs: int,
     placements: Sequence[Positions],
-    rows: Callable[[Sequence[Draw]], list[Row]],
+    rows: Callable[[Sequence[Draw]], list[TrainingPrompt]],
     k: int,
     epochs: int,
     batch_size: int,
     seed: int,
     teachers: Sequence[Positions] | None = None,
-) -> list[list[Row]]:
+) -> list[list[TrainingPrompt]]:
     """The prompts of each step of a training run: every pair once per epoch, at K of `placements`, of which `teachers`
     has for each pair the one at which it is not drawn, since the teacher reads there.
 
@@ -105,25 +105,15 @@ def plan(
             Draw(int(i), tuple(drawable[i][c] for c in sorted(rng.choice(len(drawable[i]), size=k, replace=False))))
             for i in rng.permutation(n_pairs)
         ]
-        steps += [rows(part) for part in _equal_parts(draws, -(-len(rows(draws)) // batch_size))]
+        steps += [rows(part) for part in _split_evenly(draws, -(-len(rows(draws)) // batch_size))]
     return steps
 
 
-def _equal_parts(items: Sequence[T], wanted: int) -> list[list[T]]:
+def _split_evenly(items: Sequence[T], wanted: int) -> list[list[T]]:
     """The items in `wanted` runs of equal length, or one less: a last step of few prompts would be noisy at the full
     learning rate."""
     bounds = np.linspace(0, len(items), min(wanted, len(items)) + 1).round().astype(int)
     return [list(items[start:end]) for start, end in pairwise(bounds)]
-
-
-def rows_of_rank(rows: Sequence[T], rank: int, world: int) -> list[T]:
-    """The rows of a step that process `rank` of `world` computes, the same number on each process.
-
-    If `rows` cannot be divided evenly, copies of the last row fill up the end.
-    """
-    most = -(-len(rows) // world)
-    own = list(rows[rank::world])
-    return own + [rows[-1]] * (most - len(own))
 
 
 @dataclass
@@ -140,7 +130,7 @@ class Batch:
     the prompts, and `branches` says where each lies.
     """
 
-    rows: list[Row]
+    rows: list[TrainingPrompt]
     input_ids: Tensor
     predicts: Tensor
     targets: Tensor
@@ -165,44 +155,42 @@ class Collator:
 
     def __init__(self, pairs: Sequence[Pair], builder: PromptBuilder):
         self.pairs, self.builder, self.pad = pairs, builder, builder.tokenizer.pad_token_id
-        self._kept: dict[Row, list[int]] = {}
+        self._built: dict[TrainingPrompt, list[int]] = {}
 
-    def token_ids(self, row: Row) -> tuple[list[int], list[int]]:
+    def token_ids(self, row: TrainingPrompt) -> tuple[list[int], list[int]]:
         """The token ids of a row's prompt and of its response."""
-        response = self.pairs[row.pair].response
-        at_best = row.positions == response.at.positions
-        return self._at_best[row.pair].tolist() if at_best else self._prompt(row), response.token_ids
+        return self._built.get(row) or self._build_prompt(row), self.pairs[row.pair].response.token_ids
 
-    def length(self, row: Row) -> int:
-        """About the number of tokens of a row's prompt and response: at another placement a few may differ."""
-        return len(self._at_best[row.pair]) + len(self.pairs[row.pair].response.token_ids) - 1
-
-    def read(self, row: Row) -> list[int]:
+    def input_tokens(self, row: TrainingPrompt) -> list[int]:
         """The token ids that are read of a row: all but the response's last, which predicts nothing."""
-        prompt, response = self.token_ids(row)
-        return prompt + response[:-1]
+        prompt = self._built.get(row) or self._build_prompt(row)
+        return prompt + self.pairs[row.pair].response.token_ids[:-1]
 
-    def keep(self, rows: Sequence[Row]) -> None:
-        """Builds the prompts of `rows` and keeps them, and no others, until the next call."""
-        self._kept = {row: self.token_ids(row)[0] for row in rows}
+    def build_prompts(self, rows: Sequence[TrainingPrompt]) -> None:
+        """Builds the prompts of `rows`, a step's, and keeps them, and no others, until the next call."""
+        self._built = {row: self._build_prompt(row) for row in rows}
 
-    def _prompt(self, row: Row) -> list[int]:
-        if row in self._kept:
-            return self._kept[row]
+    def _build_prompt(self, row: TrainingPrompt) -> list[int]:
+        response = self.pairs[row.pair].response
+        if row.positions == response.at.positions:
+            return self._at_best[row.pair].tolist()
+        return self._tokenize(row)
+
+    def _tokenize(self, row: TrainingPrompt) -> list[int]:
         pair = self.pairs[row.pair]
         return self.builder(pair.example, Placement(row.positions, pair.response.n_docs))
 
     @cached_property
     def _at_best(self) -> list[np.ndarray]:
         """Each pair's prompt where its response was sampled, four bytes a token."""
-        return [np.array(self._prompt(row), dtype=np.int32) for row in advantageous_rows(self.pairs)]
+        return [np.array(self._tokenize(row), dtype=np.int32) for row in teacher_prompts(self.pairs)]
 
-    def key(self, row: Row) -> str:
+    def digest(self, row: TrainingPrompt) -> str:
         """The sha256 of a row's token ids, prompt and response."""
         return digest_of(self.token_ids(row))
 
-    def __call__(self, rows: Sequence[Row]) -> Batch:
-        read = [self.read(row) for row in rows]
+    def __call__(self, rows: Sequence[TrainingPrompt]) -> Batch:
+        read = [self.input_tokens(row) for row in rows]
         width = max(map(len, read))
         targets, lengths = self._targets(rows)
         predicts = torch.zeros(len(rows), width, dtype=torch.bool)
@@ -211,19 +199,21 @@ class Collator:
         input_ids = torch.tensor([ids + [self.pad] * (width - len(ids)) for ids in read])
         return Batch(list(rows), input_ids, predicts, targets, lengths)
 
-    def shared(self, bundles: Sequence[Sequence[Row]]) -> Batch:
+    def collate_shared(self, bundles: Sequence[Sequence[TrainingPrompt]]) -> Batch:
         """A batch of all rows of `bundles`, in their order: what a row has in common with the one before it in its
         bundle is read once."""
         rows = [row for bundle in bundles for row in bundle]
         targets, lengths = self._targets(rows)
         own = [[len(self.pairs[row.pair].response.token_ids) for row in bundle] for bundle in bundles]
-        ids, positions, branches = laid_out([[self.read(row) for row in bundle] for bundle in bundles], own)
+        ids, positions, branches = pack_shared_prefixes(
+            [[self.input_tokens(row) for row in bundle] for bundle in bundles], own
+        )
         predicts = torch.zeros(1, len(ids), dtype=torch.bool)
         for branch, n in zip(branches, lengths):
             predicts[0, branch.own[1] - n : branch.own[1]] = True
         return Batch(rows, torch.tensor([ids]), predicts, targets, lengths, torch.tensor([positions]), branches)
 
-    def _targets(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    def _targets(self, rows: Sequence[TrainingPrompt]) -> tuple[Tensor, Tensor]:
         responses = [self.pairs[row.pair].response.token_ids for row in rows]
         return torch.tensor([token for response in responses for token in response]), torch.tensor(
             [*map(len, responses)]

@@ -9,6 +9,7 @@ checkpointed, and where the model's parameters are spread over processes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,14 +47,14 @@ class Layout(NamedTuple):
     branches: Branches
 
 
-def in_common(first: Sequence[int], second: Sequence[int]) -> int:
+def count_common_tokens(first: Sequence[int], second: Sequence[int]) -> int:
     """The number of tokens that two prompts begin with alike."""
     n = min(len(first), len(second))
     differing = np.flatnonzero(np.asarray(first[:n]) != np.asarray(second[:n]))
     return int(differing[0]) if len(differing) else n
 
 
-def laid_out(bundles: Sequence[Sequence[Sequence[int]]], own: Sequence[Sequence[int]]) -> Layout:
+def pack_shared_prefixes(bundles: Sequence[Sequence[Sequence[int]]], own: Sequence[Sequence[int]]) -> Layout:
     """Lays bundles of prompts out in one sequence.
 
     Each prompt shares the tokens that it has in common with the one before it in its bundle, but never its last
@@ -66,7 +67,7 @@ def laid_out(bundles: Sequence[Sequence[Sequence[int]]], own: Sequence[Sequence[
         path: tuple[Span, ...] = ()
         before: Sequence[int] = ()
         for prompt, n_own in zip(bundle, least):
-            shared = min(in_common(before, prompt), len(prompt) - n_own)
+            shared = min(count_common_tokens(before, prompt), len(prompt) - n_own)
             start = len(ids)
             ids += prompt[shared:]
             positions += range(shared, len(prompt))
@@ -143,36 +144,38 @@ def _knowing_branches(attention: Callable[..., Any], masked: bool) -> Callable[.
     return forward
 
 
-def enable(model: PreTrainedModel) -> bool:
-    """From now on attention takes `branches`; false for a model that cannot share what prompts have in common.
+_MASKED = {"sdpa": True, "flash_attention_2": False}
 
-    Whether it does compute the same then is for the caller to try: not every layer of every model mixes tokens by
+
+@contextmanager
+def attention_over_branches(model: PreTrainedModel) -> Iterator[bool]:
+    """Within the block attention takes `branches`; yields false for a model that cannot share what prompts have in
+    common.
+
+    Whether it does compute the same then is for the caller to check: not every layer of every model mixes tokens by
     attention alone.
     """
     config: Any = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
-    recurrent = getattr(model, "_is_stateful", False)
+    is_recurrent = getattr(model, "_is_stateful", False) or kinds - {"full_attention", "sliding_attention"}
     name = str(model.config._attn_implementation)
-    if (
-        name not in _MASKED
-        or recurrent
-        or kinds - {"full_attention", "sliding_attention"}
-        or RopeLengths.of(model.config)
-    ):
-        return False
-    if name not in _enabled:
-        AttentionInterface.register(name, _knowing_branches(AttentionInterface()[name], _MASKED[name]))
-        _enabled.add(name)
-    return True
-
-
-_MASKED = {"sdpa": True, "flash_attention_2": False}
-_enabled: set[str] = set()
+    if name not in _MASKED or is_recurrent or RopeLengths.of(model.config):
+        yield False
+        return
+    # A name of ours, for this model alone, would not do: FlashAttention looks up its kernel by the config's name, and
+    # checkpointed layers are computed again in the backward pass, outside a block around a forward pass. So it is the
+    # name's function that is exchanged; without `branches` it is what it was.
+    attention = AttentionInterface()[name]
+    AttentionInterface.register(name, _knowing_branches(attention, _MASKED[name]))
+    try:
+        yield True
+    finally:
+        AttentionInterface.register(name, attention)
 
 
 def same_states(read: Callable[[], Tensor], alone: Tensor, branches: Branches | None, tolerance: float) -> bool:
-    """Whether `read`, which reads `branches`, gives the states `alone [M, D]` of prompts that are read one by one, but
-    for a share `tolerance` of their norm."""
+    """Returns whether the shared pass `read` over `branches` matches the separate ones, `alone [M, D]`, within relative
+    error `tolerance`."""
     try:
         together = read()
     except Exception as error:  # whatever a model makes of arguments that it does not know

@@ -91,7 +91,7 @@ class Checkpoints:
         return max(self._here(), default=0)
 
     def _here(self) -> set[int]:
-        return {_step(folder.name) for folder in self.folder.glob("step-*") if _whole(folder)}
+        return {_step_number(folder.name) for folder in self.folder.glob("step-*") if _is_whole(folder)}
 
     def save(
         self,
@@ -108,7 +108,7 @@ class Checkpoints:
         training goes on.
         """
         self.wait()
-        state = training_state.taken(accelerator, model, optimizer, self._mesh)
+        state = training_state.copy_state(accelerator, model, optimizer, self._mesh)
         self.writing = self.writer.submit(self._write, step, state, _random_states(), list(history))
 
     def _write(self, step: int, state: State, random_states: dict, history: History) -> None:
@@ -119,7 +119,7 @@ class Checkpoints:
                 last = max((earlier for earlier in self._here() if earlier != step), default=0)
                 for other in self.folder.glob("*"):
                     if other.name != f"step-{last}":
-                        _remove(other)
+                        _delete_folder(other)
             meet(group)
             partial.mkdir(parents=True, exist_ok=True)
             # A file for each kind of tensors, since one that is written is in memory twice.
@@ -130,15 +130,15 @@ class Checkpoints:
             if rank == 0:
                 files.write_jsonl(partial / "history.jsonl", history)
             meet(group)
-            own_files = _shares(partial, group)[rank]
+            own_files = _share_files(partial, group)[rank]
             for name in own_files:
                 files.flush(partial / name)
             recorded = manifests.hash_files(partial, own_files)
         except (OSError, RuntimeError, CheckpointException) as error:
-            _remove(partial)
+            _delete_folder(partial)
             kept = f"the checkpoint of step {self.latest()} is kept" if self.latest() else "there is no older one"
             raise PosgapError(
-                f"{complete}: the checkpoint could not be written ({_reason(error)}); {kept}. Make room "
+                f"{complete}: the checkpoint could not be written ({_first_reason(error)}); {kept}. Make room "
                 "and run the same command again"
             ) from None
         everybody_s = gather(recorded, group)
@@ -147,7 +147,7 @@ class Checkpoints:
             files.flush(partial)
         meet(group)
         if first_of_its_node():
-            _rename(partial, complete)
+            _rename_folder(partial, complete)
             files.flush(self.folder, deep=False)
         meet(group)
         self._upload(complete, recorded)
@@ -177,7 +177,7 @@ class Checkpoints:
     def _fetch(self) -> int:
         """The step to go on from, on every machine; brings its checkpoint from S3 where that has a newer one."""
         names = self.kept.names() if rank_and_world()[0] == 0 else []
-        there = max((_step(name) for name in gather(names)[0] if name.endswith(f"/{FILES}")), default=0)
+        there = max((_step_number(name) for name in gather(names)[0] if name.endswith(f"/{FILES}")), default=0)
         here = max(set.intersection(*gather(self._here())), default=0)
         if there > here:
             log.info("fetching the checkpoint of step %d from %s", there, self.kept.uri)
@@ -195,7 +195,9 @@ class Checkpoints:
         removed: set[int] = set()
         while step := self._fetch():
             folder = self.folder / f"step-{step}"
-            own_files = _shares(folder)[rank_and_world()[0]]  # where all meet, when this machine has been brought them
+            own_files = _share_files(folder)[
+                rank_and_world()[0]
+            ]  # where all meet, when this machine has been brought them
             record = manifests.read_record(folder / FILES)
             damaged = [
                 name
@@ -206,9 +208,9 @@ class Checkpoints:
                 return step
             log.warning("%s: %s is damaged; this checkpoint is passed over", folder, damaged[0])
             if first_of_its_node():
-                _remove(folder)
+                _delete_folder(folder)
             if step in removed and rank_and_world()[0] == 0:
-                self.kept.drop([name for name in self.kept.names() if _step(name) == step])
+                self.kept.drop([name for name in self.kept.names() if _step_number(name) == step])
             removed.add(step)
             meet()
         return 0
@@ -231,35 +233,35 @@ class Checkpoints:
         group = self._group
         fill = functools.partial(dcp.load, storage_reader=reader, process_group=group, no_dist=group is None)
         try:
-            training_state.put(accelerator, model, optimizer, self._mesh, fill)
+            training_state.restore_state(accelerator, model, optimizer, self._mesh, fill)
         except CheckpointException as error:
-            raise PosgapError(f"{folder}: cannot be gone on from ({_reason(error)}); delete it") from None
+            raise PosgapError(f"{folder}: cannot be gone on from ({_first_reason(error)}); delete it") from None
         # A process that was not there then goes on with those that it has.
         if (states := folder / f"random-{rank}.pt").is_file():
             _set_random_states(torch.load(states, weights_only=True))
         return [row for _, row in files.read_jsonl(folder / "history.jsonl")]
 
 
-def _step(name: str) -> int:
+def _step_number(name: str) -> int:
     """The step in `step-<n>`, or in the name of a file below it."""
     return int(name.partition("/")[0].removeprefix("step-"))
 
 
-def _whole(folder: Path) -> bool:
+def _is_whole(folder: Path) -> bool:
     record = manifests.read_record(folder / FILES)
     sizes = {name: (folder / name).stat().st_size for name in record if (folder / name).is_file()}
     return bool(record) and not manifests.damage({"files": record}, sizes)
 
 
-def _shares(folder: Path, group: dist.ProcessGroup | None = None) -> list[list[str]]:
+def _share_files(folder: Path, group: dist.ProcessGroup | None = None) -> list[list[str]]:
     """The files of a checkpoint that each process reads, hashes and uploads: all of them once."""
     names_by_process = gather(
         sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()), group
     )
-    return shares([[name for name in names if name != FILES] for names in names_by_process])
+    return share_out([[name for name in names if name != FILES] for names in names_by_process])
 
 
-def shares(names_by_process: list[list[str]]) -> list[list[str]]:
+def share_out(names_by_process: list[list[str]]) -> list[list[str]]:
     """Spreads the files that each process sees: each goes, by turns, to one that sees it."""
     by_process: list[list[str]] = [[] for _ in names_by_process]
     for turn, name in enumerate(sorted(set().union(*names_by_process))):
@@ -268,12 +270,12 @@ def shares(names_by_process: list[list[str]]) -> list[list[str]]:
     return by_process
 
 
-def _remove(path: Path) -> None:
+def _delete_folder(path: Path) -> None:
     """Deletes a folder that the first process of another node, on the same disk, may be deleting too."""
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _rename(partial: Path, complete: Path) -> None:
+def _rename_folder(partial: Path, complete: Path) -> None:
     """Likewise renames it."""
     try:
         partial.rename(complete)
@@ -282,7 +284,7 @@ def _rename(partial: Path, complete: Path) -> None:
             raise
 
 
-def _reason(error: BaseException) -> str:
+def _first_reason(error: BaseException) -> str:
     """What went wrong first, in a line; torch has it by process."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]

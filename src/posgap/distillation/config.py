@@ -37,7 +37,7 @@ class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[mis
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
 
 
-class _Distilled(SeededConfig):
+class _DistillInputs(SeededConfig):
     examples_for: ClassVar[str] = "training"
     examples: InputPath = Field(description="examples that the responses answer")
     responses: InputPath = Field(description="folder from `teacher`")
@@ -61,7 +61,7 @@ class _Training(Config):
     learning_rate: float = Field(3e-6, gt=0, description="peak learning rate of AdamW, which falls linearly to 0")
 
 
-class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _Distilled):  # type: ignore[misc]  # registered choices' parameters
+class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _DistillInputs):  # type: ignore[misc]  # registered choices' parameters
     """Distils the model's own answers at its best position into the other positions (Pos2Distill)."""
 
     warmup_steps: Annotated[float, RARE] = Field(

@@ -16,16 +16,15 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from posgap.distillation import rounding_floor
-from posgap.distillation.batch_layout import BatchLayout, with_shared_prefixes, without_sharing
-from posgap.distillation.batches import Batch, Collator, Row
-from posgap.distillation.branches import enable, same_states
+from posgap.distillation.batches import Batch, Collator, TrainingPrompt
+from posgap.distillation.batching import BatchLayout, MicroBatch, lay_out_alone, lay_out_shared
+from posgap.distillation.branches import attention_over_branches, same_states
 from posgap.distillation.checkpoints import Checkpoints, History
 from posgap.distillation.gradients import Gradient
 from posgap.distillation.head import add_gradients_in_place
-from posgap.distillation.micro_batches import MicroBatch
 from posgap.distillation.objectives import Objective
 from posgap.distillation.optimizers import MAX_GRAD_NORM, adamw
-from posgap.distillation.processes import gather, is_by_autocast, rank_and_world
+from posgap.distillation.processes import gather, is_by_autocast, rank_and_world, register_external
 from posgap.distillation.student import Student
 from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.foundation.interruption import deferred_termination
@@ -59,14 +58,14 @@ class Schedule:
 class NotFinite(PosgapError):
     """The loss or the gradient is not finite. `rows` are those with such a loss, or all of the step's."""
 
-    def __init__(self, message: str, step: int, rows: Sequence[Row], losses: Sequence[float]):
+    def __init__(self, message: str, step: int, rows: Sequence[TrainingPrompt], losses: Sequence[float]):
         super().__init__(message)
         self.step, self.rows, self.losses = step, rows, losses
 
 
 def train(
     student: Student,
-    steps: Sequence[Sequence[Row]],
+    steps: Sequence[Sequence[TrainingPrompt]],
     objective: Objective,
     collate: Collator,
     schedule: Schedule,
@@ -89,29 +88,36 @@ def train(
     """
     trained = [parameter for parameter in student.model.parameters() if parameter.requires_grad]
     wrapped, optimizer = accelerator.prepare(student, adamw(trained, schedule.learning_rate))
+    register_external(student.head_losses, student.head.linear)
     if student.teacher:
         wrapped.eval()
         with _naming_exhaustion("reading the teacher's states; give a smaller micro_batch_tokens"):
-            student.teacher.read(wrapped, accelerator.device, micro_batch_tokens)
+            student.teacher.read_missing(wrapped, accelerator.device, micro_batch_tokens)
     wrapped.train()
     history = checkpoints.load(accelerator, wrapped, optimizer) if checkpoints else []
     floor: dict[str, float] = {}
     if student.teacher and not history and is_by_autocast(accelerator):
-        floor = {rounding_floor.FIGURE: rounding_floor.measured(student, accelerator.device)}
+        floor = {rounding_floor.FIGURE: rounding_floor.measure_floor(student, accelerator.device)}
     for figures in history:
         on_step(figures)
     gradient = Gradient(accelerator, wrapped, optimizer, MAX_GRAD_NORM)
     if not gradient.by_deepspeed:
         add_gradients_in_place(student.model, student.head)
-    shares_prefixes = enable(student.model)
-    loop = Loop(wrapped, gradient, objective, collate, accelerator.device, micro_batch_tokens, shares_prefixes)
     rest = range(len(history), len(steps))
-    with deferred_termination() as termination, checkpoints or nullcontext():
+    with (
+        attention_over_branches(student.model) as shares_prefixes,
+        deferred_termination() as termination,
+        checkpoints or nullcontext(),
+    ):
+        train_step = TrainStep(
+            wrapped, gradient, objective, collate, accelerator.device, micro_batch_tokens, shares_prefixes
+        )
         for step in track(rest, len(rest), "distillation steps"):
             rate = schedule.learning_rate * schedule.rate(step, len(steps))
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            figures = loop.step(step + 1, steps[step])
+            collate.build_prompts(steps[step])
+            figures = train_step.run(step + 1, steps[step])
             history.append({"step": step + 1, **figures, "learning_rate": rate, **floor})
             floor = {}
             on_step(history[-1])
@@ -127,12 +133,43 @@ def train(
     return wrapped, history
 
 
-class Loop:
+class Step:
+    """An optimizer step under way: its rows, how they are read, and what is known of each so far."""
+
+    def __init__(self, number: int, rows: Sequence[TrainingPrompt], layout: BatchLayout):
+        self.number, self.rows, self.layout = number, rows, layout
+        self.losses = torch.full(
+            (len(rows),), math.nan, dtype=torch.float64
+        )  # [N], the same everywhere; nan until read
+        self.weights = torch.zeros_like(self.losses)  # [N], 0 until weighed
+        self.in_gradient = torch.zeros(len(rows), dtype=torch.bool)  # [N]
+        # A group's last micro-batch is added to the gradient first, those that are read twice after it.
+        self.final = layout.groups[-1][-2:][0]
+
+    def reweigh(self, objective: Objective) -> float:
+        """Weighs all rows whose losses are known; returns the factor by which those in the gradient now weigh more."""
+        before, self.weights = self.weights, objective.weights(self.rows, self.losses)
+        weighed = float(before[self.in_gradient].sum())
+        return float(self.weights[self.in_gradient].sum()) / weighed if weighed > 0 else 1.0
+
+    def require_finite(self) -> None:
+        """Raises `NotFinite` with the rows whose losses are not finite."""
+        bad = (~self.losses.isfinite()).nonzero().flatten().tolist()
+        if bad:
+            raise NotFinite(
+                f"step {self.number}: the loss of {len(bad)} of {len(self.rows)} prompts is not finite; lower "
+                "learning_rate, or look at those prompts",
+                self.number,
+                [self.rows[i] for i in bad],
+                self.losses[bad].tolist(),
+            )
+
+
+class TrainStep:
     """Computes optimizer steps, each in micro-batches.
 
-    A row's weight may depend on the losses of rows that are not read yet, but by the objective's contract only through
-    a factor that all rows read before have in common. So each row is read once: when the losses of a group of rows that
-    are weighed together are there, the gradient so far is multiplied by that factor, and the group's is added to it.
+    R1's softmax needs all losses of a step. A late loss changes earlier weights by one common factor, so the running
+    gradient is multiplied by it, and rows need not be read twice: see `Objective.weights`.
     """
 
     def __init__(
@@ -147,26 +184,26 @@ class Loop:
     ):
         self.model, self.gradient, self.objective, self.collate = model, gradient, objective, collate
         self.device, self.micro_batch_tokens = device, micro_batch_tokens
-        self.shares_prefixes, self.tried = shares_prefixes, False
+        self.shares_prefixes, self.sharing_is_checked = shares_prefixes, False
         self.rank, self.world = rank_and_world()
         self.exhausted = False  # whether this process has run out of memory in this step
 
-    def step(self, number: int, rows: Sequence[Row]) -> dict[str, float]:
+    def run(self, number: int, rows: Sequence[TrainingPrompt]) -> dict[str, float]:
         """Makes one update from the global batch `rows` and returns its figures.
 
         Where a process runs out of memory, micro-batches are halved and the step is begun again. So it is where the
         gradient overflows because positions' losses differ by far, with all rows weighed before the first gradient.
         """
         while True:
-            layout = self._layout(rows)
+            step = Step(number, rows, self._lay_out(rows))
             try:
                 with self.gradient.of_this_process():
-                    losses, weights = self._accumulate(number, rows, layout)
+                    self._accumulate(step)
             except _OutOfMemory:
-                self._halve(number, layout)
+                self._shrink_micro_batch(step)
                 continue
             with _naming_exhaustion("the optimizer's update; take a machine with more"):
-                norm = self.gradient.apply()
+                norm = self.gradient.update()
             if math.isfinite(norm) or not self.gradient.disable_scaling_if_underflowed():
                 break
             log.info(
@@ -174,101 +211,98 @@ class Loop:
             )
         if not math.isfinite(norm):
             raise NotFinite(
-                f"step {number}: the gradient is not finite; lower learning_rate", number, rows, losses.tolist()
+                f"step {number}: the gradient is not finite; lower learning_rate", number, rows, step.losses.tolist()
             )
-        return {"loss": float((weights * losses).sum()), **self.objective.figures(rows, losses), "grad_norm": norm}
+        loss = float((step.weights * step.losses).sum())
+        return {"loss": loss, **self.objective.step_figures(rows, step.losses), "grad_norm": norm}
 
-    def _layout(self, rows: Sequence[Row]) -> BatchLayout:
-        """How to read `rows`: by itself each, or in bundles, whichever takes fewer tokens."""
-        together = self.objective.together(rows)
+    def _lay_out(self, rows: Sequence[TrainingPrompt]) -> BatchLayout:
+        """Lays out `rows`, each by itself or in bundles, whichever takes fewer tokens."""
+        weight_groups = self.objective.weight_groups(rows)
         if not self.gradient.can_be_scaled:  # then all weights are to be known before the first gradient
-            together = [key and "by loss" for key in together]
-        lengths = [self.collate.length(row) for row in rows]
-        layout = without_sharing(together, lengths, self.world, self.micro_batch_tokens)
+            weight_groups = [key and "by loss" for key in weight_groups]
+        prompts = [self.collate.input_tokens(row) for row in rows]
+        layout = lay_out_alone(weight_groups, list(map(len, prompts)), self.world, self.micro_batch_tokens)
         examples = [row.pair for row in rows]
         if not self.shares_prefixes or len(set(examples)) == len(rows):
             return layout
-        self.collate.keep(rows)
-        prompts = [self.collate.read(row) for row in rows]
-        shared = with_shared_prefixes(together, examples, prompts, self.world, self.micro_batch_tokens)
-        if shared.tokens >= layout.tokens:
+        shared = lay_out_shared(weight_groups, examples, prompts, self.world, self.micro_batch_tokens)
+        if shared.cost >= layout.cost:
             return layout
-        if not self.tried:
-            self._try([rows[i] for i in max(shared.bundles, key=len)[-2:]])
+        if not self.sharing_is_checked:
+            self._check_sharing([rows[i] for i in max(shared.bundles, key=len)[-2:]])
         return shared if self.shares_prefixes else layout
 
-    def _try(self, some: Sequence[Row]) -> None:
-        """Shares no more if the model reads these rows of an example otherwise together than one by one."""
+    def _check_sharing(self, some: Sequence[TrainingPrompt]) -> None:
+        """Checks once that a shared prefix yields the same hidden states, and turns sharing off if it does not."""
         same, tolerance = False, 1e-3 if self.gradient.accelerator.mixed_precision == "no" else 0.05
         with self._noting_exhaustion(), torch.no_grad():
             alone = [self.model(self.collate([row]).to(self.device), states_alone=True) for row in some]
-            together = self.collate.shared([some]).to(self.device)
+            together = self.collate.collate_shared([some]).to(self.device)
             read = lambda: self.model(together, states_alone=True)  # noqa: E731
             same = same_states(read, torch.cat(alone), together.branches, tolerance)
         if any(gather(self.exhausted)):
-            return  # and tried again with the next micro-batch
-        self.tried, self.shares_prefixes = True, all(gather(same))
+            return  # and checked again with the next micro-batch
+        self.sharing_is_checked, self.shares_prefixes = True, all(gather(same))
         if not self.shares_prefixes:
             log.info("what prompts have in common is read for each: this model does not read it once as it should")
 
-    def _accumulate(self, number: int, rows: Sequence[Row], layout: BatchLayout) -> tuple[Tensor, Tensor]:
-        """Adds up the gradient of a step; returns its rows' losses and weights, `[N]` each, the same everywhere."""
-        losses = torch.full((len(rows),), math.nan, dtype=torch.float64)
-        weights, added = torch.zeros_like(losses), torch.zeros(len(rows), dtype=torch.bool)
-        for group in layout.groups:
-            ends = group is layout.groups[-1]
-            *earlier, last = [(part, self._batches(part, rows, layout)) for part in group]
-            # Rows that are weighed together but do not fit into one micro-batch: all but the last are read twice.
-            for part, batches in earlier:
+    def _accumulate(self, step: Step) -> None:
+        """Adds up the gradient of a step, and enters its rows' losses and weights."""
+        for group in step.layout.groups:
+            batches = {micro_batch: self._batches(step, micro_batch) for micro_batch in group}
+            *read_twice, last = group
+            for micro_batch in read_twice:  # too large to keep activations: losses now, gradients below
                 with torch.no_grad():
-                    self._gather_losses(part, self._read(batches), losses, layout)
-            own_losses = self._read(last[1])
-            self._gather_losses(last[0], own_losses, losses, layout)
-            if ends:
-                _require_finite(number, rows, losses)
-            before, weights = weights, self.objective.weights(rows, losses)
-            if (weighed := float(before[added].sum())) > 0:
-                self.gradient.scale(float(weights[added].sum()) / weighed)
-            self._add(last[0], own_losses, weights, layout, ends and not earlier)
-            for part, batches in earlier:
-                self._add(part, self._read(batches), weights, layout, ends and part is earlier[-1][0])
-            added[[row for part in group for row in layout.rows(part, 0, 1)]] = True
+                    self._record(step, micro_batch, self._read(batches[micro_batch]))
+            own_losses = self._read(batches[last])
+            self._record(step, last, own_losses)
+            if group is step.layout.groups[-1]:
+                step.require_finite()
+            self.gradient.scale(step.reweigh(self.objective))
+            self._add_gradient(step, last, own_losses)
+            for micro_batch in read_twice:
+                self._add_gradient(step, micro_batch, self._read(batches[micro_batch]))
         if any(gather(self.exhausted)):
             raise _OutOfMemory
-        return losses, weights
 
-    def _batches(self, part: MicroBatch, rows: Sequence[Row], layout: BatchLayout) -> list[Batch]:
-        calls = [[layout.bundles[i] for i in call] for call in part.calls(self.rank, self.world)]
-        if layout.shared:
-            batches = [self.collate.shared([[rows[i] for i in bundle] for bundle in call]) for call in calls]
-        else:
-            batches = [self.collate([rows[i] for (i,) in call]) for call in calls]
-        return [batch.to(self.device) for batch in batches]
+    def _batches(self, step: Step, micro_batch: MicroBatch) -> list[Batch]:
+        """Collates what this process reads of a micro-batch, a batch for each call of the model."""
+        batches = []
+        for call in micro_batch.calls(self.rank, self.world):
+            bundles = []
+            for index in call:
+                bundles.append([step.rows[row] for row in step.layout.bundles[index]])
+            if step.layout.shared:
+                batch = self.collate.collate_shared(bundles)
+            else:
+                batch = self.collate([row for (row,) in bundles])
+            batches.append(batch.to(self.device))
+        return batches
 
     def _read(self, batches: list[Batch]) -> Tensor | None:
-        """The losses of this process's rows; `None` if it is out of memory, now or before in this step."""
+        """Returns the losses of this process's rows; `None` if it is out of memory, now or before in this step."""
         if not self.exhausted:
             with self._noting_exhaustion():
                 return torch.cat([self.model(batch) for batch in batches])
         return None
 
-    def _gather_losses(self, part: MicroBatch, own_losses: Tensor | None, losses: Tensor, layout: BatchLayout) -> None:
-        """Enters all processes' losses of a micro-batch into the `losses [N]` of the step."""
+    def _record(self, step: Step, micro_batch: MicroBatch, own_losses: Tensor | None) -> None:
+        """Enters all processes' losses of a micro-batch."""
         for rank, theirs in enumerate(gather(None if own_losses is None else own_losses.tolist())):
             if theirs is None:
                 raise _OutOfMemory
-            of_rank = layout.rows(part, rank, self.world)
-            losses[of_rank] = torch.tensor(theirs[: len(of_rank)], dtype=losses.dtype)
+            of_rank = step.layout.rows_of_rank(micro_batch, rank, self.world)
+            step.losses[of_rank] = torch.tensor(theirs[: len(of_rank)], dtype=step.losses.dtype)
 
-    def _add(
-        self, part: MicroBatch, own_losses: Tensor | None, weights: Tensor, layout: BatchLayout, last: bool
-    ) -> None:
+    def _add_gradient(self, step: Step, micro_batch: MicroBatch, own_losses: Tensor | None) -> None:
         """Adds the gradient of this process's rows of a micro-batch; copies that fill up its share weigh nothing."""
+        step.in_gradient[step.layout.rows_of_rank(micro_batch, 0, 1)] = True
         if own_losses is None:
             return
-        own = weights[layout.rows(part, self.rank, self.world)].to(own_losses)
+        own = step.weights[step.layout.rows_of_rank(micro_batch, self.rank, self.world)].to(own_losses)
         with self._noting_exhaustion():
-            self.gradient.add((own * own_losses[: len(own)]).sum(), last)
+            self.gradient.accumulate((own * own_losses[: len(own)]).sum(), micro_batch is step.final)
 
     # Running out of memory
 
@@ -286,21 +320,24 @@ class Loop:
                 raise
             self.exhausted = True
 
-    def _halve(self, number: int, layout: BatchLayout) -> None:
+    def _shrink_micro_batch(self, step: Step) -> None:
         """Forgets the gradient so far and halves the micro-batch; `PosgapError` if it is a single prompt."""
-        divisible = [part.tokens for part in layout.parts if not layout.is_least(part)]
+        layout = step.layout
+        divisible = [each.tokens for each in layout.micro_batches if not layout.is_least(each)]
         self.exhausted = False
         self.gradient.clear()
         gc.collect()
         torch.cuda.empty_cache()
         if not divisible:
-            longest = max(part.tokens for part in layout.parts)
-            raise PosgapError(f"out of memory in step {number}, with one prompt of {longest} tokens; {_LESS_MEMORY}")
+            longest = max(each.tokens for each in layout.micro_batches)
+            raise PosgapError(
+                f"out of memory in step {step.number}, with one prompt of {longest} tokens; {_LESS_MEMORY}"
+            )
         self.micro_batch_tokens = max(divisible) // 2
         log.log(
             logging.INFO if self.rank else logging.WARNING,  # of the others only warnings are shown
             "step %d: out of memory; from now on micro-batches have at most %d tokens, and the step is done again",
-            number,
+            step.number,
             self.micro_batch_tokens,
         )
 
@@ -321,15 +358,3 @@ def _naming_exhaustion(where: str) -> Iterator[None]:
 
 class _OutOfMemory(Exception):
     """Some process has run out of memory; raised on all."""
-
-
-def _require_finite(number: int, rows: Sequence[Row], losses: Tensor) -> None:
-    bad = (~losses.isfinite()).nonzero().flatten().tolist()
-    if bad:
-        raise NotFinite(
-            f"step {number}: the loss of {len(bad)} of {len(rows)} prompts is not finite; lower learning_rate, or "
-            "look at those prompts",
-            number,
-            [rows[i] for i in bad],
-            losses[bad].tolist(),
-        )

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from posgap.distillation.adapter_merging import merged_in_float32
-from posgap.distillation.adapters import named
+from posgap.distillation.adapter_merging import merge_in_float32
+from posgap.distillation.adapters import resolve_base
 from posgap.distillation.config import DistillConfig
-from posgap.distillation.lora import merged, write_adapter
+from posgap.distillation.lora import merge_adapters, write_adapter
 from posgap.distillation.processes import by_deepspeed, trained_parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
@@ -34,7 +34,7 @@ PROBE_TOKENS = 128
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """What came of training: the parameters that it changed, by name, in float32 as the optimizer has them, and the
     `logits` that the model in training gives to the tokens `probe [1, T]`, in arithmetic of the precision `arithmetic`.
 
@@ -47,7 +47,7 @@ class Trained:
     arithmetic: torch.dtype
 
     @classmethod
-    def of(cls, model: PreTrainedModel, ids: Tensor, accelerator: Accelerator) -> "Trained":
+    def gather(cls, model: PreTrainedModel, ids: Tensor, accelerator: Accelerator) -> "TrainedModel":
         """What came of a model whose training has ended; the probe is the beginning of `ids [R, S]`.
 
         Every process calls this.
@@ -60,7 +60,9 @@ class Trained:
         return cls(parameters, probe, logits, model.dtype)
 
 
-def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokenizerBase, out: Path) -> dict[str, float]:
+def export(
+    config: DistillConfig, trained: TrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path
+) -> dict[str, float]:
     """Writes the trained model, or of adapters what `config.lora_export` says, into the folder `out`, with
     `export.json`; returns the figures in it.
 
@@ -69,12 +71,12 @@ def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokeniz
     """
     unset_hf_deepspeed_config()  # under ZeRO-3 models would be loaded in pieces, by all processes
     base = load_model(config.model, "stored")
-    model = _unrounded(config, trained)
+    model = _rebuild_unrounded(config, trained)
     alone = config.lora_export == "adapter"
     if alone:
         base_in_float32 = load_model(config.model, "float32")
-        write_adapter(base_in_float32, trained.parameters, config.lora_rank, named(config.model), out)
-        _require_equal(merged_in_float32(config.model, out), model.state_dict())
+        write_adapter(base_in_float32, trained.parameters, config.lora_rank, resolve_base(config.model), out)
+        _require_equal(merge_in_float32(config.model, out), model.state_dict())
     dtype = base.dtype if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
     try:
         stored = rounded(base, model.state_dict(), dtype, 0 if alone else config.seed)
@@ -91,7 +93,7 @@ def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokeniz
             f"export: {stored} of what training did, less than {100 * MIN_KEPT:.0f} %; give --export-dtype float32: "
             f"the same command with it {rest}"
         )
-    logits = _logits(_with(model, stored.state), trained.probe)
+    logits = _logits(_with_weights(model, stored.state), trained.probe)
     difference = _difference(logits, trained.logits)
     if difference > max(TOLERANCE[dtype], TOLERANCE[trained.arithmetic]):
         log.warning(
@@ -110,13 +112,13 @@ def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokeniz
     return figures
 
 
-def _unrounded(config: DistillConfig, trained: Trained) -> PreTrainedModel:
+def _rebuild_unrounded(config: DistillConfig, trained: TrainedModel) -> PreTrainedModel:
     """The base with what training changed, in float32; `PosgapError` where its logits are not the trained model's."""
     model = load_model(config.model, "float32")
     if config.lora_rank:
-        model = merged(model, trained.parameters, config.lora_rank)
+        model = merge_adapters(model, trained.parameters, config.lora_rank)
     else:
-        _with(model, trained.parameters)
+        _with_weights(model, trained.parameters)
     _require_same(_logits(model, trained.probe), trained.logits, TOLERANCE[trained.arithmetic])
     return model
 
@@ -136,7 +138,7 @@ def _require_equal(written: PreTrainedModel, expected: Mapping[str, Tensor]) -> 
 
 
 @torch.no_grad()
-def _with(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTrainedModel:
+def _with_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTrainedModel:
     for name, parameter in model.named_parameters():
         if name in weights:
             parameter.copy_(weights[name])

@@ -124,8 +124,8 @@ def size_of(config: PretrainedConfig, lora_rank: int) -> Size:
     return Size(
         sum(parameter.numel() for parameter in model.parameters()),
         sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
-        Head.of(model).linear.weight.numel(),
-        sum(layer.weight.numel() for layer in beneath_adapters(model)),
+        Head.from_model(model).linear.weight.numel(),
+        sum(layer.weight.numel() for _, layer in beneath_adapters(model)),
         2 if is_stored_in_bfloat16(config) else 4,
     )
 
@@ -139,7 +139,7 @@ def activation_bytes(config: PretrainedConfig, shape: MicroBatchShape) -> int:
     """The bytes that a micro-batch takes of a model with this config, beside parameters, gradients and optimizer; a
     loss of R1, against a teacher's states."""
     # No operations are counted meanwhile: torch's counter keeps tensors alive.
-    model = _model(config, shape)
+    model = _model_of_shape(config, shape)
     with FakeTensorMode():
         _materialize(model)
         parameters = list(model.parameters())
@@ -160,14 +160,14 @@ def activation_bytes(config: PretrainedConfig, shape: MicroBatchShape) -> int:
 def flops(config: PretrainedConfig, shape: MicroBatchShape) -> int:
     """The operations of a micro-batch, forwards and backwards: multiplications and additions, each counted, and
     attention as if it were not causal."""
-    model = _model(config, shape)
+    model = _model_of_shape(config, shape)
     with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=OPERATIONS) as counter:
         _materialize(model)
         run_micro_batch(model, shape)
     return counter.get_total_flops()
 
 
-def _model(config: PretrainedConfig, shape: MicroBatchShape) -> PreTrainedModel:
+def _model_of_shape(config: PretrainedConfig, shape: MicroBatchShape) -> PreTrainedModel:
     """The model as a micro-batch is read by it, on no device."""
     in_bfloat16 = shape.arithmetic == "bfloat16 parameters"
     model = _on_no_device(config, torch.bfloat16 if in_bfloat16 else torch.float32, shape.lora_rank)
@@ -180,7 +180,7 @@ def _model(config: PretrainedConfig, shape: MicroBatchShape) -> PreTrainedModel:
 
 def run_micro_batch(model: PreTrainedModel, shape: MicroBatchShape) -> None:
     """Reads a micro-batch forwards and backwards."""
-    head = Head.of(model)
+    head = Head.from_model(model)
     if shape.arithmetic != "bfloat16 parameters":  # which are in pieces
         add_gradients_in_place(model, head)
         # How many tokens are no padding, which have gradients, is not known of fake ones.
@@ -213,7 +213,7 @@ def _on_no_device(config: PretrainedConfig, dtype: torch.dtype, lora_rank: int) 
     with torch.device("meta"):
         # Of the config that it is given transformers changes the precision.
         own = copy.deepcopy(config)
-        model = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=_unmasked())
+        model = AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=_attend_unmasked())
         if lora_rank:
             add_adapters(model, lora_rank)
     return model
@@ -235,7 +235,7 @@ def _materialize(model: torch.nn.Module) -> None:
             tensors |= {name: on_cpu(tensor) for name, tensor in tensors.items() if tensor is not None}
 
 
-def _unmasked() -> str:
+def _attend_unmasked() -> str:
     """The name of sdpa for prompts without padding in front: with fake tensors transformers would make a mask, which
     with real ones it leaves to the kernel."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

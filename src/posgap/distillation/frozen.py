@@ -16,12 +16,12 @@ class _InBfloat16(nn.Linear):
         return F.linear(states, weight, self.bias)
 
 
-def beneath_adapters(model: nn.Module) -> Iterator[nn.Linear]:
-    """The linear layers that have adapters."""
+def beneath_adapters(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Linear]]:
+    """Yields each adapted module with the linear layer that its adapters stand on."""
     for module in list(model.modules()):
         layer = getattr(module, "base_layer", None)
         if type(layer) is nn.Linear and not layer.weight.requires_grad:
-            yield layer
+            yield module, layer
 
 
 def keep_in_bfloat16(model: PreTrainedModel) -> None:
@@ -30,9 +30,10 @@ def keep_in_bfloat16(model: PreTrainedModel) -> None:
     For training that computes in bfloat16 by autocast, which rounds weights to it for each product: no number of the
     training is another, and neither the rounded weights nor the exact ones take memory.
     """
-    for layer in beneath_adapters(model):
+    for module, layer in beneath_adapters(model):
         rounded = layer.weight.detach().to(torch.bfloat16)
         # Of a planner's weights, which have no numbers, the caller knows.
         if layer.weight.is_meta or torch.equal(rounded.to(layer.weight.dtype), layer.weight):
-            layer.weight = nn.Parameter(rounded, requires_grad=False)
-            layer.__class__ = _InBfloat16
+            frozen = _InBfloat16(layer.in_features, layer.out_features, bias=False, device="meta")
+            frozen.weight, frozen.bias = nn.Parameter(rounded, requires_grad=False), layer.bias
+            module.base_layer = frozen

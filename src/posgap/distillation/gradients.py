@@ -16,7 +16,7 @@ from posgap.distillation.processes import by_deepspeed, rank_and_world
 class Gradient:
     """The gradient of a step, summed over micro-batches and processes.
 
-    What is accumulated can be multiplied by a factor later, as `scaled` says: the factors are kept as a number, and
+    What is accumulated can be multiplied by a factor later, as `scale` says: the factors are kept as a number, and
     the gradient itself is multiplied once, before it is clipped.
     """
 
@@ -51,7 +51,7 @@ class Gradient:
         if self.factor < 1e-12 and not self.by_deepspeed:  # before what comes next overflows
             self._multiply()
 
-    def add(self, loss: Tensor, last: bool) -> None:
+    def accumulate(self, loss: Tensor, last: bool) -> None:
         """Adds the gradient of `loss`, this process's share of the step's. After the `last` one DeepSpeed updates."""
         if not self.by_deepspeed:
             self.accelerator.backward(loss / self.factor)
@@ -65,13 +65,18 @@ class Gradient:
         # Gradients are averaged over processes, but the shares of the loss must be summed: hence the factor.
         self.accelerator.backward(loss * rank_and_world()[1])
 
-    def apply(self) -> float:
+    def update(self) -> float:
         """Updates the parameters and returns the norm that the gradient had before it was clipped.
 
         Where that is not finite, nothing is updated, except under DeepSpeed.
         """
         if not self.by_deepspeed:
-            self._sum()
+            if rank_and_world()[1] > 1:  # once a step, when no process can run out of memory in a pass any more
+                for parameter in self.model.parameters():
+                    if parameter.requires_grad:
+                        if parameter.grad is None:
+                            parameter.grad = torch.zeros_like(parameter)
+                        dist.all_reduce(parameter.grad)
             self._multiply()
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_norm) or 0.0)
         if self.by_deepspeed and self.factor != 1:
@@ -85,15 +90,6 @@ class Gradient:
         """Forgets what has been accumulated."""
         self.optimizer.zero_grad()
         self.factor = 1.0
-
-    def _sum(self) -> None:
-        """Adds up the processes' gradients: once a step, when no process can run out of memory in a pass any more."""
-        if rank_and_world()[1] > 1:
-            for parameter in self.model.parameters():
-                if parameter.requires_grad:
-                    if parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
-                    dist.all_reduce(parameter.grad)
 
     def _multiply(self) -> None:
         if self.factor != 1:

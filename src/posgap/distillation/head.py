@@ -4,7 +4,7 @@ Logits are float32 in every precision of training. Rounded to bfloat16, which kn
 would make a KL of some 1e-3 between two models that are equal.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from posgap.distillation.batches import Batch
 from posgap.foundation.errors import PosgapError
-from posgap.models.rope_lengths import RopeLengths
 
 # What the logits of some families are multiplied by, from the text model's configuration; by the beginning of its type.
 _FACTORS: dict[str, Callable[[Any], float]] = {
@@ -43,21 +42,17 @@ class Head:
         self.linear, self.factor, self.soft_cap = linear, factor, soft_cap
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> "Head":
+    def from_model(cls, model: PreTrainedModel) -> "Head":
         """The output head of a model."""
         config: Any = model.config.get_text_config()
         factors = [factor(config) for family, factor in _FACTORS.items() if config.model_type.startswith(family)]
         soft_cap = next((cap for name in _SOFT_CAPS if (cap := getattr(config, name, None))), None)
         return cls(model.get_output_embeddings(), (factors or [1.0])[0] or 1.0, soft_cap)
 
-    @property
-    def vocabulary(self) -> int:
-        """The size V of the vocabulary."""
-        return self.linear.out_features
-
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits `[M, V]` of final hidden states `[M, D]`."""
-        return self._through_the_module(lambda states: self.adjusted(self.product(states)), hidden)
+        """Logits `[M, V]` of final hidden states `[M, D]`; not under ZeRO-3, which has the weight in pieces."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.adjust(self.project(hidden))
 
     def losses(self, loss: Callable[..., Tensor], hidden: Tensor, *per_token: Tensor) -> Tensor:
         """`loss(logits, *per_token)`, `[M, V]` and `[M, ...]` to `[M]`, of the logits of `hidden [M, D]`.
@@ -67,12 +62,10 @@ class Head:
         of the weight `[V, D]` are added up in one place. `per_token` has no gradient.
         """
 
-        def forward(states: Tensor) -> Tensor:
-            return _Losses.apply(self, loss, states, self.linear.weight, self.linear.bias, *per_token)
+        with torch.autocast(hidden.device.type, enabled=False):
+            return _Losses.apply(self, loss, hidden, self.linear.weight, self.linear.bias, *per_token)
 
-        return self._through_the_module(forward, hidden)
-
-    def product(self, states: Tensor) -> Tensor:
+    def project(self, states: Tensor) -> Tensor:
         """The linear layer's outputs `[M, V]`."""
         bias = self.linear.bias
         parts = [
@@ -81,30 +74,29 @@ class Head:
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
-    def adjusted(self, outputs: Tensor) -> Tensor:
+    def adjust(self, outputs: Tensor) -> Tensor:
         """The logits of the linear layer's outputs."""
         logits = outputs * self.factor if self.factor != 1 else outputs
         return torch.tanh(logits / self.soft_cap) * self.soft_cap if self.soft_cap else logits
 
     def gradient_of(self, parameter: Tensor) -> Tensor:
-        """What a parameter's gradient is added to: the one that is there (`in_place`), or zeros to be returned."""
+        """Returns the buffer to accumulate into: `.grad` if `in_place`, else new zeros."""
         if not self.in_place:
             return torch.zeros_like(parameter)
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         return parameter.grad
 
-    def _through_the_module(self, forward: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """`forward(hidden)`, computed as the linear layer's forward pass: ZeRO-3 gathers its weight before that."""
-        own = self.linear.__dict__.get("forward")
-        self.linear.forward = forward  # type: ignore[assignment, method-assign]
-        try:
-            with torch.autocast(hidden.device.type, enabled=False):
-                return self.linear(hidden)
-        finally:
-            del self.linear.forward
-            if own:
-                self.linear.forward = own  # type: ignore[method-assign]
+
+class HeadLosses(nn.Module):
+    """`Head.losses` as a module: ZeRO-3 gathers the weight, which belongs to another, for the passes of a module."""
+
+    def __init__(self, head: Head):
+        super().__init__()
+        self.head = head
+
+    def forward(self, hidden: Tensor, *, loss: Callable[..., Tensor], per_token: Sequence[Tensor]) -> Tensor:
+        return self.head.losses(loss, hidden, *per_token)
 
 
 class _Losses(torch.autograd.Function):
@@ -117,8 +109,8 @@ class _Losses(torch.autograd.Function):
         ctx.save_for_backward(hidden, *per_token)
         return torch.cat(
             [
-                loss(head.adjusted(head.product(hidden[part])), *(of[part] for of in per_token))
-                for part in _parts(hidden, head)
+                loss(head.adjust(head.project(hidden[part])), *(of[part] for of in per_token))
+                for part in _chunks(hidden, head)
             ]
         )
 
@@ -130,11 +122,11 @@ class _Losses(torch.autograd.Function):
         to_weight = head.gradient_of(weight) if ctx.needs_input_grad[3] else None
         to_bias = head.gradient_of(bias) if ctx.needs_input_grad[4] else None
         with torch.autocast(hidden.device.type, enabled=False):
-            for part in _parts(hidden, head):
+            for part in _chunks(hidden, head):
                 states = hidden[part]
-                outputs = head.product(states).requires_grad_()
+                outputs = head.project(states).requires_grad_()
                 with torch.enable_grad():
-                    losses = ctx.loss(head.adjusted(outputs), *(of[part] for of in per_token))
+                    losses = ctx.loss(head.adjust(outputs), *(of[part] for of in per_token))
                 (to_outputs,) = torch.autograd.grad(losses, outputs, gradient[part])
                 if to_hidden is not None:
                     to_hidden[part] = sum(to_outputs[:, rows] @ of for rows, of in _slices(weight))
@@ -147,9 +139,9 @@ class _Losses(torch.autograd.Function):
         return None, None, to_hidden, *returned, *[None] * len(per_token)
 
 
-def _parts(hidden: Tensor, head: Head) -> Iterator[slice]:
+def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
     """The chunks of tokens whose logits are held at once."""
-    size = max(1, NUMBERS_AT_ONCE // head.vocabulary)
+    size = max(1, NUMBERS_AT_ONCE // head.linear.out_features)
     return (slice(start, start + size) for start in range(0, len(hidden), size))
 
 
@@ -173,32 +165,12 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def add_gradients_in_place(model: PreTrainedModel, head: Head) -> None:
-    """From now on gradients of a model's head and embedding are added to those that are there, where each micro-batch
-    would otherwise first make others, as large as the weight. For parameters that are whole on every process."""
+    """Accumulates head and embedding gradients straight into `.grad`, which saves a weight-sized buffer per
+    micro-batch. Not for weights that are in pieces."""
     head.in_place = True
     embedding = model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding) and embedding.weight.requires_grad:
         embedding.sparse = True  # the gradient that is added, not the one that is there
-
-
-def response_states(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """The final hidden states `[M, D]` at the columns whose next token is a response token.
-
-    Raises `PosgapError` where RoPE follows the length, and would not be as it is when the model writes the responses.
-    """
-    if rope := RopeLengths.of(model.config):
-        # Rows are read with the frequencies of the widest, padding and all.
-        width, n_new = batch.input_ids.shape[1] + 1, batch.lengths.tolist()
-        first = batch.predicts.int().argmax(1).tolist()  # the prompt's last column
-        lengths = [(column + 1, max(n, width - column - 1)) for column, n in zip(first, n_new)]
-        if reason := rope.against_teacher_forcing(lengths):
-            raise PosgapError(f"{type(model).__name__}: {reason}; it cannot be distilled on prompts of such lengths")
-    shared: dict[str, Any] = {}
-    if batch.branches:
-        # No mask is made for a "prepared" one, with four dimensions; attention over branches looks at none.
-        prepared = batch.predicts.new_ones(1, 1, 1, 1)
-        shared = {"position_ids": batch.positions, "attention_mask": prepared, "branches": batch.branches}
-    return model.base_model(input_ids=batch.input_ids, use_cache=False, **shared).last_hidden_state[batch.predicts]
 
 
 @torch.no_grad()
@@ -208,8 +180,8 @@ def require_plain_head(model: PreTrainedModel, batch: Batch) -> None:
     ids = batch.input_ids[:1, : columns[-1] + 1]
     wanted = model(input_ids=ids, use_cache=False, logits_to_keep=len(columns)).logits[0]
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, -len(columns) :]
-    head = Head.of(model)
-    logits = head.adjusted(head.linear(hidden))  # rounded as the model's own are
+    head = Head.from_model(model)
+    logits = head.adjust(head.linear(hidden))  # rounded as the model's own are
     if not torch.allclose(logits.float(), wanted.float(), atol=1e-3, rtol=1e-2):
         raise PosgapError(
             f"{type(model).__name__}: its logits are not its output head applied to the last hidden state, up "

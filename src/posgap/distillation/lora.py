@@ -55,13 +55,13 @@ def add_adapters(model: PreTrainedModel, rank: int) -> "PeftModel":
         ) from None
 
 
-def merged(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int) -> PreTrainedModel:
+def merge_adapters(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int) -> PreTrainedModel:
     """The base `model` with trained `adapters` merged into its parameters, as peft merges them.
 
     `adapters` has the parameters that `add_adapters` adds, by name; they may have been gathered from ZeRO-3's
     partitions. The model is used up.
     """
-    adapted = _adapted(model, adapters, rank)
+    adapted = _adapt(model, adapters, rank)
     return adapted.merge_and_unload(safe_merge=True)  # type: ignore[operator,no-any-return]
 
 
@@ -79,7 +79,7 @@ def write_adapter(
     """
     from peft import get_peft_model_state_dict
 
-    adapted = _adapted(model, adapters, rank)
+    adapted = _adapt(model, adapters, rank)
     about = adapted.peft_config["default"]
     about.base_model_name_or_path, about.revision = base
     about.inference_mode = True
@@ -96,7 +96,7 @@ def write_adapter(
 
 
 @torch.no_grad()
-def _adapted(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int) -> "PeftModel":
+def _adapt(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int) -> "PeftModel":
     adapted = add_adapters(model, rank)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

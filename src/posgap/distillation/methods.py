@@ -69,17 +69,17 @@ class R1Parameters(Parameters):
 class _R1(Method):
     def objective(self, parameters: Parameters, pairs: "Sequence[Pair]") -> "Objective":
         from posgap.distillation import objectives
-        from posgap.distillation.batches import advantageous
+        from posgap.distillation.batches import advantageous_positions
 
         assert isinstance(parameters, R1Parameters)
-        return objectives.R1(advantageous(pairs), parameters.alignment, parameters.anchoring)
+        return objectives.R1(advantageous_positions(pairs), parameters.alignment, parameters.anchoring)
 
 
 class _GoldAnswers(Method):
     def learnt(self, pairs: "list[Pair]", builder: "PromptBuilder") -> "list[Pair]":
-        from posgap.distillation.batches import with_gold
+        from posgap.distillation.batches import replace_by_gold
 
-        return [with_gold(pair, builder) for pair in pairs]
+        return [replace_by_gold(pair, builder) for pair in pairs]
 
 
 R1 = _R1("r1", "KL to the teacher's distributions, for retrieval", R1Parameters, needs_teacher=True)

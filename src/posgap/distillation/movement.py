@@ -24,8 +24,8 @@ class Movement(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, config: "PretrainedConfig", updates: int, reach: float) -> "Movement":
-        """Of a model with this config, whose weights are taken to be about as large as they were at first."""
+    def estimate(cls, config: "PretrainedConfig", updates: int, reach: float) -> "Movement":
+        """Estimates the movement for this config, assuming weights of their initial size."""
         text = config.get_text_config()
         weight = getattr(text, "initializer_range", None) or TYPICAL_WEIGHT
         return cls(updates, reach, weight, text.hidden_size)

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from posgap.distillation.batches import Draw, Pair, Positions, Row
+from posgap.distillation.batches import Draw, Pair, Positions, TrainingPrompt
 from posgap.distillation.losses import alignment_weights, token_cross_entropy, token_kl
 
 
@@ -25,16 +25,16 @@ class Objective:
         assert teacher_logits is not None
         return token_kl(teacher_logits, logits)
 
-    def rows(self, draws: Sequence[Draw]) -> list[Row]:
+    def draw_prompts(self, draws: Sequence[Draw]) -> list[TrainingPrompt]:
         """The prompts of a step."""
-        return [Row(draw.pair, positions) for draw in draws for positions in draw.placements]
+        return [TrainingPrompt(draw.pair, positions) for draw in draws for positions in draw.placements]
 
-    def together(self, rows: Sequence[Row]) -> list[Hashable | None]:
+    def weight_groups(self, rows: Sequence[TrainingPrompt]) -> list[Hashable | None]:
         """For each of a global batch's rows, a key: rows with the same key are weighed by each other's losses. `None`
         if a row's weight depends on no loss."""
         return [None] * len(rows)
 
-    def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
+    def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> Tensor:
         """The weights w `[N]` of a global batch's `rows`, given their `losses [N]`.
 
         A loss that is not computed yet is nan. The losses of rows with the same key come together, and all weights by
@@ -42,11 +42,11 @@ class Objective:
         """
         return torch.full_like(losses, 1 / len(rows))
 
-    def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
+    def step_figures(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> dict[str, float]:
         """The figures of a step to log beside its loss."""
         raise NotImplementedError
 
-    def summary(self, history: Sequence[Mapping[str, float]]) -> str:
+    def summarize_weights(self, history: Sequence[Mapping[str, float]]) -> str:
         """A line on what the weights of a run's steps were; empty where there is nothing to say."""
         return ""
 
@@ -72,18 +72,18 @@ class R1(Objective):
     def __init__(self, advantageous: Sequence[Positions], alignment: str, anchoring: float):
         self.advantageous, self.alignment, self.anchoring = advantageous, alignment, anchoring
 
-    def rows(self, draws: Sequence[Draw]) -> list[Row]:
+    def draw_prompts(self, draws: Sequence[Draw]) -> list[TrainingPrompt]:
         return [
-            Row(draw.pair, positions)
+            TrainingPrompt(draw.pair, positions)
             for draw in draws
             for positions in (*[self.advantageous[draw.pair]] * bool(self.anchoring), *draw.placements)
         ]
 
-    def together(self, rows: Sequence[Row]) -> list[Hashable | None]:
+    def weight_groups(self, rows: Sequence[TrainingPrompt]) -> list[Hashable | None]:
         by_loss = self.alignment != "none"
         return [None if not by_loss or self._is_anchor(row) else row.positions for row in rows]
 
-    def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
+    def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> Tensor:
         anchor = torch.tensor([self._is_anchor(row) for row in rows], device=losses.device)
         weights = torch.zeros_like(losses)
         if anchor.any():
@@ -97,14 +97,14 @@ class R1(Objective):
             weights[weighed] = alignment_weights(losses[weighed], of_rows, self.alignment)
         return weights
 
-    def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
+    def step_figures(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> dict[str, float]:
         anchor = torch.tensor([self._is_anchor(row) for row in rows], device=losses.device)
         named = {"activation_kl": losses[~anchor], "anchoring_kl": losses[anchor]}
         means = {name: float(values.mean()) for name, values in named.items() if len(values)}
         aligned = self.weights(rows, losses)[~anchor]
         return means | {"effective_rows": effective_rows(aligned), "alignment_sum": float(aligned.sum())}
 
-    def summary(self, history: Sequence[Mapping[str, float]]) -> str:
+    def summarize_weights(self, history: Sequence[Mapping[str, float]]) -> str:
         counted = [figures["effective_rows"] for figures in history if "effective_rows" in figures]
         if self.alignment == "none" or not counted:
             return ""
@@ -117,7 +117,7 @@ class R1(Objective):
             line += "; one prompt has nearly all the weight of a step, as where divergences are of a nat or more"
         return line
 
-    def _is_anchor(self, row: Row) -> bool:
+    def _is_anchor(self, row: TrainingPrompt) -> bool:
         return row.positions == self.advantageous[row.pair]
 
 
@@ -136,11 +136,11 @@ class CrossEntropy(Objective):
     def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
         return token_cross_entropy(targets, logits)
 
-    def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
-        return torch.full_like(losses, 1 / self._tokens(rows))
+    def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> Tensor:
+        return torch.full_like(losses, 1 / self._count_tokens(rows))
 
-    def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
-        return {"cross_entropy": float(losses.sum()) / self._tokens(rows)}
+    def step_figures(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> dict[str, float]:
+        return {"cross_entropy": float(losses.sum()) / self._count_tokens(rows)}
 
-    def _tokens(self, rows: Sequence[Row]) -> int:
+    def _count_tokens(self, rows: Sequence[TrainingPrompt]) -> int:
         return sum(len(self.pairs[row.pair].response.token_ids) for row in rows)

@@ -16,7 +16,7 @@ def adamw(parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Ada
     return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=0.0, fused=True)
 
 
-def unmoved(parameter: Tensor) -> dict[str, Any]:
+def initial_state(parameter: Tensor) -> dict[str, Any]:
     """What AdamW keeps of a parameter before its first step."""
     means = {mean: torch.zeros_like(parameter) for mean in ("exp_avg", "exp_avg_sq")}
     return {"step": torch.zeros((), device=parameter.device), **means}

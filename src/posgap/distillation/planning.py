@@ -256,7 +256,7 @@ def measured_tflops(width: int = 1024, seconds: float = 0.3) -> float:
 
 def _movement(config: PlanDistillConfig, model: PretrainedConfig, updates: int) -> dict[str, float]:
     """How far the updates can move the model, said in a line, or in a warning where that is too little."""
-    movement = Movement.of(model, updates, Schedule(config.learning_rate).reach(updates))
+    movement = Movement.estimate(model, updates, Schedule(config.learning_rate).reach(updates))
     log.info("%s", movement)
     if warning := movement.warning():
         log.warning("%s", warning)

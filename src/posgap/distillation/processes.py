@@ -43,8 +43,8 @@ def accelerator(mixed: bool = False, deepspeed: str = "") -> Accelerator:
         deepspeed = deepspeed or os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
     settings = gather_from_all(lambda: _settings(deepspeed, mixed))[0]
     # gloo's threads can abort a process that exits while they run, so the group is destroyed first.
-    atexit.unregister(_leave)
-    atexit.register(_leave)
+    atexit.unregister(_destroy_group)
+    atexit.register(_destroy_group)
     # Accelerate keeps the settings of the first run in a process, but a later run may need others.
     AcceleratorState._reset_state()
     precision = "bf16" if mixed else "no"
@@ -81,7 +81,7 @@ def _settings(deepspeed: str, mixed: bool) -> dict:
     return deepspeed_settings(deepspeed, mixed) | {"gradient_clipping": MAX_GRAD_NORM}
 
 
-def _leave() -> None:
+def _destroy_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -154,7 +154,7 @@ def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
 
 
 @contextmanager
-def whole(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+def gather_whole(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
     """Within the block parameters that ZeRO-3 has in pieces are whole on every process."""
     in_pieces = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
     if not in_pieces:
@@ -164,6 +164,15 @@ def whole(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
 
     with deepspeed.zero.GatheredParameters(in_pieces):
         yield
+
+
+def register_external(module: torch.nn.Module, owner: torch.nn.Module) -> None:
+    """Has ZeRO-3 gather the parameters of `owner` for the forward and backward passes of `module`, which uses them."""
+    for parameter in owner.parameters():
+        if hasattr(parameter, "ds_id"):
+            import deepspeed
+
+            deepspeed.zero.register_external_parameter(module, parameter)
 
 
 def arithmetic(accelerator: Accelerator) -> str:

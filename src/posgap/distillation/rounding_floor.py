@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from posgap.distillation.batches import advantageous_rows
-from posgap.distillation.head import response_states
+from posgap.distillation.batches import teacher_prompts
 from posgap.distillation.losses import token_kl
 from posgap.distillation.student import Student
 
@@ -20,7 +19,7 @@ _SIGNALS = ("activation_kl", "order_kl")  # what the objectives with a teacher c
 
 
 @torch.no_grad()
-def measured(student: Student, device: torch.device) -> float:
+def measure_floor(student: Student, device: torch.device) -> float:
     """The KL per token between two readings of one model whose roundings have nothing in common.
 
     It is twice that between the teacher's states, which training's arithmetic made, and those that the student, which
@@ -32,10 +31,10 @@ def measured(student: Student, device: torch.device) -> float:
     def loss(logits: Tensor, states: Tensor) -> Tensor:
         return token_kl(logits, student.teacher.head(states))  # type: ignore[union-attr]
 
-    for row in advantageous_rows(collate.pairs[:ROWS]):  # one at a time, which takes no more memory than a step
+    for row in teacher_prompts(collate.pairs[:ROWS]):  # one at a time, which takes no more memory than a step
         batch = collate([row]).to(device)
-        exact = response_states(student.model, batch)
-        kls.append(student.head.losses(loss, exact, student.teacher.hidden(batch)))
+        exact = student.response_states(batch)
+        kls.append(student.head.losses(loss, exact, student.teacher.states_of(batch)))
     return 2 * float(torch.cat(kls).mean())
 
 

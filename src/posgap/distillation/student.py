@@ -7,10 +7,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.distillation.batches import Batch
-from posgap.distillation.head import Head, require_plain_head, response_states
+from posgap.distillation.head import Head, HeadLosses, require_plain_head
 from posgap.distillation.losses import per_row
 from posgap.distillation.objectives import Objective
 from posgap.distillation.teacher_states import Teacher
+from posgap.foundation.errors import PosgapError
+from posgap.models.rope_lengths import RopeLengths
 
 
 class Student(nn.Module):
@@ -22,8 +24,10 @@ class Student(nn.Module):
 
     def __init__(self, model: PreTrainedModel, objective: Objective, teacher: Teacher | None = None):
         super().__init__()
-        self.model, self.head, self.objective, self.teacher = model, Head.of(model), objective, teacher
-        self.checked = False
+        self.model, self.head, self.objective, self.teacher = model, Head.from_model(model), objective, teacher
+        self.head_losses = HeadLosses(self.head)
+        self.rope = RopeLengths.of(model.config) or None
+        self.is_checked = False
 
     def forward(self, batch: Batch, states_alone: bool = False) -> Tensor:
         """The loss of each row, `[R]`: the sum of the objective's losses over its response tokens, or their mean.
@@ -33,17 +37,40 @@ class Student(nn.Module):
         embedding: Any = self.model.get_input_embeddings()
         if getattr(embedding, "sparse", False) and torch.is_grad_enabled():
             self.head.gradient_of(embedding.weight)  # what is sparse is added to one that is not
-        if not self.checked and not batch.branches:
+        if not self.is_checked and not batch.branches:
             require_plain_head(self.model, batch)
-            self.checked = True
-        states = response_states(self.model, batch)
+            self.is_checked = True
+        states = self.response_states(batch)
         if states_alone:
             return states
         per_token = [batch.targets]
         if self.teacher is not None:
-            per_token.append(self.teacher.hidden(batch))
-        losses = per_row(self.head.losses(self._token_losses, states, *per_token), batch.lengths)
+            per_token.append(self.teacher.states_of(batch))
+        losses = per_row(self.head_losses(states, loss=self._token_losses, per_token=per_token), batch.lengths)
         return losses / batch.lengths if self.objective.averaged else losses
+
+    def response_states(self, batch: Batch) -> Tensor:
+        """The final hidden states `[M, D]` at the columns whose next token is a response token.
+
+        Raises `PosgapError` where RoPE follows the length, and would not be as it is when the model writes the
+        responses.
+        """
+        if self.rope:
+            # Rows are read with the frequencies of the widest, padding and all.
+            width, n_new = batch.input_ids.shape[1] + 1, batch.lengths.tolist()
+            first = batch.predicts.int().argmax(1).tolist()  # the prompt's last column
+            lengths = [(column + 1, max(n, width - column - 1)) for column, n in zip(first, n_new)]
+            reason = self.rope.against_teacher_forcing(lengths)
+            if reason:
+                family = type(self.model).__name__
+                raise PosgapError(f"{family}: {reason}; it cannot be distilled on prompts of such lengths")
+        shared: dict[str, Any] = {}
+        if batch.branches:
+            # No mask is made for a "prepared" one, with four dimensions; attention over branches looks at none.
+            prepared = batch.predicts.new_ones(1, 1, 1, 1)
+            shared = {"position_ids": batch.positions, "attention_mask": prepared, "branches": batch.branches}
+        read = self.model.base_model(input_ids=batch.input_ids, use_cache=False, **shared)
+        return read.last_hidden_state[batch.predicts]
 
     def _token_losses(self, logits: Tensor, targets: Tensor, teacher_hidden: Tensor | None = None) -> Tensor:
         teacher_logits = None

@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.distillation.batches import Batch, Collator, advantageous_rows
+from posgap.distillation.batches import Batch, Collator, teacher_prompts
+from posgap.distillation.batching import divide_rows
 from posgap.distillation.head import Head
-from posgap.distillation.micro_batches import in_micro_batches
-from posgap.distillation.processes import gather, meet, rank_and_world, whole
+from posgap.distillation.processes import gather, gather_whole, meet, rank_and_world
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import atomic
 from posgap.foundation.progress import track
@@ -46,9 +46,9 @@ class TeacherStates:
         self.folder, self.identity = self.kept.folder, identity
         self.where: dict[str, tuple[Path, int, int]] = {}
         self.open: dict[Path, Any] = {}  # the shards as opened by safe_open
-        self.look()
+        self.index_shards()
 
-    def look(self) -> None:
+    def index_shards(self) -> None:
         """Takes in the shards that are there, other processes' and other machines' too."""
         self.kept.pull()
         for shard in sorted(self.folder.glob("states-*.safetensors")):
@@ -72,7 +72,7 @@ class TeacherStates:
             self.where[key] = (shard, start, start + length)
             start += length
 
-    def add(self, states: Sequence[Tensor], keys: Sequence[str]) -> None:
+    def store(self, states: Sequence[Tensor], keys: Sequence[str]) -> None:
         """Keeps the states `[T, D]` of rows, in a new shard; `keys` are those of the rows (`Collator.key`)."""
         shard = self.folder / f"states-{keys[0][:16]}.safetensors"
         rows = [(key, len(of_row)) for key, of_row in zip(keys, states)]
@@ -85,29 +85,25 @@ class TeacherStates:
         self._index(shard)
         self.kept.push([shard])
 
-    def read(self, shard: Path, start: int, end: int) -> Tensor:
-        """Reads the states `[end - start, D]` from rows `start` to `end` of a shard on disk."""
-        return self.open[shard].get_slice("states")[start:end]
-
 
 class Teacher:
     """The teacher: its frozen head, and each pair's states at the placement where its response was sampled."""
 
     def __init__(self, states: TeacherStates, head: Head, collate: Collator):
         self.states, self.head, self.collate = states, head, collate
-        self.keys = [collate.key(row) for row in advantageous_rows(collate.pairs)]
+        self.keys = [collate.digest(row) for row in teacher_prompts(collate.pairs)]
 
-    def read(self, student: Callable[..., Tensor], device: torch.device, micro_batch_tokens: int) -> None:
+    def read_missing(self, student: Callable[..., Tensor], device: torch.device, micro_batch_tokens: int) -> None:
         """Reads, with a `student` that is not trained yet, the rows whose states no earlier run has kept.
 
         Processes share the rows, but call the student equally often. Shards that are complete survive an interruption.
         Raises `PosgapError` if this machine does not have the states that others have read.
         """
         rank, world = rank_and_world()
-        rows = advantageous_rows(self.collate.pairs)
+        rows = teacher_prompts(self.collate.pairs)
         missing = sorted({i for missing in gather(self._missing()) for i in missing})
-        lengths = [self.collate.length(row) for row in rows]
-        parts = in_micro_batches(missing, lengths, world, micro_batch_tokens)
+        lengths = [len(self.collate.input_tokens(row)) for row in rows]
+        parts = divide_rows(missing, lengths, world, micro_batch_tokens)
         states: list[Tensor] = []
         keys: list[str] = []
         for part in track(parts, len(parts), "teacher states (micro-batches)"):
@@ -117,24 +113,27 @@ class Teacher:
                     read = student(batch, states_alone=True)
                 # As the head takes them: what is kept loses nothing.
                 states += read.to("cpu", self.head.linear.weight.dtype).split(batch.lengths.tolist())
-            keys += [self.keys[i] for i in part.rows[rank::world]]
+            keys += [self.keys[i] for i in part.items[rank::world]]
             states = states[: len(keys)]  # without copies of the last row
             if keys and (len(keys) >= SHARD_ROWS or part is parts[-1]):
-                self.states.add(states, keys)
+                self.states.store(states, keys)
                 states, keys = [], []
         if not missing:
             return
         meet()
-        self.states.look()
+        self.states.index_shards()
         if missing := self._missing():
             raise PosgapError(
                 f"{self.states.folder}: the teacher states of {len(missing)} of {len(rows)} examples are missing; "
                 "nodes without a shared disk need `work` in S3"
             )
 
-    def hidden(self, batch: Batch) -> Tensor:
+    def states_of(self, batch: Batch) -> Tensor:
         """The teacher's states at each response token of `batch`, `[M, D]`, the same for all of a pair's placements."""
-        states = [self.states.read(*self.states.where[self.keys[row.pair]]) for row in batch.rows]
+        states = []
+        for row in batch.rows:
+            shard, start, end = self.states.where[self.keys[row.pair]]
+            states.append(self.states.open[shard].get_slice("states")[start:end])
         return torch.cat(states).to(batch.input_ids.device)
 
     def _missing(self) -> list[int]:
@@ -143,8 +142,8 @@ class Teacher:
 
 def frozen_head(model: PreTrainedModel, rounded: bool, device: torch.device | str = "cpu") -> Head:
     """A copy of the model's output head that training does not change; `rounded` to bfloat16 where parameters are."""
-    head = copy.copy(Head.of(model))
-    with whole(head.linear.parameters()):
+    head = copy.copy(Head.from_model(model))
+    with gather_whole(head.linear.parameters()):
         values = {
             name: parameter.detach().to(device, torch.bfloat16 if rounded else None, copy=True)
             for name, parameter in head.linear.named_parameters()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from posgap.distillation.optimizers import unmoved
+from posgap.distillation.optimizers import initial_state
 from posgap.foundation.errors import PosgapError
 
 PARAMETERS, MEANS = "parameters", ("exp_avg", "exp_avg_sq")
@@ -25,18 +25,20 @@ State = dict[str, Tensor]
 _FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
 
 
-def taken(accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer, mesh: DeviceMesh | None) -> State:
+def copy_state(
+    accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer, mesh: DeviceMesh | None
+) -> State:
     """A copy of the state in main memory, of which this process has all, or under ZeRO its rows.
 
     `mesh` is of all processes' main memories, `None` for a single one. Every process calls this.
     """
     student = accelerator.unwrap_model(model)
-    if zero := _zero(accelerator, model):
+    if zero := _zero_optimizer(accelerator, model):
         return dict(_of_zero(student, zero, mesh))
     return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in _live(student, optimizer).items()}
 
 
-def put(
+def restore_state(
     accelerator: Accelerator,
     model: Any,
     optimizer: torch.optim.Optimizer,
@@ -45,7 +47,7 @@ def put(
 ) -> None:
     """Puts a state into model and optimizer. `read` fills the tensors of the state that it is given, in place."""
     student = accelerator.unwrap_model(model)
-    zero = _zero(accelerator, model)
+    zero = _zero_optimizer(accelerator, model)
     if zero is None:
         read(_live(student, optimizer))
         return
@@ -55,16 +57,16 @@ def put(
     _into_zero(student, zero, state)
 
 
-def _trained(student: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+def _trained_parameters(student: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     return ((name, parameter) for name, parameter in student.named_parameters() if parameter.requires_grad)
 
 
 def _live(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """The numbers that the model and torch's AdamW work with themselves."""
     state: State = {}
-    for name, parameter in _trained(student):
+    for name, parameter in _trained_parameters(student):
         if not optimizer.state[parameter]:
-            optimizer.state[parameter] = unmoved(parameter)
+            optimizer.state[parameter] = initial_state(parameter)
         of_parameter = optimizer.state[parameter] | {PARAMETERS: parameter.detach()}
         state |= {f"{kind}.{name}": torch.atleast_1d(of_parameter[kind]) for kind in KINDS}
     return state
@@ -73,7 +75,7 @@ def _live(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> State:
 # DeepSpeed's ZeRO
 
 
-def _zero(accelerator: Accelerator, model: Any) -> Any:
+def _zero_optimizer(accelerator: Accelerator, model: Any) -> Any:
     """DeepSpeed's optimizer, if it has partitions; `None` where torch's own is at work."""
     if accelerator.state.deepspeed_plugin is None or not hasattr(model.optimizer, "optimizer"):
         return None
@@ -89,14 +91,14 @@ def _of_zero(student: torch.nn.Module, zero: Any, mesh: DeviceMesh | None) -> It
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     step = next(float(kept["step"]) for kept in zero.optimizer.state.values() if "step" in kept)
-    for name, parameter in _trained(student):
-        yield f"{PARAMETERS}.{name}", _rows(safe_get_full_fp32_param(parameter), mesh)
+    for name, parameter in _trained_parameters(student):
+        yield f"{PARAMETERS}.{name}", _own_rows(safe_get_full_fp32_param(parameter), mesh)
         for kind in MEANS:
-            yield f"{kind}.{name}", _rows(safe_get_full_optimizer_state(parameter, kind), mesh)
+            yield f"{kind}.{name}", _own_rows(safe_get_full_optimizer_state(parameter, kind), mesh)
         yield f"step.{name}", torch.tensor([step])
 
 
-def _rows(whole: Tensor, mesh: DeviceMesh | None) -> Tensor:
+def _own_rows(whole: Tensor, mesh: DeviceMesh | None) -> Tensor:
     whole = whole.cpu()
     if mesh is None:
         return whole
@@ -109,7 +111,7 @@ def _begin(zero: Any) -> None:
     base = zero.optimizer
     for flat in _flat(zero):
         if not base.state[flat]:  # torch counts in a tensor, DeepSpeed's Adam in an integer
-            base.state[flat] = unmoved(flat.detach()) | ({} if type(base) is torch.optim.AdamW else {"step": 0})
+            base.state[flat] = initial_state(flat.detach()) | ({} if type(base) is torch.optim.AdamW else {"step": 0})
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
         zero._lazy_init_hp_params_optimizer_state()
 
@@ -127,8 +129,8 @@ def _into_zero(student: torch.nn.Module, zero: Any, state: State) -> None:
         safe_set_local_optimizer_state,
     )
 
-    for name, parameter in _trained(student):
-        values = {kind: _whole(state[f"{kind}.{name}"]).to(parameter.device) for kind in (PARAMETERS, *MEANS)}
+    for name, parameter in _trained_parameters(student):
+        values = {kind: _full_tensor(state[f"{kind}.{name}"]).to(parameter.device) for kind in (PARAMETERS, *MEANS)}
         if hasattr(parameter, "ds_id"):  # ZeRO-3
             values = {kind: _partition(value, parameter) for kind, value in values.items()}
             safe_set_local_fp32_param(parameter, values[PARAMETERS])
@@ -145,7 +147,7 @@ def _into_zero(student: torch.nn.Module, zero: Any, state: State) -> None:
         kept["step"] = torch.full_like(kept["step"], step) if isinstance(kept["step"], Tensor) else int(step)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -11,13 +11,21 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
 from posgap.distillation import processes, rounding_floor
-from posgap.distillation.adapters import named
-from posgap.distillation.batches import Collator, Pair, Row, advantageous, advantageous_rows, pair_up, plan
+from posgap.distillation.adapters import resolve_base
+from posgap.distillation.batches import (
+    Collator,
+    Pair,
+    TrainingPrompt,
+    advantageous_positions,
+    pair_up,
+    plan_steps,
+    teacher_prompts,
+)
 from posgap.distillation.checkpoints import Checkpoints
 from posgap.distillation.config import DistillConfig
 from posgap.distillation.dropout import without_dropout
 from posgap.distillation.engine import NotFinite, Schedule, train
-from posgap.distillation.export import Trained, export
+from posgap.distillation.export import TrainedModel, export
 from posgap.distillation.footprint import CHECKPOINT
 from posgap.distillation.frozen import keep_in_bfloat16
 from posgap.distillation.lora import add_adapters
@@ -65,7 +73,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     """
     set_seed(config.seed)
     if config.lora_export == "adapter":
-        named(config.model)  # raises where no adapter could name it
+        resolve_base(config.model)  # raises where no adapter could name it
     mixed = resolve_dtype(config.dtype) == torch.bfloat16
     torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
     work = ResumableFolder(config.work or files.work_folder(config.out))
@@ -81,7 +89,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     if processes.is_by_autocast(accelerator):
         keep_in_bfloat16(model)
     schedule = Schedule(config.learning_rate, config.warmup_steps)
-    movement = Movement.of(model.config, len(steps), schedule.reach(len(steps)))
+    movement = Movement.estimate(model.config, len(steps), schedule.reach(len(steps)))
     if is_main_process() and not config.lora_rank and (line := movement.warning()):
         log.warning("%s: %s", movement, line)
     if is_main_process() and (line := _rounded_at_the_start(config.model, mixed, by_deepspeed)):
@@ -113,9 +121,9 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         raise Rejection(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
     if is_main_process() and (line := rounding_floor.warning(history)):
         log.warning("%s", line)
-    if is_main_process() and (line := objective.summary(history)):
+    if is_main_process() and (line := objective.summarize_weights(history)):
         log.info("%s", line)
-    made = Trained.of(model, collate(advantageous_rows(pairs[:1])).input_ids, accelerator)
+    made = TrainedModel.gather(model, collate(teacher_prompts(pairs[:1])).input_ids, accelerator)
     processes.forget_optimizer(accelerator)  # which would set the peak of memory while the model is written
     exported = gather_from_all(
         lambda: export(config, made, collate.builder.tokenizer, out) if is_main_process() else {}
@@ -150,24 +158,24 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     collate = Collator(pairs, builder)
     if rope := RopeLengths.of(load_config(config.model)):
         # Where the teacher reads; at other placements a prompt has a few tokens more or less, which its batch shows.
-        read = map(collate.token_ids, advantageous_rows(pairs))
+        read = map(collate.token_ids, teacher_prompts(pairs))
         lengths = [(len(prompt), len(response)) for prompt, response in read]
         if reason := rope.against_teacher_forcing(lengths):
             raise PosgapError(f"{with_uris(config.model)}: {reason}; it cannot be distilled on prompts of such lengths")
     return pairs, collate
 
 
-def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Row]], Objective]:
+def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[TrainingPrompt]], Objective]:
     """The method: what each step draws, and how it weighs it."""
     first = pairs[0].response
     places = [placement.positions for placement in all_placements(first.n_docs, len(first.placement))]
     method = METHODS[config.method]
     objective, k = method.objective(method.parameters.of(config), pairs), config.k
-    rows, own = objective.rows, advantageous(pairs)
+    rows, own = objective.draw_prompts, advantageous_positions(pairs)
     if TASKS[config.task].slot_names:
         # Which letter is right depends on the order, and so each response is learnt in its own.
-        k, rows = 0, lambda draws: [Row(draw.pair, own[draw.pair]) for draw in draws]
-    steps = plan(
+        k, rows = 0, lambda draws: [TrainingPrompt(draw.pair, own[draw.pair]) for draw in draws]
+    steps = plan_steps(
         len(pairs),
         places,
         rows,
@@ -250,7 +258,7 @@ def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     # written as it was to be.
     without_effect = {"micro_batch_tokens", "gradient_checkpointing", "deepspeed", "export_dtype", "lora_export"}
     parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect)
-    read = [collate.key(row) for row in advantageous_rows(collate.pairs)]
+    read = [collate.digest(row) for row in teacher_prompts(collate.pairs)]
     return files.digest_of([parameters, _model_digest(config), read])[:16]
 
 

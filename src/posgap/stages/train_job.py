@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from posgap.cluster.following import run
+from posgap.cluster.following import run_job
 from posgap.cluster.train_jobs import Job, connect
 from posgap.distillation.config import DistillConfig, TrainJobConfig
 from posgap.foundation import files
@@ -49,7 +49,7 @@ def train_job(config: TrainJobConfig) -> Location:
         place = ResumableFolder(f"{config.work}/{name}")
         there = {field: _reachable(source, f"{place.uri}/{field}") for field, source in inputs.items()}
         there["out"] = str(config.out) if is_uri(config.out) else f"{place.uri}/out"
-        run(connect(), _job(config, name, distilled.model_dump(mode="json") | there))
+        run_job(connect(), _job(config, name, distilled.model_dump(mode="json") | there))
         if not is_uri(config.out):
             made = fetch_location(there["out"])
             files.delete_path(output.partial)

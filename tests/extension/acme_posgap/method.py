@@ -12,7 +12,7 @@ class Temperature(Parameters):
 
 class ReverseKL(Method):
     def objective(self, parameters, pairs):
-        from posgap.distillation.batches import advantageous
+        from posgap.distillation.batches import advantageous_positions
         from posgap.distillation.losses import token_kl
         from posgap.distillation.objectives import R1
 
@@ -20,7 +20,7 @@ class ReverseKL(Method):
             def token_losses(self, logits, targets, teacher_logits):
                 return token_kl(logits / parameters.kl_temperature, teacher_logits / parameters.kl_temperature)
 
-        return Objective(advantageous(pairs), "none", anchoring=0.0)
+        return Objective(advantageous_positions(pairs), "none", anchoring=0.0)
 
 
 REVERSE_KL = ReverseKL("reverse-kl", "KL from the student to the teacher", Temperature, needs_teacher=True)
