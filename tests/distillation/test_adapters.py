@@ -248,7 +248,7 @@ def test_another_export_of_the_same_run_trains_nothing_again(learnt, tmp_path, m
         patched.setattr("posgap.stages.distill.export", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             distill(learnt.model_copy(update=work))
-    monkeypatch.setattr(TrainStep, "step", None)  # no step is called any more
+    monkeypatch.setattr(TrainStep, "run", None)  # no step is called any more
     assert (distill(alone(learnt, **work)) / "adapter_model.safetensors").is_file()
 
 
@@ -265,7 +265,7 @@ def test_options_that_contradict_an_adapter_are_refused(learnt, more, complaint)
 
 
 def test_an_adapter_of_a_model_that_it_cannot_name_is_refused_before_training(learnt, adapter, registers, monkeypatch):
-    monkeypatch.setattr(TrainStep, "step", None)
+    monkeypatch.setattr(TrainStep, "run", None)
     for model, what in (
         (str(adapter), "the model is an adapter itself"),
         (f"models:/tiny/{registers(Path(learnt.model))}", "models:/tiny/1 is in the registry"),

@@ -204,7 +204,7 @@ def test_an_export_that_loses_the_training_is_refused_and_another_one_costs_no_s
         with pytest.raises(PosgapError, match=line):
             distill(small_steps)
     assert not small_steps.out.exists()
-    monkeypatch.setattr(TrainStep, "step", None)  # no step is called any more
+    monkeypatch.setattr(TrainStep, "run", None)  # no step is called any more
     out = distill(small_steps.model_copy(update={"export_dtype": "float32"}))
     about = read_json(out / "export.json")
     assert about["kept_update"] == about["kept_numbers"] == 1 and about["logits_difference"] < 1e-4

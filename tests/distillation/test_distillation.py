@@ -338,15 +338,15 @@ def test_a_gradient_that_overflows_by_its_factors_is_computed_again(model, colla
     steps = [objective.draw_prompts(draws)] * 2
     arguments = objective, collate, Schedule(1e-3), Accelerator(cpu=True), 80
     expected = train(Student(once, objective, teacher), steps, *arguments)[1]
-    apply = Gradient.apply
+    update = Gradient.update
 
     def overflows(self) -> float:
         if self.can_be_scaled:
             self.clear()
             return math.inf
-        return apply(self)
+        return update(self)
 
-    monkeypatch.setattr(Gradient, "apply", overflows)
+    monkeypatch.setattr(Gradient, "update", overflows)
     with caplog.at_level("INFO", logger="posgap"):
         history = train(again, steps, *arguments)[1]
     for ours, theirs in zip(history, expected, strict=True):
@@ -355,7 +355,7 @@ def test_a_gradient_that_overflows_by_its_factors_is_computed_again(model, colla
         "step 1: positions differ too much to be weighed one by one; from now on it is done beforehand"
     ]
     # And one that is not finite all the same is said to be so.
-    monkeypatch.setattr(Gradient, "apply", lambda self: math.inf)
+    monkeypatch.setattr(Gradient, "update", lambda self: math.inf)
     with pytest.raises(NotFinite, match="step 1: the gradient is not finite"):
         train(Student(copy.deepcopy(moved), objective, teacher), steps, *arguments)
 
@@ -366,7 +366,7 @@ def test_a_gradient_that_overflows_by_its_factors_is_computed_again(model, colla
 @pytest.mark.parametrize("where", ["reading the teacher's states", "the optimizer's update"])
 def test_out_of_memory_elsewhere_is_said_in_a_line_too(where, lively, collate, tmp_path, monkeypatch):
     objective, teacher = R1(AT_FIRST, "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
-    owner, name = (Teacher, "read") if "teacher" in where else (Gradient, "apply")
+    owner, name = (Teacher, "read_missing") if "teacher" in where else (Gradient, "update")
     monkeypatch.setattr(owner, name, lambda *_: torch.empty(1 << 52))
     arguments = objective, collate, Schedule(1e-3), Accelerator(cpu=True), 8192
     with pytest.raises(PosgapError, match=f"^out of memory in {where}; .*, or set gradient_checkpointing"):
