@@ -42,8 +42,8 @@ from scipy import optimize, special
 from posgap.foundation.tables import markdown
 from posgap.gating.config import GateConfig
 from posgap.gating.demands import Policy
-from posgap.gating.passing import POLICY, Passing
-from posgap.gating.rules import Case, Ruling
+from posgap.gating.passing import POLICY, PassRates
+from posgap.gating.rules import GateInputs, Ruling
 from posgap.gating.verdict import LATER, asked_rules, examples_needed, outcome_of
 from posgap.measurement.power import USUAL, Assumed, assumed_of_pair
 from posgap.measurement.statistics import LEVEL, flatness_p, gap_interval
@@ -268,7 +268,7 @@ def rulings(cell: Gated, n: int, rng: np.random.Generator) -> list[Ruling]:
     champion = evidence(outcomes(curve(cell), common, rng)) if cell.kind == "equal" else None
     # Every simulated prompt has an answer, and none is a copy.
     config = GateConfig(candidate="-", base="-", out="-", max_gap=cell.gap, max_unanswered=100, max_unclean=100)
-    case = Case(candidate, base, champion)
+    case = GateInputs(candidate, base, champion)
     return [rule.judge(parameters, case) for rule, parameters in asked_rules(config)]
 
 
@@ -402,7 +402,7 @@ def assumed(cell: Cell) -> Assumed:
 def admitted(cell: Cell, n: int, runs: int) -> float:
     """The share (0 to 1) of so many models that the gate admits."""
     rng, asked = np.random.default_rng([n, *map(ord, str(cell))]), asked_rules(POLICY_OF_ALL)
-    cases = (Case(*map(evidence, pair(cell, n, rng))) for _ in range(runs))
+    cases = (GateInputs(*map(evidence, pair(cell, n, rng))) for _ in range(runs))
     outcomes = [outcome_of([rule.judge(parameters, case) for rule, parameters in asked]) for case in cases]
     return outcomes.count("admitted") / runs
 
@@ -413,11 +413,11 @@ def second_look(cell: Cell, n: int, runs: int) -> tuple[list[int], float]:
     rng, asked = np.random.default_rng([n, *map(ord, str(cell))]), asked_rules(POLICY_OF_ALL)
     named, outcomes = [], []
     while len(named) < runs:
-        first = Case(*map(evidence, pair(cell, n, rng)))
+        first = GateInputs(*map(evidence, pair(cell, n, rng)))
         if outcome_of([rule.judge(parameters, first) for rule, parameters in asked]) != "not enough evidence":
             continue
         if number := examples_needed(asked, first, LATER)(POLICY):
-            second = Case(*map(evidence, pair(cell, number, rng)), share=LATER)
+            second = GateInputs(*map(evidence, pair(cell, number, rng)), share=LATER)
             named.append(number)
             outcomes.append(outcome_of([rule.judge(parameters, second) for rule, parameters in asked]))
     return named, outcomes.count("admitted") / runs
@@ -435,7 +435,7 @@ def plan(quick: bool, runs: int) -> Simulated:
     """The lowest and the highest share admitted, where 0.8 is planned, without and with AR(1), and at a second look."""
     rows, shares = [], dict[str, list[float]]()
     for cell in planned(quick):
-        n = Passing(asked_rules(POLICY_OF_ALL), assumed(cell)).least(POLICY, USUAL)
+        n = PassRates(asked_rules(POLICY_OF_ALL), assumed(cell)).least(POLICY, USUAL)
         share = admitted(cell, n, runs)
         shares.setdefault("AR(1)" if cell.neighbours else "exchangeable", []).append(share)
         correlation = f"{cell.correlation:g}{' (AR(1))' if cell.neighbours else ''}"

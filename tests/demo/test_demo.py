@@ -14,7 +14,7 @@ from posgap.demo.summary import steps
 from posgap.foundation.files import read_json
 from posgap.gating.config import GateConfig
 from posgap.gating.demands import Policy
-from posgap.gating.replay import replayed
+from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import Evidence, read_sweep
 from posgap.stages.gate import gate
@@ -143,5 +143,5 @@ def test_a_second_demo_reuses_what_is_complete(demo, kv_file, tracked):
     assert summary["candidate"] == demo.summary["candidate"]
     # The champion is the first demo's model, whose sweep is at hand.
     (folder,) = again.glob("**/gate*/out")
-    verdict = replayed(folder)
+    verdict = replay_verdict(folder)
     assert verdict.passed and verdict.evidence["champion"].files == verdict.evidence["candidate"].files

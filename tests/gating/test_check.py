@@ -17,10 +17,10 @@ from posgap.cli.main import main
 from posgap.data.made import made_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json
-from posgap.gating.ci_reports import Checked, Reports, junit, step_summary, text
+from posgap.gating.ci_reports import CheckResult, Reports, junit, step_summary, terminal_text
 from posgap.gating.decision_page import decision_page
 from posgap.gating.demands import Policy
-from posgap.gating.replay import replayed
+from posgap.gating.replay import replay_verdict
 from posgap.gating.rules import CHECK_RULES, GATE_RULES
 from posgap.gating.verdict import judge
 from posgap.measurement.sweeps import read_sweep
@@ -52,10 +52,10 @@ def only_at_the_ends(prompt: str) -> str:
     return retrieve(prompt) if at in (0, len(keys) - 1) else "-"
 
 
-def checked(tmp_path, probability, model="served", **options) -> Checked:
+def checked(tmp_path, probability, model="served", **options) -> CheckResult:
     folder = write_sweep(tmp_path / f"sweep-{len(list(tmp_path.iterdir()))}", probability)
     verdict = judge(folder, None, None, Policy(**options))
-    return Checked(model, verdict, read_sweep(folder))
+    return CheckResult(model, verdict, read_sweep(folder))
 
 
 def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_path, capsys):
@@ -147,7 +147,7 @@ def test_a_verdict_of_a_check_is_no_verdict_of_a_gate(tmp_path):
     (tmp_path / "gate" / "gate.json").write_bytes((tmp_path / "out" / "check.json").read_bytes())
     (tmp_path / "out" / "sweep").rename(tmp_path / "gate" / "candidate")
     with pytest.raises(PosgapError, match="names no sweep of candidate or base"):
-        replayed(tmp_path / "gate")
+        replay_verdict(tmp_path / "gate")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_a_refusal_is_a_failure_alone_however_little_was_swept(tmp_path):
     of = checked(tmp_path, [1, 0.5, 0.2, 0.5, 1], least_examples=500)
     suites = ElementTree.fromstring(junit(of).encode())
     assert of.verdict.outcome == "refused" and not suites.findall(".//error") and len(suites.findall(".//failure")) == 1
-    for told in (text(of), junit(of), decision_page(of.verdict, {"candidate": of.sweep})):
+    for told in (terminal_text(of), junit(of), decision_page(of.verdict, {"candidate": of.sweep})):
         assert "A refusal needs no more, though an admission would: 200 examples, and the gate" in told
         assert "too little to judge by" not in told
 
@@ -229,12 +229,12 @@ def test_a_hostile_name_stays_a_name(tmp_path):
     lines = step_summary(of).splitlines()
     assert lines[1].startswith("# Admitted: ```` m") and lines[1].endswith(" @everyone ````")
     assert [line for line in lines if line.startswith("#")] == [lines[1]]
-    assert text(of).splitlines()[-1].startswith('admitted: m"]]></testsuite>\ufffd[2J\ufffd<script>')
-    assert "\x1b" not in text(of)
+    assert terminal_text(of).splitlines()[-1].startswith('admitted: m"]]></testsuite>\ufffd[2J\ufffd<script>')
+    assert "\x1b" not in terminal_text(of)
 
 
 def test_a_secret_in_a_complaint_is_not_shown():
-    of = Checked("m", complaint="http://me:hunter22@host/v1: gave up")
+    of = CheckResult("m", complaint="http://me:hunter22@host/v1: gave up")
     assert all("hunter22" not in report(of) for report in (junit, step_summary))
 
 
@@ -244,8 +244,8 @@ def test_a_step_summary_is_added_to_and_other_files_are_not_touched(tmp_path, mo
     readme.write_text("mine\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     for _ in range(2):
-        Reports({"markdown": summary}, tmp_path / "out").write(Checked("m", complaint="no"))
-    assert summary.read_text() == "from another step\n" + 2 * step_summary(Checked("m", complaint="no"))
+        Reports({"markdown": summary}, tmp_path / "out").write(CheckResult("m", complaint="no"))
+    assert summary.read_text() == "from another step\n" + 2 * step_summary(CheckResult("m", complaint="no"))
     with pytest.raises(PosgapError, match=r"--markdown: .*README.md: is there, and no report of `posgap check`"):
         Reports({"markdown": readme}, tmp_path / "out")
     with pytest.raises(PosgapError, match="name one file"):

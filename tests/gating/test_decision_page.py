@@ -7,7 +7,7 @@ from report_pages import Reader
 from written_sweeps import write_sweep
 
 from posgap.gating.config import GateConfig
-from posgap.gating.decision_page import decision_page, more_examples, reason
+from posgap.gating.decision_page import decision_page, explain_verdict, more_examples
 from posgap.gating.demands import Policy
 from posgap.gating.rules import GATE_RULES
 from posgap.gating.verdict import judge
@@ -56,7 +56,8 @@ def test_what_was_counted_is_not_said_to_be_certain_of_other_examples(tmp_path):
     refused = verdict.model_copy(update={"rules": rules})
     assert (
         refused.outcome == "refused"
-        and "percent, at the worst position: 100.0, and at most 10 is allowed" in reason(refused, sweeps["candidate"])
+        and "percent, at the worst position: 100.0, and at most 10 is allowed"
+        in explain_verdict(refused, sweeps["candidate"])
     )
     assert "was counted in this sweep" in more_examples(refused, sweeps["candidate"])
 
@@ -64,7 +65,7 @@ def test_what_was_counted_is_not_said_to_be_certain_of_other_examples(tmp_path):
 def test_an_admission_says_what_is_certain(tmp_path):
     verdict, sweeps = judged(tmp_path, FLAT)
     text = said(decision_page(verdict, sweeps))
-    assert all(rule.help in reason(verdict, sweeps["candidate"]) for rule in GATE_RULES if rule.name in
+    assert all(rule.help in explain_verdict(verdict, sweeps["candidate"]) for rule in GATE_RULES if rule.name in
                {ruling.name for ruling in verdict.rules})  # fmt: skip
     spare = [f"holds, with {abs(rule.threshold - rule.value):.1f} points to spare" for rule in verdict.rules]
     assert len(spare) == 6 and all(words in text for words in spare)
@@ -82,7 +83,7 @@ def test_want_of_evidence_says_how_many_examples_would_do(tmp_path):
 
 def test_too_few_examples_are_said_to_be_too_few(tmp_path):
     verdict, sweeps = judged(tmp_path, FLAT, policy=Policy(least_examples=500))
-    assert reason(verdict, sweeps["candidate"]).endswith("200 examples, and the gate asks for 500.")
+    assert explain_verdict(verdict, sweeps["candidate"]).endswith("200 examples, and the gate asks for 500.")
 
 
 @pytest.mark.parametrize("placements", [None, PAIRS])

@@ -12,7 +12,14 @@ from written_sweeps import ASKED, N, example, write_sweep
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of, digest_path, read_json, write_json
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import case_of, evidence_gaps, first_difference, folder_of, record_of, wrong_figure
+from posgap.gating.evidence import (
+    evidence_gaps,
+    first_difference,
+    folder_of,
+    read_gate_inputs,
+    sweep_record,
+    wrong_figure,
+)
 from posgap.measurement.sweeps import Evidence
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.content import content_key
@@ -75,7 +82,7 @@ def test_the_record_of_a_sweep_has_the_digests_of_all_that_was_judged(tmp_path):
     folder = write_sweep(tmp_path / "a", CURVE, examples="e")
     for path in (folder, folder / "sweep.json"):
         assert folder_of(path) == folder
-        record = record_of(Evidence(path))
+        record = sweep_record(Evidence(path))
         assert record.files == {
             "sweep.json": digest_path(folder / "sweep.json"),
             "predictions.jsonl": digest_path(folder / "predictions.jsonl"),
@@ -84,7 +91,7 @@ def test_the_record_of_a_sweep_has_the_digests_of_all_that_was_judged(tmp_path):
         assert (record.label, record.model, record.model_digest, record.examples_digest) == ("m", "m", "", "e")
         assert record.settings_digest == digest_of({})
     write_training_examples(folder, ["0" * 16])
-    assert record_of(Evidence(folder)).files["training_examples.json"] == digest_path(folder / "training_examples.json")
+    assert sweep_record(Evidence(folder)).files["training_examples.json"] == digest_path(folder / "training_examples.json")
 
 
 def test_sweeps_are_paired_by_the_candidate_s_examples_and_differences_told_once(tmp_path):
@@ -95,28 +102,28 @@ def test_sweeps_are_paired_by_the_candidate_s_examples_and_differences_told_once
     champion = write_sweep(
         tmp_path / "best", CURVE, seed=2, examples="e", asked=ASKED.model_copy(update={"question": "both"})
     )
-    case, otherwise = case_of(candidate, base, champion, iter(["shuffle", "question"]))
+    case, otherwise = read_gate_inputs(candidate, base, champion, iter(["shuffle", "question"]))
     assert otherwise == ["question", "shuffle"]
     assert [sweep.path for sweep in (case.candidate, case.base, case.champion)] == [candidate, base, champion]
     assert case.candidate.contents == case.base.contents == case.champion.contents
     assert (case.base.correct == Evidence(base).correct[::-1]).all()
-    case, otherwise = case_of(candidate, candidate, None, [])
+    case, otherwise = read_gate_inputs(candidate, candidate, None, [])
     assert case.champion is None and otherwise == []
-    case, otherwise = case_of(candidate, None, None, [])
+    case, otherwise = read_gate_inputs(candidate, None, None, [])
     assert case.base is case.champion is None and otherwise == []
-    case, otherwise = case_of(candidate, None, champion, ["shuffle"])
+    case, otherwise = read_gate_inputs(candidate, None, champion, ["shuffle"])
     assert case.base is None and case.champion.path == champion and otherwise == ["shuffle"]
     with pytest.raises(PosgapError, match=r"best: not asked alike|best and .*: not asked alike: shuffle"):
-        case_of(candidate, candidate, champion, [])
+        read_gate_inputs(candidate, candidate, champion, [])
 
 
 def test_the_first_learnt_example_is_named_and_the_base_may_have_learnt_any(tmp_path):
     new, old = write_sweep(tmp_path / "new", CURVE), write_sweep(tmp_path / "old", CURVE)
     write_training_examples(old, [content_key(example(e)) for e in range(N)])
-    case_of(new, old, None, [])
+    read_gate_inputs(new, old, None, [])
     write_training_examples(new, [content_key(example(e)) for e in (9, 5, 1000)])
     with pytest.raises(PosgapError) as refused:
-        case_of(new, old, None, [])
+        read_gate_inputs(new, old, None, [])
     assert str(refused.value) == (
         f"{new}: m, or a model it was made from, learnt 2 of the 200 examples (e5, ...); judge it on others"
     )
@@ -131,7 +138,7 @@ def test_every_figure_of_a_sweep_follows_from_its_predictions(tmp_path):
         assert wrong_figure(Evidence(folder)) == f"{name} is {true[name] + 1}, and should be {true[name]}"
     write_json(folder / "sweep.json", true | {"mean": true["mean"] + 1})
     with pytest.raises(PosgapError, match=rf"^{folder / 'sweep.json'}: not what its predictions say: mean is .*; swe"):
-        case_of(folder, folder, None, [])
+        read_gate_inputs(folder, folder, None, [])
     # The noise of a gap is that of a seed, which the settings name.
     write_json(folder / "sweep.json", true | {"settings": {"seed": 7}})
     assert wrong_figure(Evidence(folder)).startswith("gap_noise is ")

@@ -9,7 +9,7 @@ from written_sweeps import ASKED, N, copy_of, decide, example, promotion, write_
 from posgap.cli.main import main
 from posgap.foundation.errors import GateRefusal, PosgapError
 from posgap.foundation.files import digest_path, read_json, write_json
-from posgap.gating.replay import replayed
+from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import markdown
 from posgap.measurement.merging import merge_sweeps
 from posgap.measurement.sweeps import Evidence, read_sweep
@@ -121,7 +121,7 @@ def test_a_verdict_is_replayed_wherever_its_folder_lies(tmp_path, admitted, caps
 
 def test_a_refusal_is_replayed_too(tmp_path, base):
     decide(tmp_path, base, base)
-    assert not replayed(tmp_path / "gate").passed
+    assert not replay_verdict(tmp_path / "gate").passed
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_refusal_is_replayed_too(tmp_path, base):
 def test_an_edited_verdict_is_not_believed(tmp_path, admitted, model_folder, file, change, complaint):
     edited(admitted / file, change)
     with pytest.raises(PosgapError, match=complaint):
-        replayed(admitted)
+        replay_verdict(admitted)
     with pytest.raises(PosgapError, match=complaint):
         promote(PromoteConfig(out=tmp_path / "p", model=str(model_folder), gate=admitted, sweep=tmp_path / "new"))
 
@@ -155,7 +155,7 @@ def test_edited_predictions_are_not_believed(admitted):
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     file.write_text("".join(json.dumps(row | {"correct": True}) + "\n" for row in rows))
     with pytest.raises(PosgapError, match="predictions.jsonl: not the file that was judged"):
-        replayed(admitted)
+        replay_verdict(admitted)
 
 
 @pytest.mark.usefixtures("mlflow_store")

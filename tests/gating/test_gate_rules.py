@@ -17,7 +17,7 @@ from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.config import PlanGateConfig
 from posgap.gating.demands import Policy
 from posgap.gating.planning import plan_gate
-from posgap.gating.rules import CONSISTENCY, Case, MinConsistency, MinMean, Ruling, _useful
+from posgap.gating.rules import CONSISTENCY, GateInputs, MinConsistency, MinMean, Ruling, _useful
 from posgap.gating.verdict import Verdict, judge
 from posgap.measurement import statistics
 from posgap.measurement.filling import FillRecord
@@ -121,7 +121,7 @@ def test_of_a_sweep_at_a_length_guessing_is_among_all_documents_of_its_prompts(t
     sweep = read_sweep(write_sweep(tmp_path / "at-a-length", [0.06] * 5))
     filled = FillRecord(length="1k", tokens=1024, depths=[0, 25, 50, 75, 100], seed=0, pool="p", documents=50)
     at_length = sweep.model_copy(update={"filled": filled})
-    case = Case(
+    case = GateInputs(
         *[
             SimpleNamespace(sweep=each, correct=wrong(188, 188, 188, 188, 188), baselines={})
             for each in (at_length,) * 2
@@ -343,7 +343,7 @@ def test_consistency_is_the_share_of_examples_with_one_choice_in_every_order(tmp
         row["response"] = "ABCDE"[row["placement"][0] - 1] if int(row["id"][1:]) >= 10 else "A"
     write_jsonl(folder / "predictions.jsonl", rows)
     sweep = SimpleNamespace(asked_task=TASKS["options"], n_docs=5)
-    case = Case(SimpleNamespace(sweep=sweep, path=folder))
+    case = GateInputs(SimpleNamespace(sweep=sweep, path=folder))
     for least, outcome in ((90, "pass"), (95, "unsure"), (99, "fail")):
         asked = MinConsistency(min_consistency=least)
         ruling = CONSISTENCY.judge(asked, case)

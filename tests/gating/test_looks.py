@@ -10,8 +10,8 @@ from written_sweeps import write_sweep
 
 from posgap.foundation.files import read_json
 from posgap.gating.config import GateConfig
-from posgap.gating.looks import is_counted, look_at, remember
-from posgap.gating.replay import replayed
+from posgap.gating.looks import attempt_number, is_counted, record_attempt
+from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import LATER, markdown, read_verdict, share_of_error
 from posgap.measurement.statistics import LEVEL, tango_bound, upper_error
 from posgap.stages.gate import gate
@@ -69,7 +69,7 @@ def test_a_model_that_was_not_admitted_has_less_of_the_error_on_other_examples(t
 
     one, two, again = judge("one", 190), judge("two", 200), judge("again", 190)
     assert [one.look, two.look, again.look] == [1, 2, 1] and not one.passed
-    assert replayed(tmp_path / "two").look == 2
+    assert replay_verdict(tmp_path / "two").look == 2
     assert "Each bound may be wrong in 1.25 % instead of 5, since this is look 2 at the model." in markdown(two)
     first, ten = judge("first", 200, of=other), judge("ten", 200, of=other, candidates=10)
     assert first.look == ten.look == 1 and ten.candidates == 10
@@ -89,16 +89,16 @@ def judged(passed: bool = False, gaps: Sequence[str] = ()) -> SimpleNamespace:
 
 def test_a_look_is_a_verdict_on_new_examples_of_one_model_task_and_n_docs(tmp_path, monkeypatch):
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
-    assert look_at(asked()) == 1
+    assert attempt_number(asked()) == 1
     for verdict in (judged(passed=True), judged(gaps=["too few"])):
-        remember(verdict, asked())  # which spent no error
-    assert look_at(asked("other")) == 1 and not list(tmp_path.rglob("*.json"))
+        record_attempt(verdict, asked())  # which spent no error
+    assert attempt_number(asked("other")) == 1 and not list(tmp_path.rglob("*.json"))
     for examples in ("one", "two", "one"):
-        remember(judged(), asked(examples))
-    assert [look_at(asked(examples)) for examples in ("one", "two", "three")] == [1, 2, 3]
+        record_attempt(judged(), asked(examples))
+    assert [attempt_number(asked(examples)) for examples in ("one", "two", "three")] == [1, 2, 3]
     for other in ({"model_digest": "n"}, {"task": "qa"}, {"n_docs": 6}):
-        assert look_at(asked("three", **other)) == 1
-    assert look_at(asked("three", settings={})) == 3  # the default's backend is on this machine
+        assert attempt_number(asked("three", **other)) == 1
+    assert attempt_number(asked("three", settings={})) == 3  # the default's backend is on this machine
     (file,) = (tmp_path / "looks").iterdir()
     assert read_json(file) == ["one", "two"]
 
@@ -108,8 +108,10 @@ def test_a_look_is_a_verdict_on_new_examples_of_one_model_task_and_n_docs(tmp_pa
 )
 def test_of_a_model_that_may_have_changed_no_look_is_counted(tmp_path, monkeypatch, more):
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
-    remember(judged(), asked("one", **more))
-    assert look_at(asked("two", **more)) is None and not is_counted(asked(**more)) and not list(tmp_path.iterdir())
+    record_attempt(judged(), asked("one", **more))
+    assert (
+        attempt_number(asked("two", **more)) is None and not is_counted(asked(**more)) and not list(tmp_path.iterdir())
+    )
 
 
 def test_looks_at_an_endpoint_are_not_counted_and_a_note_says_what_that_needs(tmp_path):
@@ -126,7 +128,7 @@ def test_looks_at_an_endpoint_are_not_counted_and_a_note_says_what_that_needs(tm
             swept = write_sweep(place / "new", unsure, model=model, order=range(n), settings=settings)
             base = write_sweep(place / "base", before, order=range(n), settings=settings)
             verdict = read_verdict(gate(GateConfig(out=place / "gate", candidate=swept, base=base)))
-            assert replayed(place / "gate") == verdict  # what was recorded is judged again alike
+            assert replay_verdict(place / "gate") == verdict  # what was recorded is judged again alike
             needs[backend, n] = verdict.look, verdict.needs
     (first, one), (second, other) = needs["openai", 190], needs["openai", 200]
     assert (first, second) == (1, 1) and other == pytest.approx(one, rel=0.2)

@@ -7,11 +7,11 @@ import pytest
 from scipy import stats
 
 from posgap.gating.demands import Policy
-from posgap.gating.passing import MAX_PROMPTS, POLICY, Passing
-from posgap.gating.rules import Case
+from posgap.gating.passing import MAX_PROMPTS, POLICY, PassRates
+from posgap.gating.rules import GateInputs
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import drawn as drawing
-from posgap.measurement.drawn import TOGETHER, drawn
+from posgap.measurement.drawn import BATCH, simulate_sweeps
 from posgap.measurement.power import Assumed, assumed_of_pair
 from posgap.tasks.registry import TASKS
 
@@ -38,18 +38,20 @@ def evidence(correct: np.ndarray) -> SimpleNamespace:
 def test_drawn_sweeps_pass_where_the_rules_judge_so(assumed, n, thresholds):
     """Each rule is passed by some of them and not by others, so that all of it decides."""
     policy = Policy(**thresholds, advantageous_tolerance=8, max_unanswered=100, max_unclean=100)
-    (sweeps,) = drawn(assumed, n, 1)
-    pairs = [(sweeps.candidate[:, r].astype(float), sweeps.reference[:, r].astype(float)) for r in range(TOGETHER)]
+    (sweeps,) = simulate_sweeps(assumed, n, 1)
+    pairs = [(sweeps.candidate[:, r].astype(float), sweeps.reference[:, r].astype(float)) for r in range(BATCH)]
     rules = asked_rules(policy)
     assert len(rules) == 5 + (assumed.placements > 2)
     for rule, parameters in rules:
-        judged = [rule.judge(parameters, Case(*map(evidence, pair), share=assumed.share)).passed for pair in pairs]
+        judged = [
+            rule.judge(parameters, GateInputs(*map(evidence, pair), share=assumed.share)).passed for pair in pairs
+        ]
         assert 0 < np.mean(judged) < 1, rule.name
         np.testing.assert_array_equal(rule.passes(parameters, sweeps), judged, rule.name)
 
 
 def test_a_threshold_that_asks_for_nothing_is_passed_by_every_sweep():
-    (sweeps,) = drawn(PAIR, 3, 1)
+    (sweeps,) = simulate_sweeps(PAIR, 3, 1)
     nothing = Policy(max_gap=100, mean_tolerance=100, advantageous_tolerance=150, min_mean=0)
     for rule, parameters in asked_rules(nothing):
         assert rule.passes is None or rule.passes(parameters, sweeps).all(), rule.name
@@ -57,7 +59,7 @@ def test_a_threshold_that_asks_for_nothing_is_passed_by_every_sweep():
 
 @pytest.mark.parametrize("assumed", [ASSUMED, PAIR, SHARED, Assumed(24, 0.97, 0.9, 0.8), Assumed(4, 0.5, 0.0, 0.3)])
 def test_simulated_sweeps_have_the_assumed_mean_correlation_and_agreement(assumed):
-    (sweeps,) = drawn(assumed, 2000, 1)
+    (sweeps,) = simulate_sweeps(assumed, 2000, 1)
     whole = (scores.reshape(-1, assumed.placements) for scores in (sweeps.candidate, sweeps.reference))
     found = assumed_of_pair(*whole)
     assert found.mean == pytest.approx(assumed.mean, abs=0.005)
@@ -68,20 +70,20 @@ def test_simulated_sweeps_have_the_assumed_mean_correlation_and_agreement(assume
 
 @pytest.mark.parametrize(("mean", "correlation"), [(1.0, 0.5), (0.0, 0.0), (0.7, 1.0)])
 def test_examples_may_be_alike_in_all_or_right_everywhere_or_nowhere(mean, correlation):
-    (sweeps,) = drawn(Assumed(4, mean, correlation, 1.0), 500, 1)
+    (sweeps,) = simulate_sweeps(Assumed(4, mean, correlation, 1.0), 500, 1)
     assert (sweeps.candidate == sweeps.candidate[..., :1]).all()
     assert sweeps.candidate.mean() == pytest.approx(mean, abs=0.01)
     np.testing.assert_array_equal(sweeps.candidate, sweeps.reference)  # who agree in what is hard
 
 
 def test_one_region_says_nothing_of_a_gap():
-    (sweeps,) = drawn(PAIR, 500, 1)
+    (sweeps,) = simulate_sweeps(PAIR, 500, 1)
     regions = [each for each in asked_rules(Policy(max_region_gap=60)) if each[0].name == "regions"]
     assert [rule.passes(parameters, sweeps).any() for rule, parameters in regions] == [False]
 
 
 def test_what_is_drawn_is_the_same_everywhere_and_more_examples_begin_with_the_fewer():
-    few, many = (list(drawn(ASSUMED, n, 2)) for n in (20, 30))
+    few, many = (list(simulate_sweeps(ASSUMED, n, 2)) for n in (20, 30))
     for one, other in zip(few, many, strict=True):
         np.testing.assert_array_equal(one.candidate, other.candidate[:20])
         np.testing.assert_array_equal(one.reference, other.reference[:20])
@@ -91,8 +93,8 @@ def test_what_is_drawn_is_the_same_everywhere_and_more_examples_begin_with_the_f
     assert rights == [[109, 113, 113, 111, 107, 116, 103, 119], [119, 117, 111, 114, 117, 114, 103, 105]]
 
 
-def passing(assumed: Assumed, **thresholds: float) -> Passing:
-    return Passing(asked_rules(Policy(**thresholds)), assumed)
+def passing(assumed: Assumed, **thresholds: float) -> PassRates:
+    return PassRates(asked_rules(Policy(**thresholds)), assumed)
 
 
 def test_where_nothing_varies_the_bound_of_no_difference_decides():
@@ -109,7 +111,10 @@ def test_the_policy_is_passed_where_every_rule_is():
     assert found.names == ["gap", "mean", "advantageous", "useful", POLICY]
     shares = {name: found.share(name, 400) for name in found.names}
     every = np.concatenate(
-        [np.all([passes(p, sweeps) for _, passes, p in found.rules], axis=0) for sweeps in drawn(ASSUMED, 400, 32)]
+        [
+            np.all([passes(p, sweeps) for _, passes, p in found.rules], axis=0)
+            for sweeps in simulate_sweeps(ASSUMED, 400, 32)
+        ]
     )
     assert shares[POLICY] == every.mean() and found.runs(400) == len(every) == 1024
     assert 0 < shares[POLICY] < min(shares["gap"], shares["mean"], shares["advantageous"]) < shares["useful"] == 1
@@ -150,7 +155,7 @@ def test_rules_are_passed_as_often_as_planned_by_models_that_are_drawn_otherwise
         )
 
     found = passing(assumed_of_pair(*correlated(60_000)), max_gap=9, max_region_gap=5)
-    cases = [Case(*map(evidence, correlated(n))) for _ in range(runs)]
+    cases = [GateInputs(*map(evidence, correlated(n))) for _ in range(runs)]
     rules = [(rule, p) for rule, p in asked_rules(Policy(max_gap=9, max_region_gap=5)) if rule.passes]
     passed = {rule.name: np.array([rule.judge(p, case).passed for case in cases]) for rule, p in rules}
     passed[POLICY] = np.all(list(passed.values()), axis=0)
@@ -159,4 +164,4 @@ def test_rules_are_passed_as_often_as_planned_by_models_that_are_drawn_otherwise
 
 
 def test_no_more_memory_is_taken_than_that_of_the_largest_piece():
-    assert drawing.TOGETHER * MAX_PROMPTS * 4 <= 2**26
+    assert drawing.BATCH * MAX_PROMPTS * 4 <= 2**26

@@ -18,7 +18,7 @@ from posgap.foundation.files import digest_of, digest_path, read_json
 from posgap.foundation.redaction import redact
 from posgap.gating.demands import Policy
 from posgap.gating.policy import MAX_BYTES, parsed_policy, policy_digest, policy_text, read_policy
-from posgap.gating.replay import replayed, require_valid
+from posgap.gating.replay import replay_verdict, require_valid
 from posgap.gating.verdict import read_verdict
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest
@@ -110,7 +110,7 @@ def test_the_gate_judges_by_its_policy_and_records_it(tmp_path, base):
     assert told["policy"]["version"] == "strict 1" and told["policy"]["max_gap"] == 3
     assert told["policy_digest"] == policy_digest(read_policy(file))
     file.unlink()
-    assert replayed(tmp_path / "gate") == verdict
+    assert replay_verdict(tmp_path / "gate") == verdict
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_version_says_by_which_policy_and_evidence_it_was_admitted(tmp_path, b
     assert record.policy == policy_digest(policy) and tags["policy"] == f"7 ({record.policy[:12]})"
     assert tags["posgap.evidence"] == digest_path(admitted.out / "evidence.json")
     assert record.sweeps.keys() == {"candidate", "base"}
-    assert record.judged["predictions.jsonl"] == digest_path(admitted.sweep / "predictions.jsonl")
+    assert record.candidate_files["predictions.jsonl"] == digest_path(admitted.sweep / "predictions.jsonl")
     assert record.sweeps["base"]["sweep.json"] == digest_path(base / "sweep.json")
     assert record.sweeps["candidate"]["model"] == tags["posgap.model_digest"]
     assert record.sweeps["candidate"]["settings"] == digest_of({})

@@ -11,9 +11,9 @@ from written_sweeps import ASKED, N, write_sweep
 from posgap.foundation.files import digest_of, digest_path, write_json
 from posgap.foundation.registry import Parameters
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import case_of
-from posgap.gating.passing import POLICY, Passing
-from posgap.gating.rules import Case, GateRule, Ruling
+from posgap.gating.evidence import read_gate_inputs
+from posgap.gating.passing import POLICY, PassRates
+from posgap.gating.rules import GateInputs, GateRule, Ruling
 from posgap.gating.verdict import (
     LATER,
     Verdict,
@@ -193,10 +193,10 @@ def test_the_number_of_examples_for_a_verdict_is_that_for_all_rules_together(tmp
     policy = Policy(max_gap=6, mean_tolerance=1, advantageous_tolerance=4)
     reached = judge(one, other, None, policy, look=1)
     assert reached.outcome == "not enough evidence"
-    case, _ = case_of(one, other, None, [])
+    case, _ = read_gate_inputs(one, other, None, [])
     assumed = assumed_of_pair(case.candidate.correct, case.best.correct)._replace(share=LATER)
 
-    passing = Passing(asked_rules(policy), assumed)
+    passing = PassRates(asked_rules(policy), assumed)
     assert passing.share(POLICY, round(reached.needs / 1.02)) < 0.8 <= passing.share(POLICY, reached.needs)
     assert reached.needs > max(rule.needs for rule in reached.rules if rule.needs)
 
@@ -257,6 +257,6 @@ def test_a_run_is_told_the_verdict_and_the_figures_that_it_rests_on(tmp_path):
 def test_a_rule_that_cannot_say_how_often_it_is_passed_names_no_number_of_examples(tmp_path):
     right = Evidence(write_sweep(tmp_path / "right", np.ones((N, 5))))
     rule = GateRule("gap", "", lambda parameters, case: ruling("gap", 5))
-    case = Case(right, right, None)
+    case = GateInputs(right, right, None)
     needed = examples_needed([(rule, Parameters())], case, LATER)
     assert _ruling(rule, Parameters(), case, needed) == ruling("gap", 5)

@@ -13,7 +13,7 @@ from written_sweeps import LAX
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.config import GateConfig
-from posgap.gating.replay import replayed
+from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import read_verdict
 from posgap.generation import openai
 from posgap.grading.prompt import Judged, judge_prompt, own_prompt
@@ -292,7 +292,7 @@ def test_a_graded_candidate_meets_a_champion_that_is_graded_alike(local, tmp_pat
     champion = read_sweep(folder / "champion")
     assert champion.grading.by == read_sweep(graded).grading.by and champion.metric == "graded"
     assert "hunter2222" not in "".join(file.read_text() for file in folder.rglob("*.json"))
-    assert replayed(folder) == read_verdict(folder)
+    assert replay_verdict(folder) == read_verdict(folder)
     with pytest.raises(PosgapError, match="is graded by a model; diagnose the sweep that it was made from"):
         diagnose(DiagnoseConfig(sweep=graded, examples=local["examples"], model=str(model_folder), out=tmp_path / "d"))
 

@@ -18,7 +18,7 @@ from posgap.gating.config import GateConfig
 from posgap.gating.decision_page import decision_page
 from posgap.gating.demands import Policy
 from posgap.gating.policy import read_policy
-from posgap.gating.replay import replayed
+from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import judge
 from posgap.generation.generator import Completion
 from posgap.measurement import asking
@@ -164,7 +164,7 @@ def test_the_gate_has_a_rule_for_it_and_trusts_no_champion_that_was_not_answered
         )
     lenient = Policy(max_gap=20, mean_tolerance=10, advantageous_tolerance=10, max_unanswered=4)
     assert judge(filtered, answered, filtered, lenient).passed
-    replayed(gate(GateConfig(candidate=filtered, base=answered, out=tmp_path / "gate")))
+    replay_verdict(gate(GateConfig(candidate=filtered, base=answered, out=tmp_path / "gate")))
 
 
 def test_a_policy_that_does_not_say_it_allows_little(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posgap.gating.passing import POLICY, Passing
+from posgap.gating.passing import POLICY, PassRates
 from posgap.gating.verdict import asked_rules
 from posgap.measurement.statistics import LEVEL
 
@@ -80,7 +80,7 @@ def test_the_gate_admits_and_refuses_as_often_as_it_did():
     ],
 )
 def test_a_plan_keeps_its_word_with_models_that_are_drawn_otherwise(cell, least, most):
-    n = Passing(asked_rules(simulations.POLICY_OF_ALL), simulations.assumed(cell)).least(POLICY, 0.8)
+    n = PassRates(asked_rules(simulations.POLICY_OF_ALL), simulations.assumed(cell)).least(POLICY, 0.8)
     assert least <= simulations.admitted(cell, n, 100) <= most
 
 

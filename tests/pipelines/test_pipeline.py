@@ -23,7 +23,7 @@ from posgap.models.loading import save_model
 from posgap.pipelines.local import run_locally
 from posgap.pipelines.mitigation import mitigation
 from posgap.tasks.reading import write_examples
-from posgap.tracking.candidates import best
+from posgap.tracking.candidates import best_candidate
 
 pytestmark = pytest.mark.full
 PARAMETERS = {
@@ -149,7 +149,7 @@ def test_the_better_candidate_is_the_champion_and_the_report_says_so(runs):
     assert report["status"] == "succeeded"
     assert {c["label"]: c["gate"] for c in report["candidates"]} == dict.fromkeys(sweeps, "admitted")
     candidates = {method: Evidence(runs.first.folder / place) for method, place in sweeps.items()}
-    assert report["champion"]["method"] == best(candidates) and report["champion"]["of_this_run"]
+    assert report["champion"]["method"] == best_candidate(candidates) and report["champion"]["of_this_run"]
 
 
 def test_with_nothing_new_it_ends_before_anything_is_spent(runs):

@@ -23,7 +23,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.gating.config import GateConfig
 from posgap.stages.gate import gate
 from posgap.tracking import champions, flavor, registered, registry
-from posgap.tracking.server import Refused, ask
+from posgap.tracking.server import RequestRefused, call_mlflow
 
 pytest.importorskip("flask_wtf", reason="mlflow's basic-auth app wants Flask-WTF: install the extra mlflow[auth]")
 pytestmark = pytest.mark.full
@@ -100,9 +100,9 @@ def test_only_promotion_s_log_in_changes_a_protected_name(server, tmp_path, mode
     made, said = posgap(access.PROMOTE, *promotion)
     assert made and aliases() == ("1", ""), said
     become(access.PROMOTE)
-    one = registry.numbered(NAME, "1")
+    one = registry.get_version(NAME, "1")
     model_id = one.source.rpartition("/")[2]
-    ask(lambda client: client.create_model_version(NAME, one.source, one.run_id, model_id=model_id))
+    call_mlflow(lambda client: client.create_model_version(NAME, one.source, one.run_id, model_id=model_id))
     champions.in_turn(NAME, lambda lease, _: champions.set_champion(lease, "2", "promoted", "1"))
 
     made, said = posgap(access.PIPELINE, "rollback", NAME, "--reason", "worse")
@@ -128,21 +128,21 @@ def test_only_promotion_s_log_in_changes_a_protected_name(server, tmp_path, mode
         lambda client: client.delete_experiment(experiment),
         lambda _: users.grant_user_permission("posgap-pipeline", "registered_model", NAME, "MANAGE"),
     ):
-        with pytest.raises(Refused, match="the log-in posgap-pipeline may not do this"):
-            ask(forbidden)
+        with pytest.raises(RequestRefused, match="the log-in posgap-pipeline may not do this"):
+            call_mlflow(forbidden)
     assert aliases() == ("2", "1")
 
     made, said = posgap(access.PROMOTE, "rollback", NAME, "--reason", "worse")
     assert made and aliases() == ("1", "2"), said
     # A step may write over files of the experiment's runs: whoever loads the champion by posgap notices.
     become(access.PIPELINE)
-    logged = ask(lambda client: client.get_logged_model(model_id))
+    logged = call_mlflow(lambda client: client.get_logged_model(model_id))
     get_artifact_repository(logged.artifact_location).log_artifact(tmp_path / "gate" / "gate.json", flavor.DATA)
     with pytest.raises(PosgapError, match="has other files than were promoted"):
-        registered.Registered(f"models:/{NAME}@champion").fetch()
+        registered.RegisteredVersion(f"models:/{NAME}@champion").fetch()
     monkeypatch.setenv(access.PASSWORD, "another")
-    with pytest.raises(Refused, match=f"MLflow at {url}: the log-in posgap-pipeline is refused"):
-        ask(lambda client: client.get_registered_model(NAME))
+    with pytest.raises(RequestRefused, match=f"MLflow at {url}: the log-in posgap-pipeline is refused"):
+        call_mlflow(lambda client: client.get_registered_model(NAME))
 
 
 def aliases():

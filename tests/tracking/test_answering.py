@@ -105,7 +105,9 @@ def test_right_responses_that_were_written_by_hand_are_not_found_again(tmp_path,
     examples, rows = swept_examples(swept), [row for _, row in read_jsonl(swept / "predictions.jsonl")]
     forged = tmp_path / "forged"
     shutil.copytree(swept, forged)
-    monkeypatch.setattr(answering, "_score", lambda sweep, examples, row, response: float(response == row["response"]))
+    monkeypatch.setattr(
+        answering, "_rescore", lambda sweep, examples, row, response: float(response == row["response"])
+    )
     for written in range(1, 4):
         told = [row | {"correct": True} for row in rows]
         for row in told[:written]:

@@ -12,7 +12,7 @@ from written_sweeps import N, write_sweep
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.sweeps import Evidence
 from posgap.tracking import candidates, champions
-from posgap.tracking.candidates import best, best_of_run
+from posgap.tracking.candidates import best_candidate, best_of_run
 from posgap.tracking.runs import PIPELINE_TAG
 
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
@@ -30,14 +30,14 @@ def test_the_best_candidate_does_not_depend_on_the_order(tmp_path):
     draw = random.Random(SEED)
     for _ in range(6):
         names = draw.sample(list(candidates), len(candidates))
-        assert best({name: candidates[name] for name in names}) == "best"
-    assert best({name: candidates[name] for name in ("poor", "worse")}) == "worse"
+        assert best_candidate({name: candidates[name] for name in names}) == "best"
+    assert best_candidate({name: candidates[name] for name in ("poor", "worse")}) == "worse"
     # Of the same sweep twice the model's digest decides.
     for order in ("ab", "ba"):
         twins = {name: Evidence(tmp_path / "best") for name in order}
         for name, twin in twins.items():
             twin.sweep = twin.sweep.model_copy(update={"model_digest": name})
-        assert best(twins) == "a"
+        assert best_candidate(twins) == "a"
 
 
 def wrong(*examples: int) -> np.ndarray:
@@ -61,13 +61,13 @@ def test_of_those_that_are_not_certainly_worse_the_flattest_is_the_best(tmp_path
     sweeps = Evidence(write_sweep(tmp_path / "b", chosen)), Evidence(write_sweep(tmp_path / "a", other))
     for digest, each in zip("ba", sweeps):  # which would be first by its name, or by its digest, is not the best
         each.sweep = each.sweep.model_copy(update={"model_digest": digest})
-    assert best({"b": sweeps[0], "a": sweeps[1]}) == best({"a": sweeps[1], "b": sweeps[0]}) == "b"
+    assert best_candidate({"b": sweeps[0], "a": sweeps[1]}) == best_candidate({"a": sweeps[1], "b": sweeps[0]}) == "b"
 
 
 def test_candidates_that_were_not_asked_alike_are_not_compared(tmp_path):
     one, other = (Evidence(write_sweep(tmp_path / name, [0.9] * 5, examples=name)) for name in "ab")
     with pytest.raises(PosgapError, match="not asked alike: examples"):
-        best({"1": one, "2": other})
+        best_candidate({"1": one, "2": other})
 
 
 class Tiny:
@@ -98,7 +98,7 @@ def run(tmp_path, monkeypatch):
         "rolled_back",
         lambda registered: dict.fromkeys(run.rolled_back, "rolled back: slow") if registered is TINY else None,
     )
-    monkeypatch.setattr(candidates, "tagged", tagged)
+    monkeypatch.setattr(candidates, "find_versions", tagged)
     monkeypatch.setattr(candidates, "judged_sweep", judged_sweep)
     return run
 

@@ -76,7 +76,7 @@ class Stage:
 class Process:
     """Takes the lease once, and works under it; `ends` says that its name comes first or last among those alike."""
 
-    def __init__(self, monkeypatch, ends: str, work: Callable[[Lease], object] = Lease.read):
+    def __init__(self, monkeypatch, ends: str, work: Callable[[Lease], object] = Lease.read_model):
         self._patch, self._ends, self._work = monkeypatch, ends, work
         self._stages: dict[object, Stage] = {}  # by all that decides what comes after
         self.start = self._led(())
@@ -104,7 +104,7 @@ class Process:
             return made[-1]
 
         with self._patch.context() as patch:
-            patch.setattr(leases, "ask", lambda call, *_: call(asked))
+            patch.setattr(leases, "call_mlflow", lambda call, *_: call(asked))
             patch.setattr(leases, "now", lambda: asked.clock)
             patch.setattr(leases, "address", lambda: "sqlite")
             patch.setattr(leases, "Lease", lease)
@@ -243,7 +243,7 @@ def alone(monkeypatch):
 
 
 def fails(lease: Lease) -> None:
-    lease.read()
+    lease.read_model()
     raise Broken
 
 

@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.retries import RetryPolicy
 from posgap.tracking import champions, leases, server
 from posgap.tracking.champions import CHAMPION, PREVIOUS, UNDER_WAY, set_champion
-from posgap.tracking.leases import Lease, Lost
+from posgap.tracking.leases import Lease, LeaseLost
 
 pytestmark = pytest.mark.usefixtures("mlflow_store")
 
@@ -123,7 +124,7 @@ class Killed(BaseException):
 
 def test_a_change_that_broke_off_at_any_write_is_completed_by_the_next(client, monkeypatch):
     moved(("1", ""), ("2", "1"))
-    write, writes = Lease.write, 0
+    write, writes = Lease.send_change, 0
     for after in range(6):
         target, former = ("3", "2") if after % 2 == 0 else ("2", "3")
         before = aliases()
@@ -137,7 +138,7 @@ def test_a_change_that_broke_off_at_any_write_is_completed_by_the_next(client, m
 
         with monkeypatch.context() as patch:
             writes = 0
-            patch.setattr(Lease, "write", until_killed)
+            patch.setattr(Lease, "send_change", until_killed)
             with pytest.raises(Killed) if after < 5 else pytest.MonkeyPatch.context():
                 moved((target, former))
         assert aliases()[0] in (before[0], target)
@@ -264,12 +265,12 @@ def test_the_living_are_waited_for_for_long_and_the_dead_for_a_while(client, mon
         assert is_waited_for(0.4 * holder.seconds)
     holder.set_alias(CHAMPION, "1")
     clock[0] += 0.2 * holder.seconds
-    with pytest.raises(Lost):  # well before another takes it for dead
+    with pytest.raises(LeaseLost):  # well before another takes it for dead
         holder.set_alias(CHAMPION, "2")
     assert is_waited_for(0.7 * holder.seconds)
     assert not is_waited_for(0.2 * holder.seconds) and not leases.holders(model())
-    with pytest.raises(Lost):
-        holder.read()
+    with pytest.raises(LeaseLost):
+        holder.read_model()
     assert aliases() == ("1", "")
 
 
@@ -285,7 +286,7 @@ def test_who_slept_in_the_middle_of_a_write_takes_it_back(client):
             moved(("2", "1"))  # another takes over
             lease.aliases[CHAMPION] = "3"
             client.set_registered_model_alias("tiny", CHAMPION, "3")  # the request that is late
-            lease.read()
+            lease.read_model()
         return aliases()
 
     assert champions.in_turn("tiny", promote) == ("2", "1")
@@ -385,7 +386,7 @@ def test_whether_a_version_is_there_is_not_guessed(registry, monkeypatch):
         monkeypatch.setattr(registry, "get_model_version", refuse)
 
     answers(PERMISSION_DENIED)
-    with pytest.raises(server.Refused):
+    with pytest.raises(server.RequestRefused):
         healed()
     assert aliases() == ("", "1")
     answers(INVALID_PARAMETER_VALUE)  # of what is no number
@@ -516,14 +517,14 @@ def test_a_request_that_a_server_left_unanswered_may_take_effect_for_half_the_le
     monkeypatch.setattr(leases, "address", lambda: place)
     lease = Lease("tiny")
     lease.acquire()
-    lease.write(lambda client: None)
+    lease.send_change(lambda client: None)
     assert lease.quiet_at == 0  # as all was answered
-    for error, kind, quiet in ((REFUSED, server.Refused, 0), (UNREACHED, server.Unanswered, 1000 + seconds)):
+    for error, kind, quiet in ((REFUSED, server.RequestRefused, 0), (UNREACHED, server.NoAnswer, 1000 + seconds)):
         with pytest.raises(kind):
-            lease._send(fails(error), leases.ONCE, 1.0)
+            lease._send_request(fails(error), leases.ONCE, 1.0)
         assert lease.quiet_at == quiet
     clock[0] += 0.25
-    lease._send(fails_once := flaky(), RetryPolicy(tries=2, first_wait=0.0), 1.0)
+    lease._send_request(fails_once := flaky(), RetryPolicy(tries=2, first_wait=0.0), 1.0)
     assert fails_once.calls == 2 and lease.quiet_at == 1000.25 + seconds  # of the first try nobody knows
     lease.await_inflight()
     assert clock[0] == 1000.25 + seconds
@@ -545,10 +546,16 @@ def test_who_could_not_write_its_flag_for_half_its_time_does_nothing_more(regist
     lease = Lease("tiny")
     lease.acquire()
     clock[0] += 1.0
-    lease.read()
+    lease.read_model()
     clock[0] += 1e-3
-    for act in (lease.read, lambda: lease.write(lambda client: None), lambda: lease._raise("posgap.lease.2")):
-        with pytest.raises(Lost, match="^tiny: MLflow was not reached for too long to be sure of the lease; run this"):
+    for act in (
+        lease.read_model,
+        lambda: lease.send_change(lambda client: None),
+        lambda: lease._raise("posgap.lease.2"),
+    ):
+        with pytest.raises(
+            LeaseLost, match="^tiny: MLflow was not reached for too long to be sure of the lease; run this"
+        ):
             act()
 
 
@@ -574,7 +581,7 @@ def test_a_waiting_process_gives_up_after_its_time_and_names_who_it_waits_for(re
     assert 60 <= beats <= 62 and caplog.messages.count(f"tiny: waiting for {by}") == 1
     # And where it could not renew its own flag for too long, it may have been taken for dead.
     clock[0] += 1.1
-    with pytest.raises(Lost, match="MLflow was not reached for too long to wait for the lease"):
+    with pytest.raises(LeaseLost, match="MLflow was not reached for too long to wait for the lease"):
         waiting._pause(clock[0] + 1)
 
 
@@ -606,7 +613,7 @@ def test_work_whose_lease_was_lost_is_done_again_thrice_and_then_no_more(registr
         lease.quiet_at = clock[0] + 1
         registry.tags.clear()  # as if another had taken over, and was done
         if len(seen) < times:
-            raise Lost("gone")
+            raise LeaseLost("gone")
         return "done"
 
     times = 4
@@ -615,7 +622,7 @@ def test_work_whose_lease_was_lost_is_done_again_thrice_and_then_no_more(registr
     # Each waits until no request of the one before can take effect.
     assert [quiet for _, quiet in seen] == [0, 1001, 1002, 1003] and caplog.messages.count("gone") == 3
     seen, times = [], 9
-    with pytest.raises(Lost):
+    with pytest.raises(LeaseLost):
         leases.in_turn("tiny", loses)
     assert len(seen) == 4
 
@@ -629,8 +636,8 @@ def test_an_alias_is_moved_or_removed_and_remembered(registry, clock):
     lease.set_alias(PREVIOUS, "")
     assert registry.aliases == {CHAMPION: "2"} and lease.aliases == {CHAMPION: "2", PREVIOUS: ""}
     del registry.tags[lease._flag]
-    with pytest.raises(Lost, match="^tiny: another process has taken over; run this again"):
-        lease.read()
+    with pytest.raises(LeaseLost, match="^tiny: another process has taken over; run this again"):
+        lease.read_model()
 
 
 def test_a_flag_is_renewed_while_its_process_may_be_sure_of_it(registry, monkeypatch):
@@ -659,13 +666,13 @@ def test_a_flag_is_renewed_while_its_process_may_be_sure_of_it(registry, monkeyp
 )
 def test_requests_wait_by_the_length_of_the_lease(registry, clock, monkeypatch, seconds, flag, write, beat):
     monkeypatch.setenv(leases.VARIABLE, str(seconds))
-    ask, given = leases.ask, []
-    monkeypatch.setattr(leases, "ask", lambda call, *limits: given.append(limits) or ask(call, *limits))
+    ask, given = leases.call_mlflow, []
+    monkeypatch.setattr(leases, "call_mlflow", lambda call, *limits: given.append(limits) or ask(call, *limits))
     lease = Lease("tiny")
     for act, expected in (
         (lambda: lease._raise(f"{leases.FLAG}1.1-a"), (leases.WRITING, flag)),
-        (lambda: lease._remove(f"{leases.FLAG}1.1-a"), (leases.WRITING, flag)),
-        (lambda: lease.write(lambda client: None), (leases.WRITING, write)),
+        (lambda: lease._remove_flag(f"{leases.FLAG}1.1-a"), (leases.WRITING, flag)),
+        (lambda: lease.send_change(lambda client: None), (leases.WRITING, write)),
     ):
         act()
         assert given.pop() == expected

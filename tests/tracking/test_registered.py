@@ -19,7 +19,7 @@ from posgap.models.loading import load_tokenizer, save_model
 from posgap.storage.inputs import source
 from posgap.tasks.reading import write_examples
 from posgap.tracking import flavor, registry
-from posgap.tracking.registered import Registered
+from posgap.tracking.registered import RegisteredVersion
 
 
 @pytest.fixture
@@ -73,10 +73,10 @@ def test_only_another_model_behind_the_alias_is_measured_again(
 
 def test_a_version_is_downloaded_once(tmp_path, model_folder, monkeypatch, registers):
     version = registers(model_folder)
-    first = Registered("models:/tiny@champion").fetch()
+    first = RegisteredVersion("models:/tiny@champion").fetch()
     assert source("models:/tiny@champion").cache_key() == digest_path(model_folder)
     monkeypatch.setattr(registry, "bring_model", None)
-    assert Registered(f"models:/tiny/{version}").fetch() == first
+    assert RegisteredVersion(f"models:/tiny/{version}").fetch() == first
     assert with_uris(str(first / "config.json")) == f"models:/tiny/{version}/config.json"
     assert logits(posgap.load_model("models:/tiny@champion")).equal(logits(load_model(str(model_folder))))
 

@@ -78,7 +78,7 @@ def impatient(monkeypatch):
             patch.setattr(runs, "CALL_SECONDS", 1.0)
             patch.setattr(runs, "ALLOWED_SECONDS", allowed)
             patch.setattr(runs, "STAGE", soon)
-            patch.setattr(registry, "ask", partial(server.ask, retry_policy=soon, seconds=1.0))
+            patch.setattr(registry, "call_mlflow", partial(server.call_mlflow, retry_policy=soon, seconds=1.0))
             yield
 
     return block
@@ -200,7 +200,7 @@ def test_what_mlflow_never_takes_is_left_out_and_the_rest_is_there(tracked, tmp_
 @pytest.mark.parametrize("name", [name for name in FAULTS if name != "delay"])
 def test_the_registry_s_answer_is_one_line_whatever_the_server_does(name, tracked, impatient):
     tracked.always(FAULTS[name])
-    with impatient(), pytest.raises(server.Unanswered, match="^MLflow at http://127.0.0.1") as told:
+    with impatient(), pytest.raises(server.NoAnswer, match="^MLflow at http://127.0.0.1") as told:
         registry.champion("anyone")
     assert "\n" not in str(told.value)
     tracked.heal()
@@ -259,8 +259,8 @@ def test_a_sync_that_is_disturbed_at_any_request_ends_no_run_otherwise_than_it_e
 
 def test_a_sync_that_is_killed_within_any_write_leaves_the_end_as_it_was(tmp_path):
     outbox = Outbox.create(tmp_path / "outbox", Opening(name="x", tags={}, time=1))
-    outbox.put(Entry(tags={"a": "b"}))
-    outbox.put(Entry(end="FINISHED", time=2))
+    outbox.add_entry(Entry(tags={"a": "b"}))
+    outbox.add_entry(Entry(end="FINISHED", time=2))
     outbox.close()
     whole, told = outbox.file.read_text(), Entry(id="abc").model_dump_json(exclude_defaults=True) + "\n"
     for written in range(len(told) + 1):
@@ -269,7 +269,7 @@ def test_a_sync_that_is_killed_within_any_write_leaves_the_end_as_it_was(tmp_pat
             (again,) = Outbox.left_behind(tmp_path / "outbox")
             assert [entry.end for entry in again.pending] == [None, None, "FINISHED"]
             assert again.run_id == run_id
-            again._write(Entry(id="abc"))
+            again._append(Entry(id="abc"))
             again.close()
     # A run that had not ended is closed, once, whoever is disturbed meanwhile.
     outbox.file.write_text("".join(whole.splitlines(keepends=True)[:-1]) + told[:5])
@@ -348,7 +348,7 @@ def test_a_slow_machine_may_take_longer_to_create_a_store_than_a_stage_waits(tmp
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/slow.db")
     create = server.make_ready
     monkeypatch.setattr(server, "make_ready", lambda file: (time.sleep(1), create(file)))
-    assert server.ask(lambda client: client.tracking_uri, RetryPolicy(tries=1, seconds=0.5)).endswith("slow.db")
+    assert server.call_mlflow(lambda client: client.tracking_uri, RetryPolicy(tries=1, seconds=0.5)).endswith("slow.db")
 
 
 def first_use(out: Path) -> None:

@@ -12,7 +12,7 @@ from written_sweeps import LAX, N, copy_of, gated, promoted, write_sweep
 
 from posgap.foundation.errors import GateRefusal, PosgapError
 from posgap.foundation.files import digest_path, write_json
-from posgap.gating.replay import replayed
+from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import judge, markdown, read_verdict
 from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.sweeps import read_sweep
@@ -42,7 +42,7 @@ def test_a_second_run_does_not_replace_a_better_champion(tmp_path, champion, mod
     verdict = read_verdict(refused)
     assert not verdict.passed and "mean against the champion" in verdict.rules[1].meaning
     assert verdict.evidence["champion"].model_digest == read_sweep(champion).model_digest
-    assert replayed(refused) == verdict
+    assert replay_verdict(refused) == verdict
     with pytest.raises(PosgapError, match="compares the model with no champion, and that of tiny is version 1; gate"):
         promoted(tmp_path, "alone", worse, swept, tmp_path / "gate-alone")
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "1"
@@ -110,14 +110,14 @@ def test_who_promotes_at_the_same_time_is_noticed(tmp_path, base, champion, mode
     model = copy_of(model_folder, tmp_path / "slow")
     swept = write_sweep(tmp_path / "sweep-slow", [0.995] * 5, model=model)
     folder = gated(tmp_path, "slow", swept, base, name="tiny")
-    upload = promotion._upload
+    upload = promotion._log_model
 
     def while_another_is_faster(*arguments):
         other = client.create_model_version("tiny", "file:///other")
         client.set_registered_model_alias("tiny", "champion", other.version)
         return upload(*arguments)
 
-    monkeypatch.setattr(promotion, "_upload", while_another_is_faster)
+    monkeypatch.setattr(promotion, "_log_model", while_another_is_faster)
     with pytest.raises(PosgapError, match="compares the model with another champion, m, and that of tiny is version 2"):
         promoted(tmp_path, "slow", model, swept, folder)
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "2"
@@ -249,7 +249,7 @@ def test_no_row_of_champions_loses_the_tolerance_anew(tmp_path, base, model_fold
     mean = next(rule for rule in verdict.rules if rule.name == "mean")
     assert mean.meaning == "mean against the best champion so far" and mean.estimate == pytest.approx(-1.8)
     assert verdict.evidence["anchor"].model_digest == read_sweep(tmp_path / "sweep-0").model_digest
-    assert replayed(tmp_path / "gate-2") == verdict
+    assert replay_verdict(tmp_path / "gate-2") == verdict
     assert record_of(registry.champion("tiny")).anchor == "1"
 
 
@@ -272,7 +272,7 @@ def test_the_best_champion_so_far_is_left_out_only_where_a_policy_says_so(tmp_pa
     verdict = read_verdict(meant)
     assert verdict.passed and verdict.asked_otherwise == ["anchor"] and "anchor" not in verdict.evidence
     assert "was not compared with the best champion so far, as was allowed" in markdown(verdict)
-    assert replayed(meant) == verdict
+    assert replay_verdict(meant) == verdict
     promoted(tmp_path, "meant", model, swept, meant)
     assert record_of(registry.champion("tiny")).anchor == "1"
 

@@ -78,7 +78,7 @@ def test_a_champion_that_keeps_its_policy_is_tagged_so(tmp_path):
     result = read_json(watch(watched(tmp_path)) / "watch.json")
     assert (result["name"], result["version"], result["outcome"]) == ("tiny", "1", "admitted")
     assert result["note"].startswith("tiny version 1 keeps its policy: gap ")
-    assert registry.numbered("tiny", "1").tags["posgap.watched"].endswith(result["note"])
+    assert registry.get_version("tiny", "1").tags["posgap.watched"].endswith(result["note"])
     assert (tmp_path / "watch" / "watch.md").read_text().startswith("# Admitted\n")
 
 
@@ -89,7 +89,7 @@ def test_one_that_has_left_it_fails_and_says_so_and_starts_what_it_is_to(tmp_pat
     with pytest.raises(LeftPolicy, match="tiny version 1 has left its policy: useful ") as left:
         watch(watched(tmp_path))
     assert left.value.exit_code == 3 and not getattr(left.value, "__notes__", [])
-    assert "has left its policy" in registry.numbered("tiny", "1").tags["posgap.watched"]
+    assert "has left its policy" in registry.get_version("tiny", "1").tags["posgap.watched"]
     kept = read_json(tmp_path / "watch.rejected" / "watch.json")
     assert kept["outcome"] == "refused" and kept["verdict"]["policy"]["min_mean"] == 99
     form = {"data_train": "s3://lab/t", "data_eval": "s3://lab/e", "base_model": "s3://lab/m"}

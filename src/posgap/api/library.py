@@ -42,7 +42,7 @@ from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import kind_of, read_examples, with_unique_ids, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.retrieval_logs import is_log, ranked_examples
-from posgap.tracking.registered import Registered
+from posgap.tracking.registered import RegisteredVersion
 
 if TYPE_CHECKING:
     import pandas
@@ -335,7 +335,7 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
     Raises `PosgapError` where there is no such model, or its weights are damaged.
     """
     there = source(path)
-    if dtype == "auto" and isinstance(there, Registered):
+    if dtype == "auto" and isinstance(there, RegisteredVersion):
         dtype = there.dtype
         warn_of_device(path, there.device)
     return load_mitigated(str(there.fetch()), dtype, compute)

@@ -24,7 +24,7 @@ _UNSAFE = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """A check of `model`: its verdict and sweep, or, where there are none, the `complaint` why it has none."""
 
     model: str
@@ -39,7 +39,7 @@ class _TestCase(NamedTuple):
     message: str
 
 
-def junit(checked: Checked) -> str:
+def junit(checked: CheckResult) -> str:
     """JUnit XML with a test case for each rule, and one for whether enough was swept.
 
     A broken rule is a failure. A rule of which the evidence says neither, and a check that broke off, are errors, as
@@ -62,7 +62,7 @@ def junit(checked: Checked) -> str:
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _test_cases(checked: Checked) -> list[_TestCase]:
+def _test_cases(checked: CheckResult) -> list[_TestCase]:
     if checked.verdict is None:
         return [_TestCase("sweep", "error", checked.complaint)]
     wanting = checked.verdict.wanting
@@ -78,7 +78,7 @@ def _test_case(ruling: Ruling) -> _TestCase:
     return _TestCase(f"{ruling.name}: {CHECK_RULES[ruling.name].help}", kinds[ruling.outcome], message)
 
 
-def step_summary(checked: Checked) -> str:
+def step_summary(checked: CheckResult) -> str:
     """Markdown with the verdict, the figures and the curve as text: for a step summary, or a comment on a change."""
     model = _as_code(checked.model)
     if checked.verdict is None or checked.sweep is None:
@@ -86,10 +86,10 @@ def step_summary(checked: Checked) -> str:
     rules = markdown(checked.verdict).partition("\n")[2].strip()
     heading = f"# {checked.verdict.outcome.capitalize()}: {model}"
     curve = f"```text\n{text_curve(checked.sweep)}\n```"
-    return f"{_MARKS['markdown']}\n{heading}\n\n{rules}\n\n{_figures(checked.sweep)}\n\n{curve}\n"
+    return f"{_MARKS['markdown']}\n{heading}\n\n{rules}\n\n{_sweep_line(checked.sweep)}\n\n{curve}\n"
 
 
-def text(checked: Checked) -> str:
+def terminal_text(checked: CheckResult) -> str:
     """The same for a terminal: the curve, the figures, and a line for each rule."""
     assert checked.verdict and checked.sweep
     rules = [
@@ -98,10 +98,10 @@ def text(checked: Checked) -> str:
     ]
     evidence_gaps = [checked.verdict.wanting] if checked.verdict.wanting else []
     outcome = f"{colour_word(checked.verdict.outcome, sys.stdout)}: {' '.join(_safe(checked.model).split())}"
-    return "\n".join([text_curve(checked.sweep), "", _figures(checked.sweep), "", *rules, *evidence_gaps, outcome])
+    return "\n".join([text_curve(checked.sweep), "", _sweep_line(checked.sweep), "", *rules, *evidence_gaps, outcome])
 
 
-def _figures(sweep: Sweep) -> str:
+def _sweep_line(sweep: Sweep) -> str:
     (low, high), (least, most) = sweep.gap_ci95, sweep.mean_ci95
     figures = (
         f"gap {sweep.gap:.1f} points ({low:.1f} to {high:.1f}), mean {sweep.mean:.1f} ({least:.1f} to {most:.1f}), "
@@ -111,7 +111,7 @@ def _figures(sweep: Sweep) -> str:
     return f"{figures}; {unanswered}" if unanswered else figures
 
 
-_REPORTS: dict[str, Callable[[Checked], str]] = {"junit": junit, "markdown": step_summary}
+_REPORTS: dict[str, Callable[[CheckResult], str]] = {"junit": junit, "markdown": step_summary}
 # What stands in each report, and tells it from a file that somebody else wrote.
 _MARKS = {"junit": 'name="posgap check"', "markdown": "<!-- posgap check -->"}
 
@@ -139,7 +139,7 @@ class Reports:
             if not self._adds(place):
                 delete_path(place)
 
-    def write(self, checked: Checked) -> None:
+    def write(self, checked: CheckResult) -> None:
         """Writes all of them, each whole or not at all."""
         for kind, place in self.places.items():
             report = _REPORTS[kind](checked)

@@ -15,14 +15,14 @@ from posgap.foundation.fields import (
     OptionalRegisteredName,
     OptionalReport,
 )
-from posgap.gating.demands import PUBLIC_KEY, Demands, Enough
+from posgap.gating.demands import PUBLIC_KEY, GateThresholds, MinimumEvidence
 from posgap.gating.rules import CHECK_RULES, GATE_RULES
 from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.generation.endpoint_names import with_endpoint
 from posgap.measurement.config import SWEPT_MODEL, ExpectedConfig, Judging, SweepScope
 
 
-class _Judged(StageConfig):
+class _SweepsToJudge(StageConfig):
     candidate: InputPath = Field(description="sweep of the candidate, the model to be admitted")
     base: InputPath = Field(description="sweep of the base, the model that the candidate was made from")
     champion: OptionalInputPath = Field(
@@ -51,7 +51,7 @@ class _Judged(StageConfig):
     )
 
 
-class GateConfig(*GATE_RULES.bases(), Demands, _Judged):  # type: ignore[misc]  # registered choices' parameters
+class GateConfig(*GATE_RULES.bases(), GateThresholds, _SweepsToJudge):  # type: ignore[misc]  # registered choices' parameters
     """Decides whether a model may enter the registry. Exit code 3: it may not; 7: there is not enough evidence."""
 
     candidates: Annotated[int, RARE] = Field(
@@ -61,7 +61,7 @@ class GateConfig(*GATE_RULES.bases(), Demands, _Judged):  # type: ignore[misc]  
 
 class CheckConfig(
     *CHECK_RULES.bases(),  # type: ignore[misc]  # registered choices' parameters
-    Enough,
+    MinimumEvidence,
     Judging,
     SweepScope,
     *BACKENDS.bases(),  # type: ignore[misc]

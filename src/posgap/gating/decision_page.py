@@ -26,7 +26,7 @@ def explored_roles(judged: Mapping[str, Path | None]) -> Explored:
     candidate, since the map shows the second sweep's difference to the first."""
     evidence = {role: Evidence(path) for role, path in judged.items() if path}
     for role, each in evidence.items():
-        each.sweep = each.sweep.model_copy(update={"label": named(role, each.sweep)})
+        each.sweep = each.sweep.model_copy(update={"label": label_with_role(role, each.sweep)})
     references = [role for role in ("champion", "base") if role in evidence]
     order = [*references[:1], "candidate", *references[1:]]
     return explored_folders([evidence[role] for role in order])
@@ -38,32 +38,34 @@ def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep], explored: Explo
     return rendered(
         "posgap.gating",
         "decision.html.j2",
-        [sweep.model_copy(update={"label": named(role, sweep)}) for role, sweep in sweeps.items()],
+        [sweep.model_copy(update={"label": label_with_role(role, sweep)}) for role, sweep in sweeps.items()],
         explored,
         title=f"{candidate.label}: {verdict.outcome}",
         verdict=verdict,
         percent_wrong=100 * LEVEL * share_of_error(verdict.look, verdict.candidates),
         candidate=candidate,
-        reason=reason(verdict, candidate),
-        rows=[_row(ruling) for ruling in verdict.rules],
+        reason=explain_verdict(verdict, candidate),
+        rows=[_ruling_row(ruling) for ruling in verdict.rules],
         ends=[_ends(role, sweep) for role, sweep in sweeps.items()],
         more=more_examples(verdict, candidate),
     )
 
 
-def reason(verdict: Verdict, candidate: Sweep) -> str:
+def explain_verdict(verdict: Verdict, candidate: Sweep) -> str:
     """Why the verdict is what it is, in one sentence."""
     name = candidate.label
     if verdict.outcome == "refused":
         broken = [_broken(ruling) for ruling in verdict.rules if ruling.outcome == "fail"]
-        return f"{name} was refused, because {_listed(broken)}."
+        return f"{name} was refused, because {_join_clauses(broken)}."
     if verdict.outcome == "admitted":
         holding = [GATE_RULES[ruling.name].help for ruling in verdict.rules]
-        return f"{name} was admitted: it is certain that {_listed(holding)}."
+        return f"{name} was admitted: it is certain that {_join_clauses(holding)}."
     if verdict.evidence_gaps:
-        return f"{name} was not admitted, because there is too little to judge by: {_listed(verdict.evidence_gaps)}."
+        return (
+            f"{name} was not admitted, because there is too little to judge by: {_join_clauses(verdict.evidence_gaps)}."
+        )
     open_questions = [f"whether {GATE_RULES[r.name].help}" for r in verdict.rules if r.outcome == "unsure"]
-    return f"{name} was not admitted, because it cannot be told {_listed(open_questions) or 'anything'}."
+    return f"{name} was not admitted, because it cannot be told {_join_clauses(open_questions) or 'anything'}."
 
 
 def more_examples(verdict: Verdict, candidate: Sweep) -> str:
@@ -87,7 +89,7 @@ def more_examples(verdict: Verdict, candidate: Sweep) -> str:
     return ""
 
 
-def named(role: str, sweep: Sweep) -> str:
+def label_with_role(role: str, sweep: Sweep) -> str:
     """The sweep's label, with its role where the label does not say it."""
     return sweep.label if sweep.label == role else f"{sweep.label} ({role})"
 
@@ -100,12 +102,12 @@ def _broken(ruling: Ruling) -> str:
     return f"{rule.broken or f'it does not hold that {rule.help}'} ({figures})"
 
 
-def _listed(clauses: list[str]) -> str:
+def _join_clauses(clauses: list[str]) -> str:
     *others, last = clauses or [""]
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _row(ruling: Ruling) -> dict[str, Any]:
+def _ruling_row(ruling: Ruling) -> dict[str, Any]:
     """A rule as the table shows it: what is asked, what was measured, and what came of it by how much."""
     low, high = ruling.interval
     at_most = ruling.claim == "at most"

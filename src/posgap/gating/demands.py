@@ -13,7 +13,7 @@ from posgap.tasks.fields import OptionalTaskName
 PUBLIC_KEY = r"^(ed25519:[A-Za-z0-9+/]{43}=)?$"
 
 
-class Enough(Config):
+class MinimumEvidence(Config):
     least_examples: Annotated[int, RARE] = Field(
         100, ge=1, description="examples that must have been swept to be judged at all"
     )
@@ -24,7 +24,7 @@ class Enough(Config):
     )
 
 
-class Demands(Enough):
+class GateThresholds(MinimumEvidence):
     allow: Allowed = Field([], description=ALLOW)
 
 
@@ -32,7 +32,7 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-class _About(Config):
+class PolicyMetadata(Config):
     version: Annotated[str, BeforeValidator(_as_text), StringConstraints(pattern=r"^[\w.+ -]{0,100}$")] = Field(
         "", description="version of this policy, for people; recorded with every verdict under it"
     )
@@ -55,7 +55,7 @@ class _About(Config):
     )
 
 
-class Policy(*GATE_RULES.bases(), Demands, _About):  # type: ignore[misc]  # registered choices' parameters
+class Policy(*GATE_RULES.bases(), GateThresholds, PolicyMetadata):  # type: ignore[misc]  # registered choices' parameters
     """Everything that a gate demands of a candidate. A policy file names any of it; the rest has its defaults."""
 
     @classmethod

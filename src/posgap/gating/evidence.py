@@ -11,7 +11,7 @@ from pydantic import Field
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, digest_of, digest_path
 from posgap.gating.demands import Policy
-from posgap.gating.rules import Case
+from posgap.gating.rules import GateInputs
 from posgap.measurement.comparability import alike
 from posgap.measurement.gradings import JUDGEMENTS_FILE
 from posgap.measurement.rescoring import require_scores
@@ -51,7 +51,7 @@ def anchor_beside(champion: Path | None) -> Path | None:
     return folder if folder and (folder / SWEEP_FILE).is_file() else None
 
 
-def record_of(evidence: Evidence) -> SweepRecord:
+def sweep_record(evidence: Evidence) -> SweepRecord:
     """The record of a sweep."""
     folder, sweep = folder_of(evidence.path), evidence.sweep
     return SweepRecord(
@@ -65,14 +65,14 @@ def record_of(evidence: Evidence) -> SweepRecord:
     )
 
 
-def case_of(
+def read_gate_inputs(
     candidate: Path,
     base: Path | None,
     champion: Path | None,
     allow: Iterable[str],
     examples: Mapping[str, AnyExample] | None = None,
     anchor: Path | None = None,
-) -> tuple[Case, list[str]]:
+) -> tuple[GateInputs, list[str]]:
     """The sweeps to be judged, paired by example, and what was asked otherwise and is allowed.
 
     From `examples`, those of the candidate's sweep by their content, every response is scored again. Raises
@@ -80,10 +80,10 @@ def case_of(
     where the sweeps were not asked alike, where the candidate was not made from the base, where an example is there
     twice, and where candidate or champion learnt one of the examples.
     """
-    judged, allowed = _read(candidate), set(allow)
+    judged, allowed = _read_evidence(candidate), set(allow)
     if twice := len(judged.contents) - len(set(judged.contents)):
         raise PosgapError(f"{candidate}: {twice} examples are there twice, and count once; sweep each once")
-    old, otherwise = alike(_read(base), judged, allowed) if base else (None, [])
+    old, otherwise = alike(_read_evidence(base), judged, allowed) if base else (None, [])
     if old and not _is_made_from(judged.sweep, old.sweep):
         if BASE not in allowed:
             raise PosgapError(
@@ -91,17 +91,17 @@ def case_of(
                 f"as its folder says; give the sweep of one that it was made from, or allow another: --allow {BASE}"
             )
         otherwise = [*otherwise, BASE]
-    best, best_otherwise = alike(_read(champion), judged, allowed) if champion else (None, [])
+    best, best_otherwise = alike(_read_evidence(champion), judged, allowed) if champion else (None, [])
     if anchor and ANCHOR in allowed:
         anchor, otherwise = None, [*otherwise, ANCHOR]
-    before, before_otherwise = alike(_read(anchor), judged, allowed) if anchor else (None, [])
+    before, before_otherwise = alike(_read_evidence(anchor), judged, allowed) if anchor else (None, [])
     for learner in (judged, best):
         if learner:
             _require_unlearnt(learner)
     if examples is not None:
         for swept in filter(None, (judged, old, best, before)):
             require_scores(swept, examples)
-    return Case(judged, old, best, before), sorted({*otherwise, *best_otherwise, *before_otherwise})
+    return GateInputs(judged, old, best, before), sorted({*otherwise, *best_otherwise, *before_otherwise})
 
 
 def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
@@ -127,7 +127,7 @@ def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
     return complaints
 
 
-def unanswered_references(case: Case, policy: Policy) -> list[str]:
+def unanswered_references(case: GateInputs, policy: Policy) -> list[str]:
     """Why base or champion are nothing to compare with: prompts that they did not answer count as wrong, and beyond
     the policy's bound that would flatter the candidate."""
     return [
@@ -178,7 +178,7 @@ def first_difference(recorded: Any, again: Any, name: str = "") -> str:
     return f"{name} is {recorded}, and should be {again}"
 
 
-def _read(path: Path) -> Evidence:
+def _read_evidence(path: Path) -> Evidence:
     evidence = Evidence(path)
     if wrong := wrong_figure(evidence):
         raise PosgapError(f"{folder_of(path) / SWEEP_FILE}: not what its predictions say: {wrong}; sweep again")

@@ -12,7 +12,7 @@ from posgap.measurement.sweeps import Sweep
 from posgap.storage.cache import lock_mark
 
 
-def look_at(sweep: Sweep) -> int | None:
+def attempt_number(sweep: Sweep) -> int | None:
     """Which look at the sweep's model this is, from 1 on.
 
     Those before it were verdicts on other examples of the same task and number of documents that could have admitted
@@ -21,23 +21,23 @@ def look_at(sweep: Sweep) -> int | None:
     """
     if not is_counted(sweep):
         return None
-    before = _before(sweep)
+    before = _refused_examples(sweep)
     return before.index(sweep.examples_digest) + 1 if sweep.examples_digest in before else len(before) + 1
 
 
-def remember(verdict: Verdict, sweep: Sweep) -> None:
+def record_attempt(verdict: Verdict, sweep: Sweep) -> None:
     """Counts a verdict that could have admitted the sweep's model and did not."""
     if verdict.passed or verdict.evidence_gaps or not is_counted(sweep):
         return
-    with lock_mark(f"looks-{_key(sweep)}"):
-        before = _before(sweep)
+    with lock_mark(f"looks-{_model_key(sweep)}"):
+        before = _refused_examples(sweep)
         if sweep.examples_digest not in before:
-            write_json(cache_folder() / "looks" / f"{_key(sweep)}.json", [*before, sweep.examples_digest])
+            write_json(cache_folder() / "looks" / f"{_model_key(sweep)}.json", [*before, sweep.examples_digest])
 
 
-def _before(sweep: Sweep) -> list[str]:
+def _refused_examples(sweep: Sweep) -> list[str]:
     """The examples, by digest, on which the sweep's model was judged and not admitted, in that order."""
-    file = cache_folder() / "looks" / f"{_key(sweep)}.json"
+    file = cache_folder() / "looks" / f"{_model_key(sweep)}.json"
     return read_json(file) if file.is_file() else []
 
 
@@ -48,5 +48,5 @@ def is_counted(sweep: Sweep) -> bool:
     return known and bool(sweep.model_digest)
 
 
-def _key(sweep: Sweep) -> str:
+def _model_key(sweep: Sweep) -> str:
     return digest_of([sweep.model_digest, sweep.task, sweep.n_docs])[:16]

@@ -10,7 +10,7 @@ import scipy
 
 from posgap.foundation.registry import Parameters
 from posgap.gating.rules import GateRule
-from posgap.measurement.drawn import TOGETHER, drawn
+from posgap.measurement.drawn import BATCH, simulate_sweeps
 from posgap.measurement.power import Assumed
 from posgap.measurement.statistics import EACH_END
 
@@ -23,7 +23,7 @@ _Z = -scipy.special.ndtri(EACH_END)
 _NUMBERS = sorted({1} | {math.ceil(1.01**power) for power in range(1, 1400)})
 
 
-class Passing:
+class PassRates:
     """Simulated sweeps as `assumed`, at most so many for a number of examples, under those of the rules that can say
     which of them pass."""
 
@@ -40,7 +40,7 @@ class Passing:
 
     def runs(self, n: int) -> int:
         """How many sweeps of n examples are drawn."""
-        fitting = _CELLS // (n * self.assumed.placements) // TOGETHER * TOGETHER
+        fitting = _CELLS // (n * self.assumed.placements) // BATCH * BATCH
         return min(self.most, max(_FEWEST, fitting))
 
     def share(self, name: str, n: int) -> float:
@@ -53,7 +53,7 @@ class Passing:
         last = len(numbers) - 1
 
         def first_look(at: int) -> float:
-            return self._counted(numbers[at], TOGETHER)[name] / TOGETHER
+            return self._counted(numbers[at], BATCH)[name] / BATCH
 
         # From one to the next the number of examples doubles.
         high = next((at for at in range(35, last, 70) if first_look(at) >= share), last)
@@ -73,8 +73,8 @@ class Passing:
 
     def _counts(self, n: int, runs: int) -> dict[str, int]:
         counts = dict.fromkeys(self.names, 0)
-        for sweeps in drawn(self.assumed, n, runs // TOGETHER):
-            every = np.ones(TOGETHER, bool)
+        for sweeps in simulate_sweeps(self.assumed, n, runs // BATCH):
+            every = np.ones(BATCH, bool)
             for name, passes, parameters in self.rules:
                 passed = passes(parameters, sweeps)
                 counts[name] += int(passed.sum())

@@ -7,7 +7,7 @@ import numpy as np
 
 from posgap.foundation.printing import show
 from posgap.gating.config import PlanGateConfig
-from posgap.gating.passing import MAX_PROMPTS, POLICY, Passing
+from posgap.gating.passing import MAX_PROMPTS, POLICY, PassRates
 from posgap.gating.rules import GAP
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import power
@@ -27,7 +27,7 @@ def plan_gate(config: PlanGateConfig) -> dict:
     certify.
     """
     assumed = power.assumed_of_config(config)
-    passing = Passing(asked_rules(config), assumed)
+    passing = PassRates(asked_rules(config), assumed)
     needed = {name: passing.least(name, config.power) for name in passing.names}
     plan: dict = {"power": config.power, "examples": needed, "range": _range(passing, needed[POLICY], config.power)}
     power.log_assumed(assumed)
@@ -49,7 +49,7 @@ def plan_gate(config: PlanGateConfig) -> dict:
     return plan
 
 
-def _range(passing: Passing, number: int | None, share: float) -> list[int | None]:
+def _range(passing: PassRates, number: int | None, share: float) -> list[int | None]:
     """The least and the largest number that may be the policy's, as far as the simulation can tell."""
     if number is None:
         return [None, None]
@@ -57,13 +57,13 @@ def _range(passing: Passing, number: int | None, share: float) -> list[int | Non
     return [passing.least(POLICY, bound) for bound in (share - margin, min(share + margin, 0.999))]
 
 
-def _with(n: int, passing: Passing, often: float) -> dict[str, float]:
+def _with(n: int, passing: PassRates, often: float) -> dict[str, float]:
     """How often n examples pass the policy, 0 to 1, and what they can certify, in points: of a flat model so often, and
     of one that is always right."""
     low, high = 0.0, 100.0
     for _ in range(10):
         middle = (low + high) / 2
-        of_gap = Passing([(GAP, GAP.parameters(max_gap=middle))], passing.assumed)
+        of_gap = PassRates([(GAP, GAP.parameters(max_gap=middle))], passing.assumed)
         low, high = (low, middle) if of_gap.share(GAP.name, n) >= often else (middle, high)
     at_best = float(tango_bound(np.array(0.0), np.array(0.0), n, upper_error(passing.assumed.placements)))
     return {"examples": n, "passes": passing.share(POLICY, n), "gap": high, "gap_at_best": 100 * at_best}

@@ -93,7 +93,7 @@ def policy_file(config: GateConfig) -> Location | None:
         return config.policy
     if config.policy is not None:
         raise PosgapError(
-            f"--policy {config.policy}: {config.name} has a policy of its own, {described(own)}, which no other "
+            f"--policy {config.policy}: {config.name} has a policy of its own, {policy_line(own)}, which no other "
             "replaces; leave --policy out"
         )
     return as_file(own)
@@ -117,12 +117,12 @@ def policy(config: PolicyConfig) -> None:
         given = read_policy(config.file)
         registry.set_policy(config.name, given.model_dump_json())
         set_result({"name": config.name, "version": given.version, "digest": policy_digest(given)})
-        log.log(RESULT, "%s: policy %s", config.name, described(given))
+        log.log(RESULT, "%s: policy %s", config.name, policy_line(given))
     else:
         shown = required_policy(config.name) if config.name else Policy()
         show(policy_text(shown), shown.model_dump(mode="json"))
 
 
-def described(policy: Policy) -> str:
+def policy_line(policy: Policy) -> str:
     """The policy by its version and digest, in a line."""
     return f"{policy.version or 'without a version'} ({policy_digest(policy)[:12]})"

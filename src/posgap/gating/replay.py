@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 ROLES = ("candidate", "base", "champion", "anchor")
 
 
-def keep(sweeps: Iterable[tuple[str, Path | None]], out: Path) -> None:
+def copy_sweeps(sweeps: Iterable[tuple[str, Path | None]], out: Path) -> None:
     """Copies of each sweep what a verdict rests on into `out`, under its role."""
     for role, path in sweeps:
         if path is None:
@@ -43,7 +43,7 @@ def keep(sweeps: Iterable[tuple[str, Path | None]], out: Path) -> None:
                 shutil.copyfile(folder_of(path) / name, out / role / name)
 
 
-def replayed(folder: Path) -> Verdict:
+def replay_verdict(folder: Path) -> Verdict:
     """The verdict of a gate's folder, judged again and found the same.
 
     Raises `PosgapError` that says what differs: a file that is not the one that was judged, a figure that its
@@ -61,14 +61,14 @@ def replayed(folder: Path) -> Verdict:
                 raise PosgapError(f"{file}: not the file that was judged; gate again")
     if not {"candidate", "base"} <= recorded.evidence.keys():
         raise PosgapError(f"{folder / GATE_FILE}: names no sweep of candidate or base; gate again")
-    again = judged_by(recorded.policy, recorded, folder)
+    again = judge_again(recorded.policy, recorded, folder)
     # The file as it is: what follows from other fields is not read, and must be right for those who do read it.
     if wrong := first_difference(read_json(folder / GATE_FILE), again.model_dump(mode="json")):
         raise PosgapError(f"{folder / GATE_FILE}: does not follow from its sweeps: {wrong}; gate again")
     return recorded
 
 
-def judged_by(
+def judge_again(
     policy: Policy, verdict: Verdict, folder: Path, examples: Mapping[str, AnyExample] | None = None
 ) -> Verdict:
     """What a policy says of the evidence that lies beside a verdict; from `examples` every response is scored again."""
@@ -109,7 +109,7 @@ def verify(config: VerifyConfig) -> None:
         verification.verify(there)
         try:
             if GATE_FILE in there.sizes():
-                verdict = replayed(Path(there.fetch()))
+                verdict = replay_verdict(Path(there.fetch()))
                 verdicts[str(folder)] = f"{verdict.outcome}, of {', '.join(verdict.evidence)}"
         except PosgapError as error:
             verification.faults.append(str(error))
@@ -127,13 +127,13 @@ def verify(config: VerifyConfig) -> None:
     log.log(RESULT, "%s: all as their manifests say", counted)
 
 
-class Outdated(PosgapError):
+class OutdatedVerdict(PosgapError):
     """A verdict on another champion than that of today."""
 
 
 def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> str:
     """The version of the registered model's champion, which a verdict's candidate was compared with, or is itself; ""
-    where there is none. `Outdated` where it was compared with another, or with none.
+    where there is none. `OutdatedVerdict` where it was compared with another, or with none.
 
     `folder` is the verdict's, for the error; `before` is the version that was champion a while ago, if that was asked.
     """
@@ -151,20 +151,20 @@ def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> 
     if judged and held is None and before in ("", version):
         return version
     against = f"another champion, {judged.label}" if judged else "no champion"
-    raise Outdated(
+    raise OutdatedVerdict(
         f"{folder}: compares the model with {against}, and that of {name} is version {version}; gate again with "
         f"--name {name}, or have promote do so with --gate-again FOLDER"
     )
 
 
 def _require_the_best(verdict: Verdict, champion: "ModelVersion", folder: Path) -> None:
-    """`Outdated` where a verdict does not compare its candidate with the best champion so far, and is to: by the policy
-    of the registered name, if it has one."""
+    """Raises `OutdatedVerdict` where a verdict does not compare its candidate with the best champion so far, as the
+    policy of the registered name asks, or else its own."""
     best, compared = anchor_of(champion), verdict.evidence.get(ANCHOR)
     known = {verdict.model_digest, compared.model_digest if compared else ""}
     policy = registered_policy(champion.name) or verdict.policy
     if best and ANCHOR not in policy.allow and best.tags.get(registry.DIGEST) not in known:
-        raise Outdated(
+        raise OutdatedVerdict(
             f"{folder}: does not compare the model with the best champion so far, {best.name} version {best.version}; "
             f"gate again with --name {best.name}, or have promote do so with --gate-again FOLDER"
         )

@@ -22,7 +22,7 @@ from posgap.tasks.positions import format_positions
 if TYPE_CHECKING:
     import numpy as np
 
-    from posgap.measurement.drawn import Drawn
+    from posgap.measurement.drawn import SimulatedSweeps
     from posgap.measurement.sweeps import Evidence
 from posgap.measurement.max_unanswered import NOTABLE, MaxUnanswered
 
@@ -76,7 +76,7 @@ class Ruling(Record):
 
 
 @dataclass(frozen=True)
-class Case:
+class GateInputs:
     """The sweeps a gate looks at. Where there is no champion, the base stands in for it; a check has neither.
 
     `anchor` is the best champion that there has been, where that is not the champion of today. Rules take every figure
@@ -129,15 +129,15 @@ class GateRule:
 
     name: str
     help: str
-    judge: "Callable[[Any, Case], Ruling]"
+    judge: "Callable[[Any, GateInputs], Ruling]"
     parameters: type[Parameters] = Parameters
-    passes: "Callable[[Any, Drawn], np.ndarray] | None" = None
+    passes: "Callable[[Any, SimulatedSweeps], np.ndarray] | None" = None
     asked: Callable[[Any], bool] = always
     needs_reference: bool = True
     broken: str = ""
 
 
-def _answered(parameters: MaxUnanswered, case: Case) -> Ruling:
+def _answered(parameters: MaxUnanswered, case: GateInputs) -> Ruling:
     """What was not answered is known of every prompt of the sweep, and nothing about it is estimated."""
     share = case.candidate.outcomes.worst_share
     return Ruling(
@@ -156,7 +156,7 @@ class MaxGap(Parameters):
     )
 
 
-def _gap(parameters: MaxGap, case: Case) -> Ruling:
+def _gap(parameters: MaxGap, case: GateInputs) -> Ruling:
     from posgap.measurement import statistics
 
     correct = case.candidate.correct
@@ -170,7 +170,7 @@ def _gap(parameters: MaxGap, case: Case) -> Ruling:
     )
 
 
-def _gap_passes(parameters: MaxGap, drawn: "Drawn") -> "np.ndarray":
+def _gap_passes(parameters: MaxGap, drawn: "SimulatedSweeps") -> "np.ndarray":
     from posgap.measurement import statistics
 
     return statistics.gap_ends_by(drawn.candidate, parameters.max_gap / 100, drawn.error)
@@ -184,7 +184,7 @@ class MeanTolerance(Parameters):
     )
 
 
-def _mean(parameters: MeanTolerance, case: Case) -> Ruling:
+def _mean(parameters: MeanTolerance, case: GateInputs) -> Ruling:
     against = {case.reference: case.best} | ({"best champion so far": case.anchor} if case.anchor else {})
     rulings = [
         _lost(
@@ -200,7 +200,7 @@ def _mean(parameters: MeanTolerance, case: Case) -> Ruling:
     return min(rulings, key=lambda ruling: ruling.interval[0])
 
 
-def _mean_passes(parameters: MeanTolerance, drawn: "Drawn") -> "np.ndarray":
+def _mean_passes(parameters: MeanTolerance, drawn: "SimulatedSweeps") -> "np.ndarray":
     from posgap.measurement import statistics
 
     differences = (drawn.candidate - drawn.reference).mean(axis=-1, dtype=float)
@@ -215,7 +215,7 @@ class AdvantageousTolerance(Parameters):
     )
 
 
-def _advantageous(parameters: AdvantageousTolerance, case: Case) -> Ruling:
+def _advantageous(parameters: AdvantageousTolerance, case: GateInputs) -> Ruling:
     reference = case.best
     chosen, differences = _where_best(case.candidate.correct, reference.correct)
     where = " or ".join(format_positions(reference.sweep.placements[column]) for column in sorted(set(chosen)))
@@ -223,7 +223,7 @@ def _advantageous(parameters: AdvantageousTolerance, case: Case) -> Ruling:
     return _lost("advantageous", meaning, differences, parameters.advantageous_tolerance, case.error)
 
 
-def _advantageous_passes(parameters: AdvantageousTolerance, drawn: "Drawn") -> "np.ndarray":
+def _advantageous_passes(parameters: AdvantageousTolerance, drawn: "SimulatedSweeps") -> "np.ndarray":
     from posgap.measurement import statistics
 
     _, differences = _where_best(drawn.candidate, drawn.reference)
@@ -265,7 +265,7 @@ class MinMean(Parameters):
     )
 
 
-def _useful(parameters: MinMean, case: Case) -> Ruling:
+def _useful(parameters: MinMean, case: GateInputs) -> Ruling:
     """The ruling on the claim that comes off worst: that the mean reaches a number, or what a sweep answered without
     documents. All of these claims must hold, so that none needs a stricter level (intersection-union)."""
     from posgap.measurement import statistics
@@ -295,7 +295,7 @@ def _useful(parameters: MinMean, case: Case) -> Ruling:
     return min([number, *differences], key=lambda r: (worst_first.index(r.outcome), r.value - r.threshold))
 
 
-def _useful_passes(parameters: MinMean, drawn: "Drawn") -> "np.ndarray":
+def _useful_passes(parameters: MinMean, drawn: "SimulatedSweeps") -> "np.ndarray":
     from posgap.measurement import statistics
 
     means = drawn.candidate.mean(axis=-1, dtype=float)
@@ -308,7 +308,7 @@ class MinWorst(Parameters):
     )
 
 
-def _worst(parameters: MinWorst, case: Case) -> Ruling:
+def _worst(parameters: MinWorst, case: GateInputs) -> Ruling:
     """Each placement's lower bound must reach the threshold (intersection-union); that any falls short is said only
     where it does so together with all others (Bonferroni)."""
     from posgap.measurement import statistics
@@ -326,7 +326,7 @@ def _worst(parameters: MinWorst, case: Case) -> Ruling:
     )
 
 
-def _worst_passes(parameters: MinWorst, drawn: "Drawn") -> "np.ndarray":
+def _worst_passes(parameters: MinWorst, drawn: "SimulatedSweeps") -> "np.ndarray":
     import numpy as np
 
     from posgap.measurement import statistics
@@ -344,7 +344,7 @@ class MaxRegionGap(Parameters):
     )
 
 
-def _regions(parameters: MaxRegionGap, case: Case) -> Ruling:
+def _regions(parameters: MaxRegionGap, case: GateInputs) -> Ruling:
     from posgap.measurement import statistics
     from posgap.measurement.shape import regions
 
@@ -367,7 +367,7 @@ def _pooled(correct: "np.ndarray", columns: "dict[str, list[int]]") -> "np.ndarr
     return np.stack([correct[..., of_region].mean(axis=-1, dtype=float) for of_region in columns.values()], axis=-1)
 
 
-def _regions_passes(parameters: MaxRegionGap, drawn: "Drawn") -> "np.ndarray":
+def _regions_passes(parameters: MaxRegionGap, drawn: "SimulatedSweeps") -> "np.ndarray":
     import numpy as np
 
     from posgap.measurement import statistics
@@ -393,7 +393,7 @@ class MinConsistency(Parameters):
     )
 
 
-def _consistency(parameters: MinConsistency, case: Case) -> Ruling:
+def _consistency(parameters: MinConsistency, case: GateInputs) -> Ruling:
     from posgap.measurement import statistics
     from posgap.measurement.choices import same_item
     from posgap.measurement.sweeps import read_predictions, swept_rows
@@ -424,7 +424,7 @@ class MaxUnclean(Parameters):
     )
 
 
-def _clean(parameters: MaxUnclean, case: Case) -> Ruling:
+def _clean(parameters: MaxUnclean, case: GateInputs) -> Ruling:
     """What answers repeat and where they are cut is known of every prompt, but for sweeps by an older posgap: of these
     only how many are cut."""
     outcomes = case.candidate.outcomes

@@ -16,15 +16,15 @@ from posgap.gating.evidence import (
     ANCHOR,
     BASE,
     SweepRecord,
-    case_of,
     evidence_gaps,
-    record_of,
+    read_gate_inputs,
+    sweep_record,
     unanswered_references,
     unknown_copies,
 )
-from posgap.gating.passing import POLICY, Passing
+from posgap.gating.passing import POLICY, PassRates
 from posgap.gating.policy import policy_digest
-from posgap.gating.rules import CHECK_RULES, GATE_RULES, Case, GateRule, Ruling
+from posgap.gating.rules import CHECK_RULES, GATE_RULES, GateInputs, GateRule, Ruling
 from posgap.measurement import power
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.examples import AnyExample
@@ -156,7 +156,7 @@ def judge(
     all of the error, and so has the next.
     """
     rules = GATE_RULES if base else CHECK_RULES
-    case, otherwise = case_of(candidate, base, champion, policy.allow, examples, anchor)
+    case, otherwise = read_gate_inputs(candidate, base, champion, policy.allow, examples, anchor)
     case = replace(case, share=share_of_error(look or 1, candidates))
     sweeps = {"candidate": case.candidate, "base": case.base, "champion": case.champion, "anchor": case.anchor}
     asked = asked_rules(policy, rules)
@@ -173,7 +173,7 @@ def judge(
         evidence_gaps=gaps,
         asked_otherwise=otherwise,
         policy=policy,
-        evidence={role: record_of(sweep) for role, sweep in sweeps.items() if sweep},
+        evidence={role: sweep_record(sweep) for role, sweep in sweeps.items() if sweep},
         rules=rulings,
         look=look or 1,
         candidates=candidates,
@@ -187,7 +187,7 @@ def asked_rules(config: Any, rules: Iterable[GateRule] = GATE_RULES) -> list[tup
     return [(rule, parameters) for rule, parameters in with_parameters if rule.asked(parameters)]
 
 
-def _ruling(rule: GateRule, parameters: Parameters, case: Case, needed: Needed) -> Ruling:
+def _ruling(rule: GateRule, parameters: Parameters, case: GateInputs, needed: Needed) -> Ruling:
     """The rule's ruling, with the number of examples that it needs where these were too few."""
     ruling = rule.judge(parameters, case)
     return ruling.model_copy(update={"needs": needed(rule.name)}) if ruling.outcome == "unsure" else ruling
@@ -201,14 +201,14 @@ def _needed_for_all(rulings: Sequence[Ruling], n: int, least: int, needed: Neede
     return max(needs or 0, least) if too_few else needs
 
 
-def examples_needed(rules: Sequence[tuple[GateRule, Parameters]], case: Case, later: float) -> Needed:
+def examples_needed(rules: Sequence[tuple[GateRule, Parameters]], case: GateInputs, later: float) -> Needed:
     """With how many examples a flat model that lost nothing passes a rule, or all of them, in 80 % at the next look,
     which has the part `later` of this one's error. None where those of the case are enough now, or no number is."""
     reference = case.champion or case.base or case.candidate
     assumed = power.assumed_of_pair(case.candidate.correct, reference.correct)
     n = len(case.candidate.correct)
     shares = case.share, case.share * later
-    now, then = (Passing(rules, assumed._replace(share=share), _SIMULATED) for share in shares)
+    now, then = (PassRates(rules, assumed._replace(share=share), _SIMULATED) for share in shares)
 
     def needed(name: str) -> int | None:
         if name not in now.names or now.share(name, n) >= power.USUAL:

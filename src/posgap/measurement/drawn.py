@@ -14,12 +14,12 @@ import scipy
 
 from posgap.measurement.power import Assumed
 
-TOGETHER = 32  # sweeps that are drawn in one piece
+BATCH = 32  # sweeps that are drawn in one piece
 _QUANTILES = 4096  # of the chances
 _WHOLE = 2**32
 
 
-class Drawn(NamedTuple):
+class SimulatedSweeps(NamedTuple):
     """Rights and wrongs, 1 and 0, of R sweeps with n examples of a `candidate [n, R, P]` and of its `reference`, and
     the chance with which each bound of their verdicts may be wrong."""
 
@@ -28,8 +28,8 @@ class Drawn(NamedTuple):
     error: float
 
 
-def drawn(assumed: Assumed, n: int, pieces: int) -> Iterator[Drawn]:
-    """So many pieces of `TOGETHER` sweeps each. The first examples of a sweep are the same for any n.
+def simulate_sweeps(assumed: Assumed, n: int, pieces: int) -> Iterator[SimulatedSweeps]:
+    """So many pieces of `BATCH` sweeps each. The first examples of a sweep are the same for any n.
 
     They are made of the bits that a generator gives, which are the same everywhere and in every version of numpy: a
     verdict says what follows from them, and is judged again elsewhere.
@@ -46,13 +46,13 @@ def drawn(assumed: Assumed, n: int, pieces: int) -> Iterator[Drawn]:
             (_bits(bits, n, placements) < of_example[..., None]).astype(np.float32)
             for bits, of_example in zip(answers, (own, shared), strict=True)
         )
-        yield Drawn(candidate, reference, assumed.error)
+        yield SimulatedSweeps(candidate, reference, assumed.error)
 
 
 def _bits(bits: np.random.PCG64, n: int, *shape: int) -> np.ndarray:
     """Random whole numbers `[n, TOGETHER, *shape]` below 2^32."""
-    each = TOGETHER * int(np.prod(shape))
-    return bits.random_raw(n * each // 2).view(np.uint32).reshape(n, TOGETHER, *shape)
+    each = BATCH * int(np.prod(shape))
+    return bits.random_raw(n * each // 2).view(np.uint32).reshape(n, BATCH, *shape)
 
 
 def _chances(assumed: Assumed) -> np.ndarray:

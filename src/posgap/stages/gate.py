@@ -12,9 +12,9 @@ from posgap.foundation.printing import RESULT, colour_word
 from posgap.gating.config import GateConfig
 from posgap.gating.decision_page import GATE_PAGE, explored_roles, write_decision
 from posgap.gating.evidence import anchor_beside
-from posgap.gating.looks import look_at, remember
-from posgap.gating.policy import described, policy_file, policy_of
-from posgap.gating.replay import keep
+from posgap.gating.looks import attempt_number, record_attempt
+from posgap.gating.policy import policy_file, policy_line, policy_of
+from posgap.gating.replay import copy_sweeps
 from posgap.gating.signature import public_key, sign, signing_key
 from posgap.gating.verdict import GATE_FILE, judge, log_verdict, markdown, shared_error
 from posgap.measurement.rescoring import swept_examples
@@ -49,8 +49,8 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
     examples = swept_examples(config.candidate, config.examples)
     anchor, policy = anchor_beside(config.champion), policy_of(config)
     asked = config.candidate, config.base, config.champion
-    verdict = judge(*asked, policy, examples, look_at(swept), config.candidates, anchor)
-    remember(verdict, swept)
+    verdict = judge(*asked, policy, examples, attempt_number(swept), config.candidates, anchor)
+    record_attempt(verdict, swept)
     judged_at = datetime.now(UTC).isoformat(timespec="seconds")
     verdict = verdict.model_copy(update={"name": config.name, "judged_at": judged_at})
     write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
@@ -59,13 +59,13 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
     (out / "gate.md").write_text(markdown(verdict), encoding="utf-8")
     paths = {"candidate": config.candidate, "base": config.base, "champion": config.champion, "anchor": anchor}
     judged = {role: path for role, path in paths.items() if role in verdict.evidence}
-    keep(judged.items(), out)
+    copy_sweeps(judged.items(), out)
     sweeps = {role: read_sweep(path) for role, path in judged.items() if path}
     write_decision(verdict, sweeps, out / GATE_PAGE, explored_roles(judged))
     log_verdict(verdict, sweeps["candidate"], run)
     run.artifact(out)
     if config.policy:
-        log.info("judged by policy %s", described(verdict.policy))
+        log.info("judged by policy %s", policy_line(verdict.policy))
     for rule in verdict.rules:
         log.log(RESULT, "%s %s (%.1f): %s", colour_word(rule.outcome, sys.stderr), rule.name, rule.value, rule.sentence)
     if sentence := shared_error(verdict):

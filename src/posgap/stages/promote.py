@@ -8,9 +8,9 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, write_json
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
-from posgap.gating.evidence import record_of
-from posgap.gating.policy import described, policy_digest, registered_policy
-from posgap.gating.replay import champion_of, judged_by, keep, replayed, require_valid
+from posgap.gating.evidence import sweep_record
+from posgap.gating.policy import policy_digest, policy_line, registered_policy
+from posgap.gating.replay import champion_of, copy_sweeps, judge_again, replay_verdict, require_valid
 from posgap.gating.signature import require_signed
 from posgap.gating.verdict import GATE_FILE, Verdict, digests
 from posgap.measurement.rescoring import swept_examples
@@ -22,11 +22,11 @@ from posgap.tracking import registry
 from posgap.tracking.answering import as_swept, require_answers, require_kept_alike
 from posgap.tracking.champions import CHALLENGER, CHAMPION
 from posgap.tracking.config import PromoteConfig
-from posgap.tracking.presentation import OF_RUN, describe, short_tags, write_pages
-from posgap.tracking.promotion import crown
+from posgap.tracking.presentation import OF_RUN, describe_version, short_tags, write_pages
+from posgap.tracking.promotion import promote_version
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
 from posgap.tracking.version_record import VersionRecord, anchor_of
-from posgap.tracking.version_record import keep as keep_record
+from posgap.tracking.version_record import store_record as keep_record
 
 log = logging.getLogger(__name__)
 PROMOTION_FILE = "promotion.json"
@@ -50,8 +50,8 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     model do not belong together, the version answers otherwise, the verdict is on another champion than that of today,
     or a signature is missing that a policy asks for.
     """
-    verdict, evidence = replayed(config.gate), Evidence(config.sweep)
-    judged, swept_files = verdict.evidence["candidate"].files, record_of(evidence).files
+    verdict, evidence = replay_verdict(config.gate), Evidence(config.sweep)
+    judged, swept_files = verdict.evidence["candidate"].files, sweep_record(evidence).files
     if names := [name for name in judged if judged[name] != swept_files.get(name)]:
         raise PosgapError(f"{config.gate}: judged another sweep than {config.sweep}: {names[0]} differs; gate this one")
     swept = evidence.sweep
@@ -64,7 +64,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         raise verdict.error(f"{config.model}, and no alias was moved")
     examples = swept_examples(config.sweep, config.examples)
     own = registered_policy(config.name)
-    again = judged_by(own or verdict.policy, verdict, config.gate, examples)
+    again = judge_again(own or verdict.policy, verdict, config.gate, examples)
     if not again.passed:
         run.tags({"posgap.promotion": "refused"})
         raise again.error(f"{config.model} by the policy of {config.name}, and no alias was moved")
@@ -98,8 +98,8 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         anchor=_best_before(config.name, again),
     )
     write_pages(swept, out)
-    keep([(registry.PROMOTED_SWEEP, config.sweep)], out)
-    shown = short_tags(swept, method_of(config.model), verdict.outcome, described(policy))
+    copy_sweeps([(registry.PROMOTED_SWEEP, config.sweep)], out)
+    shown = short_tags(swept, method_of(config.model), verdict.outcome, policy_line(policy))
     tags = {
         **shown,
         registry.DIGEST: model_digest,
@@ -118,7 +118,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         require_answers(stored, config.sweep, examples, config.answers)
 
     approval = config.approval or any(policy.approval for policy in (verdict.policy, own) if policy)
-    place = crown(
+    place = promote_version(
         config.name,
         Path(config.model),
         tags,
@@ -135,7 +135,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     run.tags({"posgap.promotion": promotion, "posgap.version": place.version, **{tag: shown[tag] for tag in OF_RUN}})
     write_json(out / PROMOTION_FILE, {"name": config.name, **place._asdict(), "tags": tags})
     run.artifact(out)
-    describe(config.name, place.version, swept, run)
+    describe_version(config.name, place.version, swept, run)
 
 
 def _best_before(name: str, verdict: Verdict) -> str:

@@ -59,7 +59,7 @@ def require_answers(model: Path, swept: Path, examples: Mapping[str, AnyExample]
     responses = _responses(sweep, model, examples, rows)
     others = [pair for pair in zip(rows, responses, strict=True) if pair[0]["response"] != pair[1]]
     log.info("%d of %d responses are as the sweep recorded", len(rows) - len(others), len(rows))
-    worse = [] if sweep.grading else [pair for pair in others if _score(sweep, examples, *pair) < pair[0]["correct"]]
+    worse = [] if sweep.grading else [pair for pair in others if _rescore(sweep, examples, *pair) < pair[0]["correct"]]
     complaint, shown = "", others
     if 2 * len(others) > len(rows):
         complaint = f"only {len(rows) - len(others)} of {len(rows)} responses are as its sweep recorded"
@@ -73,7 +73,7 @@ def require_answers(model: Path, swept: Path, examples: Mapping[str, AnyExample]
         )
 
 
-def _score(sweep: Sweep, examples: Mapping[str, AnyExample], row: Prediction, response: str) -> float:
+def _rescore(sweep: Sweep, examples: Mapping[str, AnyExample], row: Prediction, response: str) -> float:
     return by_metric(sweep)(response, examples[row["content"]], Placement(tuple(row["placement"]), sweep.n_docs))
 
 
@@ -108,13 +108,13 @@ def _responses(sweep: Sweep, model: Path, examples: Mapping[str, AnyExample], ro
     n_slots = len(builder.fill.placements) if builder.fill else config.n_docs
     placements = [Placement(tuple(row["placement"]), n_slots) for row in rows]
     texts = [builder.text(examples[row["content"]], placement) for row, placement in zip(rows, placements, strict=True)]
-    return Answering(str(model), as_swept(sweep)).answers(texts)
+    return Answering(str(model), as_swept(sweep)).answer_texts(texts)
 
 
 def require_kept_alike(model: Path, sweep: Sweep) -> None:
     """`PosgapError` if the version in whose folder the model lies is served otherwise than a sweep asked, since another
     sweep of the same model came with it when it was registered."""
-    kept, asked = _kept(model), json.loads(json.dumps(as_swept(sweep)))
+    kept, asked = _registered_settings(model), json.loads(json.dumps(as_swept(sweep)))
     if others := [name for name in _SERVED_BY if name in kept and kept[name] != asked[name]]:
         raise PosgapError(
             f"MLflow serves it with the {others[0]} {kept[others[0]]!r} of the sweep it was registered by, and this "
@@ -169,13 +169,13 @@ class Answering:
         texts = [str(text) for text in model_input.iloc[:, 0]]
         longest = int(params.get("max_new_tokens", self.builder.max_new_tokens))
         if not params.get("raw", self.raw):
-            return self.answers(texts, longest)
+            return self.answer_texts(texts, longest)
         tokenizer = self.builder.tokenizer
         prompts = [Prompt(text, tokenizer(text)["input_ids"]) for text in texts]
         answers = complete(self.generator, prompts, Sampling(longest))
         return [str(tokenizer.decode(answer.token_ids, skip_special_tokens=True)) for answer in answers]
 
-    def answers(self, texts: Sequence[str], max_new_tokens: int = 0) -> list[str]:
+    def answer_texts(self, texts: Sequence[str], max_new_tokens: int = 0) -> list[str]:
         """The answers to these texts, as `predict` gives them; 0 means the sweep's own limit."""
         sampling = Sampling.for_builder(self.builder)
         sampling = replace(sampling, max_new_tokens=max_new_tokens or sampling.max_new_tokens)
@@ -185,10 +185,10 @@ class Answering:
 
 def _load_pyfunc(path: str) -> Any:
     """What MLflow calls to load the model at `path`, the folder `data/model` of a logged one."""
-    return Answering(path, _kept(Path(path)))
+    return Answering(path, _registered_settings(Path(path)))
 
 
-def _kept(model: Path) -> dict[str, Any]:
+def _registered_settings(model: Path) -> dict[str, Any]:
     """How the sweep asked that the version of this model's folder was registered by; {} where nothing is known."""
     asked = model.parent / Path(ASKED).name
     return read_object(asked) if asked.is_file() else {}

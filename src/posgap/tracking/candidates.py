@@ -10,7 +10,7 @@ from posgap.measurement import statistics
 from posgap.measurement.comparability import alike
 from posgap.measurement.sweeps import Evidence
 from posgap.tracking import champions
-from posgap.tracking.registry import tagged
+from posgap.tracking.registry import find_versions
 from posgap.tracking.runs import PIPELINE_TAG
 from posgap.tracking.version_record import judged_sweep
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 def best_of_run(registered: "RegisteredModel", version: str, pipeline: str) -> str:
     """The best of the candidates of a pipeline run, of which `version` is one; without those that were rolled back."""
     without = champions.rolled_back(registered).keys() - {version}
-    rivals = tagged(registered.name, PIPELINE_TAG, pipeline) if pipeline else []
+    rivals = find_versions(registered.name, PIPELINE_TAG, pipeline) if pipeline else []
     rivals = [rival for rival in rivals if str(rival.version) not in without]
     if len(rivals) < 2:
         return version
     with tempfile.TemporaryDirectory() as place:
-        return best({str(rival.version): _judged_sweep(rival, Path(place)) for rival in rivals})
+        return best_candidate({str(rival.version): _judged_sweep(rival, Path(place)) for rival in rivals})
 
 
 def _judged_sweep(version: "ModelVersion", place: Path) -> Evidence:
@@ -39,7 +39,7 @@ def _judged_sweep(version: "ModelVersion", place: Path) -> Evidence:
     )
 
 
-def best(candidates: Mapping[str, Evidence]) -> str:
+def best_candidate(candidates: Mapping[str, Evidence]) -> str:
     """The name of the best of these candidates, by the sweeps that admitted them.
 
     Each is compared with the one whose mean is highest, paired by example. It drops out if it is certainly worse: if

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from posgap.foundation.json_text import parse_json
 from posgap.tracking import leases
 from posgap.tracking.leases import Lease
-from posgap.tracking.server import MAX_CHARACTERS, Refused, TrackingError, ask
+from posgap.tracking.server import MAX_CHARACTERS, RequestRefused, TrackingError, call_mlflow
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import RegisteredModel
@@ -47,7 +47,7 @@ class Change(BaseModel):
     why: str
     run: str = ""
 
-    def record(self) -> str:
+    def tag_value(self) -> str:
         """The value of its tag."""
         return self.model_dump_json(exclude={"tag"})
 
@@ -70,7 +70,7 @@ def alias_version(model: "RegisteredModel", alias: str) -> str:
 
 def changes(model: "RegisteredModel") -> list[dict[str, Any]]:
     """Each change of the champion, in order: when (`at`, UTC), to which `version`, from which `before`, and `why`."""
-    read = [parse_json(model.tags[tag], f"{model.name}: tag {tag}") for _, tag in _recorded(model)]
+    read = [parse_json(model.tags[tag], f"{model.name}: tag {tag}") for _, tag in _change_moments(model)]
     return [change for change in read if isinstance(change, dict)]
 
 
@@ -85,20 +85,20 @@ def rolled_back(model: "RegisteredModel") -> dict[str, str]:
 
 def ended_by(model: "RegisteredModel", version: str) -> str:
     """The tag that records the last end of a version's reign; empty if it has none."""
-    records = [(tag, parse_json(model.tags[tag], f"{model.name}: tag {tag}")) for _, tag in _recorded(model)]
+    records = [(tag, parse_json(model.tags[tag], f"{model.name}: tag {tag}")) for _, tag in _change_moments(model)]
     ends = [tag for tag, change in records if isinstance(change, dict) and str(change.get("before", "")) == version]
     return ends[-1] if ends else ""
 
 
-def mark(name: str, change: Change) -> None:
+def mark_rolled_back(name: str, change: Change) -> None:
     """Has the description of a version begin with the reason for which it was rolled back, until it is champion again:
     for people. What counts is `rolled_back`, so that a server which does not answer leaves a warning."""
 
     def describe(version: str, head: str) -> None:
-        described = ask(lambda client: client.get_model_version(name, version)).description or ""
+        described = call_mlflow(lambda client: client.get_model_version(name, version)).description or ""
         kept = described.partition("\n\n")[2] if described.startswith(_HEAD) else described
         if (text := f"{head}{kept}"[:MAX_CHARACTERS]) != described:
-            ask(lambda client: client.update_model_version(name, version, text))
+            call_mlflow(lambda client: client.update_model_version(name, version, text))
 
     try:
         describe(change.version, "")
@@ -112,8 +112,8 @@ def set_champion(lease: Lease, version: str, why: str, previous: str = "", run: 
     """Makes a version the champion. The alias `previous` moves to the version `previous`, or is removed if that is
     empty. The alias `champion` has a version at every moment.
     """
-    change = _change(lease.read(), version, previous, why, run)
-    lease.write(lambda client: client.set_registered_model_tag(lease.name, UNDER_WAY, change.model_dump_json()))
+    change = _change(lease.read_model(), version, previous, why, run)
+    lease.send_change(lambda client: client.set_registered_model_tag(lease.name, UNDER_WAY, change.model_dump_json()))
     _complete(lease, change)
     return change
 
@@ -124,11 +124,11 @@ def repair(lease: Lease) -> Change | None:
     It completes an unfinished change. It replaces a champion that was deleted by the previous one. If `previous` is the
     champion itself, the alias moves to the champion before. A change that was made elsewhere is recorded.
     """
-    model = lease.read()
+    model = lease.read_model()
     completed = _complete_what_is_under_way(lease, model)
     for alias, version in _overwritten(lease, model).items():
         lease.set_alias(alias, version)
-    model = lease.read()
+    model = lease.read_model()
     champion, previous, recorded = alias_version(model, CHAMPION), alias_version(model, PREVIOUS), changes(model)
     last = str(recorded[-1].get("version", "")) if recorded else ""
     if not champion and last and previous and not _is_there(lease.name, last):
@@ -136,7 +136,7 @@ def repair(lease: Lease) -> Change | None:
         set_champion(lease, previous, f"version {last} was deleted", _before(lease.name, recorded, {previous}))
     elif champion and last and champion != last:
         change = _change(model, champion, previous, ELSEWHERE, before=last)
-        lease.write(lambda client: client.set_registered_model_tag(lease.name, change.tag, change.record()))
+        lease.send_change(lambda client: client.set_registered_model_tag(lease.name, change.tag, change.tag_value()))
     if champion and champion == previous:
         lease.set_alias(PREVIOUS, _before(lease.name, recorded, {champion}))
     return completed
@@ -153,26 +153,26 @@ def _complete_what_is_under_way(lease: Lease, model: "RegisteredModel") -> Chang
     # than today's.
     if (
         change
-        and _moment(change.tag) > max([0, *(moment for moment, _ in _recorded(model))])
+        and _moment(change.tag) > max([0, *(moment for moment, _ in _change_moments(model))])
         and alias_version(model, CHAMPION) in (change.before, change.version)
         and _is_there(lease.name, change.version)
     ):
         log.warning("%s: an earlier command broke off; making version %s the champion", lease.name, change.version)
         _complete(lease, change)
         return change
-    lease.write(lambda client: client.delete_registered_model_tag(lease.name, UNDER_WAY))
+    lease.send_change(lambda client: client.delete_registered_model_tag(lease.name, UNDER_WAY))
     return None
 
 
 def _complete(lease: Lease, change: Change) -> None:
     meant = {PREVIOUS: change.previous, CHAMPION: change.version}
-    while wrong := [alias for alias, version in meant.items() if alias_version(lease.read(), alias) != version]:
+    while wrong := [alias for alias, version in meant.items() if alias_version(lease.read_model(), alias) != version]:
         for alias in wrong:
             lease.set_alias(alias, meant[alias])
-            lease.read()
+            lease.read_model()
         lease.await_inflight()
-    lease.write(lambda client: client.set_registered_model_tag(lease.name, change.tag, change.record()))
-    lease.write(lambda client: client.delete_registered_model_tag(lease.name, UNDER_WAY))
+    lease.send_change(lambda client: client.set_registered_model_tag(lease.name, change.tag, change.tag_value()))
+    lease.send_change(lambda client: client.delete_registered_model_tag(lease.name, UNDER_WAY))
 
 
 def _overwritten(lease: Lease, model: "RegisteredModel") -> dict[str, str]:
@@ -189,7 +189,7 @@ def _change(
     model: "RegisteredModel", version: str, previous: str, why: str, run: str = "", before: str | None = None
 ) -> Change:
     """A change whose moment is later than that of every recorded one, even if the machines' clocks differ."""
-    milliseconds = max([int(1000 * time.time()), *(moment + 1 for moment, _ in _recorded(model))])
+    milliseconds = max([int(1000 * time.time()), *(moment + 1 for moment, _ in _change_moments(model))])
     return Change(
         tag=f"{CHANGE}{milliseconds}-{uuid.uuid4().hex[:8]}",
         at=utc(milliseconds),
@@ -201,7 +201,7 @@ def _change(
     )
 
 
-def _recorded(model: "RegisteredModel") -> list[tuple[int, str]]:
+def _change_moments(model: "RegisteredModel") -> list[tuple[int, str]]:
     """The moments, in milliseconds, and tags of all changes, in order."""
     return sorted((moment, tag) for tag in model.tags if (moment := _moment(tag)))
 
@@ -220,8 +220,8 @@ def _before(name: str, recorded: list[dict[str, Any]], but: set[str]) -> str:
 
 def _is_there(name: str, version: str) -> bool:
     try:
-        ask(lambda client: client.get_model_version(name, version))
-    except Refused as error:
+        call_mlflow(lambda client: client.get_model_version(name, version))
+    except RequestRefused as error:
         if error.is_missing or error.is_wrong:
             return False
         raise

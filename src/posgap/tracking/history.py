@@ -32,7 +32,7 @@ def show(config: HistoryConfig) -> None:
     versions = sorted(registry.versions(config.name), key=lambda version: int(version.version))
     changes = champions.changes(model)
     rows = [
-        [*_row(version, aliases.get(str(version.version), [])), _reign(str(version.version), changes)]
+        [*_version_row(version, aliases.get(str(version.version), [])), _reign(str(version.version), changes)]
         for version in versions
     ]
     parts = [tables.markdown(list(_VERSION.values()), rows, left=len(_VERSION))]
@@ -46,7 +46,7 @@ def show(config: HistoryConfig) -> None:
     )
 
 
-def _row(version: "ModelVersion", aliases: list[str]) -> list[str]:
+def _version_row(version: "ModelVersion", aliases: list[str]) -> list[str]:
     shown = [version.tags.get(name, "") for name in SHOWN]
     return [str(version.version), champions.utc(version.creation_timestamp), ", ".join(sorted(aliases)), *shown]
 
@@ -68,14 +68,14 @@ def rollback(config: RollbackConfig) -> None:
         # The same command, which was killed, was completed now: once is enough.
         if completed and completed.why == why:
             return completed
-        former, target = (champions.alias_version(lease.read(), alias) for alias in (CHAMPION, PREVIOUS))
+        former, target = (champions.alias_version(lease.read_model(), alias) for alias in (CHAMPION, PREVIOUS))
         if not former or not target:
             missing = PREVIOUS if former else CHAMPION
             raise PosgapError(f"{config.name}: no version has the alias `{missing}`; there is nothing to go back to")
         return champions.set_champion(lease, target, why, former)
 
     change = champions.in_turn(config.name, back)
-    champions.mark(config.name, change)
+    champions.mark_rolled_back(config.name, change)
     again, previous = change.version, change.previous
     set_result({"name": config.name, "champion": again, "previous": previous})
     words = "%s: version %s is the champion again, and version %s the previous one"

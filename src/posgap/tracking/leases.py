@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.retries import RetryPolicy
-from posgap.tracking.server import ONCE, Refused, TrackingError, address, ask
+from posgap.tracking.server import ONCE, RequestRefused, TrackingError, address, call_mlflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -46,7 +46,7 @@ WRITING = RetryPolicy(seconds=60, longest_wait=5)  # of a change under the lease
 LOST_AT_MOST = 3  # times, for one piece of work
 
 
-class Lost(PosgapError):
+class LeaseLost(PosgapError):
     """Another process has the lease by now, or may have it."""
 
 
@@ -77,26 +77,27 @@ class Lease:
         self._writing, self._over = threading.Lock(), threading.Event()
         self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
 
-    def read(self) -> "RegisteredModel":
-        """The registered model as it is now; `Lost` if this process no longer has the lease."""
-        model = self._model()
+    def read_model(self) -> "RegisteredModel":
+        """The registered model as it is now; `LeaseLost` if this process no longer has the lease."""
+        model = self._fetch_model()
         self._require_time()
         if self._flag not in model.tags:
-            raise Lost(f"{self.name}: another process has taken over; run this again")
+            raise LeaseLost(f"{self.name}: another process has taken over; run this again")
         return model
 
-    def write(self, call: "Callable[[MlflowClient], T]") -> T:
-        """Returns what `call` returns. It changes something and may be called several times; `Lost` if another process
-        may hold the lease by now."""
-        return self._send(call, WRITING, max(1.0, min(30.0, self.seconds / 4)), self._require_time)
+    def send_change(self, call: "Callable[[MlflowClient], T]") -> T:
+        """Returns what `call` returns. It changes something and may be called several times.
+
+        Raises `LeaseLost` if another process may hold the lease by now."""
+        return self._send_request(call, WRITING, max(1.0, min(30.0, self.seconds / 4)), self._require_time)
 
     def set_alias(self, alias: str, version: str) -> None:
         """Moves an alias to a version, or removes it if the version is empty."""
         self.aliases[alias] = version
         if version:
-            self.write(lambda client: client.set_registered_model_alias(self.name, alias, version))
+            self.send_change(lambda client: client.set_registered_model_alias(self.name, alias, version))
         else:
-            self.write(lambda client: client.delete_registered_model_alias(self.name, alias))
+            self.send_change(lambda client: client.delete_registered_model_alias(self.name, alias))
 
     def await_inflight(self) -> None:
         """Waits until no unanswered request can still take effect."""
@@ -114,13 +115,13 @@ class Lease:
         numbers = [_number(flag) for flag in self._flags()]
         self._raise(f"{FLAG}{1 + max(numbers, default=0):08}{self._own}")
         # The others stop waiting for a process that chooses for too long, so its number may be too low.
-        if choosing not in self.read().tags:
-            raise Lost(f"{self.name}: MLflow took too long to give a place in the queue; run this again")
+        if choosing not in self.read_model().tags:
+            raise LeaseLost(f"{self.name}: MLflow took too long to give a place in the queue; run this again")
         chosen_with = {flag for flag in self._flags() if not _number(flag)}
-        self._remove(choosing)
+        self._remove_flag(choosing)
         while [flag for flag in self._flags() if flag in chosen_with or self._is_before(flag)]:
             self._pause(until)
-        self.read()
+        self.read_model()
 
     def release(self) -> None:
         """Gives the lease back, after every request made under it has been answered or can no longer take effect."""
@@ -129,8 +130,8 @@ class Lease:
             self._over.set()
             self._beating.join()
             self.await_inflight()
-            for flag in [flag for flag in self._model().tags if self._is_own(flag)]:
-                self._remove(flag)
+            for flag in [flag for flag in self._fetch_model().tags if self._is_own(flag)]:
+                self._remove_flag(flag)
         except TrackingError as error:
             self._over.set()
             log.warning("%s: its lease is left to expire, in %.0f s: %s", self.name, self.seconds, error)
@@ -145,18 +146,18 @@ class Lease:
             return
         try:
             for flag in self._raised:
-                ask(partial(_take_down, name=self.name, flag=flag), ONCE)
+                call_mlflow(partial(_take_down, name=self.name, flag=flag), ONCE)
         except TrackingError as error:
             log.warning("%s: its lease is left to expire, in %.0f s: %s", self.name, self.seconds, error)
 
-    def _model(self) -> "RegisteredModel":
-        return ask(lambda client: client.get_registered_model(self.name))
+    def _fetch_model(self) -> "RegisteredModel":
+        return call_mlflow(lambda client: client.get_registered_model(self.name))
 
     def _require_time(self) -> None:
         if now() > self._holds_until:
-            raise Lost(f"{self.name}: MLflow was not reached for too long to be sure of the lease; run this again")
+            raise LeaseLost(f"{self.name}: MLflow was not reached for too long to be sure of the lease; run this again")
 
-    def _send(
+    def _send_request(
         self,
         call: "Callable[[MlflowClient], T]",
         retry_policy: RetryPolicy,
@@ -173,10 +174,10 @@ class Lease:
 
         answered = False
         try:
-            answer = ask(attempt, retry_policy, seconds)
+            answer = call_mlflow(attempt, retry_policy, seconds)
             answered = True
             return answer
-        except Refused:
+        except RequestRefused:
             answered = True
             raise
         finally:
@@ -199,15 +200,17 @@ class Lease:
             self._raised.append(flag)
             self._show(WRITING, self.seconds / 4)
 
-    def _remove(self, flag: str) -> None:
-        self._send(partial(_take_down, name=self.name, flag=flag), WRITING, self.seconds / 4)
+    def _remove_flag(self, flag: str) -> None:
+        self._send_request(partial(_take_down, name=self.name, flag=flag), WRITING, self.seconds / 4)
 
     def _show(self, retry_policy: RetryPolicy, seconds: float) -> None:
         """Writes the flag, with another value than before."""
         self._beats += 1
         value = json.dumps({"by": _process(), "seconds": self.seconds, "beat": self._beats})
         sent, flag = now(), self._flag
-        self._send(lambda client: client.set_registered_model_tag(self.name, flag, value), retry_policy, seconds)
+        self._send_request(
+            lambda client: client.set_registered_model_tag(self.name, flag, value), retry_policy, seconds
+        )
         self._holds_until = sent + self.seconds / 2
 
     def _beat(self) -> None:
@@ -225,7 +228,7 @@ class Lease:
 
     def _flags(self) -> list[str]:
         """The flags of other processes that are not known to be dead; flags of dead processes are removed."""
-        tags = self._model().tags
+        tags = self._fetch_model().tags
         flags = {flag: value for flag, value in tags.items() if flag.startswith(FLAG)}
         flags = {flag: value for flag, value in flags.items() if not self._is_own(flag)}
         before, self._others = self._others, {}
@@ -233,7 +236,7 @@ class Lease:
             value_before, since = before.get(flag, ("", 0.0))
             if value_before == value and now() - since > _holder(value)[1]:
                 log.info("%s: the lease of %s has expired", self.name, _holder(value)[0])
-                self._remove(flag)
+                self._remove_flag(flag)
             else:
                 self._others[flag] = (value, since if value_before == value else now())
                 if (holder := _holder(value)[0]) not in self._awaited:
@@ -246,7 +249,7 @@ class Lease:
             holder = next((_holder(value)[0] for value, _ in self._others.values()), "others")
             raise PosgapError(f"{self.name}: {holder} has held its lease for {WAIT:.0f} s; run this again later")
         if self._flag and now() > self._holds_until:
-            raise Lost(f"{self.name}: MLflow was not reached for too long to wait for the lease; run this again")
+            raise LeaseLost(f"{self.name}: MLflow was not reached for too long to wait for the lease; run this again")
         time.sleep(max(MIN_PAUSE, self.seconds / 60) * random.uniform(0.5, 1.0))
 
 
@@ -255,7 +258,7 @@ def _take_down(client: "MlflowClient", name: str, flag: str) -> None:
 
 
 @contextmanager
-def _held(lease: Lease) -> Iterator[Lease]:
+def _hold(lease: Lease) -> Iterator[Lease]:
     try:
         lease.acquire()
         yield lease
@@ -273,9 +276,9 @@ def in_turn(name: str, work: Callable[[Lease], T]) -> T:
     lease = Lease(name)
     for lost in range(LOST_AT_MOST + 1):
         try:
-            with _held(lease):
+            with _hold(lease):
                 return work(lease)
-        except Lost as error:
+        except LeaseLost as error:
             if lost == LOST_AT_MOST:
                 raise
             log.warning("%s", error)

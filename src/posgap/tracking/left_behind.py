@@ -16,7 +16,7 @@ from posgap.tracking.leases import Lease
 from posgap.tracking.outbox import KILLED, places_below
 from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG
 from posgap.tracking.runs import Sender, send_kept
-from posgap.tracking.server import STAGE, TrackingError, ask, experiment_id, tracked
+from posgap.tracking.server import STAGE, TrackingError, call_mlflow, experiment_id, is_tracking
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -52,7 +52,7 @@ def left_behind(name: str, hours: float) -> list[Remains]:
         found = _all(lambda client, token: client.search_registered_models(page_token=token))
         models = list(filter(None, (registry.registered_model(model.name) for model in found)))
     in_registry = [remains for model in models for remains in _of_model(model, before)]
-    return [*in_registry, *_logged_models(before), *_runs(before)]
+    return [*in_registry, *_logged_models(before), *_stale_runs(before)]
 
 
 def close_killed(pipeline_run: str, folder: Path) -> bool:
@@ -61,14 +61,14 @@ def close_killed(pipeline_run: str, folder: Path) -> bool:
 
     Whether nothing is open any more; where MLflow does not answer it warns, and a later command can try again.
     """
-    if not tracked():
+    if not is_tracking():
         return False
     sender = Sender()
     try:
         for place in [*places_below(folder)]:
             send_kept(place, sender)
         for run in _all_runs(f"tags.`{PIPELINE_TAG}` = '{pipeline_run}' and attributes.status = 'RUNNING'"):
-            ask(methodcaller("set_terminated", run.info.run_id, KILLED, _last_heard(run)), STAGE)
+            call_mlflow(methodcaller("set_terminated", run.info.run_id, KILLED, _last_heard(run)), STAGE)
             log.info("the MLflow run %s of a process that was killed is closed", run.info.run_name)
     except TrackingError as error:
         log.warning("runs of a pipeline that was killed stay open in MLflow: %s", error)
@@ -96,7 +96,7 @@ def _of_model(model: "RegisteredModel", before: int) -> Iterator[Remains]:
 
 def _is_unfinished(name: str, number: str) -> bool:
     """Whether a version was registered by a promotion that never came to decide about it."""
-    version = registry.numbered(name, number)
+    version = registry.get_version(name, number)
     return registry.DIGEST in version.tags and registry.PROMOTION_RUN not in version.tags and not version.aliases
 
 
@@ -105,7 +105,7 @@ def _delete(name: str, number: str) -> None:
 
     def delete(lease: Lease, _: champions.Change | None) -> None:
         if _is_unfinished(name, number):
-            lease.write(lambda client: client.delete_model_version(name, number))
+            lease.send_change(lambda client: client.delete_model_version(name, number))
 
     champions.in_turn(name, delete)
 
@@ -120,15 +120,15 @@ def _logged_models(before: int) -> Iterator[Remains]:
     for model in logged:
         ours = model.source_run_id in uploaded and model.creation_timestamp < before
         if ours and f"{MODELS}{model.model_id}" not in used:
-            delete = partial(ask, methodcaller("delete_logged_model", model.model_id))
+            delete = partial(call_mlflow, methodcaller("delete_logged_model", model.model_id))
             yield Remains("logged model", model.model_id, model.creation_timestamp, "deleted", delete)
 
 
-def _runs(before: int) -> Iterator[Remains]:
+def _stale_runs(before: int) -> Iterator[Remains]:
     """Runs of stages that still count as running, but have logged nothing for long."""
     for run in _all_runs("attributes.status = 'RUNNING'"):
         if STAGE_TAG in run.data.tags and run.info.start_time < before and (heard := _last_heard(run)) < before:
-            close = partial(ask, methodcaller("set_terminated", run.info.run_id, KILLED))
+            close = partial(call_mlflow, methodcaller("set_terminated", run.info.run_id, KILLED))
             which = f"{run.data.tags[STAGE_TAG]} {run.info.run_id}"
             yield Remains("run", which, heard, f"closed as {KILLED}", close)
 
@@ -144,7 +144,7 @@ def _last_heard(run: "Run") -> int:
     if run.info.end_time:
         return run.info.end_time
     below = _all_runs(f"tags.`{PARENT_TAG}` = '{run.info.run_id}'")
-    return max([run.info.start_time, *ask(moments), *map(_last_heard, below)])
+    return max([run.info.start_time, *call_mlflow(moments), *map(_last_heard, below)])
 
 
 def _all_runs(condition: str) -> "list[Run]":
@@ -155,7 +155,7 @@ def _all(search: "Callable[[MlflowClient, str | None], PagedList[T]]") -> list[T
     """What a search of MLflow finds, page after page; it returns one at a time."""
 
     def after(token: str | None) -> "PagedList[T]":
-        return ask(lambda client: search(client, token))
+        return call_mlflow(lambda client: search(client, token))
 
     page = after(None)
     every = [*page]

@@ -24,7 +24,14 @@ from posgap.foundation import files
 from posgap.foundation.retries import RetryPolicy
 from posgap.storage.datasets import Dataset
 from posgap.tracking.parents import PARENT_TAG, parent_of
-from posgap.tracking.server import BYTES_PER_SECOND, Refused, ask, experiment_id, shown_as_training, upload
+from posgap.tracking.server import (
+    BYTES_PER_SECOND,
+    RequestRefused,
+    call_mlflow,
+    experiment_id,
+    shown_as_training,
+    upload_file,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -83,7 +90,7 @@ class Entry(BaseModel):
 
 
 @dataclass(frozen=True)
-class Upload:
+class PendingUpload:
     """A file to upload from where it was made, to a folder of the run's artifacts."""
 
     path: Path
@@ -116,7 +123,7 @@ class Outbox:
         self.file, self.opening = file, opening
         self._opened = opened
         self.run_id = next((entry.id for entry in reversed(entries) if entry.id), "")
-        self.pending: list[Entry | Upload] = [entry for entry in entries if not entry.id]
+        self.pending: list[Entry | PendingUpload] = [entry for entry in entries if not entry.id]
         self._may_be_there = self._may_be_twice = self._left_behind = bool(entries)
         self.asked_twice = False  # by this process, which may end before the first answer comes
 
@@ -133,7 +140,7 @@ class Outbox:
         with suppress(OSError):  # a disk without locks
             fcntl.flock(opened, fcntl.LOCK_EX)
         outbox = cls(file, opened, opening, [])
-        outbox.put(Entry(open=opening))
+        outbox.add_entry(Entry(open=opening))
         return outbox
 
     @classmethod
@@ -152,43 +159,43 @@ class Outbox:
             outbox = cls(file, opened, entries[0].open, entries)
             # What follows the end is of a command that sent the rest, and was itself disturbed.
             if all(entry.end is None for entry in entries):
-                outbox.put(Entry(end="" if outbox.opening.joins else KILLED, time=int(changed * 1000)))
+                outbox.add_entry(Entry(end="" if outbox.opening.joins else KILLED, time=int(changed * 1000)))
             yield outbox
 
-    def put(self, entry: Entry) -> None:
+    def add_entry(self, entry: Entry) -> None:
         """Adds an entry."""
-        self._write(entry)
+        self._append(entry)
         self.pending.append(entry)
 
-    def upload(self, path: Path, folder: str) -> None:
+    def add_upload(self, path: Path, folder: str) -> None:
         """Adds a file to upload. It must stay where it is until it is sent or `keep_files` has copied it."""
-        self.pending.append(Upload(path, folder))
+        self.pending.append(PendingUpload(path, folder))
 
     def keep_files(self) -> None:
         """Copies the files that are still to be uploaded, so that the originals may be deleted."""
         for number, entry in enumerate(self.pending):
-            if isinstance(entry, Upload):
+            if isinstance(entry, PendingUpload):
                 name = f"{uuid.uuid4().hex}/{entry.path.name}"
                 files.link(entry.path, self._copies / name)
                 self.pending[number] = kept = Entry(file=name, folder=entry.folder)
-                self._write(kept)
+                self._append(kept)
 
-    def send(self, retry_policy: RetryPolicy, seconds: float) -> None:
+    def send_next(self, retry_policy: RetryPolicy, seconds: float) -> None:
         """Sends the next entry. A try may take so many seconds, and more for an upload.
 
-        Raises `Unanswered` or `Refused`. An entry that MLflow will never take is left out, with a warning.
+        Raises `NoAnswer` or `RequestRefused`. An entry that MLflow will never take is left out, with a warning.
         """
         size, entry = self._next()
         try:
             self._tell(entry, retry_policy, seconds)
-        except Refused as error:
+        except RequestRefused as error:
             opens = isinstance(entry, Entry) and entry.open
             if opens or not error.is_wrong:
                 raise
             log.warning("%s; left out", error)
         del self.pending[:size]
 
-    def remove(self) -> None:
+    def delete(self) -> None:
         """Deletes it, as MLflow has everything."""
         files.delete_path(self._copies)
         self.file.unlink(missing_ok=True)
@@ -205,16 +212,16 @@ class Outbox:
     def _copies(self) -> Path:
         return self.file.with_suffix("")
 
-    def _write(self, entry: Entry) -> None:
+    def _append(self, entry: Entry) -> None:
         self._opened.write(entry.model_dump_json(exclude_defaults=True) + "\n")
         self._opened.flush()
 
-    def _next(self) -> tuple[int, Entry | Upload]:
+    def _next(self) -> tuple[int, Entry | PendingUpload]:
         """The next entry to send, and how many pending ones it stands for: metrics are sent together."""
         together: Entry | None = None
         size = 0
         for entry in self.pending:
-            if isinstance(entry, Upload) or not entry.metrics:
+            if isinstance(entry, PendingUpload) or not entry.metrics:
                 break
             metrics = (together.metrics if together else []) + entry.metrics
             if len(metrics) > METRICS_AT_ONCE or (together and together.model_id != entry.model_id):
@@ -222,19 +229,21 @@ class Outbox:
             together, size = entry.model_copy(update={"metrics": metrics}), size + 1
         return (size, together) if together else (1, self.pending[0])
 
-    def _tell(self, entry: Entry | Upload, retry_policy: RetryPolicy, seconds: float) -> None:
+    def _tell(self, entry: Entry | PendingUpload, retry_policy: RetryPolicy, seconds: float) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
-        if isinstance(entry, Upload) or entry.file:
-            path = entry.path if isinstance(entry, Upload) else self._copy_of(entry.file)
+        if isinstance(entry, PendingUpload) or entry.file:
+            path = entry.path if isinstance(entry, PendingUpload) else self._copy_of(entry.file)
             more = path.stat().st_size / BYTES_PER_SECOND
             retry_policy = replace(retry_policy, seconds=retry_policy.seconds + more)
-            ask(lambda client: upload(client, self.run_id, path, entry.folder), retry_policy, seconds + more)
+            call_mlflow(
+                lambda client: upload_file(client, self.run_id, path, entry.folder), retry_policy, seconds + more
+            )
             return
 
         if entry.open:
-            self.run_id = ask(self._open, retry_policy, seconds)
-            self._write(Entry(id=self.run_id))
+            self.run_id = call_mlflow(self._open, retry_policy, seconds)
+            self._append(Entry(id=self.run_id))
             return
 
         def tell(client: "MlflowClient") -> None:
@@ -255,7 +264,7 @@ class Outbox:
                 client.set_terminated(self.run_id, entry.end, entry.time)
                 self._delete_twins(client)
 
-        ask(tell, retry_policy, seconds)
+        call_mlflow(tell, retry_policy, seconds)
 
     def _open(self, client: "MlflowClient") -> str:
         """The run's id: of the joined run, of one that exists already, or of a new one."""
@@ -276,7 +285,7 @@ class Outbox:
         if self._may_be_there:
             self._may_be_twice = True
             self.asked_twice |= not self._left_behind
-            if there := self._runs(client):
+            if there := self._find_runs(client):
                 return there[0]
         self._may_be_there = True
         tags, experiment = self.opening.tags, self._experiment(client)
@@ -287,7 +296,7 @@ class Outbox:
             experiment, self.opening.time, tags | {KEY_TAG: self.key}, self.opening.name
         ).info.run_id
 
-    def _runs(self, client: "MlflowClient") -> list[str]:
+    def _find_runs(self, client: "MlflowClient") -> list[str]:
         """The ids of the runs of this key."""
         there = client.search_runs([self._experiment(client)], f"tags.`{KEY_TAG}` = '{self.key}'")
         return [run.info.run_id for run in there]
@@ -298,13 +307,15 @@ class Outbox:
     def _delete_twins(self, client: "MlflowClient") -> None:
         """Deletes a second run: a server that was asked twice may have made the first one late."""
         if self._may_be_twice and not self.opening.joins:
-            for run_id in set(self._runs(client)) - {self.run_id}:
+            for run_id in set(self._find_runs(client)) - {self.run_id}:
                 client.delete_run(run_id)
 
     def _copy_of(self, name: str) -> Path:
         path = (self._copies / name).resolve()
         if not (path.is_relative_to(self._copies.resolve()) and path.is_file()):
-            raise Refused(f"{self.file}: names a file {name}, which is not kept with it", "INVALID_PARAMETER_VALUE")
+            raise RequestRefused(
+                f"{self.file}: names a file {name}, which is not kept with it", "INVALID_PARAMETER_VALUE"
+            )
         return path
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from posgap.foundation import tables
 from posgap.tracking import registry
-from posgap.tracking.pipeline_runs import Step, steps
+from posgap.tracking.pipeline_runs import StageRun, steps
 from posgap.tracking.presentation import METHOD
 from posgap.tracking.runs import GPUS_TAG, PIPELINE_TAG, PRICE_TAG, link
 from posgap.tracking.server import TrackingError
@@ -20,7 +20,7 @@ _KILLED = "it was killed before it could say why (out of memory?); see its log i
 _SILENT = "a step failed before it could say why; see its log in KFP"
 
 
-def stages_of(pipeline_run: str) -> list[Step]:
+def stages_of(pipeline_run: str) -> list[StageRun]:
     """The stages of a run; none, with a warning, if MLflow does not answer."""
     try:
         return steps(pipeline_run) if pipeline_run else []
@@ -29,7 +29,9 @@ def stages_of(pipeline_run: str) -> list[Step]:
         return []
 
 
-def outcome(pipeline_run: str, stages: list[Step], state: str, message: str, name: str, run_id: str) -> dict[str, Any]:
+def outcome(
+    pipeline_run: str, stages: list[StageRun], state: str, message: str, name: str, run_id: str
+) -> dict[str, Any]:
     """Status, failed steps with their errors, candidates and their gates, the champion of `name`, and links; one leads
     to the MLflow run `run_id`.
 
@@ -46,12 +48,12 @@ def outcome(pipeline_run: str, stages: list[Step], state: str, message: str, nam
         "candidates": [_candidate(step) for step in last if step.stage in JUDGES and step.status == "FINISHED"],
         "champion": _champion(name, pipeline_run),
         "seconds": {step.name: step.seconds for step in last},
-        **spent(stages),
+        **gpu_usage(stages),
         "links": _links(pipeline_run, run_id),
     }
 
 
-def spent(stages: list[Step]) -> dict[str, Any]:
+def gpu_usage(stages: list[StageRun]) -> dict[str, Any]:
     """The GPU hours by step, all tries together, and what they cost if prices are known (in the currency of
     POSGAP_CLUSTER). A step counts from the start of its stage to its end, without the time until its pod runs."""
     hours, cost = dict[str, float](), dict[str, float]()
@@ -63,11 +65,11 @@ def spent(stages: list[Step]) -> dict[str, Any]:
     return {"gpu_hours": {name: round(each, 3) for name, each in hours.items()}, "cost": round(sum(cost.values()), 2)}
 
 
-def _skips(step: Step) -> bool:
+def _skips(step: StageRun) -> bool:
     return step.tags.get("posgap.skip") == "true"
 
 
-def _candidate(step: Step) -> dict[str, Any]:
+def _candidate(step: StageRun) -> dict[str, Any]:
     wanted: tuple[str, ...] = ("mean", "gap", "gap_value")
     figures = {name: round(step.metrics[name], 2) for name in wanted if name in step.metrics}
     return {"label": step.detail, "gate": step.tags.get("posgap.gate", ""), **figures}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from posgap.tracking.outbox import milliseconds
 from posgap.tracking.parents import PARENT_TAG, PIPELINE, PIPELINE_TAG, STAGE_TAG, parent_of
 from posgap.tracking.runs import ERROR_TAG, LABEL_TAG
-from posgap.tracking.server import STAGE, TrackingError, ask, experiment_id
+from posgap.tracking.server import STAGE, TrackingError, call_mlflow, experiment_id
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -18,7 +18,7 @@ _FIGURES = ("gap", "gap_high", "mean", "worst")
 
 
 @dataclass(frozen=True)
-class Step:
+class StageRun:
     """One stage that ran: `status` is MLflow's, RUNNING if it was killed. A step that KFP took from its cache did not
     run. `detail` tells stages of one name apart."""
 
@@ -37,7 +37,7 @@ class Step:
         return f"{self.stage} {self.detail}".strip()
 
 
-def steps(pipeline_run: str) -> list[Step]:
+def steps(pipeline_run: str) -> list[StageRun]:
     """The stages of a pipeline run in the order in which they started; `TrackingError` where no server answers."""
     condition = f"tags.`{PIPELINE_TAG}` = '{pipeline_run}'"
 
@@ -45,19 +45,19 @@ def steps(pipeline_run: str) -> list[Step]:
         in_order = ["attributes.start_time ASC"]
         return list(client.search_runs([experiment_id(client)], condition, order_by=in_order, max_results=1000))
 
-    return [_step(run) for run in ask(runs, STAGE) if run.data.tags.get(STAGE_TAG) != PIPELINE]
+    return [_stage_run(run) for run in call_mlflow(runs, STAGE) if run.data.tags.get(STAGE_TAG) != PIPELINE]
 
 
 def parent(pipeline_run: str) -> str:
     """The id of a pipeline run's own MLflow run; empty, with a warning, if MLflow does not answer."""
     try:
-        return ask(lambda client: parent_of(client, experiment_id(client), pipeline_run, {}), STAGE)
+        return call_mlflow(lambda client: parent_of(client, experiment_id(client), pipeline_run, {}), STAGE)
     except TrackingError as error:
         log.warning("the stages are not grouped: %s", error)
         return ""
 
 
-def close(parent: str, stages: list[Step], succeeded: bool, note: str, tags: dict[str, str]) -> None:
+def close(parent: str, stages: list[StageRun], succeeded: bool, note: str, tags: dict[str, str]) -> None:
     """Ends the MLflow run `parent` of a pipeline run. It gets the description `note`, the tags, the data of its stages,
     and the figures of the model that was promoted. It becomes the parent of stages that have none.
 
@@ -83,15 +83,15 @@ def close(parent: str, stages: list[Step], succeeded: bool, note: str, tags: dic
         client.set_terminated(parent, "FINISHED" if succeeded else "FAILED")
 
     try:
-        ask(tell, STAGE)
+        call_mlflow(tell, STAGE)
     except TrackingError as error:
         log.warning("the run of the pipeline stays open in MLflow: %s", error)
 
 
-def _step(run: Any) -> Step:
+def _stage_run(run: Any) -> StageRun:
     tags, parameters, info = run.data.tags, run.data.params, run.info
     label = parameters.get("label") or tags.get(LABEL_TAG) or parameters.get("method", "")
-    return Step(
+    return StageRun(
         stage=tags.get(STAGE_TAG, info.run_name),
         detail=" ".join(filter(None, (label, parameters.get("shard", "")))),
         status=info.status,

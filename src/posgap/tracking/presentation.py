@@ -11,7 +11,7 @@ from posgap.measurement.model_card import position_gap, write_model_card
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions
 from posgap.tracking.runs import Run
-from posgap.tracking.server import MAX_CHARACTERS, TrackingError, ask
+from posgap.tracking.server import MAX_CHARACTERS, TrackingError, call_mlflow
 from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def write_pages(sweep: Sweep, out: Path) -> None:
     write_model_card(sweep, out / CARD_FILE)
 
 
-def describe(name: str, version: str, sweep: Sweep, run: Run) -> None:
+def describe_version(name: str, version: str, sweep: Sweep, run: Run) -> None:
     """Gives a version its description, and logs the sweep's figures for its logged model and for the run that promoted
     it. A registered model without a description gets one.
 
@@ -59,9 +59,9 @@ def describe(name: str, version: str, sweep: Sweep, run: Run) -> None:
     text = f"{head}\n\n{position_gap(sweep)}\n{picture}\n"[:MAX_CHARACTERS]
     source = ""
     try:
-        source = ask(lambda client: client.update_model_version(name, version, text)).source or ""
-        if not ask(lambda client: client.get_registered_model(name)).description:
-            ask(lambda client: client.update_registered_model(name, _ABOUT.format(name=name)))
+        source = call_mlflow(lambda client: client.update_model_version(name, version, text)).source or ""
+        if not call_mlflow(lambda client: client.get_registered_model(name)).description:
+            call_mlflow(lambda client: client.update_registered_model(name, _ABOUT.format(name=name)))
     except TrackingError as error:
         log.warning("%s version %s is without its description: %s", name, version, error)
     log_sweep(sweep, run, source.removeprefix(MODELS) if source.startswith(MODELS) else "")

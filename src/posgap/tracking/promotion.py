@@ -25,14 +25,14 @@ from posgap.tracking.registry import (
     SEVERAL,
     bring_model,
     create,
+    find_versions,
+    get_version,
     is_of_this_run,
-    numbered,
     registered_model,
     required_model,
-    tagged,
 )
 from posgap.tracking.runs import PIPELINE_TAG, Run, user
-from posgap.tracking.server import BYTES_PER_SECOND, ask, tries_of_mlflow
+from posgap.tracking.server import BYTES_PER_SECOND, call_mlflow, tries_of_mlflow
 from posgap.tracking.version_record import record_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ DESPITE = "posgap.despite_rollback"
 _OF_CANDIDATES = (EVIDENCE, PROMOTION_RUN, PIPELINE_TAG)  # tags: a version without them is not ready to be promoted
 
 
-class Place(NamedTuple):
+class Standing(NamedTuple):
     """Where a model stands in the registry: its version, the alias of that (empty: none), and the champion's version
     (empty: none)."""
 
@@ -54,7 +54,7 @@ class Place(NamedTuple):
     champion: str
 
 
-def crown(
+def promote_version(
     name: str,
     model: Path,
     tags: Mapping[str, str],
@@ -65,7 +65,7 @@ def crown(
     approval: bool = False,
     asked: Mapping[str, Any] | None = None,
     despite_rollback: str = "",
-) -> Place:
+) -> Standing:
     """Registers the model folder, and makes the best candidate of its pipeline run the champion.
 
     A model that is registered already gets no second version. `sweep` is the folder of the sweep that admitted it; the
@@ -80,37 +80,37 @@ def crown(
     champion before the run becomes `previous`.
     """
     run_id = run.required_id()
-    uri = "" if tagged(name, DIGEST, tags[DIGEST]) else _upload(model, name, run, asked)
+    uri = "" if find_versions(name, DIGEST, tags[DIGEST]) else _log_model(model, name, run, asked)
     if sweep:
-        ask(lambda client: _keep(client, run_id, sweep), seconds=MODEL_SECONDS)
+        call_mlflow(lambda client: _upload_sweep(client, run_id, sweep), seconds=MODEL_SECONDS)
     if registered_model(name) is None:
         create(name)
     # Not yet a candidate of its run: a version must not be promoted before it was tried.
     first = {key: value for key, value in tags.items() if key not in _OF_CANDIDATES}
-    version = champions.in_turn(name, lambda lease, _: _registered(lease, uri, first, run))
+    version = champions.in_turn(name, lambda lease, _: _register_version(lease, uri, first, run))
     _require_stored(name, version, tags[DIGEST], try_out)
 
-    def decide(lease: Lease, _: Change | None) -> Place:
+    def decide(lease: Lease, _: Change | None) -> Standing:
         _promote_approved(lease)
         require_current()
         if not despite_rollback:
             _require_not_rolled_back(lease, version)
         _tag(lease, version, tags)
-        registered = lease.read()
+        registered = lease.read_model()
         winner = best_of_run(registered, version, tags.get(PIPELINE_TAG, ""))
         former, previous = (champions.alias_version(registered, alias) for alias in (CHAMPION, PREVIOUS))
         if former == winner:
-            return Place(version, CHAMPION if version == winner else "", winner)
+            return Standing(version, CHAMPION if version == winner else "", winner)
         if approval and not _approver(name, winner):
             if despite_rollback:
                 lifted = f"{champions.ended_by(registered, winner)} {despite_rollback}"
-                lease.write(methodcaller("set_model_version_tag", name, winner, DESPITE, lifted))
+                lease.send_change(methodcaller("set_model_version_tag", name, winner, DESPITE, lifted))
             lease.set_alias(CHALLENGER, winner)
-            return Place(version, CHALLENGER if version == winner else "", former)
-        stays = bool(former) and is_of_this_run(numbered(name, former)) and previous != winner
+            return Standing(version, CHALLENGER if version == winner else "", former)
+        stays = bool(former) and is_of_this_run(get_version(name, former)) and previous != winner
         why = f"promoted, though rolled back before: {despite_rollback}" if despite_rollback else "promoted"
         champions.set_champion(lease, winner, why, previous if stays else former, run=run.id)
-        return Place(version, CHAMPION if version == winner else "", winner)
+        return Standing(version, CHAMPION if version == winner else "", winner)
 
     return champions.in_turn(name, decide)
 
@@ -124,7 +124,7 @@ def approve(config: ApproveConfig) -> None:
     required_model(name)
 
     def decide(lease: Lease, _: Change | None) -> None:
-        registered = lease.read()
+        registered = lease.read_model()
         champion, challenger = (champions.alias_version(registered, alias) for alias in (CHAMPION, CHALLENGER))
         if champion == version and _approver(name, version):
             return
@@ -132,9 +132,9 @@ def approve(config: ApproveConfig) -> None:
             there = f"version {challenger} has" if challenger else "no version has"
             raise PosgapError(f"{name} version {version}: has not the alias `{CHALLENGER}` ({there}); promote it first")
         _require_not_rolled_back(lease, version)
-        lease.write(methodcaller("set_model_version_tag", name, version, APPROVED, user()))
+        lease.send_change(methodcaller("set_model_version_tag", name, version, APPROVED, user()))
         _promote_approved(lease)
-        if champions.alias_version(lease.read(), CHAMPION) != version:
+        if champions.alias_version(lease.read_model(), CHAMPION) != version:
             raise PosgapError(
                 f"{name} version {version}: was judged against another champion than version {champion}; promote it "
                 "again with --gate-again FOLDER"
@@ -147,7 +147,7 @@ def approve(config: ApproveConfig) -> None:
 
 def _promote_approved(lease: Lease) -> None:
     """Makes the challenger the champion, if it is approved and was judged against the champion of today."""
-    registered = lease.read()
+    registered = lease.read_model()
     champion, challenger = (champions.alias_version(registered, alias) for alias in (CHAMPION, CHALLENGER))
     if not challenger or not (approver := _approver(lease.name, challenger)):
         return
@@ -155,12 +155,12 @@ def _promote_approved(lease: Lease) -> None:
         if reason := _veto(lease, challenger):
             log.warning("%s: challenger %s was %s", lease.name, challenger, reason)
             return
-        record = record_of(numbered(lease.name, challenger))
-        of_today = numbered(lease.name, champion).tags.get(DIGEST, "") if champion else None
+        record = record_of(get_version(lease.name, challenger))
+        of_today = get_version(lease.name, champion).tags.get(DIGEST, "") if champion else None
         if record is None or record.sweeps.get("champion", {}).get("model") != of_today:
             log.warning("%s: challenger %s was judged against another champion", lease.name, challenger)
             return
-        run = numbered(lease.name, challenger).tags.get(PROMOTION_RUN, "")
+        run = get_version(lease.name, challenger).tags.get(PROMOTION_RUN, "")
         reason = _despite(lease, challenger)
         why = f"approved by {approver}" + (f", though rolled back before: {reason}" if reason else "")
         champions.set_champion(lease, challenger, why, champion, run)
@@ -177,32 +177,32 @@ def _require_not_rolled_back(lease: Lease, version: str) -> None:
 
 def _veto(lease: Lease, version: str) -> str:
     """Why a version was rolled back, unless somebody said as it became the challenger why it may return; else empty."""
-    reason = champions.rolled_back(lease.read()).get(version, "")
+    reason = champions.rolled_back(lease.read_model()).get(version, "")
     return "" if reason and _despite(lease, version) else reason
 
 
 def _despite(lease: Lease, version: str) -> str:
     """Why a version may be the champion again although it was rolled back; empty if nobody said so of the last end of
     its reign."""
-    ended, _, reason = numbered(lease.name, version).tags.get(DESPITE, "").partition(" ")
-    return reason if ended and ended == champions.ended_by(lease.read(), version) else ""
+    ended, _, reason = get_version(lease.name, version).tags.get(DESPITE, "").partition(" ")
+    return reason if ended and ended == champions.ended_by(lease.read_model(), version) else ""
 
 
 def _approver(name: str, version: str) -> str:
     """The user who approved a version; empty if nobody did."""
-    return numbered(name, version).tags.get(APPROVED, "")
+    return get_version(name, version).tags.get(APPROVED, "")
 
 
 def _tag(lease: Lease, version: str, tags: Mapping[str, str]) -> None:
     """Sets the tags of a version that are missing or differ."""
-    there = numbered(lease.name, version).tags
+    there = get_version(lease.name, version).tags
     missing = [key for key in tags if there.get(key) != tags[key]]
     # The tags that make it a candidate come last: a comparison reads the others.
     for key in sorted(missing, key=_OF_CANDIDATES.__contains__):
-        lease.write(methodcaller("set_model_version_tag", lease.name, version, key, tags[key]))
+        lease.send_change(methodcaller("set_model_version_tag", lease.name, version, key, tags[key]))
 
 
-def _keep(client: "MlflowClient", run: str, sweep: Path) -> None:
+def _upload_sweep(client: "MlflowClient", run: str, sweep: Path) -> None:
     """Uploads a sweep to the files of a run, and checks that it arrived: MLflow's client takes a log-in page for
     success."""
     client.log_artifacts(run, str(sweep), PROMOTED_SWEEP)
@@ -227,7 +227,7 @@ def _require_stored(name: str, version: str, model_digest: str, try_out: Callabl
             raise PosgapError(f"{uri}: no alias was moved: {error}") from None
 
 
-def _upload(model: Path, name: str, run: Run, asked: Mapping[str, Any] | None) -> str:
+def _log_model(model: Path, name: str, run: Run, asked: Mapping[str, Any] | None) -> str:
     """Logs the model folder with MLflow, for a registered model of this name; returns its URI there."""
     import mlflow
     from mlflow.models import Model
@@ -240,10 +240,10 @@ def _upload(model: Path, name: str, run: Run, asked: Mapping[str, Any] | None) -
             # MLflow takes every registered name as that of a logged model, except for dots.
             return Model.log(artifact_path=None, name=name.replace(".", "-"), **how).model_uri
 
-    return ask(upload, SEVERAL, MODEL_SECONDS + size / BYTES_PER_SECOND)
+    return call_mlflow(upload, SEVERAL, MODEL_SECONDS + size / BYTES_PER_SECOND)
 
 
-def _registered(lease: Lease, uri: str, tags: Mapping[str, str], run: Run) -> str:
+def _register_version(lease: Lease, uri: str, tags: Mapping[str, str], run: Run) -> str:
     """The version of a model. If there is none, exactly one is made of the logged model at `uri`."""
     from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
@@ -251,21 +251,21 @@ def _registered(lease: Lease, uri: str, tags: Mapping[str, str], run: Run) -> st
 
     def make(client: "MlflowClient") -> None:
         # Where the answer to a first try was lost, the version is there.
-        if tagged(lease.name, DIGEST, tags[DIGEST]):
+        if find_versions(lease.name, DIGEST, tags[DIGEST]):
             return
         if not uri:
             raise PosgapError(f"{lease.name}: the version of this model was deleted meanwhile; promote it again")
         client.create_model_version(lease.name, uri, run.id, dict(tags), await_creation_for=30, model_id=logged)
 
-    lease.write(make)
+    lease.send_change(make)
     lease.await_inflight()
-    aliased = {str(number) for number in lease.read().aliases.values()}
-    there = tagged(lease.name, DIGEST, tags[DIGEST])
+    aliased = {str(number) for number in lease.read_model().aliases.values()}
+    there = find_versions(lease.name, DIGEST, tags[DIGEST])
     version, *twins = sorted(there, key=lambda version: str(version.version) not in aliased)
     for twin in twins:
         log.warning("%s version %s: is version %s once more; deleted", lease.name, twin.version, version.version)
-        lease.write(methodcaller("delete_model_version", lease.name, str(twin.version)))
+        lease.send_change(methodcaller("delete_model_version", lease.name, str(twin.version)))
     if str(version.source) == uri:
         linked = {MLFLOW_MODEL_VERSIONS: json.dumps([{"name": lease.name, "version": int(version.version)}])}
-        lease.write(lambda client: client.set_logged_model_tags(logged, linked))
+        lease.send_change(lambda client: client.set_logged_model_tags(logged, linked))
     return str(version.version)

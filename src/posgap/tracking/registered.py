@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Registered(Source):
+class RegisteredVersion(Source):
     """A version in MLflow's registry. An alias is looked up once, so that all that is asked is of one version."""
 
     location: str
@@ -62,5 +62,8 @@ class Registered(Source):
 
 
 OPENER = Opener(
-    "registry", "a version in MLflow's registry, models:/name@champion or models:/name/3", Registered, is_registered
+    "registry",
+    "a version in MLflow's registry, models:/name@champion or models:/name/3",
+    RegisteredVersion,
+    is_registered,
 )

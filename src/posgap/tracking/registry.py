@@ -11,7 +11,7 @@ from posgap.foundation.retries import RetryPolicy
 from posgap.tracking import flavor
 from posgap.tracking.champions import CHAMPION, PREVIOUS
 from posgap.tracking.runs import PIPELINE_TAG, pipeline_run
-from posgap.tracking.server import MAX_CHARACTERS, Refused, ask, tries_of_mlflow
+from posgap.tracking.server import MAX_CHARACTERS, RequestRefused, call_mlflow, tries_of_mlflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -47,7 +47,7 @@ def to_beat(name: str) -> "ModelVersion | None":
     """The version that a candidate is compared with: the champion or, if that is a candidate of the same pipeline run,
     the champion before the run; None if there is none.
 
-    `crown` compares the candidates of one run with each other, when all of them are registered.
+    `promote_version` compares the candidates of one run with each other, when all of them are registered.
     """
     return next((version for version in (champion(name), previous(name)) if not is_of_this_run(version)), None)
 
@@ -59,8 +59,8 @@ def is_of_this_run(version: "ModelVersion | None") -> bool:
 
 def _under(name: str, alias: str) -> "ModelVersion | None":
     try:
-        return ask(lambda client: client.get_model_version_by_alias(name, alias))
-    except Refused as error:
+        return call_mlflow(lambda client: client.get_model_version_by_alias(name, alias))
+    except RequestRefused as error:
         # A server with log-ins refuses access to a name that does not exist.
         if error.is_missing or error.is_wrong or registered_model(name) is None:
             return None
@@ -77,9 +77,9 @@ def version_of(uri: str) -> "ModelVersion":
         raise PosgapError(f"{uri}: names no version; write models:/NAME@champion or models:/NAME/3") from None
     try:
         if alias:
-            return ask(lambda client: client.get_model_version_by_alias(name, alias))
-        return ask(lambda client: client.get_model_version(name, number))
-    except Refused as error:
+            return call_mlflow(lambda client: client.get_model_version_by_alias(name, alias))
+        return call_mlflow(lambda client: client.get_model_version(name, number))
+    except RequestRefused as error:
         if error.is_missing or error.is_wrong:
             raise PosgapError(f"{uri}: no such version in MLflow's registry") from None
         raise
@@ -94,8 +94,8 @@ def policy(name: str) -> str:
 def registered_model(name: str) -> "RegisteredModel | None":
     """The registered model of this name, or None; `TrackingError` if MLflow does not answer."""
     try:
-        return ask(lambda client: client.get_registered_model(name))
-    except Refused as error:
+        return call_mlflow(lambda client: client.get_registered_model(name))
+    except RequestRefused as error:
         if error.is_missing:
             return None
         raise
@@ -115,18 +115,20 @@ def identity(version: "ModelVersion") -> list[Any]:
 
 def versions(name: str) -> "list[ModelVersion]":
     """All versions of a registered model."""
-    return ask(lambda client: list(client.search_model_versions(f"name='{name}'")))
+    return call_mlflow(lambda client: list(client.search_model_versions(f"name='{name}'")))
 
 
-def tagged(name: str, tag: str, value: str) -> "list[ModelVersion]":
+def find_versions(name: str, tag: str, value: str) -> "list[ModelVersion]":
     """The versions with this value of a tag, in the order in which they were registered."""
-    versions = ask(lambda client: list(client.search_model_versions(f"name='{name}' and tags.`{tag}`='{value}'")))
+    versions = call_mlflow(
+        lambda client: list(client.search_model_versions(f"name='{name}' and tags.`{tag}`='{value}'"))
+    )
     return sorted(versions, key=lambda version: int(version.version))
 
 
-def numbered(name: str, number: str) -> "ModelVersion":
+def get_version(name: str, number: str) -> "ModelVersion":
     """The version of a registered model with this number."""
-    return ask(lambda client: client.get_model_version(name, number))
+    return call_mlflow(lambda client: client.get_model_version(name, number))
 
 
 def set_policy(name: str, text: str) -> None:
@@ -135,31 +137,36 @@ def set_policy(name: str, text: str) -> None:
         raise PosgapError(f"policy of {name}: {len(text)} characters, and MLflow keeps at most {MAX_CHARACTERS}")
     if registered_model(name) is None:
         create(name)
-    ask(lambda client: client.set_registered_model_tag(name, POLICY, text))
+    call_mlflow(lambda client: client.set_registered_model_tag(name, POLICY, text))
 
 
 def create(name: str) -> None:
     """Creates a registered model, unless another command does so at the same time."""
     try:
-        ask(lambda client: client.create_registered_model(name))
-    except Refused:
-        ask(lambda client: client.get_registered_model(name))  # made by another command, or by a try without an answer
+        call_mlflow(lambda client: client.create_registered_model(name))
+    except RequestRefused:
+        call_mlflow(
+            lambda client: client.get_registered_model(name)
+        )  # made by another command, or by a try without an answer
 
 
 def bring(run: str, path: str, folder: Path) -> bool:
     """Downloads a file or a folder at the top of a run's files; false if the run has none of that name."""
     try:
-        if path not in {file.path for file in ask(lambda client: client.list_artifacts(run))}:
+        if path not in {file.path for file in call_mlflow(lambda client: client.list_artifacts(run))}:
             return False
-        ask(lambda client: _whole(lambda: client.download_artifacts(run, path, str(folder))), seconds=MODEL_SECONDS)
-    except Refused as error:
+        call_mlflow(
+            lambda client: _complete_download(lambda: client.download_artifacts(run, path, str(folder))),
+            seconds=MODEL_SECONDS,
+        )
+    except RequestRefused as error:
         if error.is_missing or error.is_wrong:
             return False
         raise
     return True
 
 
-def _whole(download: Callable[[], str]) -> str:
+def _complete_download(download: Callable[[], str]) -> str:
     """What a download of MLflow returns; `ConnectionError` if some files did not arrive, for which MLflow raises
     several errors."""
     from mlflow.exceptions import MlflowException
@@ -181,9 +188,11 @@ def bring_model(uri: str, place: Path) -> Path:
 
     def download(_: "MlflowClient") -> str:
         with tries_of_mlflow():
-            return _whole(lambda: mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(place)))
+            return _complete_download(
+                lambda: mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(place))
+            )
 
-    folder = Path(ask(download, SEVERAL, DOWNLOAD_SECONDS)) / flavor.DATA
+    folder = Path(call_mlflow(download, SEVERAL, DOWNLOAD_SECONDS)) / flavor.DATA
     if not (folder / "config.json").is_file():
         raise PosgapError(
             f"{uri}: holds no model that this posgap registered; delete that version, and promote the model again"

@@ -28,13 +28,13 @@ from posgap.tracking.server import (
     ONCE,
     OPENING_SECONDS,
     STAGE,
+    NoAnswer,
     TrackingError,
-    Unanswered,
     address,
-    ask,
+    call_mlflow,
     experiment,
     experiment_id,
-    tracked,
+    is_tracking,
 )
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Sender:
         """Adds the time that the upload of a file may take."""
         self._uploads += file.stat().st_size / BYTES_PER_SECOND
 
-    def send(self, outbox: Outbox) -> bool:
+    def send_pending(self, outbox: Outbox) -> bool:
         """Sends what it can; whether nothing is left in the outbox."""
         while outbox.pending:
             began = time.monotonic()
@@ -100,9 +100,9 @@ class Sender:
         allowed = ALLOWED_SECONDS if address().startswith("http") else OPENING_SECONDS
         allowed += self._uploads + ALLOWED_SHARE * (time.monotonic() - self._began)
         if (left := allowed - self._spent) <= 0:
-            raise Unanswered(f"MLflow at {address()}: took {self._spent:.0f} s, which is too much")
+            raise NoAnswer(f"MLflow at {address()}: took {self._spent:.0f} s, which is too much")
         trying = replace(STAGE, seconds=min(left, STAGE.seconds)) if self._answers else ONCE
-        outbox.send(trying, max(1.0, min(left, CALL_SECONDS)))
+        outbox.send_next(trying, max(1.0, min(left, CALL_SECONDS)))
 
 
 class Run:
@@ -168,12 +168,12 @@ class Run:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file():
                 folder = file.parent.relative_to(path).as_posix() if file != path else "."
-                self._outbox.upload(file, folder.removeprefix("."))
+                self._outbox.add_upload(file, folder.removeprefix("."))
                 self._sender.expect(file)
-        if not self._sender.send(self._outbox):
+        if not self._sender.send_pending(self._outbox):
             self._outbox.keep_files()
 
-    def end(self, status: str) -> None:
+    def finish(self, status: str) -> None:
         """Closes the run as FINISHED or FAILED, unless another process opened it. The outbox stays if it is not empty.
 
         It also stays if the server was asked for the run twice: the next command deletes the one that came late.
@@ -185,16 +185,16 @@ class Run:
         if self._outbox.pending or self._outbox.asked_twice:
             self._outbox.close()
         else:
-            self._outbox.remove()
+            self._outbox.delete()
 
     def _tell(self, entry: Entry) -> None:
         if self._outbox is not None and not self._ended:
-            self._outbox.put(entry)
+            self._outbox.add_entry(entry)
             if entry.metrics:
                 if time.monotonic() - self._metrics_sent < TOGETHER_SECONDS:
                     return
                 self._metrics_sent = time.monotonic()
-            self._sender.send(self._outbox)
+            self._sender.send_pending(self._outbox)
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:
@@ -208,7 +208,7 @@ def link(run_id: str, server: str = "") -> str:
     if not (server := server or address().rstrip("/")).startswith("http"):
         return ""
     try:
-        return f"{server}/#/experiments/{ask(experiment_id, STAGE)}/runs/{run_id}?workflowType=machine_learning"
+        return f"{server}/#/experiments/{call_mlflow(experiment_id, STAGE)}/runs/{run_id}?workflowType=machine_learning"
     except TrackingError:
         return ""
 
@@ -221,7 +221,7 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
     the new run is the one that POSGAP_PARENT_RUN_ID names, or that of the pipeline run whose step it is. If the stage
     fails, a tag says why.
     """
-    if not tracked():
+    if not is_tracking():
         _say_untracked()
         yield Run()
         return
@@ -234,9 +234,9 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
         yield run
     except BaseException as error:
         run.tags({ERROR_TAG: f"{error or type(error).__name__}"[:ERROR_CHARACTERS]})
-        run.end("FAILED")
+        run.finish("FAILED")
         raise
-    run.end("FINISHED")
+    run.finish("FINISHED")
 
 
 def _spent_on() -> dict[str, object]:
@@ -248,15 +248,15 @@ def _spent_on() -> dict[str, object]:
 def send_left_behind(out: Path, sender: Sender | None = None) -> None:
     """Sends what earlier commands on this output could not, and closes runs that were killed; does nothing if
     nothing is tracked."""
-    if tracked():
+    if is_tracking():
         send_kept(place_of(out), sender or Sender())
 
 
 def send_kept(place: Path, sender: Sender) -> None:
     """Sends what the outboxes in a folder hold whose processes have ended."""
     for outbox in Outbox.left_behind(place):
-        if sender.send(outbox):
-            outbox.remove()
+        if sender.send_pending(outbox):
+            outbox.delete()
             log.info(
                 "MLflow has the %s run that an earlier command left behind: %s", outbox.opening.name, outbox.run_id
             )

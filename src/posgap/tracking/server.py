@@ -58,11 +58,11 @@ class TrackingError(PosgapError):
     """MLflow did not do what it was asked."""
 
 
-class Unanswered(TrackingError):
+class NoAnswer(TrackingError):
     """The server was not reached, failed, or was too slow; a later try may succeed."""
 
 
-class Refused(TrackingError):
+class RequestRefused(TrackingError):
     """The server refused. `is_missing`: it has no such object. `is_wrong`: it will never take what was sent."""
 
     def __init__(self, complaint: str, code: str = ""):
@@ -70,14 +70,14 @@ class Refused(TrackingError):
         self.is_missing, self.is_wrong = code in _MISSING, code in _WRONG
 
 
-def tracked() -> bool:
+def is_tracking() -> bool:
     """Whether runs are tracked: whether the environment says where, which `mlflow.set_tracking_uri` sets too."""
     return bool(os.environ.get("MLFLOW_TRACKING_URI"))
 
 
 def track_at(place: str) -> None:
     """Has runs tracked from now on at the address `place`, unless the environment names another one."""
-    if not tracked():
+    if not is_tracking():
         os.environ["MLFLOW_TRACKING_URI"] = place
 
 
@@ -88,15 +88,17 @@ def address() -> str:
     return without_user(mlflow.get_tracking_uri())
 
 
-def ask(call: "Callable[[MlflowClient], T]", retry_policy: RetryPolicy = VERB, seconds: float = CALL_SECONDS) -> T:
+def call_mlflow(
+    call: "Callable[[MlflowClient], T]", retry_policy: RetryPolicy = VERB, seconds: float = CALL_SECONDS
+) -> T:
     """Calls `call` with MLflow's client, perhaps several times, and returns what it returns.
 
     Each try may take so many `seconds`, and all together as long as `retry_policy` allows; before them a database on
-    this machine is created where it is missing, which takes a slow machine longer. Raises `Unanswered` or
-    `Refused`, a line each; the latter also where nothing is tracked.
+    this machine is created where it is missing, which takes a slow machine longer. Raises `NoAnswer` or
+    `RequestRefused`, a line each; the latter also where nothing is tracked.
     """
-    if not tracked():
-        raise Refused(f"this needs MLflow: {HOW_TO_TRACK}")
+    if not is_tracking():
+        raise RequestRefused(f"this needs MLflow: {HOW_TO_TRACK}")
     uri = address()
     limit = seconds if uri.startswith("http") else max(seconds, OPENING_SECONDS)
     if _sqlite_file(uri):
@@ -111,7 +113,7 @@ def ask(call: "Callable[[MlflowClient], T]", retry_policy: RetryPolicy = VERB, s
     try:
         return retrying(retry_policy, Waits(f"MLflow at {uri}"))(once)
     except TransientError as error:
-        raise Unanswered(f"MLflow at {uri}: {error}") from None
+        raise NoAnswer(f"MLflow at {uri}: {error}") from None
 
 
 def _answer(call: Callable[[], T], seconds: float, uri: str) -> T:
@@ -119,7 +121,7 @@ def _answer(call: Callable[[], T], seconds: float, uri: str) -> T:
     try:
         return within(seconds, call)
     except Exception as error:
-        raise _explained(error, uri) from None
+        raise _explain_error(error, uri) from None
 
 
 def experiment() -> tuple[str, str]:
@@ -164,7 +166,7 @@ def shown_as_training(client: "MlflowClient", experiment: str) -> None:
             client.set_experiment_tag(experiment, KIND_TAG, KIND)
 
 
-def upload(client: "MlflowClient", run_id: str, path: Path, folder: str = "") -> None:
+def upload_file(client: "MlflowClient", run_id: str, path: Path, folder: str = "") -> None:
     """Uploads a file to a folder among a run's files, and checks that a server has it: MLflow's client takes a log-in
     page for success."""
     client.log_artifact(run_id, str(path), folder or None)
@@ -218,7 +220,7 @@ def make_ready(file: Path) -> None:
         with open(file, "rb") as opened:
             start = opened.read(16)
         if start not in (b"", b"SQLite format 3\0"):
-            raise Refused(f"{file}: is no SQLite database; move it away, or correct MLFLOW_TRACKING_URI")
+            raise RequestRefused(f"{file}: is no SQLite database; move it away, or correct MLFLOW_TRACKING_URI")
         return
     from mlflow import MlflowClient
 
@@ -236,7 +238,7 @@ def make_ready(file: Path) -> None:
             files.delete_path(partial)
 
 
-def _explained(error: Exception, uri: str) -> Exception:
+def _explain_error(error: Exception, uri: str) -> Exception:
     """An error of MLflow's client as a `TransientError`, or as a `PosgapError` if a retry cannot help."""
     import requests
     from mlflow.exceptions import MlflowException
@@ -248,7 +250,7 @@ def _explained(error: Exception, uri: str) -> Exception:
     causes = list(_causes(error))
     for cause in causes:
         if isinstance(cause, NewConnectionError):
-            return Unanswered(
+            return NoAnswer(
                 f"MLflow tracking server {uri} cannot be reached ({_line(cause).rsplit(': ', 1)[-1]}): start it, or "
                 "correct or unset MLFLOW_TRACKING_URI"
             )
@@ -259,20 +261,22 @@ def _explained(error: Exception, uri: str) -> Exception:
         if login := _LOGIN.get(error.error_code):
             name = os.environ.get("MLFLOW_TRACKING_USERNAME")
             user = f"the log-in {name}" if name else "a request without a log-in"
-            return Refused(f"MLflow at {uri}: {login.format(user=user)}", error.error_code)
+            return RequestRefused(f"MLflow at {uri}: {login.format(user=user)}", error.error_code)
         if error.error_code in _TRANSIENT:
             return TransientError(reason)
-        return Refused(f"MLflow at {uri}: {reason}", error.error_code)
+        return RequestRefused(f"MLflow at {uri}: {reason}", error.error_code)
     if isinstance(error, requests.HTTPError) and error.response is not None:
         status = error.response.status_code
         return (
-            TransientError(reason) if status in (408, 429) or status >= 500 else Refused(f"MLflow at {uri}: {reason}")
+            TransientError(reason)
+            if status in (408, 429) or status >= 500
+            else RequestRefused(f"MLflow at {uri}: {reason}")
         )
     if isinstance(error, FileNotFoundError):
-        return Refused(f"{error.filename}: is not there any more", "INVALID_PARAMETER_VALUE")
+        return RequestRefused(f"{error.filename}: is not there any more", "INVALID_PARAMETER_VALUE")
     if isinstance(error, OSError | OperationalError | json.JSONDecodeError):
         return TransientError(reason)
-    return Refused(f"MLflow at {uri}: {reason}")
+    return RequestRefused(f"MLflow at {uri}: {reason}")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

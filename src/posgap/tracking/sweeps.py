@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 ANSWERS_FILE, MAX_ROWS = "answers.json", 2000
 
 
-def _figures(sweep: Sweep) -> dict[str, float]:
+def _sweep_metrics(sweep: Sweep) -> dict[str, float]:
     """The figures by which runs and models are compared, in points with the two decimals that people read: `gap_high`
     is the upper end of the gap's interval, `worst` the accuracy at the worst placement, and `preference` how much more
     often than evenly the favoured slot is chosen."""
@@ -88,7 +88,7 @@ def log_answers(folder: Path, examples: Sequence[AnyExample], run: Run) -> None:
 def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
     """Logs the figures as metrics, for the logged model of this id, too; the curve over `step` = position, and a line
     to read."""
-    run.metrics(_figures(sweep), model_id=model_id)
+    run.metrics(_sweep_metrics(sweep), model_id=model_id)
     run.metrics({"flatness_p": sweep.flatness.p} | (sweep.outcomes.figures if sweep.outcomes else {}))
     if sweep.grading:
         run.metrics(sweep.grading.metrics())

@@ -12,7 +12,7 @@ from posgap.tracking.champions import utc
 from posgap.tracking.config import SyncConfig
 from posgap.tracking.left_behind import left_behind
 from posgap.tracking.outbox import Entry, Outbox, place_of, places_below
-from posgap.tracking.server import CALL_SECONDS, VERB, tracked
+from posgap.tracking.server import CALL_SECONDS, VERB, is_tracking
 
 _SHOWN = {"kind": "what", "name": "which", "since": "since (UTC)", "becomes": "becomes"}  # headings, by names in JSON
 
@@ -26,7 +26,7 @@ def sync(config: SyncConfig) -> None:
     for place in sorted({place for folder in config.folders for place in _places(folder)}):
         for outbox in Outbox.left_behind(place):
             try:
-                _send(outbox, place, sent)
+                _send_outbox(outbox, place, sent)
             finally:
                 outbox.close()
     if config.left_behind:
@@ -44,13 +44,13 @@ def _places(folder: Path | str) -> Iterator[Path]:
     yield from places_below(here)
 
 
-def _send(outbox: Outbox, place: Path, sent: list[dict[str, str]]) -> None:
+def _send_outbox(outbox: Outbox, place: Path, sent: list[dict[str, str]]) -> None:
     opening, last = outbox.opening, outbox.pending[-1]
-    if not tracked():
+    if not is_tracking():
         raise PosgapError(f"{place}: holds a run for {opening.server}: set MLFLOW_TRACKING_URI to that, or to another")
     while outbox.pending:
-        outbox.send(VERB, CALL_SECONDS)
-    outbox.remove()
+        outbox.send_next(VERB, CALL_SECONDS)
+    outbox.delete()
     ended = ((isinstance(last, Entry) and last.end) or "open").lower()
     sent.append({"output": str(place), "run": opening.name, "ended": ended, "mlflow_run_id": str(outbox.run_id)})
     show(f"{place}: {opening.name}, {ended}: is in MLflow as {outbox.run_id}", {"sent": sent})

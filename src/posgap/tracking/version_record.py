@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from posgap.foundation import files
 from posgap.tracking import registry
-from posgap.tracking.server import ask, upload
+from posgap.tracking.server import call_mlflow, upload_file
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -36,19 +36,19 @@ class VersionRecord(files.Record):
     anchor: str = ""
 
     @property
-    def judged(self) -> dict[str, str]:
+    def candidate_files(self) -> dict[str, str]:
         """The sha256s of the files of the sweep with which the version was admitted, by name."""
         return {name: sha for name, sha in self.sweeps.get("candidate", {}).items() if "." in name}
 
 
-def keep(record: VersionRecord, run_id: str, folder: Path) -> str:
+def store_record(record: VersionRecord, run_id: str, folder: Path) -> str:
     """Writes the record into a folder and uploads it to a run; returns its sha256, for the tag `registry.EVIDENCE`.
 
     `PosgapError` if MLflow does not take it: a version without its record cannot be compared with others.
     """
     file = folder / RECORD_FILE
     files.write_json(file, record.model_dump(mode="json"))
-    ask(lambda client: upload(client, run_id, file))
+    call_mlflow(lambda client: upload_file(client, run_id, file))
     return files.digest_path(file)
 
 
@@ -83,7 +83,7 @@ def judged_sweep(version: "ModelVersion", folder: Path) -> Path | None:
     if not there.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         registry.bring(version.tags[registry.PROMOTION_RUN], there.name, folder)
-    whole = all(
-        (there / name).is_file() and files.digest_path(there / name) == sha for name, sha in record.judged.items()
-    )
-    return there if whole else None
+    for name, sha in record.candidate_files.items():
+        if not (there / name).is_file() or files.digest_path(there / name) != sha:
+            return None
+    return there

@@ -6,7 +6,7 @@ import logging
 from posgap.foundation.locations import Location
 from posgap.gating.config import GateConfig
 from posgap.gating.policy import as_file, registered_policy
-from posgap.gating.replay import Outdated, champion_of
+from posgap.gating.replay import OutdatedVerdict, champion_of
 from posgap.gating.verdict import read_verdict
 from posgap.stages import gate as gate_stage
 from posgap.stages import promote as stage
@@ -47,7 +47,7 @@ def promote(config: PromoteConfig) -> Location:
         verdict = read_verdict(folder)
         try:
             champion_of(verdict, config.name, folder)
-        except Outdated as reason:
+        except OutdatedVerdict as reason:
             log.info("%s", reason)
             judged = {"candidate": config.sweep, "base": folder / "base", "examples": config.examples}
             policy = None if registered_policy(config.name) else as_file(verdict.policy)

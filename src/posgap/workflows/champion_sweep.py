@@ -59,7 +59,7 @@ def champion(config: ChampionConfig, out: Path, run: Run) -> None:
     It is asked as the sweep `like` was, else as when it was promoted. Where the registered model has no champion there
     is no sweep, and the version is null. `PosgapError` where it cannot be swept, or nobody knows how it was asked.
     """
-    version = registry.numbered(config.name, config.version) if config.version else registry.to_beat(config.name)
+    version = registry.get_version(config.name, config.version) if config.version else registry.to_beat(config.name)
     if version is None:
         write_json(out / CHAMPION_FILE, SweptVersion(name=config.name, version=None).model_dump())
         log.info("%s has no champion: nothing is swept", config.name)
@@ -94,11 +94,11 @@ def sweep_like(version: "ModelVersion", like: Location, examples: Location | Non
     Where the best champion up to that version is another one, its sweep lies in the folder, as `anchor`. `examples` are
     those of the other sweep, where its manifest does not say where they are.
     """
-    own = _like(version, like, examples)
+    own = _sweep_one_like(version, like, examples)
     if (best := anchor_of(version)) is None:
         return own
     log.info("the best champion so far is version %s: it is compared with, too", best.version)
-    anchor = fetch_location(_like(best, like, examples))
+    anchor = fetch_location(_sweep_one_like(best, like, examples))
     both = (
         _folder(version)
         / f"beside-{digest_of([digest_path(each / SWEEP_FILE) for each in (fetch_location(own), anchor)])[:16]}"
@@ -114,7 +114,7 @@ def sweep_like(version: "ModelVersion", like: Location, examples: Location | Non
     return both
 
 
-def _like(version: "ModelVersion", like: Location, examples: Location | None) -> Location:
+def _sweep_one_like(version: "ModelVersion", like: Location, examples: Location | None) -> Location:
     asked, promoted = read_sweep(fetch_location(like)), _promoted_with(version)
     if promoted and not differing(read_sweep(promoted), asked):
         log.info("the champion's sweep is at hand: it was promoted with one that asked the same")
@@ -125,7 +125,7 @@ def _like(version: "ModelVersion", like: Location, examples: Location | None) ->
             f"{version.name} version {version.version}: was not swept on the candidate's examples, and {like} does not "
             "say where these are; give them with --examples"
         )
-    return _swept(version, asked, examples, asked.examples_digest)
+    return _sweep_version(version, asked, examples, asked.examples_digest)
 
 
 def _on_other_examples(version: "ModelVersion", examples: Location) -> Location:
@@ -136,7 +136,7 @@ def _on_other_examples(version: "ModelVersion", examples: Location) -> Location:
             f"{version.name} version {version.version}: MLflow does not say how it was swept; give a sweep "
             "that it is to be asked like, with --like"
         )
-    return _swept(version, read_sweep(promoted), examples, source(examples).digest())
+    return _sweep_version(version, read_sweep(promoted), examples, source(examples).digest())
 
 
 def swept_champions() -> Path:
@@ -162,7 +162,7 @@ def _promoted_with(version: "ModelVersion") -> Path | None:
     return None
 
 
-def _swept(version: "ModelVersion", like: Sweep, examples: Location, content: str) -> Location:
+def _sweep_version(version: "ModelVersion", like: Sweep, examples: Location, content: str) -> Location:
     """A sweep of a registered version with the settings of another, on examples that have this content."""
     where = f"{version.name} version {version.version}"
     settings = like.settings | {"shard": "", "label": "champion"}

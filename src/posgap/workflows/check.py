@@ -14,11 +14,11 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import delete_path, work_folder, write_json
 from posgap.foundation.locations import below, with_uris
 from posgap.foundation.printing import show
-from posgap.gating.ci_reports import Checked, Reports, text
+from posgap.gating.ci_reports import CheckResult, Reports, terminal_text
 from posgap.gating.config import CheckConfig
 from posgap.gating.decision_page import explored_roles, write_decision
 from posgap.gating.demands import Policy
-from posgap.gating.looks import look_at, remember
+from posgap.gating.looks import attempt_number, record_attempt
 from posgap.gating.policy import policy_of
 from posgap.gating.verdict import Verdict, judge, log_verdict
 from posgap.generation.backends import BACKENDS
@@ -49,19 +49,19 @@ def check(config: CheckConfig) -> Verdict:
     reports = Reports(places, local_copy(config.out))
     with RunFolder(config, "check") as output:
         try:
-            checked = _checked(config, output)
+            checked = _run_check(config, output)
         except PosgapError as error:
-            reports.write(Checked(config.model, complaint=with_uris(str(error))))
+            reports.write(CheckResult(config.model, complaint=with_uris(str(error))))
             raise
     reports.write(checked)
     assert checked.verdict
-    show(text(checked), checked.verdict.model_dump(mode="json"))
+    show(terminal_text(checked), checked.verdict.model_dump(mode="json"))
     if not checked.verdict.passed:
         raise checked.verdict.error(config.model)
     return checked.verdict
 
 
-def _checked(config: CheckConfig, output: RunFolder) -> Checked:
+def _run_check(config: CheckConfig, output: RunFolder) -> CheckResult:
     for name in (CHECK_FILE, PAGE_FILE):
         delete_path(output.out / name)  # that of an earlier check, which says nothing of this one
     policy = policy_of(config.model_copy(update={"policy": config.policy and fetch_location(config.policy)}))
@@ -79,8 +79,8 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
                 rests_on["graded"] = of_grade.out
                 swept = fetch_location(grade(of_grade))
         figures, examples = read_sweep(swept), swept_examples(swept, of_sweep.examples)
-        verdict = judge(swept, None, None, policy, examples, look=look_at(figures))
-        remember(verdict, figures)
+        verdict = judge(swept, None, None, policy, examples, look=attempt_number(figures))
+        record_attempt(verdict, figures)
         file = output.out / CHECK_FILE
         write_json(file, verdict.model_dump(mode="json"))
         log_verdict(verdict, figures, run)
@@ -91,7 +91,7 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
         output.record(names, rests_on)
         for name in names:
             publish_file(output.out / name, below(config.out, name), force=True)
-    return Checked(config.model, verdict, figures)
+    return CheckResult(config.model, verdict, figures)
 
 
 def _sweep_config(config: CheckConfig, policy: Policy, output: RunFolder, folder: Path | str) -> SweepConfig:

@@ -25,7 +25,7 @@ from posgap.tracking import registry
 from posgap.tracking.champions import utc
 from posgap.tracking.outbox import milliseconds
 from posgap.tracking.runs import Run
-from posgap.tracking.server import ask
+from posgap.tracking.server import call_mlflow
 from posgap.workflows.champion_sweep import CHAMPION_FILE, SweptVersion
 from posgap.workflows.config import WatchConfig
 
@@ -68,17 +68,17 @@ def _watch(config: WatchConfig, out: Path, run: Run) -> None:
         log.log(RESULT, note)
         return
     sweep = read_sweep(config.champion)
-    verdict = judge(config.champion, None, None, _policy_of(registry.numbered(name, number)))
+    verdict = judge(config.champion, None, None, _policy_of(registry.get_version(name, number)))
     fallen = _fallen(sweep, swept, max(0.0, verdict.policy.mean_tolerance))  # a gain is owed once
     outcome = "refused" if fallen else verdict.outcome
-    note = f"{name} version {number} {KEEPS[outcome]}: {fallen or _figures(verdict)}"
+    note = f"{name} version {number} {KEEPS[outcome]}: {fallen or _deciding_figures(verdict)}"
     result = {"name": name, "version": number, "outcome": outcome, "note": note}
     write_json(out / WATCH_FILE, result | {"verdict": verdict.model_dump(mode="json")})
     (out / READABLE_FILE).write_text(f"{markdown(verdict)}\n{note}.\n", encoding="utf-8")
     log_verdict(verdict, sweep, run)
     run.tags({"mlflow.note.content": note, "posgap.version": number, "posgap.gate": outcome})
     text = f"{utc(milliseconds())} {note}"
-    ask(lambda client: client.set_model_version_tag(name, number, registry.WATCHED, text))
+    call_mlflow(lambda client: client.set_model_version_tag(name, number, registry.WATCHED, text))
     run.artifact(out)
     log.log(RESULT, note)
     if outcome == "refused":
@@ -105,7 +105,7 @@ def _fallen(sweep: Sweep, swept: SweptVersion, tolerance: float) -> str:
     return f"mean {sweep.mean:.1f} ({low:.1f} to {high:.1f}), and at least {before:.1f} when it was promoted"
 
 
-def _figures(verdict: Verdict) -> str:
+def _deciding_figures(verdict: Verdict) -> str:
     """The rules' figures that decided, in a line: those that were not passed, else all."""
     rulings = [ruling for ruling in verdict.rules if not ruling.passed] or verdict.rules
     return "; ".join([*map(against, rulings), *verdict.evidence_gaps])

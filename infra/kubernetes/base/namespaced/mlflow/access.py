@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import registered_name
 from posgap.tracking import registry
-from posgap.tracking.server import Refused, ask, experiment_id
+from posgap.tracking.server import RequestRefused, call_mlflow, experiment_id
 
 if TYPE_CHECKING:
     from mlflow.server.auth.client import AuthServiceClient
@@ -57,7 +57,7 @@ def allow(logins: Mapping[str, Login], names: Sequence[str]) -> None:
     users: AuthServiceClient = get_app_client("basic-auth", tracking_uri=mlflow.get_tracking_uri())
     for login in logins.values():
         _make(users, login)
-    logged = ask(experiment_id)
+    logged = call_mlflow(experiment_id)
     for login in logins.values():
         _grant(users, login, "experiment", logged, "EDIT")
     for name in names:
@@ -70,25 +70,25 @@ def allow(logins: Mapping[str, Login], names: Sequence[str]) -> None:
 
 def _make(users: "AuthServiceClient", login: Login) -> None:
     try:
-        ask(lambda _: users.get_user(login.name))
-    except Refused as refused:
+        call_mlflow(lambda _: users.get_user(login.name))
+    except RequestRefused as refused:
         if not refused.is_missing:
             raise
-        ask(lambda _: users.create_user(login.name, login.password))
+        call_mlflow(lambda _: users.create_user(login.name, login.password))
     else:
-        ask(lambda _: users.update_user_password(login.name, login.password))
+        call_mlflow(lambda _: users.update_user_password(login.name, login.password))
 
 
 def _grant(users: "AuthServiceClient", login: Login, kind: str, which: str, permission: str) -> None:
     """MLflow replaces no grant: one that says otherwise is taken back first."""
-    if ask(lambda _: users.get_user_permission(login.name, kind, which)).permission == permission:
+    if call_mlflow(lambda _: users.get_user_permission(login.name, kind, which)).permission == permission:
         return
     try:
-        ask(lambda _: users.revoke_user_permission(login.name, kind, which))
-    except Refused as refused:
+        call_mlflow(lambda _: users.revoke_user_permission(login.name, kind, which))
+    except RequestRefused as refused:
         if not refused.is_missing:
             raise
-    ask(lambda _: users.grant_user_permission(login.name, kind, which, permission))
+    call_mlflow(lambda _: users.grant_user_permission(login.name, kind, which, permission))
 
 
 def main(words: Sequence[str] | None = None) -> None:
