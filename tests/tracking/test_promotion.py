@@ -5,7 +5,6 @@ import os
 import socket
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
