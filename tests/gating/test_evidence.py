@@ -91,7 +91,9 @@ def test_the_record_of_a_sweep_has_the_digests_of_all_that_was_judged(tmp_path):
         assert (record.label, record.model, record.model_digest, record.examples_digest) == ("m", "m", "", "e")
         assert record.settings_digest == digest_of({})
     write_training_examples(folder, ["0" * 16])
-    assert sweep_record(Evidence(folder)).files["training_examples.json"] == digest_path(folder / "training_examples.json")
+    assert sweep_record(Evidence(folder)).files["training_examples.json"] == digest_path(
+        folder / "training_examples.json"
+    )
 
 
 def test_sweeps_are_paired_by_the_candidate_s_examples_and_differences_told_once(tmp_path):
