@@ -31,7 +31,6 @@ from report import ROOT, machine, write_table
 from report import TABLES as WRITTEN_TABLES
 
 from posgap.foundation.files import atomic, read_json, read_jsonl
-from posgap.foundation.locations import cache_folder
 from posgap.foundation.tables import markdown
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.lengths import read_lengths
@@ -123,7 +122,7 @@ class Row(NamedTuple):
 
     name: str
     model: str
-    commands: Sequence[str]  # {model}, {out} of this row, {runs} of all, posgap's {cache}
+    commands: Sequence[str]  # {model}, {out} of this row, {runs} of all
     kept: Callable[[Path], dict[str, Any]]
 
 
@@ -143,8 +142,7 @@ _CHOICE = ("data make choice --n-docs 4 --n-examples 200 --force --out {runs}/ch
 _TRAIN_CHOICE = ("data make choice --n-docs 4 --n-examples 400 --seed 1 --force --out {runs}/train-choice.jsonl",)
 # NaturalQuestions whose distractors are what BM25 ranks highest among the other questions' passages.
 _NQ = (
-    "data fetch nq-oracle",
-    "data import --format litm-qa --input {cache}/nq-open-oracle.jsonl.gz --force --out {runs}/oracle.jsonl",
+    "data import --input nq-oracle --force --out {runs}/oracle.jsonl",
     "data make qa --examples {runs}/oracle.jsonl --distractors bm25 --n-docs 10 --force --out {runs}/nq.jsonl",
 )
 # In float32 on every processor: at `auto` those that multiply in bfloat16 do so, and rows would differ by that.
@@ -333,7 +331,7 @@ ROWS = (
 def run(row: Row, model: str, title: str, runs: Path) -> None:
     """Runs a row on a model, and keeps its figures."""
     runs.mkdir(parents=True, exist_ok=True)
-    names = {"model": model, "runs": str(runs), "out": str(runs / row.name), "cache": str(cache_folder())}
+    names = {"model": model, "runs": str(runs), "out": str(runs / row.name)}
     names["gpus"] = str(int(_ON_GPU))
     began, took, foretold = time.monotonic(), [], {}
     for command in row.commands:
@@ -551,7 +549,7 @@ def taken(rows: Iterable[Row]) -> int:
     """How many commands the rows have, all of which the command line takes; what it raises otherwise."""
     from posgap.cli import main as cli  # late: it takes seconds
 
-    places = {"model": "model", "runs": "runs", "out": "runs/out", "cache": "cache", "gpus": "0"}
+    places = {"model": "model", "runs": "runs", "out": "runs/out", "gpus": "0"}
     asked: list[object] = []
     with mock.patch.object(cli, "_run_verb", lambda verb, parsed: asked.append(parsed)):
         for command in (command for row in rows for command in row.commands):

@@ -19,6 +19,7 @@ from posgap.data.sources import SOURCES, Source
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import cache_folder
 from posgap.foundation.retries import RetryPolicy
+from posgap.tasks.reading import read_examples
 
 BODY = b"records" * 1000
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -154,25 +155,19 @@ def test_without_a_network_there_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
     monkeypatch.setitem(verbs.SOURCES, "kv-75", Source("http://127.0.0.1:9/kv.jsonl.gz", "litm-kv"))
     with pytest.raises(SystemExit) as stopped:
-        main(["data", "fetch", "kv-75"])
+        main(["data", "import", "--input", "kv-75", "--out", "e.jsonl"])
     shown = capsys.readouterr().err
     assert stopped.value.code == 2 and "http://127.0.0.1:9/kv.jsonl.gz: cannot be downloaded" in shown
     assert "Traceback" not in shown and not list(tmp_path.iterdir())
 
 
-def test_fetch_prints_the_path(server, monkeypatch, capsys):
+def test_a_public_file_is_imported_by_its_name(server, monkeypatch, tmp_path):
+    _Files.other["/kv.jsonl"] = b'{"ordered_kv_records": [["a5", "d"], ["9f", "7"]], "key": "a5", "value": "d"}'
     monkeypatch.setitem(verbs.SOURCES, "kv-75", Source(f"{server}/kv.jsonl", "litm-kv"))
     with pytest.raises(SystemExit) as stopped:
-        main(["data", "fetch", "kv-75"])
-    assert not stopped.value.code
-    assert capsys.readouterr().out.strip() == str(cache_folder() / "kv.jsonl")
-
-
-def test_an_unknown_name_lists_the_known_ones(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["data", "fetch", "squad"])
-    shown = capsys.readouterr().err
-    assert stopped.value.code == 2 and "'squad' is not one of 'kv-75', 'kv-140'" in shown
+        main(["data", "import", "--input", "kv-75", "--out", str(tmp_path / "examples.jsonl")])
+    assert not stopped.value.code and (cache_folder() / "kv.jsonl").is_file()
+    assert [example.key for example in read_examples(tmp_path / "examples.jsonl")] == ["a5"]
 
 
 def test_every_source_is_of_a_format_that_import_reads():

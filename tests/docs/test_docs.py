@@ -60,7 +60,7 @@ def commands(text: str) -> list[list[str]]:
 
 COMMANDS = functools.cache(cli.build)
 CALLS = [(page, call) for page in PAGES for call in commands((ROOT / page).read_text(encoding="utf-8"))]
-CALLS += [("--help", call) for words in VERBS for call in commands(f"```sh\n{cli.example(words)}\n```")]
+CALLS += [("--help", call) for words in VERBS for call in commands(f"```sh\n{cli.example_command(words)}\n```")]
 
 
 def complaint(call: list[str], asked: list) -> str:

@@ -30,7 +30,7 @@ SEED = int(os.environ.get("CHAOS_SEED", "0"))
 MAX_SHOWN = 120  # seconds of a command; the slowest takes ten on a busy machine
 SECRET = "hunter22"
 # What trains for minutes or asks other machines once its options are right: one option is always wrong.
-NEVER_RIGHT = {"demo", "rollout experiment", "pipeline run", "pipeline submit", "data fetch", "train-job"}
+NEVER_RIGHT = {"demo", "rollout experiment", "pipeline run", "pipeline submit", "train-job"}
 NEVER_RIGHT |= {"pipeline schedule"}
 HOSTILE = {
     "integer": ["-1", "0", "1", "2", "5", "4294967296", "1" + "0" * 30, "9" * 5000, "1.5", "x", "", "nan"],

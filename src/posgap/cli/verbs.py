@@ -6,7 +6,6 @@ from typing import NamedTuple
 from posgap.cli.config import DoctorConfig
 from posgap.data.config import (
     DataVersionConfig,
-    FetchConfig,
     ImportConfig,
     MakeConfig,
     ReleaseConfig,
@@ -80,7 +79,6 @@ FIRST = {
 # Each heading of `posgap --help-all` with its verbs, by what is typed for them.
 SECTIONS: dict[str, dict[str, Verb]] = {
     "Measure": {
-        "data fetch": Verb(FetchConfig, "nq-20", work="posgap.data.verbs:fetch"),
         "data make": Verb(MakeConfig, "kv --n-examples 40 --out made.jsonl.gz", work="posgap.data.verbs:make"),
         "data import": Verb(
             ImportConfig,

@@ -99,7 +99,8 @@ class ImportConfig(FileConfig):
     """Turns a public data file, or your own, into examples in posgap's format."""
 
     input: InputPath = Field(
-        description="file to read: .jsonl, .json, .csv or .tsv, also with .gz, .parquet, or a folder of Parquet files"
+        description="file to read: .jsonl, .json, .csv or .tsv, also with .gz, .parquet, or a folder of Parquet files; "
+        f"or a public one to download into the cache first: {', '.join(SOURCES)}"
     )
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
     format: Literal[
@@ -141,18 +142,8 @@ class ImportConfig(FileConfig):
     first: int = Field(1, ge=1, description="first line, or item of an array, to read")
     last: int = Field(0, ge=0, description="last line to read; 0: to the end")
     min_docs: int = Field(0, ge=0, description="leave out examples with fewer documents; 0: leave out none")
-    queries: int = Field(
-        1, ge=1, description="litm-kv: number of questions made of each line, the first about the line's own key"
-    )
     key_digits: int = Field(0, ge=0, description="litm-kv: cut keys to this many characters; 0: whole")
     value_digits: int = Field(0, ge=0, description="litm-kv: cut values to this many characters; 0: whole")
-    seed: int = Field(0, ge=0, description="litm-kv: seed that draws the keys of further questions")
-
-
-class FetchConfig(Config):
-    """Downloads a public data file into the cache (POSGAP_CACHE, else ~/.cache/posgap) and prints its path."""
-
-    name: Annotated[Literal[tuple(SOURCES)], POSITIONAL] = Field(description="name of the file")  # type: ignore[valid-type]
 
 
 class ReleaseConfig(Config):

@@ -1,11 +1,10 @@
-"""The data verbs: making data, importing files as examples, fetching public files, finding the version to take."""
+"""The data verbs: making data, importing files as examples, releasing a version."""
 
 import logging
 from collections.abc import Callable, Iterator
-from itertools import takewhile
 from pathlib import Path
 
-from posgap.data.config import FetchConfig, ImportConfig, MakeConfig, ReleaseConfig
+from posgap.data.config import ImportConfig, MakeConfig, ReleaseConfig
 from posgap.data.documents import read_documents
 from posgap.data.fetching import fetch_source
 from posgap.data.generators import GENERATORS
@@ -14,7 +13,7 @@ from posgap.data.sources import SOURCES
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows, write_jsonl
 from posgap.foundation.locations import Location
-from posgap.foundation.printing import RESULT, set_result, show
+from posgap.foundation.printing import RESULT, set_result
 from posgap.foundation.rows import kind_of_table
 from posgap.storage.outputs import writes_file
 from posgap.storage.versions import release as release_version
@@ -51,15 +50,6 @@ def make(config: MakeConfig, file: Path) -> str:
     return f"wrote {n_examples} examples of {options['n_docs']} {kind.items}"
 
 
-def fetch(config: FetchConfig) -> Path:
-    """Downloads a public file into the cache and prints its path."""
-    source = SOURCES[config.name]
-    path = fetch_source(source)
-    log.info("next: posgap data import --format %s --input %s --out EXAMPLES", source.format, path)
-    show(str(path), {"file": str(path), "format": source.format})
-    return path
-
-
 def release(config: ReleaseConfig) -> Location:
     """Has a data version be the one that is taken."""
     version = release_version(config.version, config.instead_of)
@@ -68,36 +58,32 @@ def release(config: ReleaseConfig) -> Location:
     return version.location
 
 
+def import_examples(config: ImportConfig) -> Location:
+    """Writes the examples of a file, or of a public one, which is downloaded into the cache first."""
+    public = SOURCES.get(str(config.input))
+    if public and not Path(config.input).exists():
+        own = {"format"} & config.model_fields_set
+        config = config.model_copy(update={"input": fetch_source(public)} | ({} if own else {"format": public.format}))
+    return _import_file(config)
+
+
 @writes_file
-def import_examples(config: ImportConfig, file: Path) -> str:
-    """Writes the examples of a public file, or of some of its lines.
+def _import_file(config: ImportConfig, file: Path) -> str:
+    """Writes the examples of a file, or of some of its lines.
 
     Examples without the gold documents of their format (two hops, or one passage), or with fewer than
     `config.min_docs` documents, are left out and counted in the log.
     """
-    numbered: Iterator[tuple[int, AnyExample | None]]
     report = ImportReport()
-    if config.format in ("litm-kv", "litm-qa") and kind_of_table(config.input):
-        raise PosgapError(
-            f"{config.input}: a table, which is not in the format {config.format}: give --format rag for a retrieval "
-            "log, or another one (docs/formats.md)"
-        )
-    if config.format == "litm-kv":
-        numbered = read_litm_kv(config.input, config.key_digits, config.value_digits, config.queries, config.seed)
-    elif config.format == "rag":
-        labels = read_labels(config.answers) if config.answers else {}
-        numbered = ranked_examples(read_rows(config.input), str(config.input), labels, config.relevant, report)
-        if config.answering == "drop":
-            numbered = without_answering(numbered, report)
-    else:
-        numbered = _READERS[config.format](config.input)
     without = _WITHOUT.get(config.format, _NOT_TWO)
     small = f"with fewer than {config.min_docs} documents"
     left_out = {without: 0, small: 0}
 
     def usable() -> Iterator[tuple[int, AnyExample]]:
         number = 0
-        for line, example in takewhile(lambda each: not config.last or each[0] <= config.last, numbered):
+        for line, example in _read_examples(config, report):
+            if config.last and line > config.last:
+                break
             if line < config.first:
                 continue
             if example is None:
@@ -108,11 +94,10 @@ def import_examples(config: ImportConfig, file: Path) -> str:
                 number += 1
                 yield line, example
         if not number:
-            raise PosgapError(
-                f"{config.input}: no examples to import in lines {config.first} to {config.last or 'the end'}"
-                + (f"; {sum(left_out.values())} were left out" if any(left_out.values()) else "")
-                + "".join(f"; {sentence}" for sentence in report.summary_lines())
-            )
+            reasons = [f"no examples to import in lines {config.first} to {config.last or 'the end'}"]
+            if any(left_out.values()):
+                reasons.append(f"{sum(left_out.values())} were left out")
+            raise PosgapError(f"{config.input}: {'; '.join([*reasons, *report.summary_lines()])}")
 
     # One at a time, so that memory stays flat however long the file is.
     imported = write_examples(file, (example for _, example in with_unique_ids(config.input, usable())))
@@ -121,3 +106,20 @@ def import_examples(config: ImportConfig, file: Path) -> str:
             log.info("left out %d %s", number, why)
     report.log_summary(str(config.input))
     return f"imported {imported} examples from {config.input}"
+
+
+def _read_examples(config: ImportConfig, report: ImportReport) -> Iterator[tuple[int, AnyExample | None]]:
+    """Yields (line, example) of the file, None for what its format leaves out; a log's counts go to `report`."""
+    path = config.input
+    if config.format in ("litm-kv", "litm-qa") and kind_of_table(path):
+        raise PosgapError(
+            f"{path}: a table, which is not in the format {config.format}: give --format rag for a retrieval "
+            "log, or another one (docs/formats.md)"
+        )
+    if config.format == "litm-kv":
+        return read_litm_kv(path, config.key_digits, config.value_digits)
+    if config.format != "rag":
+        return _READERS[config.format](path)
+    labels = read_labels(config.answers) if config.answers else {}
+    examples = ranked_examples(read_rows(path), str(path), labels, config.relevant, report)
+    return without_answering(examples, report) if config.answering == "drop" else examples

@@ -5,10 +5,12 @@ import logging
 import os
 import sys
 import time
+from itertools import takewhile
 from pathlib import Path
 
 import posgap
 from posgap.data.config import ImportConfig, MakeConfig
+from posgap.data.readers import read_litm_kv
 from posgap.data.verbs import import_examples, make
 from posgap.demo import tiny_model
 from posgap.demo.config import DemoConfig
@@ -25,6 +27,7 @@ from posgap.pipelines.forked_steps import begin_server
 from posgap.pipelines.local import run_locally
 from posgap.storage.datasets import dataset_at
 from posgap.storage.outputs import RunFolder
+from posgap.tasks.reading import write_examples
 from posgap.tracking.runs import PARENT_VARIABLE, link, start_run
 from posgap.tracking.server import track_at
 from posgap.tracking.sweeps import log_sweep
@@ -85,13 +88,14 @@ def examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
     if not source.is_file():
         raise PosgapError(f"{source}: no such file")
     version = files.digest_path(source)[:8]
-    cut = {"key_digits": tiny_model.KEY_DIGITS, "value_digits": tiny_model.VALUE_DIGITS, "input": source}
     lines, last = (8, 24) if config.smoke else (100, 0)  # training lines; the evaluation's last line (0: all)
-    train = ImportConfig(
-        out=work / f"train-{version}.jsonl.gz", last=lines, queries=QUERIES_PER_LINE, seed=config.seed, **cut
-    )
-    held_out = ImportConfig(out=work / f"eval-{version}.jsonl.gz", first=lines + 1, last=last, **cut)
-    return Path(import_examples(train)), Path(import_examples(held_out))
+    digits = {"key_digits": tiny_model.KEY_DIGITS, "value_digits": tiny_model.VALUE_DIGITS}
+    train = work / f"train-{version}.jsonl.gz"
+    numbered = read_litm_kv(source, queries=QUERIES_PER_LINE, seed=config.seed, **digits)
+    write_examples(train, (example for _, example in takewhile(lambda each: each[0] <= lines, numbered)))
+    held_out = work / f"eval-{version}.jsonl.gz"
+    import_examples(ImportConfig(input=source, out=held_out, first=lines + 1, last=last, **digits))
+    return train, held_out
 
 
 def _code_digest() -> str:
