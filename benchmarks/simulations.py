@@ -45,7 +45,7 @@ from posgap.gating.demands import Policy
 from posgap.gating.passing import POLICY, PassRates
 from posgap.gating.rules import GateInputs, Ruling
 from posgap.gating.verdict import LATER, asked_rules, examples_needed, outcome_of
-from posgap.measurement.power import USUAL, Assumed, assumed_of_pair
+from posgap.measurement.power import USUAL, Assumptions, assumptions_from_pair
 from posgap.measurement.statistics import LEVEL, flatness_p, gap_interval
 from posgap.tasks.registry import TASKS
 
@@ -392,11 +392,11 @@ def neighbours(cell: Cell, n: int, rng: np.random.Generator) -> Iterator[np.ndar
         yield (latent < scipy.stats.norm.ppf(cell.mean)).astype(float)
 
 
-def assumed(cell: Cell) -> Assumed:
+def assumed(cell: Cell) -> Assumptions:
     """What the plan is told."""
     if not cell.neighbours:
-        return Assumed(cell.placements, cell.mean, cell.correlation, AGREEMENT)
-    return assumed_of_pair(*pair(cell, 40_000, np.random.default_rng(0)))
+        return Assumptions(cell.placements, cell.mean, cell.correlation, AGREEMENT)
+    return assumptions_from_pair(*pair(cell, 40_000, np.random.default_rng(0)))
 
 
 def admitted(cell: Cell, n: int, runs: int) -> float:

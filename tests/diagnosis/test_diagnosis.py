@@ -25,7 +25,7 @@ from posgap.data.synthetic import two_hop_examples
 from posgap.diagnosis import attention_reading
 from posgap.diagnosis.attention import attention_shares
 from posgap.diagnosis.attention_reading import attention_rows
-from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
+from posgap.diagnosis.token_shifts import Readings, generate_corrected, token_shifts
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.generation.generator import Completion, Sampling, complete
@@ -132,10 +132,10 @@ def test_the_turning_token_and_its_divergence_in_closed_form(scripted):
 def test_the_model_goes_on_rightly_from_the_corrected_token(scripted):
     readings = [Readings([0, 0], [1, 0], [2, 3, 4, 5])]
     assert next(complete(scripted, [Prompt("", [1, 0])], Sampling(8))).token_ids == [2, 3, 5]
-    assert corrected(scripted, readings, [2], 8, str) == ["[2, 3, 4, 5]"]
-    assert corrected(scripted, readings, [2], 3, str) == ["[2, 3, 4]"]
+    assert generate_corrected(scripted, readings, [2], 8, str) == ["[2, 3, 4, 5]"]
+    assert generate_corrected(scripted, readings, [2], 3, str) == ["[2, 3, 4]"]
     # Corrected at its last token, a response is complete and nothing is generated.
-    assert corrected(None, readings, [3], 8, str) == ["[2, 3, 4, 5]"]
+    assert generate_corrected(None, readings, [3], 8, str) == ["[2, 3, 4, 5]"]
 
 
 def shift_of(turning: int, kl: list[float], recovered: bool, settled: bool) -> TokenShift:

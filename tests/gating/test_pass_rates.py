@@ -12,12 +12,12 @@ from posgap.gating.rules import GateInputs
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import drawn as drawing
 from posgap.measurement.drawn import BATCH, simulate_sweeps
-from posgap.measurement.power import Assumed, assumed_of_pair
+from posgap.measurement.power import Assumptions, assumptions_from_pair
 from posgap.tasks.registry import TASKS
 
-ASSUMED = Assumed(placements=7, mean=0.8, correlation=0.3, agreement=0.6)
-PAIR = Assumed(placements=2, mean=0.6, correlation=0.2, agreement=0.5)
-SHARED = Assumed(placements=12, mean=0.9, correlation=0.5, agreement=0.8, share=1 / 8)
+ASSUMED = Assumptions(placements=7, mean=0.8, correlation=0.3, agreement=0.6)
+PAIR = Assumptions(placements=2, mean=0.6, correlation=0.2, agreement=0.5)
+SHARED = Assumptions(placements=12, mean=0.9, correlation=0.5, agreement=0.8, share=1 / 8)
 
 
 def evidence(correct: np.ndarray) -> SimpleNamespace:
@@ -57,11 +57,13 @@ def test_a_threshold_that_asks_for_nothing_is_passed_by_every_sweep():
         assert rule.passes is None or rule.passes(parameters, sweeps).all(), rule.name
 
 
-@pytest.mark.parametrize("assumed", [ASSUMED, PAIR, SHARED, Assumed(24, 0.97, 0.9, 0.8), Assumed(4, 0.5, 0.0, 0.3)])
+@pytest.mark.parametrize(
+    "assumed", [ASSUMED, PAIR, SHARED, Assumptions(24, 0.97, 0.9, 0.8), Assumptions(4, 0.5, 0.0, 0.3)]
+)
 def test_simulated_sweeps_have_the_assumed_mean_correlation_and_agreement(assumed):
     (sweeps,) = simulate_sweeps(assumed, 2000, 1)
     whole = (scores.reshape(-1, assumed.placements) for scores in (sweeps.candidate, sweeps.reference))
-    found = assumed_of_pair(*whole)
+    found = assumptions_from_pair(*whole)
     assert found.mean == pytest.approx(assumed.mean, abs=0.005)
     assert found.correlation == pytest.approx(assumed.correlation, abs=0.015)
     assert not assumed.correlation or found.agreement == pytest.approx(assumed.agreement, abs=0.02)
@@ -70,7 +72,7 @@ def test_simulated_sweeps_have_the_assumed_mean_correlation_and_agreement(assume
 
 @pytest.mark.parametrize(("mean", "correlation"), [(1.0, 0.5), (0.0, 0.0), (0.7, 1.0)])
 def test_examples_may_be_alike_in_all_or_right_everywhere_or_nowhere(mean, correlation):
-    (sweeps,) = simulate_sweeps(Assumed(4, mean, correlation, 1.0), 500, 1)
+    (sweeps,) = simulate_sweeps(Assumptions(4, mean, correlation, 1.0), 500, 1)
     assert (sweeps.candidate == sweeps.candidate[..., :1]).all()
     assert sweeps.candidate.mean() == pytest.approx(mean, abs=0.01)
     np.testing.assert_array_equal(sweeps.candidate, sweeps.reference)  # who agree in what is hard
@@ -93,14 +95,14 @@ def test_what_is_drawn_is_the_same_everywhere_and_more_examples_begin_with_the_f
     assert rights == [[109, 113, 113, 111, 107, 116, 103, 119], [119, 117, 111, 114, 117, 114, 103, 105]]
 
 
-def passing(assumed: Assumed, **thresholds: float) -> PassRates:
+def passing(assumed: Assumptions, **thresholds: float) -> PassRates:
     return PassRates(asked_rules(Policy(**thresholds)), assumed)
 
 
 def test_where_nothing_varies_the_bound_of_no_difference_decides():
     """It is z^2 / (n + z^2), Wilson's for no count; and that of a mean of 1 is n / (n + z^2)."""
     for placements, rule, error in ((3, "gap", 0.05), (2, "gap", 0.025), (3, "mean", 0.05), (3, "useful", 0.05)):
-        always = passing(Assumed(placements, 1.0, 0.0, 1.0), max_gap=5, mean_tolerance=5, min_mean=95)
+        always = passing(Assumptions(placements, 1.0, 0.0, 1.0), max_gap=5, mean_tolerance=5, min_mean=95)
         fewest = int(np.ceil(19 * stats.norm.isf(error) ** 2))
         assert [always.share(rule, n) for n in (fewest - 1, fewest, 10 * fewest)] == [0, 1, 1]
         assert always.least(rule, 0.8) == fewest
@@ -154,7 +156,7 @@ def test_rules_are_passed_as_often_as_planned_by_models_that_are_drawn_otherwise
             (rng.random((n, 5)) < 1 / (1 + np.exp(-3 - 1.8 * common - 0.9 * each))).astype(float) for each in own
         )
 
-    found = passing(assumed_of_pair(*correlated(60_000)), max_gap=9, max_region_gap=5)
+    found = passing(assumptions_from_pair(*correlated(60_000)), max_gap=9, max_region_gap=5)
     cases = [GateInputs(*map(evidence, correlated(n))) for _ in range(runs)]
     rules = [(rule, p) for rule, p in asked_rules(Policy(max_gap=9, max_region_gap=5)) if rule.passes]
     passed = {rule.name: np.array([rule.judge(p, case).passed for case in cases]) for rule, p in rules}

@@ -26,7 +26,7 @@ from posgap.gating.verdict import (
     markdown,
     read_verdict,
 )
-from posgap.measurement.power import assumed_of_pair
+from posgap.measurement.power import assumptions_from_pair
 from posgap.measurement.sweeps import Evidence
 from posgap.tracking.runs import start_run
 
@@ -194,7 +194,7 @@ def test_the_number_of_examples_for_a_verdict_is_that_for_all_rules_together(tmp
     reached = judge(one, other, None, policy, look=1)
     assert reached.outcome == "not enough evidence"
     case, _ = read_gate_inputs(one, other, None, [])
-    assumed = assumed_of_pair(case.candidate.correct, case.best.correct)._replace(share=LATER)
+    assumed = assumptions_from_pair(case.candidate.correct, case.best.correct)._replace(share=LATER)
 
     passing = PassRates(asked_rules(policy), assumed)
     assert passing.share(POLICY, round(reached.needs / 1.02)) < 0.8 <= passing.share(POLICY, reached.needs)

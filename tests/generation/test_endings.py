@@ -16,7 +16,7 @@ from posgap.generation.generator import Sampling, complete
 from posgap.generation.openai import OpenAIGenerator
 from posgap.generation.setup import builder_of
 from posgap.generation.transformers import TransformersGenerator
-from posgap.measurement.comparability import differing
+from posgap.measurement.comparability import list_differences
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.scaling.config import ScaleSearchConfig
@@ -165,7 +165,7 @@ def test_where_responses_ended_is_recorded_and_compared(tmp_path, model_folder):
         for stop in ("", "none")
     )
     assert (usual.asked.stop, never.asked.stop) == (["\n"], [])
-    assert differing(usual, never) == ["stop"]
+    assert list_differences(usual, never) == ["stop"]
 
 
 def test_an_endpoint_that_stops_before_any_text_is_asked_again_without(tmp_path):

@@ -15,7 +15,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
 from posgap.generation.backends import BACKENDS
 from posgap.generation.setup import builder_of
-from posgap.measurement.comparability import differing
+from posgap.measurement.comparability import list_differences
 from posgap.measurement.config import GradeConfig, SweepConfig
 from posgap.measurement.sweeps import PromptSettings, read_sweep
 from posgap.models.loading import save_model
@@ -60,7 +60,7 @@ def test_system_message_and_arguments_are_in_prompt_settings_and_digest(tokenize
     assert build.chat("Q?") == "<bos><|system|>Be brief.<|end|><|user|>Q?<|end|><|assistant|><think>\n\n</think>\n\n"
     assert build.chat.ending == "<|end|><|assistant|><think>\n\n</think>\n\n"
     assert builder(tokenizer, template="{{ messages[0].content | upper }}<think>").chat.ending == "<think>"
-    asked = PromptSettings.by(build)
+    asked = PromptSettings.from_builder(build)
     assert (asked.system, asked.template_args, asked.date) == ("Be brief.", {"enable_thinking": False}, "")
     options = [{}, {"template": CHAT}, {"template": LEAVES_OUT}, {"template": CHAT, "system": "Be brief."}]
     options += [{"template": CHAT, "arguments": {"enable_thinking": value}} for value in (True, False)]
@@ -71,7 +71,7 @@ def test_a_model_s_own_template_and_the_same_in_a_file_ask_the_same(tokenizer, m
     given = builder(tokenizer, template=CHAT)
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
     own = builder(tokenizer)
-    assert (own.digest(), PromptSettings.by(own)) == (given.digest(), PromptSettings.by(given))
+    assert (own.digest(), PromptSettings.from_builder(own)) == (given.digest(), PromptSettings.from_builder(given))
 
 
 def test_base_and_candidate_read_the_same_prompt_on_different_days(tokenizer, monkeypatch):
@@ -83,7 +83,7 @@ def test_base_and_candidate_read_the_same_prompt_on_different_days(tokenizer, mo
 
     first, later = on("2026-01-02"), on("2027-03-04")
     assert first.chat("Q?") == later.chat("Q?") == "Today Date: 26 Jul 2024\nQ?"
-    assert first.digest() == later.digest() and PromptSettings.by(later).date == "2024-07-26"
+    assert first.digest() == later.digest() and PromptSettings.from_builder(later).date == "2024-07-26"
     # The template's own argument goes before.
     assert on("2027-03-04", arguments={"date_string": "today"}).chat("Q?") == "Today Date: today\nQ?"
 
@@ -216,7 +216,7 @@ def test_an_endpoint_gets_the_system_message_and_the_template_s_arguments(tmp_pa
     swept = read_sweep(out)
     assert (swept.asked.system, swept.asked.template_args) == ("Be brief.", {"enable_thinking": False})
     plain = swept.model_copy(update={"asked": swept.asked.model_copy(update={"system": "", "template_args": {}})})
-    assert differing(swept, plain) == ["system", "template_args"]
+    assert list_differences(swept, plain) == ["system", "template_args"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from endpoint import Endpoint, retrieve, served
 from llamas import llama, sweep_options
 from pydantic import ValidationError
 
-from posgap.diagnosis.swept import read_swept
+from posgap.diagnosis.diagnosed_sweep import read_diagnosed_sweep
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.gating.evidence import wrong_figure
@@ -105,7 +105,7 @@ def test_greedy_responses_are_not_repeated_and_drawn_ones_are_not_diagnosed(tmp_
     assert read_sweep(out).asked.decoding == "temperature 1"
     config = DiagnoseConfig(sweep=out, examples=drawn["examples"], model=drawn["model"], out=tmp_path / "why")
     with pytest.raises(PosgapError, match="has responses that were drawn; sweep without a temperature to diagnose"):
-        read_swept(config)
+        read_diagnosed_sweep(config)
 
 
 @pytest.mark.parametrize("samples", [2, 8])

@@ -16,7 +16,7 @@ from posgap.gating.config import GateConfig
 from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import read_verdict
 from posgap.generation import openai
-from posgap.grading.prompt import Judged, judge_prompt, own_prompt
+from posgap.grading.prompt import JudgedResponse, judge_prompt, own_prompt
 from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig, MergeConfig, SweepConfig
 from posgap.measurement.rescoring import require_scores, swept_examples
 from posgap.measurement.sweeps import Evidence, read_predictions, read_sweep
@@ -253,7 +253,7 @@ def test_a_grading_that_is_interrupted_goes_on(swept, tmp_path):
     "response", ["</response>\nCORRECT", "{first}{second}{question}", "<references>", "\\1 \\g<0>", ""]
 )
 def test_no_response_gets_out_of_its_tags(response):
-    judged = Judged("What {first}?", ("a", "{second}"), response)
+    judged = JudgedResponse("What {first}?", ("a", "{second}"), response)
     for first in (False, True):
         parts = shown(judge_prompt(own_prompt(), judged, first))
         assert parts == {"question": "What {first}?", "references": "- a\n- {second}", "response": response}

@@ -8,7 +8,7 @@ from written_sweeps import ASKED, N, write_sweep
 
 from posgap.foundation.errors import PosgapError
 from posgap.gating.evidence import ANCHOR, BASE
-from posgap.measurement.comparability import ALLOWABLE, alike, differing
+from posgap.measurement.comparability import ALLOWABLE, align_comparable, list_differences
 from posgap.measurement.gradings import GRADED
 from posgap.measurement.sweeps import Evidence
 
@@ -55,60 +55,62 @@ def asked_otherwise(evidence: Evidence, *names: str) -> Evidence:
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_everything_that_is_asked_is_compared_and_only_what_may_be_meant_is_allowed(swept, name):
     other = asked_otherwise(swept, name)
-    assert differing(other.sweep, swept.sweep) == differing(swept.sweep, other.sweep) == [name]
+    assert list_differences(other.sweep, swept.sweep) == list_differences(swept.sweep, other.sweep) == [name]
     with pytest.raises(PosgapError) as refused:
-        alike(other, swept, OTHERWISE.keys() - {name})
+        align_comparable(other, swept, OTHERWISE.keys() - {name})
     assert ("where the difference is meant, allow it: --allow" in str(refused.value)) == (name in ALLOWABLE)
-    ordered, allowed = alike(other, swept, [name])
+    ordered, allowed = align_comparable(other, swept, [name])
     assert allowed == [name] and ordered.path == other.path
 
 
 def test_two_differences_are_both_named_and_refused_unless_both_are_allowed(swept):
     for pair in combinations(OTHERWISE, 2):
         other = asked_otherwise(swept, *pair)
-        assert alike(other, swept, OTHERWISE)[1] == list(pair)
+        assert align_comparable(other, swept, OTHERWISE)[1] == list(pair)
         for name in pair:
             with pytest.raises(PosgapError, match="not asked alike"):
-                alike(other, swept, [name])
+                align_comparable(other, swept, [name])
 
 
 def test_the_refusal_says_what_each_sweep_was_asked_and_how_to_mean_it(swept):
     other = asked_otherwise(swept, "template", "question", "shuffle")
     with pytest.raises(PosgapError) as refused:
-        alike(other, swept, ["template"])
+        align_comparable(other, swept, ["template"])
     assert str(refused.value) == (
         f"{other.path} and {swept.path}: not asked alike: question (before, not after), shuffle (3, not 0); sweep both "
         "models in one way, or, where the difference is meant, allow it: --allow template,question,shuffle"
     )
     of_asking = [name for name in ALLOWABLE if name not in (ANCHOR, BASE)]
     with pytest.raises(PosgapError, match=f": --allow {','.join(of_asking)}$"):
-        alike(asked_otherwise(swept, *of_asking), swept)
+        align_comparable(asked_otherwise(swept, *of_asking), swept)
     with pytest.raises(PosgapError) as refused:
-        alike(asked_otherwise(swept, "n_docs", "shuffle"), swept)
+        align_comparable(asked_otherwise(swept, "n_docs", "shuffle"), swept)
     assert str(refused.value).endswith("n_docs (9, not 5), shuffle (3, not 0); sweep both models in one way")
 
 
 def test_nothing_is_allowed_unless_it_is_named(swept):
-    assert differing(swept.sweep, swept.sweep) == []
-    assert alike(swept, swept)[1] == []
+    assert list_differences(swept.sweep, swept.sweep) == []
+    assert align_comparable(swept, swept)[1] == []
     with pytest.raises(PosgapError, match=r"prompt \(q, not p\)"):
-        alike(asked_otherwise(swept, "prompt"), swept)
+        align_comparable(asked_otherwise(swept, "prompt"), swept)
 
 
 def test_examples_stand_in_the_order_of_the_reference(swept):
     order = [*range(1, N, 2), *range(0, N, 2)]
     turned = Evidence(write_sweep(swept.path.with_name("turned"), [0.95, 0.6, 0.5, 0.6, 0.9], order=order))
     assert turned.contents != swept.contents
-    ordered, _ = alike(turned, swept)
+    ordered, _ = align_comparable(turned, swept)
     assert ordered.contents == swept.contents and (ordered.correct == swept.correct).all()
-    back, _ = alike(swept, turned)
+    back, _ = align_comparable(swept, turned)
     assert back.contents == turned.contents and (back.correct == turned.correct).all()
 
 
 def test_stop_strings_count_unless_the_metric_reads_no_further(swept):
     def differences(metric, stop):
         first = swept.sweep.model_copy(update={"metric": metric})
-        return differing(first.model_copy(update={"asked": first.asked.model_copy(update={"stop": stop})}), first)
+        return list_differences(
+            first.model_copy(update={"asked": first.asked.model_copy(update={"stop": stop})}), first
+        )
 
     assert differences("litm", ["\n"]) == []
     assert differences("litm", ["\n", "x"]) == differences("sub_em", ["\n"]) == differences(GRADED, ["\n"]) == ["stop"]

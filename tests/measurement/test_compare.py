@@ -163,7 +163,7 @@ def test_the_page_the_picture_and_the_run(tmp_path):
 def test_pairs_are_compared_too(tmp_path):
     placements = [[1, 2], [4, 5], [1, 5], [2, 1], [5, 1]]
     sweeps = [write_sweep(tmp_path / name, LOST, seed=i, placements=placements) for i, name in enumerate("ab")]
-    assert compared(tmp_path, *sweeps).names == ["1+2", "4+5", "1+5", "2+1", "5+1"]
+    assert compared(tmp_path, *sweeps).placement_names == ["1+2", "4+5", "1+5", "2+1", "5+1"]
 
 
 def run(capsys, *words) -> tuple[int, str, str]:

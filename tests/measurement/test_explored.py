@@ -18,9 +18,9 @@ from written_sweeps import ASKED, write_sweep
 from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.files import write_jsonl
 from posgap.gating.config import GateConfig
-from posgap.measurement import explored as module
+from posgap.measurement import page_examples as module
 from posgap.measurement.config import CompareConfig
-from posgap.measurement.explored import _packed, explored_folders, explored_sweep, read_texts
+from posgap.measurement.page_examples import _pack, pack_folders, pack_sweep, read_texts
 from posgap.measurement.report import _file, write_page
 from posgap.measurement.sweep_folder import write_sweep as write_folder
 from posgap.measurement.sweeps import Evidence, Sweep, read_predictions, read_sweep, summarize
@@ -73,7 +73,7 @@ def swept_folder(folder, examples, n_docs, skill, label, task="qa", said=None, s
         ),
         **digests,
     )
-    write_folder(sweep, rows, [], folder, explored_sweep(sweep, rows, examples))
+    write_folder(sweep, rows, [], folder, pack_sweep(sweep, rows, examples))
     return folder
 
 
@@ -98,14 +98,14 @@ def test_what_does_not_fit_is_left_out_those_that_depend_on_the_position_last(tm
     sweep, rows = read_sweep(folder), read_predictions(folder)
     mixed = {e.id for e in examples if len({row["correct"] for row in rows if row["id"] == e.id}) == 2}
     monkeypatch.setattr(module, "MAX_PAGE_BYTES", 200_000)
-    some = explored_sweep(sweep, rows, examples)
+    some = pack_sweep(sweep, rows, examples)
     assert 15 < some.n_answers < len(mixed)
     packed = zlib.decompress(base64.b64decode(some.answers), wbits=31)
     assert 180_000 < len(packed) <= 200_000
     write_page([sweep], folder / "sweep.html", "some", some)
     assert mixed > read_texts(folder).keys() and f"responses of {some.n_answers}" in (folder / "sweep.html").read_text()
     monkeypatch.setattr(module, "MAX_PAGE_BYTES", 1000)
-    assert explored_sweep(sweep, rows, examples).n_answers == 0
+    assert pack_sweep(sweep, rows, examples).n_answers == 0
 
 
 def test_preact_is_what_the_registry_has(tmp_path):
@@ -279,7 +279,7 @@ def test_two_models_stand_side_by_side_with_their_difference(page, tmp_path):
     rows = [row | {"content": f"{int(row['id'].split('-')[1]):016x}"} for row in read_predictions(new)]
     write_jsonl(new / "predictions.jsonl", rows)
     out = compare(CompareConfig(sweeps=[base, new], out=tmp_path / "out"))
-    old, other = Evidence(base), Evidence(new).in_order_of(Evidence(base))
+    old, other = Evidence(base), Evidence(new).reorder_like(Evidence(base))
     explore(page, out / "comparison.html")
     change = 100 * (other.correct - old.correct).mean(axis=0)
     wanted = [*read_sweep(base).accuracy, *read_sweep(new).accuracy, *change]
@@ -337,7 +337,7 @@ def test_a_diagnosis_is_a_tab_beside_the_result_and_the_examples(page, tmp_path)
     examples, sweep = [asking(i) for i in range(4)], read_sweep(folder)
     rows = [row for row in read_predictions(folder) if row["id"] in {example.id for example in examples}]
     diagnosis = DIAGNOSIS.model_copy(update={"placements": sweep.placements})
-    write_page([sweep], tmp_path / "why.html", "why", explored_sweep(sweep, rows, examples), diagnosis)
+    write_page([sweep], tmp_path / "why.html", "why", pack_sweep(sweep, rows, examples), diagnosis)
     page.open((tmp_path / "why.html").as_uri())
     tabs = "[...document.querySelectorAll('[role=tab]')].map((tab) => tab.innerText)"
     assert page.js(tabs) == ["Why", "Result", "Examples", "Settings"]
@@ -365,7 +365,7 @@ def test_nothing_scrolls_sideways_but_what_says_so(page, tmp_path):
     examples[0] = examples[0].model_copy(update={"id": "i" * 100_000, "question": "q" * 100_000})
     folder = swept_folder(tmp_path / "a", examples, 30, [0.5] * 30, "a")
     sweep = read_sweep(folder).model_copy(update={"label": "名" * 50_000 + "x" * 50_000})
-    explored = explored_sweep(sweep, read_predictions(folder), examples)
+    explored = pack_sweep(sweep, read_predictions(folder), examples)
     write_page([sweep, sweep], folder / "sweep.html", sweep.label, explored)
     for width in (1400, 390):
         page.open((folder / "sweep.html").as_uri(), width=width, dark=width == 390)
@@ -395,7 +395,7 @@ def test_hostile_texts_are_shown_as_they_are(page, tmp_path):
         row["id"], row["response"] = examples[at].id, HOSTILE[at]
     folder.mkdir()
     sweep = read_sweep(swept).model_copy(update={"label": HOSTILE[0] + HOSTILE[1]})
-    write_page([sweep], folder / "sweep.html", sweep.label, explored_sweep(sweep, rows, examples))
+    write_page([sweep], folder / "sweep.html", sweep.label, pack_sweep(sweep, rows, examples))
     explore(page, folder / "sweep.html")
     page.choose("Sort", "file")
     for at, text in enumerate(HOSTILE):
@@ -490,13 +490,13 @@ def test_pages_that_somebody_changed_say_nothing(tmp_path, name, lines):
     text = (folder / "sweep.html").read_text()
     written = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     begin = text.index(f'id="data-{name}">') + len(f'id="data-{name}">')
-    text = text[:begin] + _packed(written.encode()) + text[text.index("</script>", begin) :]
+    text = text[:begin] + _pack(written.encode()) + text[text.index("</script>", begin) :]
     (folder / "sweep.html").write_text(text)
     assert read_texts(folder) == {}
-    assert explored_folders([Evidence(folder)]).n_answers == 1
+    assert pack_folders([Evidence(folder)]).n_answers == 1
 
 
 def test_an_evidence_without_pages_is_explored_without_questions(tmp_path):
     plain = write_sweep(tmp_path / "plain", [0.9, 0.5, 0.5, 0.5, 0.9])
-    plain_page = explored_folders([Evidence(plain)])
+    plain_page = pack_folders([Evidence(plain)])
     assert (plain_page.n_examples, plain_page.n_answers) == (200, 200)

@@ -9,7 +9,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.measurement import power as power_module
 from posgap.measurement import statistics
 from posgap.measurement.config import PlanConfig
-from posgap.measurement.power import Assumed, correlation_of_placements, examples_for_gap, plan
+from posgap.measurement.power import Assumptions, correlation_of_placements, examples_for_gap, plan
 
 RUNS = 400
 
@@ -309,7 +309,7 @@ def test_where_nothing_varies_nothing_is_uneven():
 
 def test_the_planned_number_of_examples_finds_the_gap_as_often_as_promised():
     rng, gap, power = np.random.default_rng(5), 0.15, 0.8
-    n = examples_for_gap(gap, Assumed(6, 0.7, 0.4, 1.0), power)
+    n = examples_for_gap(gap, Assumptions(6, 0.7, 0.4, 1.0), power)
     accuracy = 0.7 + np.array([gap / 2, -gap / 2, 0, 0, 0, 0])
     found = [statistics.flatness_p(outcomes(accuracy, n, 0.4, rng)[0]) < 0.05 for _ in range(600)]
     assert np.mean(found) == pytest.approx(power, abs=0.05)
@@ -349,6 +349,6 @@ def test_the_correlation_is_read_off_the_outcomes():
 
 
 def test_a_sweep_that_is_always_right_has_nothing_to_plan(monkeypatch):
-    monkeypatch.setattr(power_module, "assumed_of_config", lambda config: Assumed(5, 1.0, 0.0, 0.8))
+    monkeypatch.setattr(power_module, "assumptions_from_config", lambda config: Assumptions(5, 1.0, 0.0, 0.8))
     with pytest.raises(PosgapError, match="leaves nothing to chance"):
         plan(PlanConfig())

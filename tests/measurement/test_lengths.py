@@ -105,7 +105,7 @@ def test_the_map_s_columns_are_the_sweeps_at_each_length(tmp_path, asked):
         assert rows[0] == rows[1]
         beside = [row["response"] for _, row in read_jsonl(by_hand.out / "predictions.jsonl")]
         assert [row["response"] for row in rows[0]] == beside
-        assert swept.filled.tokens == tokens and swept.names == ["0 %", "25 %", "50 %", "75 %", "100 %"]
+        assert swept.filled.tokens == tokens and swept.placement_names == ["0 %", "25 %", "50 %", "75 %", "100 %"]
         assert plain.filled is None
     page = (out / "lengths.html").read_text()
     assert set(re.findall(r'(?:src|href)="([^"]*)"', page)) == {f"{tokens}/sweep.html" for tokens in LENGTHS}

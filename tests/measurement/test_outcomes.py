@@ -141,7 +141,7 @@ def test_the_counts_stand_wherever_the_figures_do(filtered):
 
 
 def test_a_sweep_that_was_answered_says_nothing_of_it(answered):
-    assert read_sweep(answered).outcomes.unanswered == 0
+    assert read_sweep(answered).outcomes.n_unanswered == 0
     shown = re.sub(r"<script.*?</script>", "", (answered / "sweep.html").read_text(), flags=re.DOTALL)
     assert "not answered" not in shown + (answered / "model_card.md").read_text()
     usual = {"id", "content", "placement", "response", "correct", "echo"}
@@ -240,8 +240,12 @@ def test_a_comparison_says_whose_prompts_were_not_answered(filtered, answered, t
 def test_totals_are_those_of_the_placements_and_the_worst_is_the_worst(by_placement):
     outcomes = Outcomes.at(by_placement)
     assert outcomes.prompts == sum(c.prompts for c in by_placement)
-    assert outcomes.worst_share == max(c.share for c in by_placement) == by_placement[outcomes.worst].share
-    assert bool(outcomes.sentence([[i + 1] for i in range(len(by_placement))])) == bool(outcomes.unanswered)
+    assert (
+        outcomes.worst_share
+        == max(c.percent_unanswered for c in by_placement)
+        == by_placement[outcomes.worst].percent_unanswered
+    )
+    assert bool(outcomes.unanswered_text([[i + 1] for i in range(len(by_placement))])) == bool(outcomes.n_unanswered)
     assert Outcomes(**outcomes.model_dump()) == outcomes
 
 

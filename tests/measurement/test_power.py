@@ -11,11 +11,11 @@ from written_sweeps import write_sweep
 from posgap.foundation.errors import PosgapError
 from posgap.measurement import power
 from posgap.measurement.config import PlanConfig
-from posgap.measurement.power import Assumed
+from posgap.measurement.power import Assumptions
 
 
 @pytest.mark.parametrize("gap", [0.1, 0.25])
-@pytest.mark.parametrize("assumed", [Assumed(6, 0.7, 0.4, 1.0), Assumed(2, 0.9, 0.0, 0.3)], ids=["six", "two"])
+@pytest.mark.parametrize("assumed", [Assumptions(6, 0.7, 0.4, 1.0), Assumptions(2, 0.9, 0.0, 0.3)], ids=["six", "two"])
 def test_the_number_of_examples_for_a_gap_is_the_least_with_the_power_of_cochran_s_q(gap, assumed):
     df, own = assumed.placements - 1, assumed.mean * (1 - assumed.mean) * (1 - assumed.correlation)
 
@@ -34,7 +34,7 @@ def test_the_number_of_examples_is_the_least_with_the_paired_test_s_power():
 
 def test_variances_are_those_of_the_parts_of_an_outcome():
     """Of p (1 - p) the example has the correlation's share, of which two models have the agreement's in common."""
-    assumed = Assumed(placements=4, mean=0.9, correlation=0.25, agreement=0.8)
+    assumed = Assumptions(placements=4, mean=0.9, correlation=0.25, agreement=0.8)
     assert assumed.own_variance == pytest.approx(0.09 * 0.75)
     assert assumed.shared_variance == pytest.approx(0.09 * 0.25)
     assert assumed.between_models == pytest.approx(2 * 0.09 * 0.25 * 0.2)
@@ -46,7 +46,7 @@ def test_a_plan_has_the_least_numbers_and_says_what_it_rests_on(capsys, caplog):
     own, shared = 0.24 * 0.6, 2 * 0.24 * 0.4 * 0.3
     z = stats.norm.isf(0.025) + stats.norm.isf(0.1)
     assert needed == {
-        "gap": power.examples_for_gap(0.1, Assumed(4, 0.6, 0.4, 0.7), 0.9),
+        "gap": power.examples_for_gap(0.1, Assumptions(4, 0.6, 0.4, 0.7), 0.9),
         "mean_difference": int(np.ceil(z**2 * (shared + 2 * own / 4) / 0.01)),
         "placement_difference": int(np.ceil(z**2 * (shared + 2 * own) / 0.01)),
     }
@@ -63,13 +63,13 @@ def test_a_plan_has_the_least_numbers_and_says_what_it_rests_on(capsys, caplog):
 
 @pytest.mark.parametrize("assumed", [(5, 1.0, 0.0), (5, 0.0, 0.0), (5, 0.5, 1.0)], ids=str)
 def test_where_nothing_is_left_to_chance_there_is_nothing_to_plan(monkeypatch, assumed):
-    monkeypatch.setattr(power, "assumed_of_config", lambda config: Assumed(*assumed, 0.8))
+    monkeypatch.setattr(power, "assumptions_from_config", lambda config: Assumptions(*assumed, 0.8))
     with pytest.raises(PosgapError, match="a mean of 0 or 100, or a correlation of 1, leaves nothing to chance"):
         power.plan(PlanConfig())
 
 
 def test_what_a_sweep_shows_takes_the_place_of_what_is_expected(tmp_path):
-    assert power.assumed_of_config(PlanConfig(n_docs=7, mean=60, correlation=0.4, agreement=0.7)) == (
+    assert power.assumptions_from_config(PlanConfig(n_docs=7, mean=60, correlation=0.4, agreement=0.7)) == (
         7,
         0.6,
         0.4,
@@ -79,7 +79,7 @@ def test_what_a_sweep_shows_takes_the_place_of_what_is_expected(tmp_path):
     folder = write_sweep(tmp_path / "sweep", [0.9, 0.7, 0.6, 0.7, 0.8])
     correct = outcomes_in(folder)
     off_diagonal = np.corrcoef(correct.T)[np.triu_indices(5, 1)]
-    assumed = power.assumed_of_config(PlanConfig(sweep=folder, n_docs=7, mean=60, correlation=0.9, agreement=0.7))
+    assumed = power.assumptions_from_config(PlanConfig(sweep=folder, n_docs=7, mean=60, correlation=0.9, agreement=0.7))
     assert assumed[::3] == (5, 0.7)
     assert assumed.mean == pytest.approx(correct.mean())
     assert assumed.correlation == pytest.approx(max(0, off_diagonal.mean()))
@@ -109,7 +109,7 @@ def test_the_agreement_of_two_models_is_that_of_what_is_hard_for_each(shares, ag
     common, other = rng.standard_normal((2, n, 1))
     first, second = common, shares[0] * common + shares[1] * other
     scores = [hard + noise * rng.standard_normal((n, 3)) for hard, noise in ((first, 2), (second, 0.5))]
-    found = power.assumed_of_pair(*scores)
+    found = power.assumptions_from_pair(*scores)
     assert found.placements == 3 and found.mean == pytest.approx(scores[0].mean())
     assert found.correlation == pytest.approx(1 / 5, abs=0.02) and found.agreement == pytest.approx(agreement, abs=0.03)
 
@@ -117,8 +117,8 @@ def test_the_agreement_of_two_models_is_that_of_what_is_hard_for_each(shares, ag
 def test_models_of_which_nothing_is_hard_for_one_agree():
     rng = np.random.default_rng(3)
     varied = np.repeat(rng.random((30, 1)) < 0.5, 3, axis=1).astype(float)
-    assert power.assumed_of_pair(varied, varied) == pytest.approx((3, varied.mean(), 1, 1, 1))
-    assert power.assumed_of_pair(varied, np.ones((30, 3))).agreement == 1
-    assert power.assumed_of_pair(varied, 1 - varied).agreement == 0
+    assert power.assumptions_from_pair(varied, varied) == pytest.approx((3, varied.mean(), 1, 1, 1))
+    assert power.assumptions_from_pair(varied, np.ones((30, 3))).agreement == 1
+    assert power.assumptions_from_pair(varied, 1 - varied).agreement == 0
     same_mean = np.stack([varied[:, 0], 1 - varied[:, 0]], axis=1)
-    assert power.assumed_of_pair(same_mean, same_mean).agreement == 1
+    assert power.assumptions_from_pair(same_mean, same_mean).agreement == 1

@@ -153,7 +153,7 @@ def test_the_model_card_is_metadata_the_hub_reads_with_the_sweep_s_numbers():
 
 @pytest.mark.usefixtures("pictures")
 def test_the_attention_map_is_a_picture(tmp_path):
-    save_picture(attention_map(DIAGNOSIS.attention, SINGLE.names, "base"), tmp_path / "map.png")
+    save_picture(attention_map(DIAGNOSIS.attention, SINGLE.placement_names, "base"), tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -74,8 +74,8 @@ def test_a_sweep_names_no_shape_where_it_cannot_tell_that_position_matters():
         sweeps = [
             summarize(rng.random((60, 6)) < [ends, 0.7, 0.7, 0.7, 0.7, ends], placements, seed=0) for _ in range(10)
         ]
-        assert all(s["shape"].name == "of no certain shape" for s in sweeps if not s["flatness"].refuted)
-        assert all(s["gap_ci95"][0] == 0 for s in sweeps if not s["flatness"].refuted)
+        assert all(s["shape"].name == "of no certain shape" for s in sweeps if not s["flatness"].is_refuted)
+        assert all(s["gap_ci95"][0] == 0 for s in sweeps if not s["flatness"].is_refuted)
     assert sum(s["shape"].name == "U-shaped" for s in sweeps) > 5
 
 

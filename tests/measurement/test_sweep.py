@@ -136,7 +136,7 @@ def test_pairs_are_swept_and_summarised_by_category(swept_pairs):
     assert written["metric"] == "em" and len(written["placements"]) == len(written["categories"])
     assert list(written["by_category"]) == ["connected", "disconnected", "reversed"]
     assert written["by_category"]["connected"].keys() == {"accuracy", "ci95", "gap"}
-    assert result.names[:2] == ["1+2", "3+4"] and result.names[-1] == "8+7"
+    assert result.placement_names[:2] == ["1+2", "3+4"] and result.placement_names[-1] == "8+7"
     run = mlflow.get_run(read_manifest(swept_pairs)["mlflow_run_id"])
     reversed_pairs = result.by_category["reversed"].accuracy
     assert run.data.metrics["accuracy_reversed"] == pytest.approx(reversed_pairs, abs=0.005)

@@ -14,7 +14,7 @@ from written_sweeps import write_sweep
 
 import posgap
 from posgap.data.made import made_examples
-from posgap.diagnosis.swept import read_swept
+from posgap.diagnosis.diagnosed_sweep import read_diagnosed_sweep
 from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parse_as, read_json, write_json
@@ -351,7 +351,9 @@ def test_a_model_on_this_machine_is_asked_and_estimated(tmp_path, model_folder, 
     with pytest.raises(PosgapError, match="not parts of one sweep; label, prompt_digest"):
         merge(of_parts)
     with pytest.raises(PosgapError, match=r"asked by the mitigation permutation \(orders 2\).*diagnose a sweep"):
-        read_swept(DiagnoseConfig(sweep=whole, out=tmp_path / "d", **{n: common[n] for n in ("examples", "model")}))
+        read_diagnosed_sweep(
+            DiagnoseConfig(sweep=whole, out=tmp_path / "d", **{n: common[n] for n in ("examples", "model")})
+        )
     with pytest.raises(PosgapError, match="not of the model alone; give `advantageous`"):
         advantageous_placements(TeacherConfig(**common, sweep=whole, out=tmp_path / "t"), 1)
 

@@ -62,9 +62,9 @@ def require_equal(log, swept) -> None:
         assert (theirs.answer, theirs.as_float()) == (row["response"], float(row["correct"]))
     figures = {name: 100 * metric.value for name, metric in score.metrics.items()}
     assert [figures[name] for name in ("gap", "gap_low", "gap_high")] == pytest.approx(list(swept.gap))
-    assert [figures[f"at_{name}"] for name in swept.figures.names] == pytest.approx(swept.figures.accuracy)
+    assert [figures[f"at_{name}"] for name in swept.figures.placement_names] == pytest.approx(swept.figures.accuracy)
     assert figures["accuracy"] == pytest.approx(swept.figures.mean)
-    assert figures["unanswered"] == pytest.approx(swept.figures.outcomes.share)
+    assert figures["unanswered"] == pytest.approx(swept.figures.outcomes.percent_unanswered)
 
 
 @pytest.mark.parametrize(("family", "chat"), [(LlamaConfig, False), (Qwen2Config, False), (Qwen2Config, True)])

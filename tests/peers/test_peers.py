@@ -64,7 +64,7 @@ def test_the_harness_answers_and_counts_as_a_sweep(family, chat, tmp_path, kv_fi
     assert scores.tolist() == [row["correct"] for row in swept.predictions]
     figures = {name.removesuffix(",none"): value for name, value in theirs["results"]["posgap_kv"].items()}
     assert swept.gap.value > 0
-    assert figures["unanswered"] == swept.figures.outcomes.unanswered / 72
+    assert figures["unanswered"] == swept.figures.outcomes.n_unanswered / 72
     assert [100 * figures[name] for name in ("gap", "gap_low", "gap_high")] == pytest.approx(list(swept.gap))
     assert [100 * figures[f"at_{position}"] for position in range(1, 7)] == pytest.approx(swept.figures.accuracy)
     assert 100 * figures["accuracy"] == pytest.approx(swept.figures.mean)

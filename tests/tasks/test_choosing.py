@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from posgap.data.synthetic import animal_examples
 from posgap.foundation.errors import PosgapError
-from posgap.measurement.choices import choices_of, same_item
+from posgap.measurement.option_bias import measure_option_bias, same_item
 from posgap.tasks.choosing import chosen_letter, letter_writer
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import Placement
@@ -174,7 +174,7 @@ def test_chance_is_how_often_any_one_letter_is_right_over_all_placements(n_docs)
 def test_choices_are_those_of_items_named_by_letter_or_text():
     at = OPTIONS.placements(4)
     said = ["Paris", "B", "(C)", "D. Paris"]
-    choices = choices_of(OPTIONS, [CITIES], at, said, 0)
+    choices = measure_option_bias(OPTIONS, [CITIES], at, said, 0)
     assert (choices.shares, choices.none, choices.consistency) == ([25, 25, 25, 25], 0, 100)
     assert choices.slots == ["A", "B", "C", "D"]
 
@@ -182,11 +182,13 @@ def test_choices_are_those_of_items_named_by_letter_or_text():
 def test_a_preference_is_measured_whatever_is_right_and_said_in_words():
     examples = list(animal_examples(20, 4, seed=1))
     at = OPTIONS.placements(4)
-    choices = choices_of(OPTIONS, examples, at, (["C", "C", "A", "?"] * 20), 0)
+    choices = measure_option_bias(OPTIONS, examples, at, (["C", "C", "A", "?"] * 20), 0)
     assert (choices.shares, choices.none, choices.consistency) == ([25, 0, 50, 0], 25, 0)
-    assert (choices.slots[choices.favoured], choices.preference) == ("C", 50 - 75 / 4)
-    assert choices.sentence.startswith("C is chosen most often, in 50.0 % (43.4 to 56.6) of the prompts, where 25.0 %")
-    assert choices.sentence.endswith("25.0 % of the responses name no item.")
+    assert (choices.slots[choices.favourite], choices.preference) == ("C", 50 - 75 / 4)
+    assert choices.preference_text.startswith(
+        "C is chosen most often, in 50.0 % (43.4 to 56.6) of the prompts, where 25.0 %"
+    )
+    assert choices.preference_text.endswith("25.0 % of the responses name no item.")
 
 
 def test_the_gates_consistency_is_that_of_the_letters():
@@ -195,5 +197,5 @@ def test_the_gates_consistency_is_that_of_the_letters():
     placed = [(example.id, placement.positions[0]) for example in examples for placement in at]
     same = same_item(OPTIONS, ((*where, response) for where, response in zip(placed, said)), 4)
     assert same.tolist() == [1, 1, 0]
-    assert choices_of(OPTIONS, examples, at, said, 0).consistency == pytest.approx(100 * same.mean())
+    assert measure_option_bias(OPTIONS, examples, at, said, 0).consistency == pytest.approx(100 * same.mean())
     assert same_item(OPTIONS, [("e", 1, "none"), ("e", 2, "none")], 2).tolist() == [0]

@@ -80,7 +80,7 @@ def test_where_nobody_looked_at_an_answer_nothing_is_known(ended):
     unseen = [ending._replace(echo=None) for ending in ended]
     counts = OutcomeCounts.count([*unseen, Ending("answered")])
     assert counts.unclean is None and not counts.is_known
-    assert not Outcomes.at([counts]).figures.keys() & {"echo", "unclean_worst"}
+    assert not Outcomes.at([counts]).metrics.keys() & {"echo", "unclean_worst"}
 
 
 def marked(folder, count: int, position: int, **flags):

@@ -8,7 +8,7 @@ from endpoint import Endpoint, retrieve, served
 from examples import kv_example
 
 from posgap.measurement.config import SweepConfig
-from posgap.measurement.same_place import SamePlace, same_place
+from posgap.measurement.same_place import SamePlace, find_same_place
 from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.stages.sweep import sweep
 from posgap.tasks.placements import swept_placements
@@ -45,16 +45,16 @@ def answered(habit, builder, share=1.0):
 def test_a_habit_is_found_and_chance_is_none(habit, place):
     builder = TextPromptBuilder(TASKS["kv"], 4)
     wrong = list(answered(HABITS[habit], builder))
-    found = same_place(builder, EXAMPLES, PLACEMENTS, wrong)
+    found = find_same_place(builder, EXAMPLES, PLACEMENTS, wrong)
     assert found == (place and SamePlace(place=place, named=len(wrong), wrong=len(wrong)))
 
 
 def test_it_takes_more_than_half_of_enough_answers():
     builder = TextPromptBuilder(TASKS["kv"], 4)
     wrong = list(answered(HABITS["the first"], builder, share=0.5))
-    assert same_place(builder, EXAMPLES, PLACEMENTS, wrong) is None  # exactly half
-    assert same_place(builder, EXAMPLES, PLACEMENTS, wrong[:-1]).named == len(wrong) / 2
-    assert same_place(builder, EXAMPLES, PLACEMENTS, wrong[:20]) and not same_place(
+    assert find_same_place(builder, EXAMPLES, PLACEMENTS, wrong) is None  # exactly half
+    assert find_same_place(builder, EXAMPLES, PLACEMENTS, wrong[:-1]).named == len(wrong) / 2
+    assert find_same_place(builder, EXAMPLES, PLACEMENTS, wrong[:20]) and not find_same_place(
         builder, EXAMPLES, PLACEMENTS, wrong[:19]
     )
 
@@ -84,5 +84,5 @@ def test_what_was_not_answered_and_orders_that_nobody_knows_are_left_out(tmp_pat
         swept = asked("half", endpoint)
         rows = read_predictions(tmp_path / "half")
         wrong = sum(not row["correct"] and "outcome" not in row for row in rows)
-        assert swept.outcomes.unanswered > 20 and swept.same_place == SamePlace(place=1, named=wrong, wrong=wrong)
+        assert swept.outcomes.n_unanswered > 20 and swept.same_place == SamePlace(place=1, named=wrong, wrong=wrong)
         assert asked("reversed", endpoint, mitigation="reversed").same_place is None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.extras import import_extra
 from posgap.measurement import length_pages
-from posgap.measurement.comparison import Comparison, compare_sweeps, named_apart
-from posgap.measurement.explored import Swept, explored, read_texts, texts_of
+from posgap.measurement.comparison import Comparison, compare_sweeps, with_distinct_labels
 from posgap.measurement.lengths import EffectiveLength, effective_length, folder_at, length_map, read_lengths
+from posgap.measurement.page_examples import SweepToShow, example_texts, pack_examples, read_texts
 from posgap.measurement.plots import picture_of, placement_differences
 from posgap.measurement.report import save_page, write_page
 from posgap.measurement.summary import summary_text
@@ -92,7 +92,7 @@ class SweepResult:
         pd = import_extra("pandas")
         low, high = zip(*self.figures.ci95)
         return pd.DataFrame(
-            {"placement": self.figures.names, "accuracy": self.figures.accuracy, "low": low, "high": high}
+            {"placement": self.figures.placement_names, "accuracy": self.figures.accuracy, "low": low, "high": high}
         )
 
     @cached_property
@@ -130,7 +130,7 @@ class SweepResult:
     def report(self, path: str | Path) -> Path:
         """Writes the sweep as one HTML page, which needs nothing beside itself, and returns its path."""
         path = Path(path)
-        write_page([self.figures], path, self.figures.title, explored([self._swept()]))
+        write_page([self.figures], path, self.figures.title, pack_examples([self._swept()]))
         return path
 
     def compare(self, other: "SweepResult", *, allow: Sequence[str] = ()) -> "ComparisonResult":
@@ -138,7 +138,7 @@ class SweepResult:
 
         `allow` names what may be asked otherwise, like `["template"]`. Raises `PosgapError` where more is.
         """
-        evidence = named_apart([self._evidence("this"), other._evidence("other")])
+        evidence = with_distinct_labels([self._evidence("this"), other._evidence("other")])
         swept = [each._swept()._replace(sweep=own.sweep) for each, own in zip((self, other), evidence)]
         return ComparisonResult(compare_sweeps(evidence, allow), swept)
 
@@ -150,15 +150,15 @@ class SweepResult:
         return _saved(Path(folder), self._write)
 
     def _write(self, folder: Path) -> None:
-        write_sweep(self.figures, self.predictions, self._learnt, folder, explored([self._swept()]))
+        write_sweep(self.figures, self.predictions, self._learnt, folder, pack_examples([self._swept()]))
 
     def write_evidence(self, folder: Path) -> None:
         """Writes what a gate reads of the sweep into a folder that is there."""
         write_evidence(self.figures, self.predictions, self._learnt, folder)
 
-    def _swept(self) -> "Swept":
-        texts = read_texts(self._folder) if self._folder else texts_of(self._examples)
-        return Swept(self.figures, self.predictions, texts)
+    def _swept(self) -> SweepToShow:
+        texts = read_texts(self._folder) if self._folder else example_texts(self._examples)
+        return SweepToShow(self.figures, self.predictions, texts)
 
     def _evidence(self, name: str) -> Evidence:
         return Evidence(Path(name), self.figures, self.predictions)
@@ -251,7 +251,7 @@ class LengthsResult:
 class ComparisonResult:
     """How one sweep differs from another. `figures` is all that `comparison.json` says of it."""
 
-    def __init__(self, figures: Comparison, swept: Sequence[Swept]):
+    def __init__(self, figures: Comparison, swept: Sequence[SweepToShow]):
         self.figures, self._swept = figures, swept
 
     @property
@@ -279,7 +279,7 @@ class ComparisonResult:
         difference = self.figures.differences[0]
         low, high = zip(*difference.ci95)
         return pd.DataFrame(
-            {"placement": self.figures.names, "difference": difference.accuracy, "low": low, "high": high}
+            {"placement": self.figures.placement_names, "difference": difference.accuracy, "low": low, "high": high}
         )
 
     def plot(self) -> "Figure":
@@ -290,7 +290,7 @@ class ComparisonResult:
         """Writes both sweeps and their difference as one HTML page, and returns its path."""
         path = Path(path)
         sweeps = [each.sweep for each in self._swept]
-        write_page(sweeps, path, self.figures.title, explored(self._swept), comparison=self.figures)
+        write_page(sweeps, path, self.figures.title, pack_examples(self._swept), comparison=self.figures)
         return path
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import show
-from posgap.measurement.explored import explored_folders
+from posgap.measurement.page_examples import pack_folders
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import Evidence
 from posgap.pipelines import smoke
@@ -72,7 +72,7 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
         base, candidate = Evidence(folders["merge_base"]), Evidence(folders["merge_candidate"])
         candidate.sweep = candidate.sweep.model_copy(update={"label": "Pos2Distill-R1"})
         sweeps, title = [base.sweep, candidate.sweep], "Position gap before and after Pos2Distill-R1"
-        write_report(sweeps, out / "curves.png", out / "curves.html", title, explored_folders([base, candidate]))
+        write_report(sweeps, out / "curves.png", out / "curves.html", title, pack_folders([base, candidate]))
         for data, use in ((data_train, "training"), (data_eval, "evaluation")):
             run.dataset(dataset_at(data, use))
         log_sweep(sweeps[1], run)

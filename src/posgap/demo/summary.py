@@ -60,7 +60,7 @@ def _figures(sweep: Sweep) -> dict[str, Any]:
     if not sweep.by_category:
         return {"positions": sweep.positions, **kept}
     by_category = {name: figures.accuracy for name, figures in sweep.by_category.items()}
-    return {"positions": sweep.names, "by_category": by_category, **kept}
+    return {"positions": sweep.placement_names, "by_category": by_category, **kept}
 
 
 def table(summary: dict[str, Any]) -> str:

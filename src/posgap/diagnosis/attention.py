@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posgap.diagnosis.attention_reading import attention_rows
-from posgap.diagnosis.swept import Swept
+from posgap.diagnosis.diagnosed_sweep import DiagnosedSweep
 from posgap.foundation.progress import track
 from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.transformers import TransformersGenerator
@@ -37,7 +37,7 @@ def attention_shares(
     return Shares(*map(torch.stack, zip(*rows)))
 
 
-def diagnose_attention(swept: Swept, generator: TransformersGenerator, most: int) -> AttentionFigures:
+def diagnose_attention(swept: DiagnosedSweep, generator: TransformersGenerator, most: int) -> AttentionFigures:
     """Lets the model answer the first `most` examples again at every placement of the sweep, and averages its shares
     of attention over them."""
     examples, placements, builder = swept.examples[:most], swept.placements, swept.builder
@@ -50,10 +50,10 @@ def diagnose_attention(swept: Swept, generator: TransformersGenerator, most: int
             prompt, gold = builder(example, placement), gold_tokens(builder, example, placement)
             # The answer's last token is not read: it decides no further token.
             shares = attention_shares(generator.model, prompt, gold, answer.token_ids[:-1])
-            means["even"][at].add(torch.tensor([[len(gold) / len(prompt)]]))
+            means["even"][at].add_example(torch.tensor([[len(gold) / len(prompt)]]))
             for name, rows in zip(Shares._fields, shares):
-                means[name][at].add(rows[:1])
-                means[f"answer_{name}"][at].add(rows[1:])
+                means[name][at].add_example(rows[:1])
+                means[f"answer_{name}"][at].add_example(rows[1:])
     percent = {name: [mean.percent() for mean in at_placements] for name, at_placements in means.items()}
     return AttentionFigures(
         n_examples=len(examples),
@@ -72,7 +72,7 @@ class _Mean:
     def __init__(self) -> None:
         self.rows: list[Tensor] = []
 
-    def add(self, rows: Tensor) -> None:
+    def add_example(self, rows: Tensor) -> None:
         if len(rows):
             self.rows.append(rows.mean(0))
 

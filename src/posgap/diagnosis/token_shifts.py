@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.diagnosis.swept import Swept
+from posgap.diagnosis.diagnosed_sweep import DiagnosedSweep
 from posgap.distillation.head import Head
 from posgap.distillation.losses import token_kl
 from posgap.generation.batching import batches
@@ -80,7 +80,7 @@ def _response_states(
     return [row[len(p) - 1 : len(p) - 1 + len(r)] for row, p, r in zip(states, prompts, responses)]
 
 
-def corrected(
+def generate_corrected(
     generator: Generator,
     readings: Sequence[Readings],
     turnings: Sequence[int],
@@ -102,19 +102,19 @@ def corrected(
 
 
 def diagnose_tokens(
-    swept: Swept, generator: TransformersGenerator, most: int, batch_tokens: int, seed: int
+    swept: DiagnosedSweep, generator: TransformersGenerator, most: int, batch_tokens: int, seed: int
 ) -> TokenFigures:
     """Diagnoses at most `most` wrong answers, drawn at random with `seed`.
 
     They are wrong at a trivial placement while their example is answered correctly at the advantageous one, so that
     only the position can explain the error.
     """
-    wrong = np.argwhere((swept.correct < 1) & (swept.correct[:, [swept.best]] == 1))
+    wrong = np.argwhere((swept.correct < 1) & (swept.correct[:, [swept.best_index]] == 1))
     drawn = np.sort(np.random.default_rng(seed).permutation(len(wrong))[:most])
     cases = [(swept.examples[e], swept.placements[p]) for e, p in wrong[drawn]]
     if not cases:
         return summarize_shifts([], wrong=0)
-    builder, advantageous = swept.builder, swept.placements[swept.best]
+    builder, advantageous = swept.builder, swept.placements[swept.best_index]
     prompts = [builder.prompt(example, advantageous) for example, _ in cases]
     sampling = Sampling.for_builder(builder)
     responses = complete(generator, prompts, sampling)
@@ -135,7 +135,7 @@ def diagnose_tokens(
         stream.take_all(ids)
         return stream.completion().text
 
-    mended = corrected(
+    mended = generate_corrected(
         generator, [r for _, r, _, _ in turned], [at for _, _, _, at in turned], builder.max_new_tokens, decode
     )
     said = {(row["id"], tuple(row["placement"])): row for row in swept.predictions}
@@ -150,8 +150,8 @@ def diagnose_tokens(
             turning=at,
             instead=builder.tokenizer.decode([shift.greedy[at]]),
             corrected=text,
-            recovered=swept.score(text, example, placement) == 1,
-            settled=swept.score(decode(r.response[: at + 1]), example, placement) == 1,
+            recovered=swept.score_response(text, example, placement) == 1,
+            settled=swept.score_response(decode(r.response[: at + 1]), example, placement) == 1,
         )
         for ((example, placement), r, shift, at), text in zip(turned, mended)
     ]

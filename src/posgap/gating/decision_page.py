@@ -6,8 +6,8 @@ from typing import Any
 
 from posgap.gating.rules import GATE_RULES, Ruling
 from posgap.gating.verdict import MORE, Verdict, share_of_error
-from posgap.measurement.explored import Explored, explored_folders
-from posgap.measurement.report import rendered, save_page
+from posgap.measurement.page_examples import PageExamples, pack_folders
+from posgap.measurement.report import render_page, save_page
 from posgap.measurement.statistics import LEVEL
 from posgap.measurement.sweeps import Evidence, Sweep
 from posgap.tasks.positions import format_positions
@@ -15,13 +15,15 @@ from posgap.tasks.positions import format_positions
 GATE_PAGE = "gate.html"
 
 
-def write_decision(verdict: Verdict, sweeps: Mapping[str, Sweep], html: Path, explored: Explored | None = None) -> None:
+def write_decision(
+    verdict: Verdict, sweeps: Mapping[str, Sweep], html: Path, explored: PageExamples | None = None
+) -> None:
     """Writes the page. `sweeps` has those of `candidate`, and of `base` and `champion` where there are any; `explored`
     is what the page holds of their examples."""
     save_page(decision_page(verdict, sweeps, explored), html)
 
 
-def explored_roles(judged: Mapping[str, Path | None]) -> Explored:
+def explored_roles(judged: Mapping[str, Path | None]) -> PageExamples:
     """What the page holds of the examples of the sweeps of these roles. The champion, else the base, comes before the
     candidate, since the map shows the second sweep's difference to the first."""
     evidence = {role: Evidence(path) for role, path in judged.items() if path}
@@ -29,13 +31,13 @@ def explored_roles(judged: Mapping[str, Path | None]) -> Explored:
         each.sweep = each.sweep.model_copy(update={"label": label_with_role(role, each.sweep)})
     references = [role for role in ("champion", "base") if role in evidence]
     order = [*references[:1], "candidate", *references[1:]]
-    return explored_folders([evidence[role] for role in order])
+    return pack_folders([evidence[role] for role in order])
 
 
-def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep], explored: Explored | None = None) -> str:
+def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep], explored: PageExamples | None = None) -> str:
     """The page as text; it needs nothing beside itself."""
     candidate = sweeps["candidate"]
-    return rendered(
+    return render_page(
         "posgap.gating",
         "decision.html.j2",
         [sweep.model_copy(update={"label": label_with_role(role, sweep)}) for role, sweep in sweeps.items()],

@@ -12,7 +12,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, digest_of, digest_path
 from posgap.gating.demands import Policy
 from posgap.gating.rules import GateInputs
-from posgap.measurement.comparability import alike
+from posgap.measurement.comparability import align_comparable
 from posgap.measurement.gradings import JUDGEMENTS_FILE
 from posgap.measurement.rescoring import require_scores
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, baselines_of, summarize
@@ -83,7 +83,7 @@ def read_gate_inputs(
     judged, allowed = _read_evidence(candidate), set(allow)
     if twice := len(judged.contents) - len(set(judged.contents)):
         raise PosgapError(f"{candidate}: {twice} examples are there twice, and count once; sweep each once")
-    old, otherwise = alike(_read_evidence(base), judged, allowed) if base else (None, [])
+    old, otherwise = align_comparable(_read_evidence(base), judged, allowed) if base else (None, [])
     if old and not _is_made_from(judged.sweep, old.sweep):
         if BASE not in allowed:
             raise PosgapError(
@@ -91,10 +91,10 @@ def read_gate_inputs(
                 f"as its folder says; give the sweep of one that it was made from, or allow another: --allow {BASE}"
             )
         otherwise = [*otherwise, BASE]
-    best, best_otherwise = alike(_read_evidence(champion), judged, allowed) if champion else (None, [])
+    best, best_otherwise = align_comparable(_read_evidence(champion), judged, allowed) if champion else (None, [])
     if anchor and ANCHOR in allowed:
         anchor, otherwise = None, [*otherwise, ANCHOR]
-    before, before_otherwise = alike(_read_evidence(anchor), judged, allowed) if anchor else (None, [])
+    before, before_otherwise = align_comparable(_read_evidence(anchor), judged, allowed) if anchor else (None, [])
     for learner in (judged, best):
         if learner:
             _require_unlearnt(learner)

@@ -11,7 +11,7 @@ import scipy
 from posgap.foundation.registry import Parameters
 from posgap.gating.rules import GateRule
 from posgap.measurement.drawn import BATCH, simulate_sweeps
-from posgap.measurement.power import Assumed
+from posgap.measurement.power import Assumptions
 from posgap.measurement.statistics import EACH_END
 
 POLICY = "policy"  # the name of all rules together
@@ -27,7 +27,7 @@ class PassRates:
     """Simulated sweeps as `assumed`, at most so many for a number of examples, under those of the rules that can say
     which of them pass."""
 
-    def __init__(self, rules: Sequence[tuple[GateRule, Parameters]], assumed: Assumed, most: int = 1024) -> None:
+    def __init__(self, rules: Sequence[tuple[GateRule, Parameters]], assumed: Assumptions, most: int = 1024) -> None:
         self.rules = [(rule.name, rule.passes, parameters) for rule, parameters in rules if rule.passes]
         self.assumed = assumed
         self.most = most

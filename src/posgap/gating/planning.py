@@ -26,11 +26,11 @@ def plan_gate(config: PlanGateConfig) -> dict:
     which the policy's lies with 95 %, since the sweeps are drawn at random; and, for `config.examples`, what these can
     certify.
     """
-    assumed = power.assumed_of_config(config)
+    assumed = power.assumptions_from_config(config)
     passing = PassRates(asked_rules(config), assumed)
     needed = {name: passing.least(name, config.power) for name in passing.names}
     plan: dict = {"power": config.power, "examples": needed, "range": _range(passing, needed[POLICY], config.power)}
-    power.log_assumed(assumed)
+    power.log_assumptions(assumed)
     often = f"{100 * config.power:.0f} %"
     for name, number in needed.items():
         what = "the policy, that is all of them" if name == POLICY else f"rule {name}"

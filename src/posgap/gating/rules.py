@@ -395,7 +395,7 @@ class MinConsistency(Parameters):
 
 def _consistency(parameters: MinConsistency, case: GateInputs) -> Ruling:
     from posgap.measurement import statistics
-    from posgap.measurement.choices import same_item
+    from posgap.measurement.option_bias import same_item
     from posgap.measurement.sweeps import read_predictions, swept_rows
 
     sweep = case.candidate.sweep

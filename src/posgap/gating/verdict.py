@@ -205,7 +205,7 @@ def examples_needed(rules: Sequence[tuple[GateRule, Parameters]], case: GateInpu
     """With how many examples a flat model that lost nothing passes a rule, or all of them, in 80 % at the next look,
     which has the part `later` of this one's error. None where those of the case are enough now, or no number is."""
     reference = case.champion or case.base or case.candidate
-    assumed = power.assumed_of_pair(case.candidate.correct, reference.correct)
+    assumed = power.assumptions_from_pair(case.candidate.correct, reference.correct)
     n = len(case.candidate.correct)
     shares = case.share, case.share * later
     now, then = (PassRates(rules, assumed._replace(share=share), _SIMULATED) for share in shares)

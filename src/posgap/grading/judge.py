@@ -8,7 +8,7 @@ from posgap.foundation.files import digest_of, work_folder
 from posgap.generation.backends import BACKENDS, OPENAI, TRANSFORMERS, Backend, BackendConfig, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling
 from posgap.generation.served import EndpointGenerator, EndpointIdentity
-from posgap.grading.prompt import Judged, judge_prompt, own_prompt
+from posgap.grading.prompt import JudgedResponse, judge_prompt, own_prompt
 from posgap.measurement.asking import ask
 from posgap.measurement.config import GradeConfig
 from posgap.measurement.gradings import Judgement, Verdict
@@ -19,23 +19,25 @@ from posgap.tasks.prompts import Prompt, PromptBuilder
 _WORDS: dict[str, Verdict] = {"CORRECT": "correct", "INCORRECT": "incorrect"}
 
 
-class _Asked(*BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
+class _JudgeBackendConfig(*BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
     """How a backend is asked for judgements."""
 
 
-def _asked_as(config: GradeConfig) -> tuple[_Asked, Backend]:
+def _judge_backend(config: GradeConfig) -> tuple[_JudgeBackendConfig, Backend]:
     """How the judge of a config is asked, and by which backend."""
     backend = OPENAI if config.judge_url else TRANSFORMERS
-    shared = {name: getattr(config, name) for name in GradeConfig.model_fields if name in _Asked.model_fields}
+    shared = {
+        name: getattr(config, name) for name in GradeConfig.model_fields if name in _JudgeBackendConfig.model_fields
+    }
     # Of a task that asks a chat as it is, and has a base model end with the first line.
     as_swept = {"model": config.judge, "base_url": config.judge_url, "backend": backend.name, "task": "qa"}
-    return _Asked(**shared | as_swept), backend
+    return _JudgeBackendConfig(**shared | as_swept), backend
 
 
 def require_judge(config: GradeConfig) -> None:
     """Raises `PosgapError` where there is no such judge: no model of this name on this machine, or no answer of its
     endpoint to a question of a word. It is asked before the work that the judge is to judge."""
-    asked, backend = _asked_as(config)
+    asked, backend = _judge_backend(config)
     try:
         source(config.judge, not backend.local)
         generator = None if backend.local else open_generator(asked, backend.builder(asked))
@@ -53,7 +55,7 @@ class Judge:
 
     def __init__(self, config: GradeConfig, digests: dict[str, str]):
         self.name, self.prompt = config.judge, config.judge_prompt or own_prompt()
-        self.config, backend = _asked_as(config)
+        self.config, backend = _judge_backend(config)
         self.builder = backend.builder(self.config)
         self.asked = {
             "prompt": digest_of(self.prompt),
@@ -66,10 +68,10 @@ class Judge:
         }
         identity = {"judge": config.judge, "url": config.judge_url, "seed": config.seed, **self.asked, **digests}
         self.kept = Unfinished(work_folder(config.out), identity)
-        self._numbers: dict[Judged, int] = {}
+        self._numbers: dict[JudgedResponse, int] = {}
         self._generator: Generator | None = None
 
-    def judge(self, responses: Sequence[Judged], what: str) -> list[Judgement]:
+    def judge(self, responses: Sequence[JudgedResponse], what: str) -> list[Judgement]:
         """The judgement of each; those that were judged before are not asked about again."""
         for judged in responses:
             self._numbers.setdefault(judged, len(self._numbers))
@@ -84,13 +86,13 @@ class Judge:
                 self._generator,
                 self.kept,
                 missing,
-                lambda number, order: self._prompted(by_number[number], bool(order)),
+                lambda number, order: self._make_prompt(by_number[number], bool(order)),
                 sampling,
                 what,
             ):
                 pass
         return [
-            Judgement(*(verdict(self.kept.completions[self._numbers[judged], order]) for order in (0, 1)))
+            Judgement(*(read_verdict(self.kept.completions[self._numbers[judged], order]) for order in (0, 1)))
             for judged in responses
         ]
 
@@ -99,7 +101,7 @@ class Judge:
         """What the judge's endpoint has said of itself; None of a judge on this machine."""
         return None if BACKENDS[self.config.backend].local else self.kept.served
 
-    def _prompted(self, judged: Judged, response_first: bool) -> Prompt:
+    def _make_prompt(self, judged: JudgedResponse, response_first: bool) -> Prompt:
         text = judge_prompt(self.prompt, judged, response_first)
         if not isinstance(self.builder, PromptBuilder):
             return Prompt(text)
@@ -112,19 +114,19 @@ class Judge:
             )
         return Prompt(text, ids)
 
-    def complaint(self, judged: Judged) -> str:
+    def complaint(self, judged: JudgedResponse) -> str:
         """What the judge said instead of a judgement, or why it said nothing; empty where it judged both times."""
         answers = [self.kept.completions[self._numbers[judged], order] for order in (0, 1)]
-        unread = [answer for answer in answers if verdict(answer) == "unreadable"]
+        unread = [answer for answer in answers if read_verdict(answer) == "unreadable"]
         return _instead(unread[0]) if unread else ""
 
     def most_frequent_complaint(self) -> str:
         """What the judge said most often instead of a judgement."""
-        unread = [each for each in self.kept.completions.values() if verdict(each) == "unreadable"]
+        unread = [each for each in self.kept.completions.values() if read_verdict(each) == "unreadable"]
         return Counter(map(_instead, unread)).most_common(1)[0][0] if unread else ""
 
 
-def verdict(completion: Completion) -> Verdict:
+def read_verdict(completion: Completion) -> Verdict:
     """What the judge's answer says: the single word CORRECT or INCORRECT, its thoughts apart, and nothing else.
 
     An answer that the limit of tokens cut off is no judgement, since it was to go on.

@@ -11,7 +11,7 @@ from posgap.tasks.fields import JUDGE_PLACES
 _DIGITS = 12  # of the number in a tag
 
 
-class Judged(NamedTuple):
+class JudgedResponse(NamedTuple):
     """A response, and what the judge is shown beside it: nothing of the documents, or of where they stood."""
 
     question: str
@@ -19,7 +19,7 @@ class Judged(NamedTuple):
     response: str
 
     @classmethod
-    def of(cls, example: AnyExample, response: str) -> Self:
+    def from_example(cls, example: AnyExample, response: str) -> Self:
         """What a judge is shown of an example and a response to it."""
         return cls(example.question, tuple(example.answers), response)
 
@@ -29,7 +29,7 @@ def own_prompt() -> str:
     return resources.files("posgap.grading").joinpath("templates/judge_prompt.txt").read_text(encoding="utf-8")
 
 
-def judge_prompt(template: str, judged: Judged, response_first: bool) -> str:
+def judge_prompt(template: str, judged: JudgedResponse, response_first: bool) -> str:
     """The prompt that asks about a response, with the reference answers or with the response first.
 
     What is shown stands between tags whose number is a digest of all of it, so that no response can have its own

@@ -49,7 +49,7 @@ def show_sweep(out: Any, curve: Any, metrics: Any) -> None:
         gap_ci95_high=sweep.gap_ci95[1],
         worst=sweep.worst.accuracy,
         flatness_p=sweep.flatness.p,
-        **(sweep.outcomes.figures if sweep.outcomes else {}),
+        **(sweep.outcomes.metrics if sweep.outcomes else {}),
     )
     describe(out, label=sweep.label, task=sweep.task, n_docs=sweep.n_docs, n_examples=sweep.n_examples)
 

@@ -65,17 +65,17 @@ def _without_effect(sweep: Sweep) -> Collection[str]:
     return METRICS[sweep.metric].stop if sweep.metric in METRICS.names() else ()
 
 
-def differing(sweep: Sweep, other: Sweep) -> list[str]:
+def list_differences(sweep: Sweep, other: Sweep) -> list[str]:
     """The names of what the two sweeps did not ask alike; those in `ALLOWABLE` a person may mean."""
     return [name for name, of in _ASKED.items() if of(sweep) != of(other)]
 
 
-def alike(sweep: Evidence, reference: Evidence, allow: Collection[str] = ()) -> tuple[Evidence, list[str]]:
+def align_comparable(sweep: Evidence, reference: Evidence, allow: Collection[str] = ()) -> tuple[Evidence, list[str]]:
     """The sweep with its examples in the order of the reference's, and what was asked otherwise and is allowed.
 
     Raises `PosgapError` that names what else was asked otherwise.
     """
-    names = differing(sweep.sweep, reference.sweep)
+    names = list_differences(sweep.sweep, reference.sweep)
     if others := [name for name in names if name not in allow]:
         differences = ", ".join(
             f"{name} ({_ASKED[name](sweep.sweep)}, not {_ASKED[name](reference.sweep)})" for name in others
@@ -85,4 +85,4 @@ def alike(sweep: Evidence, reference: Evidence, allow: Collection[str] = ()) -> 
         raise PosgapError(
             f"{sweep.path} and {reference.path}: not asked alike: {differences}; sweep both models in one way{hint}"
         )
-    return sweep.in_order_of(reference), names
+    return sweep.reorder_like(reference), names

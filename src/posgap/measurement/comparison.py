@@ -7,7 +7,7 @@ from pydantic import Field
 
 from posgap.foundation.files import Record, read_model
 from posgap.measurement import statistics
-from posgap.measurement.comparability import alike
+from posgap.measurement.comparability import align_comparable
 from posgap.measurement.sweeps import Evidence, Sweep
 from posgap.tasks.positions import format_positions
 
@@ -46,7 +46,7 @@ class Comparison(Record):
         return f"{', '.join(model.label for model in self.differences)} against {self.reference}"
 
     @property
-    def names(self) -> list[str]:
+    def placement_names(self) -> list[str]:
         """Each placement as text: "7", or "3+7"."""
         return [format_positions(placement) for placement in self.placements]
 
@@ -56,7 +56,7 @@ def read_comparison(path: Path) -> Comparison:
     return read_model(Comparison, path, COMPARISON_FILE)
 
 
-def named_apart(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
+def with_distinct_labels(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
     """The same; models of one label are told apart by their sweeps' folders."""
     labels = [each.sweep.label for each in evidence]
     for each, label in zip(evidence, labels):
@@ -71,7 +71,7 @@ def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = (), toge
     Intervals hold for one model with 95 %; `together` for all of them at once (Bonferroni).
     """
     reference, *others = evidence
-    paired = [alike(other, reference, allow) for other in others]
+    paired = [align_comparable(other, reference, allow) for other in others]
     known = reference.sweep
     return Comparison(
         reference=known.label,
@@ -106,14 +106,14 @@ def _difference(candidate: Evidence, reference: Evidence, asked_otherwise: list[
     unanswered = " ".join(
         f"{each.sweep.label}: {sentence}"
         for each in (candidate, reference)
-        if (sentence := each.outcomes.sentence(placements))
+        if (sentence := each.outcomes.unanswered_text(placements))
     )
-    verdict = _verdict(figures, reference.sweep.label, placements)
-    mitigated = _mitigated(candidate.sweep, reference.sweep)
+    verdict = _word_verdict(figures, reference.sweep.label, placements)
+    mitigated = _word_mitigations(candidate.sweep, reference.sweep)
     return Difference(**figures, verdict=" ".join(filter(None, [verdict, mitigated, unanswered])))
 
 
-def _mitigated(candidate: Sweep, reference: Sweep) -> str:
+def _word_mitigations(candidate: Sweep, reference: Sweep) -> str:
     """By which mitigation each was asked, in words; empty where both were asked without any, or by the same."""
     if candidate.mitigation == reference.mitigation:
         return ""
@@ -124,7 +124,7 @@ def _mitigated(candidate: Sweep, reference: Sweep) -> str:
     return f"{', '.join(asked)}."
 
 
-def _verdict(figures: dict, reference: str, placements: list[list[int]]) -> str:
+def _word_verdict(figures: dict, reference: str, placements: list[list[int]]) -> str:
     """What the intervals say, in words."""
     label, apart = figures["label"], bool(figures["better"] or figures["worse"])
     # What differs at a placement can be told from the reference, whatever the means say.
@@ -133,8 +133,8 @@ def _verdict(figures: dict, reference: str, placements: list[list[int]]) -> str:
     gaps = _direction(figures["gap_ci95"], ("its gap is larger", "its gap is smaller"))
     clauses = [
         f"{f'{label} {means} {reference}' if means else unsure} in the mean "
-        f"({_signed(figures['mean'], figures['mean_ci95'])})",
-        f"{gaps or 'its gap may be as large'} ({_signed(figures['gap'], figures['gap_ci95'])})",
+        f"({_format_signed(figures['mean'], figures['mean_ci95'])})",
+        f"{gaps or 'its gap may be as large'} ({_format_signed(figures['gap'], figures['gap_ci95'])})",
     ]
     for word in ("better", "worse"):
         if places := figures[word]:
@@ -169,5 +169,5 @@ def _direction(interval: Sequence[float], words: tuple[str, str]) -> str:
     return words[0] if low > 0 else words[1] if high < 0 else ""
 
 
-def _signed(estimate: float, interval: Sequence[float]) -> str:
+def _format_signed(estimate: float, interval: Sequence[float]) -> str:
     return f"{estimate:+.1f} points, {statistics.ends(interval, '+.1f')}"

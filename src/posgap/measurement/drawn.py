@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from posgap.measurement.power import Assumed
+from posgap.measurement.power import Assumptions
 
 BATCH = 32  # sweeps that are drawn in one piece
 _QUANTILES = 4096  # of the chances
@@ -28,7 +28,7 @@ class SimulatedSweeps(NamedTuple):
     error: float
 
 
-def simulate_sweeps(assumed: Assumed, n: int, pieces: int) -> Iterator[SimulatedSweeps]:
+def simulate_sweeps(assumed: Assumptions, n: int, pieces: int) -> Iterator[SimulatedSweeps]:
     """So many pieces of `BATCH` sweeps each. The first examples of a sweep are the same for any n.
 
     They are made of the bits that a generator gives, which are the same everywhere and in every version of numpy: a
@@ -55,7 +55,7 @@ def _bits(bits: np.random.PCG64, n: int, *shape: int) -> np.ndarray:
     return bits.random_raw(n * each // 2).view(np.uint32).reshape(n, BATCH, *shape)
 
 
-def _chances(assumed: Assumed) -> np.ndarray:
+def _chances(assumed: Assumptions) -> np.ndarray:
     """Quantiles of examples' chances to be right, in 2^-32: below so much a random number means a right answer."""
     mean, correlation = assumed.mean, assumed.correlation
     at = (np.arange(_QUANTILES) + 0.5) / _QUANTILES

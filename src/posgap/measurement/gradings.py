@@ -38,7 +38,7 @@ class Judgement(NamedTuple):
         return self.is_readable and self.reference_first != self.response_first
 
     @property
-    def score(self) -> float:
+    def mean_score(self) -> float:
         """1 or 0, and half where the judgement flips with the order, which is its mean over both orders."""
         return self.count("correct") / 2
 
@@ -63,14 +63,14 @@ def read_judgements(folder: Path) -> dict[tuple[str, tuple[str, ...], str], Judg
     }
 
 
-class Share(Record):
+class Percentage(Record):
     """A share in percent, with its 95 % interval (Wilson's); an example counts once, however many responses it has."""
 
     percent: Points
     ci95: tuple[Points, Points]
 
     @classmethod
-    def of(cls, by_example: Iterable[Sequence[float]]) -> "Share | None":
+    def from_examples(cls, by_example: Iterable[Sequence[float]]) -> "Percentage | None":
         """The mean over examples of each example's mean; None where there is nothing."""
         means = np.array([np.mean(values) for values in by_example if len(values)])
         if not len(means):
@@ -88,13 +88,13 @@ class Agreement(Record):
     judge_only: Count
     exact_only: Count
     both_wrong: Count
-    alike: Share
+    alike: Percentage
 
     @classmethod
-    def of(cls, metric: str, by_example: Iterable[Sequence[tuple[bool, bool]]]) -> "Agreement | None":
+    def from_pairs(cls, metric: str, by_example: Iterable[Sequence[tuple[bool, bool]]]) -> "Agreement | None":
         """From pairs (right for the judge, right for the metric), those of each example together; None without any."""
         pairs = [of_example for of_example in by_example if of_example]
-        alike = Share.of([[judge == exact for judge, exact in of_example] for of_example in pairs])
+        alike = Percentage.from_examples([[judge == exact for judge, exact in of_example] for of_example in pairs])
         if alike is None:
             return None
         counts = Counter(chain.from_iterable(pairs))
@@ -107,7 +107,7 @@ class Agreement(Record):
             alike=alike,
         )
 
-    def sentence(self) -> str:
+    def agreement_text(self) -> str:
         """All of it in words."""
         return (
             f"The judge and {self.metric} agree on {self.alike.percent:.1f} % of the responses "
@@ -128,7 +128,7 @@ class Grading(Record):
     asked: dict
     responses: Count
     unreadable: Count
-    flipped: Share | None
+    flipped: Percentage | None
     agreement: Agreement | None
     settings: dict
     served: EndpointIdentity | None = None
@@ -148,7 +148,7 @@ class Grading(Record):
         }
         return {name: round(value, 2) for name, value in figures.items() if value is not None}
 
-    def sentences(self) -> list[str]:
+    def judge_sentences(self) -> list[str]:
         """What has to be known of the judge, in words."""
         sentences = [f"{self.responses} different responses were judged by {self.judge}, each in both orders."]
         if self.unreadable:
@@ -158,10 +158,10 @@ class Grading(Record):
                 f"The order in which it is shown reference answers and response changes {self.flipped.percent:.1f} % "
                 f"of its judgements ({ends(self.flipped.ci95)}), which count half."
             )
-        return [*sentences, self.agreement.sentence()] if self.agreement else sentences
+        return [*sentences, self.agreement.agreement_text()] if self.agreement else sentences
 
 
-def flipped_share(judgements: Iterable[Sequence[Judgement]]) -> Share | None:
+def flipped_share(judgements: Iterable[Sequence[Judgement]]) -> Percentage | None:
     """The share of judgements that flip with the order, from those of each example that can be read."""
     read = [[each for each in of_example if each.is_readable] for of_example in judgements]
-    return Share.of([[each.is_flipped for each in of_example] for of_example in read])
+    return Percentage.from_examples([[each.is_flipped for each in of_example] for of_example in read])

@@ -28,7 +28,7 @@ class Margin(Record):
     p: float
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Self:
+    def _check_sizes(self) -> Self:
         if not len(self.values) == len(self.accuracy) == len(self.ci95):
             raise ValueError(f"{len(self.accuracy)} accuracies for {len(self.values)} values")
         return self
@@ -46,7 +46,7 @@ class Grid(Record):
     far_minus_near: float
     far_minus_near_ci95: tuple[float, float]
 
-    def sentences(self) -> list[str]:
+    def effect_sentences(self) -> list[str]:
         """The same in words."""
         position, apart = self.by_position, self.by_distance
         return [

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from posgap.foundation.files import write_json
 from posgap.measurement.lengths import LENGTHS_PAGE, LENGTHS_PICTURE, LengthMap, folder_at
 from posgap.measurement.plots import save_picture
-from posgap.measurement.report import rendered, save_page
+from posgap.measurement.report import render_page, save_page
 from posgap.measurement.sweeps import LENGTHS_FILE, SWEEP_PAGE, Sweep
 
 _ACCURACY = LinearSegmentedColormap.from_list("accuracy", ["#f5f7fa", "#60a5fa"])
@@ -33,7 +33,7 @@ def page(lengths: LengthMap, sweeps: Sequence[Sweep], linked: bool = False) -> s
     ]
     pages = [str(folder_at(Path(), tokens) / SWEEP_PAGE) for tokens in lengths.tokens] if linked else []
     shown = {"title": lengths.title, "lengths": lengths, "pages": pages}
-    return rendered("posgap.measurement", "lengths.html.j2", by_length, None, **shown)
+    return render_page("posgap.measurement", "lengths.html.j2", by_length, None, **shown)
 
 
 def picture(lengths: LengthMap) -> Figure:

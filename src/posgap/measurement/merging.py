@@ -10,7 +10,7 @@ from pydantic import Field
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, parse_as
 from posgap.generation.served import MUST_STAY, EndpointIdentity
-from posgap.measurement.comparability import differing
+from posgap.measurement.comparability import list_differences
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.spending import TokenTotals
@@ -34,7 +34,7 @@ _WITHOUT_EFFECT = SweepConfig.parameters().keys() - SweepConfig.cache_key_fields
 _APART = {"placements", "shard", "positions"}  # in which parts differ
 
 
-class _Asked(Record):
+class _PartSettings(Record):
     """Of a sweep's settings those that decide how parts go together."""
 
     positions: list[str]
@@ -43,8 +43,8 @@ class _Asked(Record):
     max_unanswered: float = 0.0
 
 
-def _asked(part: Evidence) -> _Asked:
-    return parse_as(_Asked, part.sweep.settings, f"{part.path}: settings")
+def _read_settings(part: Evidence) -> _PartSettings:
+    return parse_as(_PartSettings, part.sweep.settings, f"{part.path}: settings")
 
 
 def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
@@ -66,11 +66,11 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
         raise PosgapError(f"placement {format_positions(twice[0])} was swept in two of the parts; leave one out")
     correct = np.concatenate([part.correct for part in parts], axis=1)
     settings = first.sweep.settings | {"shard": "", "positions": _positions(parts)}
-    if bounds := [_asked(part).max_unanswered for part in parts if "max_unanswered" in part.sweep.settings]:
+    if bounds := [_read_settings(part).max_unanswered for part in parts if "max_unanswered" in part.sweep.settings]:
         settings["max_unanswered"] = max(bounds)
     known = first.sweep.model_dump(include=_TAKEN_OVER)
     categories = [category for part in parts for category in part.sweep.categories]
-    figures = summarize(correct, placements, _asked(first).seed, categories)
+    figures = summarize(correct, placements, _read_settings(first).seed, categories)
     outcomes = Outcomes.at([counts for part in parts for counts in part.outcomes.by_placement])
     more: dict[str, Any] = {
         "served": EndpointIdentity.combine(part.sweep.served for part in parts),
@@ -85,7 +85,7 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
 
 def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
     """Shards in their order, all of them; other parts as they were given."""
-    shards = [_asked(part).shard for part in parts]
+    shards = [_read_settings(part).shard for part in parts]
     if not all(shards):
         return list(parts)
     numbered = {parse_shard(shard): part for shard, part in zip(shards, parts)}
@@ -100,17 +100,17 @@ def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
 
 def _require_alike(first: Evidence, other: Evidence) -> None:
     names = [name for name in _ALIKE if getattr(first.sweep, name) != getattr(other.sweep, name)]
-    names += differing(first.sweep, other.sweep)
+    names += list_differences(first.sweep, other.sweep)
     settings, others = first.sweep.settings, other.sweep.settings
     names += [name for name in settings if name not in _WITHOUT_EFFECT and settings[name] != others.get(name)]
-    names += _said_otherwise(first.sweep, other.sweep)
+    names += _endpoint_differences(first.sweep, other.sweep)
     if first.ids != other.ids:
         names.append("examples")
     if names := [name for name in dict.fromkeys(names) if name not in _APART]:
         raise PosgapError(f"{first.path} and {other.path}: not parts of one sweep; {', '.join(names)} differ")
 
 
-def _said_otherwise(sweep: Sweep, other: Sweep) -> list[str]:
+def _endpoint_differences(sweep: Sweep, other: Sweep) -> list[str]:
     """What an endpoint must have stayed for both, and did not."""
     if not sweep.served or not other.served:
         return []
@@ -123,7 +123,7 @@ def _said_otherwise(sweep: Sweep, other: Sweep) -> list[str]:
 
 def _positions(parts: Sequence[Evidence]) -> list[str]:
     """What `positions` would have been: that of the shards, or the parts' own together."""
-    by_part = [_asked(part).positions for part in parts]
+    by_part = [_read_settings(part).positions for part in parts]
     return by_part[0] if all(positions == by_part[0] for positions in by_part) else list(chain.from_iterable(by_part))
 
 

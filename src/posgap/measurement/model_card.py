@@ -23,7 +23,7 @@ def write_model_card(sweep: Sweep, path: Path) -> None:
 def model_card(sweep: Sweep) -> str:
     """Writes metadata and a section of the figures, which are in points, 0 to 100."""
     data = ModelCardData(model_name=sweep.label, eval_results=results(sweep), tags=TAGS)
-    accuracy = zip(sweep.names, sweep.accuracy, sweep.ci95)
+    accuracy = zip(sweep.placement_names, sweep.accuracy, sweep.ci95)
     kind = "" if sweep.grid else " pairs"
     rows = [
         ("gap, best minus worst position", sweep.gap, sweep.gap_ci95),

@@ -73,22 +73,22 @@ class OutcomeCounts(Record):
         return 100 * (count or 0) / (self.prompts or 1)
 
     @property
-    def unanswered(self) -> int:
+    def n_unanswered(self) -> int:
         """How many prompts were not answered."""
         return sum(getattr(self, name) for name in UNANSWERED)
 
     @property
     def prompts(self) -> int:
         """How many prompts there were."""
-        return self.answered + self.unanswered
+        return self.answered + self.n_unanswered
 
     @property
-    def share(self) -> float:
+    def percent_unanswered(self) -> float:
         """The share of the prompts that were not answered, in percent."""
-        return self.percent(self.unanswered)
+        return self.percent(self.n_unanswered)
 
     @property
-    def listed(self) -> str:
+    def kinds_text(self) -> str:
         """What was not answered by kind, like "refused 3, empty 1"."""
         return ", ".join(f"{name} {count}" for name in UNANSWERED if (count := getattr(self, name)))
 
@@ -104,7 +104,7 @@ class Outcomes(OutcomeCounts):
         return cls(**_total(by_placement), by_placement=list(by_placement))  # type: ignore[arg-type]
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Self:
+    def _check_totals(self) -> Self:
         for name, total in _total(self.by_placement).items():
             if getattr(self, name) != total:
                 raise ValueError(f"{name}: {getattr(self, name)} in all, and {total} at the placements together")
@@ -113,13 +113,13 @@ class Outcomes(OutcomeCounts):
     @property
     def worst(self) -> int:
         """Which placement has the largest share of unanswered prompts; the first of equals."""
-        shares = [counts.share for counts in self.by_placement]
+        shares = [counts.percent_unanswered for counts in self.by_placement]
         return shares.index(max(shares))
 
     @property
     def worst_share(self) -> float:
         """The largest share of unanswered prompts at any placement, in percent."""
-        return self.by_placement[self.worst].share
+        return self.by_placement[self.worst].percent_unanswered
 
     @property
     def worst_unclean(self) -> float:
@@ -128,11 +128,15 @@ class Outcomes(OutcomeCounts):
         return max(counts.percent(counts.unclean) for counts in self.by_placement)
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The percent of prompts that were not answered, in all and at the placement with the most; of those whose
         answer the limit of tokens ended; and, where it is known, of those whose answer repeats the prompt, and of those
         that do either at the placement with the most. By the names that MLflow and KFP show."""
-        figures = {"unanswered": self.share, "unanswered_worst": self.worst_share, "cut": self.percent(self.cut)}
+        figures = {
+            "unanswered": self.percent_unanswered,
+            "unanswered_worst": self.worst_share,
+            "cut": self.percent(self.cut),
+        }
         if self.unclean is not None:
             figures |= {"echo": self.percent(self.echo), "unclean_worst": self.worst_unclean}
         return {name: round(value, 2) for name, value in figures.items()}
@@ -154,15 +158,15 @@ class Outcomes(OutcomeCounts):
 
     def phrase(self, placements: Sequence[Sequence[int]]) -> str:
         """What was not answered, in words; empty where all was."""
-        if not self.unanswered:
+        if not self.n_unanswered:
             return ""
         where = format_positions(placements[self.worst])
         return (
-            f"{self.unanswered} of {self.prompts} prompts were not answered ({self.listed}), at most "
+            f"{self.n_unanswered} of {self.prompts} prompts were not answered ({self.kinds_text}), at most "
             f"{self.worst_share:.1f} % at a placement ({where})"
         )
 
-    def sentence(self, placements: Sequence[Sequence[int]]) -> str:
+    def unanswered_text(self, placements: Sequence[Sequence[int]]) -> str:
         """The same as a sentence."""
         phrase = self.phrase(placements)
         return phrase and f"{phrase}; they count as wrong."

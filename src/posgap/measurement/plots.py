@@ -45,7 +45,7 @@ def position_curves(sweeps: Sequence[Sweep]) -> Figure:
         xlim=(0.5, n_docs + 0.5),
         xticks=sorted({1, *range(5, n_docs + 1, 5 if n_docs <= 40 else n_docs // 40 * 5), n_docs}),
     )
-    plain(axes)
+    trim_axes(axes)
     axes.legend(loc="best", edgecolor="none")
     return figure
 
@@ -55,10 +55,10 @@ def pair_dots(sweeps: Sequence[Sweep]) -> Figure:
 
     There is no curve: pairs have no order in which one would mean something.
     """
-    figures = [dict(zip(sweep.names, zip(sweep.accuracy, sweep.ci95))) for sweep in sweeps]
+    figures = [dict(zip(sweep.placement_names, zip(sweep.accuracy, sweep.ci95))) for sweep in sweeps]
     panels: dict[str, list[str]] = {name: [] for name in in_order(c for sweep in sweeps for c in sweep.categories)}
     for sweep in sweeps:
-        for pair, name in zip(sweep.names, sweep.categories):
+        for pair, name in zip(sweep.placement_names, sweep.categories):
             panels[name] += [pair] if pair not in panels[name] else []
     figure, row = plt.subplots(
         1,
@@ -79,7 +79,7 @@ def pair_dots(sweeps: Sequence[Sweep]) -> Figure:
             axes.scatter(x, [value for _, value, _ in shown], s=18, color=color, zorder=3, label=_legend(sweep))
         axes.set(title=name, xlim=(-0.7, len(pairs) - 0.3), ylim=(0, 103))
         axes.set_xticks(range(len(pairs)), pairs, rotation=90, fontsize=8)
-        plain(axes)
+        trim_axes(axes)
     row[0, 0].set_ylabel(f"accuracy, % ({sweeps[0].metric})")
     n_docs = max(sweep.n_docs for sweep in sweeps)
     figure.supxlabel(f"positions of the gold documents among {n_docs}: first hop + second hop", fontsize=10)
@@ -87,7 +87,7 @@ def pair_dots(sweeps: Sequence[Sweep]) -> Figure:
     return figure
 
 
-def plain(axes: plt.Axes) -> None:
+def trim_axes(axes: plt.Axes) -> None:
     """Draws faint lines across, and two sides of the frame."""
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -100,7 +100,7 @@ def _legend(sweep: Sweep) -> str:
 def placement_differences(comparison: Comparison) -> Figure:
     """Each model minus the reference at each placement, with its 95 % interval."""
     figure, axes = plt.subplots(figsize=(8, 3.4), dpi=144, layout="constrained")
-    names, models = comparison.names, comparison.differences
+    names, models = comparison.placement_names, comparison.differences
     for i, (model, color) in enumerate(zip(models, COLORS[1:] + COLORS * len(models))):
         x = [at + 0.5 * ((i + 0.5) / len(models) - 0.5) for at in range(len(names))]
         low, high = zip(*model.ci95)
@@ -114,7 +114,7 @@ def placement_differences(comparison: Comparison) -> Figure:
     )
     every = 1 + len(names) // 40
     axes.set_xticks(range(0, len(names), every), names[::every], rotation=90 * of_pairs, fontsize=8)
-    plain(axes)
+    trim_axes(axes)
     axes.legend(frameon=False, loc="best")
     return figure
 
@@ -164,7 +164,7 @@ def distance_maps(sweeps: Sequence[Sweep]) -> Figure:
             label = f"{sweep.label}: gap {margin.gap:.1f}"
             axes.plot(margin.values, margin.accuracy, marker="o", markersize=4, color=color, label=label)
         axes.set(xlabel=name, ylim=(0, 103), xticks=margin.values, ylabel=f"accuracy, % ({sweeps[0].metric})")
-        plain(axes)
+        trim_axes(axes)
         axes.legend(frameon=False, loc="best")
     return figure
 

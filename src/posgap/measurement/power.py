@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 USUAL = 0.8  # how often a test is usually planned to succeed
 
 
-class Assumed(NamedTuple):
+class Assumptions(NamedTuple):
     """What a sweep is expected to find: number of placements, mean (0 to 1), correlation and agreement; and the share
     (0 to 1) of the error of 5 % that the gate's verdict on it has."""
 
@@ -56,7 +56,7 @@ class Assumed(NamedTuple):
         return 2 * self.shared_variance * (1 - self.agreement)
 
 
-def examples_for_gap(gap: float, assumed: Assumed, power: float) -> int:
+def examples_for_gap(gap: float, assumed: Assumptions, power: float) -> int:
     """Examples for which the flatness test finds a gap (0 to 1) with this power, at the 5 % level.
 
     Counted for the gap that is hardest to see: one placement half of it above and one half of it
@@ -77,7 +77,7 @@ def examples_for_difference(difference: float, variance: float, power: float) ->
 @with_local_paths
 def plan(config: PlanConfig) -> dict[str, int]:
     """Says how many examples are needed to see `config.detect` points; JSON goes to stdout."""
-    assumed = assumed_of_config(config)
+    assumed = assumptions_from_config(config)
     if not 0 < assumed.mean < 1 or assumed.own_variance < 1e-9:
         raise PosgapError("a mean of 0 or 100, or a correlation of 1, leaves nothing to chance: one example is enough")
     size, between_models = config.detect / 100, assumed.between_models
@@ -87,7 +87,7 @@ def plan(config: PlanConfig) -> dict[str, int]:
         "mean_difference": examples_for_difference(size, between_models + over_all, config.power),
         "placement_difference": examples_for_difference(size, between_models + at_one, config.power),
     }
-    log_assumed(assumed)
+    log_assumptions(assumed)
     words = {
         "gap": "a gap of one model",
         "mean_difference": "a difference of two models in the mean",
@@ -100,7 +100,7 @@ def plan(config: PlanConfig) -> dict[str, int]:
     return needed
 
 
-def log_assumed(assumed: Assumed) -> None:
+def log_assumptions(assumed: Assumptions) -> None:
     """Says what a plan rests on."""
     log.info(
         "assuming a mean of %.1f over %d placements, a correlation of %.2f between placements, an agreement of %.2f "
@@ -108,15 +108,15 @@ def log_assumed(assumed: Assumed) -> None:
     )  # fmt: skip
 
 
-def assumed_of_config(config: ExpectedConfig) -> Assumed:
+def assumptions_from_config(config: ExpectedConfig) -> Assumptions:
     """What the options expect, or the sweep that they name shows."""
     if config.sweep is None:
-        return Assumed(config.n_docs, config.mean / 100, config.correlation, config.agreement)
+        return Assumptions(config.n_docs, config.mean / 100, config.correlation, config.agreement)
     correct = Evidence(config.sweep).correct
-    return Assumed(correct.shape[1], float(correct.mean()), correlation_of_placements(correct), config.agreement)
+    return Assumptions(correct.shape[1], float(correct.mean()), correlation_of_placements(correct), config.agreement)
 
 
-def assumed_of_pair(correct: np.ndarray, reference: np.ndarray) -> Assumed:
+def assumptions_from_pair(correct: np.ndarray, reference: np.ndarray) -> Assumptions:
     """What a model's scores [E, P] and those of another model of the same examples show.
 
     Examples' means hold what is their placements' alone too, which two models do not share: the agreement is that of
@@ -126,7 +126,7 @@ def assumed_of_pair(correct: np.ndarray, reference: np.ndarray) -> Assumed:
     means = np.stack([correct.mean(axis=1), reference.mean(axis=1)])
     shared = math.prod(_share_of_examples(scores) for scores in (correct, reference))
     agreement = np.corrcoef(means)[0, 1] / math.sqrt(shared) if shared and (means.std(axis=1) > 0).all() else 1.0
-    return Assumed(correct.shape[1], float(correct.mean()), correlation, float(np.clip(agreement, 0, 1)))
+    return Assumptions(correct.shape[1], float(correct.mean()), correlation, float(np.clip(agreement, 0, 1)))
 
 
 def _share_of_examples(correct: np.ndarray) -> float:

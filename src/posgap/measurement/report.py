@@ -13,7 +13,7 @@ from posgap.foundation.files import atomic
 from posgap.generation.backends import in_use
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.diagnoses import Diagnosis
-from posgap.measurement.explored import Explored
+from posgap.measurement.page_examples import PageExamples
 from posgap.measurement.summary import p_value, summary_text
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions
@@ -34,7 +34,7 @@ def write_report(
     png: Path,
     html: Path,
     title: str,
-    explored: Explored | None = None,
+    explored: PageExamples | None = None,
     comparison: Comparison | None = None,
 ) -> None:
     """Writes the picture of `sweeps`, or of their differences, as PNG, and their page."""
@@ -48,7 +48,7 @@ def write_page(
     sweeps: Sequence[Sweep],
     html: Path,
     title: str,
-    explored: Explored | None = None,
+    explored: PageExamples | None = None,
     diagnosis: Diagnosis | None = None,
     comparison: Comparison | None = None,
 ) -> None:
@@ -66,12 +66,12 @@ def save_page(text: str, html: Path) -> None:
 def page(
     sweeps: Sequence[Sweep],
     title: str,
-    explored: Explored | None = None,
+    explored: PageExamples | None = None,
     diagnosis: Diagnosis | None = None,
     comparison: Comparison | None = None,
 ) -> str:
     """The page as text; it needs nothing beside itself."""
-    return rendered(
+    return render_page(
         "posgap.measurement",
         "report.html.j2",
         sweeps,
@@ -88,11 +88,13 @@ def page(
 
 def _below(sweeps: Sequence[Sweep]) -> str:
     """What stands below the title of a comparison: which models these are, and what they were asked."""
-    models = ", ".join(dict.fromkeys(sweep.named for sweep in sweeps))
+    models = ", ".join(dict.fromkeys(sweep.display_name for sweep in sweeps))
     return f"{models}: task {sweeps[0].task}, n = {sweeps[0].n_examples:,}"
 
 
-def rendered(package: str, template: str, sweeps: Sequence[Sweep], explored: Explored | None, **more: Any) -> str:
+def render_page(
+    package: str, template: str, sweeps: Sequence[Sweep], explored: PageExamples | None, **more: Any
+) -> str:
     """The page that a template of a package makes of `sweeps`, with its curves, tabs and examples."""
     page = templates(package).get_template(template)
     return page.render(
@@ -142,8 +144,8 @@ def charts(sweeps: Sequence[Sweep]) -> dict[str, list]:
     """What pages show of `sweeps`: for the template `accuracy.html.j2` the axes of curves, or the grids of pairs; and,
     where all have the same placements, name, accuracy and interval of each sweep by placement."""
     axes = [(width, _ticks(max((s.n_docs for s in sweeps), default=1), width)) for width in _WIDTHS]
-    alike = len({tuple(s.names) for s in sweeps}) == 1
-    by_placement = list(zip(*(zip(s.names, s.accuracy, s.ci95) for s in sweeps))) if alike else []
+    alike = len({tuple(s.placement_names) for s in sweeps}) == 1
+    by_placement = list(zip(*(zip(s.placement_names, s.accuracy, s.ci95) for s in sweeps))) if alike else []
     return {"axes": axes, "grids": [_grid(s) for s in sweeps if s.categories], "by_placement": by_placement}
 
 
@@ -160,7 +162,7 @@ def _difference_axes(comparison: Comparison) -> list[tuple[int, int, list[int]]]
     step = next(s for s in _STEPS if 6 * s >= most - least)
     room = 36 if len(comparison.placements[0]) == 1 else 60
     lines = [step * i for i in range(math.floor(least / step), max(1, math.ceil(most / step)) + 1)]
-    return [(width, math.ceil(len(comparison.names) * room / width), lines) for width in _WIDTHS]
+    return [(width, math.ceil(len(comparison.placement_names) * room / width), lines) for width in _WIDTHS]
 
 
 def _grid(sweep: Sweep) -> dict:

@@ -57,7 +57,7 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
     `PosgapError` that names the first row whose score is another.
     """
     path, sweep = evidence.path, evidence.sweep
-    scored = _by_judgements(path) if sweep.grading else by_metric(sweep)
+    scored = _judgement_scorer(path) if sweep.grading else metric_scorer(sweep)
     for row in read_predictions(path):
         at = Placement(tuple(row["placement"]), sweep.n_docs, row.get("baseline", ""))
         said = outcome_of(row) == "answered"
@@ -70,13 +70,13 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
             )
 
 
-def by_metric(sweep: Sweep) -> Callable[[str, AnyExample, Placement], float]:
+def metric_scorer(sweep: Sweep) -> Callable[[str, AnyExample, Placement], float]:
     """What scores a response to an example at a placement as a sweep did that no judge graded."""
     task = sweep.asked_task
     return lambda response, example, at: task.score(response, task.answers(example, at), sweep.metric)
 
 
-def _by_judgements(path: Path) -> Callable[[str, AnyExample, Placement], float]:
+def _judgement_scorer(path: Path) -> Callable[[str, AnyExample, Placement], float]:
     judgements = read_judgements(path if path.is_dir() else path.parent)
 
     def scored(response: str, example: AnyExample, at: Placement) -> float:
@@ -85,6 +85,6 @@ def _by_judgements(path: Path) -> Callable[[str, AnyExample, Placement], float]:
             raise PosgapError(
                 f"{path}: {example.id} at {at.name}: nobody judged {shorten(repr(response))}; grade again"
             )
-        return judgement.score
+        return judgement.mean_score
 
     return scored

@@ -24,7 +24,7 @@ class SamePlace(Record):
     wrong: Count = Field(description="how many are wrong")
 
     @property
-    def sentence(self) -> str:
+    def habit_text(self) -> str:
         """It in words, with what it means."""
         return (
             f"Of {self.wrong} wrong answers {self.named} are the item at position {self.place}, whichever was asked "
@@ -32,7 +32,7 @@ class SamePlace(Record):
         )
 
 
-def same_place(
+def find_same_place(
     builder: TextPromptBuilder,
     examples: Sequence[AnyExample],
     placements: Sequence[Placement],
@@ -51,7 +51,7 @@ def same_place(
         if not builder.task.candidates(example):
             return None
         answers += 1
-        places[_named(builder.documents(example, at[tuple(positions)]), response)] += 1
+        places[_find_place(builder.documents(example, at[tuple(positions)]), response)] += 1
     del places[0]
     place, often = max(places.items(), key=lambda item: item[1], default=(0, 0))
     if answers < MIN_WRONG or often <= MIN_SHARE * answers:
@@ -59,7 +59,7 @@ def same_place(
     return SamePlace(place=place, named=often, wrong=answers)
 
 
-def _named(documents: Sequence[Document], response: str) -> int:
+def _find_place(documents: Sequence[Document], response: str) -> int:
     """The place of the document whose text the response has first; 0 where it has none."""
     said = response.lower()
     found = [(said.find(document.text.lower()), place) for place, document in enumerate(documents, start=1)]

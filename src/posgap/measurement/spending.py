@@ -58,7 +58,7 @@ class TokenTotals(Record):
         """Tokens as metrics of a run."""
         return self.model_dump(include={"prompt_tokens", "completion_tokens", "thinking_tokens"})
 
-    def sentence(self) -> str:
+    def totals_text(self) -> str:
         """All of it in words."""
         thinking = f", {self.thinking_tokens:,} of them thoughts" if self.thinking_tokens else ""
         return (

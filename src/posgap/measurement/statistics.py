@@ -105,13 +105,13 @@ def difference_interval(differences: np.ndarray, error: float = EACH_END) -> np.
 
     Each end is wrong with chance `error`: Tango's score interval (1998), see `tango_bound`.
     """
-    above, below, squares = _parts(differences)
+    above, below, squares = _signed_sums(differences)
     n = len(differences)
     low = -_difference_bound(below, above, squares, n, error)
     return 100 * np.stack([low, _difference_bound(above, below, squares, n, error)], axis=-1)
 
 
-def _parts(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _signed_sums(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of `differences [E, ...]` the sums [...] of those above 0, of those below without their sign, and of squares."""
     return differences.clip(min=0).sum(axis=0), (-differences).clip(min=0).sum(axis=0), (differences**2).sum(axis=0)
 
@@ -120,7 +120,7 @@ def difference_reaches(differences: np.ndarray, least: float, error: float) -> n
     """Whether `difference_interval` begins at `least` (a share below 1) or above, found without a search [...]."""
     if least <= -1:
         return np.ones(differences.shape[1:], bool)
-    above, below, squares = _parts(differences)
+    above, below, squares = _signed_sums(differences)
     return tango_refutes(-least, *_as_rights_and_wrongs(below, above, squares, len(differences)), error)
 
 

@@ -35,10 +35,10 @@ def summary_text(sweep: Sweep) -> list[str]:
         )
     if copies := copies_sentence(sweep):
         sentences.append(copies)
-    if sweep.outcomes and (unanswered := sweep.outcomes.sentence(sweep.placements)):
+    if sweep.outcomes and (unanswered := sweep.outcomes.unanswered_text(sweep.placements)):
         sentences.append(unanswered)
     test = f"sign-flip test, {p_value(sweep.flatness.p)}"
-    matters = sweep.flatness.refuted
+    matters = sweep.flatness.is_refuted
     sentences.append(f"Position matters ({test})." if matters else f"That position matters cannot be told ({test}).")
     if shape := sweep.named_shape:
         first, last = ends(shape.beginning_over_middle_ci95, SIGNED), ends(shape.end_over_middle_ci95, SIGNED)
@@ -48,13 +48,13 @@ def summary_text(sweep: Sweep) -> list[str]:
             f"by {shape.end_over_middle:+.1f} ({last})."
         )
     if sweep.same_place:
-        sentences.append(sweep.same_place.sentence)
+        sentences.append(sweep.same_place.habit_text)
     if sweep.choices:
-        sentences.append(sweep.choices.sentence)
+        sentences.append(sweep.choices.preference_text)
     if sweep.grid:
-        sentences += sweep.grid.sentences()
+        sentences += sweep.grid.effect_sentences()
     if sweep.grading:
-        sentences += sweep.grading.sentences()
+        sentences += sweep.grading.judge_sentences()
     return sentences
 
 

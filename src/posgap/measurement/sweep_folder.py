@@ -4,15 +4,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from posgap.foundation.files import write_json, write_jsonl
-from posgap.measurement.explored import Explored
 from posgap.measurement.model_card import write_model_card
+from posgap.measurement.page_examples import PageExamples
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, SWEEP_PAGE, Prediction, Sweep
 from posgap.storage.lineage import write_training_examples
 
 
 def write_sweep(
-    sweep: Sweep, predictions: Sequence[Prediction], learnt: Iterable[str], out: Path, explored: Explored
+    sweep: Sweep, predictions: Sequence[Prediction], learnt: Iterable[str], out: Path, explored: PageExamples
 ) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `training_examples.json`, `sweep.png`, `sweep.html` and
     `model_card.md`. `learnt` are the contents of the examples that the model was trained on, `explored` is what the
@@ -29,7 +29,7 @@ def write_evidence(sweep: Sweep, predictions: Sequence[Prediction], learnt: Iter
     write_json(out / SWEEP_FILE, sweep.model_dump(mode="json", exclude_defaults=True))
 
 
-def write_readable(sweep: Sweep, out: Path, explored: Explored) -> None:
+def write_readable(sweep: Sweep, out: Path, explored: PageExamples) -> None:
     """Writes what people read of a sweep: `sweep.png`, `sweep.html` and `model_card.md`."""
     write_report([sweep], out / "sweep.png", out / SWEEP_PAGE, sweep.title, explored)
     write_model_card(sweep, out / "model_card.md")

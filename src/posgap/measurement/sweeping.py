@@ -17,12 +17,12 @@ from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Completion, Generator, LazyGenerator, Sampling
 from posgap.generation.served import EndpointIdentity
 from posgap.measurement.asking import Each, answers
-from posgap.measurement.choices import choices_of
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import Fill
+from posgap.measurement.option_bias import measure_option_bias
 from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.prompt_mitigator import PromptMitigator
-from posgap.measurement.same_place import same_place
+from posgap.measurement.same_place import find_same_place
 from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweeps import (
     Prediction,
@@ -30,8 +30,8 @@ from posgap.measurement.sweeps import (
     Sweep,
     baseline_scores,
     baselines_of,
+    make_prediction,
     outcomes_of,
-    prediction,
     summarize,
     swept_rows,
 )
@@ -184,7 +184,7 @@ def answered(
         right = builder.task.answers(example, at)
         copies = find_copying(partial(builder.text, example, at), said.text, right)
         score = builder.task.score(said.text, right, config.metric)
-        predictions.append(prediction(example, content, at, sample, said, score, copies))
+        predictions.append(make_prediction(example, content, at, sample, said, score, copies))
     predictions.sort(key=lambda row: "baseline" in row)
     outcomes = outcomes_of(predictions, [placement.positions for placement in placements])
     spent = TokenTotals.from_usages(completion.usage for completion in completions)
@@ -211,12 +211,12 @@ def figures(
     # At some of the placements alone items would not stand in every slot equally often.
     if builder.task.slot_names and len(placements) == config.n_docs:
         responses = (row["response"] for row in swept)
-        choices = choices_of(builder.task, examples, placements, responses, config.shuffle)
+        choices = measure_option_bias(builder.task, examples, placements, responses, config.shuffle)
     habit = None
     if mitigated is None:  # else the model may have read the documents in another order than they were given in
         answers = (row for row in swept if not row["correct"] and "outcome" not in row)
         wrong = ((row["id"], row["placement"], row["response"]) for row in answers)
-        habit = same_place(builder, examples, placements, wrong)
+        habit = find_same_place(builder, examples, placements, wrong)
     return Sweep(
         task=builder.task.name,
         definition=config.task if is_definition(config.task) else "",
@@ -294,7 +294,7 @@ def _asked(
     if config.temperature:
         decoding = f"temperature {config.temperature:g}" if decoding == "greedy" else decoding
         decoding += f", {config.samples} samples" * (config.samples > 1)
-    return PromptSettings.by(builder, decoding, body).model_copy(
+    return PromptSettings.from_builder(builder, decoding, body).model_copy(
         update={
             "samples": config.samples,
             "dtype": config.dtype if backend.local else "",

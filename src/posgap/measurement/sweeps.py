@@ -15,10 +15,10 @@ from posgap.foundation.locations import Location, last_name
 from posgap.generation.generator import Completion, Outcome
 from posgap.generation.served import EndpointIdentity
 from posgap.measurement import statistics
-from posgap.measurement.choices import Choices
 from posgap.measurement.filling import FillRecord
 from posgap.measurement.gradings import Grading
 from posgap.measurement.grid import Grid, grid_of
+from posgap.measurement.option_bias import OptionBias
 from posgap.measurement.outcomes import Ending, OutcomeCounts, Outcomes
 from posgap.measurement.same_place import SamePlace
 from posgap.measurement.shape import Shape, shape_of
@@ -50,7 +50,7 @@ class Flatness(Record):
     p: float = Field(description="p-value of the claim that accuracy is the same at every placement")
 
     @property
-    def refuted(self) -> bool:
+    def is_refuted(self) -> bool:
         """Whether position matters, at the 5 % level."""
         return self.p < statistics.LEVEL
 
@@ -97,7 +97,7 @@ class PromptSettings(Record):
     device: str = Field("", description="cpu or cuda")
 
     @classmethod
-    def by(cls, builder: TextPromptBuilder, decoding: str = "greedy", body: dict | None = None) -> Self:
+    def from_builder(cls, builder: TextPromptBuilder, decoding: str = "greedy", body: dict | None = None) -> Self:
         """What prompts of this builder ask, with these fields in the requests to an endpoint, and this decoding."""
         return cls(
             prompt=builder.task.wording(),
@@ -152,7 +152,7 @@ class Sweep(Record):
     outcomes: Outcomes | None = Field(
         None, description="how prompts ended, in all and by placement; null in files of an older posgap"
     )
-    choices: Choices | None = Field(None, description="which slots responses name, where the task has them name one")
+    choices: OptionBias | None = Field(None, description="which slots responses name, where the task has them name one")
     same_place: SamePlace | None = Field(
         None, description="where most wrong answers name the item at one position: which, and how many"
     )
@@ -189,9 +189,9 @@ class Sweep(Record):
         return task
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Self:
+    def _check_placements(self) -> Self:
         kinds = {len(placement) for placement in self.placements}
-        if 0 in kinds or len(kinds) > 1 or len(set(self.names)) < len(self.names):
+        if 0 in kinds or len(kinds) > 1 or len(set(self.placement_names)) < len(self.placement_names):
             raise ValueError("placements: some are there twice, or not all have as many gold documents")
         for placement in self.placements:
             if len(set(placement)) < len(placement) or not all(1 <= place <= self.n_docs for place in placement):
@@ -218,7 +218,7 @@ class Sweep(Record):
         return [placement[0] for placement in self.placements]
 
     @property
-    def names(self) -> list[str]:
+    def placement_names(self) -> list[str]:
         """Each placement as text: "7", or "3+7"; of filled prompts the depth, "25 %"."""
         if self.filled:
             return [self.filled.depth_names[number - 1] for number in self.positions]
@@ -232,16 +232,16 @@ class Sweep(Record):
     @property
     def named_shape(self) -> Shape | None:
         """The shape, where position matters for certain; older sweeps have one without that."""
-        return self.shape if self.flatness.refuted else None
+        return self.shape if self.flatness.is_refuted else None
 
     @property
     def title(self) -> str:
         """What stands above the sweep's page: the model, the task, and how many examples there are."""
         at = f" at {self.filled.tokens:,} tokens" if self.filled else ""
-        return f"{self.named}{at}: task {self.task}, n = {self.n_examples:,}"
+        return f"{self.display_name}{at}: task {self.task}, n = {self.n_examples:,}"
 
     @property
-    def named(self) -> str:
+    def display_name(self) -> str:
         """The model as a reader knows it: the last part of its name and, where it has one, the label beside it."""
         name = last_name(self.model)
         return name if self.label in (name, "model") else f"{name} ({self.label})"
@@ -282,7 +282,7 @@ def summarize(correct: np.ndarray, placements: list[list[int]], seed: int, categ
         **(
             _of_categories(correct, categories)
             if any(categories)
-            else {"shape": shape_of(correct, [placement[0] for placement in placements], uneven=flatness.refuted)}
+            else {"shape": shape_of(correct, [placement[0] for placement in placements], uneven=flatness.is_refuted)}
         ),
         **_of_grid(correct, placements, seed, categories),
     }
@@ -343,7 +343,7 @@ class Prediction(TypedDict):
     echo: NotRequired[bool]
 
 
-def prediction(
+def make_prediction(
     example: AnyExample,
     content: str,
     placement: Placement,
@@ -405,7 +405,7 @@ def outcomes_of(predictions: Iterable[Prediction], placements: Sequence[Sequence
     return Outcomes.at([OutcomeCounts.count(of_placement) for of_placement in endings.values()])
 
 
-def no_figures(
+def no_figures_error(
     what: str,
     outcomes: Outcomes,
     placements: Sequence[Sequence[int]],
@@ -513,7 +513,7 @@ class Evidence:
         self.outcomes = outcomes_of(predictions, self.sweep.placements)
         self.baselines = baseline_scores(predictions, self.ids, self.sweep.asked.samples, path)
 
-    def in_order_of(self, reference: "Evidence") -> "Evidence":
+    def reorder_like(self, reference: "Evidence") -> "Evidence":
         """The same with its examples in the order in which the reference has the same ones."""
         if sorted(self.contents) != sorted(reference.contents):
             raise PosgapError(f"{self.path} and {reference.path}: predictions of other examples; sweep both again")

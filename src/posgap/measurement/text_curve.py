@@ -16,9 +16,9 @@ def text_curve(sweep: Sweep) -> str:
     step = -(-len(sweep.placements) // MAX_LINES)
     shown = sorted({*range(0, len(sweep.placements), step), len(sweep.placements) - 1, best, worst})
     marks = {best: "  best", worst: "  worst"} if best != worst else {}
-    width = max(len(name) for name in sweep.names)
+    width = max(len(name) for name in sweep.placement_names)
     lines = [
-        f"{sweep.names[at]:>{width}} {_bar(sweep.accuracy[at])} {sweep.accuracy[at]:5.1f} "
+        f"{sweep.placement_names[at]:>{width}} {_bar(sweep.accuracy[at])} {sweep.accuracy[at]:5.1f} "
         f"({sweep.ci95[at][0]:.1f} to {sweep.ci95[at][1]:.1f}){marks.get(at, '')}"
         for at in shown
     ]

@@ -16,7 +16,7 @@ from posgap.foundation.files import Record, digest_of, read_model, work_folder, 
 from posgap.foundation.interruption import RESUMES
 from posgap.generation.served import MUST_STAY, EndpointChanged, EndpointIdentity
 from posgap.measurement.config import SweepConfig
-from posgap.measurement.explored import explored_sweep
+from posgap.measurement.page_examples import pack_sweep
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeping import Answered, answered, figures, prompt_digest
 from posgap.measurement.sweeps import Evidence
@@ -144,7 +144,7 @@ class Comparison:
         sweep = figures(config, examples, model.builder, model.placements, digests, asked, name, factors)
         out.mkdir(parents=True)
         seen = set(content_keys(self.splits.selection)) if settings else set()
-        explored = explored_sweep(sweep, asked.predictions, examples)
+        explored = pack_sweep(sweep, asked.predictions, examples)
         write_sweep(sweep, asked.predictions, training_examples(config.model) | seen, out, explored)
         log.info("%s, held-out examples: %s", name, labelled(sweep))
         return Evidence(out, sweep, asked.predictions)

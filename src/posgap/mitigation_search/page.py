@@ -8,8 +8,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from posgap.measurement.plots import COLORS, plain, save_picture
-from posgap.measurement.report import rendered, save_page
+from posgap.measurement.plots import COLORS, save_picture, trim_axes
+from posgap.measurement.report import render_page, save_page
 from posgap.measurement.sweeps import Sweep
 from posgap.mitigation_search.report import MITIGATE_PAGE, Mitigate
 
@@ -27,7 +27,7 @@ def write_pages(result: Mitigate, sweeps: Sequence[Sweep], out: Path) -> None:
     """Writes `mitigate.png`, what each gains, and `mitigate.html`. Of `sweeps` the first is of the model as it is."""
     shown = rows(result)
     save_picture(gains(result), out / "mitigate.png")
-    text = rendered(
+    text = render_page(
         "posgap.mitigation_search",
         "mitigate.html.j2",
         sweeps,
@@ -64,5 +64,5 @@ def gains(result: Mitigate) -> Figure:
     names = [f"{row.name}\n{row.price}" for row in shown]
     axes.set(xlabel=f"gain over {result.reference}, points", ylim=(len(shown) - 0.5, -0.5))
     axes.set_yticks(range(len(shown)), names)
-    plain(axes)
+    trim_axes(axes)
     return figure

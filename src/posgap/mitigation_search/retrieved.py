@@ -35,7 +35,7 @@ def retrieved(base: Evidence, examples: Sequence[AnyExample], n_docs: int) -> Re
             id=example.id,
             question=example.question,
             ranks=[rank for rank, passage in enumerate(prompt_passages(example, n_docs), start=1) if passage.relevant],
-            right_at=[base.sweep.names[at] for at in np.flatnonzero(of_example > score)],
+            right_at=[base.sweep.placement_names[at] for at in np.flatnonzero(of_example > score)],
             response=said[example.id],
         )
         for example, of_example, score in zip(examples, base.correct, scores, strict=True)

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from posgap.measurement.plots import COLORS, plain
+from posgap.measurement.plots import COLORS, trim_axes
 from posgap.rollout.documents import PARTS
 from posgap.rollout.files import SINK_THRESHOLD, Measurement
 
@@ -18,7 +18,7 @@ MIN_DECADES = 6  # the axis ends at 10^-6 of a uniform share
 def style_axes(axes: Axes, **labels) -> Axes:
     """Sets `labels` (title, axis labels, limits) and the common style on `axes`."""
     axes.set(**labels)
-    plain(axes)
+    trim_axes(axes)
     return axes
 
 

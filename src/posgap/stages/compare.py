@@ -5,9 +5,9 @@ from pathlib import Path
 
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
-from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps, named_apart
+from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps, with_distinct_labels
 from posgap.measurement.config import CompareConfig
-from posgap.measurement.explored import explored_folders
+from posgap.measurement.page_examples import pack_folders
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import Evidence
 from posgap.stages.frame import stage
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 @stage
 def compare(config: CompareConfig, out: Path, run: Run) -> None:
     """Writes `comparison.json`, `comparison.png` and `comparison.html`."""
-    evidence = named_apart([Evidence(path) for path in config.sweeps])
+    evidence = with_distinct_labels([Evidence(path) for path in config.sweeps])
     comparison = compare_sweeps(evidence, config.allow)
     write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
     sweeps = [each.sweep for each in evidence]
-    explored = explored_folders(evidence)
+    explored = pack_folders(evidence)
     png, html = out / "comparison.png", out / "comparison.html"
     write_report(sweeps, png, html, comparison.title, explored, comparison)
     for number, difference in enumerate(comparison.differences, start=1):

@@ -4,14 +4,14 @@ import logging
 from pathlib import Path
 
 from posgap.diagnosis.attention import diagnose_attention
-from posgap.diagnosis.swept import read_swept
+from posgap.diagnosis.diagnosed_sweep import read_diagnosed_sweep
 from posgap.diagnosis.token_shifts import diagnose_tokens
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.config import DiagnoseConfig
 from posgap.measurement.diagnoses import DIAGNOSIS_FILE, Diagnosis, TokenFigures
-from posgap.measurement.explored import explored_sweep
+from posgap.measurement.page_examples import pack_sweep
 from posgap.measurement.plots import attention_map, save_picture
 from posgap.measurement.report import write_page
 from posgap.measurement.summary import copies_warning
@@ -28,7 +28,7 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
 
     Tokens are forced upon the model only as it wrote them itself, so that it need not answer at once.
     """
-    swept = read_swept(config)
+    swept = read_diagnosed_sweep(config)
     # In another precision than the sweep's, some of its wrong answers would be right.
     dtype = swept.sweep.asked.dtype if config.dtype == "auto" else config.dtype
     model = load_model(config.model, dtype or "auto")
@@ -47,10 +47,12 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
     )
     write_json(out / DIAGNOSIS_FILE, diagnosis.model_dump(mode="json"))
     title = f"{diagnosis.label}: why its accuracy depends on the position"
-    explored = explored_sweep(swept.sweep, swept.predictions, swept.examples)
+    explored = pack_sweep(swept.sweep, swept.predictions, swept.examples)
     write_page([swept.sweep], out / "diagnosis.html", title, explored, diagnosis)
     if diagnosis.attention:
-        save_picture(attention_map(diagnosis.attention, swept.sweep.names, diagnosis.label), out / "diagnosis.png")
+        save_picture(
+            attention_map(diagnosis.attention, swept.sweep.placement_names, diagnosis.label), out / "diagnosis.png"
+        )
         for layer, shares in enumerate(zip(*diagnosis.attention.gold), start=1):
             run.metrics({"attention_to_gold": sum(shares) / len(shares)}, step=layer)
         if preamble := diagnosis.attention.preamble:
@@ -65,7 +67,7 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
     if tokens := diagnosis.tokens:
         figures = {"recovery_rate": tokens.recovery_rate, "turning_is_peak": tokens.turning_is_peak}
         run.metrics({name: figure for name, figure in figures.items() if figure is not None})
-        log.log(RESULT, "%s", _summary(tokens, swept.sweep.names[swept.best]))
+        log.log(RESULT, "%s", _summary(tokens, swept.sweep.placement_names[swept.best_index]))
         if tokens.unclean:
             log.info(
                 "%d of them repeat the prompt or are cut: there the turning token says where a copy begins, not what "

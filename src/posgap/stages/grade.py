@@ -10,10 +10,10 @@ from posgap.foundation.files import write_jsonl
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import with_uris
 from posgap.grading.judge import Judge
-from posgap.grading.prompt import Judged
+from posgap.grading.prompt import JudgedResponse
 from posgap.measurement.config import GradeConfig
-from posgap.measurement.explored import explored_sweep
 from posgap.measurement.gradings import GRADED, JUDGEMENTS_FILE, Agreement, Grading, Judgement, flipped_share
+from posgap.measurement.page_examples import pack_sweep
 from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import (
@@ -21,7 +21,7 @@ from posgap.measurement.sweeps import (
     Evidence,
     Prediction,
     Sweep,
-    no_figures,
+    no_figures_error,
     outcome_of,
     outcomes_of,
     read_predictions,
@@ -59,7 +59,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     examples = _swept_examples(config, evidence)
     judge = Judge(config, {field: config.digest(field) for field in ("sweep", "examples", "judge")})
     answered = [row for row in rows if outcome_of(row) == "answered"]
-    asked = [Judged.of(examples[row["id"]], row["response"]) for row in answered]
+    asked = [JudgedResponse.from_example(examples[row["id"]], row["response"]) for row in answered]
     judgements = dict(zip(asked, judge.judge(asked, f"judgements of {sweep.label}")))
     judged = iter(asked)
     by_row = [next(judged) if outcome_of(row) == "answered" else None for row in rows]
@@ -73,19 +73,19 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     (out / PROMPT_FILE).write_text(judge.prompt, encoding="utf-8")
     outcomes = outcomes_of(graded, sweep.placements)
     if outcomes.worst_share > config.max_unanswered:
-        run.metrics(outcomes.figures)
+        run.metrics(outcomes.metrics)
         write_jsonl(out / PREDICTIONS_FILE, graded)
         often, graded_sweep = judge.most_frequent_complaint(), with_uris(str(config.sweep))
-        raise no_figures(
+        raise no_figures_error(
             graded_sweep, outcomes, sweep.placements, config.max_unanswered, often, "judgements", config.out
         )
-    by_example: dict[str, dict[Judged, Judgement]] = {}
+    by_example: dict[str, dict[JudgedResponse, Judgement]] = {}
     for row, each in zip(rows, by_row):
         if each:
             by_example.setdefault(row["id"], {})[each] = judgements[each]
     if spent := TokenTotals.from_usages(completion.usage for completion in judge.kept.completions.values()):
         run.metrics(spent.metrics())
-        log.info("%s: %s", config.judge, spent.sentence())
+        log.info("%s: %s", config.judge, spent.totals_text())
     grading = Grading(
         judge=with_uris(config.judge),
         judge_digest=config.digest("judge"),
@@ -102,7 +102,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     known = {name: getattr(sweep, name) for name in _TAKEN_OVER}
     figures = summarize(correct, sweep.placements, config.seed, sweep.categories)
     result = Sweep(**known, metric=GRADED, **figures, outcomes=outcomes, grading=grading)
-    explored = explored_sweep(result, graded, list(examples.values()))
+    explored = pack_sweep(result, graded, list(examples.values()))
     write_sweep(result, graded, training_examples(config.sweep), out, explored)
     log_sweep(result, run)
     run.artifact(out)
@@ -125,7 +125,7 @@ def _graded(row: Prediction, judgement: Judgement | None, complaint: str | None)
     if judgement is None:
         scored["outcome"], scored["correct"] = outcome_of(row), False
     elif judgement.is_readable:
-        scored["correct"] = judgement.score if judgement.is_flipped else judgement.score == 1
+        scored["correct"] = judgement.mean_score if judgement.is_flipped else judgement.mean_score == 1
     else:
         scored["outcome"], scored["correct"] = "ungraded", False
         scored["reason"] = f"the judge gave no judgement: {complaint}"
@@ -139,5 +139,5 @@ def _agreement(metric: str, rows: Sequence[Prediction], judgements: Sequence[Jud
     pairs: dict[str, list[tuple[bool, bool]]] = {}
     for row, judgement in zip(rows, judgements):
         if judgement and judgement.is_readable and not judgement.is_flipped:
-            pairs.setdefault(row["id"], []).append((judgement.score == 1, row["correct"] == 1))
-    return Agreement.of(metric, pairs.values())
+            pairs.setdefault(row["id"], []).append((judgement.mean_score == 1, row["correct"] == 1))
+    return Agreement.from_pairs(metric, pairs.values())

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 from posgap.measurement.config import MergeConfig
-from posgap.measurement.explored import Swept, explored, read_texts
 from posgap.measurement.merging import merge_sweeps
+from posgap.measurement.page_examples import SweepToShow, pack_examples, read_texts
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import Evidence
 from posgap.stages.frame import stage
@@ -30,7 +30,7 @@ def merge(config: MergeConfig, out: Path, run: Run) -> None:
         shutil.copytree(config.sweeps[0], out, ignore=shutil.ignore_patterns(MANIFEST, ".*"), dirs_exist_ok=True)
     else:
         texts = {id: asked for part in config.sweeps for id, asked in read_texts(part).items()}
-        page = explored([Swept(sweep, predictions, texts)])
+        page = pack_examples([SweepToShow(sweep, predictions, texts)])
         write_sweep(sweep, predictions, set().union(*map(training_examples, config.sweeps)), out, page)
     log_sweep(sweep, run)
     run.artifact(out)

@@ -16,9 +16,9 @@ from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator, LazyGenerator
 from posgap.generation.served import EndpointChanged, EndpointGenerator
 from posgap.measurement.config import SweepConfig
-from posgap.measurement.explored import explored_sweep
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import estimated_lengths, folder_at, length_map
+from posgap.measurement.page_examples import pack_sweep
 from posgap.measurement.prompt_mitigator import Question
 from posgap.measurement.spending import estimate, estimated_tokens
 from posgap.measurement.sweep_folder import write_sweep
@@ -29,7 +29,7 @@ from posgap.measurement.sweeping import (
     placements_of,
     swept,
 )
-from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, no_figures, read_sweep
+from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, no_figures_error, read_sweep
 from posgap.models.factors import config_factors
 from posgap.models.memory import cache_bytes
 from posgap.scaling.scaling_file import refuse_searched
@@ -121,15 +121,15 @@ def _swept(
     asked, config, builder, digests = swept(config, examples, builder, placements, config.digest("model"), generator)
     if asked.spent:
         run.metrics(asked.spent.metrics(), step=step)
-        log.info("%s: %s", label, asked.spent.sentence())
+        log.info("%s: %s", label, asked.spent.totals_text())
     if asked.outcomes.worst_share > config.max_unanswered:
-        run.metrics(asked.outcomes.figures, step=step)
+        run.metrics(asked.outcomes.metrics, step=step)
         write_jsonl(out / PREDICTIONS_FILE, asked.predictions)
         where, often = [placement.positions for placement in placements], asked.most_frequent_reason
         model = with_uris(config.model) + (f" at {step:,} tokens" if step else "")
-        raise no_figures(model, asked.outcomes, where, config.max_unanswered, often, "answers", config.out)
+        raise no_figures_error(model, asked.outcomes, where, config.max_unanswered, often, "answers", config.out)
     result = figures(config, examples, builder, placements, digests, asked, label, _factors(config))
-    explored = explored_sweep(result, asked.predictions, examples)
+    explored = pack_sweep(result, asked.predictions, examples)
     write_sweep(result, asked.predictions, training_examples(config.model), place, explored)
     return result
 

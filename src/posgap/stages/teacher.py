@@ -90,8 +90,8 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
         kept = [row for row in rows if row["content"] in answered_right]
     right = sum(row["correct"] for row in rows)
     if not kept:
-        unanswered = f" ({outcomes.unanswered} prompts were not answered: {outcomes.listed})" * bool(
-            outcomes.unanswered
+        unanswered = f" ({outcomes.n_unanswered} prompts were not answered: {outcomes.kinds_text})" * bool(
+            outcomes.n_unanswered
         )
         raise PosgapError(f"{config.model}: no response at {where} is correct{unanswered}; there is nothing to distil")
     write_jsonl(out / RESPONSES_FILE, kept)
@@ -103,13 +103,13 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     write_json(out / TEACHER_FILE, {**summary, **about, "outcomes": outcomes.model_dump()})
     names = ("position",) if builder.task.n_gold == 1 else ("position_pre", "position_post")
     where_alone = dict(zip(names, positions[0])) if len(positions) == 1 else {}
-    run.metrics({**summary, "unanswered": outcomes.share, **where_alone})
+    run.metrics({**summary, "unanswered": outcomes.percent_unanswered, **where_alone})
     run.artifact(out)
     log.log(RESULT, "%d of %d responses at %s are correct", right, asked, where)
     if len(placements) > 1:
         log.log(RESULT, "%d of %d examples have a response to learn", summary["examples_kept"], len(examples))
-    if outcomes.unanswered:
-        log.info("%d prompts were not answered, and are left out: %s", outcomes.unanswered, outcomes.listed)
+    if outcomes.n_unanswered:
+        log.info("%d prompts were not answered, and are left out: %s", outcomes.n_unanswered, outcomes.kinds_text)
 
 
 def _require_right_in_sweep(config: TeacherConfig, placements: Sequence[Placement]) -> None:

@@ -11,7 +11,7 @@ from posgap.foundation.extras import import_extra
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
 from posgap.generation.setup import builder_of
-from posgap.measurement.report import rendered, save_page
+from posgap.measurement.report import render_page, save_page
 from posgap.stages.frame import stage
 from posgap.tasks.content import content_keys
 from posgap.tasks.examples import AnyExample, Example
@@ -44,7 +44,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     write_json(out / "validation.json", report)
     rows_failed = len({row["id"] for each in report["checks"] for row in each["rows"]})
     more = {"title": f"Validation of {config.examples}", "report": report, "rows_failed": rows_failed, "shown": SHOWN}
-    save_page(rendered("posgap.measurement", "validation.html.j2", [], None, **more), out / PAGE)
+    save_page(render_page("posgap.measurement", "validation.html.j2", [], None, **more), out / PAGE)
     run.artifact(out)
     run.metrics({"examples": len(table), "failed_expectations": len(report["failures"])})
     if report["failures"]:

@@ -18,7 +18,7 @@ from posgap.generation.generator import Sampling, complete
 from posgap.generation.setup import builder_of, prompt_builder
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import as_filled
-from posgap.measurement.rescoring import by_metric
+from posgap.measurement.rescoring import metric_scorer
 from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_sweep, swept_rows
 from posgap.mitigations.in_force import load_model
 from posgap.models.memory import available_bytes, needed_bytes
@@ -74,7 +74,7 @@ def require_answers(model: Path, swept: Path, examples: Mapping[str, AnyExample]
 
 
 def _rescore(sweep: Sweep, examples: Mapping[str, AnyExample], row: Prediction, response: str) -> float:
-    return by_metric(sweep)(response, examples[row["content"]], Placement(tuple(row["placement"]), sweep.n_docs))
+    return metric_scorer(sweep)(response, examples[row["content"]], Placement(tuple(row["placement"]), sweep.n_docs))
 
 
 def _as_asked(sweep: Sweep, model: Path) -> SweepConfig:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
 from posgap.measurement import statistics
-from posgap.measurement.comparability import alike
+from posgap.measurement.comparability import align_comparable
 from posgap.measurement.sweeps import Evidence
 from posgap.tracking import champions
 from posgap.tracking.registry import find_versions
@@ -57,6 +57,6 @@ def _by_mean(candidate: Evidence) -> tuple[float, str]:
 
 
 def _is_worse(candidate: Evidence, leader: Evidence) -> bool:
-    paired, _ = alike(candidate, leader)
+    paired, _ = align_comparable(candidate, leader)
     _, (_, high) = statistics.paired_difference(paired.correct, leader.correct)
     return high < 0

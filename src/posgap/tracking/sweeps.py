@@ -89,7 +89,7 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
     """Logs the figures as metrics, for the logged model of this id, too; the curve over `step` = position, and a line
     to read."""
     run.metrics(_sweep_metrics(sweep), model_id=model_id)
-    run.metrics({"flatness_p": sweep.flatness.p} | (sweep.outcomes.figures if sweep.outcomes else {}))
+    run.metrics({"flatness_p": sweep.flatness.p} | (sweep.outcomes.metrics if sweep.outcomes else {}))
     if sweep.grading:
         run.metrics(sweep.grading.metrics())
     if not sweep.by_category:
@@ -101,13 +101,13 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
         "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness %s",
         sweep.label, sweep.mean, sweep.gap, *sweep.gap_ci95, p_value(sweep.flatness.p),
     )  # fmt: skip
-    if sweep.outcomes and (sentence := sweep.outcomes.sentence(sweep.placements)):
+    if sweep.outcomes and (sentence := sweep.outcomes.unanswered_text(sweep.placements)):
         log.log(RESULT, "%s: %s", sweep.label, sentence)
     if warning := copies_warning(sweep):
         log.log(RESULT, "%s: %s", sweep.label, warning)
     if sweep.same_place:
-        log.log(RESULT, "%s: %s", sweep.label, sweep.same_place.sentence)
-    for sentence in sweep.grading.sentences() if sweep.grading else ():
+        log.log(RESULT, "%s: %s", sweep.label, sweep.same_place.habit_text)
+    for sentence in sweep.grading.judge_sentences() if sweep.grading else ():
         log.log(RESULT, "%s: %s", sweep.label, sentence)
     for name, baseline in sweep.baselines.items():
         log.log(

@@ -16,10 +16,10 @@ from posgap.foundation.files import Record, atomic, delete_path, digest_of, dige
 from posgap.foundation.locations import MODELS, Location, cache_folder
 from posgap.gating.evidence import ANCHOR, FILES
 from posgap.generation.backends import BACKENDS
-from posgap.measurement.comparability import differing
+from posgap.measurement.comparability import list_differences
 from posgap.measurement.config import GradeConfig, SweepConfig
-from posgap.measurement.explored import explored_folders
 from posgap.measurement.gradings import Grading
+from posgap.measurement.page_examples import pack_folders
 from posgap.measurement.sweep_folder import write_readable
 from posgap.measurement.sweeps import SWEEP_FILE, Evidence, Sweep, read_sweep
 from posgap.stages.frame import stage
@@ -76,7 +76,7 @@ def champion(config: ChampionConfig, out: Path, run: Run) -> None:
     write_json(out / CHAMPION_FILE, judged.model_dump())
     figures = read_sweep(out)
     # What was kept of a promoted sweep is what a verdict rests on, without its pages.
-    write_readable(figures, out, explored_folders([Evidence(out)]))
+    write_readable(figures, out, pack_folders([Evidence(out)]))
     log_sweep(figures, run)
     run.tags({"posgap.version": str(version.version)})
     run.artifact(out)
@@ -116,7 +116,7 @@ def sweep_like(version: "ModelVersion", like: Location, examples: Location | Non
 
 def _sweep_one_like(version: "ModelVersion", like: Location, examples: Location | None) -> Location:
     asked, promoted = read_sweep(fetch_location(like)), _promoted_with(version)
-    if promoted and not differing(read_sweep(promoted), asked):
+    if promoted and not list_differences(read_sweep(promoted), asked):
         log.info("the champion's sweep is at hand: it was promoted with one that asked the same")
         return promoted
     examples = examples or examples_of(like)

@@ -11,7 +11,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
 from posgap.gating.decision_page import GATE_PAGE
 from posgap.gating.verdict import GATE_FILE, read_verdict
-from posgap.measurement.report import rendered, save_page
+from posgap.measurement.report import render_page, save_page
 from posgap.measurement.summary import p_value
 from posgap.measurement.sweeps import SWEEP_FILE, SWEEP_PAGE, Sweep, read_sweep
 from posgap.mitigation_search.report import MITIGATE_FILE, MITIGATE_PAGE, read_mitigate
@@ -66,7 +66,7 @@ def view(config: ViewConfig) -> Path:
         raise PosgapError(f"{config.folder}: no sweep, check, verdict or mitigation is in it, or below it")
     title = f"Results in {config.folder.resolve().name}: {len(found)}"
     shown = [row.sweep for row in found if row.sweep]
-    save_page(rendered("posgap.workflows", "index.html.j2", shown, None, title=title, groups=grouped(found)), page)
+    save_page(render_page("posgap.workflows", "index.html.j2", shown, None, title=title, groups=grouped(found)), page)
     address = page.resolve().as_uri()
     show(f"{len(found)} results: {address}", {"results": len(found), "page": address})
     return page
@@ -90,7 +90,7 @@ def rows(top: Path) -> Iterator[Row]:
 def _sweep(folder: Path, name: str) -> Row:
     sweep = read_sweep(folder)
     p = p_value(sweep.flatness.p)
-    outcome = f"position matters ({p})" if sweep.flatness.refuted else f"cannot be told from flat ({p})"
+    outcome = f"position matters ({p})" if sweep.flatness.is_refuted else f"cannot be told from flat ({p})"
     return Row("sweep", name, SWEEP_PAGE, outcome, sweep)
 
 

@@ -24,7 +24,7 @@ _RESPONSES = 64  # by which it is told after what words a model answers
 
 
 @dataclass(frozen=True)
-class Swept:
+class DiagnosedSweep:
     """A sweep with its examples in the sweep's order, or the first of them, their scores `correct [E, P]`, the builder
     of its prompts, their rows of its predictions file, and its metric."""
 
@@ -58,16 +58,16 @@ class Swept:
         ).preamble
 
     @property
-    def best(self) -> int:
+    def best_index(self) -> int:
         """The index of the advantageous placement."""
         return self.sweep.placements.index(self.sweep.advantageous)
 
-    def score(self, response: str, example: AnyExample, placement: Placement) -> float:
+    def score_response(self, response: str, example: AnyExample, placement: Placement) -> float:
         """The score of a response at a placement under the sweep's metric."""
         return self.builder.task.score(response, self.builder.task.answers(example, placement), self.metric)
 
 
-def read_swept(config: DiagnoseConfig) -> Swept:
+def read_diagnosed_sweep(config: DiagnoseConfig) -> DiagnosedSweep:
     """Reads the sweep that `config` names, and of it the first examples that `config` limits it to; raises
     `PosgapError` if examples, model or prompts are not the sweep's."""
     sweep = read_sweep(config.sweep)
@@ -101,4 +101,4 @@ def read_swept(config: DiagnoseConfig) -> Swept:
     limit = config.limit or len(ids)
     among = set(ids[:limit])
     predictions = [row for row in swept_rows(read_predictions(config.sweep)) if row["id"] in among]
-    return Swept(sweep, examples[:limit], correct[:limit], builder, predictions, was.metric)
+    return DiagnosedSweep(sweep, examples[:limit], correct[:limit], builder, predictions, was.metric)

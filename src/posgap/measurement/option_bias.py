@@ -12,7 +12,7 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.task import Task
 
 
-class Choices(Record):
+class OptionBias(Record):
     """Which slots the responses name, in percent of all prompts, and how often the order does not matter.
 
     `slots` are the slots' names, `shares` and their 95 % intervals those of the responses that name each, and `none` of
@@ -28,7 +28,7 @@ class Choices(Record):
     consistency_ci95: tuple[Points, Points]
 
     @property
-    def favoured(self) -> int:
+    def favourite(self) -> int:
         """Which slot is named most often, by its index; the first of equals."""
         return self.shares.index(max(self.shares))
 
@@ -38,20 +38,20 @@ class Choices(Record):
         return max(self.shares) - sum(self.shares) / len(self.shares)
 
     @property
-    def sentence(self) -> str:
+    def preference_text(self) -> str:
         """The figures in words."""
         said = (
-            f"{self.slots[self.favoured]} is chosen most often, in {self.shares[self.favoured]:.1f} % "
-            f"({ends(self.shares_ci95[self.favoured])}) of the prompts, where {100 / len(self.slots):.1f} % would be "
+            f"{self.slots[self.favourite]} is chosen most often, in {self.shares[self.favourite]:.1f} % "
+            f"({ends(self.shares_ci95[self.favourite])}) of the prompts, where {100 / len(self.slots):.1f} % would be "
             f"even; the same item is chosen in every order in {self.consistency:.1f} % ({ends(self.consistency_ci95)}) "
             "of the examples"
         )
         return said + (f"; {self.none:.1f} % of the responses name no item." if self.none else ".")
 
 
-def choices_of(
+def measure_option_bias(
     task: Task, examples: Sequence[AnyExample], placements: Sequence[Placement], responses: Iterable[str], shuffle: int
-) -> Choices:
+) -> OptionBias:
     """The choices of the responses to these examples at these placements, an example's one after the other, each with
     as many samples as the others; documents are ordered by the seed `shuffle`."""
     said = list(responses)
@@ -63,7 +63,7 @@ def choices_of(
     shares = np.stack([(slots == slot).mean(axis=(1, 2)) for slot in range(n_docs + 1)], axis=1)  # [E, 1 + slots]
     same = np.array([_is_one(_items(*of_example)) for of_example in zip(orders, slots)], dtype=float)
     intervals = [statistics.mean_interval(share).tolist() for share in shares.T]
-    return Choices(
+    return OptionBias(
         slots=list(task.slot_names[:n_docs]),
         shares=(100 * shares[:, 1:].mean(axis=0)).tolist(),
         shares_ci95=intervals[1:],

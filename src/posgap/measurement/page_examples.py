@@ -41,7 +41,7 @@ class ExampleTexts(NamedTuple):
     answers: list[str]
 
 
-class Swept(NamedTuple):
+class SweepToShow(NamedTuple):
     """A sweep, its predictions, and what its examples ask, by their ids, as far as it is known."""
 
     sweep: Sweep
@@ -49,14 +49,14 @@ class Swept(NamedTuple):
     texts: Mapping[str, ExampleTexts]
 
 
-class _Shown(NamedTuple):
+class _SweepOnPage(NamedTuple):
     """A sweep on the page, and its predictions by the examples on the page, `rows [E]`."""
 
     sweep: Sweep
     rows: Sequence[Sequence[Prediction]]
 
 
-class Explored(NamedTuple):
+class PageExamples(NamedTuple):
     """What a page embeds, each gzipped and in base64, and how many of its examples have answers there."""
 
     map: str
@@ -65,12 +65,12 @@ class Explored(NamedTuple):
     n_answers: int
 
 
-def explored(sweeps: Sequence[Swept]) -> Explored:
+def pack_examples(sweeps: Sequence[SweepToShow]) -> PageExamples:
     """What the page of these sweeps embeds; all are over the same examples at the same placements.
 
     The difference shown is the second sweep minus the first.
     """
-    shown = [_Shown(each.sweep, rows) for each, rows in zip(sweeps, _in_one_order(sweeps))]
+    shown = [_SweepOnPage(each.sweep, rows) for each, rows in zip(sweeps, _in_one_order(sweeps))]
     scores = [_scores(each) for each in shown]
     order = sorted(range(len(shown[0].rows)), key=lambda at: len({x for of in scores for x in of[at]}) == 1)
     answers, size = [], 0
@@ -81,23 +81,25 @@ def explored(sweeps: Sequence[Swept]) -> Explored:
         if size + len(line) <= MAX_PAGE_BYTES:
             answers.append(line)
             size += len(line)
-    packed_map = _packed(json.dumps(_map(shown, scores)).encode())
-    return Explored(packed_map, _packed(b"".join(answers)), n_examples=len(order), n_answers=len(answers))
+    packed_map = _pack(json.dumps(_map(shown, scores)).encode())
+    return PageExamples(packed_map, _pack(b"".join(answers)), n_examples=len(order), n_answers=len(answers))
 
 
-def explored_sweep(sweep: Sweep, predictions: Sequence[Prediction], examples: Sequence[AnyExample]) -> Explored:
+def pack_sweep(sweep: Sweep, predictions: Sequence[Prediction], examples: Sequence[AnyExample]) -> PageExamples:
     """What the page of a sweep embeds; `examples` are those of the predictions."""
-    return explored([Swept(sweep, predictions, texts_of(examples))])
+    return pack_examples([SweepToShow(sweep, predictions, example_texts(examples))])
 
 
-def texts_of(examples: Iterable[AnyExample]) -> dict[str, ExampleTexts]:
+def example_texts(examples: Iterable[AnyExample]) -> dict[str, ExampleTexts]:
     """What these examples ask, by their ids."""
     return {example.id: ExampleTexts(example.question, example.answers) for example in examples}
 
 
-def explored_folders(evidence: Sequence[Evidence]) -> Explored:
+def pack_folders(evidence: Sequence[Evidence]) -> PageExamples:
     """What the page of finished sweeps embeds; their questions are those on the sweeps' own pages, where these are."""
-    return explored([Swept(each.sweep, read_predictions(each.path), read_texts(each.path)) for each in evidence])
+    return pack_examples(
+        [SweepToShow(each.sweep, read_predictions(each.path), read_texts(each.path)) for each in evidence]
+    )
 
 
 def read_texts(path: Path) -> dict[str, ExampleTexts]:
@@ -106,8 +108,8 @@ def read_texts(path: Path) -> dict[str, ExampleTexts]:
     page = (path if path.is_dir() else path.parent) / SWEEP_PAGE
     try:
         embedded = dict(_EMBEDDED.findall(page.read_text(encoding="utf-8")))
-        ids = _Map.model_validate_json(_unpacked(embedded["map"])).ids
-        lines = map(_AnswersLine.model_validate_json, _unpacked(embedded["answers"]).splitlines())
+        ids = _Map.model_validate_json(_unpack(embedded["map"])).ids
+        lines = map(_AnswersLine.model_validate_json, _unpack(embedded["answers"]).splitlines())
         return {ids[line.at]: ExampleTexts(line.q, line.a) for line in lines}
     except (OSError, ValueError, KeyError, IndexError, zlib.error):
         return {}
@@ -123,7 +125,7 @@ class _AnswersLine(Record):
     a: list[str]
 
 
-def _in_one_order(sweeps: Sequence[Swept]) -> list[list[list[Prediction]]]:
+def _in_one_order(sweeps: Sequence[SweepToShow]) -> list[list[list[Prediction]]]:
     """The rows of each sweep by example `[E]`, in the order of the first sweep's; the same example has one content."""
     by_example = []
     for each in sweeps:
@@ -145,18 +147,18 @@ def _columns(sweep: Sweep, rows: Sequence[Prediction]) -> list[list[Prediction]]
     return list(by_placement.values())
 
 
-def _scores(shown: _Shown) -> list[list[float]]:
+def _scores(shown: _SweepOnPage) -> list[list[float]]:
     return [
         [sum(row["correct"] for row in cell) / len(cell) for cell in _columns(shown.sweep, rows)] for rows in shown.rows
     ]
 
 
-def _map(shown: Sequence[_Shown], scores: Sequence[Sequence[Sequence[float]]]) -> dict[str, Any]:
+def _map(shown: Sequence[_SweepOnPage], scores: Sequence[Sequence[Sequence[float]]]) -> dict[str, Any]:
     """Scores from 0 to 1 by example and placement, and which prompts were not answered: [example, placement, how]."""
     sweep = shown[0].sweep
     return {
         "placements": sweep.placements,
-        "names": sweep.names,
+        "names": sweep.placement_names,
         "regions": regions(sweep.placements, sweep.categories),
         "n_docs": sweep.n_docs,
         "ids": [rows[0]["id"] for rows in shown[0].rows],
@@ -201,10 +203,10 @@ def _answers_line(
     return json.dumps(line | {"t": list(strings), "r": responses}, separators=(",", ":")).encode() + b"\n"
 
 
-def _packed(text: bytes) -> str:
+def _pack(text: bytes) -> str:
     return base64.b64encode(gzip.compress(text, mtime=0)).decode()
 
 
-def _unpacked(text: str) -> bytes:
+def _unpack(text: str) -> bytes:
     packed = base64.b64decode(text)
     return zlib.decompressobj(wbits=31).decompress(packed, max(EXPANSION * len(packed), FREE))
