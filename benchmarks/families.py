@@ -55,7 +55,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator
-from posgap.mitigations.in_force import apply, load_model, remove, scale_model
+from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mitigation, scale_model
 from posgap.mitigations.mitigation import ModelMitigation, ProposalInput, Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
@@ -349,12 +349,12 @@ class Family:
         model = self.build()
         try:
             settings, cell.given = self.settings(model, mitigation)
-            apply(model, mitigation.name, settings[-1])
+            apply_mitigation(model, mitigation.name, settings[-1])
         except PosgapError as refused:
             cell.refused = str(refused)
             cell.failed = [*self.untouched(model, "refused, but "), *(["refused in lines"] * ("\n" in cell.refused))]
             return cell
-        remove(model, mitigation.name)
+        remove_mitigation(model, mitigation.name)
         cell.failed = list(self.untouched(model, "removed, but "))
         cell.failed += self.wrong(model, mitigation, settings)
         return cell
@@ -383,11 +383,11 @@ class Family:
     def wrong(self, model: PreTrainedModel, mitigation: ModelMitigation, settings: list[Settings]) -> Iterator[str]:
         name = mitigation.name
         if (neutral := mitigation.neutral_settings(model.config)) is not None:
-            apply(model, name, neutral)
+            apply_mitigation(model, name, neutral)
             if not torch.equal(logits(model), self.own):
                 yield f"neutral settings change logits by {away(logits(model), self.own):.1e}"
-            remove(model, name)
-        apply(model, name, settings[-1])
+            remove_mitigation(model, name)
+        apply_mitigation(model, name, settings[-1])
         changed = logits(model)
         if away(changed, self.own) < NO_CHANGE:
             yield "changes nothing"
@@ -396,13 +396,13 @@ class Family:
             got, wanted = got[:, :1], logits(model, IDS[:, :LENGTH])[:, -1:]
         if (apart := away(got, wanted)) > self.rounding:
             yield f"prefill and decoding differ from one pass by {apart:.1e}"
-        apply(model, name, settings[0])
-        apply(model, name, settings[-1])
+        apply_mitigation(model, name, settings[0])
+        apply_mitigation(model, name, settings[-1])
         if not torch.equal(logits(model), changed):
             yield "not replaced"
-        remove(model, name)
+        remove_mitigation(model, name)
         yield from self.untouched(model, "removed after that, but ")
-        apply(model, name, settings[-1])
+        apply_mitigation(model, name, settings[-1])
         if self.is_kept and not torch.equal(logits(from_disk(model)), changed):
             yield f"the saved model differs by {away(logits(from_disk(model)), changed):.1e}"
 

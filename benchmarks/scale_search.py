@@ -30,8 +30,8 @@ from posgap.demo.tiny_model import tokenizer
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.models.layer_scaling import layer_scaling
-from posgap.scaling.fitness import TeacherForced
-from posgap.scaling.questions import Question
+from posgap.scaling.fitness import ForcedEvaluator
+from posgap.scaling.questions import SearchQuestion
 from posgap.tasks.prompts import Prompt
 
 ANSWER = 36  # tokens: a UUID, one token a character
@@ -113,9 +113,9 @@ def main() -> None:
         prompts = [placed for _ in range(examples) for placed in placements(rng, prompt)]
         generator = TransformersGenerator(llama, tokenizer(), BUDGET)
         unscaled = complete(generator, [Prompt("", p) for p in prompts], Sampling(ANSWER))
-        flat = [Question(p, c.token_ids) for p, c in zip(prompts, unscaled)]
+        flat = [SearchQuestion(p, c.token_ids) for p, c in zip(prompts, unscaled)]
         questions = [flat[i : i + 7] for i in range(0, len(flat), 7)]
-        forced = TeacherForced(llama, questions, 0, BUDGET)
+        forced = ForcedEvaluator(llama, questions, 0, BUDGET)
         sides = {
             "teacher_forced": partial(forced.correct, candidates),
             "per_candidate": partial(generated, llama, questions, candidates, BUDGET),

@@ -22,7 +22,7 @@ from report import conclude
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from posgap.foundation.tables import markdown
-from posgap.mitigations.in_force import apply, scale_model
+from posgap.mitigations.in_force import apply_mitigation, scale_model
 
 LAYERS, HEADS, WIDTH = 6, 12, 768
 STEPS_PER_TURN = 15
@@ -130,7 +130,7 @@ def heads(quick: bool, write: bool) -> None:
         "once": scale_model(twin(unscaled), [BY_HEAD] * LAYERS),
         "ranked": twin(unscaled),
     }
-    apply(models["ranked"], "ms-poe", {"first_layer": 0})
+    apply_mitigation(models["ranked"], "ms-poe", {"first_layer": 0})
     head, base, differ = ["keys"], ["unscaled, its seconds"], True
     rows = [[said] for said in WAYS.values()]
     figures: dict[str, float | bool] = {}

@@ -200,7 +200,7 @@ def test_an_export_that_loses_the_training_is_refused_and_another_one_costs_no_s
         "than 90 %; give --export-dtype float32: the same command with it goes on from"
     )
     with monkeypatch.context() as within:
-        within.setattr(rounding, "stochastic", lambda values, dtype, seed, name: values.to(dtype))
+        within.setattr(rounding, "round_stochastically", lambda values, dtype, seed, name: values.to(dtype))
         with pytest.raises(PosgapError, match=line):
             distill(small_steps)
     assert not small_steps.out.exists()
@@ -223,7 +223,7 @@ def test_rounding_that_changes_much_is_said_but_is_no_fault(small_steps, monkeyp
 
 
 def test_without_checkpoints_the_line_says_that_training_is_done_again(small_steps, monkeypatch):
-    monkeypatch.setattr(rounding, "stochastic", lambda values, dtype, seed, name: values.to(dtype))
+    monkeypatch.setattr(rounding, "round_stochastically", lambda values, dtype, seed, name: values.to(dtype))
     with pytest.raises(PosgapError, match=r"the same command with it trains again \(--save-steps 0\)"):
         distill(small_steps.model_copy(update={"save_steps": 0}))
 

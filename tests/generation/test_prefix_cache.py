@@ -154,11 +154,11 @@ def test_rope_that_follows_the_length_answers_in_any_batch_as_alone(rope, family
     assert len({tuple(answer) for answer in alone.values()}) > 5
     for budget, order in [(1, forwards), (10_000, forwards), (90, backwards)]:
         assert answers(budget, order) == alone
-    rope_lengths = RopeLengths.of(config)
-    assert not rope_lengths.against_teacher_forcing([(6, 4), (8, 4)])
-    assert bool(rope_lengths.against_teacher_forcing([(20, 4), (30, 4)])) == (family is LlamaConfig)
-    assert "changes with the length beyond 12 tokens" in rope_lengths.against_teacher_forcing([(10, 4)])
-    assert rope_lengths.against_teacher_forcing([(6, 4), (20, 4)])
+    rope_lengths = RopeLengths.from_config(config)
+    assert not rope_lengths.why_not_forced([(6, 4), (8, 4)])
+    assert bool(rope_lengths.why_not_forced([(20, 4), (30, 4)])) == (family is LlamaConfig)
+    assert "changes with the length beyond 12 tokens" in rope_lengths.why_not_forced([(10, 4)])
+    assert rope_lengths.why_not_forced([(6, 4), (20, 4)])
 
 
 def test_a_model_that_heeds_no_mask_reads_its_prompts_one_by_one(tokenizer):

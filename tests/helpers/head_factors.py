@@ -16,7 +16,7 @@ from places import ROOT
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.mitigations.in_force import apply
+from posgap.mitigations.in_force import apply_mitigation
 
 sys.path.append(str(ROOT / "benchmarks"))
 import families
@@ -164,7 +164,7 @@ def apart(family: str, keys: int = HEADS, alike: int = 1) -> tuple[float, float]
     factors = factors_of(model.config.num_hidden_layers, model.config.num_attention_heads, alike)
     with torch.inference_mode():
         without = model(input_ids=IDS, use_cache=False).logits
-        apply(model, "ms-poe-static", {"factors": factors})
+        apply_mitigation(model, "ms-poe-static", {"factors": factors})
         seen = model(input_ids=IDS, use_cache=False).logits
     wanted = brute_force(twin, family, factors)
     return tuple(float((each - wanted).abs().max() / wanted.std()) for each in (seen, without))

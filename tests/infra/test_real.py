@@ -25,8 +25,8 @@ from posgap.generation.setup import prompt_builder
 from posgap.generation.transformers import TransformersGenerator
 from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models.loading import eager_attention, load_tokenizer, save_model
-from posgap.scaling.fitness import Generated, TeacherForced
-from posgap.scaling.questions import Question
+from posgap.scaling.fitness import ForcedEvaluator, GenerationEvaluator
+from posgap.scaling.questions import SearchQuestion
 from posgap.tasks.examples import KVExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt
@@ -114,16 +114,16 @@ def test_forced_tokens_are_judged_as_generated_ones(smollm2):
     changed = [[*answer[:-1], answer[0]] for answer in said]
     forced = [[answer, other, other_end] for answer, other, other_end in zip(said, reversed(said), changed)]
     questions = [
-        [Question(prompt, response, [tokenizer.decode(response)]) for response in row]
+        [SearchQuestion(prompt, response, [tokenizer.decode(response)]) for response in row]
         for prompt, row in zip(prompts, forced)
     ]
     scalings = [(1.0,) * 30, (1.3,) * 30]
-    verdicts = TeacherForced(model, questions, tokenizer.pad_token_id, 4096).correct(scalings)
+    verdicts = ForcedEvaluator(model, questions, tokenizer.pad_token_id, 4096).correct(scalings)
 
     def said_so(text, answers):
         return float(text.strip() == answers[0].strip())
 
-    generated = Generated(model, tokenizer, questions, said_so, Sampling(12), 4096).correct(scalings)
+    generated = GenerationEvaluator(model, tokenizer, questions, said_so, Sampling(12), 4096).correct(scalings)
     np.testing.assert_array_equal(verdicts, generated)
     assert verdicts[0].tolist() == [[1, 0, 0], [1, 0, 0]] and not np.array_equal(verdicts[0], verdicts[1])
 

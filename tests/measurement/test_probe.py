@@ -19,9 +19,9 @@ from posgap.measurement.probe import (
     answer_after,
     listen,
 )
-from posgap.scaling.forcing import Tried, require_at_once
-from posgap.scaling.forcing import tried as asked_by_itself
-from posgap.scaling.questions import Question
+from posgap.scaling.forcing import SpontaneousAnswers, require_at_once
+from posgap.scaling.forcing import answer_freely as asked_by_itself
+from posgap.scaling.questions import SearchQuestion
 from posgap.stages.sweep import sweep
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
@@ -87,7 +87,7 @@ def test_a_preamble_is_told_where_no_answer_is_right():
 
 @pytest.mark.parametrize("cut", [True, False])
 def test_who_forces_tokens_is_told_where_the_limit_cuts_what_a_model_says_by_itself(caplog, cut):
-    questions = [[Question([1, 2], [7], ["1f2e"])] * 3] * 9
+    questions = [[SearchQuestion([1, 2], [7], ["1f2e"])] * 3] * 9
     with caplog.at_level(logging.INFO):
         found = asked_by_itself(Saying("well", cut), questions, lambda *_: 0.0, Sampling(40))
     assert len(found.probe.responses) == 24 and found.begin == 24
@@ -229,12 +229,12 @@ def test_a_sweep_says_what_its_own_answers_show_and_asks_nothing_twice(tmp_path,
 
 
 def tried(begin, right, n=24, text="zz yy"):
-    return Tried(begin, Probe([of(text, i < right) for i in range(n)]))
+    return SpontaneousAnswers(begin, Probe([of(text, i < right) for i in range(n)]))
 
 
 def test_tokens_are_forced_only_where_answers_come_at_once():
     for begin, right in [(10, 12), (6, 12), (1, 2), (0, 0)]:
-        at_once = Tried(begin, Probe([of(f"{i} a", i < right) for i in range(24)]))
+        at_once = SpontaneousAnswers(begin, Probe([of(f"{i} a", i < right) for i in range(24)]))
         assert at_once.hindrance == ""
         require_at_once(at_once, "m", "do this")
     with pytest.raises(PosgapError, match="^m: answers 12 of 24 questions rightly, but only 5 .* do this$"):

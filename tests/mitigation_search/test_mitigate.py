@@ -29,7 +29,7 @@ from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.closing import is_closed, read_config
-from posgap.scaling.fitness import TeacherForced
+from posgap.scaling.fitness import ForcedEvaluator
 from posgap.stages import mitigate as stage
 from posgap.stages.apply import _best, apply
 from posgap.stages.mitigate import mitigate
@@ -119,7 +119,7 @@ def test_what_suits_a_model_is_chosen_on_one_half_and_measured_on_the_other(conf
         gains[found.name] = read_sweep(ask(selection, found.name, found.settings)).mean - base
         assert found.selection_gain == pytest.approx(gains[found.name], abs=1e-3)
     assert [each.name for each in result.measured] == sorted(gains, key=lambda name: -gains[name])
-    for other in MITIGATIONS["reversed"].propose_settings():
+    for other in MITIGATIONS["reversed"].list_settings():
         assert read_sweep(ask(selection, "reversed", other.model_dump())).mean - base <= gains["reversed"] + 1e-9
 
     assert responses(ask(held_out)) == responses(out / "sweeps" / "base")
@@ -143,13 +143,13 @@ def test_what_suits_a_model_is_chosen_on_one_half_and_measured_on_the_other(conf
 
 def test_factors_are_those_of_scale_search(config, monkeypatch):
     """Its search finds the candidates, by forcing answers, and the comparison tries the best three by generation."""
-    searched, correct = [], TeacherForced.correct
+    searched, correct = [], ForcedEvaluator.correct
 
     def spied(self, candidates):
         searched.extend(candidates)
         return correct(self, candidates)
 
-    monkeypatch.setattr(TeacherForced, "correct", spied)
+    monkeypatch.setattr(ForcedEvaluator, "correct", spied)
     result = read_mitigate(mitigate(config.model_copy(update={"methods": ["lpes"], "metric": "contains_any"})))
     (lpes,) = result.found
     assert tuple(lpes.settings["factors"]) in searched and lpes.tried == 3
@@ -225,7 +225,7 @@ class Timed:
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass only as answers come, or as candidates are scored."""
-    now, under, correct = [0.0], ComparedModel.under, TeacherForced.correct
+    now, under, correct = [0.0], ComparedModel.under, ForcedEvaluator.correct
 
     @contextmanager
     def timed(self, name, settings):
@@ -238,7 +238,7 @@ def clock(monkeypatch):
         return right
 
     monkeypatch.setattr(ComparedModel, "under", timed)
-    monkeypatch.setattr(TeacherForced, "correct", scored)
+    monkeypatch.setattr(ForcedEvaluator, "correct", scored)
     monkeypatch.setattr(Clock.__init__, "__defaults__", (lambda: now[0],))
     return now
 

@@ -11,7 +11,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import families
 
 from posgap.foundation.errors import PosgapError
-from posgap.mitigations.in_force import apply, load_model, remove
+from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mitigation
 from posgap.mitigations.mitigation import ModelMitigation, PromptMitigation, ProposalInput
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
@@ -66,11 +66,11 @@ def case(request, family):
     settings = list(mitigation.propose_settings(proposal_input(model)))
     before = logits(model)
     try:
-        apply(model, mitigation.name, settings[-1])
+        apply_mitigation(model, mitigation.name, settings[-1])
     except PosgapError as refused:
         assert torch.equal(logits(model), before) and "\n" not in str(refused) and not in_force(model)
         pytest.skip(str(refused))
-    remove(model, mitigation.name)
+    remove_mitigation(model, mitigation.name)
     return mitigation, model, settings
 
 
@@ -79,13 +79,13 @@ def test_settings_that_mean_nothing_change_nothing_to_the_bit(case):
     if (neutral := mitigation.neutral_settings(model.config)) is None:
         pytest.skip("none of its settings means nothing")
     before = logits(model)
-    apply(model, mitigation.name, neutral)
+    apply_mitigation(model, mitigation.name, neutral)
     assert torch.equal(logits(model), before)
 
 
 def test_prefill_and_decoding_equal_one_pass(case):
     mitigation, model, settings = case
-    apply(model, mitigation.name, settings[-1])
+    apply_mitigation(model, mitigation.name, settings[-1])
     wanted = logits(model)
     if mitigation.needs_own_batch:  # it ranks by the last token of the prompt, which one pass does not know
         wanted = torch.cat([logits(model, IDS[:, :PROMPT]), continued(model)], dim=1)
@@ -96,22 +96,22 @@ def test_it_is_applied_replaced_and_taken_back(case):
     mitigation, model, settings = case
     kept = model.config.to_dict()
     before = logits(model)
-    apply(model, mitigation.name, settings[-1])
+    apply_mitigation(model, mitigation.name, settings[-1])
     changed = logits(model)
     assert not torch.allclose(changed, before)
-    apply(model, mitigation.name, settings[-1])
+    apply_mitigation(model, mitigation.name, settings[-1])
     assert torch.equal(logits(model), changed)
-    apply(model, mitigation.name, settings[0])
+    apply_mitigation(model, mitigation.name, settings[0])
     other = logits(model)
-    remove(model, mitigation.name)
+    remove_mitigation(model, mitigation.name)
     assert torch.equal(logits(model), before) and model.config.to_dict() == kept
-    apply(model, mitigation.name, settings[0])
+    apply_mitigation(model, mitigation.name, settings[0])
     assert torch.equal(logits(model), other)
 
 
 def test_a_saved_model_is_the_one_in_memory(case, tokenizer, tmp_path):
     mitigation, model, settings = case
-    apply(model, mitigation.name, settings[-1])
+    apply_mitigation(model, mitigation.name, settings[-1])
     save_model(model, tokenizer, tmp_path / "model")
     torch.testing.assert_close(logits(load_model(str(tmp_path / "model"), "float32")), logits(model))
 
@@ -138,20 +138,20 @@ def test_mitigations_are_undone_in_any_order():
     before, tried, alone = logits(model), {}, {}
     for name in OF_MODELS:
         tried[name] = MITIGATIONS[name].propose_settings(proposal_input(model))[-1]
-        apply(model, name, tried[name])
+        apply_mitigation(model, name, tried[name])
         alone[name] = logits(model)
-        remove(model, name)
+        remove_mitigation(model, name)
     for first, second in itertools.permutations(OF_MODELS, 2):
-        apply(model, first, tried[first])
+        apply_mitigation(model, first, tried[first])
         try:
-            apply(model, second, tried[second])
+            apply_mitigation(model, second, tried[second])
         except PosgapError:  # these two cannot be in force together
             torch.testing.assert_close(logits(model), alone[first])
-            remove(model, first)
+            remove_mitigation(model, first)
             continue
-        remove(model, first)
+        remove_mitigation(model, first)
         torch.testing.assert_close(logits(model), alone[second])
-        remove(model, second)
+        remove_mitigation(model, second)
         assert torch.equal(logits(model), before) and not hasattr(model.config, MITIGATIONS_KEY)
 
 
@@ -163,7 +163,7 @@ def test_every_mitigation_says_what_it_is():
 
 def test_factors_of_layers_are_undone_with_their_name_in_the_config():
     model = families.build_family("llama")
-    apply(model, "lpes", {"factors": [2.0] * model.config.num_hidden_layers})
+    apply_mitigation(model, "lpes", {"factors": [2.0] * model.config.num_hidden_layers})
     assert getattr(model.config, CONFIG_KEY)
-    remove(model, "lpes")
+    remove_mitigation(model, "lpes")
     assert not hasattr(model.config, CONFIG_KEY)

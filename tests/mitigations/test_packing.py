@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posgap.mitigations.in_force import apply, remove
+from posgap.mitigations.in_force import apply_mitigation, remove_mitigation
 from posgap.mitigations.mitigation import ModelMitigation
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.models import packing
@@ -74,8 +74,8 @@ def test_every_mitigation_of_a_model_is_put_into_one_whose_weights_are_packed(mo
     assert not packed.equal(model(few).logits)
     for mitigation in MITIGATIONS:
         if isinstance(mitigation, ModelMitigation) and (neutral := mitigation.neutral_settings(model.config)):
-            apply(model, mitigation.name, neutral)
-            remove(model, mitigation.name)
+            apply_mitigation(model, mitigation.name, neutral)
+            remove_mitigation(model, mitigation.name)
 
 
 def test_a_changed_weight_is_never_multiplied_as_it_was(model):

@@ -83,7 +83,7 @@ def documents(n: int) -> list[Document]:
 
 @pytest.mark.parametrize("mitigation", OF_PROMPTS, ids=lambda mitigation: mitigation.name)
 def test_every_order_has_the_documents_that_were_given_and_is_the_same_again(mitigation):
-    for settings in mitigation.propose_settings():
+    for settings in mitigation.list_settings():
         for n in (1, 2, 5):
             given = asked(documents(n))
             orders = [list(order) for order in mitigation.order_documents(given, settings)]
@@ -172,7 +172,7 @@ def test_the_code_for_an_application_does_what_was_measured(mitigation):
     passages = [Passage(text=f"passage {i}", relevant=i == 3) for i in range(7)]
     example = RankedExample(id="r", question="q", answers=["a"], passages=passages)
     ranked = [passage.document for passage in passages]
-    for settings in mitigation.propose_settings():
+    for settings in mitigation.list_settings():
         exec(mitigation.write_code(settings), names := {})
         orders = [list(order) for order in mitigation.order_documents(asked(ranked, example), settings)]
         if "vote" not in names:

@@ -152,7 +152,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(reentrant, ids):
 def test_rows_of_a_batch_may_have_factors_of_their_own(ids):
     model, candidates = tiny(), [FACTORS, (1.5, 1.0, 1.1)]
     alone = torch.cat([logits(scale_model(model, f), ids[i : i + 1]) for i, f in enumerate(candidates)])
-    with layer_scaling(model).rows(torch.tensor(candidates).T):
+    with layer_scaling(model).factors_by_row(torch.tensor(candidates).T):
         torch.testing.assert_close(logits(model, ids), alone)
     torch.testing.assert_close(logits(model, ids)[1:], alone[1:])
 
@@ -234,7 +234,7 @@ def test_a_config_says_that_without_posgap_the_model_is_another(named, altered):
 
 def test_vllm_serves_no_model_whose_mitigations_it_cannot_do():
     loaded: list[str] = []
-    load = vllm_plugin._scaling(lambda self, vllm_config, model_config: loaded.append("loaded"))
+    load = vllm_plugin._wrap_loader(lambda self, vllm_config, model_config: loaded.append("loaded"))
     config = SimpleNamespace(posgap_mitigations=[{"name": "ms-poe", "settings": {}}])
     with pytest.raises(ValueError, match="posgap_mitigations has ms-poe, which vLLM cannot do"):
         load(None, None, SimpleNamespace(hf_config=config))
@@ -264,8 +264,8 @@ def test_a_model_of_transformers_within_vllm_is_scaled_as_in_transformers(ids, f
     more = {"rope_parameters": rope} if rope else {}
     expected = scale_model(tiny(family, **more), FACTORS)
     served = ByTransformers(tiny(family, **more))
-    assert vllm_plugin.applied(served) == [1.0, 1.0, 1.0]
-    assert vllm_plugin.scale(served, FACTORS) == vllm_plugin.applied(served) == list(FACTORS)
+    assert vllm_plugin.read_factors(served) == [1.0, 1.0, 1.0]
+    assert vllm_plugin.scale_served_model(served, FACTORS) == vllm_plugin.read_factors(served) == list(FACTORS)
     with torch.inference_mode():
         ours = served.model(input_ids=ids, use_cache=False).last_hidden_state
         assert torch.equal(ours, expected.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state)
@@ -288,5 +288,5 @@ def test_a_model_of_transformers_within_vllm_is_scaled_as_in_transformers(ids, f
 )
 def test_a_model_of_transformers_that_vllm_cannot_scale_is_not_served(family, more, factors, reason):
     with pytest.raises(ValueError, match="posgap: .*") as refused:
-        vllm_plugin.scale(ByTransformers(tiny(family, **more)), factors)
+        vllm_plugin.scale_served_model(ByTransformers(tiny(family, **more)), factors)
     assert reason in str(refused.value) and "\n" not in str(refused.value)

@@ -50,7 +50,7 @@ def test_points_are_moved_no_further_than_the_constraints_ask():
 
 def test_a_family_and_its_factors_are_recorded_in_plain_values():
     curve = Curve("step", {"order": 1}, low=0.5, high=3.0)
-    assert curve.described() == {"kind": "step", "order": 1, "low": 0.5, "high": 3.0}
+    assert curve.as_record() == {"kind": "step", "order": 1, "low": 0.5, "high": 3.0}
     assert [repr(factor) for factor in curve.factors(np.array([0.5, 1.23456]), 2)] == ["0.5", "1.2346"]
 
 

@@ -13,7 +13,7 @@ import head_factors
 
 import posgap.mitigations.in_force
 from posgap.foundation.errors import PosgapError
-from posgap.mitigations.in_force import apply, load_model, remove, scale_model
+from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mitigation, scale_model
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
 from posgap.models.head_scaling import ms_poe_factors, scale_heads, sensitivity
@@ -103,7 +103,7 @@ def test_each_prompt_ranks_the_heads_anew(ids):
     """As if each row's factors, by its own sensitivities, had been given."""
     model, plain = of_own_keys(), of_own_keys()
     # Of layers that are not ranked, nothing changes, so that the last layer's inputs are the plain model's.
-    apply(model, "ms-poe", {})
+    apply_mitigation(model, "ms-poe", {})
     rows = []
     for row, of_heads in zip(ids, unturned(plain, ids, 2)):
         factors = [0.0] * 4
@@ -118,7 +118,7 @@ def test_each_prompt_ranks_the_heads_anew(ids):
 def test_heads_that_share_a_key_are_ranked_together_where_keys_are(ids):
     """Two key heads have the least and the highest factor, and their cache stays as small as it was."""
     model = tiny()
-    apply(model, "ms-poe", {})
+    apply_mitigation(model, "ms-poe", {})
     row = ids[:1]
     first, second = unturned(tiny(), row, 2)[0].unflatten(-1, (2, 2)).mean(-1)
     factors = [1.2, 1.2, 1.8, 1.8] if first >= second else [1.8, 1.8, 1.2, 1.2]
@@ -132,11 +132,11 @@ def test_heads_that_share_a_key_are_ranked_together_where_keys_are(ids):
 def test_one_key_for_all_heads_leaves_nothing_to_rank(ids):
     model, plain = tiny(num_key_value_heads=1), logits(tiny(num_key_value_heads=1), ids)
     with pytest.raises(PosgapError, match="share one key, so they would have one factor; take linear"):
-        apply(model, "ms-poe", {})
+        apply_mitigation(model, "ms-poe", {})
     assert torch.equal(logits(model, ids), plain)
-    apply(model, "ms-poe", {"low": 1, "high": 1})
+    apply_mitigation(model, "ms-poe", {"low": 1, "high": 1})
     assert torch.equal(logits(model, ids), plain)
-    remove(model, "ms-poe")
+    remove_mitigation(model, "ms-poe")
     assert torch.equal(logits(model, ids), plain)
 
 
@@ -165,7 +165,7 @@ def test_keys_are_turned_once_and_shared_as_they_were(ids):
         model(input_ids=ids[:, :1], past_key_values=cache)
     for layer in range(3):
         assert torch.equal(cache.layers[layer].keys[:, :, :-1], before[layer])
-    remove(model, "ms-poe-static")
+    remove_mitigation(model, "ms-poe-static")
     assert torch.equal(logits(model, ids), logits(tiny(), ids))
 
 
@@ -190,13 +190,13 @@ def test_heads_replace_layers_and_layers_replace_heads(ids, tokenizer, tmp_path)
     torch.testing.assert_close(logits(loaded, ids), heads, **CLOSE)
     assert list(in_force(loaded)) == ["ms-poe-static"]
     with pytest.raises(PosgapError, match="take those back first"):
-        apply(model, "lpes", {"factors": list(FACTORS)})
+        apply_mitigation(model, "lpes", {"factors": list(FACTORS)})
     assert torch.equal(logits(model, ids), heads)
 
 
 def test_what_else_a_config_lists_is_applied_beside_its_factors(ids, tokenizer, tmp_path):
     model = scale_model(tiny(), FACTORS)
-    apply(model, "ms-poe", {"first_layer": 0})
+    apply_mitigation(model, "ms-poe", {"first_layer": 0})
     wanted = logits(model, ids)
     save_model(model, tokenizer, tmp_path / "model")
     loaded = load_model(str(tmp_path / "model"), "stored")

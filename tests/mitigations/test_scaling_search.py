@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posgap.mitigations.curves import Curve
-from posgap.scaling.genetic import Genetic, search
+from posgap.scaling.genetic import Genetic, search_genetically
 
 TARGET = np.array([1.2, 1.8, 1.4])
 CURVE = Curve("free")
@@ -21,7 +21,7 @@ def near_target(candidates):
 
 
 def run(strategy, curve=CURVE, generations=25, patience=0, score=near_target):
-    return search(strategy, curve, len(TARGET), score, generations, patience)
+    return search_genetically(strategy, curve, len(TARGET), score, generations, patience)
 
 
 def test_it_finds_the_best_point_and_repeats_itself():
@@ -40,7 +40,7 @@ def test_every_proposal_keeps_the_constraints_and_the_elite_survives(mutation, s
     strategy = genetic(curve, seed, mutation=mutation, elite=elite)
     before = []
     for _ in range(4):
-        proposed = strategy.ask()
+        proposed = strategy.propose_points()
         assert len(proposed) == 12
         for points in proposed:
             np.testing.assert_array_equal(curve.constrain(points), points)
@@ -49,14 +49,14 @@ def test_every_proposal_keeps_the_constraints_and_the_elite_survives(mutation, s
             assert all((low - 1e-4 <= p).all() and (p <= high + 1e-4).all() for p in proposed)
         scores = near_target([tuple(p) for p in proposed])
         best = [proposed[i] for i in np.argsort(-np.array(scores), kind="stable")[:elite]]
-        strategy.tell(proposed, scores)
+        strategy.rank_points(proposed, scores)
         before = proposed
         np.testing.assert_array_equal(strategy.ranked[:elite], best)
-        np.testing.assert_array_equal(strategy.ask()[:elite], best)
+        np.testing.assert_array_equal(strategy.propose_points()[:elite], best)
 
 
 def test_the_first_generation_holds_the_unscaled_model():
-    assert genetic().ask()[0].tolist() == [1.0, 1.0, 1.0]
+    assert genetic().propose_points()[0].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_early_stop_after_generations_without_improvement():

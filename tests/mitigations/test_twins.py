@@ -18,7 +18,7 @@ from places import ROOT
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
-from posgap.mitigations.in_force import apply
+from posgap.mitigations.in_force import apply_mitigation
 
 # Of the logits' deviation: in a model of 64 bits rotary tables are of 32.
 CLOSE = 1e-4
@@ -101,7 +101,7 @@ def held(family: str, name: str, settings: dict, twin: Callable[[torch.nn.Module
     model = built(family)
     wanted = twin(model)
     assert far(model, wanted) > 0.01
-    apply(model, name, settings)
+    apply_mitigation(model, name, settings)
     apart = far(model, wanted)
     print(f"{name} {family} {apart:.1e}")
     assert apart < CLOSE

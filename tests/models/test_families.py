@@ -14,7 +14,7 @@ import families
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_object
-from posgap.mitigations.in_force import apply, load_model, remove, scale_model
+from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mitigation, scale_model
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.loading import save_model
@@ -90,7 +90,7 @@ def test_a_model_of_which_the_text_alone_is_read_has_what_its_folder_names(token
     plain = model(input_ids=ids).logits
     scale_model(model, factors)
     scaled = model(input_ids=ids).logits
-    apply(model, "ms-poe", {"first_layer": 0})
+    apply_mitigation(model, "ms-poe", {"first_layer": 0})
     wanted = model(input_ids=ids).logits
     assert not torch.equal(scaled, plain) and not torch.equal(wanted, scaled)
 
@@ -100,7 +100,7 @@ def test_a_model_of_which_the_text_alone_is_read_has_what_its_folder_names(token
     bare = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(bare(input_ids=ids).logits, plain)
     assert torch.equal(scale_model(bare)(input_ids=ids).logits, scaled)
-    remove(bare, "lpes")
+    remove_mitigation(bare, "lpes")
     assert torch.equal(scale_model(bare)(input_ids=ids).logits, plain)  # what was taken back stays so
     (folder / "config.json").write_text(json.dumps(whole | {MITIGATIONS_KEY: getattr(model.config, MITIGATIONS_KEY)}))
     loaded = load_model(str(folder))

@@ -6,7 +6,7 @@ import torch
 from posgap.demo import tiny_model
 from posgap.distillation.footprint import Storages
 from posgap.foundation.errors import PosgapError
-from posgap.models.rounding import UpdateRetention, rounded, stochastic
+from posgap.models.rounding import UpdateRetention, round_stochastically, round_weights
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -14,7 +14,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize("value", [0.016, 1.0, -3.3, 1e-6, -2e-8, 300.4, 0.0])
 def test_a_value_is_its_own_expectation(dtype, value):
-    below_and_above = stochastic(torch.full((40_000,), value), dtype, 0).float()
+    below_and_above = round_stochastically(torch.full((40_000,), value), dtype, 0).float()
     numbers = below_and_above.unique()
     assert len(numbers) == (1 if value in (0.0, 1.0) else 2) and numbers.min() <= value <= numbers.max()
     # Neighbours: nothing of this precision lies between them.
@@ -29,17 +29,19 @@ def test_numbers_that_the_precision_has_stay_and_what_is_beyond_it_is_infinite(d
     # All of them, but for NaN.
     every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
     every = every[~every.isnan()].float()
-    assert torch.equal(stochastic(every, dtype, 0).float(), every)
-    assert stochastic(torch.tensor([3e38 if dtype == BF16 else 7e4]), dtype, 0).isfinite().item() == (dtype == BF16)
+    assert torch.equal(round_stochastically(every, dtype, 0).float(), every)
+    assert round_stochastically(torch.tensor([3e38 if dtype == BF16 else 7e4]), dtype, 0).isfinite().item() == (
+        dtype == BF16
+    )
 
 
 def test_draws_are_by_seed_and_name():
     values = torch.rand(1000)
-    first = stochastic(values, BF16, 0, "a")
-    assert torch.equal(first, stochastic(values, BF16, 0, "a"))
-    assert not torch.equal(first, stochastic(values, BF16, 1, "a"))
-    assert not torch.equal(first, stochastic(values, BF16, 0, "b"))
-    assert torch.equal(stochastic(values, torch.float32, 0), values)
+    first = round_stochastically(values, BF16, 0, "a")
+    assert torch.equal(first, round_stochastically(values, BF16, 0, "a"))
+    assert not torch.equal(first, round_stochastically(values, BF16, 1, "a"))
+    assert not torch.equal(first, round_stochastically(values, BF16, 0, "b"))
+    assert torch.equal(round_stochastically(values, torch.float32, 0), values)
 
 
 def test_small_steps_are_lost_to_the_nearest_number_and_kept_at_random():
@@ -48,9 +50,9 @@ def test_small_steps_are_lost_to_the_nearest_number_and_kept_at_random():
     base = (0.02 * torch.randn(500, 400, generator=draw)).to(BF16)
     trained = base.float() + 1e-5 * torch.randn(base.shape, generator=draw)
     nearest, at_random, whole = UpdateRetention(), UpdateRetention(), UpdateRetention()
-    nearest.add(base, trained, trained.to(BF16))
-    at_random.add(base, trained, stochastic(trained, BF16, 0))
-    whole.add(base, trained, trained)
+    nearest.add_tensor(base, trained, trained.to(BF16))
+    at_random.add_tensor(base, trained, round_stochastically(trained, BF16, 0))
+    whole.add_tensor(base, trained, trained)
     assert nearest.update < 0.3 and nearest.numbers < 0.2
     assert at_random.update == pytest.approx(1, abs=0.02) and at_random.numbers > nearest.numbers
     assert whole.update == whole.numbers == 1
@@ -59,8 +61,8 @@ def test_small_steps_are_lost_to_the_nearest_number_and_kept_at_random():
 def test_what_is_kept_is_counted_over_all_tensors():
     kept = UpdateRetention()
     assert kept.update == kept.numbers == 1  # of nothing
-    kept.add(torch.zeros(3), torch.tensor([3.0, 0.0, 1.0]), torch.tensor([3.0, 5.0, 0.0]))
-    kept.add(torch.zeros(2), torch.tensor([0.0, 2.0]), torch.tensor([0.0, 1.0]))
+    kept.add_tensor(torch.zeros(3), torch.tensor([3.0, 0.0, 1.0]), torch.tensor([3.0, 5.0, 0.0]))
+    kept.add_tensor(torch.zeros(2), torch.tensor([0.0, 2.0]), torch.tensor([0.0, 1.0]))
     assert kept.update == pytest.approx((9 + 0 + 2) / (9 + 1 + 4))
     assert kept.numbers == pytest.approx(2 / 3)
 
@@ -76,7 +78,7 @@ def test_tied_weights_are_stored_and_counted_once(tied):
     after = {name: weight.float() + steps[name] for name, weight in base.state_dict().items() if name in names}
     whole = sum(step.numel() for step in steps.values())
     for given in (after, after | {"lm_head.weight": after["model.embed_tokens.weight"]} if tied else after):
-        found = rounded(base, given, torch.float32)
+        found = round_weights(base, given, torch.float32)
         assert found.state.keys() == names
         assert all(torch.equal(found.state[name], after[name]) for name in names)
         assert found.kept.whole == pytest.approx(whole) and found.kept.changed == whole and found.kept.update == 1
@@ -86,9 +88,9 @@ def test_a_weight_beyond_the_precision_is_refused_and_its_own_precision_kept():
     model = tiny_model.untrained(0).to(BF16)
     large = {"model.norm.weight": torch.full_like(model.model.norm.weight, 1e5, dtype=torch.float32)}
     with pytest.raises(PosgapError, match="float16 cannot hold model.norm.weight"):
-        rounded(model, large, FP16)
+        round_weights(model, large, FP16)
     model.model.norm.float()
-    found = rounded(model, large, FP16)
+    found = round_weights(model, large, FP16)
     assert (
         found.state["model.norm.weight"].dtype == torch.float32
         and found.state["model.embed_tokens.weight"].dtype == FP16
@@ -104,7 +106,7 @@ def test_rounding_is_to_the_nearest_while_that_keeps_nine_tenths_of_the_update()
     for lost, way in ((0.1, "nearest"), (0.5, "stochastic")):
         small = step.clone()
         small.view(-1)[10:20] = lost * 2**-7 * 0.8  # of which the nearest number has nothing
-        found = rounded(model, {name: 1 + small}, BF16)
+        found = round_weights(model, {name: 1 + small}, BF16)
         assert found.rounding == way
 
 
@@ -113,15 +115,15 @@ def test_weights_are_rounded_each_by_draws_of_its_own_and_said_to_be():
     small, large = (
         {name: weight.float() * factor for name, weight in model.named_parameters()} for factor in (1.001, 2.5)
     )
-    at_random, nearest = (rounded(model, after, BF16, seed=3) for after in (small, large))
+    at_random, nearest = (round_weights(model, after, BF16, seed=3) for after in (small, large))
     for name, weight in large.items():
         assert torch.equal(nearest.state[name], weight.to(BF16))
-        assert torch.equal(at_random.state[name], stochastic(small[name], BF16, 3, name))
+        assert torch.equal(at_random.state[name], round_stochastically(small[name], BF16, 3, name))
     assert (at_random.dtype, at_random.rounding) == (BF16, "stochastic")
     kept = 100 * at_random.kept.update
     assert str(at_random) == f"in bfloat16, rounded up or down at random, the weights keep {kept:.1f} %"
     assert str(nearest).startswith("in bfloat16, rounded to the nearest numbers, the weights keep ")
-    wide = stochastic(small["model.norm.weight"], torch.float64, 0)
+    wide = round_stochastically(small["model.norm.weight"], torch.float64, 0)
     assert wide.dtype == torch.float64 and torch.equal(wide.float(), small["model.norm.weight"])
 
 
@@ -140,7 +142,7 @@ def test_an_update_that_the_nearest_numbers_lose_works_rounded_at_random():
     before = loss(base)
     model(input_ids=ids, labels=labels).loss.backward()
     trained = {name: base[name] - 1e-3 * weight.grad.sign() for name, weight in model.named_parameters()}
-    at_random = {name: stochastic(weight, BF16, 0, name).float() for name, weight in trained.items()}
+    at_random = {name: round_stochastically(weight, BF16, 0, name).float() for name, weight in trained.items()}
     nearest = {name: weight.to(BF16).float() for name, weight in trained.items()}
     gained = before - loss(trained)
     assert gained > 0.3 and before - loss(at_random) == pytest.approx(gained, rel=0.1)
@@ -164,5 +166,5 @@ def test_what_is_kept_is_counted_without_another_model_in_memory():
     base = torch.zeros(1 << 22)
     storages = Storages(collect=False)
     with storages:
-        UpdateRetention().add(base, base, base)
+        UpdateRetention().add_tensor(base, base, base)
     assert storages.most < 8 * base.nbytes

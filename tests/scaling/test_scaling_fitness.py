@@ -19,8 +19,8 @@ from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.models.layer_scaling import layer_scaling
-from posgap.scaling.fitness import Generated, TeacherForced, fitness, position_weights
-from posgap.scaling.questions import Question, right_response
+from posgap.scaling.fitness import ForcedEvaluator, GenerationEvaluator, fitness, position_weights
+from posgap.scaling.questions import SearchQuestion, right_response
 from posgap.scaling.scores import Scores
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, PromptBuilder
@@ -60,8 +60,10 @@ def test_teacher_forcing_is_greedy_generation_of_exactly_those_tokens(model, tok
         responses.append(response)
     expected = [[generated[c][i][: len(r)] == r for i, r in enumerate(responses)] for c in CANDIDATES]
     assert 0 < np.mean(expected) < 1 and len(set(map(tuple, expected))) == 4
-    questions = [[Question(p, r) for p, r in zip(PROMPTS[e : e + 2], responses[e : e + 2])] for e in range(0, 10, 2)]
-    evaluator = TeacherForced(model, questions, tokenizer.pad_token_id, batch_tokens)
+    questions = [
+        [SearchQuestion(p, r) for p, r in zip(PROMPTS[e : e + 2], responses[e : e + 2])] for e in range(0, 10, 2)
+    ]
+    evaluator = ForcedEvaluator(model, questions, tokenizer.pad_token_id, batch_tokens)
     correct = evaluator.correct(CANDIDATES)
     assert correct.shape == (4, 5, 2) and correct.reshape(4, 10).tolist() == expected
     assert evaluator.forward_passes == 40
@@ -75,10 +77,10 @@ def test_what_questions_begin_with_alike_is_read_once_and_changes_no_answer(mode
     generator = TransformersGenerator(model, tokenizer, 1000)
     own = [c.token_ids for c in complete(generator, [Prompt("", p) for p in prompts], Sampling(4))]
     responses = [own[0], own[1][:1], own[2][:2], own[3][:3], [*own[4][:-1], 40], own[5]]
-    rows = [[Question(p, r) for p, r in zip(prompts, responses)], [Question(p, own[0]) for p in prompts]]
+    rows = [[SearchQuestion(p, r) for p, r in zip(prompts, responses)], [SearchQuestion(p, own[0]) for p in prompts]]
     answers = {}
     for reuse in (True, False):
-        evaluator = TeacherForced(model, rows, tokenizer.pad_token_id, 1000)
+        evaluator = ForcedEvaluator(model, rows, tokenizer.pad_token_id, 1000)
         evaluator.reuse = reuse
         with mock.patch.object(model, "forward", wraps=model.forward) as forward:
             correct = evaluator.correct(CANDIDATES)
@@ -169,10 +171,10 @@ def test_a_broken_state_file_is_named(tmp_path):
 def test_progress_counts_candidates(model, tokenizer, caplog, forced):
     """Not the batches or examples of one candidate after another, which do not say how long it takes."""
     caplog.set_level(logging.INFO, logger="posgap")
-    questions = [[Question(prompt, [7, 8], ["a"])] for prompt in PROMPTS]
+    questions = [[SearchQuestion(prompt, [7, 8], ["a"])] for prompt in PROMPTS]
     if forced:
-        TeacherForced(model, questions, tokenizer.pad_token_id, 60).correct(CANDIDATES)
+        ForcedEvaluator(model, questions, tokenizer.pad_token_id, 60).correct(CANDIDATES)
     else:
-        Generated(model, tokenizer, questions, lambda *_: 0.0, Sampling(2), 60).correct(CANDIDATES)
+        GenerationEvaluator(model, tokenizer, questions, lambda *_: 0.0, Sampling(2), 60).correct(CANDIDATES)
     (line,) = caplog.messages
     assert line.startswith("scaling candidates: 4 of 4 in ")

@@ -10,8 +10,8 @@ from examples import kv_example
 
 from posgap.foundation.files import read_json, write_json
 from posgap.scaling.config import ScaleSearchConfig
-from posgap.scaling.fitness import TeacherForced, fitness, position_weights
-from posgap.scaling.holdout import MIN_EXAMPLES, gain, kept_aside
+from posgap.scaling.fitness import ForcedEvaluator, fitness, position_weights
+from posgap.scaling.holdout import MIN_EXAMPLES, hold_out, measure_gain
 from posgap.scaling.scaling_file import read_scaling
 from posgap.stages.scale_search import scale_search
 from posgap.tasks.content import content_keys
@@ -21,18 +21,18 @@ EXAMPLES = [kv_example(i) for i in range(48)]
 
 
 def test_a_share_of_examples_is_kept_from_the_search_by_content_alone():
-    searched, aside = kept_aside(EXAMPLES, 0.25)
+    searched, aside = hold_out(EXAMPLES, 0.25)
     assert len(aside) == 12 and sorted(content_keys([*searched, *aside])) == sorted(content_keys(EXAMPLES))
     assert searched == [each for each in EXAMPLES if each in searched]
     renamed = [each.model_copy(update={"id": f"other-{each.id}"}) for each in reversed(EXAMPLES)]
-    assert set(content_keys(kept_aside(renamed, 0.25)[1])) == set(content_keys(aside))
-    both = kept_aside([*EXAMPLES, *renamed], 0.25)
+    assert set(content_keys(hold_out(renamed, 0.25)[1])) == set(content_keys(aside))
+    both = hold_out([*EXAMPLES, *renamed], 0.25)
     assert set(content_keys(both[1])) == set(content_keys(aside)) and not set(content_keys(both[0])) & set(
         content_keys(aside)
     )
-    assert kept_aside(EXAMPLES, 0) == (EXAMPLES, [])
-    assert len(kept_aside(EXAMPLES[: 4 * MIN_EXAMPLES], 0.25)[1]) == MIN_EXAMPLES
-    assert kept_aside(EXAMPLES[: 4 * MIN_EXAMPLES - 1], 0.25) == (EXAMPLES[: 4 * MIN_EXAMPLES - 1], [])
+    assert hold_out(EXAMPLES, 0) == (EXAMPLES, [])
+    assert len(hold_out(EXAMPLES[: 4 * MIN_EXAMPLES], 0.25)[1]) == MIN_EXAMPLES
+    assert hold_out(EXAMPLES[: 4 * MIN_EXAMPLES - 1], 0.25) == (EXAMPLES[: 4 * MIN_EXAMPLES - 1], [])
 
 
 @pytest.mark.parametrize("objective", ["mean", "worst", "mean_minus_gap"])
@@ -43,14 +43,14 @@ def test_the_best_of_noise_gains_where_it_was_chosen_and_nothing_elsewhere(objec
         rng = np.random.default_rng(seed)
         chosen_by, others = rng.integers(0, 2, (2, 30, 60, 3))  # [C, E, P] of 30 candidates that differ by chance
         best = max(range(30), key=lambda i: of(100 * chosen_by[i].mean(axis=0)))
-        won.append(gain(chosen_by[best], chosen_by[0], of, seed)[0])
-        value, (low, high) = gain(others[best], others[0], of, seed)
+        won.append(measure_gain(chosen_by[best], chosen_by[0], of, seed)[0])
+        value, (low, high) = measure_gain(others[best], others[0], of, seed)
         assert low <= value <= high
         assert value == pytest.approx(of(100 * others[best].mean(axis=0)) - of(100 * others[0].mean(axis=0)))
         held_out.append(value)
         covered += low <= 0 <= high
         better = np.maximum(others[0], rng.random((60, 3)) < 0.5)  # half of what was wrong comes right
-        real += gain(better, others[0], of, seed)[1][0] > 0
+        real += measure_gain(better, others[0], of, seed)[1][0] > 0
     assert min(won) >= 0 and np.mean(won) > 5 and abs(np.mean(held_out)) < 5
     assert covered >= 10 and real == 12
 
@@ -69,7 +69,7 @@ def searched(tmp_path, model_folder, monkeypatch):
             self.forward_passes += rows.size
             return rows
 
-        monkeypatch.setattr(TeacherForced, "correct", correct)
+        monkeypatch.setattr(ForcedEvaluator, "correct", correct)
         write_examples(tmp_path / "examples.jsonl", examples)
         config = ScaleSearchConfig(
             examples=tmp_path / "examples.jsonl",
@@ -101,7 +101,7 @@ def test_the_file_tells_what_was_chosen_from_what_it_gains(searched, tmp_path, c
         weights @ np.array(noise.holdout.accuracy) - weights @ np.array(noise.holdout.unscaled_accuracy)
     )
     real = searched(lambda factors, rng: rng.random(4) < np.mean(factors) - 0.8, force=True)
-    assert real.gain_ci95[0] > 0 and "so it may be nothing" not in real.gained
+    assert real.gain_ci95[0] > 0 and "so it may be nothing" not in real.gain_in_words
 
 
 def test_too_few_examples_are_all_searched_on_and_a_line_says_so(searched, tmp_path, caplog):

@@ -22,8 +22,8 @@ from posgap.models import CONFIG_KEY, loading
 from posgap.models.closing import read_config
 from posgap.models.loading import save_model
 from posgap.scaling.config import ScaleSearchConfig
-from posgap.scaling.fitness import TeacherForced, position_weights
-from posgap.scaling.scaling_file import MAX_UNLIKE, Forced, read_scaling
+from posgap.scaling.fitness import ForcedEvaluator, position_weights
+from posgap.scaling.scaling_file import MAX_UNLIKE, ForcingCheck, read_scaling
 from posgap.stages.apply import apply
 from posgap.stages.scale_search import scale_search
 from posgap.stages.sweep import sweep
@@ -131,7 +131,7 @@ def test_candidates_that_forcing_misjudges_are_searched_by_what_they_generate(co
     told = (
         r"of 72 prompts to the best candidates (\d+) are right by teacher forcing and (\d+) as generated; .* at (\d+)"
     )
-    correct = TeacherForced.correct
+    correct = ForcedEvaluator.correct
 
     def misses_scaled(self, candidates):
         """The model without factors is judged rightly, and every candidate as if it answered nothing at once."""
@@ -139,7 +139,7 @@ def test_candidates_that_forcing_misjudges_are_searched_by_what_they_generate(co
         right[[max(candidate) > 1 for candidate in candidates]] = False
         return right
 
-    monkeypatch.setattr(TeacherForced, "correct", misses_scaled)
+    monkeypatch.setattr(ForcedEvaluator, "correct", misses_scaled)
     fell_back = same(scale_search(config.model_copy(update={"force": True})))
     forced, passes = fell_back.pop("forced"), fell_back.pop("forward_passes")
     said = [int(number) for number in re.search(told, caplog.text).groups()]
@@ -159,10 +159,13 @@ def test_candidates_that_forcing_misjudges_are_searched_by_what_they_generate(co
 def test_what_forcing_and_generation_say_is_counted_prompt_by_prompt():
     forced, generated = np.zeros((2, 8, 3)), np.zeros((2, 8, 3))
     forced[0, :2, 0], generated[0, 1:4, 0] = 1, 1  # as many less one, but of other prompts
-    counted = Forced.of(forced, generated)
+    counted = ForcingCheck.from_scores(forced, generated)
     assert tuple(counted.model_dump().values()) == (48, 2, 3, 3) and counted.unlike
     generated[0, 0, 0] = 1
-    assert Forced.of(forced, generated).differ == 2 and not Forced.of(forced, generated).unlike
+    assert (
+        ForcingCheck.from_scores(forced, generated).differ == 2
+        and not ForcingCheck.from_scores(forced, generated).unlike
+    )
 
 
 def test_factors_of_one_are_said_to_be_no_gain(config, tmp_path, caplog):
@@ -192,7 +195,7 @@ def test_in_16_bits_the_finalists_are_judged_by_what_they_generate(config):
 
 def test_an_interrupted_search_ends_as_if_it_had_not_been(config, tmp_path, monkeypatch):
     whole = same(scale_search(config.model_copy(update={"out": tmp_path / "whole"})))
-    calls, correct = [], TeacherForced.correct
+    calls, correct = [], ForcedEvaluator.correct
 
     def interrupted(self, candidates):
         calls.append(len(candidates))
@@ -200,7 +203,7 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(config, tmp_path, monk
             raise KeyboardInterrupt
         return correct(self, candidates)
 
-    monkeypatch.setattr(TeacherForced, "correct", interrupted)
+    monkeypatch.setattr(ForcedEvaluator, "correct", interrupted)
     with pytest.raises(KeyboardInterrupt):
         scale_search(config)
     assert (work_folder(config.out) / "search.json").exists() and not config.out.exists()

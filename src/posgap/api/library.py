@@ -31,9 +31,9 @@ from posgap.measurement.lengths import is_of_lengths
 from posgap.measurement.sweeping import figures, placements_of, swept
 from posgap.mitigations.in_force import load_model as load_mitigated
 from posgap.models.factors import config_factors
-from posgap.models.loading import context_length, load_config, padding
+from posgap.models.loading import context_length, load_config, with_padding_token
 from posgap.models.precision import warn_of_device
-from posgap.scaling.scaling_file import refuse_searched
+from posgap.scaling.scaling_file import refuse_searched_on
 from posgap.storage.inputs import fetch_place, on_this_machine, source, sources
 from posgap.storage.lineage import training_examples
 from posgap.tasks.choice_files import layout_of
@@ -150,7 +150,7 @@ def sweep(
         else:
             stack.enter_context(borrow_model(asked_of))
             asked = _in_memory(asked_of, tokenizer, config)
-        refuse_searched(Path(asked.config.model), rows)
+        refuse_searched_on(Path(asked.config.model), rows)
         if not config.lengths:
             return _swept(asked, asked.config, asked.builder, rows)
         at_each = at_lengths(asked.config.lengths, asked.config.depths, asked.config.seed, asked.builder, everything)
@@ -317,7 +317,7 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
 def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SweepConfig) -> _Model:
     if config.backend != "transformers":
         raise PosgapError(f"backend {config.backend}: a model in memory is asked by transformers alone")
-    pads = padding(tokenizer)
+    pads = with_padding_token(tokenizer)
     builder = builder_with(config, pads, context_length(model.config, pads))
     generator = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
     config = config.model_copy(update={"dtype": str(model.dtype).removeprefix("torch.")})

@@ -14,7 +14,7 @@ from posgap.foundation.errors import PosgapError, first_line
 from posgap.mitigations.in_force import load_model
 from posgap.models import ADAPTER_WEIGHTS
 from posgap.models.loading import load_tokenizer, save_model
-from posgap.models.rounding import MIN_KEPT, rounded
+from posgap.models.rounding import MIN_KEPT, round_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,7 +54,7 @@ def merge_adapter(base: str, adapter: Path, out: Path) -> dict[str, Any]:
     export of a training is. Returns how, and how much of the changes is kept."""
     merged, model = merge_in_float32(base, adapter), load_model(base, "stored")
     try:
-        stored = rounded(model, merged.state_dict(), model.dtype)
+        stored = round_weights(model, merged.state_dict(), model.dtype)
     except PosgapError as error:
         raise PosgapError(f"{adapter}: merged into {base}: {error}") from None
     say = log.info if stored.kept.update >= MIN_KEPT else log.warning

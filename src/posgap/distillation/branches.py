@@ -159,7 +159,7 @@ def attention_over_branches(model: PreTrainedModel) -> Iterator[bool]:
     kinds = set(getattr(config, "layer_types", None) or ())
     is_recurrent = getattr(model, "_is_stateful", False) or kinds - {"full_attention", "sliding_attention"}
     name = str(model.config._attn_implementation)
-    if name not in _MASKED or is_recurrent or RopeLengths.of(model.config):
+    if name not in _MASKED or is_recurrent or RopeLengths.from_config(model.config):
         yield False
         return
     # A name of ours, for this model alone, would not do: FlashAttention looks up its kernel by the config's name, and

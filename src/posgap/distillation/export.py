@@ -22,7 +22,7 @@ from posgap.foundation.files import write_json
 from posgap.foundation.launch import is_main_process
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import save_model, without_flash_attention
-from posgap.models.rounding import MIN_KEPT, name_of, rounded
+from posgap.models.rounding import MIN_KEPT, dtype_name, round_weights
 
 log = logging.getLogger(__name__)
 FILE = "export.json"
@@ -79,7 +79,7 @@ def export(
         _require_equal(merge_in_float32(config.model, out), model.state_dict())
     dtype = base.dtype if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
     try:
-        stored = rounded(base, model.state_dict(), dtype, 0 if alone else config.seed)
+        stored = round_weights(base, model.state_dict(), dtype, 0 if alone else config.seed)
     except PosgapError as error:
         raise PosgapError(f"export: {error}; give --export-dtype bfloat16 or float32") from None
     kept, merging = stored.kept, "merged into its base " * alone
@@ -98,7 +98,7 @@ def export(
     if difference > max(TOLERANCE[dtype], TOLERANCE[trained.arithmetic]):
         log.warning(
             "export: rounding to %s changes the logits by %.2g of their standard deviation; sweep what was written, or "
-            "give --export-dtype float32", name_of(dtype), difference,
+            "give --export-dtype float32", dtype_name(dtype), difference,
         )  # fmt: skip
     del model  # so that there is one model in memory at a time, beside what is stored
     if not alone:
@@ -108,7 +108,7 @@ def export(
         _require_equal(written, stored.state)
         _require_same(_logits(written, trained.probe), logits, TOLERANCE[torch.float32])
     figures = {"kept_update": kept.update, "kept_numbers": kept.numbers, "logits_difference": difference}
-    write_json(out / FILE, {"dtype": name_of(dtype), "rounding": stored.rounding, **figures})
+    write_json(out / FILE, {"dtype": dtype_name(dtype), "rounding": stored.rounding, **figures})
     return figures
 
 

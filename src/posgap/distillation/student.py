@@ -26,7 +26,7 @@ class Student(nn.Module):
         super().__init__()
         self.model, self.head, self.objective, self.teacher = model, Head.from_model(model), objective, teacher
         self.head_losses = HeadLosses(self.head)
-        self.rope = RopeLengths.of(model.config) or None
+        self.rope = RopeLengths.from_config(model.config) or None
         self.is_checked = False
 
     def forward(self, batch: Batch, states_alone: bool = False) -> Tensor:

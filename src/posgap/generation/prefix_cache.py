@@ -23,7 +23,7 @@ def can_reuse_prefixes(model: PreTrainedModel) -> bool:
     config = model.config.get_text_config()
     return (
         "position_ids" in inspect.signature(model.forward).parameters
-        and not RopeLengths.of(config)
+        and not RopeLengths.from_config(config)
         and not needs_own_batch(model)
         and all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
     )

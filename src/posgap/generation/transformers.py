@@ -60,7 +60,7 @@ class TransformersGenerator:
         if pack:
             pack_weights(model)
         self.tokenizer, self.batch_tokens = tokenizer, batch_tokens
-        self.lengths = RopeLengths.of(model.config)
+        self.lengths = RopeLengths.from_config(model.config)
         self.one_by_one = model.config.model_type in READS_PADDING or needs_own_batch(model)
         self.reuse = reuse and not self.one_by_one and can_reuse_prefixes(model)
         self.goes_on = self.reuse or can_go_on(model)

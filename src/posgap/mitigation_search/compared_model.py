@@ -12,7 +12,7 @@ from posgap.generation.generator import Generator
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.prompt_mitigator import PromptMitigator, Question
 from posgap.mitigation_search.config import MitigateConfig
-from posgap.mitigations.in_force import apply, load_model, remove
+from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mitigation
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation, Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
@@ -110,5 +110,5 @@ class ComparedModel:
             return lambda: None
         assert settings is not None
         before = in_force(model).get(name)
-        apply(model, name, settings)
-        return lambda: remove(model, name) if before is None else apply(model, name, before)
+        apply_mitigation(model, name, settings)
+        return lambda: remove_mitigation(model, name) if before is None else apply_mitigation(model, name, before)

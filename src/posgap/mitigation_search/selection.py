@@ -95,7 +95,7 @@ def _try_settings(mitigation: Mitigation, comparison: Comparison, until: float, 
 def _propose(mitigation: Mitigation, comparison: Comparison, until: float) -> Sequence[Settings]:
     """Returns the settings of a mitigation to try."""
     if isinstance(mitigation, PromptMitigation):
-        return mitigation.propose_settings()
+        return mitigation.list_settings()
     model, builder = comparison.model, cast(PromptBuilder, comparison.model.builder)
     assert model.in_memory is not None
     prompts = [builder(example, model.middle) for example in comparison.splits.selection[:_PROMPTS]]
@@ -120,5 +120,5 @@ def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:
     )
     end = clock.spent + SEARCHING * (until - clock.spent)
     identity = digest_of([comparison.state.identity, len(comparison.splits.selection)])
-    found = search.run(comparison.folder, identity, is_over=lambda: clock.spent > end)
+    found = search.find_factors(comparison.folder, identity, is_over=lambda: clock.spent > end)
     return [factors for factors in found.finalists if factors != search.ones]

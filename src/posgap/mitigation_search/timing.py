@@ -68,7 +68,7 @@ def _measure_once(model: ComparedModel, name: str, settings: Settings | None, qu
 def _read(compared: ComparedModel, prompt: Prompt, spent: _Spent) -> None:
     model = compared.in_memory
     assert model is not None
-    if RopeLengths.of(model.config):
+    if RopeLengths.from_config(model.config):
         forget_lengths(model)
     ids = torch.tensor([list(prompt.token_ids)], device=model.device)
     began = _now()

@@ -8,7 +8,7 @@ from pathlib import Path
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_model, read_object, write_json
 from posgap.mitigations.mitigation import ModelMitigation, Settings
-from posgap.models.closing import closed, is_closed, read_config, write_config
+from posgap.models.closing import close_config, is_closed, read_config, write_closable_config
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import with_content_keys
 from posgap.tasks.examples import AnyExample
@@ -16,7 +16,7 @@ from posgap.tasks.examples import AnyExample
 APPLIED_FILE = "mitigation.json"
 
 
-class Applied(Record):
+class MitigationRecord(Record):
     """The mitigation that a model folder was written with, and the contents of the examples by which its settings were
     chosen; none where somebody gave them."""
 
@@ -28,23 +28,25 @@ class Applied(Record):
 
 
 def write_mitigated_model(
-    model: Path, mitigation: ModelMitigation, settings: Settings, applied: Applied, out: Path
+    model: Path, mitigation: ModelMitigation, settings: Settings, applied: MitigationRecord, out: Path
 ) -> None:
     """Copies a model folder into `out` with the mitigation in `config.json`, `mitigation.json`, the examples by which
     its settings were chosen, and, unless whatever loads the folder serves it, a word in the model card of what does."""
-    write_with(model, mitigation, settings, training_examples(model).union(applied.example_contents), out)
+    copy_with_mitigation(model, mitigation, settings, training_examples(model).union(applied.example_contents), out)
     write_json(out / APPLIED_FILE, applied.model_dump(mode="json"))
 
 
-def write_with(model: Path, mitigation: ModelMitigation, settings: Settings, seen: Collection[str], out: Path) -> None:
+def copy_with_mitigation(
+    model: Path, mitigation: ModelMitigation, settings: Settings, seen: Collection[str], out: Path
+) -> None:
     """Copies a model folder into `out` with the mitigation in `config.json`, the contents of the examples that it has
     `seen`, and a word in the model card where posgap alone puts the mitigation in force."""
     copy_model(model, out)
     config = mitigation.write_config(read_config(out), settings)
-    write_config(out, config)
+    write_closable_config(out, config)
     _let_tokenizer_read(out, _context(model), _context(out))
     write_training_examples(out, seen)
-    if is_closed(closed(config)):
+    if is_closed(close_config(config)):
         chosen = json.dumps(settings.model_dump(mode="json"))
         warn_in_card(
             out, _WARNING.format(name=mitigation.name, settings=chosen, help=mitigation.help, unknown=_REFUSES)
@@ -86,7 +88,7 @@ def refuse_chosen_by(model: Path, examples: Sequence[AnyExample]) -> None:
     file = Path(model) / APPLIED_FILE
     if not file.exists():
         return
-    applied = read_model(Applied, file, APPLIED_FILE)
+    applied = read_model(MitigationRecord, file, APPLIED_FILE)
     if chosen := with_content_keys(examples, applied.example_contents):
         raise PosgapError(
             f"{model}: the settings of {applied.name} were chosen by {len(chosen)} of these examples "

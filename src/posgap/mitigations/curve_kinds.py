@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Order(Parameters):
+class CurveOrder(Parameters):
     order: int = Field(3, ge=0, description="bezier, step: number of control points minus 1; 3 gives the cubic Bezier")
 
 
@@ -47,7 +47,7 @@ def _bernstein(depth: "np.ndarray", k: int) -> "np.ndarray":
     return bernstein(depth, k - 1)
 
 
-def _runs(depth: "np.ndarray", k: int) -> "np.ndarray":
+def _run_weights(depth: "np.ndarray", k: int) -> "np.ndarray":
     import numpy as np
 
     # The deepest layer, at depth 1, belongs to the last run.
@@ -66,9 +66,11 @@ def _constant(depth: "np.ndarray", k: int) -> "np.ndarray":
     return np.ones((len(depth), 1))
 
 
-BEZIER = CurveKind("bezier", "a Bezier curve", lambda p, n_layers: p.order + 1, _bernstein, Order, smooth=True)
+BEZIER = CurveKind("bezier", "a Bezier curve", lambda p, n_layers: p.order + 1, _bernstein, CurveOrder, smooth=True)
 LINEAR = CurveKind("linear", "a straight line", lambda p, n_layers: 2, _bernstein, smooth=True)
-STEP = CurveKind("step", "equal runs of layers with one factor per run", lambda p, n_layers: p.order + 1, _runs, Order)
+STEP = CurveKind(
+    "step", "equal runs of layers with one factor per run", lambda p, n_layers: p.order + 1, _run_weights, CurveOrder
+)
 FREE = CurveKind("free", "an independent factor for each layer", lambda p, n_layers: n_layers, _one_each)
 UNIFORM = CurveKind("uniform", "one factor for all layers", lambda p, n_layers: 1, _constant)
 

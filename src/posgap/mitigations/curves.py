@@ -37,7 +37,7 @@ class Curve:
         depth = np.arange(n_layers) / max(n_layers - 1, 1)
         return CURVES[self.kind].basis(depth, self.n_points(n_layers))
 
-    def described(self) -> dict[str, Any]:
+    def as_record(self) -> dict[str, Any]:
         """The family as `scaling.json` records it."""
         return {"kind": self.kind, **self.parameters, "low": self.low, "high": self.high}
 

@@ -96,7 +96,7 @@ class RelevanceOrder(PromptMitigation):
         ranked = by_relevance(given.example, given.documents)
         return [{"ends": at_ends(ranked), "first": ranked, "last": ranked[::-1]}[settings.most]]
 
-    def propose_settings(self) -> Sequence[Relevance]:
+    def list_settings(self) -> Sequence[Relevance]:
         return [Relevance(most="ends"), Relevance(most="first"), Relevance(most="last")]
 
     def write_code(self, settings: Relevance) -> str:
@@ -124,7 +124,7 @@ class FewerDocuments(PromptMitigation):
         ranked = by_relevance(given.example, given.documents)
         return [ranked[: math.ceil(settings.share * len(ranked))]]
 
-    def propose_settings(self) -> Sequence[KeptShare]:
+    def list_settings(self) -> Sequence[KeptShare]:
         return [KeptShare(), KeptShare(share=0.25)]
 
     def write_code(self, settings: KeptShare) -> str:
@@ -193,7 +193,7 @@ class PermutationVote(PromptMitigation):
     def choose_response(self, responses: Sequence[str]) -> int:
         return majority(responses)
 
-    def propose_settings(self) -> Sequence[Orders]:
+    def list_settings(self) -> Sequence[Orders]:
         return [Orders(orders=3), Orders(orders=5)]
 
     def write_code(self, settings: Orders) -> str:

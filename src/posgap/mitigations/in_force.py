@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from posgap.mitigations.mitigation import ModelMitigation, Settings
 
 
-def apply(model: "PreTrainedModel", name: str, settings: "Settings | Mapping[str, Any]") -> None:
+def apply_mitigation(model: "PreTrainedModel", name: str, settings: "Settings | Mapping[str, Any]") -> None:
     """Puts a mitigation in force in `model`, in place of its own earlier settings if it is in force already.
 
     Raises `PosgapError` where the model's family cannot have it; the model is then as it was.
@@ -38,7 +38,7 @@ def apply(model: "PreTrainedModel", name: str, settings: "Settings | Mapping[str
             put_on_top(model, each.mitigation, each.settings)
 
 
-def remove(model: "PreTrainedModel", name: str) -> None:
+def remove_mitigation(model: "PreTrainedModel", name: str) -> None:
     """Takes a mitigation back; nothing where it is not in force."""
     for each in take_off(model, name):
         if each.mitigation.name != name:
@@ -63,12 +63,12 @@ def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "Pr
         raise PosgapError(f"{model.name_or_path}: some layers have a RoPE factor for each head, some have one for all")
     name, other = ("ms-poe-static", "lpes") if any(by_head) else ("lpes", "ms-poe-static")
     kept = in_force(model).get(other)
-    remove(model, other)
+    remove_mitigation(model, other)
     try:
-        apply(model, name, {"factors": list(factors)})
+        apply_mitigation(model, name, {"factors": list(factors)})
     except PosgapError:
         if kept is not None:
-            apply(model, other, kept)
+            apply_mitigation(model, other, kept)
         raise
     return model
 
@@ -90,7 +90,7 @@ def apply_configured(model: "PreTrainedModel") -> "PreTrainedModel":
     also = listed_mitigations(model.config, name_of(model))  # before anything is applied, which lists what is in force
     scale_model(model)
     for entry in also:
-        apply(model, entry["name"], entry["settings"])
+        apply_mitigation(model, entry["name"], entry["settings"])
     return model
 
 

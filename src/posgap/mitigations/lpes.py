@@ -38,7 +38,7 @@ class LayerSpecificScaling(ModelMitigation):
     needs_rope = True
     is_listed = False
 
-    def apply(self, model: "PreTrainedModel", settings: LayerFactors) -> Undo:
+    def apply_to(self, model: "PreTrainedModel", settings: LayerFactors) -> Undo:
         from posgap.models.layer_scaling import layer_scaling
 
         _require_no_head_factors(model)

@@ -64,7 +64,7 @@ class ModelMitigation(Mitigation):
     is_listed: bool = True
     of_model: ClassVar[bool] = True
 
-    def apply(self, model: "PreTrainedModel", settings: Any) -> Undo:
+    def apply_to(self, model: "PreTrainedModel", settings: Any) -> Undo:
         """Puts the mitigation in force and returns what takes it back. Raises `PosgapError`, with the model as it was,
         with the true reason why a family cannot have it."""
         raise NotImplementedError
@@ -104,7 +104,7 @@ class PromptMitigation(Mitigation):
         """Returns which of the responses to those prompts is the answer, by index."""
         return 0
 
-    def propose_settings(self) -> Sequence[Settings]:
+    def list_settings(self) -> Sequence[Settings]:
         """Returns the settings that `posgap mitigate` tries."""
         return [self.settings()]
 

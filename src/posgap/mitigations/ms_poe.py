@@ -58,7 +58,7 @@ class MsPoE(ModelMitigation):
     settings = HeadRanking
     needs_own_batch = True
 
-    def apply(self, model: "PreTrainedModel", settings: HeadRanking) -> Undo:
+    def apply_to(self, model: "PreTrainedModel", settings: HeadRanking) -> Undo:
         from posgap.models.head_scaling import Ranking, rank_heads
 
         return rank_heads(model, Ranking(**settings.model_dump()))
@@ -82,7 +82,7 @@ class StaticMsPoE(ModelMitigation):
     settings = HeadFactors
     is_listed = False
 
-    def apply(self, model: "PreTrainedModel", settings: HeadFactors) -> Undo:
+    def apply_to(self, model: "PreTrainedModel", settings: HeadFactors) -> Undo:
         from posgap.models.head_scaling import scale_heads
 
         where = model.name_or_path or "ms-poe"

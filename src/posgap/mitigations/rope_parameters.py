@@ -11,7 +11,7 @@ from pydantic import Field
 
 from posgap.foundation.errors import PosgapError, first_line
 from posgap.mitigations.mitigation import Settings, Undo
-from posgap.models.patching import all_of, forward_few_tokens, name_of
+from posgap.models.patching import forward_few_tokens, name_of, undo_all
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,12 +38,12 @@ def put_rope(model: "PreTrainedModel", name: str, change: Change, factor: float)
     rotaries = _followed_rotaries(model, name, change)
     config: Any = model.config.get_text_config()
     before = getattr(config, "max_position_embeddings", None)
-    length = _stretched(config, _changed(config, f"{name_of(model)}: {name}", change, factor), factor)
-    undo = _remade(model, name, rotaries, change, factor)
+    length = _context_with(config, _change_parameters(config, f"{name_of(model)}: {name}", change, factor), factor)
+    undo = _remake_rotaries(model, name, rotaries, change, factor)
     if length == before:
         return undo
     config.max_position_embeddings = length
-    return all_of([undo, lambda: setattr(config, "max_position_embeddings", before)])
+    return undo_all([undo, lambda: setattr(config, "max_position_embeddings", before)])
 
 
 def _followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "list[nn.Module]":
@@ -56,7 +56,7 @@ def _followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "
     if not rotaries:
         raise PosgapError(f"{where}: it has no rotary embedding that its rope_parameters make")
     unchanged = _logits(model)
-    undo = _remade(model, name, rotaries, change, _EFFECT)
+    undo = _remake_rotaries(model, name, rotaries, change, _EFFECT)
     try:
         same = torch.equal(_logits(model), unchanged)
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -83,7 +83,7 @@ def write_rope(
     config = made.from_dict(copy.deepcopy(dict(config_json)))
     text: Any = config.get_text_config()
     part = next((each for each in config.sub_configs if getattr(config, each, None) is text), None)
-    wanted = _changed(text, f"config.json: {name}", change, factor)
+    wanted = _change_parameters(text, f"config.json: {name}", change, factor)
     own = dict(config_json if part is None else config_json[part])
     if "rope_parameters" not in own and not _by_type(text, wanted):
         old = {key: value for key, value in wanted.items() if key not in ("rope_theta", "partial_rotary_factor")}
@@ -91,7 +91,7 @@ def write_rope(
     else:
         own.pop("rope_scaling", None)  # which transformers would read in place of the other
         own["rope_parameters"] = wanted
-    if longer and (length := _stretched(text, wanted, factor)) != getattr(text, "max_position_embeddings", None):
+    if longer and (length := _context_with(text, wanted, factor)) != getattr(text, "max_position_embeddings", None):
         own[text.attribute_map.get("max_position_embeddings", "max_position_embeddings")] = length
     result = own if part is None else {**config_json, part: own}
     read: Any = made.from_dict(copy.deepcopy(result)).get_text_config()
@@ -117,7 +117,7 @@ def rotary_dimensions(config: "PretrainedConfig", parameters: Mapping[str, Any])
     return int(head * (parameters.get("partial_rotary_factor") or 1.0))
 
 
-def _stretched(config: Any, wanted: Mapping[str, Any], factor: float) -> int | None:
+def _context_with(config: Any, wanted: Mapping[str, Any], factor: float) -> int | None:
     """The tokens that a model can read with the `rope_parameters` wanted: `factor` times those it was trained for,
     unless its RoPE is scaled already, since some kinds are made of that length."""
     declared = getattr(config, "max_position_embeddings", None)
@@ -144,7 +144,7 @@ def _by_type(config: Any, parameters: Mapping[str, Any]) -> list[str]:
     return [key for key in config.nested_rope_parameter_keys(parameters) if parameters[key]]
 
 
-def _changed(config: Any, where: str, change: Change, factor: float) -> dict[str, Any]:
+def _change_parameters(config: Any, where: str, change: Change, factor: float) -> dict[str, Any]:
     """The `rope_parameters` of a config with a factor. Where types of layers have a RoPE each, the layers that see all
     that was read get it, as Gemma 3's did; those with a window see near tokens alone."""
     parameters = getattr(config, "rope_parameters", None)
@@ -159,12 +159,14 @@ def _changed(config: Any, where: str, change: Change, factor: float) -> dict[str
     return {**parameters, **{each: change(config, parameters[each], factor) for each in chosen}}
 
 
-def _remade(model: "PreTrainedModel", name: str, rotaries: "list[nn.Module]", change: Change, factor: float) -> Undo:
+def _remake_rotaries(
+    model: "PreTrainedModel", name: str, rotaries: "list[nn.Module]", change: Change, factor: float
+) -> Undo:
     """Makes the rotary embeddings of a model anew, from its configuration with a factor; returns what undoes it."""
     config: Any = model.config.get_text_config()
     where, before = f"{name_of(model)}: {name}", getattr(config, "rope_parameters", None)
     try:
-        wanted = _changed(config, where, change, factor)
+        wanted = _change_parameters(config, where, change, factor)
         if wanted == before:
             return lambda: None
         config.rope_parameters = {key: dict(each) if isinstance(each, dict) else each for key, each in wanted.items()}
@@ -178,7 +180,7 @@ def _remade(model: "PreTrainedModel", name: str, rotaries: "list[nn.Module]", ch
         config.rope_parameters = before
         raise PosgapError(f"{where}: its configuration replaces rope_parameters by its own")
     undone = [_become(module, new) for module, new in zip(rotaries, made)]
-    return all_of([*undone, lambda: setattr(config, "rope_parameters", before)])
+    return undo_all([*undone, lambda: setattr(config, "rope_parameters", before)])
 
 
 def _become(module: "nn.Module", new: "nn.Module") -> Undo:

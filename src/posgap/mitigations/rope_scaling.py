@@ -53,7 +53,7 @@ class RopeScaling(ModelMitigation):
         """Returns what changes the parameters of one RoPE."""
         raise NotImplementedError
 
-    def apply(self, model: "PreTrainedModel", settings: Factor) -> Undo:
+    def apply_to(self, model: "PreTrainedModel", settings: Factor) -> Undo:
         return put_rope(model, self.name, self.change_with(settings), settings.factor)
 
     def neutral_settings(self, config: "PretrainedConfig") -> Factor:
@@ -103,11 +103,11 @@ class Ntk(RopeScaling):
     def change_with(self, settings: Factor) -> Change:
         return _enlarge_base
 
-    def apply(self, model: "PreTrainedModel", settings: Factor) -> Undo:
+    def apply_to(self, model: "PreTrainedModel", settings: Factor) -> Undo:
         if settings.factor == 1:
-            return super().apply(model, settings)
+            return super().apply_to(model, settings)
         _require_own_base(getattr(model.config, NTK_KEY, None), name_of(model))
-        undo_base = super().apply(model, settings)
+        undo_base = super().apply_to(model, settings)
         setattr(model.config, NTK_KEY, settings.factor)
 
         def undo() -> None:

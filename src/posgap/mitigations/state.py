@@ -41,7 +41,7 @@ def had_any(model: "PreTrainedModel") -> bool:
 
 def put_on_top(model: "PreTrainedModel", mitigation: "ModelMitigation", settings: "Settings") -> None:
     """Puts a mitigation in force over those that are."""
-    undo = mitigation.apply(model, settings)
+    undo = mitigation.apply_to(model, settings)
     _set_stack(model, [*_stack(model), StackEntry(mitigation, settings, undo)])
 
 

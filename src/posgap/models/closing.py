@@ -23,7 +23,7 @@ _MODEL, _CONFIG = "posgap_model", "config"
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
-def closed(config_json: Mapping[str, Any]) -> dict[str, Any]:
+def close_config(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """A model's config.json as it is written: closed if it names RoPE factors or mitigations, else as it is."""
     if not any(config_json.get(key) is not None for key in (CONFIG_KEY, MITIGATIONS_KEY)):
         return dict(config_json)
@@ -33,7 +33,7 @@ def closed(config_json: Mapping[str, Any]) -> dict[str, Any]:
     return {"model_type": CLOSED_TYPE, "architectures": [CLOSED_TYPE], **words, _MODEL: own}
 
 
-def opened(config_json: Mapping[str, Any]) -> dict[str, Any]:
+def open_config(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """A model's own config.json, of one that is closed or, as an older posgap and all others write it, is not."""
     return dict(config_json[_MODEL][_CONFIG] if is_closed(config_json) else config_json)
 
@@ -46,15 +46,15 @@ def is_closed(config_json: Mapping[str, Any]) -> bool:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The own config.json of the model in a folder, closed or not."""
-    return opened(read_object(folder / "config.json"))
+    return open_config(read_object(folder / "config.json"))
 
 
-def write_config(folder: Path, config_json: Mapping[str, Any]) -> None:
+def write_closable_config(folder: Path, config_json: Mapping[str, Any]) -> None:
     """Writes the config.json of a model that is read by `read_config`."""
-    write_json(folder / "config.json", closed(config_json))
+    write_json(folder / "config.json", close_config(config_json))
 
 
-def from_closed(config_json: Mapping[str, Any], name: str) -> "PretrainedConfig":
+def load_closed_config(config_json: Mapping[str, Any], name: str) -> "PretrainedConfig":
     """The configuration that transformers makes of a closed config.json; `name` is the model's folder.
 
     Raises what transformers raises of the model's own config.json.
@@ -62,7 +62,7 @@ def from_closed(config_json: Mapping[str, Any], name: str) -> "PretrainedConfig"
     from transformers import AutoConfig
 
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(opened(config_json)), encoding="utf-8")
+        (Path(folder) / "config.json").write_text(json.dumps(open_config(config_json)), encoding="utf-8")
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     config.name_or_path = name
     return config

@@ -21,7 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from posgap.foundation.errors import PosgapError, first_line
 from posgap.models.layer_scaling import LayerScaling, Rungs, decoder_of, layer_scaling
-from posgap.models.patching import cached_length, forward_few_tokens, name_of, replaced, without_cache
+from posgap.models.patching import cached_length, forward_few_tokens, name_of, replace_attribute, without_cache
 
 LOW, HIGH = 1.2, 1.8
 FIRST_LAYER = 2
@@ -84,7 +84,7 @@ def scale_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> C
     of_keys = [row[::groups] for row in factors]
     if any(list(row) != [factor for factor in keys for _ in range(groups)] for row, keys in zip(factors, of_keys)):
         raise PosgapError(f"{name_of(model)}: {_SHARED}")
-    with _taken_over(model, scaling, rungs) as (heads, undo):
+    with _give_tables(model, scaling, rungs) as (heads, undo):
         for each in heads:
             chosen = [rungs.index(factor) for factor in of_keys[each.layer]]
             each.chosen = torch.tensor(chosen if len(set(chosen)) > 1 else chosen[:1])
@@ -99,12 +99,12 @@ def rank_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]:
     """
     scaling = layer_scaling(model)
     changes = ranking.low != 1 or ranking.high != 1
-    steps = ranking.steps(_ranked(model)) if changes else []
-    with _taken_over(model, scaling, [1.0, *steps]) as (heads, undo):
+    steps = ranking.steps(_count_ranked(model)) if changes else []
+    with _give_tables(model, scaling, [1.0, *steps]) as (heads, undo):
         if changes:
             for each in heads:
                 each.ranked = each.layer >= ranking.first_layer
-            _run(model)
+            _forward_states(model)
     return undo
 
 
@@ -112,9 +112,9 @@ def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> 
     """Returns factors `[L][H]` with heads ranked by their mean sensitivity over `prompts`; the model stays as it is.
     The authors rank anew for each prompt (`rank_heads`)."""
     ranking, scaling = Ranking(), layer_scaling(model)
-    ranked, n_heads = _ranked(model), model.config.get_text_config().num_attention_heads
+    ranked, n_heads = _count_ranked(model), model.config.get_text_config().num_attention_heads
     factors = [[1.0] * n_heads for _ in range(scaling.n_layers)]
-    with _taken_over(model, scaling, [1.0]) as (heads, undo):
+    with _give_tables(model, scaling, [1.0]) as (heads, undo):
         try:
             for each in heads:
                 each.ranked, each.seen = True, []
@@ -135,7 +135,7 @@ def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> 
     return factors
 
 
-def _ranked(model: PreTrainedModel) -> int:
+def _count_ranked(model: PreTrainedModel) -> int:
     """Returns how many heads of a layer are ranked; raises `PosgapError` where one would be alone."""
     n = n_key_heads(model)
     if n < 2:
@@ -179,9 +179,9 @@ class _ByHead(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 left, right = (each.as_subclass(Tensor) if isinstance(each, _ByHead) else each for each in args[:2])
                 if isinstance(args[0], _ByHead):
-                    left = _matched(left, right)
+                    left = _match_heads(left, right)
                 else:
-                    right = _matched(right, left)
+                    right = _match_heads(right, left)
                 return left * right
         return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -189,7 +189,7 @@ class _ByHead(Tensor):
 _PRODUCTS = {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul}
 
 
-def _matched(table: Tensor, x: Any) -> Tensor:
+def _match_heads(table: Tensor, x: Any) -> Tensor:
     """The table with each key head's entry once for every query head in `x`."""
     if not isinstance(x, Tensor) or x.ndim != 4:
         raise PosgapError(_OTHERWISE)
@@ -199,12 +199,12 @@ def _matched(table: Tensor, x: Any) -> Tensor:
     return table
 
 
-def tables_of(attention: nn.Module, given: Any) -> Any:
+def attention_tables(attention: nn.Module, given: Any) -> Any:
     """What an attention turns queries and keys by, of the rotary tables that its layer is `given`."""
-    return _tables(given, getattr(attention, _ATTRIBUTE).chosen) if isinstance(given, Rungs) else given
+    return _tables_by_head(given, getattr(attention, _ATTRIBUTE).chosen) if isinstance(given, Rungs) else given
 
 
-def _tables(tables: Rungs, chosen: Tensor) -> tuple[Tensor, Tensor]:
+def _tables_by_head(tables: Rungs, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """The pair of tables by head, for `chosen` rungs `[H]` or `[B, H]`."""
     which = tables.which[chosen.to(tables.which.device)]
     if which.ndim == 1:
@@ -230,7 +230,7 @@ def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -
             state.chosen = ranks[0] if len(ranks) == 1 else ranks
     if state.chosen.ndim == 2 and len(state.chosen) != len(args[0] if args else kwargs["hidden_states"]):
         raise PosgapError("ms-poe: a row of the batch has gone, or come, since its prompt was read")
-    return own(*args, **{**kwargs, "position_embeddings": _tables(given, state.chosen)})
+    return own(*args, **{**kwargs, "position_embeddings": _tables_by_head(given, state.chosen)})
 
 
 def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: tuple, kwargs: dict) -> Tensor:
@@ -287,7 +287,7 @@ AttentionInterface.register(_RANKING, _rank)
 
 
 @contextmanager
-def _taken_over(
+def _give_tables(
     model: PreTrainedModel, scaling: LayerScaling, rungs: Sequence[float]
 ) -> Iterator[tuple[list[_Heads], Callable[[], None]]]:
     """Gives attentions tables by head, of factors that are among `rungs`, and what takes that back. If the block
@@ -307,10 +307,10 @@ def _taken_over(
         ones = torch.zeros(n_keys, dtype=torch.long)
         for layer, module in scaling.attentions():
             each = _Heads(module, layer, ones, n_keys)
-            each.undone.append(replaced(module, _ATTRIBUTE, each))
-            each.undone.append(replaced(module, "forward", partial(_attend, each, module.forward)))
+            each.undone.append(replace_attribute(module, _ATTRIBUTE, each))
+            each.undone.append(replace_attribute(module, "forward", partial(_attend, each, module.forward)))
             heads.append(each)
-        _check(model, scaling, heads)
+        _require_by_head(model, scaling, heads)
         scaling.rungs = torch.tensor(rungs, dtype=torch.float32)
         for each in heads:  # whose factors are alike get a table for all: keys that they share (Falcon's) stay one
             each.chosen = torch.zeros(1, dtype=torch.long)
@@ -326,27 +326,27 @@ def _taken_over(
         raise PosgapError(f"{name_of(model)}: its heads cannot be scaled: {error}") from None
 
 
-def _check(model: PreTrainedModel, scaling: LayerScaling, heads: list[_Heads]) -> None:
+def _require_by_head(model: PreTrainedModel, scaling: LayerScaling, heads: list[_Heads]) -> None:
     """`PosgapError` unless heads that all have a factor of 2 compute what layers with a factor of 2 do."""
     if not heads:
         raise PosgapError("no attention that is given its rotary tables")
-    with scaling.rows(torch.full((scaling.n_layers, 1), 2.0)):
-        by_layer = _run(model)
+    with scaling.factors_by_row(torch.full((scaling.n_layers, 1), 2.0)):
+        by_layer = _forward_states(model)
     scaling.rungs = torch.tensor([2.0])
     try:
-        with scaling.rows(torch.ones(scaling.n_layers, 1)):
-            by_head = _run(model)
+        with scaling.factors_by_row(torch.ones(scaling.n_layers, 1)):
+            by_head = _forward_states(model)
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         raise PosgapError(f"{_OTHERWISE}: {str(error).partition(chr(10))[0]}") from None
-    if not _alike(by_head, by_layer):
+    if not _are_close(by_head, by_layer):
         raise PosgapError(_OTHERWISE)
 
 
-def _alike(states: Tensor, wanted: Tensor) -> bool:
+def _are_close(states: Tensor, wanted: Tensor) -> bool:
     wanted = wanted.float()
     return torch.allclose(states.float(), wanted, rtol=1e-3, atol=1e-3 * float(wanted.std()))
 
 
-def _run(model: PreTrainedModel) -> Tensor:
+def _forward_states(model: PreTrainedModel) -> Tensor:
     """The states of a few tokens."""
     return forward_few_tokens(decoder_of(model), 5).last_hidden_state

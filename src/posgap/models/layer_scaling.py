@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError, first_line
-from posgap.models.patching import all_of, forward_few_tokens, name_of, replaced
+from posgap.models.patching import forward_few_tokens, name_of, replace_attribute, undo_all
 from posgap.models.rope_lengths import KINDS
 
 _ATTRIBUTE = "_posgap_layer_scaling"
@@ -62,31 +62,33 @@ class LayerScaling:
         decoder = decoder_of(model)
         self.name = name_of(model)
         layers, rotaries = _rope_parts(decoder, self.name)
-        unscaled = _tried(decoder, self.name) if tried else None
+        unscaled = _forward_states(decoder, self.name) if tried else None
         self.layer_types: list[str] | None = getattr(decoder.config, "layer_types", None)
         self.length_dependent = any(_follows_length(rotary, None) for rotary in rotaries)
         self.factors = torch.ones(len(layers))
         undone = []
         for rotary in rotaries:
             names = tuple(inspect.signature(rotary.forward).parameters)
-            undone.append(replaced(rotary, "forward", partial(_tables, self, rotary, rotary.forward, names)))
+            undone.append(
+                replace_attribute(rotary, "forward", partial(_make_tables, self, rotary, rotary.forward, names))
+            )
         self._layers = [layers]  # in a list: no second owner of modules
         for index, layer in enumerate(layers):
-            undone.append(replaced(layer, "forward", partial(_with_own_tables, index, layer.forward)))
+            undone.append(replace_attribute(layer, "forward", partial(_with_own_tables, index, layer.forward)))
         if unscaled is None:
             return
         try:
             self._require_effect(decoder, unscaled)
         except PosgapError:
-            all_of(undone)()
+            undo_all(undone)()
             raise
 
     def _require_effect(self, decoder: nn.Module, unscaled: Tensor) -> None:
         """`PosgapError` unless ones leave the states of a few tokens as they were, `unscaled`, and twos do not."""
-        if not torch.equal(_tried(decoder, self.name), unscaled):
+        if not torch.equal(_forward_states(decoder, self.name), unscaled):
             raise PosgapError(f"{self.name}: factors of one change what it computes, so it cannot be scaled by layer")
-        with self.rows(torch.full((self.n_layers, 1), 2.0)):
-            if torch.equal(_tried(decoder, self.name), unscaled):
+        with self.factors_by_row(torch.full((self.n_layers, 1), 2.0)):
+            if torch.equal(_forward_states(decoder, self.name), unscaled):
                 raise PosgapError(f"{self.name}: {_NO_ROPE}")
 
     @property
@@ -100,7 +102,7 @@ class LayerScaling:
         self.factors = torch.tensor(factors, dtype=torch.float32)
 
     @contextmanager
-    def rows(self, factors: Tensor) -> Iterator[None]:
+    def factors_by_row(self, factors: Tensor) -> Iterator[None]:
         """Puts `factors [L, B]` in force, one column a row of the batch, until the block ends."""
         before, self.factors = self.factors, factors
         try:
@@ -139,7 +141,7 @@ def _rotaries(decoder: nn.Module) -> list[nn.Module]:
     return [child for child in children if "RotaryEmbedding" in type(child).__name__]
 
 
-def _tried(decoder: Any, name: str) -> Tensor:
+def _forward_states(decoder: Any, name: str) -> Tensor:
     """The last hidden states of three tokens; `PosgapError` where they cannot be computed."""
     try:
         return forward_few_tokens(decoder).last_hidden_state
@@ -170,7 +172,7 @@ def _follows_length(rotary: nn.Module, layer_type: str | None) -> bool:
     return any(word in kind for kind in kinds for word in KINDS)
 
 
-def _tables(
+def _make_tables(
     scaling: LayerScaling,
     rotary: nn.Module,
     own: Callable[..., Any],

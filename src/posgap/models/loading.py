@@ -22,7 +22,7 @@ from posgap.foundation.errors import PosgapError, first_line
 from posgap.foundation.files import read_object
 from posgap.foundation.retries import within
 from posgap.models import ADAPTER, CLOSED_TYPE, NO_CONFIG
-from posgap.models.closing import from_closed, is_closed, read_config, write_config
+from posgap.models.closing import is_closed, load_closed_config, read_config, write_closable_config
 from posgap.models.factors import is_altered
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ SILENCE_SECONDS = 10.0  # of the hub, after which it is given up
 transformers_logging.disable_progress_bar()
 
 
-def _loaded(loader, path: str, what: str, weights: bool = False, **options):
+def _load_by(loader, path: str, what: str, weights: bool = False, **options):
     folder = model_folder(path, weights)
     if (folder / ADAPTER).exists():
         # Stages merge an adapter that is here or in S3 before they load it. Of another, transformers would load the
@@ -68,15 +68,15 @@ def _closed_config(folder: Path) -> PretrainedConfig | None:
     if not file.is_file() or CLOSED_TYPE not in file.read_text(encoding="utf-8", errors="replace"):
         return None
     whole = read_object(file)
-    return from_closed(whole, str(folder)) if is_closed(whole) else None
+    return load_closed_config(whole, str(folder)) if is_closed(whole) else None
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The model's tokenizer. One without a padding token pads with its end token."""
-    return padding(_loaded(AutoTokenizer, path, "tokenizer"))
+    return with_padding_token(_load_by(AutoTokenizer, path, "tokenizer"))
 
 
-def padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+def with_padding_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """A tokenizer that pads: this one, or where it has no padding token one like it that pads with its end token."""
     if tokenizer.pad_token_id is not None:
         return tokenizer
@@ -87,7 +87,7 @@ def padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
 
 def load_config(path: str) -> PretrainedConfig:
     """The model's configuration."""
-    return _loaded(AutoConfig, path, "model")
+    return _load_by(AutoConfig, path, "model")
 
 
 def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
@@ -115,7 +115,7 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
     # sdpa of transformers before 5.21 leaves out what caps attention's scores (Gemma 2).
     otherwise = "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
     with without_reports():
-        model, report = _loaded(
+        model, report = _load_by(
             AutoModelForCausalLM,
             path,
             "model",
@@ -333,7 +333,7 @@ def save_model(
         model.save_pretrained(out, state_dict=state)
         tokenizer.save_pretrained(out)
         if is_altered(model.config):
-            write_config(out, read_config(out))
+            write_closable_config(out, read_config(out))
     # transformers before 5.23 writes no generation config with settings that have no effect, also where it was read so.
     except (OSError, SafetensorError, ValueError) as error:
         raise PosgapError(f"{out}: the model could not be written: {' '.join(str(error).split())}") from None

@@ -36,7 +36,7 @@ def cache_bytes(model: str, dtype: str, tokens: int) -> int:
 def available_bytes() -> float:
     """The memory that a process may still take: of the machine, and of its container, if that has a limit. Infinite
     where the system does not tell (not Linux)."""
-    return min(_of_machine(), _of_container())
+    return min(_free_of_machine(), _free_of_container())
 
 
 def require_memory(what: str, needed: float, doing: str, instead: str = "take a smaller model") -> None:
@@ -59,7 +59,7 @@ def require_disk(what: str, folder: Path, needed: float, doing: str, elsewhere: 
         )
 
 
-def _of_machine() -> float:
+def _free_of_machine() -> float:
     try:
         lines = (_PROC / "meminfo").read_text().splitlines()
     except OSError:
@@ -67,7 +67,7 @@ def _of_machine() -> float:
     return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), math.inf)
 
 
-def _of_container() -> float:
+def _free_of_container() -> float:
     """By the control group of this process, of version 2 or 1. What it holds of files can be given back."""
     try:
         groups = [line.split(":", 2) for line in (_PROC / "self" / "cgroup").read_text().splitlines()]

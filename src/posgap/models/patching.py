@@ -17,7 +17,7 @@ def name_of(model: "PreTrainedModel") -> str:
     return model.name_or_path or type(model).__name__
 
 
-def replaced(module: "nn.Module", name: str, value: Any) -> Callable[[], None]:
+def replace_attribute(module: "nn.Module", name: str, value: Any) -> Callable[[], None]:
     """Sets an attribute of a module, and returns what restores it.
 
     Nothing is restored where the attribute was replaced once more for good, as layer scaling does it.
@@ -36,7 +36,7 @@ def replaced(module: "nn.Module", name: str, value: Any) -> Callable[[], None]:
     return undo
 
 
-def all_of(undone: "list[Callable[[], None]]") -> Callable[[], None]:
+def undo_all(undone: "list[Callable[[], None]]") -> Callable[[], None]:
     """Takes several changes back, the last one first."""
 
     def undo() -> None:

@@ -22,7 +22,7 @@ class RopeLengths(NamedTuple):
     bounds: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, config: PretrainedConfig) -> "RopeLengths":
+    def from_config(cls, config: PretrainedConfig) -> "RopeLengths":
         """Those of a model's configuration, whose layers may be of several types with a RoPE each."""
         text: Any = config.get_text_config()
         rope = getattr(text, "rope_parameters", None) or {}
@@ -51,7 +51,7 @@ class RopeLengths(NamedTuple):
             for kind, bound in self.bounds
         )
 
-    def against_teacher_forcing(self, lengths: Iterable[tuple[int, int]]) -> str:
+    def why_not_forced(self, lengths: Iterable[tuple[int, int]]) -> str:
         """Why prompts with answers of these `lengths` cannot be read at once; empty where they can.
 
         They can where frequencies stay the same throughout, for all of them: each is short, or each is long.

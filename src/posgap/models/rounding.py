@@ -30,7 +30,7 @@ class UpdateRetention:
     changed: int = 0  # numbers that training changed
     differing: int = 0  # those of them that differ from the base when they are stored
 
-    def add(self, base: Tensor, trained: Tensor, stored: Tensor) -> None:
+    def add_tensor(self, base: Tensor, trained: Tensor, stored: Tensor) -> None:
         """Counts one tensor in: as the base has it, as trained (in float32), and as stored."""
         for parts in zip(*(tensor.flatten().split(_COUNTED_AT_ONCE) for tensor in (base, trained, stored))):
             before, after, written = (part.double() for part in parts)
@@ -58,7 +58,7 @@ class UpdateRetention:
 
 
 @dataclass(frozen=True)
-class Rounded:
+class RoundedWeights:
     """A model's weights in the precision in which they are stored: `state` by name, without tied ones, in `dtype` where
     the base has its own, rounded as `rounding` says; and how much of the update is `kept` in them."""
 
@@ -69,10 +69,12 @@ class Rounded:
 
     def __str__(self) -> str:
         how = _IN_WORDS[self.rounding]
-        return f"in {name_of(self.dtype)}, rounded {how}, the weights keep {100 * self.kept.update:.1f} %"
+        return f"in {dtype_name(self.dtype)}, rounded {how}, the weights keep {100 * self.kept.update:.1f} %"
 
 
-def rounded(base: PreTrainedModel, after: Mapping[str, Tensor], dtype: torch.dtype, seed: int = 0) -> Rounded:
+def round_weights(
+    base: PreTrainedModel, after: Mapping[str, Tensor], dtype: torch.dtype, seed: int = 0
+) -> RoundedWeights:
     """The weights of `base`, as it is stored, with those of `after` (in float32) in place of theirs, in `dtype`.
 
     They are rounded to the nearest numbers where that keeps the update, else at random by `seed`. Raises `PosgapError`
@@ -89,22 +91,22 @@ def rounded(base: PreTrainedModel, after: Mapping[str, Tensor], dtype: torch.dty
             kind = dtype if tensor.dtype == base.dtype else tensor.dtype
             value = after.get(name, tensor).detach().cpu()
             is_rounded = way == "stochastic" and value.is_floating_point()
-            state[name] = stochastic(value.float(), kind, seed, name) if is_rounded else value.to(kind)
+            state[name] = round_stochastically(value.float(), kind, seed, name) if is_rounded else value.to(kind)
             if value.is_floating_point() and not state[name].isfinite().all():
-                raise PosgapError(f"{name_of(kind)} cannot hold {name}")
+                raise PosgapError(f"{dtype_name(kind)} cannot hold {name}")
             if name in after:
-                kept.add(tensor, value, state[name])
+                kept.add_tensor(tensor, value, state[name])
         if kept.update >= MIN_KEPT:
             break
-    return Rounded(state, dtype, way, kept)
+    return RoundedWeights(state, dtype, way, kept)
 
 
-def name_of(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """What configs and files call a precision."""
     return str(dtype).removeprefix("torch.")
 
 
-def stochastic(values: Tensor, dtype: torch.dtype, seed: int, name: str = "") -> Tensor:
+def round_stochastically(values: Tensor, dtype: torch.dtype, seed: int, name: str = "") -> Tensor:
     """`values` (float32) in `dtype`, each the next number below or above with the probabilities that make its
     expectation the value itself; numbers that `dtype` has stay what they are.
 
@@ -113,11 +115,11 @@ def stochastic(values: Tensor, dtype: torch.dtype, seed: int, name: str = "") ->
     if dtype.itemsize > 2:
         return values.to(dtype)
     generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))  # it takes 32 bits, and ignores more
-    parts = [_stochastic(part, dtype, generator) for part in values.flatten().split(_AT_ONCE)]
+    parts = [_round_part(part, dtype, generator) for part in values.flatten().split(_AT_ONCE)]
     return torch.cat(parts).view(values.shape)
 
 
-def _stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def _round_part(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     near = values.to(dtype)
     # In both formats of 16 bits the next number away from zero, or towards it, is the next integer.
     away = values.abs() > near.float().abs()

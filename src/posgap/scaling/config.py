@@ -23,7 +23,7 @@ class Genetics(BaseModel):
     mutation_rate: float = Field(0.5, ge=0, le=1)
 
 
-def _checked(given: dict[str, Any]) -> dict[str, Any]:
+def _check_genetic(given: dict[str, Any]) -> dict[str, Any]:
     if wrong := faults(lambda: Genetics(**given)):
         raise ValueError(wrong[0])
     return Genetics(**given).model_dump(include=set(given))
@@ -48,7 +48,7 @@ class ScaleSearchConfig(*CURVES.bases(), GenerationConfig):  # type: ignore[misc
     patience: Annotated[int, RARE] = Field(
         4, ge=0, description="stop after this many generations without improvement; 0: never"
     )
-    genetic: Annotated[Values, RARE, AfterValidator(_checked)] = Field(
+    genetic: Annotated[Values, RARE, AfterValidator(_check_genetic)] = Field(
         {}, description='the genetic algorithm\'s own settings as JSON, like {"mutation": 0.1, "elite": 1}'
     )
     objective: Literal["mean", "worst", "mean_minus_gap"] = Field(

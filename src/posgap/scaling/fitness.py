@@ -20,7 +20,7 @@ from posgap.generation.transformers import TransformersGenerator
 from posgap.mitigations.curves import Candidate
 from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import on_device
-from posgap.scaling.questions import Question
+from posgap.scaling.questions import SearchQuestion
 from posgap.tasks.prompts import Prompt
 
 Weights = Literal["middle", "uniform"]
@@ -31,7 +31,7 @@ class Evaluator(Protocol):
     """Answers `questions [E][P]` under candidates; `forward_passes` counts the rows the model has read."""
 
     forward_passes: int
-    questions: Sequence[Sequence[Question]]
+    questions: Sequence[Sequence[SearchQuestion]]
 
     def correct(self, candidates: Sequence[Candidate]) -> np.ndarray:
         """Which of the questions each candidate answers correctly: `[C, E, P]`."""
@@ -53,7 +53,7 @@ def fitness(accuracy: np.ndarray, weights: np.ndarray, objective: Objective) -> 
     return mean if objective == "mean" else mean - float(np.ptp(accuracy))
 
 
-class TeacherForced:
+class ForcedEvaluator:
     """Judges exact match by one forward pass instead of generation.
 
     Greedy decoding gives exactly the tokens r_1..r_T if and only if the model, when it reads them after the prompt,
@@ -62,19 +62,23 @@ class TeacherForced:
     """
 
     def __init__(
-        self, model: PreTrainedModel, questions: Sequence[Sequence[Question]], pad_token_id: int, batch_tokens: int
+        self,
+        model: PreTrainedModel,
+        questions: Sequence[Sequence[SearchQuestion]],
+        pad_token_id: int,
+        batch_tokens: int,
     ):
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.scaling = on_device(model, self.device), layer_scaling(model)
         self.questions, self.pad, self.batch_tokens = questions, pad_token_id, batch_tokens
         self.reuse = can_reuse_prefixes(model)
-        self.orders = [reading_order([question.read for question in row]) for row in questions]
+        self.orders = [reading_order([question.token_ids for question in row]) for row in questions]
         self.forward_passes = 0
 
     def correct(self, candidates: Sequence[Candidate]) -> np.ndarray:
         factors = torch.tensor(candidates, dtype=torch.float32)
         pairs = list(product(range(len(candidates)), range(len(self.questions))))
-        lengths = [max(len(question.read) for question in self.questions[example]) for _, example in pairs]
+        lengths = [max(len(question.token_ids) for question in self.questions[example]) for _, example in pairs]
         groups = list(batches(lengths, self.batch_tokens))
         right = np.empty((len(pairs), len(self.questions[0])), dtype=bool)
         with meter(len(pairs), "scaling candidates", unit=len(self.questions)) as done:
@@ -90,19 +94,19 @@ class TeacherForced:
         """Whether each of the examples [B], under its row of `factors [B, L]`, is answered with exactly the right
         response at each placement: [B, P]."""
         cache, right = PrefixCache(len(examples), self.device), []
-        with self.scaling.rows(factors.T.to(self.device)):
+        with self.scaling.factors_by_row(factors.T.to(self.device)):
             for turn in range(len(self.questions[0])):
                 questions = [self.questions[example][self.orders[example][turn]] for example in examples]
                 if not self.reuse:
                     cache = PrefixCache(len(examples), self.device)
-                right.append(self._answers(questions, cache))
+                right.append(self._match_responses(questions, cache))
         at = np.argsort([self.orders[example] for example in examples], axis=1)  # the turn of each placement
         return np.take_along_axis(np.stack(right, axis=1), at, axis=1)
 
-    def _answers(self, questions: Sequence[Question], cache: PrefixCache) -> np.ndarray:
+    def _match_responses(self, questions: Sequence[SearchQuestion], cache: PrefixCache) -> np.ndarray:
         """Whether the model ranks every token of each question's response first, [B]; the cache is not reread."""
         width = max(len(question.response) for question in questions)
-        ids, mask = cache.advance([question.read for question in questions], self.pad, outputs=width)
+        ids, mask = cache.advance([question.token_ids for question in questions], self.pad, outputs=width)
         n_cached = cache.states.get_seq_length()
         padded = [[-1] * (width - len(question.response)) + question.response for question in questions]
         targets = torch.tensor(padded, device=self.device)
@@ -117,14 +121,14 @@ class TeacherForced:
         return ((logits.argmax(-1) == targets) | (targets < 0)).all(1).cpu().numpy()
 
 
-class Generated:
+class GenerationEvaluator:
     """Scores generated responses by the task's metric, one candidate after another."""
 
     def __init__(
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        questions: Sequence[Sequence[Question]],
+        questions: Sequence[Sequence[SearchQuestion]],
         score: Callable[[str, Sequence[str]], float],
         sampling: Sampling,
         batch_tokens: int,

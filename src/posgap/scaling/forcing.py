@@ -12,14 +12,14 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.progress import track
 from posgap.generation.generator import Generator, Sampling, complete_groups
 from posgap.measurement.probe import Probe, response
-from posgap.scaling.questions import Question
+from posgap.scaling.questions import SearchQuestion
 from posgap.tasks.prompts import Prompt
 
 log = logging.getLogger(__name__)
-TRIED = 8  # examples of which the model generates answers, at three placements each
+EXAMPLES = 8  # examples of which the model generates answers, at three placements each
 
 
-class Tried(NamedTuple):
+class SpontaneousAnswers(NamedTuple):
     """What a model says to some questions by itself: how many responses `begin` with the tokens that would be forced,
     and what else is seen of all of them."""
 
@@ -38,22 +38,22 @@ class Tried(NamedTuple):
         return f"answers {right} of {n} questions rightly, but {at_once} of them at once{where}"
 
 
-def few(questions: Sequence[Sequence[Question]]) -> list[list[Question]]:
-    """The first `TRIED` examples of `questions [E][P]` at the first, middle and last of their placements."""
+def pick_few(questions: Sequence[Sequence[SearchQuestion]]) -> list[list[SearchQuestion]]:
+    """The first `EXAMPLES` examples of `questions [E][P]` at the first, middle and last of their placements."""
     some = sorted({0, len(questions[0]) // 2, len(questions[0]) - 1})
-    return [[row[i] for i in some] for row in questions[:TRIED]]
+    return [[row[i] for i in some] for row in questions[:EXAMPLES]]
 
 
-def tried(
+def answer_freely(
     generator: Generator,
-    questions: Sequence[Sequence[Question]],
+    questions: Sequence[Sequence[SearchQuestion]],
     score: Callable[[str, Sequence[str]], float],
     sampling: Sampling,
     target: str = "",
-) -> Tried:
-    """What the model says to a `few` of `questions [E][P]`. `target` is what right responses begin with, before the
+) -> SpontaneousAnswers:
+    """What the model says to a few of `questions [E][P]`. `target` is what right responses begin with, before the
     answer. Where the limit of tokens cuts most of them that is told."""
-    asked = few(questions)
+    asked = pick_few(questions)
     groups = [[Prompt("", question.prompt) for question in row] for row in asked]
     begin, responses = 0, []
     answered = complete_groups(generator, groups, sampling)
@@ -65,10 +65,10 @@ def tried(
     probe = Probe(responses)
     if cut := probe.findings(sampling.limit).get("cut"):
         log.info("what the model says by itself: %s", cut)
-    return Tried(begin, probe)
+    return SpontaneousAnswers(begin, probe)
 
 
-def require_at_once(tried: Tried, model: str, instead: str) -> None:
+def require_at_once(tried: SpontaneousAnswers, model: str, instead: str) -> None:
     """`PosgapError` where the model does not answer at once; `instead` is what to do about it."""
     if why := tried.hindrance:
         raise PosgapError(

@@ -42,7 +42,7 @@ class Genetic:
         self.rng = np.random.default_rng(seed)
         self.ranked: list[np.ndarray] = []
 
-    def ask(self) -> list[np.ndarray]:
+    def propose_points(self) -> list[np.ndarray]:
         """The control points `[k]` of the next generation's candidates."""
         if not self.ranked:
             drawn = self.rng.uniform(self.curve.low, self.curve.high, (self.population - 1, self.k))
@@ -50,8 +50,8 @@ class Genetic:
         children = [self._child() for _ in range(self.population - self.elite)]
         return self.ranked[: self.elite] + children
 
-    def tell(self, points: Sequence[np.ndarray], fitness: Sequence[float]) -> None:
-        """Takes the fitness of each of the `points` that `ask` last proposed."""
+    def rank_points(self, points: Sequence[np.ndarray], fitness: Sequence[float]) -> None:
+        """Takes the fitness of each of the `points` that `propose_points` last gave."""
         self.ranked = [points[i] for i in np.argsort(-np.asarray(fitness), kind="stable")]
 
     def _parent(self) -> np.ndarray:
@@ -66,7 +66,7 @@ class Genetic:
 
 
 @dataclass
-class Best:
+class BestCandidate:
     """The best candidate of a search, and the search's history.
 
     `history` has one row per generation: `generation` (from 1), the fitness of the `best` candidate so far,
@@ -80,7 +80,7 @@ class Best:
     finalists: dict[Candidate, np.ndarray] = field(default_factory=dict)
 
 
-def search(
+def search_genetically(
     strategy: Genetic,
     curve: Curve,
     n_layers: int,
@@ -88,27 +88,27 @@ def search(
     generations: int,
     patience: int,
     on_generation: Callable[[dict[str, float]], None] = lambda row: None,
-) -> Best:
+) -> BestCandidate:
     """Runs `generations` of `strategy`, and stops early after `patience` of them without improvement (0: never).
 
     `score` returns the fitness of each candidate, or where time is over, of the first ones alone, which ends the
     search. Of equally good candidates the first stays the best.
     """
-    best, since = Best(np.empty(0), (), -np.inf), 0
+    best, since = BestCandidate(np.empty(0), (), -np.inf), 0
     reached: dict[Candidate, tuple[float, np.ndarray]] = {}
     for generation in range(1, generations + 1):
-        proposed = strategy.ask()
+        proposed = strategy.propose_points()
         factors = [curve.factors(points, n_layers) for points in proposed]
         scores = score(factors)
         since += 1
         for points, candidate, fitness in zip(proposed, factors, scores):
             reached.setdefault(candidate, (fitness, points))
             if fitness > best.fitness:
-                best, since = Best(points, candidate, fitness, best.history), 0
+                best, since = BestCandidate(points, candidate, fitness, best.history), 0
         if len(scores) < len(proposed):
             log.info("stopped: time is over, in generation %d", generation)
             break
-        strategy.tell(proposed, scores)
+        strategy.rank_points(proposed, scores)
         row = {
             "generation": generation,
             "best": best.fitness,

@@ -15,7 +15,7 @@ MIN_EXAMPLES = 8  # examples kept aside: an interval of fewer says nothing
 _RESAMPLES = 1000
 
 
-def kept_aside(examples: Sequence[AnyExample], share: float) -> tuple[list[AnyExample], list[AnyExample]]:
+def hold_out(examples: Sequence[AnyExample], share: float) -> tuple[list[AnyExample], list[AnyExample]]:
     """The examples to search on, in their order, and a `share` of them, rounded down, that the search is kept from.
 
     Which these are follows from the digest of the examples' contents alone; those of the same content stay together. No
@@ -29,7 +29,7 @@ def kept_aside(examples: Sequence[AnyExample], share: float) -> tuple[list[AnyEx
     return searched, [example for example, name in zip(examples, of_each) if name in aside]
 
 
-def gain(
+def measure_gain(
     scaled: np.ndarray, unscaled: np.ndarray, fitness: Callable[[np.ndarray], float], seed: int
 ) -> tuple[float, tuple[float, float]]:
     """What scores `scaled [E, P]` have more in fitness than `unscaled [E, P]`, 0 to 1, of the same examples, with its

@@ -11,7 +11,7 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
 
 
-class Question(NamedTuple):
+class SearchQuestion(NamedTuple):
     """A prompt as token ids, the token ids of its only right response (empty if responses are generated and scored),
     and the answers that are right."""
 
@@ -20,7 +20,7 @@ class Question(NamedTuple):
     answers: Sequence[str] = ()
 
     @property
-    def read(self) -> list[int]:
+    def token_ids(self) -> list[int]:
         """The tokens that teacher forcing reads: all but the response's last, whose output is not needed."""
         return self.prompt + self.response[:-1]
 
@@ -51,17 +51,17 @@ def right_response(builder: PromptBuilder, example: AnyExample, placement: Place
     return builder.response_ids(example, placement, text)[:-1]
 
 
-def ask(
+def make_questions(
     builder: PromptBuilder,
     examples: Sequence[AnyExample],
     placements: Sequence[Placement],
     metric: str,
     teacher_forced: bool,
-) -> list[list[Question]]:
+) -> list[list[SearchQuestion]]:
     """The questions [E][P], with their right responses under `metric` if they are to be teacher-forced."""
     return [
         [
-            Question(
+            SearchQuestion(
                 builder(example, placement),
                 right_response(builder, example, placement, metric) if teacher_forced else [],
                 builder.task.answers(example, placement),
@@ -72,7 +72,7 @@ def ask(
     ]
 
 
-def unlike_generation(rope: RopeLengths, questions: Sequence[Sequence[Question]]) -> str:
+def unlike_generation(rope: RopeLengths, questions: Sequence[Sequence[SearchQuestion]]) -> str:
     """Why a model with such a RoPE would generate something else than teacher forcing sees; empty where it would
     not."""
-    return rope.against_teacher_forcing((len(q.prompt), len(q.response)) for row in questions for q in row)
+    return rope.why_not_forced((len(q.prompt), len(q.response)) for row in questions for q in row)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, parse_as, read_model, write_json
-from posgap.mitigations.applied import refuse_chosen_by, write_with
+from posgap.mitigations.applied import copy_with_mitigation, refuse_chosen_by
 from posgap.mitigations.lpes import LPES, LayerFactors
 from posgap.models.factors import check_factors
 from posgap.storage.lineage import training_examples
@@ -19,7 +19,7 @@ SCALING_FILE = "scaling.json"
 MAX_UNLIKE = 0.05  # share of prompts at which forcing and generation may differ; in 32 bits an exact match never does
 
 
-class Spoken(Record):
+class GeneratedFitness(Record):
     """Fitness and accuracy as generated responses give them."""
 
     fitness: float = Field(description="with the factors")
@@ -28,7 +28,7 @@ class Spoken(Record):
     unscaled_accuracy: list[float] = Field(description="without, at each position")
 
 
-class Forced(Record):
+class ForcingCheck(Record):
     """How teacher forcing judges the best candidates, beside generation."""
 
     prompts: int = Field(description="how many")
@@ -37,7 +37,7 @@ class Forced(Record):
     differ: int = Field(description="where the two disagree")
 
     @classmethod
-    def of(cls, forced: np.ndarray, generated: np.ndarray) -> "Forced":
+    def from_scores(cls, forced: np.ndarray, generated: np.ndarray) -> "ForcingCheck":
         """From scores of the same questions, in the same order: those by forcing, and those of what was generated."""
         by_forcing, spoken = forced == 1, generated == 1
         return cls(
@@ -53,7 +53,7 @@ class Forced(Record):
         return self.differ > MAX_UNLIKE * self.prompts
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What was found, in words."""
         return (
             f"of {self.prompts} prompts to the best candidates {self.right} are right by teacher forcing and "
@@ -94,8 +94,8 @@ class Scaling(Record):
     example_contents: list[str] = Field(description="which examples chose the factors")
     prompt_digest: str = Field(description="of wording, template and vocabulary")
     settings: dict = Field(description="every parameter of the search")
-    generated: Spoken | None = Field(None, description="where the search was by teacher forcing in 16 bits")
-    forced: Forced | None = Field(
+    generated: GeneratedFitness | None = Field(None, description="where the search was by teacher forcing in 16 bits")
+    forced: ForcingCheck | None = Field(
         None,
         description="where it began by teacher forcing: how far that agrees with generation",
     )
@@ -107,7 +107,7 @@ class Scaling(Record):
     )
 
     @property
-    def gained(self) -> str:
+    def gain_in_words(self) -> str:
         """What the factors gain, in words."""
         if set(self.factors) == {1.0}:
             return "nothing: all are 1, since none that were tried did better than the model as it is"
@@ -150,11 +150,11 @@ def write_scaled_model(model: Path, scaling: Scaling, out: Path) -> None:
     """Copies a model folder into `out` with the factors in `config.json`, the scaling file, the examples that it was
     searched on, and, unless whatever loads the folder applies the factors, a word in the model card of what does."""
     settings = LayerFactors(factors=scaling.factors)
-    write_with(model, LPES, settings, training_examples(model).union(scaling.example_contents), out)
+    copy_with_mitigation(model, LPES, settings, training_examples(model).union(scaling.example_contents), out)
     write_scaling(scaling, out)
 
 
-def refuse_searched(model: Path, examples: Sequence[AnyExample]) -> None:
+def refuse_searched_on(model: Path, examples: Sequence[AnyExample]) -> None:
     """Raises `PosgapError` if a model's scaling was searched on any of `examples`, or its mitigation chosen by any."""
     refuse_chosen_by(model, examples)
     file = Path(model) / SCALING_FILE

@@ -12,17 +12,17 @@ from posgap.mitigations.curves import Candidate
 from posgap.scaling.fitness import Evaluator
 
 
-class _Scored(Record):
+class _CandidateScore(Record):
     factors: list[float]
     right: list[int]
 
 
-class _State(Record):
+class _SearchState(Record):
     """A search under way: what each candidate answered, as `Scores.right` has it."""
 
     identity: str
     forward_passes: int
-    scored: list[_Scored]
+    scored: list[_CandidateScore]
 
 
 class Scores:
@@ -42,7 +42,7 @@ class Scores:
         self.is_over: Callable[[], bool] | None = None  # asked before each candidate but the first two
         self.right: dict[Candidate, list[int]] = {}  # right answers [P] of each candidate, among all examples
         if state is not None and state.exists():
-            self._load(state)
+            self._load_scores(state)
 
     def __call__(self, candidates: Sequence[Candidate]) -> list[float]:
         """Returns the fitness of each candidate, in their order; where time is over, of the first ones alone."""
@@ -65,17 +65,17 @@ class Scores:
         if candidates:
             correct = self.evaluator.correct(candidates)
             self.right |= {candidate: right.tolist() for candidate, right in zip(candidates, correct.sum(axis=1))}
-            self._keep()
+            self._save_scores()
 
-    def _keep(self) -> None:
+    def _save_scores(self) -> None:
         if self.state is not None:
             scored = [{"factors": factors, "right": right} for factors, right in self.right.items()]
             saved = {"identity": self.identity, "forward_passes": self.evaluator.forward_passes, "scored": scored}
             write_json(self.state, saved)
 
-    def _load(self, state: Path) -> None:
+    def _load_scores(self, state: Path) -> None:
         try:
-            saved = read_model(_State, state, state.name)
+            saved = read_model(_SearchState, state, state.name)
         except PosgapError as error:
             raise PosgapError(f"{error}; delete it and search again") from None
         if saved.identity == self.identity:

@@ -24,11 +24,11 @@ from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import load_config
 from posgap.models.rope_lengths import RopeLengths
 from posgap.scaling.config import ScaleSearchConfig
-from posgap.scaling.fitness import Evaluator, Generated, TeacherForced, fitness
-from posgap.scaling.forcing import few, tried
-from posgap.scaling.genetic import Genetic, search
-from posgap.scaling.questions import Question, ask, one_right_response, unlike_generation
-from posgap.scaling.scaling_file import MAX_UNLIKE, Forced, Spoken
+from posgap.scaling.fitness import Evaluator, ForcedEvaluator, GenerationEvaluator, fitness
+from posgap.scaling.forcing import answer_freely, pick_few
+from posgap.scaling.genetic import Genetic, search_genetically
+from posgap.scaling.questions import SearchQuestion, make_questions, one_right_response, unlike_generation
+from posgap.scaling.scaling_file import MAX_UNLIKE, ForcingCheck, GeneratedFitness
 from posgap.scaling.scores import Scores
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -49,8 +49,8 @@ class FoundFactors:
     finalists: Mapping[Candidate, np.ndarray]
     history: list[dict[str, float]]
     forward_passes: int
-    forced: Forced | None = None
-    generated: Spoken | None = None
+    forced: ForcingCheck | None = None
+    generated: GeneratedFitness | None = None
 
 
 class FactorSearch:
@@ -79,13 +79,13 @@ class FactorSearch:
         given = [*examples, *aside]
         may_force = config.evaluation == "auto" and one_right_response(builder, given, self.metric)
         self.forces = may_force or config.evaluation == "teacher_forced"
-        questions = self._ask(given)
-        if self.forces and (reason := unlike_generation(RopeLengths.of(load_config(config.model)), questions)):
+        questions = self._make_questions(given)
+        if self.forces and (reason := unlike_generation(RopeLengths.from_config(load_config(config.model)), questions)):
             if config.evaluation == "teacher_forced":
                 raise PosgapError(f"{config.model}: {reason}; take `evaluation` generation")
             log.info("%s: %s; answers are generated", config.model, reason)
             self.forces = False
-            questions = self._ask(given)
+            questions = self._make_questions(given)
         self.questions, self.others = questions[: len(examples)], questions[len(examples) :]
 
     @cached_property
@@ -104,7 +104,7 @@ class FactorSearch:
         by what they generate."""
         return self.forces and self.model.dtype.itemsize == 2
 
-    def run(
+    def find_factors(
         self,
         folder: Path,
         identity: str,
@@ -117,7 +117,7 @@ class FactorSearch:
         Raises `PosgapError` where the model answers nothing, with the factors found or without.
         """
         scaling = layer_scaling(self.model)
-        with scaling.rows(scaling.factors):
+        with scaling.factors_by_row(scaling.factors):
             if self.config.evaluation != "generation":
                 self._look_at_answers()
             found = self._search(folder / STATES[0], identity, on_generation, is_over)
@@ -133,12 +133,12 @@ class FactorSearch:
 
     def choose_as_generated(self, found: FoundFactors) -> None:
         """Takes of the finalists the one that generates the best answers."""
-        right = self._generated(self.questions).correct([self.ones, *found.finalists])
+        right = self._generation_evaluator(self.questions).correct([self.ones, *found.finalists])
         unscaled, *accuracies = 100 * right.mean(axis=1)
         reached = [self.fitness(accuracy) for accuracy in accuracies]
         first = int(np.argmax(reached))
         found.factors = list(found.finalists)[first]
-        found.generated = Spoken(
+        found.generated = GeneratedFitness(
             fitness=reached[first],
             accuracy=accuracies[first].tolist(),
             unscaled_fitness=self.fitness(unscaled),
@@ -151,23 +151,27 @@ class FactorSearch:
 
     def judge_aside(self, candidates: Sequence[Candidate]) -> np.ndarray:
         """Returns which questions of the examples kept aside each candidate answers rightly: `[C, E, P]`."""
-        evaluator = self._forced if self.forces and not self.loses_ties else self._generated
+        evaluator = self._forced_evaluator if self.forces and not self.loses_ties else self._generation_evaluator
         return evaluator(self.others).correct(candidates)
 
-    def _ask(self, examples: Sequence[AnyExample]) -> list[list[Question]]:
-        return ask(self.builder, examples, self.placements, self.metric, self.forces)
+    def _make_questions(self, examples: Sequence[AnyExample]) -> list[list[SearchQuestion]]:
+        return make_questions(self.builder, examples, self.placements, self.metric, self.forces)
 
-    def _forced(self, questions: Sequence[Sequence[Question]]) -> Evaluator:
-        return TeacherForced(self.model, questions, self.builder.tokenizer.pad_token_id, self.config.batch_tokens)
+    def _forced_evaluator(self, questions: Sequence[Sequence[SearchQuestion]]) -> Evaluator:
+        return ForcedEvaluator(self.model, questions, self.builder.tokenizer.pad_token_id, self.config.batch_tokens)
 
-    def _generated(self, questions: Sequence[Sequence[Question]]) -> Evaluator:
+    def _generation_evaluator(self, questions: Sequence[Sequence[SearchQuestion]]) -> Evaluator:
         sampling = Sampling.for_builder(self.builder)
-        return Generated(self.model, self.builder.tokenizer, questions, self.score, sampling, self.config.batch_tokens)
+        return GenerationEvaluator(
+            self.model, self.builder.tokenizer, questions, self.score, sampling, self.config.batch_tokens
+        )
 
     def _look_at_answers(self) -> None:
         """Has the model answer a few questions by itself, and gives forcing up where that misses its answers."""
         generator = TransformersGenerator(self.model, self.builder.tokenizer, self.config.batch_tokens)
-        said = tried(generator, self.questions, self.score, Sampling.for_builder(self.builder), target_of(self.builder))
+        said = answer_freely(
+            generator, self.questions, self.score, Sampling.for_builder(self.builder), target_of(self.builder)
+        )
         if not self.forces or not said.hindrance:
             return
         if self.config.evaluation == "teacher_forced":
@@ -186,7 +190,7 @@ class FactorSearch:
         is_over: Callable[[], bool] | None,
     ) -> FoundFactors:
         config, n_layers = self.config, len(self.ones)
-        evaluator = (self._forced if self.forces else self._generated)(self.questions)
+        evaluator = (self._forced_evaluator if self.forces else self._generation_evaluator)(self.questions)
         scores = Scores(evaluator, self.fitness, state, digest_of([identity, self.forces]))
         scores([self.ones])
         if not scores.accuracy(self.ones).any():
@@ -195,14 +199,16 @@ class FactorSearch:
         parameters = CURVES[config.curve].parameters.of(config).model_dump()
         curve = Curve(config.curve, parameters, config.low, config.high)
         strategy = Genetic(curve, n_layers, config.population, config.seed, **config.genetic)
-        best = search(strategy, curve, n_layers, scores, config.generations, config.patience, on_generation)
+        best = search_genetically(strategy, curve, n_layers, scores, config.generations, config.patience, on_generation)
         return FoundFactors(curve, scores, best.factors, best.finalists, best.history, evaluator.forward_passes)
 
-    def _compare_with_generation(self, finalists: Sequence[Candidate]) -> Forced:
+    def _compare_with_generation(self, finalists: Sequence[Candidate]) -> ForcingCheck:
         """Compares what forcing says of the finalists with what they generate, at a few questions."""
-        some = few(self.questions)
-        compared = Forced.of(self._forced(some).correct(finalists), self._generated(some).correct(finalists))
-        log.info("%s", compared.told)
+        some = pick_few(self.questions)
+        compared = ForcingCheck.from_scores(
+            self._forced_evaluator(some).correct(finalists), self._generation_evaluator(some).correct(finalists)
+        )
+        log.info("%s", compared.summary)
         return compared
 
     def _may_generate(self) -> bool:

@@ -12,7 +12,7 @@ from posgap.foundation.printing import show
 from posgap.mitigations.in_force import load_model
 from posgap.models import CONFIG_KEY
 from posgap.models.closing import read_config
-from posgap.scaling.vllm_plugin import applied
+from posgap.scaling.vllm_plugin import read_factors
 
 
 def serve_check(model: str | Path, backend: str = "auto") -> None:
@@ -20,19 +20,19 @@ def serve_check(model: str | Path, backend: str = "auto") -> None:
     configured, model = read_config(Path(model)).get(CONFIG_KEY), str(model)
     if backend == "auto":
         backend = "vllm" if importlib.util.find_spec("vllm") else "transformers"
-    real = (_in_vllm if backend == "vllm" else _in_transformers)(model)
+    real = (_factors_in_vllm if backend == "vllm" else _factors_in_transformers)(model)
     wanted = configured or [1.0] * len(real)
     said = "is not set" if configured is None else json.dumps(configured)
     lines = [f"{model} in {backend}: {CONFIG_KEY} {said}"]
     for layer, (factor, applied_factor) in enumerate(zip(wanted, real)):
-        lines.append(f"layer {layer:3d}  config {_written(factor)}  applied {_written(applied_factor)}")
+        lines.append(f"layer {layer:3d}  config {_format_factors(factor)}  applied {_format_factors(applied_factor)}")
     show("\n".join(lines), {"model": model, "backend": backend, "config": configured, "applied": real})
     unseen = all(factor is None for factor in real)
     if unseen or len(wanted) != len(real) or not all(map(_agree, wanted, real)):
         raise PosgapError(f"{model}: {backend} does not apply the factors of its config; do not serve it")
 
 
-def _written(factor: float | list[float] | None) -> str:
+def _format_factors(factor: float | list[float] | None) -> str:
     """A layer's factor, its heads' factors, or that it has no rotary positions."""
     if factor is None:
         return "none: no rotary positions"
@@ -54,7 +54,7 @@ def _agree(wanted: float | list[float], real: float | list[float] | None) -> boo
     )
 
 
-def _in_vllm(model: str) -> list[Any]:
+def _factors_in_vllm(model: str) -> list[Any]:
     # vLLM runs the model in this process, so that `apply_model` can inspect it.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
@@ -70,16 +70,16 @@ def _in_vllm(model: str) -> list[Any]:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         told = next((line for line in lines if "posgap:" in line), lines[0])
         raise PosgapError(f"{model}: vLLM does not load this model: {told}") from None
-    (factors,) = served.apply_model(applied)
+    (factors,) = served.apply_model(read_factors)
     return factors
 
 
-def _in_transformers(model: str) -> list[Any]:
+def _factors_in_transformers(model: str) -> list[Any]:
     """The factor of each layer, read off the tables that its attention turns by: one, one a query head, or None where
     its layer turns nothing."""
     import torch
 
-    from posgap.models.head_scaling import tables_of
+    from posgap.models.head_scaling import attention_tables
     from posgap.models.layer_scaling import layer_scaling
 
     loaded = load_model(model, "float32")
@@ -89,7 +89,7 @@ def _in_transformers(model: str) -> list[Any]:
     seen: list[Any] = [None] * scaling.n_layers
 
     def look(layer: int, attention, args, kwargs) -> None:
-        tables = tables_of(attention, kwargs["position_embeddings"])
+        tables = attention_tables(attention, kwargs["position_embeddings"])
         if isinstance(tables, torch.Tensor):  # complex numbers
             angles = tables[0, 1, 0].angle()
         else:

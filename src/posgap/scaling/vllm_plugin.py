@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from posgap.models import CLOSED_TYPE, CONFIG_KEY, MITIGATIONS_KEY
-from posgap.models.closing import from_closed
+from posgap.models.closing import load_closed_config
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -32,23 +32,23 @@ def register() -> None:
     from transformers import AutoConfig, PretrainedConfig
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    class Closed(PretrainedConfig):
+    class ClosedConfig(PretrainedConfig):
         model_type = CLOSED_TYPE
 
         @classmethod
         def from_dict(cls, config_dict, return_unused_kwargs=False, **options):
-            config = from_closed(config_dict, options.get("name_or_path", ""))
+            config = load_closed_config(config_dict, options.get("name_or_path", ""))
             return (config, options) if return_unused_kwargs else config
 
-    AutoConfig.register(CLOSED_TYPE, Closed, exist_ok=True)
+    AutoConfig.register(CLOSED_TYPE, ClosedConfig, exist_ok=True)
 
-    for loader in (BaseModelLoader, *_subclasses(BaseModelLoader)):
+    for loader in (BaseModelLoader, *_find_subclasses(BaseModelLoader)):
         load = vars(loader).get("load_model")
         if load is not None and not hasattr(load, "_posgap"):
-            loader.load_model = _scaling(load)
+            loader.load_model = _wrap_loader(load)
 
 
-def scale(model: nn.Module, factors: Sequence[float]) -> list[float]:
+def scale_served_model(model: nn.Module, factors: Sequence[float]) -> list[float]:
     """Scales a vLLM model in place and returns the factor of each layer, read off its new table.
 
     Raises `ValueError` if the model cannot be scaled as its config says, so that it is not served unscaled.
@@ -69,9 +69,9 @@ def scale(model: nn.Module, factors: Sequence[float]) -> list[float]:
     for layer, factor in enumerate(factors):
         rotary = attentions[layer].rotary_emb
         if (id(rotary), factor) not in made:
-            made[id(rotary), factor] = rotary if factor == 1 else _scaled(rotary, factor)
+            made[id(rotary), factor] = rotary if factor == 1 else _scale_rotary(rotary, factor)
         attentions[layer].rotary_emb = made[id(rotary), factor]
-    return applied(model)
+    return read_factors(model)
 
 
 def _transformers_model(model: nn.Module) -> Any:
@@ -97,10 +97,10 @@ def _scale_inner(inner: Any, factors: Sequence[float]) -> list[float]:
     except PosgapError as error:
         raise ValueError(f"posgap: vLLM cannot serve this model with {CONFIG_KEY}: {error}") from None
     inner.posgap_scaling = scaling
-    return applied_inner(inner)
+    return read_inner_factors(inner)
 
 
-def applied_inner(inner: Any) -> list[float]:
+def read_inner_factors(inner: Any) -> list[float]:
     """The factor of each layer of a model of transformers that vLLM runs, read off the tables that its rotary embedding
     makes for it at position 1."""
     import torch
@@ -123,11 +123,11 @@ def applied_inner(inner: Any) -> list[float]:
     return factors
 
 
-def applied(model: nn.Module) -> list[float]:
+def read_factors(model: nn.Module) -> list[float]:
     """The factor of each layer, read off its table: unscaled, the highest frequency is one radian per position, or
     less under linear `rope_scaling`."""
     if (inner := _transformers_model(model)) is not None:
-        return applied_inner(inner)
+        return read_inner_factors(inner)
     factors = {}
     for name, module in model.named_modules():
         if (in_layer := _LAYER.search(f"{name}.")) and hasattr(getattr(module, "rotary_emb", None), "cos_sin_cache"):
@@ -138,7 +138,7 @@ def applied(model: nn.Module) -> list[float]:
     return [round(factors[layer], 4) for layer in sorted(factors)]
 
 
-def _scaled(rotary: Any, factor: float) -> Any:
+def _scale_rotary(rotary: Any, factor: float) -> Any:
     """A copy of a rotary embedding with its frequencies divided by `factor`."""
     copied = copy.deepcopy(rotary)
     frequencies = type(rotary)._compute_inv_freq
@@ -149,7 +149,7 @@ def _scaled(rotary: Any, factor: float) -> Any:
     return copied
 
 
-def _scaling(load: Callable) -> Callable:
+def _wrap_loader(load: Callable) -> Callable:
     @functools.wraps(load)
     def load_scaled(self, vllm_config, model_config, *arguments, **options):
         if listed := getattr(model_config.hf_config, MITIGATIONS_KEY, None):
@@ -161,12 +161,12 @@ def _scaling(load: Callable) -> Callable:
         model = load(self, vllm_config, model_config, *arguments, **options)
         factors = getattr(model_config.hf_config, CONFIG_KEY, None)
         if factors is not None:
-            print(f"posgap | RoPE factors by layer: {scale(model, factors)}", flush=True)
+            print(f"posgap | RoPE factors by layer: {scale_served_model(model, factors)}", flush=True)
         return model
 
     vars(load_scaled)["_posgap"] = True
     return load_scaled
 
 
-def _subclasses(loader: type[Any]) -> list[type[Any]]:
-    return [c for child in loader.__subclasses__() for c in (child, *_subclasses(child))]
+def _find_subclasses(loader: type[Any]) -> list[type[Any]]:
+    return [c for child in loader.__subclasses__() for c in (child, *_find_subclasses(child))]

@@ -13,9 +13,8 @@ from posgap.foundation.files import parse_as
 from posgap.foundation.printing import RESULT
 from posgap.mitigation_search.config import ApplyConfig
 from posgap.mitigation_search.report import MITIGATE_FILE, Found, read_mitigate
-from posgap.mitigations.applied import APPLIED_FILE, Applied, open_to_all, write_mitigated_model
-from posgap.mitigations.in_force import apply as put_in_force
-from posgap.mitigations.in_force import load_model, model_mitigation
+from posgap.mitigations.applied import APPLIED_FILE, MitigationRecord, open_to_all, write_mitigated_model
+from posgap.mitigations.in_force import apply_mitigation, load_model, model_mitigation
 from posgap.mitigations.lpes import LPES
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.models.factors import check_factors, is_altered, require_rope
@@ -61,9 +60,9 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     mitigation = model_mitigation(name)
     given = parse_as(mitigation.settings, chosen.settings, f"settings of {name}")
     model = load_model(config.model)
-    put_in_force(model, name, given)  # which says why a model cannot have it
+    apply_mitigation(model, name, given)  # which says why a model cannot have it
     neutral = given == mitigation.neutral_settings(model.config)
-    applied = Applied(
+    applied = MitigationRecord(
         name=name,
         settings=given.model_dump(mode="json"),
         model=config.model,

@@ -156,11 +156,11 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     require_prompts(config.responses, builder.digest())
     pairs = METHODS[config.method].learnt(pairs, builder)
     collate = Collator(pairs, builder)
-    if rope := RopeLengths.of(load_config(config.model)):
+    if rope := RopeLengths.from_config(load_config(config.model)):
         # Where the teacher reads; at other placements a prompt has a few tokens more or less, which its batch shows.
         read = map(collate.token_ids, teacher_prompts(pairs))
         lengths = [(len(prompt), len(response)) for prompt, response in read]
-        if reason := rope.against_teacher_forcing(lengths):
+        if reason := rope.why_not_forced(lengths):
             raise PosgapError(f"{with_uris(config.model)}: {reason}; it cannot be distilled on prompts of such lengths")
     return pairs, collate
 

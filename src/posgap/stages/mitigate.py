@@ -26,7 +26,7 @@ from posgap.mitigation_search.splits import Splits, split
 from posgap.mitigation_search.timing import measure_cost
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.models.loading import commit_on_hub
-from posgap.scaling.scaling_file import refuse_searched
+from posgap.scaling.scaling_file import refuse_searched_on
 from posgap.stages.frame import stage
 from posgap.tasks.content import content_keys, with_content_keys
 from posgap.tasks.reading import read_examples, write_examples
@@ -71,7 +71,7 @@ def _split_examples(config: MitigateConfig) -> Splits:
             f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); "
             "compare mitigations on other examples"
         )
-    refuse_searched(Path(config.model), examples)
+    refuse_searched_on(Path(config.model), examples)
     return split(examples)
 
 

@@ -17,7 +17,7 @@ from posgap.mitigations.in_force import load_model
 from posgap.models.loading import commit_on_hub
 from posgap.scaling.config import ScaleSearchConfig
 from posgap.scaling.fitness import position_weights
-from posgap.scaling.holdout import MIN_EXAMPLES, gain, kept_aside
+from posgap.scaling.holdout import MIN_EXAMPLES, hold_out, measure_gain
 from posgap.scaling.plots import write_plot
 from posgap.scaling.scaling_file import Holdout, Scaling, write_scaling
 from posgap.scaling.search import STATES, FactorSearch, FoundFactors
@@ -66,7 +66,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         run.metrics({name: row[name] for name in row if name != "generation"}, step=int(row["generation"]))
 
     identity = digest_of([searched_on, config.dtype, asdict(Sampling.for_builder(builder))])
-    found = search.run(work_folder(config.out), identity, record)
+    found = search.find_factors(work_folder(config.out), identity, record)
     if search.loses_ties:
         search.choose_as_generated(found)
     scaling = Scaling(
@@ -96,7 +96,7 @@ def _examples(config: ScaleSearchConfig) -> tuple[list[AnyExample], list[AnyExam
             f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); "
             "search on other examples"
         )
-    examples, aside = kept_aside(given, config.holdout)
+    examples, aside = hold_out(given, config.holdout)
     if config.holdout and not aside:
         log.info(
             "%d examples are too few: %g of them kept aside must be %d or more; all are searched on, and what the "
@@ -114,7 +114,7 @@ def _figures(search: FactorSearch, found: FoundFactors) -> dict[str, Any]:
     if found.generated:
         best, base = found.generated.fitness, found.generated.unscaled_fitness
     return {
-        "curve": found.curve.described(),
+        "curve": found.curve.as_record(),
         "control_points": found.finalists[found.factors].tolist(),
         "factors": list(found.factors),
         "fitness": reached[0],
@@ -134,7 +134,7 @@ def _gain_aside(search: FactorSearch, found: FoundFactors, aside: Sequence[AnyEx
     if not aside:
         return {}
     before, after = search.judge_aside([search.ones, found.factors])
-    gained, interval = gain(after, before, search.fitness, search.config.seed)
+    gained, interval = measure_gain(after, before, search.fitness, search.config.seed)
     holdout = Holdout(
         examples=len(aside),
         contents=content_keys(aside),
@@ -150,4 +150,4 @@ def _record(scaling: Scaling, run: Run) -> None:
     log.log(
         RESULT, "fitness %.2f, unscaled %.2f; factors %s", scaling.fitness, scaling.unscaled_fitness, scaling.factors
     )
-    log.log(RESULT, "the factors gain %s", scaling.gained)
+    log.log(RESULT, "the factors gain %s", scaling.gain_in_words)

@@ -32,7 +32,7 @@ from posgap.measurement.sweeping import (
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, no_figures_error, read_sweep
 from posgap.models.factors import config_factors
 from posgap.models.memory import cache_bytes
-from posgap.scaling.scaling_file import refuse_searched
+from posgap.scaling.scaling_file import refuse_searched_on
 from posgap.stages.frame import is_complete, stage
 from posgap.storage.cache import fetch_location
 from posgap.storage.inputs import source, with_local_paths
@@ -94,7 +94,7 @@ def _write(config: SweepConfig, out: Path, run: Run, generator: Generator | None
     Answers are kept beside `out` as they come; a sweep that was interrupted goes on from there.
     """
     examples = read_examples(config.examples)
-    refuse_searched(Path(config.model), examples[: config.limit or None])
+    refuse_searched_on(Path(config.model), examples[: config.limit or None])
     builder = BACKENDS[config.backend].builder(config)
     at_each = at_lengths(config.lengths, config.depths, config.seed, builder, examples) if config.lengths else []
     if len(at_each) > 1:
