@@ -23,7 +23,7 @@ from report import ROOT, spread, write_section
 
 from posgap.demo import tiny_model
 from posgap.demo.config import DemoConfig
-from posgap.demo.run import examples
+from posgap.demo.run import make_examples
 from posgap.distillation.config import DistillConfig, TeacherConfig
 from posgap.foundation.files import read_json, write_json
 from posgap.foundation.tables import markdown
@@ -45,7 +45,7 @@ POSITIONS = (1, 5, 10, 15, 20)
 def run(seed: int, out: Path, data: Path | None, quick: bool = False) -> dict[str, Any]:
     """The figures of one seed: sweeps before and after, the gate's verdict, and seconds."""
     began = time.monotonic()
-    train, held_out = examples(DemoConfig(out=out, seed=seed, data=data, smoke=quick), out)
+    train, held_out = make_examples(DemoConfig(out=out, seed=seed, data=data, smoke=quick), out)
     model, _ = tiny_model.base_model(out, seed, tiny_model.QUICK if quick else tiny_model.STANDARD)
     paths = {"data_train": str(train), "data_eval": str(held_out), "base_model": str(model)}
     parameters = smoke.PARAMETERS | (smoke.SMALLEST if quick else {})

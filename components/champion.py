@@ -19,10 +19,10 @@ def champion(
     arguments = dict(locals())
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_champion
-    from posgap.kfp_steps.keeping import kept
+    from posgap.kfp_steps.keeping import keep_work
     from posgap.workflows.champion_sweep import champion, swept_champions
     from posgap.workflows.config import ChampionConfig
 
-    with kept(out, below=swept_champions()):
+    with keep_work(out, below=swept_champions()):
         champion(to_config(ChampionConfig, arguments))
     show_champion(out, curve, metrics)

@@ -20,11 +20,11 @@ def distill(
     from posgap.distillation.config import DistillConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_training
-    from posgap.kfp_steps.keeping import kept
+    from posgap.kfp_steps.keeping import keep_work
     from posgap.kfp_steps.launching import on_all_gpus
     from posgap.stages.distill import distill
 
-    with kept(out) as place:
+    with keep_work(out) as place:
         arguments["work"] = arguments["work"] or place
         on_all_gpus(distill, to_config(DistillConfig, arguments))
     show_training(out, metrics)

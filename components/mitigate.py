@@ -20,10 +20,10 @@ def mitigate(
     arguments = dict(locals())
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_mitigate
-    from posgap.kfp_steps.keeping import kept
+    from posgap.kfp_steps.keeping import keep_work
     from posgap.mitigation_search.config import MitigateConfig
     from posgap.stages.mitigate import mitigate
 
-    with kept(out):
+    with keep_work(out):
         mitigate(to_config(MitigateConfig, arguments))
     show_mitigate(out, page, metrics)

@@ -19,10 +19,10 @@ def sweep(
     arguments = dict(locals())
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_sweep
-    from posgap.kfp_steps.keeping import kept
+    from posgap.kfp_steps.keeping import keep_work
     from posgap.measurement.config import SweepConfig
     from posgap.stages.sweep import sweep
 
-    with kept(out):
+    with keep_work(out):
         sweep(to_config(SweepConfig, arguments))
     show_sweep(out, curve, metrics)

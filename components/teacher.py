@@ -20,9 +20,9 @@ def teacher(
     from posgap.distillation.config import TeacherConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_responses
-    from posgap.kfp_steps.keeping import kept
+    from posgap.kfp_steps.keeping import keep_work
     from posgap.stages.teacher import teacher
 
-    with kept(out):
+    with keep_work(out):
         teacher(to_config(TeacherConfig, arguments))
     show_responses(out, metrics)

@@ -8,14 +8,14 @@ from typing import Any
 from posgap.foundation.errors import PosgapError, suggestion
 from posgap.foundation.fields import plain_type
 from posgap.pipelines.config import PipelineArguments
-from posgap.pipelines.forms import FORMS, SETTINGS, fields_of, filled
-from posgap.preflight.form import given, settable, unknown
+from posgap.pipelines.forms import FORMS, SETTINGS, fields_of, fill_form
+from posgap.preflight.form import flat_settings, settable, unknown
 from posgap.tasks.task_file import definition_of, is_file
 
 
 def arguments(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The complete arguments of a run: as in `checked`, but a missing parameter raises `PosgapError`, too."""
-    values = checked(config, parameters)
+    """The complete arguments of a run: as in `check_arguments`, but a missing parameter raises `PosgapError`, too."""
+    values = check_arguments(config, parameters)
     required = [n for n, spec in parameters.items() if "defaultValue" not in spec and not spec.get("isOptional")]
     if missing := [name for name in required if name not in values]:
         wanted = " ".join(f"--param {name}=..." for name in missing)
@@ -23,7 +23,7 @@ def arguments(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) 
     return values
 
 
-def uncompiled(pipeline: str) -> dict[str, dict[str, Any]]:
+def declared_parameters(pipeline: str) -> dict[str, dict[str, Any]]:
     """The parameters of this version's pipeline of that name, by its form: as when it is compiled, but without what is
     said of them, defaults and choices."""
     return {
@@ -32,7 +32,7 @@ def uncompiled(pipeline: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def checked(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def check_arguments(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The values of `--param`, and of the tiny model's parameters with `--smoke`, in the compiled pipeline's types.
 
     Raises `PosgapError` for an unknown name, in `settings` too, or a value that does not fit the type.
@@ -44,8 +44,8 @@ def checked(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) ->
         values = {name: value for name, value in PARAMETERS.items() if name in parameters} | values
     if is_file(str(values.get("task", ""))):
         values["task"] = definition_of(values["task"])  # which no step could read here
-    values = filled(values, {name: spec.get("literals", ()) for name, spec in parameters.items()})
-    if SETTINGS in values and (wrong := [*unknown(given(values[SETTINGS]))]):
+    values = fill_form(values, {name: spec.get("literals", ()) for name, spec in parameters.items()})
+    if SETTINGS in values and (wrong := [*unknown(flat_settings(values[SETTINGS]))]):
         raise PosgapError("; ".join(wrong))
     return {name: _value(name, value, parameters) for name, value in values.items()}
 

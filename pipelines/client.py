@@ -24,8 +24,8 @@ TOKEN_VARIABLE = "KFP_TOKEN"
 class Client(kfp.Client):
     """KFP's client, changed so that it sends nothing when it is created, prints nothing, and fails with one line.
 
-    The token is that of KFP_TOKEN, or else, in a pod, the service account's. Requests raise `transport.Refused` and
-    `transport.Unanswered`. `transport.connected` makes it.
+    The token is that of KFP_TOKEN, or else, in a pod, the service account's. Requests raise `ServerRefusal` and
+    `NoAnswer` of transport.py. `connection.connect` makes it.
     """
 
     def __init__(self, config: KfpConfig):
@@ -110,7 +110,7 @@ class Client(kfp.Client):
         """The id of the experiment, which is created if there is none of that name."""
         wanted = kfp_server_api.V2beta1Experiment(display_name=config.experiment, namespace=config.namespace or None)
         create = partial(self.experiments.experiment_service_create_experiment, experiment=wanted)
-        return _ensured(lambda: self.find_experiment(config), lambda: create().experiment_id)
+        return _find_or_create(lambda: self.find_experiment(config), lambda: create().experiment_id)
 
     def find_pipeline(self, config: KfpConfig, name: str) -> str | None:
         """The id of the pipeline of this name, or None if there is none."""
@@ -123,10 +123,10 @@ class Client(kfp.Client):
         """The id of the pipeline of this name, which is created, without a version, if there is none."""
         wanted = kfp_server_api.V2beta1Pipeline(name=name, display_name=name, namespace=config.namespace or None)
         create = partial(self._pipelines_api.pipeline_service_create_pipeline, pipeline=wanted)
-        return _ensured(lambda: self.find_pipeline(config, name), lambda: create().pipeline_id)
+        return _find_or_create(lambda: self.find_pipeline(config, name), lambda: create().pipeline_id)
 
 
-def _ensured(find: Callable[[], str | None], create: Callable[[], str]) -> str:
+def _find_or_create(find: Callable[[], str | None], create: Callable[[], str]) -> str:
     """The id of an object, which is created once if there is none."""
     return find() or once(create, lambda: {found: found} if (found := find()) else {})
 

@@ -51,7 +51,7 @@ def for_server(text: str, kfp: str) -> str:
     if kfp != "2.15":
         return text
     documents = list(yaml.safe_load_all(text))
-    compiled = Compiled(documents[0], documents[1] if documents[1:] else {})
+    compiled = CompiledYaml(documents[0], documents[1] if documents[1:] else {})
     for parameter in compiled.parameters.values():
         parameter.pop("literals", None)
     for label in compiled.executors:
@@ -60,7 +60,7 @@ def for_server(text: str, kfp: str) -> str:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledYaml:
     """A compiled pipeline, with both documents of the YAML, and what names it on a KFP server it was uploaded to."""
 
     spec: dict[str, Any]
@@ -93,10 +93,10 @@ class Compiled:
             if "dag" in component:
                 yield component["dag"]
 
-    def uncached(self) -> "Compiled":
+    def without_cache(self) -> "CompiledYaml":
         """The same pipeline without caching in any step; KFP's own switch does not reach steps within groups."""
         spec = yaml.safe_load(yaml.safe_dump(self.spec))
-        copy = Compiled(spec, self.platform)
+        copy = CompiledYaml(spec, self.platform)
         for dag in copy.dags():
             for task in dag.get("tasks", {}).values():
                 task.pop("cachingOptions", None)
@@ -121,7 +121,7 @@ class Compiled:
             yield {"pipeline_package_path": package}
 
 
-def load(file: Path | None, name: str = "mitigation") -> Compiled:
+def load(file: Path | None, name: str = "mitigation") -> CompiledYaml:
     """Reads a compiled pipeline from its file; without one, compiles this version's pipeline of that name."""
     if file is None:
         return parse(compiled_text(pipeline(name)), f"the pipeline {name}")
@@ -131,7 +131,7 @@ def load(file: Path | None, name: str = "mitigation") -> Compiled:
         raise PosgapError(f"{file}: not a compiled KFP pipeline: {error}") from None
 
 
-def parse(text: str, where: str) -> Compiled:
+def parse(text: str, where: str) -> CompiledYaml:
     """Parses both documents; raises `PosgapError` that names `where` if `text` is not a compiled pipeline."""
     from google.protobuf import json_format  # late, as above
     from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
@@ -141,7 +141,7 @@ def parse(text: str, where: str) -> Compiled:
         platform = rest[0] if rest else {}
         json_format.ParseDict(spec, PipelineSpec())
         json_format.ParseDict(platform, PlatformSpec())
-        compiled = Compiled(spec, platform)
+        compiled = CompiledYaml(spec, platform)
         _ = compiled.name, compiled.parameters, compiled.executors
     except (yaml.YAMLError, json_format.ParseError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]

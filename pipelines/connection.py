@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from posgap.pipelines.client import Client
 
 
-def connected(config: KfpConfig) -> "Client":
+def connect(config: KfpConfig) -> "Client":
     """KFP's client of the server. `PosgapError` where it has no address."""
     address(config)
     from posgap.pipelines.client import Client  # late: kfp

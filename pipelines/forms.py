@@ -69,7 +69,7 @@ def dropdowns(offered: Mapping[str, Iterable[str]]) -> Callable[[Any], Any]:
     return complete
 
 
-def filled(values: Mapping[str, Any], offered: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+def fill_form(values: Mapping[str, Any], offered: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """What to fill into a form for `values`: those that it has no field for, and methods that its dropdown does not
     offer, go into `settings`, if it has this field; as they are, they would be no values of the pipeline.
 

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from posgap import __version__
 from posgap.foundation.errors import Findings
 from posgap.foundation.printing import show
-from posgap.pipelines.arguments import checked
+from posgap.pipelines.arguments import check_arguments
 from posgap.pipelines.compilation import load
 from posgap.pipelines.config import PipelineLintConfig
 from posgap.pipelines.resources import Resources, max_accelerators, resources, secret_keys
@@ -27,7 +27,7 @@ _IMAGE = re.compile(r"(?P<name>[^@]+?)(:(?P<tag>[^:/@]+))?(@(?P<digest>.+))?")
 def lint(config: PipelineLintConfig) -> None:
     """Prints steps, totals and warnings; raises `Findings` if there are any warnings."""
     compiled = load(config.file, config.pipeline)
-    group = tree(compiled, checked(config, compiled.parameters))
+    group = tree(compiled, check_arguments(config, compiled.parameters))
     steps = [resources(step) for step in group.steps()]
     warnings = [f"form: {complaint}" for complaint in form_complaints(compiled.parameters)]
     warnings += [f"{step.name}: {complaint}" for step in group.steps() for complaint in complaints(step)]

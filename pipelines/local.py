@@ -34,7 +34,7 @@ _TASK = re.compile(r"Executing task '([^']+)'")
 _ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
 
 
-class _Digest:
+class _LogStream:
     """An output stream that writes everything to a log, and shows only the lines that are of interest to people.
 
     Threads write in turn: a text file of Python's that several write to at once loses lines, and puts memory of the
@@ -54,7 +54,7 @@ class _Digest:
             for line in lines:
                 plain = _ANSI.sub("", line)
                 self.log.write(plain + "\n")
-                self._digest(plain.strip())
+                self._show_line(plain.strip())
         return len(text)
 
     def flush(self) -> None:
@@ -64,7 +64,7 @@ class _Digest:
     def isatty(self) -> bool:
         return False
 
-    def _digest(self, line: str) -> None:
+    def _show_line(self, line: str) -> None:
         if (match := _TASK.search(line)) and not match[1].startswith("importer"):
             self.show(f"{time.strftime('%H:%M:%S')} {match[1]}")
         elif match := _EXECUTOR.search(line):
@@ -104,13 +104,13 @@ def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Pat
     """
     from kfp import local
 
-    from posgap.pipelines.forms import filled
+    from posgap.pipelines.forms import fill_form
 
     local.init(
         local.SubprocessRunner(use_venv=False), pipeline_root=str(root), enable_caching=True, cache_root=str(cache)
     )
     fields = pipeline.pipeline_spec.root.input_definitions.parameters
-    arguments = filled(arguments, {n: [each.string_value for each in fields[n].literals] for n in fields})
+    arguments = fill_form(arguments, {n: [each.string_value for each in fields[n].literals] for n in fields})
     terminal, before = sys.stderr, set(root.glob("*"))
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -120,7 +120,7 @@ def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Pat
         _as_before(),
     ):
         warnings.simplefilter("ignore")
-        digest = _Digest(kept, lambda line: is_quiet() or terminal.write(f"{line}\n"))
+        digest = _LogStream(kept, lambda line: is_quiet() or terminal.write(f"{line}\n"))
         digest.show(f"{time.strftime('%H:%M:%S')} imports of all steps")
         await_server()
         try:

@@ -84,7 +84,7 @@ def _measure_and_mitigate(
     train = pools.small(validate(examples=train_raw, exclude=held_out, **checked, **made))
     train = train.set_display_name("validate train").outputs["out"]
 
-    def swept(model, title: str, key: Mapping[str, Any], **label: str):
+    def sweep_in_parts(model, title: str, key: Mapping[str, Any], **label: str):
         """The sweep of a model, its parts side by side."""
         with dsl.ParallelFor(given["parts"], name=f"sweep {title}") as shard:
             part = sweep(examples=held_out, model=model, shard=shard, settings=given["sweep"], **key, **label)
@@ -92,13 +92,13 @@ def _measure_and_mitigate(
         merged = pools.cpu(merge(sweeps=dsl.Collected(part.outputs["out"]), **key))
         return merged.set_display_name(f"curve {title}").outputs["out"]
 
-    before = swept(base, "base", measured, label="base")
+    before = sweep_in_parts(base, "base", measured, label="base")
     rival = {"name": registered["name"], "version": data["champion"], "cache_key": data["champion_key"]}
     best = pools.inference(champion(examples=held_out, like=before, **rival)).outputs["out"]
 
     def judge(candidate, title: str) -> None:
         """Sweeps a candidate, compares it with the base, and promotes it if the gate admits it."""
-        after = swept(candidate, title, made)
+        after = sweep_in_parts(candidate, title, made)
         comparison = compare(reference=before, candidate=after, settings=given["compare"], **made)
         pools.cpu(comparison).set_display_name(f"compare {title}")
         # Its verdict is what the run is about, and each run's report shows it.
@@ -112,7 +112,7 @@ def _measure_and_mitigate(
             # Its effect is on the registry, which no cache can repeat.
             pools.promote(crowned).set_caching_options(False).set_display_name(f"promote {title}")
 
-    def mitigated(model, settings, of: str, title: str) -> None:
+    def judge_mitigated(model, settings, of: str, title: str) -> None:
         """Puts the best mitigation of a model in force and judges what comes of it."""
         tried = {"examples": train, "exclude": held_out, "model": model, "settings": settings}
         found = pools.inference(mitigate(**tried, **made)).set_display_name(f"mitigate{of}").outputs["out"]
@@ -122,7 +122,7 @@ def _measure_and_mitigate(
 
     with dsl.ParallelFor(given["candidates"], name="candidates") as method:
         with dsl.If(method == MITIGATE.name, name="mitigation"):
-            mitigated(base, given["mitigate"], "", "mitigated")
+            judge_mitigated(base, given["mitigate"], "", "mitigated")
         with dsl.If(method != MITIGATE.name, name="distillation"):
             asked = teacher(examples=train, model=base, sweep=before, settings=given["teacher"], **made)
             responses = pools.inference(asked).outputs["out"]
@@ -134,7 +134,7 @@ def _measure_and_mitigate(
                 trained = pools.train(distill(settings=given["distill"], **learned), *amounts)
             judge(trained.outputs["out"], "distilled")
             with dsl.If(given["layered"] == True, name="on top"):  # noqa: E712
-                mitigated(trained.outputs["out"], given["on_top"], " distilled", "distilled and mitigated")
+                judge_mitigated(trained.outputs["out"], given["on_top"], " distilled", "distilled and mitigated")
 
 
 mitigation = mitigation_pipeline(cluster_config())

@@ -59,12 +59,12 @@ class _Places:
             alone = bool(key) and key not in self.running
             self.running |= {key} if alone else set()
         try:
-            yield self._begun(key, own) if alone else own
+            yield self._folder_to_resume(key, own) if alone else own
         finally:
             if alone:
                 self.running.discard(key)
 
-    def _begun(self, key: str, own: Path) -> Path:
+    def _folder_to_resume(self, key: str, own: Path) -> Path:
         file = self.cache / f"{key}.place"
         if file.is_file():
             return Path(os.path.normpath(self.cache / file.read_text(encoding="utf-8")))

@@ -18,9 +18,9 @@ from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
 from posgap.pipelines import cron
-from posgap.pipelines.compilation import Compiled
+from posgap.pipelines.compilation import CompiledYaml
 from posgap.pipelines.config import ScheduleConfig
-from posgap.pipelines.connection import connected
+from posgap.pipelines.connection import connect
 from posgap.pipelines.submission import ENDED, to_run
 from posgap.pipelines.transport import once
 
@@ -42,7 +42,7 @@ def schedule(config: ScheduleConfig) -> None:
         raise PosgapError("--cron: makes a schedule or replaces it, and --action changes one; leave one of them out")
     if config.cron:
         return _create(config)
-    client = connected(config)
+    client = connect(config)
     experiment = client.find_experiment(config)
     named = {"display_name": config.name} if config.name else {}
     found = client.find_recurring_runs(experiment, **named) if experiment else []
@@ -60,8 +60,8 @@ def _create(config: ScheduleConfig) -> None:
     times = cron.six_fields(config.cron)
     cron.zone(config.timezone)  # an unknown one is refused before anything is sent
     compiled, values = to_run(config)
-    mark = _mark(config, times, compiled, values)
-    client = connected(config)
+    mark = _description(config, times, compiled, values)
+    client = connect(config)
     experiment = client.ensure_experiment(config)
 
     def existing() -> dict[str, RecurringRun]:
@@ -76,7 +76,7 @@ def _create(config: ScheduleConfig) -> None:
         )
     same = next((schedule for schedule in before if schedule.description == mark), None)
     # If the old schedule is paused, so is the new one.
-    paused = bool(before) and not any(map(_enabled, before))
+    paused = bool(before) and not any(map(_is_enabled, before))
     with compiled.source() as source:
         current = same or once(
             lambda: client.create_recurring_run(
@@ -94,7 +94,7 @@ def _create(config: ScheduleConfig) -> None:
             existing,
         )
     done = "unchanged" if same else "replaced" if before else "created"
-    then = f"next run {_next_run(current)}" if _enabled(current) else "paused"
+    then = f"next run {_next_run(current)}" if _is_enabled(current) else "paused"
     show(
         f"{config.name}: {done} ({current.recurring_run_id}); {then}",
         {"name": config.name, "outcome": done, "id": current.recurring_run_id, "next": then},
@@ -110,7 +110,7 @@ def _create(config: ScheduleConfig) -> None:
             log.info("%s: removed the old schedule %s", config.name, old.recurring_run_id)
 
 
-def _mark(config: ScheduleConfig, times: str, compiled: Compiled, arguments: dict) -> str:
+def _description(config: ScheduleConfig, times: str, compiled: CompiledYaml, arguments: dict) -> str:
     shown = f"{times} in {config.timezone}; posgap {__version__}"
     made_from = [shown, compiled.spec, compiled.platform, arguments, config.service_account]
     made_from += [compiled.reference] if compiled.reference else []
@@ -154,25 +154,25 @@ def _retire(client: "Client", old: RecurringRun) -> str | None:
 
 
 def _list(config: ScheduleConfig, schedules: list[RecurringRun]) -> None:
-    rows = [_row(each) for each in sorted(schedules, key=lambda each: each.display_name)]
+    rows = [_schedule_row(each) for each in sorted(schedules, key=lambda each: each.display_name)]
     lines = tabulate(rows, headers=_SHOWN, tablefmt="plain", disable_numparse=True).splitlines() if rows else []
     text = "\n".join(line.rstrip() for line in lines) or f"no schedules in experiment {config.experiment}"
     show(text, {"experiment": config.experiment, "schedules": rows})
 
 
-def _row(schedule: RecurringRun) -> dict[str, str]:
+def _schedule_row(schedule: RecurringRun) -> dict[str, str]:
     mark, trigger = _MARK.fullmatch(schedule.description or ""), schedule.trigger and schedule.trigger.cron_schedule
     return {
         "name": schedule.display_name,
-        "state": "enabled" if _enabled(schedule) else "paused",
+        "state": "enabled" if _is_enabled(schedule) else "paused",
         "cron": trigger.cron if trigger else "-",
         "timezone": mark["zone"] if mark else "-",
-        "next": _next_run(schedule) if _enabled(schedule) else "-",
+        "next": _next_run(schedule) if _is_enabled(schedule) else "-",
         "id": schedule.recurring_run_id,
     }
 
 
-def _enabled(schedule: RecurringRun) -> bool:
+def _is_enabled(schedule: RecurringRun) -> bool:
     return schedule.status != "DISABLED"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
 
-from posgap.pipelines.compilation import Compiled
+from posgap.pipelines.compilation import CompiledYaml
 from posgap.preflight.training_pool import VARIABLE, train_pool
 
 UNKNOWN = "?"  # a value that will be known only at run time, such as another step's output
@@ -47,13 +47,13 @@ class Group:
         return [step for steps in inner for step in steps]
 
 
-def tree(compiled: Compiled, arguments: Mapping[str, Any]) -> Group:
+def tree(compiled: CompiledYaml, arguments: Mapping[str, Any]) -> Group:
     """The pipeline as it would run with `arguments`; a parameter without a value or default is `UNKNOWN`."""
     scope = {name: arguments.get(name, spec.get("defaultValue", UNKNOWN)) for name, spec in compiled.parameters.items()}
     return _group(compiled, compiled.spec["root"], scope | _known_outputs(compiled, scope))
 
 
-def _known_outputs(compiled: Compiled, scope: Mapping[str, Any]) -> dict[str, str]:
+def _known_outputs(compiled: CompiledYaml, scope: Mapping[str, Any]) -> dict[str, str]:
     """What `preflight` will say of the resources of training, as far as its pool and the number of GPUs are known; by
     step and output, joined with a dot, which no parameter's name has."""
     container = compiled.executors.get("exec-preflight", {}).get("container", {})
@@ -65,7 +65,7 @@ def _known_outputs(compiled: Compiled, scope: Mapping[str, Any]) -> dict[str, st
     return {"preflight.train_cpu": asked.cpu, "preflight.train_memory": asked.memory}
 
 
-def task_names(compiled: Compiled) -> dict[str, str]:
+def task_names(compiled: CompiledYaml) -> dict[str, str]:
     """The names of steps in the UI, by the names of tasks under which a run reports them."""
     components = compiled.spec.get("components", {})
     return {
@@ -76,7 +76,9 @@ def task_names(compiled: Compiled) -> dict[str, str]:
     }
 
 
-def _group(compiled: Compiled, component: dict, scope: dict, exclusive: bool = False, times: int | None = 1) -> Group:
+def _group(
+    compiled: CompiledYaml, component: dict, scope: dict, exclusive: bool = False, times: int | None = 1
+) -> Group:
     members: dict[str, Step | Group] = {}
     tasks = component["dag"]["tasks"]
     after = {key: sorted(task.get("dependentTasks", [])) for key, task in tasks.items()}
@@ -85,7 +87,7 @@ def _group(compiled: Compiled, component: dict, scope: dict, exclusive: bool = F
         inner = compiled.spec["components"][task["componentRef"]["name"]]
         missing: list[str] = []
         defaults = inner.get("inputDefinitions", {}).get("parameters", {})
-        passed = _filled(task.get("inputs", {}).get("parameters", {}), scope, missing)
+        passed = _fill_in(task.get("inputs", {}).get("parameters", {}), scope, missing)
         values = {n: d["defaultValue"] for n, d in defaults.items() if "defaultValue" in d} | passed
         if "dag" in inner:
             item = task.get("parameterIterator", {}).get("itemInput")
@@ -97,8 +99,8 @@ def _group(compiled: Compiled, component: dict, scope: dict, exclusive: bool = F
             members[key] = Step(
                 name=task["taskInfo"]["name"],
                 # A container's placeholders name inputs of its task, Kubernetes settings those of the group.
-                container=_filled(container, values, missing),
-                settings=_filled(compiled.settings(inner["executorLabel"]), scope, missing),
+                container=_fill_in(container, values, missing),
+                settings=_fill_in(compiled.settings(inner["executorLabel"]), scope, missing),
                 task=task,
                 unpassed=tuple(dict.fromkeys(missing)),
             )
@@ -115,7 +117,7 @@ def _times(task: dict, values: dict) -> int | None:
     return min([*length, limit] if limit else length, default=None)
 
 
-def _filled(value: Any, scope: dict, missing: list[str]) -> Any:
+def _fill_in(value: Any, scope: dict, missing: list[str]) -> Any:
     """`value` with KFP's references to inputs replaced by their values in `scope`; names not in it go to `missing`."""
 
     def look_up(name: str) -> Any:
@@ -124,22 +126,22 @@ def _filled(value: Any, scope: dict, missing: list[str]) -> Any:
         return scope.get(name, UNKNOWN)
 
     if isinstance(value, list):
-        return [_filled(item, scope, missing) for item in value]
+        return [_fill_in(item, scope, missing) for item in value]
     if isinstance(value, str):
-        return _PLACEHOLDER.sub(lambda match: _text(look_up(match[1])), value)
+        return _PLACEHOLDER.sub(lambda match: _as_text(look_up(match[1])), value)
     if not isinstance(value, dict):
         return value
     if value.keys() == {"componentInputParameter"}:
         return look_up(value["componentInputParameter"])
     if value.keys() == {"runtimeValue"}:
-        return _filled(value["runtimeValue"].get("constant", UNKNOWN), scope, missing)
+        return _fill_in(value["runtimeValue"].get("constant", UNKNOWN), scope, missing)
     if value.keys() == {"taskOutputParameter"}:
         output = value["taskOutputParameter"]
         return scope.get(f"{output['producerTask']}.{output['outputParameterKey']}", UNKNOWN)
     if value.keys() == {"taskFinalStatus"}:
         return UNKNOWN
-    return {name: _filled(item, scope, missing) for name, item in value.items()}
+    return {name: _fill_in(item, scope, missing) for name, item in value.items()}
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

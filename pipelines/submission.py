@@ -10,13 +10,13 @@ import kfp_server_api
 
 from posgap.foundation.errors import RunCancellation, RunFailure, RunTimeout
 from posgap.foundation.printing import set_result, show
-from posgap.pipelines.arguments import arguments, uncompiled
-from posgap.pipelines.compilation import Compiled, load
+from posgap.pipelines.arguments import arguments, declared_parameters
+from posgap.pipelines.compilation import CompiledYaml, load
 from posgap.pipelines.config import PipelineOnCluster, PipelineSubmitConfig
-from posgap.pipelines.connection import connected
+from posgap.pipelines.connection import connect
 from posgap.pipelines.steps import task_names
-from posgap.pipelines.transport import Unanswered, address, once
-from posgap.pipelines.uploading import uploaded
+from posgap.pipelines.transport import NoAnswer, address, once
+from posgap.pipelines.uploading import fetch_uploaded
 
 if TYPE_CHECKING:
     from posgap.pipelines.client import Client
@@ -29,7 +29,7 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 def submit(config: PipelineSubmitConfig) -> None:
     """Starts a run and prints its id and address; with `wait`, raises an error if it fails or takes too long."""
     compiled, values = to_run(config)
-    client = connected(config)
+    client = connect(config)
     experiment = client.ensure_experiment(config)
     # The suffix distinguishes two submissions within the same second, for people and for `once`.
     name = config.name or f"{compiled.name} {datetime.now(UTC):%Y-%m-%d %H:%M:%S} {secrets.token_hex(2)}"
@@ -48,14 +48,14 @@ def submit(config: PipelineSubmitConfig) -> None:
     show(f"run {run.run_id}\n{url}", {"run": run.run_id, "url": url, "state": None})
     if config.wait:
         try:
-            _wait(client, run.run_id, compiled, config)
+            _wait_for_end(client, run.run_id, compiled, config)
         except KeyboardInterrupt as stop:
             # The same command would start another run, so this says how to find the one that goes on.
             stop.add_note(f"run {run.run_id} goes on: {client.run_url(run.run_id)}")
             raise
 
 
-def to_run(config: PipelineOnCluster) -> tuple[Compiled, dict]:
+def to_run(config: PipelineOnCluster) -> tuple[CompiledYaml, dict]:
     """The compiled pipeline to run, and its complete arguments.
 
     What is wrong with the server's address, or by the form with the arguments, is said before kfp is imported and the
@@ -63,19 +63,19 @@ def to_run(config: PipelineOnCluster) -> tuple[Compiled, dict]:
     """
     address(config)
     if not (config.version or config.file):
-        arguments(config, uncompiled(config.pipeline))
-    compiled = uploaded(config) if config.version else load(config.file, config.pipeline)
+        arguments(config, declared_parameters(config.pipeline))
+    compiled = fetch_uploaded(config) if config.version else load(config.file, config.pipeline)
     values = arguments(config, compiled.parameters)
-    return (compiled.uncached() if config.no_cache else compiled), values
+    return (compiled.without_cache() if config.no_cache else compiled), values
 
 
-def _wait(client: "Client", run_id: str, compiled: Compiled, config: PipelineSubmitConfig) -> None:
+def _wait_for_end(client: "Client", run_id: str, compiled: CompiledYaml, config: PipelineSubmitConfig) -> None:
     """Polls until the run has ended. KFP's own wait would treat a cancelled run as one that is still running."""
     until, state = time.monotonic() + config.timeout, ""
     while True:
         try:
             run = client.get_run(run_id)
-        except Unanswered as error:
+        except NoAnswer as error:
             # The run goes on meanwhile, and may represent hours of work.
             log.warning("%s; trying again", error)
         else:
@@ -83,7 +83,7 @@ def _wait(client: "Client", run_id: str, compiled: Compiled, config: PipelineSub
                 state = run.state
                 log.info("run %s: %s", run_id, state)
             if state in ENDED:
-                return _report(run, compiled, client.run_url(run_id))
+                return _report_end(run, compiled, client.run_url(run_id))
         left = until - time.monotonic()
         if left <= 0:
             raise RunTimeout(
@@ -93,7 +93,7 @@ def _wait(client: "Client", run_id: str, compiled: Compiled, config: PipelineSub
         time.sleep(min(POLL_SECONDS, left))
 
 
-def _report(run: kfp_server_api.V2beta1Run, compiled: Compiled, url: str) -> None:
+def _report_end(run: kfp_server_api.V2beta1Run, compiled: CompiledYaml, url: str) -> None:
     set_result({"run": run.run_id, "url": url, "state": run.state})
     if run.state == "SUCCEEDED":
         return
@@ -105,7 +105,7 @@ def _report(run: kfp_server_api.V2beta1Run, compiled: Compiled, url: str) -> Non
     raise RunFailure(f"run {run.run_id} failed{where}{why}: see {url}")
 
 
-def failed_steps(run: kfp_server_api.V2beta1Run, compiled: Compiled) -> list[str]:
+def failed_steps(run: kfp_server_api.V2beta1Run, compiled: CompiledYaml) -> list[str]:
     """The names of the steps that failed, in the order in which they ended.
 
     KFP reports every node of the workflow: also a step's driver, and the groups and the root, which fail along with

@@ -20,7 +20,7 @@ FIRST_WAIT, ANSWER_SECONDS, TRIES = RetryPolicy.first_wait, 30.0, 6  # waits in 
 TRANSIENT = {408, 429, 500, 502, 503, 504}  # statuses of failures that may pass
 
 
-class Refused(PosgapError):
+class ServerRefusal(PosgapError):
     """The server refused the request with the HTTP status `status`."""
 
     def __init__(self, complaint: str, status: int):
@@ -28,7 +28,7 @@ class Refused(PosgapError):
         self.status = status
 
 
-class Unanswered(PosgapError):
+class NoAnswer(PosgapError):
     """The server was not reached, or failed, so it is unknown whether it carried out the request."""
 
 
@@ -56,33 +56,33 @@ def once(create: Callable[[], T], find: Callable[[], dict[str, T]]) -> T:
     before = set(find())
     lost: PosgapError | None = None
 
-    def created() -> T | None:
+    def find_new() -> T | None:
         return next((new for key, new in find().items() if key not in before), None)
 
     def attempt() -> T:
         nonlocal lost
-        if lost and (new := created()):
+        if lost and (new := find_new()):
             return new
         try:
             return create()
-        except Unanswered as error:
+        except NoAnswer as error:
             lost = error
             raise TransientError(str(error)) from None
-        except Refused as error:
+        except ServerRefusal as error:
             if error.status != 409:
                 raise
             lost = error
-            raise _Taken from None
+            raise _NameConflict from None
 
-    with suppress(TransientError, _Taken):
+    with suppress(TransientError, _NameConflict):
         return retrying(retry_policy(), Waits("KFP"))(attempt)
-    if new := created():
+    if new := find_new():
         return new
     assert lost is not None  # at least one try has failed
     raise lost
 
 
-class _Taken(Exception):
+class _NameConflict(Exception):
     """Another thing has the name."""
 
 
@@ -99,23 +99,23 @@ class Transport(rest.RESTClientObject):
         self.waits = Waits(self.host)
 
     def request(self, method: str, url: str, **options: object) -> rest.RESTResponse:
-        """Sends a request; raises `Refused` or `Unanswered`."""
+        """Sends a request; raises `ServerRefusal` or `NoAnswer`."""
         creates = method == "POST" and ":" not in url.rsplit("/", 1)[-1]
 
-        def send() -> rest.RESTResponse:
+        def attempt() -> rest.RESTResponse:
             try:
-                return self._send(method, url, options)
+                return self._request_once(method, url, options)
             except _Again as again:
                 if creates and again.may_have_worked:
-                    raise Unanswered(str(again)) from None
+                    raise NoAnswer(str(again)) from None
                 raise
 
         try:
-            return retrying(retry_policy(), self.waits)(send)
+            return retrying(retry_policy(), self.waits)(attempt)
         except _Again as again:
-            raise Unanswered(str(again)) from None
+            raise NoAnswer(str(again)) from None
 
-    def _send(self, method: str, url: str, options: dict) -> rest.RESTResponse:
+    def _request_once(self, method: str, url: str, options: dict) -> rest.RESTResponse:
         try:
             # As a pair: KFP's code ignores a single float, and then there would be no limit at all.
             limited = options | {"_request_timeout": (ANSWER_SECONDS, ANSWER_SECONDS)}
@@ -123,16 +123,18 @@ class Transport(rest.RESTClientObject):
             json.loads(response.data)
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
             hint = "is this the address of KFP?"
-            raise _Again(f"{self.host}: cannot be reached ({_reason(error)}): {hint}", may_have_worked=False) from None
+            raise _Again(f"{self.host}: cannot be reached ({_cause(error)}): {hint}", may_have_worked=False) from None
         except (urllib3.exceptions.TimeoutError, TimeoutError):
             raise _Again(f"{self.host}: no answer within {ANSWER_SECONDS:g} s") from None
         except urllib3.exceptions.HTTPError as error:
-            raise _Again(f"{self.host}: {_reason(error)}") from None
+            raise _Again(f"{self.host}: {_cause(error)}") from None
         except kfp_server_api.ApiException as error:
             raise self._complaint(error) from None
         except ValueError:
             # KFP's code would treat a web page as an empty answer.
-            raise Refused(f"{self.host}: the answer is not KFP's: {_short(response.data)!r}", response.status) from None
+            raise ServerRefusal(
+                f"{self.host}: the answer is not KFP's: {_short(response.data)!r}", response.status
+            ) from None
         return response
 
     def _complaint(self, error: kfp_server_api.ApiException) -> Exception:
@@ -143,10 +145,12 @@ class Transport(rest.RESTClientObject):
             return _Again(message, may_have_worked=status != 429)
         if status == 401 or 300 <= status < 400:
             where = f"KFP does not accept the token in {self.token_source}" if self.token_source else "set KFP_TOKEN"
-            return Refused(f"{message}; {where}", status)
+            return ServerRefusal(f"{message}; {where}", status)
         if status == 403:
-            return Refused(f"{message}; the token's owner has no permission for this: is --namespace right?", status)
-        return Refused(message, status)
+            return ServerRefusal(
+                f"{message}; the token's owner has no permission for this: is --namespace right?", status
+            )
+        return ServerRefusal(message, status)
 
 
 class _Again(TransientError):
@@ -171,6 +175,6 @@ def _short(text: str | bytes) -> str:
     return words if len(words) <= 200 else f"{words[:200]}..."
 
 
-def _reason(error: Exception) -> str:
+def _cause(error: Exception) -> str:
     """urllib3's message without the name of the object it concerns."""
     return str(error).rsplit(": ", 1)[-1]

@@ -9,9 +9,9 @@ from posgap import __version__
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.foundation.printing import set_result, show
-from posgap.pipelines.compilation import Compiled, compiled_text, for_server, load, parse, pipeline
+from posgap.pipelines.compilation import CompiledYaml, compiled_text, for_server, load, parse, pipeline
 from posgap.pipelines.config import PipelineCompileConfig, PipelineOnCluster
-from posgap.pipelines.connection import connected
+from posgap.pipelines.connection import connect
 from posgap.pipelines.transport import once
 from posgap.storage.outputs import File
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LATEST = "latest"
 
 
-def upload(compiled: Compiled, config: PipelineCompileConfig) -> None:
+def upload(compiled: CompiledYaml, config: PipelineCompileConfig) -> None:
     """Uploads a compiled pipeline as a version; prints what came of it, and the address of the version's page.
 
     A version of that name that is the same is left as it is. Raises `PosgapError` where it is another one, since a
@@ -31,7 +31,7 @@ def upload(compiled: Compiled, config: PipelineCompileConfig) -> None:
     name, version = config.named or compiled.name, config.version or f"{__version__}-{digest[:8]}"
     if version == LATEST:
         raise PosgapError(f"--version: {LATEST} stands for the newest version; give another name")
-    client = connected(config)
+    client = connect(config)
     pipeline = client.ensure_pipeline(config, name)
 
     def existing() -> dict[str, "Version"]:
@@ -51,12 +51,12 @@ def upload(compiled: Compiled, config: PipelineCompileConfig) -> None:
     )
 
 
-def uploaded(config: PipelineOnCluster) -> Compiled:
+def fetch_uploaded(config: PipelineOnCluster) -> CompiledYaml:
     """The version that `config` names, as the server holds it. Raises `PosgapError` where there is none."""
     if config.file or config.no_cache:
         option = "--file" if config.file else "--no-cache"
         raise PosgapError(f"--version: {option} cannot change a version that was uploaded; leave one of them out")
-    client, name = connected(config), config.named or f"posgap-{config.pipeline}"
+    client, name = connect(config), config.named or f"posgap-{config.pipeline}"
     if not (pipeline := client.find_pipeline(config, name)):
         raise PosgapError(f"pipeline {name}: not found; `posgap pipeline compile --host` uploads it")
     wanted = {} if config.version == LATEST else {"display_name": config.version}
@@ -68,7 +68,7 @@ def uploaded(config: PipelineOnCluster) -> Compiled:
     documents = [both["pipeline_spec"], both.get("platform_spec", {})] if "pipeline_spec" in both else [both]
     compiled = parse(yaml.safe_dump_all(documents), f"{name} version {held.display_name}")
     reference = {"pipeline_id": pipeline, "version_id": held.pipeline_version_id}
-    return Compiled(compiled.spec, compiled.platform, reference)
+    return CompiledYaml(compiled.spec, compiled.platform, reference)
 
 
 def compile_pipeline(config: PipelineCompileConfig) -> None:

@@ -46,7 +46,7 @@ def config(tmp_path, model_folder, bucket, monkeypatch) -> DistillConfig:
     return DistillConfig(**given, k=3, epochs=4, batch_size=16, learning_rate=1e-3, dtype="float32")
 
 
-def kept(config) -> set[str]:
+def keep_work(config) -> set[str]:
     """What is in S3, without the names that differ by run."""
     return {key.split("/", 2)[2] for key in keys(config.work)}
 
@@ -62,14 +62,14 @@ def test_on_another_machine_training_goes_on_and_ends_the_same(config, tmp_path,
         distill(config)
     s3_calls.fail = lambda op, key: None
     # All of the second is there but the last word.
-    assert kept(config) >= {f"{FIRST}/{FILES}", f"{SECOND}/{PARAMETERS}", f"{SECOND}/random-0.pt"}
+    assert keep_work(config) >= {f"{FIRST}/{FILES}", f"{SECOND}/{PARAMETERS}", f"{SECOND}/random-0.pt"}
     elsewhere(tmp_path, monkeypatch)
     with caplog.at_level(logging.INFO, logger="posgap"):
         distill(config)
     assert "going on from the checkpoint of step 2" in caplog.text
     assert history(config.out) == history(whole)
     assert torch.equal(parameters(config.out), parameters(whole))
-    assert {name.partition("-")[0] for name in kept(config)} == {"states"}  # checkpoints are removed
+    assert {name.partition("-")[0] for name in keep_work(config)} == {"states"}  # checkpoints are removed
 
 
 @pytest.mark.parametrize("dies_at", [PARAMETERS, "random-0.pt", "history.jsonl"])
@@ -79,7 +79,7 @@ def test_whatever_of_an_upload_is_missing_the_checkpoint_does_not_count(
     s3_calls.fail = lambda op, key: Killed() if op == "PutObject" and key.endswith(f"{SECOND}/{dies_at}") else None
     with pytest.raises(Killed):
         distill(config)
-    assert f"{SECOND}/{FILES}" not in kept(config) and f"{FIRST}/{FILES}" in kept(config)
+    assert f"{SECOND}/{FILES}" not in keep_work(config) and f"{FIRST}/{FILES}" in keep_work(config)
 
 
 def test_what_cannot_be_uploaded_does_not_stop_the_training(config, s3_calls, caplog):
@@ -96,7 +96,7 @@ def test_checkpoints_stay_until_the_model_is_in_s3(config, bucket, s3_calls):
     s3_calls.fail = lambda op, key: refused() if op == "PutObject" and key == "candidate/model.safetensors" else None
     with pytest.raises(PosgapError, match="candidate/model.safetensors: access denied"):
         distill(config)
-    assert any(name.endswith(FILES) for name in kept(config))
+    assert any(name.endswith(FILES) for name in keep_work(config))
 
 
 def test_an_experiment_s_trials_are_kept_too(bucket, tmp_path, monkeypatch, s3_calls):
@@ -135,13 +135,13 @@ def test_two_nodes_without_a_shared_disk_go_on_from_s3(config, bucket, tmp_path,
     finish(start(whole))
     broken = config.model_copy(update={"out": f"{bucket}/broken"})
     process, deadline = start(broken), time.monotonic() + 300
-    while not any(name.endswith(FILES) for name in kept(broken)):
+    while not any(name.endswith(FILES) for name in keep_work(broken)):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=120)
-    (newest,) = {name.partition("/")[0] for name in kept(broken) if name.endswith(FILES)}
-    there = [name.removeprefix(f"{newest}/") for name in kept(broken) if name.startswith(f"{newest}/")]
+    (newest,) = {name.partition("/")[0] for name in keep_work(broken) if name.endswith(FILES)}
+    there = [name.removeprefix(f"{newest}/") for name in keep_work(broken) if name.startswith(f"{newest}/")]
     assert {name for name in there if name.startswith("random")} == {"random-0.pt", "random-1.pt"}
     assert {name.partition("-model")[0] for name in there if name.endswith(".safetensors")} == {
         "shard-00001", "shard-00002"

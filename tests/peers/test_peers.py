@@ -108,7 +108,7 @@ def test_thoughts_and_what_follows_a_stop_string_count_for_nothing():
     questions = Questions("posgap_kv", "kv", 1, n_docs=2, stop=["\n"])
     question, scoring = questions.all[0], questions.scoring
     value = question.example.answers[0]
-    prompt = questions.prompt(question)
+    prompt = questions.prompt_text(question)
     assert scoring.response(prompt, f"<think>no</think>\n {value}\nmore") == value
     assert (
         scoring.score(value, question.example.answers) == 1 and scoring.score("nothing", question.example.answers) == 0

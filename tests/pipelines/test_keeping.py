@@ -18,7 +18,7 @@ from posgap.components.sweep import sweep as sweep_component
 from posgap.foundation.errors import TerminationSignal
 from posgap.foundation.files import work_folder
 from posgap.kfp_steps import keeping
-from posgap.kfp_steps.keeping import kept
+from posgap.kfp_steps.keeping import keep_work
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.unfinished import Unfinished
 from posgap.pipelines.compilation import load
@@ -47,13 +47,13 @@ def unfinished(bucket) -> list[str]:
 
 def test_what_a_try_leaves_the_next_one_finds_and_success_removes(bucket, tmp_path):
     first, second = (output(bucket, tmp_path, node) for node in ("one", "two"))
-    with pytest.raises(TerminationSignal), kept(first):
+    with pytest.raises(TerminationSignal), keep_work(first):
         work_of(first).mkdir(parents=True)
         (work_of(first) / "answers.jsonl").write_text("1\n")
         Path(first.path).with_name("beside").write_text("no work")
         signal.raise_signal(signal.SIGTERM)
     assert unfinished(bucket) == ["answers.jsonl"]
-    with kept(second) as place:
+    with keep_work(second) as place:
         assert (work_of(second) / "answers.jsonl").read_text() == "1\n"
         assert place == f"{bucket}/kfp/run/step/salt/out.work"
     assert unfinished(bucket) == []
@@ -64,7 +64,7 @@ def test_work_that_lies_elsewhere_is_kept_too(bucket, tmp_path, monkeypatch):
     for at, node in enumerate(("one", "two")):
         monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / node / "cache"))
         answers = work_folder(swept_champions() / "version" / "sweep") / "answers.jsonl"
-        with pytest.raises(TerminationSignal), kept(output(bucket, tmp_path, node), below=swept_champions()):
+        with pytest.raises(TerminationSignal), keep_work(output(bucket, tmp_path, node), below=swept_champions()):
             assert answers.exists() == bool(at)
             answers.parent.mkdir(parents=True, exist_ok=True)
             answers.write_text("1\n")
@@ -75,7 +75,7 @@ def test_work_that_lies_elsewhere_is_kept_too(bucket, tmp_path, monkeypatch):
 def test_a_node_that_dies_without_a_word_loses_at_most_the_interval(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(keeping, "SECONDS", 0.02)
     out = output(bucket, tmp_path, "one")
-    with kept(out):
+    with keep_work(out):
         work_of(out).mkdir(parents=True)
         for text in ("1\n", "1\n2\n"):
             (work_of(out) / "answers.jsonl").write_text(text)
@@ -96,7 +96,7 @@ def test_where_s3_refuses_the_step_does_its_work_all_the_same(bucket, tmp_path, 
     refused = ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, operation)
     s3_calls.fail = lambda called, key: refused if called == operation else None
     out = output(bucket, tmp_path, "one")
-    with caplog.at_level(logging.WARNING, logger="posgap"), pytest.raises(ZeroDivisionError), kept(out):
+    with caplog.at_level(logging.WARNING, logger="posgap"), pytest.raises(ZeroDivisionError), keep_work(out):
         work_of(out).mkdir(parents=True)
         (work_of(out) / "answers.jsonl").write_text("1\n")
         raise ZeroDivisionError
@@ -108,13 +108,13 @@ def test_a_node_that_still_writes_is_no_obstacle_to_the_next_try(bucket, tmp_pat
     key = f"{out.uri}.work/.posgap-out/work/answers.jsonl"
     put(key, b"1\n")
     s3_calls.fail = lambda called, name: put(key, b"1\n2\n") if called == "GetObject" else None
-    with caplog.at_level(logging.WARNING, logger="posgap"), kept(out):
+    with caplog.at_level(logging.WARNING, logger="posgap"), keep_work(out):
         assert not work_of(out).exists() or not list(work_of(out).iterdir())
     assert "has changed since it was listed" in caplog.text
 
 
 def test_a_pipeline_root_on_a_disk_keeps_nothing(tmp_path):
-    with kept(SimpleNamespace(uri=str(tmp_path / "out"), path=str(tmp_path / "out"))) as place:
+    with keep_work(SimpleNamespace(uri=str(tmp_path / "out"), path=str(tmp_path / "out"))) as place:
         assert place == ""
 
 
@@ -176,4 +176,4 @@ def test_training_has_its_checkpoints_below_the_pipeline_root(bucket, tmp_path, 
 def test_every_long_step_keeps_its_work():
     steps = [step for name in ("mitigation", "watch") for step in tree(load(None, name), {}).steps()]
     long = {step.name: " ".join(step.container["command"]) for step in steps if resources(step).on_accelerator}
-    assert len(long) == 9 and all("with kept(out" in program for program in long.values())
+    assert len(long) == 9 and all("with keep_work(out" in program for program in long.values())

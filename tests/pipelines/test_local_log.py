@@ -4,7 +4,7 @@ import io
 import threading
 import time
 
-from posgap.pipelines.local import _Digest
+from posgap.pipelines.local import _LogStream
 
 
 class Disk(io.RawIOBase):
@@ -25,7 +25,7 @@ class Disk(io.RawIOBase):
 def test_steps_that_write_at_once_lose_no_line_and_leave_nothing_else_in_the_log():
     disk = Disk()
     log = io.TextIOWrapper(io.BufferedWriter(disk), encoding="utf-8")
-    digest = _Digest(log, lambda line: None)
+    digest = _LogStream(log, lambda line: None)
     lines = [[f"step {step}: {'x' * (13 * n % 3000)}{n}" for n in range(200)] for step in range(4)]
 
     def write(own: list[str]) -> None:

@@ -19,10 +19,10 @@ from toy_pipeline import fails, posgap, toy, write_toy
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import parse_settings, settings_text
 from posgap.pipelines import compilation, smoke, uploading
-from posgap.pipelines.arguments import checked, uncompiled
+from posgap.pipelines.arguments import check_arguments, declared_parameters
 from posgap.pipelines.compilation import compiled_text, for_server, load, parse
 from posgap.pipelines.config import PipelineLintConfig
-from posgap.preflight.form import candidates, commonly, given
+from posgap.preflight.form import candidates, commonly, flat_settings
 from posgap.tasks.registry import TASKS
 
 COMMITTED = ROOT / "pipelines" / "mitigation.yaml"
@@ -59,7 +59,7 @@ def test_kfp_reads_back_what_is_written(name):
 def test_parameters_are_known_before_the_pipeline_is_compiled(name):
     compiled = load(ROOT / "pipelines" / f"{name}.yaml").parameters.items()
     kinds = {field: (spec["parameterType"], "defaultValue" in spec) for field, spec in compiled}
-    known = uncompiled(name).items()
+    known = declared_parameters(name).items()
     assert [(field, (spec["parameterType"], spec["isOptional"])) for field, spec in known] == [*kinds.items()]
 
 
@@ -152,13 +152,13 @@ def test_the_version_is_an_option_and_no_other_is_known(capsys, tmp_path):
 def test_a_task_s_file_goes_into_the_settings_as_what_it_says(tmp_path):
     (tmp_path / "own.yaml").write_text('name: own\ntemplate: "a\\n\\n{documents}\\n\\n{question}\\nb"\nmetric: em\n')
     parameters = load(COMMITTED).parameters
-    sent = checked(PipelineLintConfig(param={"task": str(tmp_path / "own.yaml"), "shards": "2"}), parameters)
-    said = given(sent["settings"])
+    sent = check_arguments(PipelineLintConfig(param={"task": str(tmp_path / "own.yaml"), "shards": "2"}), parameters)
+    said = flat_settings(sent["settings"])
     assert sent.keys() == {"settings"} and said["shards"] == 2 and said["task"]["metric"] == "em"
     with pytest.raises(PosgapError, match="--param task: the pipeline does not offer 'kvv'; did you mean kv?"):
-        checked(PipelineLintConfig(param={"task": "kvv"}), parameters)
+        check_arguments(PipelineLintConfig(param={"task": "kvv"}), parameters)
     with pytest.raises(PosgapError, match=r"nowhere.yaml: No such file"):
-        checked(PipelineLintConfig(param={"task": "nowhere.yaml"}), parameters)
+        check_arguments(PipelineLintConfig(param={"task": "nowhere.yaml"}), parameters)
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def test_a_value_that_the_form_does_not_offer_is_refused(given, complaint):
     name, _, value = given.partition("=")
     config = PipelineLintConfig(param={name: value})
     if complaint is None:
-        assert checked(config, parameters) == {name: type(parameters[name].get("literals")[0])(value)}
+        assert check_arguments(config, parameters) == {name: type(parameters[name].get("literals")[0])(value)}
         return
     with pytest.raises(PosgapError) as refused:
-        checked(config, parameters)
+        check_arguments(config, parameters)
     assert str(refused.value) == complaint
 
 
@@ -195,18 +195,18 @@ def test_what_the_form_does_not_ask_for_goes_into_its_settings():
     parameters = load(COMMITTED).parameters
     given = {"methods": "r1+lpes", "shards": "4", "sweep.limit": "9", "sweep.positions": "1,4", "max_gap": "5"}
     given |= {"settings": "shards: 2\nvalidate: {limit: 8}", "learning_rate": "1e-5"}
-    values = checked(PipelineLintConfig(param=given), parameters)
+    values = check_arguments(PipelineLintConfig(param=given), parameters)
     assert values.keys() == {"settings", "max_gap"} and values["max_gap"] == 5.0
     said = {"shards": 4, "validate": {"limit": 8}, "methods": "r1+lpes", "sweep.limit": 9, "sweep.positions": "1,4"}
     assert parse_settings(values["settings"]) == said | {"learning_rate": 1e-5}
     offered = {"methods": "r1 then mitigate", "base_model": "m"}
-    assert checked(PipelineLintConfig(param=offered), parameters) == offered
+    assert check_arguments(PipelineLintConfig(param=offered), parameters) == offered
     for wrong, complaint in {
         "max_gpa": "--param max_gpa: the pipeline has no such parameter; did you mean max_gap",
         "epocs": "--param epocs: the pipeline has no such parameter; did you mean epochs?",
     }.items():
         with pytest.raises(PosgapError, match=complaint):
-            checked(PipelineLintConfig(param={wrong: "5"}), parameters)
+            check_arguments(PipelineLintConfig(param={wrong: "5"}), parameters)
     for wrong, complaint in {
         "sweep: {limits: 1}": "settings: sweep.limits: no stage has such a parameter; did you mean sweep.limit",
         "base_model: m": "settings: base_model: is a field of the form; fill it in there",
@@ -214,7 +214,7 @@ def test_what_the_form_does_not_ask_for_goes_into_its_settings():
         "- 1": "settings: must be like {shards: 4, learning_rate: 1e-5}",
     }.items():
         with pytest.raises(PosgapError, match=complaint):
-            checked(PipelineLintConfig(param={"settings": wrong}), parameters)
+            check_arguments(PipelineLintConfig(param={"settings": wrong}), parameters)
 
 
 def test_settings_are_read_by_yaml_1_2_and_every_json_text_as_json():
@@ -287,7 +287,7 @@ def test_switching_the_cache_off_reaches_steps_within_groups():
     compiled = parse(compiled_text(toy), "toy")
     cached = [task for dag in compiled.dags() for task in dag["tasks"].values() if task.get("cachingOptions")]
     assert len(cached) == 6
-    off = compiled.uncached()
+    off = compiled.without_cache()
     assert not any("cachingOptions" in task for dag in off.dags() for task in dag["tasks"].values())
     assert cached[0]["cachingOptions"] == {"enableCache": True}
 

@@ -16,7 +16,7 @@ from posgap.foundation.fields import settings_text
 from posgap.foundation.locations import split_uri
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.preflight.config import ClusterConfig, PoolConfig, PreflightConfig
-from posgap.preflight.form import as_config, candidates, complaints, parts, recipe, remedies, settings
+from posgap.preflight.form import as_config, candidates, complaints, recipe, remedies, settings, shards
 from posgap.preflight.training_pool import VARIABLE, amount, requests, require_room
 from posgap.stages.preflight import preflight, read_plan
 from posgap.storage.inputs import read_manifest
@@ -241,8 +241,8 @@ def test_data_and_model_in_s3_are_looked_at_without_the_weights(form, bucket, mo
 def test_methods_and_parts():
     assert (
         candidates(" r1 + lpes+yarn") == ["r1", "mitigate"] == candidates("r1+mitigate")
-        and parts(1) == [""]
-        and parts(3) == ["1/3", "2/3", "3/3"]
+        and shards(1) == [""]
+        and shards(3) == ["1/3", "2/3", "3/3"]
     )
     for methods in ("", "r1+", "r1+r1", "lpes;r1"):
         with pytest.raises(ValueError, match="^methods: "):

@@ -50,7 +50,7 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
     # Results are reused only while the code that made them is unchanged.
     work = out / f"{'smoke' if config.smoke else 'seed'}-{config.seed}-{_code_digest()[:8]}"
     parameters = smoke.PARAMETERS | (smoke.SMALLEST if config.smoke else {})
-    data_train, data_eval = examples(config, work)
+    data_train, data_eval = make_examples(config, work)
     recipe = tiny_model.QUICK if config.smoke else tiny_model.STANDARD
     model, seconds = tiny_model.base_model(work, config.seed, recipe)
     begin_server()
@@ -82,7 +82,7 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
         show(f"{table(summary)}\n{_where_to_look(out, run.id, time.monotonic() - started)}", summary)
 
 
-def examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
+def make_examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
     """Training and evaluation examples from different lines of the data file."""
     source = config.data or Path(make(MakeConfig(kind="kv", out=work / "kv.jsonl.gz", seed=config.seed)))
     if not source.is_file():

@@ -47,15 +47,15 @@ def summarize(folders: dict[str, Path], registered_name: str, seconds: dict[str,
     verdict = read_verdict(folders["gate"])
     champion = registry.champion(registered_name) if verdict.passed else None
     return {
-        "base": _figures(read_sweep(folders["merge_base"])),
-        "candidate": _figures(read_sweep(folders["merge_candidate"])),
+        "base": _sweep_figures(read_sweep(folders["merge_base"])),
+        "candidate": _sweep_figures(read_sweep(folders["merge_candidate"])),
         "gate": verdict.model_dump(mode="json", include={"outcome", "passed", "rules"}),
         "registry": champion and {"name": champion.name, "version": str(champion.version), "alias": CHAMPION},
         "seconds": seconds | {stage: read_manifest(folder)["seconds"] for stage, folder in folders.items()},
     }
 
 
-def _figures(sweep: Sweep) -> dict[str, Any]:
+def _sweep_figures(sweep: Sweep) -> dict[str, Any]:
     kept = sweep.model_dump(mode="json", include={"accuracy", "mean", "gap", "gap_ci95", "n_examples"})
     if not sweep.by_category:
         return {"positions": sweep.positions, **kept}
@@ -72,7 +72,7 @@ def table(summary: dict[str, Any]) -> str:
         shown = {i: f"pos {i}" for i in (1, 5, 10, 15, 20) if i in base["positions"]}
     width = max([8, *(len(title) + 2 for title in shown.values())])
 
-    def row(name: str, figures: dict[str, Any]) -> str:
+    def figures_line(name: str, figures: dict[str, Any]) -> str:
         values = figures.get("by_category") or dict(zip(figures["positions"], figures["accuracy"]))
         cells = "".join(f"{values[column]:{width}.1f}" for column in shown)
         low, high = figures["gap_ci95"]
@@ -94,8 +94,8 @@ def table(summary: dict[str, Any]) -> str:
             "",
             head,
             "-" * len(head),
-            row("base", base),
-            row("Pos2Distill-R1", candidate),
+            figures_line("base", base),
+            figures_line("Pos2Distill-R1", candidate),
             "",
             f"gate, on {base['n_examples']} examples a position",
             *rules,

@@ -175,7 +175,7 @@ class _PositionJitter:
         positions = torch.arange(hidden.shape[1])[None] / scale
         return args, {**kwargs, "position_embeddings": self.model.model.rotary_emb(hidden, positions)}
 
-    def stop(self):
+    def detach(self):
         for handle in self.handles:
             handle.remove()
 
@@ -214,7 +214,7 @@ def _updates(model: TinyModel, rng: torch.Generator, recipe: Recipe) -> Iterator
     step, lost_at = 0, None
     while lost_at is None or step < lost_at + recipe.decay:
         if jitter and step == 30:
-            jitter.stop()
+            jitter.detach()
         may_end = lost_at is None and step >= recipe.bias and step % 40 == 20
         if may_end and (step > 600 or middle_accuracy(model, rng) < recipe.lost):
             lost_at = step
@@ -224,7 +224,7 @@ def _updates(model: TinyModel, rng: torch.Generator, recipe: Recipe) -> Iterator
         step += 1
         yield
     if jitter:
-        jitter.stop()
+        jitter.detach()
 
 
 def _retrieval_updates(update: Updates, rng: torch.Generator, recipe: Recipe) -> Generator[None, None, bool]:

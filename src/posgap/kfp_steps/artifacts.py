@@ -16,7 +16,7 @@ from posgap.tasks.positions import format_positions
 ROUNDED = 3  # digits after the point, in metrics
 
 
-def describe(artifact: Any, **metadata: Any) -> None:
+def describe_artifact(artifact: Any, **metadata: Any) -> None:
     """Sets an artifact's metadata: the given ones, and the stage's name, seed, version and MLflow run."""
     manifest = read_manifest(Path(artifact.path))
     made_by = {
@@ -51,7 +51,7 @@ def show_sweep(out: Any, curve: Any, metrics: Any) -> None:
         flatness_p=sweep.flatness.p,
         **(sweep.outcomes.metrics if sweep.outcomes else {}),
     )
-    describe(out, label=sweep.label, task=sweep.task, n_docs=sweep.n_docs, n_examples=sweep.n_examples)
+    describe_artifact(out, label=sweep.label, task=sweep.task, n_docs=sweep.n_docs, n_examples=sweep.n_examples)
 
 
 def show_champion(out: Any, curve: Any, metrics: Any) -> None:
@@ -62,13 +62,13 @@ def show_champion(out: Any, curve: Any, metrics: Any) -> None:
     else:
         Path(curve.path).write_text("<!doctype html><meta charset='utf-8'><p>There is no champion.", encoding="utf-8")
         measure(metrics)
-    describe(out, registered_name=swept["name"], version=swept["version"])
+    describe_artifact(out, registered_name=swept["name"], version=swept["version"])
 
 
 def show_page(out: Any, name: str, page: Any) -> None:
     """Shows the file `name` of the stage's folder as a page."""
     shutil.copyfile(Path(out.path) / name, page.path)
-    describe(out)
+    describe_artifact(out)
 
 
 def show_preflight(out: Any, checks: Any) -> None:
@@ -79,7 +79,7 @@ def show_preflight(out: Any, checks: Any) -> None:
         shown = [f"{name}: {json.dumps(each)}" for name, each in values.items()]
         lines += [f"## {title}", "", "```yaml", *shown, "```", ""]
     Path(checks.path).write_text("\n".join(lines), encoding="utf-8")
-    describe(out)
+    describe_artifact(out)
 
 
 def show_examples(out: Any, page: Any, metrics: Any) -> None:
@@ -87,20 +87,20 @@ def show_examples(out: Any, page: Any, metrics: Any) -> None:
     shutil.copyfile(Path(out.path) / "validation.html", page.path)
     report = read_json(Path(out.path) / "validation.json")
     measure(metrics, examples=report["examples"], expectations=report["evaluated"])
-    describe(out, examples=report["examples"])
+    describe_artifact(out, examples=report["examples"])
 
 
 def show_responses(out: Any, metrics: Any) -> None:
     """Shows how many of the teacher's responses are right, and the placements of its gold documents."""
     summary = read_json(Path(out.path) / "teacher.json")
     measure(metrics, **{name: summary[name] for name in ("examples", "correct", "kept", "accuracy")})
-    describe(out, placement=",".join(map(format_positions, summary["placements"])), kept=summary["kept"])
+    describe_artifact(out, placement=",".join(map(format_positions, summary["placements"])), kept=summary["kept"])
 
 
 def show_promotion(out: Any) -> None:
     """Shows the registered version, and its alias."""
     promotion = read_json(Path(out.path) / "promotion.json")
-    describe(out, registered_name=promotion["name"], version=promotion["version"], alias=promotion["alias"])
+    describe_artifact(out, registered_name=promotion["name"], version=promotion["version"], alias=promotion["alias"])
 
 
 def show_model(out: Any, **metadata: Any) -> None:
@@ -108,7 +108,7 @@ def show_model(out: Any, **metadata: Any) -> None:
     config = read_manifest(Path(out.path)).get("config", {})
     kept = {name: config.get(name) for name in ("learning_rate", "epochs", "lora_rank")}
     made_by = {"base_model": config.get("model"), "method": method_of(out.path)}
-    describe(out, framework="transformers", format="safetensors", **made_by, **kept, **metadata)
+    describe_artifact(out, framework="transformers", format="safetensors", **made_by, **kept, **metadata)
 
 
 def show_training(out: Any, metrics: Any) -> None:
@@ -138,7 +138,7 @@ def show_scaling(out: Any, picture: Any, metrics: Any) -> None:
     scaling = read_json(folder / "scaling.json")
     show_pictures(picture, "RoPE factor per layer, and the search for them", folder / "scaling.png")
     measure(metrics, fitness=scaling["fitness"], unscaled_fitness=scaling["unscaled_fitness"])
-    describe(
+    describe_artifact(
         out, strategy=scaling["strategy"], factors=str(scaling["factors"]), n_examples=len(scaling["example_contents"])
     )
 
@@ -150,7 +150,7 @@ def show_mitigate(out: Any, page: Any, metrics: Any) -> None:
     shutil.copyfile(folder / "mitigate.html", page.path)
     measured = [each for each in result["found"] if each["measured"]]
     measure(metrics, gap=result["base_gap"], mean=result["base_mean"])
-    describe(out, measured=", ".join(each["name"] for each in measured), seconds=str(result["seconds"]))
+    describe_artifact(out, measured=", ".join(each["name"] for each in measured), seconds=str(result["seconds"]))
 
 
 def show_rollout(out: Any, page: Any, *names: str) -> None:
@@ -158,7 +158,7 @@ def show_rollout(out: Any, page: Any, *names: str) -> None:
     files = [file for name in names if (file := Path(out.path) / name).is_file()]
     summary = "; ".join(read_json(file)["summary"] for file in files if file.suffix == ".json")
     show_pictures(page, summary, *(file for file in files if file.suffix == ".png"))
-    describe(out, summary=summary)
+    describe_artifact(out, summary=summary)
 
 
 def show_gate(out: Any, page: Any, rules: Any, metrics: Any) -> bool:
@@ -170,5 +170,5 @@ def show_gate(out: Any, page: Any, rules: Any, metrics: Any) -> bool:
     shutil.copyfile(Path(out.path) / GATE_PAGE, page.path)
     Path(rules.path).write_text(markdown(verdict), encoding="utf-8")
     measure(metrics, passed=verdict.passed, **{rule.name: rule.value for rule in verdict.rules})
-    describe(out, passed=verdict.passed)
+    describe_artifact(out, passed=verdict.passed)
     return verdict.passed

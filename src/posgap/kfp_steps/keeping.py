@@ -27,7 +27,7 @@ SECONDS = 60.0  # between two uploads of what has changed, which is the most tha
 
 
 @contextmanager
-def kept(out: Any, below: Path | None = None) -> Iterator[str]:
+def keep_work(out: Any, below: Path | None = None) -> Iterator[str]:
     """Keeps the unfinished work of the artifact `out` in S3 within the block; gives the address, or "" if it is not.
 
     What an earlier try left is brought first. Stages keep their unfinished work beside their outputs, which lie in the
@@ -39,7 +39,7 @@ def kept(out: Any, below: Path | None = None) -> Iterator[str]:
         yield ""
         return
     mirror = _Mirror(below or Path(out.path).parent, place)
-    mirror.fetch()
+    mirror.pull()
     with raising_on_termination():
         try:
             with mirror.pushing():
@@ -47,7 +47,7 @@ def kept(out: Any, below: Path | None = None) -> Iterator[str]:
         except BaseException:
             mirror.push()
             raise
-    mirror.remove()
+    mirror.remove_copy()
 
 
 class _Mirror:
@@ -59,7 +59,7 @@ class _Mirror:
         self.there.uri = place
         self._sent: dict[Path, tuple[int, int]] = {}
 
-    def fetch(self) -> None:
+    def pull(self) -> None:
         """Brings what an earlier try left."""
         with self._forgiving():
             if names := self.there.names():
@@ -68,7 +68,9 @@ class _Mirror:
 
     def push(self) -> None:
         """Uploads the files that have changed."""
-        changed = {path: mark for path in self._files() if (mark := _mark(path)) and self._sent.get(path) != mark}
+        changed = {
+            path: mark for path in self._files() if (mark := _file_version(path)) and self._sent.get(path) != mark
+        }
         if not changed:
             return
         with self._forgiving(), tempfile.TemporaryDirectory() as copies:
@@ -95,7 +97,7 @@ class _Mirror:
             over.set()
             beside.join()
 
-    def remove(self) -> None:
+    def remove_copy(self) -> None:
         """Removes the copy."""
         with self._forgiving():
             self.there.drop(self.there.names())
@@ -111,7 +113,7 @@ class _Mirror:
             log.warning("%s: unfinished work is not kept there: %s", self.place, error)
 
 
-def _mark(path: Path) -> tuple[int, int] | None:
+def _file_version(path: Path) -> tuple[int, int] | None:
     """What changes with a file; None if it has just been removed."""
     try:
         found = path.stat()

@@ -15,7 +15,7 @@ from typing import Any
 import datasets
 from lm_eval.api.task import ConfigurableTask
 
-from posgap.peers.questions import Figures, Questions, Scored, options_among
+from posgap.peers.questions import PlacedScore, PositionFigures, Questions, options_among
 
 log = logging.getLogger(__name__)
 PREFIX = "posgap_"
@@ -33,18 +33,18 @@ class PositionTask(ConfigurableTask):
     def __init__(self, config: Mapping[str, Any]):
         name, metadata = config["task"], dict(config.get("metadata") or {})
         self.questions = Questions(name, name.removeprefix(PREFIX), **options_among(metadata))
-        self.figures = Figures(self.questions.placements, self.questions.categories)
+        self.figures = PositionFigures(self.questions.placements, self.questions.categories)
         super().__init__(
             config={
                 "task": name,
                 "output_type": "generate_until",
                 "test_split": "test",
                 "num_fewshot": 0,
-                "doc_to_text": self._prompt,
+                "doc_to_text": self._prompt_of,
                 "doc_to_target": "answer",
-                "process_results": self._scored,
+                "process_results": self._score_response,
                 "metric_list": [
-                    {"metric": figure, "aggregation": partial(self._aggregated, figure), "higher_is_better": higher}
+                    {"metric": figure, "aggregation": partial(self._aggregate, figure), "higher_is_better": higher}
                     for figure, higher in self.figures.higher_is_better.items()
                 ],
                 # What ends a response is cut off afterwards: the harness would cut before any text of the answer too.
@@ -64,7 +64,7 @@ class PositionTask(ConfigurableTask):
                 "id": question.example.id,
                 "placement": question.name,
                 "question": question.example.question,
-                "answer": self.questions.answers(question)[0],
+                "answer": self.questions.right_answers(question)[0],
             }
             for number, question in enumerate(self.questions.all)
         ]
@@ -75,17 +75,19 @@ class PositionTask(ConfigurableTask):
         self.in_chat = bool(options.get("apply_chat_template"))
         super().build_all_requests(**options)
 
-    def _prompt(self, doc: Mapping[str, Any]) -> str:
-        return self.questions.prompt(self.questions.all[doc["question_id"]])
+    def _prompt_of(self, doc: Mapping[str, Any]) -> str:
+        return self.questions.prompt_text(self.questions.all[doc["question_id"]])
 
-    def _scored(self, doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Scored]:
+    def _score_response(self, doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, PlacedScore]:
         question = self.questions.all[doc["question_id"]]
         scoring = self.questions.scoring if self.in_chat else self.questions.scoring_of_base
-        score = scoring.score(scoring.response(self._prompt(doc), results[0]), self.questions.answers(question))
+        score = scoring.score(
+            scoring.response(self._prompt_of(doc), results[0]), self.questions.right_answers(question)
+        )
         return dict.fromkeys(self.figures.higher_is_better, (doc["id"], doc["placement"], score))
 
-    def _aggregated(self, figure: str, scores: Sequence[Scored]) -> float:
-        value = self.figures.of(figure, scores)
+    def _aggregate(self, figure: str, scores: Sequence[PlacedScore]) -> float:
+        value = self.figures.value(figure, scores)
         if figure == "gap" and math.isnan(value):
             log.warning(
                 "%s: there is no gap: no example was asked for at all of its %d placements; give --limit a multiple of "

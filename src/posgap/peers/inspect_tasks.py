@@ -14,7 +14,7 @@ from inspect_ai.model import GenerateConfig
 from inspect_ai.scorer import Metric, SampleScore, Score, Scorer, Target, metric, scorer
 from inspect_ai.solver import TaskState
 
-from posgap.peers.questions import Figures, Question, Questions, Scoring
+from posgap.peers.questions import PlacedExample, PositionFigures, Questions, Scoring
 from posgap.tasks.metrics import RightAnswers
 from posgap.tasks.placements import Placement
 from posgap.tasks.positions import format_positions, parse_positions
@@ -23,7 +23,7 @@ from posgap.tasks.registry import TASKS
 _NO_ANSWER = "no_response"  # Inspect's word for it
 
 
-def _task(name: str) -> Callable[..., Task]:
+def _position_task(name: str) -> Callable[..., Task]:
     """posgap's task of this name, which Inspect then knows too."""
 
     @task(name=name)
@@ -48,17 +48,17 @@ def _task(name: str) -> Callable[..., Task]:
     return position_task
 
 
-def _sample(questions: Questions, question: Question) -> Sample:
-    answers = questions.answers(question)
+def _sample(questions: Questions, question: PlacedExample) -> Sample:
+    answers = questions.right_answers(question)
     return Sample(
         id=f"{question.example.id} at {question.name}",
-        input=questions.prompt(question),
+        input=questions.prompt_text(question),
         target=list(answers),
         metadata={"example": question.example.id, "placement": question.name, "candidates": answers.others},
     )
 
 
-POSITION_TASKS = {choice.name: _task(choice.name) for choice in TASKS}
+POSITION_TASKS = {choice.name: _position_task(choice.name) for choice in TASKS}
 
 
 @scorer(metrics=[])
@@ -66,29 +66,29 @@ def sweep_score(task: str, metric: str, stop: Sequence[str]) -> Scorer:
     """Scores a response by a task and a metric of posgap ("": the task's own), up to a string of `stop`."""
     scoring = Scoring(TASKS[task], metric, tuple(stop))
 
-    async def score(state: TaskState, target: Target) -> Score:
+    async def score_state(state: TaskState, target: Target) -> Score:
         response = scoring.response(state.input_text, state.output.completion)
         value = scoring.score(response, RightAnswers(target, (state.metadata or {}).get("candidates", ())))
         if math.isnan(value):  # Inspect would leave it out of the metrics
             return Score(value=0.0, answer=response, reason=_NO_ANSWER)
         return Score(value=value, answer=response)
 
-    return score
+    return score_state
 
 
 @metric
 def position_figures(placements: Sequence[str], n_docs: int, categories: Sequence[str] = ()) -> Metric:
     """The gap with its 95 % interval, and the accuracy in all, at each part of the prompt and at each placement."""
-    figures = Figures([Placement(parse_positions(name), n_docs) for name in placements], categories)
+    figures = PositionFigures([Placement(parse_positions(name), n_docs) for name in placements], categories)
 
     def of_scores(scores: list[SampleScore]) -> dict[str, float]:
-        scored = [(*_place(each), _value(each.score)) for each in scores]
-        return {figure: figures.of(figure, scored) for figure in figures.higher_is_better}
+        scored = [(*_example_and_placement(each), _value(each.score)) for each in scores]
+        return {figure: figures.value(figure, scored) for figure in figures.higher_is_better}
 
     return of_scores
 
 
-def _place(scored: SampleScore) -> tuple[str, str]:
+def _example_and_placement(scored: SampleScore) -> tuple[str, str]:
     """The example's id and the placement."""
     metadata = scored.sample_metadata or {}
     return metadata["example"], metadata["placement"]

@@ -28,7 +28,7 @@ from posgap.tasks.task import Task
 OPTIONS = ("n_docs", "positions", "limit", "metric", "max_new_tokens", "question", "shuffle", "stop", "seed")
 
 
-class Question(NamedTuple):
+class PlacedExample(NamedTuple):
     """An example, and the placement of its gold documents, at which it is asked for."""
 
     example: AnyExample
@@ -77,8 +77,8 @@ class Questions:
         asked_of, metric = self.builder.task, self.config.metric
         self.scoring = Scoring(asked_of, metric, self.config.stop_strings(asked_of.stop(metric)))
         self.placements = asked_of.placements(self.config.n_docs, self.config.positions)
-        asked = self._examples(examples)[: self.config.limit or None]
-        self.all = [Question(example, placement) for example in asked for placement in self.placements]
+        asked = self._read_or_make(examples)[: self.config.limit or None]
+        self.all = [PlacedExample(example, placement) for example in asked for placement in self.placements]
 
     @property
     def scoring_of_base(self) -> Scoring:
@@ -91,15 +91,15 @@ class Questions:
         """The category of each placement; empty where there are none."""
         return self.builder.task.categories(self.placements)
 
-    def answers(self, question: Question) -> RightAnswers:
+    def right_answers(self, question: PlacedExample) -> RightAnswers:
         """What is right, as far as the task says."""
         return self.builder.task.answers(*question)
 
-    def prompt(self, question: Question) -> str:
+    def prompt_text(self, question: PlacedExample) -> str:
         """The prompt's text, without any chat template."""
         return self.builder.text(*question)
 
-    def _examples(self, named: int | str | Path) -> list[AnyExample]:
+    def _read_or_make(self, named: int | str | Path) -> list[AnyExample]:
         if isinstance(named, bool) or not isinstance(named, int | str | Path):
             raise PosgapError(f"examples: expected a file, a folder, or how many are to be made, got {named!r}")
         if isinstance(named, int) or str(named).isdecimal():  # as text, where it comes from a command line
@@ -107,10 +107,10 @@ class Questions:
         return read_examples(fetch_place(named))
 
 
-Scored = tuple[str, str, float]  # an example's id, a placement as text, and the score there, or nan
+PlacedScore = tuple[str, str, float]  # an example's id, a placement as text, and the score there, or nan
 
 
-class Figures:
+class PositionFigures:
     """The figures of scores, as fractions from 0 to 1, by the names under which other programs show them.
 
     They are of the examples that were asked for at every one of the `placements`, as in a sweep; a limit of the other
@@ -128,9 +128,9 @@ class Figures:
         accuracies = ["accuracy", *self._of_regions, *(f"at_{name}" for name in self.names)]
         return dict.fromkeys(["gap", "gap_low", "gap_high", "unanswered"], False) | dict.fromkeys(accuracies, True)
 
-    def of(self, figure: str, scores: Iterable[Scored]) -> float:
+    def value(self, figure: str, scores: Iterable[PlacedScore]) -> float:
         """One figure; nan where no example was asked for at every placement."""
-        answers = self._answers(scores)
+        answers = self._score_table(scores)
         if not len(answers):
             return math.nan
         if figure == "unanswered":
@@ -146,7 +146,7 @@ class Figures:
         columns = self._of_regions.get(figure) or [self.names.index(figure.removeprefix("at_"))]
         return float(accuracy[columns].mean())
 
-    def _answers(self, scores: Iterable[Scored]) -> np.ndarray:
+    def _score_table(self, scores: Iterable[PlacedScore]) -> np.ndarray:
         """The scores [E, P], nan without an answer, of the examples that were asked for at every placement."""
         of_examples: dict[str, dict[str, float]] = {}
         for example, name, score in scores:

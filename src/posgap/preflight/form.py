@@ -52,13 +52,13 @@ def commonly() -> list[str]:
     return [*trained, MITIGATE.name, *both]
 
 
-def decided(form: PreflightConfig) -> PreflightConfig:
+def with_run_settings(form: PreflightConfig) -> PreflightConfig:
     """The form, with what its settings say of the run; as it was where that misfits, which `complaints` reports."""
-    said = {name: value for name, value in given(form.settings).items() if name in OF_RUN}
-    return form if _misfits(said) else form.model_copy(update=_run(said))
+    said = {name: value for name, value in flat_settings(form.settings).items() if name in OF_RUN}
+    return form if _misfits(said) else form.model_copy(update=_form_values(said))
 
 
-def given(text: str) -> dict[str, Any]:
+def flat_settings(text: str) -> dict[str, Any]:
     """What a form's settings say, by name; of a stage as STAGE.NAME, whether it was written so or as a table."""
     by_name = dict[str, Any]()
     for name, value in parse_settings(text).items():
@@ -67,7 +67,7 @@ def given(text: str) -> dict[str, Any]:
     return by_name
 
 
-def _run(said: dict[str, Any]) -> dict[str, Any]:
+def _form_values(said: dict[str, Any]) -> dict[str, Any]:
     """These values as a form has them."""
     required = {name: "-" for name, field in PreflightConfig.model_fields.items() if field.is_required()}
     config = PreflightConfig(**required | said)
@@ -75,20 +75,20 @@ def _run(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def _misfits(said: dict[str, Any]) -> list[str]:
-    return faults(partial(_run, said))
+    return faults(partial(_form_values, said))
 
 
 def candidates(methods: str) -> list[str]:
     """The candidates to make of the base model, in the order given: methods of training, and `mitigate` for all
     mitigations named, of which the best becomes one candidate. Raises `ValueError` if a method is unknown or given
     twice, or `then` joins what it cannot."""
-    return list(dict.fromkeys(MITIGATE.name if name in _of_models() else name for name in _named(methods)[0]))
+    return list(dict.fromkeys(MITIGATE.name if name in _of_models() else name for name in _parse_methods(methods)[0]))
 
 
 def has_on_top(methods: str) -> bool:
     """Whether mitigations are tried on top of what each method of training makes, too: one more candidate of each.
     Raises `ValueError` as `candidates` does."""
-    return bool(_named(methods)[1])
+    return bool(_parse_methods(methods)[1])
 
 
 def _number_of_candidates(methods: str) -> int:
@@ -101,18 +101,18 @@ def remedies(methods: str, backend: str, on_top: bool = False) -> list[str]:
     """The mitigations that the candidate `mitigate` is chosen from, or the one on top of a trained model: those named,
     or all that a model can have and the backend serves. Raises `ValueError` for one that the backend does not serve."""
     served = [m.name for m in MITIGATIONS if m.of_model and ("anything" in m.served_by or backend in m.served_by)]
-    named = [name for name in _named(methods)[on_top] if name in _of_models()]
+    named = [name for name in _parse_methods(methods)[on_top] if name in _of_models()]
     if unserved := [name for name in named if name not in served]:
         raise ValueError(f"methods: {backend} does not serve {unserved[0]}; it serves {', '.join(served)}")
     return named or served
 
 
-def _named(methods: str) -> tuple[list[str], list[str]]:
+def _parse_methods(methods: str) -> tuple[list[str], list[str]]:
     """The names before `then`, and those after it, which are put on top of what those before it train."""
     first, *later = re.split(r"\s+then\s+", methods.strip())
     if len(later) > 1:
         raise ValueError(f"methods: {methods!r} says then twice; mitigations can be put on top of a trained model once")
-    chosen, on_top = _listed(first), _listed(later[0]) if later else []
+    chosen, on_top = _parse_names(first), _parse_names(later[0]) if later else []
     if trained := [name for name in on_top if _trains(name)]:
         raise ValueError(f"methods: {trained[0]} trains; after then name mitigations, or {MITIGATE.name}")
     if on_top and not any(_trains(name) for name in chosen):
@@ -120,7 +120,7 @@ def _named(methods: str) -> tuple[list[str], list[str]]:
     return chosen, on_top
 
 
-def _listed(methods: str) -> list[str]:
+def _parse_names(methods: str) -> list[str]:
     chosen = [method.strip() for method in methods.split("+")]
     trained = [name for name in METHODS.names() if name not in MITIGATIONS.names()]
     for method in chosen:
@@ -144,7 +144,7 @@ def _of_models() -> list[str]:
     return [mitigation.name for mitigation in MITIGATIONS if mitigation.of_model]
 
 
-def parts(count: int) -> list[str]:
+def shards(count: int) -> list[str]:
     """The parameter `shard` of each part of a sweep; empty if there is only one part."""
     return [f"{part}/{count}" for part in range(1, count + 1)] if count > 1 else [""]
 
@@ -154,7 +154,7 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
 
     Nothing is checked here; `complaints` does that.
     """
-    form, said = decided(form), given(form.settings)
+    form, said = with_run_settings(form), flat_settings(form.settings)
     from_form = {name: getattr(form, field) for name, field in FORM_FIELDS.items()}
     from_form["gpus_per_node"] = form.gpus_train
     tried, layered, made = dict[str, list[str]](), False, 1
@@ -188,7 +188,7 @@ def _of_a_node(form: PreflightConfig) -> dict[str, Any]:
 def recipe(form: PreflightConfig) -> str:
     """sha256 of all that decides which models a run makes, beside data and base model: methods, the parameters of the
     stages that make and measure them, and posgap's version, which is that of the images."""
-    form = decided(form)
+    form = with_run_settings(form)
     by_stage = {name: values for name, values in settings(form).items() if name not in JUDGING}
     return digest_of([__version__, sorted(candidates(form.methods)), form.trainer, by_stage])
 
@@ -203,8 +203,8 @@ def as_config(stage: str, parameters: dict[str, Any]) -> Config:
 
 def complaints(form: PreflightConfig) -> Iterator[str]:
     """Yields a line for each fault in the form."""
-    said = given(form.settings)
-    form = decided(form)
+    said = flat_settings(form.settings)
+    form = with_run_settings(form)
     try:
         for on_top in (False, True):
             remedies(form.methods, form.inference_backend, on_top)
@@ -214,7 +214,7 @@ def complaints(form: PreflightConfig) -> Iterator[str]:
         yield str(error)
     yield from unknown(said)
     yield from (f"settings: {fault}" for fault in _misfits({n: value for n, value in said.items() if n in OF_RUN}))
-    yield from _refused({stage: values for stage, values in settings(form).items() if _runs(stage, form)})
+    yield from _stage_faults({stage: values for stage, values in settings(form).items() if _is_used(stage, form)})
     try:
         registered_name(form.registered_name)
     except ValueError as error:
@@ -223,7 +223,7 @@ def complaints(form: PreflightConfig) -> Iterator[str]:
     yield from ("gpus_train" + fault.removeprefix("accelerators") for fault in faults(partial(PoolConfig, **pool)))
 
 
-def _runs(stage: str, form: PreflightConfig) -> bool:
+def _is_used(stage: str, form: PreflightConfig) -> bool:
     return stage != ("distill" if form.trainer else "train_job")
 
 
@@ -256,7 +256,7 @@ def unknown(said: Iterable[str]) -> Iterator[str]:
             yield f"settings: {name}: no stage has such a parameter; {hint}"
 
 
-def _refused(by_stage: dict[str, dict[str, Any]]) -> list[str]:
+def _stage_faults(by_stage: dict[str, dict[str, Any]]) -> list[str]:
     """The faults that the stages' configs find, each parameter's only once even if several stages take it."""
     by_name = {}
     for stage, values in by_stage.items():

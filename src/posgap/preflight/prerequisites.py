@@ -30,17 +30,17 @@ _SMALL = (".json", ".txt", ".model", ".jinja")  # endings of a model folder's fi
 def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
     """The checks by name. Each returns its result in a few words, or raises `PosgapError`."""
     return {
-        "training examples": lambda: _examples(str(newest(form.data_train).location)),
-        "evaluation examples": lambda: _apart(form),
-        "model": lambda: _model(form),
-        "sweeps": lambda: _sweeps(form),
-        "prompts": lambda: _prompts(form),
-        **({"training": lambda: _room(form)} if os.environ.get(VARIABLE) and _trains_here(form) else {}),
-        "registry": lambda: _registry(form.registered_name),
+        "training examples": lambda: _check_examples(str(newest(form.data_train).location)),
+        "evaluation examples": lambda: _check_apart(form),
+        "model": lambda: _check_model(form),
+        "sweeps": lambda: _check_sweeps(form),
+        "prompts": lambda: _check_prompts(form),
+        **({"training": lambda: _check_room(form)} if os.environ.get(VARIABLE) and _trains_here(form) else {}),
+        "registry": lambda: _check_registry(form.registered_name),
     }
 
 
-def _examples(location: str) -> str:
+def _check_examples(location: str) -> str:
     if is_address(location) and not location.startswith("gs://") and "KUBERNETES_SERVICE_HOST" in os.environ:
         raise PosgapError(f"{location}: Kubeflow Pipelines imports from s3:// and gs:// alone; copy the file there")
     examples = source(as_location(location))
@@ -53,13 +53,13 @@ def _examples(location: str) -> str:
     return str(examples.location)
 
 
-def _apart(form: PreflightConfig) -> str:
+def _check_apart(form: PreflightConfig) -> str:
     if form.data_eval.rstrip("/") == form.data_train.rstrip("/"):
         raise PosgapError(f"{form.data_eval}: is data_train, too; evaluate a model on examples it was not trained on")
-    return _examples(str(newest(form.data_eval).location))
+    return _check_examples(str(newest(form.data_eval).location))
 
 
-def _model(form: PreflightConfig) -> str:
+def _check_model(form: PreflightConfig) -> str:
     """Checks that the folder is complete, that tokenizer and model fit, and that a method that needs RoPE finds it."""
     from posgap.models.loading import load_config, load_tokenizer
 
@@ -91,7 +91,7 @@ def _without_weights(model: str) -> tuple[str, list[str]]:
     return str(here), os.listdir(here)
 
 
-def _sweeps(form: PreflightConfig) -> str:
+def _check_sweeps(form: PreflightConfig) -> str:
     try:
         config = as_config("sweep", settings(form)["sweep"])
     except ValidationError:
@@ -104,7 +104,7 @@ def _sweeps(form: PreflightConfig) -> str:
     return f"{placements} placements in {form.shards} part{'s' * (form.shards > 1)}"
 
 
-def _prompts(form: PreflightConfig) -> str:
+def _check_prompts(form: PreflightConfig) -> str:
     """Checks that a prompt can be made of the evaluation data, and fits into the model's context with its response, as
     the sweep asks and as the teacher does."""
     (folder, _), longest = _without_weights(form.base_model), 0
@@ -130,7 +130,7 @@ def _trains_here(form: PreflightConfig) -> bool:
         return False
 
 
-def _room(form: PreflightConfig) -> str:
+def _check_room(form: PreflightConfig) -> str:
     from posgap.distillation.footprint import size_of
     from posgap.models.loading import load_config
 
@@ -140,7 +140,7 @@ def _room(form: PreflightConfig) -> str:
     return require_room(form.base_model, size.parameters, size.trained, pool)
 
 
-def _registry(name: str) -> str:
+def _check_registry(name: str) -> str:
     from posgap.tracking import registry
 
     if "KUBERNETES_SERVICE_HOST" in os.environ and not os.environ.get("MLFLOW_TRACKING_URI"):

@@ -10,7 +10,16 @@ from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT
 from posgap.foundation.redaction import redact_value
 from posgap.preflight.config import PreflightConfig
-from posgap.preflight.form import candidates, complaints, decided, given, has_on_top, parts, recipe, settings
+from posgap.preflight.form import (
+    candidates,
+    complaints,
+    flat_settings,
+    has_on_top,
+    recipe,
+    settings,
+    shards,
+    with_run_settings,
+)
 from posgap.preflight.prerequisites import prerequisites
 from posgap.preflight.training_pool import requests
 from posgap.stages.frame import stage
@@ -26,10 +35,10 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
 
     Raises `Rejection` with all faults in one line. Earlier results are never reused, since the world may have changed.
     """
-    wrong, results, said = list(complaints(config)), {}, redact_value(given(config.settings))
+    wrong, results, said = list(complaints(config)), {}, redact_value(flat_settings(config.settings))
     for name, value in said.items():
         log.info("settings: %s: %s", name, json.dumps(value))
-    config = decided(config)
+    config = with_run_settings(config)
     for name, check in prerequisites(config).items():
         try:
             results[name] = check()
@@ -38,7 +47,7 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
     plan: dict[str, object] = {"found": results, "wrong": wrong, "given": said, "settings": settings(config)}
     if not wrong:
         plan |= {"candidates": candidates(config.methods), "layered": has_on_top(config.methods)}
-        plan |= {"parts": parts(config.shards), "recipe": recipe(config)}
+        plan |= {"parts": shards(config.shards), "recipe": recipe(config)}
         plan |= {name: getattr(config, name) for name in ("only_new", "approval")}
         plan |= {f"train_{name}": quantity for name, quantity in requests(config).items()}
     write_json(out / PREFLIGHT_FILE, plan)
