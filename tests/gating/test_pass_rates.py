@@ -11,8 +11,8 @@ from posgap.gating.passing import MAX_PROMPTS, POLICY, PassRates
 from posgap.gating.rules import GateInputs
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import drawn as drawing
-from posgap.measurement.drawn import BATCH, simulate_sweeps
 from posgap.measurement.power import Assumptions, assumptions_from_pair
+from posgap.measurement.simulated_sweeps import BATCH, simulate_sweeps
 from posgap.tasks.registry import TASKS
 
 ASSUMED = Assumptions(placements=7, mean=0.8, correlation=0.3, agreement=0.6)

@@ -87,7 +87,7 @@ def test_a_plan_keeps_its_word_with_models_that_are_drawn_otherwise(cell, least,
 def test_the_plan_s_trial_models_have_the_given_mean_correlation_and_agreement():
     cell = simulations.Cell(0.9, 0.6, 8)
     one, other = simulations.pair(cell, 40_000, np.random.default_rng(0))
-    found = simulations.assumed_of_pair(one, other)
+    found = simulations.assumptions_from_pair(one, other)
     assert (found.mean, found.correlation) == (pytest.approx(0.9, abs=0.005), pytest.approx(0.6, abs=0.02))
     assert found.agreement == pytest.approx(simulations.AGREEMENT, abs=0.02)
 

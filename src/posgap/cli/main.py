@@ -349,7 +349,7 @@ def _keep_result(verb: Verb, place: str) -> None:
     if not printing.is_json() or not verb.results or not is_main_process():
         return
     there = source(as_location(place))
-    for file in filter(None, map(there.read, verb.results)):
+    for file in filter(None, map(there.local_file, verb.results)):
         printing.set_result(json.loads(file.read_text(encoding="utf-8")))
         return
 

@@ -10,8 +10,8 @@ import scipy
 
 from posgap.foundation.registry import Parameters
 from posgap.gating.rules import GateRule
-from posgap.measurement.drawn import BATCH, simulate_sweeps
 from posgap.measurement.power import Assumptions
+from posgap.measurement.simulated_sweeps import BATCH, simulate_sweeps
 from posgap.measurement.statistics import EACH_END
 
 POLICY = "policy"  # the name of all rules together

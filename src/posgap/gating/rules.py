@@ -22,7 +22,7 @@ from posgap.tasks.positions import format_positions
 if TYPE_CHECKING:
     import numpy as np
 
-    from posgap.measurement.drawn import SimulatedSweeps
+    from posgap.measurement.simulated_sweeps import SimulatedSweeps
     from posgap.measurement.sweeps import Evidence
 from posgap.measurement.max_unanswered import NOTABLE, MaxUnanswered
 

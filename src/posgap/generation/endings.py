@@ -103,7 +103,9 @@ class ResponseStream:
         parts = split_thoughts(marked, self.sampling.opened or "")
         if parts == ("", marked.lstrip(), True):
             return SplitResponse("", str(self.tokenizer.decode(self.ids, skip_special_tokens=True)))
-        return SplitResponse(self._drop_special_tokens(parts.thoughts), self._plain(parts.answer), parts.ended)
+        return SplitResponse(
+            self._drop_special_tokens(parts.thoughts), self._drop_special_tokens(parts.answer), parts.ended
+        )
 
     def _drop_special_tokens(self, text: str) -> str:
         for token in self.tokenizer.all_special_tokens:

@@ -56,13 +56,13 @@ def read_comparison(path: Path) -> Comparison:
     return read_model(Comparison, path, COMPARISON_FILE)
 
 
-def with_distinct_labels(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
-    """The same; models of one label are told apart by their sweeps' folders."""
+def with_distinct_labels(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """Returns the evidence, in which labels that several sweeps share have the name of the sweep's folder behind."""
     labels = [each.sweep.label for each in evidence]
-    for each, label in zip(evidence, labels):
-        if labels.count(label) > 1:
-            each.sweep = each.sweep.model_copy(update={"label": f"{label} ({each.path.name})"})
-    return evidence
+    return [
+        each.relabel(f"{label} ({each.path.name})") if labels.count(label) > 1 else each
+        for each, label in zip(evidence, labels)
+    ]
 
 
 def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = (), together: bool = False) -> Comparison:

@@ -513,8 +513,14 @@ class Evidence:
         self.outcomes = outcomes_of(predictions, self.sweep.placements)
         self.baselines = baseline_scores(predictions, self.ids, self.sweep.asked.samples, path)
 
+    def relabel(self, label: str) -> "Evidence":
+        """Returns a copy whose sweep has this label."""
+        other = copy.copy(self)
+        other.sweep = self.sweep.model_copy(update={"label": label})
+        return other
+
     def reorder_like(self, reference: "Evidence") -> "Evidence":
-        """The same with its examples in the order in which the reference has the same ones."""
+        """Returns a copy whose examples stand in the reference's order; `PosgapError` if these are other examples."""
         if sorted(self.contents) != sorted(reference.contents):
             raise PosgapError(f"{self.path} and {reference.path}: predictions of other examples; sweep both again")
         order = np.empty(len(self.contents), dtype=int)

@@ -74,7 +74,7 @@ def _recorded(place: Location) -> Iterator[Sweep]:
     """The sweep, or the sweeps at several lengths, in a folder."""
     folder = source(place)
     names = [name for name in folder.sizes() if Path(name).name == SWEEP_FILE]
-    for file in filter(None, map(folder.read, names)):
+    for file in filter(None, map(folder.local_file, names)):
         yield read_model(Sweep, file, SWEEP_FILE)
 
 
