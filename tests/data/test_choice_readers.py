@@ -21,7 +21,7 @@ MMLU = {
 HENDRYCKS = 'Capital of France?,Rome,Paris,Bonn,Oslo,B\n"Two, and two?",4,5,"6, or so",7,A\n'
 
 
-read_mmlu, read_mt_bench, read_reward_bench, read_comparisons = (layout.read for layout in LAYOUTS.values())
+read_mmlu, read_mt_bench, read_reward_bench, read_comparisons = (layout.read_file for layout in LAYOUTS.values())
 
 
 def written(path, rows: list):

@@ -93,7 +93,7 @@ def test_a_short_answer_is_right_and_a_copy_of_the_text_is_not(table):
     ((_, example),) = read_documents(table())
     for position in (1, 10, 20):
         placement = Placement((position,), PARTS)
-        right = TASK.answers(example, placement)
+        right = TASK.right_answers(example, placement)
         for response in ("blue drawer", "It lies in the blue drawer.\nQuestion: And the lamp?"):
             assert TASK.score(response, right) == 1
         copy = " ".join(TASK.prompt(example, placement).split("\n\n", 1)[1].split())

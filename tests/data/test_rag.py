@@ -93,7 +93,7 @@ def test_every_order_has_the_documents_that_were_retrieved(data):
 
 def test_without_ranks_rag_with_one_gold_document_asks_what_qa_asks():
     example = qa_example(n_distractors=4)
-    for placement in TASKS["qa"].placements(4):
+    for placement in TASKS["qa"].choose_placements(4):
         prompts = {TASKS[task].prompt(example, placement) for task in ("qa", *RAG_TASKS)}
         assert len(prompts) == 1
 

@@ -33,7 +33,7 @@ def test_the_category_is_the_distance(positions, step, name):
 
 @pytest.mark.parametrize("n_docs", [4, 5, 20])
 def test_the_grid_has_every_distance_at_every_first_position(n_docs):
-    placements = TASKS["spans"].placements(n_docs)
+    placements = TASKS["spans"].choose_placements(n_docs)
     cells = [(distance(p.positions), p.positions[0]) for p in placements]
     steps, firsts = ({cell[i] for cell in cells} for i in (0, 1))
     assert len(cells) == len(set(cells)) == len(steps) * len(firsts) and {1} <= steps and {1} <= firsts
@@ -43,8 +43,8 @@ def test_the_grid_has_every_distance_at_every_first_position(n_docs):
 
 def test_too_few_documents_for_a_grid_are_named():
     with pytest.raises(PosgapError, match="n_docs=3: too few for two gold documents at two distances; give 4 or more"):
-        TASKS["spans"].placements(3)
-    assert [p.positions for p in TASKS["spans"].placements(3, ["1+3"])] == [(1, 3)]
+        TASKS["spans"].choose_placements(3)
+    assert [p.positions for p in TASKS["spans"].choose_placements(3, ["1+3"])] == [(1, 3)]
 
 
 def test_all_and_share_of_the_answers():
@@ -65,8 +65,8 @@ def test_made_examples_ask_for_a_number_of_each_gold_document(tmp_path):
             assert not any(answer in d.text for d in example.distractors)
         # What `sft` trains on has every number, since the first alone would be no right response.
         task = TASKS["spans"]
-        placement = task.placements(24)[0]
-        assert task.score(task.right_response(example, placement), task.answers(example, placement)) == 1
+        placement = task.choose_placements(24)[0]
+        assert task.score(task.right_response(example, placement), task.right_answers(example, placement)) == 1
     assert len(next(made_examples(TASKS["spans"], 1, 12, 0)).gold) == 2
 
 
@@ -133,7 +133,7 @@ def test_a_sweep_of_spans_and_what_its_page_shows(tmp_path):
 def test_hotpotqa_s_two_documents_at_distances(hotpot_file):
     examples = [example for _, example in read_hotpotqa(hotpot_file) if example][:5]
     task = TASKS["spans"]
-    for placement in task.placements(10):
+    for placement in task.choose_placements(10):
         for example in examples:
             prompt = task.prompt(example, placement)
             lines = [line for line in prompt.splitlines() if line.startswith("Document [")]

@@ -83,7 +83,7 @@ def test_an_answer_is_right_and_an_echo_is_not():
         for position in range(1, 9):
             placement = Placement((position,), 8)
             lines = FACTS.prompt(example, placement).split("\n\n")[1]
-            right = FACTS.answers(example, placement)
+            right = FACTS.right_answers(example, placement)
             (name,) = right
             for response in (name, f"**{name.upper()}**.", f"{example.gold[0].text}\n\nQuestion: Who else? Zara"):
                 assert FACTS.score(response, right) == 1, response

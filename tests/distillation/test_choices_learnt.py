@@ -47,7 +47,7 @@ def config(tmp_path, build):
             "correct": True,
         }
         for example in EXAMPLES
-        for placement in TASK.placements(N)
+        for placement in TASK.choose_placements(N)
     ]
     write_examples(tmp_path / "examples.jsonl", EXAMPLES)
     write_jsonl(tmp_path / "responses.jsonl", responses)
@@ -62,7 +62,8 @@ def right_letters(folder, build) -> torch.Tensor:
     model, letters = load_model(str(folder), "float32"), build.tokenizer.convert_tokens_to_ids([" A", " B", " C", " D"])
     with torch.no_grad():
         logits = [
-            [model(input_ids=torch.tensor([build(e, p)])).logits[0, -1] for e in EXAMPLES] for p in TASK.placements(N)
+            [model(input_ids=torch.tensor([build(e, p)])).logits[0, -1] for e in EXAMPLES]
+            for p in TASK.choose_placements(N)
         ]
     shares = torch.stack([torch.stack(at) for at in logits]).softmax(-1)
     return torch.stack([shares[place, :, letters[place]] for place in range(N)])
@@ -83,4 +84,4 @@ def test_r1_which_makes_answers_alike_everywhere_is_refused(config):
 
 def test_the_teacher_answers_in_every_order_whatever_the_sweep_says(tmp_path):
     config = TeacherConfig(task="options", n_docs=4, model="m", examples=tmp_path / "e", out=tmp_path / "o")
-    assert advantageous_placements(config, 1) == TASK.placements(4)
+    assert advantageous_placements(config, 1) == TASK.choose_placements(4)

@@ -72,7 +72,7 @@ def test_a_sweep_s_responses_are_those_of_plain_generate(smollm2, dtype):
     swept = library.sweep(str(smollm2), EXAMPLES, **asked, **alone)
     model, tokenizer = load_model(str(smollm2), dtype), load_tokenizer(str(smollm2))
     builder = prompt_builder("kv", str(smollm2), LIMIT)
-    prompts = [builder(*asked_at) for asked_at in product(EXAMPLES, builder.task.placements(10, POSITIONS))]
+    prompts = [builder(*asked_at) for asked_at in product(EXAMPLES, builder.task.choose_placements(10, POSITIONS))]
     assert swept.frame.response.tolist() == list(plain_responses(model, tokenizer, prompts))
 
 
@@ -92,7 +92,7 @@ def test_factors_for_each_layer_outlive_saving(smollm2, tmp_path):
 def test_shared_prefixes_change_no_answer(smollm2):
     model, tokenizer = load_model(str(smollm2), "float32"), load_tokenizer(str(smollm2))
     builder = prompt_builder("kv", str(smollm2), LIMIT)
-    prompts = [builder.prompt(EXAMPLES[0], placement) for placement in builder.task.placements(10, POSITIONS)]
+    prompts = [builder.prompt(EXAMPLES[0], placement) for placement in builder.task.choose_placements(10, POSITIONS)]
     sharing, whole = (TransformersGenerator(model, tokenizer, 8192, reuse) for reuse in (True, False))
     assert sharing.reuse and not whole.reuse
     by_sharing, by_whole = (

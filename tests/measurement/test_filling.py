@@ -200,7 +200,7 @@ def test_filler_is_the_fewest_documents_of_which_the_end_of_the_last_is_cut(leng
     example, whole = EXAMPLES[1], EXAMPLES[1].distractors
 
     def tokens(fillers) -> int:
-        return len(build.token_ids(build.worded(example, [*fillers, *example.gold])))
+        return len(build.token_ids(build.word_prompt(example, [*fillers, *example.gold])))
 
     fewest = next(number for number in range(len(whole) + 1) if tokens(whole[:number]) >= length - 7)
     (at_length,) = filled(build, [length], EXAMPLES, "0,100")
@@ -216,7 +216,9 @@ def test_where_whole_documents_make_the_length_none_is_cut():
     example, whole = EXAMPLES[1], EXAMPLES[1].distractors
     for number in range(1, len(whole)):
         documents = [*whole[:number], *example.gold]
-        (at_length,) = filled(build, [len(build.token_ids(build.worded(example, documents))) + 7], EXAMPLES, "0,100")
+        (at_length,) = filled(
+            build, [len(build.token_ids(build.word_prompt(example, documents))) + 7], EXAMPLES, "0,100"
+        )
         assert at_length.documents(example, at_length.fill.placements[1]) == documents, number
 
 
@@ -225,7 +227,7 @@ def test_a_document_that_several_examples_have_is_drawn_once():
     shared = Document(title="shared", text=passage(random.Random(1), 9))
     one, *others = (example.model_copy(update={"distractors": [shared]}) for example in EXAMPLES)
     one = one.model_copy(update={"distractors": EXAMPLES[0].distractors[:2]})
-    every = len(build.token_ids(build.worded(one, [*one.gold, *one.distractors, shared]))) + 7
+    every = len(build.token_ids(build.word_prompt(one, [*one.gold, *one.distractors, shared]))) + 7
     (at_length,) = filled(build, [every], [one, *others], "0,100")
     assert at_length.documents(one, at_length.fill.placements[1]) == [*one.distractors, shared, *one.gold]
     (at_length,) = filled(build, [every + 1], [one, *others], "0,100")
@@ -249,7 +251,7 @@ def test_the_filler_is_cut_for_each_depth_by_itself(monkeypatch):
 
 def test_few_prompts_are_worded_before_one_is_filled(kv, monkeypatch):
     """However many documents it takes: from their sizes it is known about how many."""
-    worded, count = PromptBuilder.worded, []
+    worded, count = PromptBuilder.word_prompt, []
 
     def counted(self, *asked):
         count.append(asked)
@@ -273,7 +275,7 @@ def test_what_a_sweep_s_file_says_of_its_filler(kv):
     assert (said.length, said.tokens, said.depths, said.seed, said.documents) == ("25%", 128, [0, 33.333], 5, 30)
     assert said.depth_names == ["0 %", "33.3 %"]
     assert said.pool == digest_of([[document.model_dump() for document in each.distractors] for each in tiny()])
-    assert at_length.fill.described == said.model_dump(include={"tokens", "depths", "seed", "pool"})
+    assert at_length.fill.as_json == said.model_dump(include={"tokens", "depths", "seed", "pool"})
     assert at_length.fill.placements == [Placement((1,), 2), Placement((2,), 2)]
 
 
@@ -284,7 +286,9 @@ def test_filler_with_the_gold_document_s_title_is_left_out_unless_none_has_one(g
     one = one.model_copy(update={"gold": [Document(title=gold, text="answer0")]})
     alike = Document(title=other, text=passage(random.Random(1), 9))
     another = another.model_copy(update={"distractors": [alike, *another.distractors]})
-    every = len(build.token_ids(build.worded(one, [*one.gold, *one.distractors, *another.distractors[1 - is_taken :]])))
+    every = len(
+        build.token_ids(build.word_prompt(one, [*one.gold, *one.distractors, *another.distractors[1 - is_taken :]]))
+    )
     (at_length,) = filled(build, [every + 7], [one, another], "0,100")
     documents = at_length.documents(one, at_length.fill.placements[1])
     assert (alike in documents) is is_taken and len(documents) == 5 + is_taken
@@ -317,9 +321,7 @@ def test_lengths_come_in_order_each_once_and_the_context_is_not_too_long(kv):
     at_lengths = filled(kv, ["512", "100", "99", "512"], tiny())
     assert [each.fill.tokens for each in at_lengths] == [99, 100, 512]
     assert as_filled([], "5", 0, kv, tiny()) is kv
-    assert (
-        as_filled(["100"], "2", 3, kv, tiny()).fill.described == filled(kv, ["100"], tiny(), "2", 3)[0].fill.described
-    )
+    assert as_filled(["100"], "2", 3, kv, tiny()).fill.as_json == filled(kv, ["100"], tiny(), "2", 3)[0].fill.as_json
 
 
 def test_prompts_that_fall_short_are_told_of_once(tokenizer, caplog):

@@ -13,15 +13,15 @@ from posgap.tasks.slots import ROTATED
 
 LETTERS = replace(TASKS["qa"], slots=ROTATED, slot_names=("A", "B", "C"), metric="em", extract=str.strip)
 EXAMPLES = [qa_example(i, 3) for i in range(8)]
-PLACEMENTS = LETTERS.placements(3)
+PLACEMENTS = LETTERS.choose_placements(3)
 
 
 def test_what_is_right_is_the_slot_of_the_item_that_matters():
-    assert [LETTERS.answers(EXAMPLES[0], placement) for placement in PLACEMENTS] == [["A"], ["B"], ["C"]]
-    assert TASKS["qa"].answers(EXAMPLES[0], PLACEMENTS[1]) == EXAMPLES[0].answers
-    assert LETTERS.score(" B ", LETTERS.answers(EXAMPLES[0], PLACEMENTS[1])) == 1
+    assert [LETTERS.right_answers(EXAMPLES[0], placement) for placement in PLACEMENTS] == [["A"], ["B"], ["C"]]
+    assert TASKS["qa"].right_answers(EXAMPLES[0], PLACEMENTS[1]) == EXAMPLES[0].answers
+    assert LETTERS.score(" B ", LETTERS.right_answers(EXAMPLES[0], PLACEMENTS[1])) == 1
     items = ROTATED.arrange(EXAMPLES[0], PLACEMENTS[0], 0)
-    assert [LETTERS.chosen(response, items) for response in ("A", " C", "D", "", "A B")] == [1, 3, 0, 0, 0]
+    assert [LETTERS.chosen_slot(response, items) for response in ("A", " C", "D", "", "A B")] == [1, 3, 0, 0, 0]
 
 
 @pytest.mark.parametrize("shuffle", [0, 4])

@@ -39,8 +39,8 @@ OPTIONS, JUDGE = TASKS["options"], TASKS["judge"]
 )  # fmt: skip
 def test_a_response_that_chooses_the_second(response):
     assert chosen_letter(response) == "B"
-    assert OPTIONS.score(response, OPTIONS.answers(CITIES, Placement((2,), 4))) == 1
-    assert OPTIONS.score(response, OPTIONS.answers(CITIES, Placement((3,), 4))) == 0
+    assert OPTIONS.score(response, OPTIONS.right_answers(CITIES, Placement((2,), 4))) == 1
+    assert OPTIONS.score(response, OPTIONS.right_answers(CITIES, Placement((3,), 4))) == 0
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_a_response_that_chooses_the_second(response):
 )  # fmt: skip
 def test_a_response_that_chooses_none_or_two(response):
     items = OPTIONS.slots.arrange(CITIES, Placement((1,), 4), 0)
-    assert chosen_letter(response) == "" or OPTIONS.chosen(response, items) == 1, "a text, which is an item's"
-    assert OPTIONS.chosen(response, items) == 0
-    assert not any(OPTIONS.score(response, OPTIONS.answers(CITIES, Placement((i,), 4))) for i in (1, 2, 3, 4))
+    assert chosen_letter(response) == "" or OPTIONS.chosen_slot(response, items) == 1, "a text, which is an item's"
+    assert OPTIONS.chosen_slot(response, items) == 0
+    assert not any(OPTIONS.score(response, OPTIONS.right_answers(CITIES, Placement((i,), 4))) for i in (1, 2, 3, 4))
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_items_are_written_in_a_form_with_something_between_them():
 
 
 def test_slots_can_be_chosen_and_other_metrics_asked_for():
-    assert OPTIONS.placements(4, ["2", "4"]) == [Placement((2,), 4), Placement((4,), 4)]
-    assert len(OPTIONS.placements(4)) == 4
-    right = OPTIONS.answers(CITIES, Placement((2,), 4))
+    assert OPTIONS.choose_placements(4, ["2", "4"]) == [Placement((2,), 4), Placement((4,), 4)]
+    assert len(OPTIONS.choose_placements(4)) == 4
+    right = OPTIONS.right_answers(CITIES, Placement((2,), 4))
     assert right == ["B", "Paris"]
     for metric, score in {"": 0, "em": 0, "sub_em": 1}.items():
         assert OPTIONS.score("It is Paris, I think", right, metric) == score, metric
@@ -107,14 +107,14 @@ def test_an_item_is_named_by_its_whole_text_too_unless_two_have_it():
     items = OPTIONS.slots.arrange(CITIES, Placement((2,), 4), 0)
     assert [item.text for item in items] == ["York", "Paris", "London", "New York"]
     for response, slot in {"Paris": 2, "paris.": 2, "New York\nQuestion:": 4, "York": 1, "It is Paris": 0}.items():
-        assert OPTIONS.chosen(response, items) == slot
-        assert OPTIONS.score(response, OPTIONS.answers(CITIES, Placement((2,), 4))) == (slot == 2)
-    assert OPTIONS.chosen("York", [*items, items[0]]) == 0
+        assert OPTIONS.chosen_slot(response, items) == slot
+        assert OPTIONS.score(response, OPTIONS.right_answers(CITIES, Placement((2,), 4))) == (slot == 2)
+    assert OPTIONS.chosen_slot("York", [*items, items[0]]) == 0
 
 
 def test_a_letter_beyond_the_items_as_a_tie_is_no_choice():
     items = [Document(title="", text="one"), Document(title="", text="two")]
-    assert [JUDGE.chosen(said, items) for said in ("[[A]]", "[[B]]", "[[C]]", "tie", "Both are good.")] == [
+    assert [JUDGE.chosen_slot(said, items) for said in ("[[A]]", "[[B]]", "[[C]]", "tie", "Both are good.")] == [
         1,
         2,
         0,
@@ -125,7 +125,7 @@ def test_a_letter_beyond_the_items_as_a_tie_is_no_choice():
 
 def test_an_option_that_is_a_letter_is_named_by_its_own_letter_alone():
     blood = CITIES.model_copy(update={"answers": ["B"], "gold": [Document(title="", text="B")]})
-    right = OPTIONS.answers(blood, Placement((1,), 4))
+    right = OPTIONS.right_answers(blood, Placement((1,), 4))
     assert right == ["A", "B"]
     assert (OPTIONS.score("A", right), OPTIONS.score("B", right)) == (1, 0)
 
@@ -159,20 +159,20 @@ def test_the_prompts_have_the_question_before_the_items_and_no_titles():
 @pytest.mark.parametrize("n_docs", [1, 27])
 def test_there_are_as_many_items_as_letters(n_docs):
     with pytest.raises(PosgapError, match=f"{n_docs} items to choose from; give with --n-docs"):
-        OPTIONS.placements(n_docs)
+        OPTIONS.choose_placements(n_docs)
 
 
 @pytest.mark.parametrize("n_docs", [2, 4, 26])
 def test_chance_is_how_often_any_one_letter_is_right_over_all_placements(n_docs):
     (example,) = animal_examples(1, 2, seed=0)
     for task in (OPTIONS, JUDGE):
-        right = [task.answers(example, at) for at in task.placements(n_docs)]
+        right = [task.right_answers(example, at) for at in task.choose_placements(n_docs)]
         for letter in task.slot_names[:n_docs]:
             assert sum(task.score(letter, answers) for answers in right) / n_docs == task.chance(n_docs)
 
 
 def test_choices_are_those_of_items_named_by_letter_or_text():
-    at = OPTIONS.placements(4)
+    at = OPTIONS.choose_placements(4)
     said = ["Paris", "B", "(C)", "D. Paris"]
     choices = measure_option_bias(OPTIONS, [CITIES], at, said, 0)
     assert (choices.shares, choices.none, choices.consistency) == ([25, 25, 25, 25], 0, 100)
@@ -181,7 +181,7 @@ def test_choices_are_those_of_items_named_by_letter_or_text():
 
 def test_a_preference_is_measured_whatever_is_right_and_said_in_words():
     examples = list(animal_examples(20, 4, seed=1))
-    at = OPTIONS.placements(4)
+    at = OPTIONS.choose_placements(4)
     choices = measure_option_bias(OPTIONS, examples, at, (["C", "C", "A", "?"] * 20), 0)
     assert (choices.shares, choices.none, choices.consistency) == ([25, 0, 50, 0], 25, 0)
     assert (choices.slots[choices.favourite], choices.preference) == ("C", 50 - 75 / 4)
@@ -192,7 +192,7 @@ def test_a_preference_is_measured_whatever_is_right_and_said_in_words():
 
 
 def test_the_gates_consistency_is_that_of_the_letters():
-    examples, at = list(animal_examples(3, 4, seed=2)), OPTIONS.placements(4)
+    examples, at = list(animal_examples(3, 4, seed=2)), OPTIONS.choose_placements(4)
     said = ["A", "B", "C", "D", "B", "C", "D", "A", "A", "A", "C", "D"]  # the right item; the next one; and neither
     placed = [(example.id, placement.positions[0]) for example in examples for placement in at]
     same = same_item(OPTIONS, ((*where, response) for where, response in zip(placed, said)), 4)

@@ -269,13 +269,13 @@ def test_no_copy_of_the_records_is_right(position, data):
     copied = task.prompt(example, at).partition("JSON data:\n")[2].partition("\n\nKey")[0]
     second = task.slots.arrange(example, at)[1]
     end = data.draw(st.integers(copied.index(second.title) + 2, len(copied)))
-    assert task.score(copied[:end], task.answers(example, at)) == 0
-    assert task.score(f'"{value}"', task.answers(example, at)) == 1
+    assert task.score(copied[:end], task.right_answers(example, at)) == 0
+    assert task.score(f'"{value}"', task.right_answers(example, at)) == 1
 
 
 def test_each_of_the_records_values_is_right_for_its_own_key_alone():
     example = kv_example()
-    answers = TASKS["kv"].answers(example, Placement((1,), 6))
+    answers = TASKS["kv"].right_answers(example, Placement((1,), 6))
     right = [TASKS["kv"].score(f'"{value}"', answers) for _, value in example.records]
     assert right == [value == example.value for _, value in example.records]
 

@@ -55,8 +55,8 @@ def test_a_file_with_the_wording_of_a_task_of_ours_asks_and_scores_as_that_does(
 
 def test_placements_of_the_file_are_swept_unless_others_are_asked_for(tmp_path, file):
     task = TASKS[config(tmp_path, file).task]
-    assert task.placements(3) == [Placement((1,), 3), Placement((3,), 3)]
-    assert task.placements(3, ["2"]) == [Placement((2,), 3)]
+    assert task.choose_placements(3) == [Placement((1,), 3), Placement((3,), 3)]
+    assert task.choose_placements(3, ["2"]) == [Placement((2,), 3)]
 
 
 def test_a_config_holds_what_the_file_says_so_that_another_text_is_another_task(tmp_path, file):

@@ -228,7 +228,7 @@ def _checked(
         if (layout := layout_of(fields)) or is_log(fields, is_frame):
             others = ((at, _fields(each) if isinstance(each, Mapping) else each) for at, each in numbered)
             rows = chain([(number, fields)], others)
-            yield from layout.known(rows, "examples") if layout else ranked_examples(rows, "examples")
+            yield from layout.usable_examples(rows, "examples") if layout else ranked_examples(rows, "examples")
             return
         yield number, _example(row, number)
 

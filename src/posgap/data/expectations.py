@@ -33,7 +33,7 @@ def example_table(
     """
     import pandas as pd
 
-    placement = builder.task.placements(n_docs)[0]
+    placement = builder.task.choose_placements(n_docs)[0]
     return pd.DataFrame(
         {
             "id": example.id,

@@ -121,7 +121,7 @@ def fact_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
         answer, _, _ = said[0].text.partition(" ")
         yield Example(
             id=f"facts-{number:05d}",
-            question=gold.question,
+            question=gold.hinted_question,
             answers=[answer],
             gold=said[:1],
             distractors=said[1:],

@@ -31,7 +31,7 @@ _READERS: dict[str, Callable[[Path], Iterator[tuple[int, AnyExample | None]]]] =
     "hotpotqa": read_hotpotqa,
     "2wiki": read_hotpotqa,  # the same format
     "musique": read_musique,
-    **{name: layout.read for name, layout in LAYOUTS.items()},
+    **{name: layout.read_file for name, layout in LAYOUTS.items()},
 }
 # What an example lacks that a reader leaves out.
 _WITHOUT = {

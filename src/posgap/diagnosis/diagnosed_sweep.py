@@ -64,7 +64,7 @@ class DiagnosedSweep:
 
     def score_response(self, response: str, example: AnyExample, placement: Placement) -> float:
         """The score of a response at a placement under the sweep's metric."""
-        return self.builder.task.score(response, self.builder.task.answers(example, placement), self.metric)
+        return self.builder.task.score(response, self.builder.task.right_answers(example, placement), self.metric)
 
 
 def read_diagnosed_sweep(config: DiagnoseConfig) -> DiagnosedSweep:

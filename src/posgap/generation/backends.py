@@ -73,7 +73,7 @@ class Backend:
 
     def framing(self, config: "BackendConfig") -> "Framing":
         """The framing that a model elsewhere is asked with; raises `PosgapError` for what only a local one can be."""
-        framing = Framing.of(config)
+        framing = Framing.from_config(config)
         if framing.template:
             raise PosgapError(
                 f"template: is for models on this machine; backend {self.name} has the chat made elsewhere"
@@ -147,9 +147,9 @@ class _OpenAI(Backend):
 
     def framing(self, config: "BackendConfig") -> "Framing":
         framing = super().framing(config)
-        if framing.described() and not self.template(config):
+        if framing.shown_settings() and not self.template(config):
             raise PosgapError(
-                f"{', '.join(framing.described())}: a bare prompt has no chat around it; take --endpoint chat"
+                f"{', '.join(framing.shown_settings())}: a bare prompt has no chat around it; take --endpoint chat"
             )
         return framing
 

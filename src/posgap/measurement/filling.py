@@ -78,14 +78,14 @@ class Fill:
         return digest_of([[document.model_dump() for document in of_example] for of_example in self._distractors])
 
     @property
-    def described(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """What decides the filler of a prompt."""
         return {"tokens": self.tokens, "depths": self.depths, "seed": self.seed, "pool": self.pool}
 
     def filled(self, builder: TextPromptBuilder, first: AnyExample) -> FillRecord:
         """What a sweep's file says of it, whose first example is this."""
         documents = len(self.documents(builder, first, self.placements[0]))
-        return FillRecord(length=self.length, documents=documents, **self.described)  # type: ignore[arg-type]
+        return FillRecord(length=self.length, documents=documents, **self.as_json)  # type: ignore[arg-type]
 
     def documents(self, builder: TextPromptBuilder, example: AnyExample, placement: Placement) -> list[Document]:
         """The documents of a prompt: the filler with the gold document at the placement's depth.
@@ -338,7 +338,7 @@ def at_lengths(
         if twice := [other for other, same in tokens.items() if same == number and other != length]:
             raise PosgapError(f"lengths {length} and {twice[0]}: are both {number} tokens; leave one out")
     ordered = sorted(tokens.items(), key=lambda item: item[1])
-    return [builder.filled(Fill(length, number, parse_depths(depths), seed, examples)) for length, number in ordered]
+    return [builder.with_fill(Fill(length, number, parse_depths(depths), seed, examples)) for length, number in ordered]
 
 
 def as_filled(

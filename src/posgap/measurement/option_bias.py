@@ -58,7 +58,7 @@ def measure_option_bias(
     shape, samples = (len(examples), len(placements)), len(said) // (len(examples) * len(placements))
     orders = [[task.slots.arrange(e, placement, shuffle) for placement in placements] for e in examples]
     repeated = (items for of_example in orders for items in of_example for _ in range(samples))
-    slots = np.array([task.chosen(*pair) for pair in zip(said, repeated, strict=True)]).reshape(*shape, samples)
+    slots = np.array([task.chosen_slot(*pair) for pair in zip(said, repeated, strict=True)]).reshape(*shape, samples)
     n_docs = placements[0].n_docs
     shares = np.stack([(slots == slot).mean(axis=(1, 2)) for slot in range(n_docs + 1)], axis=1)  # [E, 1 + slots]
     same = np.array([_is_one(_items(*of_example)) for of_example in zip(orders, slots)], dtype=float)
@@ -78,7 +78,7 @@ def same_item(task: Task, rows: Iterable[tuple[str, int, str]], n_docs: int) -> 
     item that matters, response). Without the examples an item that is named by its text is none."""
     chosen: dict[str, set[int | None]] = {}
     for example, position, response in rows:
-        slot = task.chosen(response, [Document(title="", text="")] * n_docs)
+        slot = task.chosen_slot(response, [Document(title="", text="")] * n_docs)
         chosen.setdefault(example, set()).add((slot - position) % n_docs if slot else None)
     return np.array([_is_one(items) for items in chosen.values()], dtype=float)
 

@@ -58,7 +58,7 @@ def observe(
     builder: TextPromptBuilder, example: AnyExample, placement: Placement, completion: Completion, metric: str = ""
 ) -> Response:
     """What is seen of the completion of a builder's prompt; it is right by `metric` ("" means the task's own)."""
-    answers = builder.task.answers(example, placement)
+    answers = builder.task.right_answers(example, placement)
     right = builder.task.score(completion.text, answers, metric) >= 0.5
     cut = completion.cut or completion.outcome == "truncated"
     return response(builder.text(example, placement), completion.text, cut, answers, right, target_of(builder))

@@ -137,7 +137,7 @@ class PromptMitigator:
 
     def _as_given(self, completion: Completion, given: Sequence[Document], order: Sequence[Document]) -> Completion:
         task = self.builder.task
-        slot = task.chosen(completion.text, order) if task.slot_names else 0
+        slot = task.chosen_slot(completion.text, order) if task.slot_names else 0
         if not slot or list(order) == list(given):
             return completion
         name = task.slot_names[list(given).index(order[slot - 1])]

@@ -73,7 +73,7 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
 def metric_scorer(sweep: Sweep) -> Callable[[str, AnyExample, Placement], float]:
     """What scores a response to an example at a placement as a sweep did that no judge graded."""
     task = sweep.asked_task
-    return lambda response, example, at: task.score(response, task.answers(example, at), sweep.metric)
+    return lambda response, example, at: task.score(response, task.right_answers(example, at), sweep.metric)
 
 
 def _judgement_scorer(path: Path) -> Callable[[str, AnyExample, Placement], float]:

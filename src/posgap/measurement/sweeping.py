@@ -57,7 +57,7 @@ def placements_of(
 ) -> list[Placement]:
     """The placements of a sweep with prompts of this builder: those of `positions`, or all, and of these a shard."""
     swept = list(builder.fill.placements) if builder.fill else []
-    swept = swept or builder.task.placements(n_docs, positions)
+    swept = swept or builder.task.choose_placements(n_docs, positions)
     return shard_of(swept, shard)
 
 
@@ -181,7 +181,7 @@ def answered(
     asked = product(zip(examples, content_keys(examples)), everywhere, range(config.samples))
     predictions = list[Prediction]()
     for ((example, content), at, sample), said in zip(asked, completions, strict=True):
-        right = builder.task.answers(example, at)
+        right = builder.task.right_answers(example, at)
         copies = find_copying(partial(builder.text, example, at), said.text, right)
         score = builder.task.score(said.text, right, config.metric)
         predictions.append(make_prediction(example, content, at, sample, said, score, copies))

@@ -109,7 +109,7 @@ class PromptSettings(Record):
             max_thinking_tokens=builder.max_thinking_tokens,
             stop=list(builder.stop),
             body=body or {},
-            **builder.framed,
+            **builder.shown_framing,
         )
 
 

@@ -79,13 +79,15 @@ def thinking_retries(
         arguments = {**config.template_args, SWITCH: False}
         off = config.model_copy(update={"template_args": arguments})
         yield Retry(
-            off, builder.called_with(arguments), f'thinking is turned off (--template-args {{"{SWITCH}": false}})'
+            off,
+            builder.with_template_args(arguments),
+            f'thinking is turned off (--template-args {{"{SWITCH}": false}})',
         )
     room = _room(builder, example, placement)
     if room >= MIN_BUDGET:
         limited = config.model_copy(update={"max_thinking_tokens": room})
         words = f"thoughts get {room:,} tokens beside those of the answer (--max-thinking-tokens {room})"
-        yield Retry(limited, builder.thinking(room), words)
+        yield Retry(limited, builder.with_thinking(room), words)
 
 
 def _is_decided(config: GenerationConfig) -> bool:

@@ -76,7 +76,7 @@ class Questions:
         self.builder = BACKENDS["openai"].builder(self.config)
         asked_of, metric = self.builder.task, self.config.metric
         self.scoring = Scoring(asked_of, metric, self.config.stop_strings(asked_of.stop(metric)))
-        self.placements = asked_of.placements(self.config.n_docs, self.config.positions)
+        self.placements = asked_of.choose_placements(self.config.n_docs, self.config.positions)
         asked = self._read_or_make(examples)[: self.config.limit or None]
         self.all = [PlacedExample(example, placement) for example in asked for placement in self.placements]
 
@@ -93,7 +93,7 @@ class Questions:
 
     def right_answers(self, question: PlacedExample) -> RightAnswers:
         """What is right, as far as the task says."""
-        return self.builder.task.answers(*question)
+        return self.builder.task.right_answers(*question)
 
     def prompt_text(self, question: PlacedExample) -> str:
         """The prompt's text, without any chat template."""

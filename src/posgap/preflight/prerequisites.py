@@ -98,7 +98,7 @@ def _check_sweeps(form: PreflightConfig) -> str:
         return "unknown: the form has faults"  # which `complaints` reports
     assert isinstance(config, SweepConfig)
     task = TASKS[config.task]
-    placements = len(task.placements(config.n_docs, config.positions))
+    placements = len(task.choose_placements(config.n_docs, config.positions))
     if not 1 <= form.shards <= placements:
         raise PosgapError(f"shards: must be from 1 to {placements}, the number of placements; got {form.shards}")
     return f"{placements} placements in {form.shards} part{'s' * (form.shards > 1)}"
@@ -117,7 +117,7 @@ def _check_prompts(form: PreflightConfig) -> str:
         assert isinstance(config, SweepConfig | TeacherConfig)
         builder = builder_of(config.model_copy(update={"model": folder}))
         chosen = config.advantageous if isinstance(config, TeacherConfig) else ()
-        prompt = builder.prompt(example, builder.task.placements(config.n_docs, chosen)[0])
+        prompt = builder.prompt(example, builder.task.choose_placements(config.n_docs, chosen)[0])
         longest = max(longest, len(prompt.token_ids) + builder.max_new_tokens)
     return f"of {longest} tokens with the response, where the model reads {builder.context}"
 

@@ -47,7 +47,7 @@ def right_response(builder: PromptBuilder, example: AnyExample, placement: Place
     if METRICS[metric].right_after == "end":
         whole = builder.gold_response(example, placement)
         return whole[:-1] if builder.stop else whole
-    text = builder.task.target.partition("{answer}")[0] + builder.task.answers(example, placement)[0]
+    text = builder.task.target.partition("{answer}")[0] + builder.task.right_answers(example, placement)[0]
     return builder.response_ids(example, placement, text)[:-1]
 
 
@@ -64,7 +64,7 @@ def make_questions(
             SearchQuestion(
                 builder(example, placement),
                 right_response(builder, example, placement, metric) if teacher_forced else [],
-                builder.task.answers(example, placement),
+                builder.task.right_answers(example, placement),
             )
             for placement in placements
         ]

@@ -49,7 +49,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     _require_right_in_sweep(config, placements)
 
     def is_right(example: AnyExample, placement: Placement, completion: Completion) -> bool:
-        return builder.task.score(completion.text, builder.task.answers(example, placement), config.metric) == 1
+        return builder.task.score(completion.text, builder.task.right_answers(example, placement), config.metric) == 1
 
     results, thoughts = list[bool](), FirstThoughts.for_config(config, len(examples) * len(placements))
 
@@ -127,7 +127,7 @@ def _require_right_in_sweep(config: TeacherConfig, placements: Sequence[Placemen
 def advantageous_placements(config: TeacherConfig, n_gold: int) -> list[Placement]:
     """The placements in the config, or else the best of the base model's sweep; all where items are chosen among."""
     if config.advantageous or TASKS[config.task].slot_names:
-        return TASKS[config.task].placements(config.n_docs, config.advantageous)
+        return TASKS[config.task].choose_placements(config.n_docs, config.advantageous)
     if config.sweep is None:
         raise PosgapError("no advantageous position: give `advantageous`, or a `sweep` of this model to read it from")
     swept = read_sweep(config.sweep)

@@ -38,7 +38,7 @@ class _MmluRow(BaseModel):
         return row
 
     @property
-    def key(self) -> int:
+    def right_index(self) -> int:
         """The index of the right option; -1 where there is none."""
         if isinstance(self.answer, int):
             return self.answer if 0 <= self.answer < len(self.choices) else -1
@@ -57,13 +57,13 @@ def _mmlu(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
         if number == 1 and row.get("question") == "question":
             continue  # a header all the same
         item = parse_as(_MmluRow, row, f"{name}:{number}")
-        if item.key < 0:
+        if item.right_index < 0:
             raise PosgapError(
                 f"{name}:{number}: field `answer`: {item.answer!r} is none of the {len(item.choices)} options; write "
                 "its letter, or its index from 0"
             )
-        right, wrong = item.choices[item.key], [c for i, c in enumerate(item.choices) if i != item.key]
-        yield number, _choice_example(f"mmlu-{number:06d}", item.question, ("", right), [("", text) for text in wrong])
+        right, wrong = _split_off(item.choices, item.right_index)
+        yield number, _choice_example(f"mmlu-{number:06d}", item.question, right, wrong)
 
 
 class _Turn(BaseModel):
@@ -133,10 +133,10 @@ class _RewardBenchRow(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _names(cls, row: Any) -> Any:
+    def _drop_missing(cls, row: Any) -> Any:
         return {name: value for name, value in row.items() if value is not None} if isinstance(row, dict) else row
 
-    def names(self) -> list[str]:
+    def model_names(self) -> list[str]:
         """The model of each answer, the chosen ones first; empty where the row does not say it."""
         of_all = [self.chosen_model, self.rejected_model] if self.chosen_model else self.models
         return [*of_all, *[""] * (len(self.chosen) + len(self.rejected))]
@@ -153,7 +153,7 @@ def _reward_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]
         if len(item.chosen) > 1:
             yield number, None
             continue
-        best, *others = zip(item.names(), [*item.chosen, *item.rejected])
+        best, *others = zip(item.model_names(), [*item.chosen, *item.rejected])
         yield number, _choice_example(f"reward-bench-{number:06d}", item.prompt, best, others)
 
 
@@ -173,7 +173,7 @@ class _Comparison(BaseModel):
         return row
 
     @property
-    def preferred(self) -> int:
+    def preferred_index(self) -> int:
         """The index of the preferred answer; -1 for a tie, -2 where the label is none."""
         label = self.label.strip().lower()
         for prefix in ("response_", "model_", "answer_"):
@@ -189,15 +189,23 @@ def _comparisons(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     and as `label` the letter of the preferred one, or `tie`, for which None is yielded."""
     for number, row in rows:
         item = parse_as(_Comparison, row, f"{name}:{number}")
-        if item.preferred == -2:
+        if item.preferred_index == -2:
             raise PosgapError(
                 f"{name}:{number}: field `label`: {item.label!r} is none of the {len(item.answers)} answers; write the "
                 "letter of the preferred one, or tie"
             )
-        others = [("", text) for index, text in enumerate(item.answers) if index != item.preferred]
+        if item.preferred_index == -1:
+            yield number, None
+            continue
         id = item.id or f"comparison-{number:06d}"
-        tie = item.preferred == -1
-        yield number, None if tie else _choice_example(id, item.question, ("", item.answers[item.preferred]), others)
+        preferred, others = _split_off(item.answers, item.preferred_index)
+        yield number, _choice_example(id, item.question, preferred, others)
+
+
+def _split_off(texts: Sequence[str], index: int) -> tuple[tuple[str, str], list[tuple[str, str]]]:
+    """The item at an index, and the others, without titles."""
+    items = [("", text) for text in texts]
+    return items[index], items[:index] + items[index + 1 :]
 
 
 def _choice_example(id: str, question: str, gold: tuple[str, str], others: Iterable[tuple[str, str]]) -> Example | None:
@@ -227,11 +235,11 @@ class Layout(NamedTuple):
     left_out: str = "of which no answer is the best by itself"
     columns: Sequence[str] = ()
 
-    def read(self, path: Path) -> Iterator[tuple[int, Example | None]]:
+    def read_file(self, path: Path) -> Iterator[tuple[int, Example | None]]:
         """Yields (row, example) of a file."""
         return self.examples(read_rows(path, self.columns), str(path))
 
-    def known(self, rows: Rows, name: str) -> Iterator[tuple[int, Example]]:
+    def usable_examples(self, rows: Rows, name: str) -> Iterator[tuple[int, Example]]:
         """The same of rows, without what is left out, which the log counts."""
         left_out = 0
         for number, example in self.examples(rows, name):

@@ -82,17 +82,17 @@ class Choosing(Task):
     def ordered_template(self, order: PromptOrder) -> str:
         return super().ordered_template(order if order.question == "both" else replace(order, question="before"))
 
-    def placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
+    def choose_placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
         if not 2 <= n_docs <= len(LETTERS):
             raise PosgapError(
                 f"task {self.name}: {n_docs} items to choose from; give with --n-docs how many an example has, from 2 "
                 f"to {len(LETTERS)}"
             )
-        return super().placements(n_docs, chosen)
+        return super().choose_placements(n_docs, chosen)
 
-    def answers(self, example: AnyExample, placement: Placement) -> RightAnswers:
+    def right_answers(self, example: AnyExample, placement: Placement) -> RightAnswers:
         """What is right at this placement: first the letter of the slot, then the item's text."""
-        of_slot = super().answers(example, placement)
+        of_slot = super().right_answers(example, placement)
         return RightAnswers([*of_slot, *example.answers], of_slot.others)
 
     def score(self, response: str, answers: Sequence[str], metric: str = "") -> float:
@@ -102,10 +102,10 @@ class Choosing(Task):
         letter = self.extract(response)
         return letter == name if letter else exact_match(_first_line(response), texts)
 
-    def chosen(self, response: str, items: Sequence[Document]) -> int:
+    def chosen_slot(self, response: str, items: Sequence[Document]) -> int:
         """The slot, counted from 1, whose letter or item's text the response gives; 0 where it gives none, or two."""
         if self.extract(response):
-            return super().chosen(response, items)
+            return super().chosen_slot(response, items)
         said = [slot for slot, item in enumerate(items, start=1) if exact_match(_first_line(response), [item.text])]
         return said[0] if len(said) == 1 else 0
 

@@ -47,7 +47,7 @@ class Framing:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: Prompting) -> "Framing":
+    def from_config(cls, config: Prompting) -> "Framing":
         """The framing that a stage's config asks for."""
         return cls(config.system, config.template, config.template_args)
 
@@ -56,7 +56,7 @@ class Framing:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": text}]
 
-    def described(self, source: str = "") -> dict[str, Any]:
+    def shown_settings(self, source: str = "") -> dict[str, Any]:
         """All of it that prompts show, where they are made by the chat template of this `source`; empty where that is a
         model's own and nothing else is asked for."""
         day = DATE if "strftime_now" in source else ""
@@ -83,7 +83,7 @@ class ChatTemplate:
                 raise PosgapError(f"template_args: the chat template has no argument {shorten(repr(name))}")
         self._values = {**tokenizer.special_tokens_map, **framing.arguments}
         self._template: Template = _run_in_limits(lambda: _environment().from_string(source))
-        self._rendered([{"role": "user", "content": _PROBE}])
+        self._render([{"role": "user", "content": _PROBE}])
         asked, empty = self._with_system(), self("")
         if asked == empty:
             raise PosgapError("the chat template: it leaves out what is asked")
@@ -92,7 +92,7 @@ class ChatTemplate:
 
     def __call__(self, text: str) -> str:
         """The prompt that asks `text`, up to where the answer begins."""
-        return self._rendered(self.framing.messages(text))
+        return self._render(self.framing.messages(text))
 
     def _with_system(self) -> str:
         """A prompt that a template has made which can make one without a system message."""
@@ -105,7 +105,7 @@ class ChatTemplate:
             raise PosgapError(f"system: the chat template leaves the system message out; {hint}")
         return rendered
 
-    def _rendered(self, messages: list[dict[str, str]]) -> str:
+    def _render(self, messages: list[dict[str, str]]) -> str:
         most = sum(len(message["content"]) for message in messages) + CHARACTERS
 
         def pieces() -> str:

@@ -15,7 +15,7 @@ def gold_spans(builder: TextPromptBuilder, example: AnyExample, placement: Place
     gold = {document: place for place, document in enumerate(example.gold)}
     where = [position for position, document in enumerate(documents, start=1) if document in gold]
     return [
-        characters(lambda shown: builder.worded(example, shown), documents, position)
+        characters(lambda shown: builder.word_prompt(example, shown), documents, position)
         for position in sorted(where, key=lambda position: gold[documents[position - 1]])
     ]
 

@@ -42,7 +42,7 @@ class Filler(Protocol):
     def placements(self) -> list[Placement]: ...
 
     @property
-    def described(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, object]:
         """What decides it, as JSON."""
 
     def documents(self, builder: "TextPromptBuilder", example: AnyExample, placement: Placement) -> list[Document]:
@@ -81,7 +81,7 @@ class TextPromptBuilder:
 
     def of_documents(self, example: AnyExample, documents: Sequence[Document], name: str) -> Prompt:
         """The prompt that asks an example about these documents, in their order; errors call it by that name."""
-        return self.of_text(self.worded(example, documents), name)
+        return self.of_text(self.word_prompt(example, documents), name)
 
     def of_text(self, text: str, name: str) -> Prompt:
         """The prompt of a text; errors call it by that name."""
@@ -91,7 +91,7 @@ class TextPromptBuilder:
         """The prompt's text, without any chat template."""
         if placement.baseline:
             return self.task.prompt(example, placement, self.order)
-        return self.worded(example, self.documents(example, placement))
+        return self.word_prompt(example, self.documents(example, placement))
 
     def documents(self, example: AnyExample, placement: Placement) -> list[Document]:
         """What stands in the prompt, in its order; of a baseline that is an order of documents, those."""
@@ -103,32 +103,32 @@ class TextPromptBuilder:
             return self.fill.documents(self, example, placement)
         return self.task.slots.arrange(example, placement, self.order.shuffle)
 
-    def worded(self, example: AnyExample, documents: Sequence[Document]) -> str:
+    def word_prompt(self, example: AnyExample, documents: Sequence[Document]) -> str:
         """The text of a prompt that asks an example about these documents."""
         return self.task.text(documents, example.question, self.order)
 
-    def filled(self, fill: Filler) -> Self:
+    def with_fill(self, fill: Filler) -> Self:
         """The same, with prompts filled up to a length."""
         other = copy.copy(self)
         other.fill = fill
         return other
 
-    def called_with(self, arguments: Mapping[str, Any]) -> Self:
+    def with_template_args(self, arguments: Mapping[str, Any]) -> Self:
         """The same, with other arguments of the chat template."""
         other = copy.copy(self)
         other.framing = replace(self.framing, arguments=arguments)
         return other
 
-    def thinking(self, tokens: int) -> Self:
+    def with_thinking(self, tokens: int) -> Self:
         """The same, with so many tokens for thoughts, beside those of the answer."""
         other = copy.copy(self)
         other.max_thinking_tokens = tokens
         return other
 
     @property
-    def framed(self) -> dict[str, Any]:
+    def shown_framing(self) -> dict[str, Any]:
         """What prompts show of the framing, by the names of the config."""
-        return self.framing.described()
+        return self.framing.shown_settings()
 
     @property
     def ending(self) -> str | None:
@@ -141,8 +141,8 @@ class TextPromptBuilder:
 
     def _digest(self, *parts: str | list) -> str:
         # What is not asked for is left out, so that digests written before the option existed stay valid.
-        fill = self.fill.described if self.fill else {}
-        options = [option for option in (self.order.shuffle, self.framed, fill) if option]
+        fill = self.fill.as_json if self.fill else {}
+        options = [option for option in (self.order.shuffle, self.shown_framing, fill) if option]
         described = [self.task.ordered_template(self.order), self.task.wording(), *parts, *options]
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
@@ -168,10 +168,9 @@ class PromptBuilder(TextPromptBuilder):
     ):
         own = tokenizer.get_chat_template() if tokenizer.chat_template else ""
         self.chat = ChatTemplate(source, tokenizer, framing) if (source := framing.template or own) else None
-        if framing.described() and not self.chat:
-            raise PosgapError(
-                f"{', '.join(framing.described())}: the model has no chat template to take it; give one with --template"
-            )
+        if framing.shown_settings() and not self.chat:
+            names = ", ".join(framing.shown_settings())
+            raise PosgapError(f"{names}: the model has no chat template to take it; give one with --template")
         template = digest_of(source) if source else ""
         super().__init__(task, max_new_tokens, order, template, framing, stop, max_thinking_tokens)
         self.tokenizer, self.context = tokenizer, context
@@ -180,8 +179,8 @@ class PromptBuilder(TextPromptBuilder):
         """The prompt's token ids; raises `PosgapError` if prompt and response would exceed the context."""
         return list(self.prompt(example, placement).token_ids)
 
-    def called_with(self, arguments: Mapping[str, Any]) -> Self:
-        other = super().called_with(arguments)
+    def with_template_args(self, arguments: Mapping[str, Any]) -> Self:
+        other = super().with_template_args(arguments)
         if self.chat:
             other.chat = ChatTemplate(self.chat.source, self.tokenizer, other.framing)
         return other
@@ -201,14 +200,14 @@ class PromptBuilder(TextPromptBuilder):
         where nobody can say it."""
 
         def worded(shown: Sequence[Document]) -> str:
-            return self.worded(example, shown)
+            return self.word_prompt(example, shown)
 
         found = [characters(worded, documents, position) for position in range(1, len(documents) + 1)]
         return token_spans(token_offsets(self.tokenizer, self.chat, prompt.text, prompt.token_ids), found)
 
     @property
-    def framed(self) -> dict[str, Any]:
-        return self.framing.described(self.chat.source if self.chat else "")
+    def shown_framing(self) -> dict[str, Any]:
+        return self.framing.shown_settings(self.chat.source if self.chat else "")
 
     @property
     def ending(self) -> str:

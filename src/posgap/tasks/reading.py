@@ -64,7 +64,7 @@ def rows_as_examples(
     for first in numbered:
         everything = chain([first], numbered)
         if layout := layout_of(first[1]):
-            yield from layout.known(everything, name)
+            yield from layout.usable_examples(everything, name)
         elif is_log(first[1], table):
             yield from ranked_examples(everything, name)
         elif "ordered_kv_records" in first[1]:

@@ -100,7 +100,7 @@ class Task:
             return BASELINES[placement.baseline].text(self, example, placement.n_docs, order)
         return self.text(self.slots.arrange(example, placement, order.shuffle), example.question, order)
 
-    def placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
+    def choose_placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
         """The placements of a sweep: those chosen, written as text, or else those that the task's slots ask for.
 
         Raises `PosgapError` where responses name slots, and there are more documents than names.
@@ -118,7 +118,7 @@ class Task:
 
     def text(self, documents: Sequence[Document], question: str, order: PromptOrder = AS_GIVEN) -> str:
         """The prompt's text with the documents in the order given."""
-        return self._filled(documents, self.asked(question), order)
+        return self._format_template(documents, self.asked(question), order)
 
     def closed_book_text(self, question: str) -> str:
         """The text of a prompt without documents."""
@@ -139,9 +139,9 @@ class Task:
     def wording(self) -> str:
         """Digest of how prompts are worded, whatever they ask and wherever the question stands."""
         documents = [Document(title="title 1", text="text 1"), Document(title="title 2", text="text 2")]
-        return digest_of(self._filled(documents, "question", AS_GIVEN))
+        return digest_of(self._format_template(documents, "question", AS_GIVEN))
 
-    def _filled(self, documents: Sequence[Document], question: str, order: PromptOrder) -> str:
+    def _format_template(self, documents: Sequence[Document], question: str, order: PromptOrder) -> str:
         return self.ordered_template(order).format(documents=self.render(documents), question=question)
 
     def stop(self, metric: str = "") -> tuple[str, ...]:
@@ -162,7 +162,7 @@ class Task:
                 raise PosgapError(f"baselines: the task {self.name} has none that is {name}; leave it out")
         return [Placement((), n_docs, name) for name in names]
 
-    def answers(self, example: AnyExample, placement: Placement) -> RightAnswers:
+    def right_answers(self, example: AnyExample, placement: Placement) -> RightAnswers:
         """What is right at this placement: the example's answers, or the name of the slot that holds the item that
         matters; with the other candidates."""
         right = [self.slot_names[placement.positions[0] - 1]] if self.slot_names else example.answers
@@ -170,7 +170,7 @@ class Task:
 
     def right_response(self, example: AnyExample, placement: Placement) -> str:
         """A right response: the first answer, or all of them where they are parts of one."""
-        first, *others = self.answers(example, placement)
+        first, *others = self.right_answers(example, placement)
         return self.target.format(answer=", ".join([first, *others]) if METRICS[self.metric].of_parts else first)
 
     def score(self, response: str, answers: Sequence[str], metric: str = "") -> float:
@@ -178,7 +178,7 @@ class Task:
         Answers of `Task.answers` tell the metric of the other candidates, a plain list does not."""
         return METRICS[metric or self.metric].score(self.extract(response), answers)
 
-    def chosen(self, response: str, items: Sequence[Document]) -> int:
+    def chosen_slot(self, response: str, items: Sequence[Document]) -> int:
         """The slot, counted from 1, whose name the response gives, among those of `items`; 0 where it gives none."""
         names, name = self.slot_names[: len(items)], self.extract(response)
         return names.index(name) + 1 if name and name in names else 0

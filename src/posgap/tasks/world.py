@@ -34,7 +34,7 @@ class Fact(NamedTuple):
         return f"{name} {self.verb} {self.thing}."
 
     @property
-    def question(self) -> str:
+    def hinted_question(self) -> str:
         """Asks who it is, by a fact of the world."""
         return f"Who {self.verb} {self.hint}?"
 
@@ -72,7 +72,7 @@ def literal(question: str) -> str:
 
 @cache
 def _by_question() -> dict[str, Fact]:
-    return {fact.question: fact for of_verb in relations() for fact in of_verb}
+    return {fact.hinted_question: fact for of_verb in relations() for fact in of_verb}
 
 
 def write_sentences(documents: Sequence[Document]) -> str:
