@@ -21,7 +21,7 @@ from posgap.mitigation_search import budget, comparison
 from posgap.mitigation_search.budget import Clock, fit_examples
 from posgap.mitigation_search.compared_model import ComparedModel
 from posgap.mitigation_search.config import ApplyConfig, MitigateConfig, seconds_of
-from posgap.mitigation_search.report import Found, described, helping, read_mitigate
+from posgap.mitigation_search.report import MitigationOutcome, blank_outcome, rank_helpful, read_mitigate
 from posgap.mitigation_search.selection import FINALISTS, pick_finalists
 from posgap.mitigation_search.splits import split
 from posgap.mitigations.in_force import load_model
@@ -108,17 +108,17 @@ def test_what_suits_a_model_is_chosen_on_one_half_and_measured_on_the_other(conf
     held_out = read_examples(out / "held_out.jsonl")
     selection = [each for each in read_examples(config.examples) if each not in held_out]
     assert set(content_keys(selection)) == set(result.chosen_by) and len(selection) == len(held_out) == 6
-    by_name = {each.name: each for each in result.measured}
+    by_name = {each.name: each for each in result.measured_outcomes}
     assert by_name.keys() == {"lpes", "reversed", "ms-poe"} and by_name["lpes"].tried == 3
 
     tried = read_json(work_folder(config.out) / "tried.json") if work_folder(config.out).exists() else None
     assert tried is None, "what was kept goes when the output is there"
     base = read_sweep(ask(selection)).mean
     gains = {}
-    for found in result.measured:
+    for found in result.measured_outcomes:
         gains[found.name] = read_sweep(ask(selection, found.name, found.settings)).mean - base
         assert found.selection_gain == pytest.approx(gains[found.name], abs=1e-3)
-    assert [each.name for each in result.measured] == sorted(gains, key=lambda name: -gains[name])
+    assert [each.name for each in result.measured_outcomes] == sorted(gains, key=lambda name: -gains[name])
     for other in MITIGATIONS["reversed"].list_settings():
         assert read_sweep(ask(selection, "reversed", other.model_dump())).mean - base <= gains["reversed"] + 1e-9
 
@@ -127,7 +127,7 @@ def test_what_suits_a_model_is_chosen_on_one_half_and_measured_on_the_other(conf
         assert responses(ask(held_out, name, found.settings)) == responses(out / "sweeps" / name)
     sweeps = [Evidence(out / "sweeps" / name) for name in ("base", *by_name)]
     together = compare_sweeps(sweeps, together=True).differences
-    for found, swept, difference in zip(result.measured, sweeps[1:], together, strict=True):
+    for found, swept, difference in zip(result.measured_outcomes, sweeps[1:], together, strict=True):
         assert difference == found.measured.difference and difference.mean == pytest.approx(
             swept.sweep.mean - result.base_mean
         )
@@ -161,7 +161,7 @@ def test_what_the_model_says_as_it_is_is_looked_at(config, caplog, monkeypatch):
     def under(self, name, settings):
         yield Saying("well")
 
-    monkeypatch.setattr(ComparedModel, "under", under)
+    monkeypatch.setattr(ComparedModel, "with_mitigation", under)
     monkeypatch.setattr(stage, "measure_cost", lambda *_: None)
     with caplog.at_level(logging.INFO):
         mitigate(config.model_copy(update={"methods": ["reversed"], "max_new_tokens": 20}))
@@ -204,7 +204,7 @@ def test_it_stops_at_the_budget_with_the_model_as_it_is_and_one_mitigation(confi
     for methods in (["reversed", "lpes"], ["lpes", "reversed"]):
         changes = {"budget": "0.001s", "methods": methods, "out": config.out.with_name(methods[0])}
         result = read_mitigate(mitigate(config.model_copy(update=changes)))
-        assert [each.name for each in result.measured] == methods[:1]
+        assert [each.name for each in result.measured_outcomes] == methods[:1]
         (left_out,) = [each for each in result.found if not each.measured]
         assert left_out.reason == "the budget was over before it was tried" and not left_out.tried
         assert result.examples == {"selection": 2, "held_out": 2}  # as few as an interval needs
@@ -225,7 +225,7 @@ class Timed:
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass only as answers come, or as candidates are scored."""
-    now, under, correct = [0.0], ComparedModel.under, ForcedEvaluator.correct
+    now, under, correct = [0.0], ComparedModel.with_mitigation, ForcedEvaluator.correct
 
     @contextmanager
     def timed(self, name, settings):
@@ -237,7 +237,7 @@ def clock(monkeypatch):
         now[0] += right.size / 2
         return right
 
-    monkeypatch.setattr(ComparedModel, "under", timed)
+    monkeypatch.setattr(ComparedModel, "with_mitigation", timed)
     monkeypatch.setattr(ForcedEvaluator, "correct", scored)
     monkeypatch.setattr(Clock.__init__, "__defaults__", (lambda: now[0],))
     return now
@@ -252,7 +252,7 @@ def test_a_slow_model_is_asked_less_so_that_the_budget_is_kept(config, clock, mi
     result = read_mitigate(mitigate(config.model_copy(update=changes)))
     assert (0.5 if minutes < 90 else 0.2) * 60 * minutes < result.seconds <= 1.1 * 60 * minutes
     by_name = {each.name: each for each in result.found}
-    assert len(result.measured) == FINALISTS and result.examples["held_out"] >= 2
+    assert len(result.measured_outcomes) == FINALISTS and result.examples["held_out"] >= 2
     assert all(each.measured or each.reason for each in result.found)
     if minutes == 90:
         assert result.examples == {"selection": 30, "held_out": 30}
@@ -268,16 +268,16 @@ def test_as_many_examples_are_asked_as_there_is_time_for():
     assert fit_examples(2, 30, 0.0, 0.0) == fit_examples(28, 30, 1.0, 2.0) == 30
     assert fit_examples(20, 30, 1.0, 4.0) == 20  # hardly more
     clock = Clock(100.0, lambda: 7.0)
-    clock.add(20.0)
-    assert (clock.spent, clock.left, clock.share(3)) == (20, 80, 30) and budget.CHOOSING == 0.5
-    clock.add(40.0)
-    assert (clock.spent, clock.left, clock.share(3)) == (60, 40, 60)
+    clock.add_earlier(20.0)
+    assert (clock.seconds_spent, clock.seconds_left, clock.end_of_share(3)) == (20, 80, 30) and budget.CHOOSING == 0.5
+    clock.add_earlier(40.0)
+    assert (clock.seconds_spent, clock.seconds_left, clock.end_of_share(3)) == (60, 40, 60)
 
 
 def test_the_best_of_prompts_and_of_models_are_measured():
     def found(gains):
         return [
-            described(MITIGATIONS[name]).model_copy(update={"tried": 1, "selection_gain": g})
+            blank_outcome(MITIGATIONS[name]).model_copy(update={"tried": 1, "selection_gain": g})
             for name, g in gains.items()
         ]
 
@@ -290,7 +290,9 @@ def test_the_best_of_prompts_and_of_models_are_measured():
     assert picked(prompts | {"lpes": -2.0}) == ["reordering", "fewer", "permutation", "lpes"]
     assert picked(models) == ["yarn", "ntk", "lpes", "linear"]
     assert picked({"lpes": 3.0}) == ["lpes"]
-    assert not pick_finalists([Found(**described(MITIGATIONS["lpes"]).model_dump() | {"reason": "over"})])
+    assert not pick_finalists(
+        [MitigationOutcome(**blank_outcome(MITIGATIONS["lpes"]).model_dump() | {"reason": "over"})]
+    )
 
 
 def test_a_found_mitigation_is_applied_and_the_examples_that_chose_it_are_refused(config, tmp_path, model_folder):
@@ -368,13 +370,13 @@ def test_only_what_is_for_certain_better_is_to_be_taken(config):
     gains = with_gain("lpes", 5.0, (1.0, 9.0), -1.0, (-9.0, 9.0))
     flatter = with_gain("reversed", 0.0, (-2.0, 2.0), -9.0, (-12.0, -4.0))
     worse = with_gain("reversed", -5.0, (-9.0, -1.0), -9.0, (-12.0, -4.0))
-    assert helping([flatter, gains]) == [gains, flatter] and helping([worse, gains]) == [gains]
+    assert rank_helpful([flatter, gains]) == [gains, flatter] and rank_helpful([worse, gains]) == [gains]
     dear, cheap = (
         gains.model_copy(update={"measured": gains.measured.model_copy(update={"cost": None, "tokens": n})})
         for n in (3.0, 1.0)
     )
-    assert helping([dear, cheap]) == [cheap, dear]
-    assert not helping([flatter.model_copy(update={"order_free": True}), worse])
+    assert rank_helpful([dear, cheap]) == [cheap, dear]
+    assert not rank_helpful([flatter.model_copy(update={"order_free": True}), worse])
     # A model gets what is not for certain better only where that is asked for.
     unsure = with_gain("lpes", 1.0, (-2.0, 4.0), 0.0, (-5.0, 5.0))
     assert _best([unsure], "", "run", certain=False) is unsure and _best([gains], "", "run", certain=True) is gains

@@ -61,14 +61,14 @@ def test_at_an_endpoint_mitigations_of_prompts_are_compared_by_tokens_and_calls(
     result = read_mitigate(out)
     by_name = {each.name: each for each in result.found}
     assert by_name.keys() == set(config.methods) and result.elsewhere == "openai"
-    assert {each.name for each in result.measured} == {"reordering", "permutation", "reversed"}
+    assert {each.name for each in result.measured_outcomes} == {"reordering", "permutation", "reversed"}
     assert "changes the model itself" in by_name["lpes"].reason and by_name["lpes"].tried == 0
 
     assert result.base_gap == 100
     reordered, voted = by_name["reordering"].measured, by_name["permutation"].measured
     assert (reordered.mean, reordered.gap, reordered.calls, reordered.tokens) == (100, 0, 1, 1)
     n_orders = by_name["permutation"].settings["orders"]
-    assert (voted.calls, voted.tokens, voted.paid, voted.cost) == (n_orders, n_orders, n_orders, None)
+    assert (voted.calls, voted.tokens, voted.relative_cost, voted.cost) == (n_orders, n_orders, n_orders, None)
     taken = by_name[result.choice]
     assert taken.name == "reordering" and "takes one call, as before, 1.00 times the prompt tokens" in taken.gains
     assert "gap 0 by construction" in taken.gains and taken.code.startswith("def reorder(passages)")
@@ -97,7 +97,7 @@ def test_an_endpoint_that_fails_ends_it_and_what_was_tried_is_not_asked_again(co
     with pytest.raises(PosgapError, match="m: reversed: 1 of 12 questions at a placement are not.*--max-unanswered"):
         mitigate(alone)
     assert len(asked) == 2 * half
-    assert [each.name for each in read_mitigate(mitigate(alone)).measured] == ["reversed"]
+    assert [each.name for each in read_mitigate(mitigate(alone)).measured_outcomes] == ["reversed"]
     assert asked.count(asked[half + 2]) >= 2 and len(asked) == 2 * half + 1 + 2 * half
 
 

@@ -80,7 +80,7 @@ def test_gains_are_paired_with_the_retriever_s_order_and_come_with_code(config):
 def test_where_position_costs_nothing_that_is_said_and_nothing_is_advised(config):
     with served(Endpoint(answers_none)) as endpoint:
         result = read_mitigate(mitigate(config.model_copy(update={"base_url": endpoint.url})))
-    assert not result.choice and not result.helping and not result.retrieved.moved
+    assert not result.choice and not result.helpful_outcomes and not result.retrieved.moved
     assert result.retrieved.sentences(32)[1].startswith("No cost of position is certain")
     assert "nothing is for certain better than as retrieved" in result.headline
 

@@ -17,26 +17,26 @@ class Clock:
     def __init__(self, budget: float, now: Callable[[], float] = time.monotonic):
         self.budget, self.now, self.began = budget, now, now()
 
-    def add(self, seconds: float) -> None:
+    def add_earlier(self, seconds: float) -> None:
         """Adds seconds that were spent before."""
         self.began -= seconds
 
     @property
-    def spent(self) -> float:
+    def seconds_spent(self) -> float:
         return self.now() - self.began
 
     @property
-    def left(self) -> float:
-        return max(0.0, self.budget - self.spent)
+    def seconds_left(self) -> float:
+        return max(0.0, self.budget - self.seconds_spent)
 
     @property
     def choosing_ends(self) -> float:
         """The time at which no more settings are tried."""
         return CHOOSING * self.budget
 
-    def share(self, parts: float) -> float:
+    def end_of_share(self, parts: float) -> float:
         """Returns when one of so many equal parts of the time that is left for choosing ends."""
-        return self.spent + max(0.0, self.choosing_ends - self.spent) / parts
+        return self.seconds_spent + max(0.0, self.choosing_ends - self.seconds_spent) / parts
 
 
 def fit_examples(asked: int, total: int, seconds_each: float, left: float) -> int:

@@ -40,7 +40,7 @@ class ComparedModel:
     elsewhere: Generator | None
 
     @classmethod
-    def load(
+    def open_model(
         cls,
         config: MitigateConfig,
         builder: TextPromptBuilder,
@@ -55,7 +55,7 @@ class ComparedModel:
         return cls(config, builder, placements, as_retrieved, in_memory, elsewhere)
 
     @property
-    def tried_at(self) -> Sequence[Placement]:
+    def trial_placements(self) -> Sequence[Placement]:
         """Where trials ask: in the retriever's order alone, if there is one."""
         return [self.as_retrieved] if self.as_retrieved else self.placements
 
@@ -71,7 +71,7 @@ class ComparedModel:
 
     def count_calls(self, name: str, settings: Settings, example: AnyExample) -> int:
         """Returns how many prompts an answer takes."""
-        mitigated = self.mitigated(name, settings)
+        mitigated = self.prompt_mitigator(name, settings)
         return len(mitigated.build_variants(Question(example, self.placements[0])).prompts) if mitigated else 1
 
     def why_not(self, mitigation: Mitigation) -> str:
@@ -82,7 +82,7 @@ class ComparedModel:
             return "goes by the order of a retriever, which these examples do not have"
         return ""
 
-    def mitigated(self, name: str, settings: Settings | None) -> PromptMitigator | None:
+    def prompt_mitigator(self, name: str, settings: Settings | None) -> PromptMitigator | None:
         """Returns what asks by a mitigation of prompts; None for others."""
         if name == BASE or MITIGATIONS[name].of_model:
             return None
@@ -90,7 +90,7 @@ class ComparedModel:
         return PromptMitigator(self.builder, cast(PromptMitigation, MITIGATIONS[name]), settings, self.config.seed)
 
     @contextmanager
-    def under(self, name: str, settings: Settings | None) -> Iterator[Generator]:
+    def with_mitigation(self, name: str, settings: Settings | None) -> Iterator[Generator]:
         """Within the block the model is as a mitigation has it, or as it is; yields what answers prompts."""
         if self.elsewhere is not None:
             yield self.elsewhere

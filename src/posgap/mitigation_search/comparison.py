@@ -24,7 +24,7 @@ from posgap.measurement.thinking import LOOK, FirstThoughts
 from posgap.mitigation_search.budget import FILLED, Clock, fit_examples
 from posgap.mitigation_search.compared_model import BASE, ComparedModel
 from posgap.mitigation_search.config import MitigateConfig
-from posgap.mitigation_search.report import Found, labelled
+from posgap.mitigation_search.report import MitigationOutcome, format_figures
 from posgap.mitigation_search.splits import MIN_EXAMPLES, Splits
 from posgap.mitigations.mitigation import Settings
 from posgap.mitigations.registry import MITIGATIONS
@@ -69,7 +69,7 @@ class Comparison:
         self.folder = work_folder(model.config.out)
         self.folder.mkdir(parents=True, exist_ok=True)
         for half, examples in splits._asdict().items():
-            write_examples(self._file(half), examples)
+            write_examples(self._half_file(half), examples)
         self._state_file = self.folder / "tried.json"
         self.state = _State(identity=self._identify())
         self._resume()
@@ -80,11 +80,11 @@ class Comparison:
         if self.has_tried(BASE):
             return self.try_settings(BASE)
         size, asked = self.state.sizes.get("selection", MIN_EXAMPLES), 0
-        began = self.state.began.setdefault(_key(BASE, None), self.clock.spent)
+        began = self.state.began.setdefault(_trial_key(BASE, None), self.clock.seconds_spent)
         while asked < size:
             self._take("selection", size)
-            answers, _ = self._answer("selection", BASE, None)
-            spent, asked = self.clock.spent, size
+            answers, _ = self._answer_half("selection", BASE, None)
+            spent, asked = self.clock.seconds_spent, size
             size = fit_examples(asked, len(self.all.selection), (spent - began) / asked, until - spent)
         if asked < len(self.all.selection):
             log.warning(
@@ -94,26 +94,26 @@ class Comparison:
 
     def try_settings(self, name: str, settings: Settings | None = None) -> Trial:
         """Returns the trial of a mitigation's settings, or of the model as it is, on the selection's examples."""
-        key = _key(name, settings)
+        key = _trial_key(name, settings)
         if key not in self.state.trials:
-            self.state.began.setdefault(key, self.clock.spent)
-            answers, _ = self._answer("selection", name, settings)
+            self.state.began.setdefault(key, self.clock.seconds_spent)
+            answers, _ = self._answer_half("selection", name, settings)
             self._note(name, settings, answers)
         return self.state.trials[key]
 
     def _note(self, name: str, settings: Settings | None, answers: Answered) -> Trial:
         """Returns the trial that these answers are, which is kept."""
-        key, scores = _key(name, settings), [row["correct"] for row in answers.predictions]
-        seconds = self.clock.spent - self.state.began[key]
-        trial = Trial(name=name, settings=_plain(settings), mean=100 * float(np.mean(scores)), seconds=seconds)
+        key, scores = _trial_key(name, settings), [row["correct"] for row in answers.predictions]
+        seconds = self.clock.seconds_spent - self.state.began[key]
+        trial = Trial(name=name, settings=_dump_settings(settings), mean=100 * float(np.mean(scores)), seconds=seconds)
         self.state.trials[key] = trial
-        self.keep()
+        self.save_state()
         return trial
 
     def has_tried(self, name: str, settings: Settings | None = None) -> bool:
         """Returns whether these settings of a mitigation, or without any given, some of its settings, were tried."""
         if settings:
-            return _key(name, settings) in self.state.trials
+            return _trial_key(name, settings) in self.state.trials
         return any(trial.name == name for trial in self.state.trials.values())
 
     def seconds_to_sweep(self, name: str, settings: Settings | None = None) -> float:
@@ -121,44 +121,46 @@ class Comparison:
         each = self.try_settings(name, settings).seconds / len(self.splits.selection)
         return each * self.model.sweeps_per_trial
 
-    def fit_held_out(self, finalists: Sequence[Found]) -> None:
+    def fit_held_out(self, finalists: Sequence[MitigationOutcome]) -> None:
         """Leaves the held-out examples out for which there is no time to ask the model as it is, and all finalists."""
         if "held_out" in self.state.sizes:
             return
-        n, left = len(self.all.held_out), FILLED * self.clock.left
-        each = self.seconds_to_sweep(BASE) + sum(self.seconds_to_sweep(one.name, one.chosen) for one in finalists)
+        n, left = len(self.all.held_out), FILLED * self.clock.seconds_left
+        each = self.seconds_to_sweep(BASE) + sum(
+            self.seconds_to_sweep(one.name, one.parsed_settings) for one in finalists
+        )
         size = min(n, max(MIN_EXAMPLES, int(left / each))) if each else n
         self._take("held_out", size)
         if size < n:
             log.warning(
                 "%d of %d held-out examples are measured: all would take about %.0f s, and %.0f s are left; give a "
                 "longer --budget for more",
-                *(size, n, each * n, self.clock.left),
+                *(size, n, each * n, self.clock.seconds_left),
             )
 
-    def sweep(self, name: str, settings: Settings | None, out: Path) -> Evidence:
+    def sweep_held_out(self, name: str, settings: Settings | None, out: Path) -> Evidence:
         """Sweeps the held-out examples under a mitigation, or with the model as it is, into the folder `out`."""
         examples, model = self.splits.held_out, self.model
         config, digests = self._sweep_config("held_out", name, settings), self._digests(name, settings)
-        asked, factors = self._answer("held_out", name, settings)
+        asked, factors = self._answer_half("held_out", name, settings)
         sweep = figures(config, examples, model.builder, model.placements, digests, asked, name, factors)
         out.mkdir(parents=True)
         seen = set(content_keys(self.splits.selection)) if settings else set()
         explored = pack_sweep(sweep, asked.predictions, examples)
         write_sweep(sweep, asked.predictions, training_examples(config.model) | seen, out, explored)
-        log.info("%s, held-out examples: %s", name, labelled(sweep))
+        log.info("%s, held-out examples: %s", name, format_figures(sweep))
         return Evidence(out, sweep, asked.predictions)
 
-    def keep(self) -> None:
+    def save_state(self) -> None:
         """Writes down what was tried, and the time spent."""
-        state = self.state.model_copy(update={"seconds": self.clock.spent})
+        state = self.state.model_copy(update={"seconds": self.clock.seconds_spent})
         write_json(self._state_file, state.model_dump(mode="json"))
 
     def _identify(self) -> str:
         """Returns a digest of all that decides the answers."""
         config, builder = self.model.config, self.model.builder
         settings = {name: value for name, value in config.parameter_values().items() if name not in _WITHOUT_EFFECT}
-        asked = [config.metric or builder.task.metric, [at.name for at in self.model.tried_at]]
+        asked = [config.metric or builder.task.metric, [at.name for at in self.model.trial_placements]]
         return digest_of([settings, self.model_digest, builder.digest(), *asked, *map(content_keys, self.all)])
 
     def _resume(self) -> None:
@@ -167,36 +169,36 @@ class Comparison:
         state = read_model(_State, self._state_file, self._state_file.name)
         if state.identity == self.state.identity:
             self.state = state
-            self.clock.add(state.seconds)
+            self.clock.add_earlier(state.seconds)
             for half, size in state.sizes.items():
                 self._take(half, size)
 
-    def _file(self, half: str) -> Path:
+    def _half_file(self, half: str) -> Path:
         return self.folder / f"{half}.jsonl"
 
     def _take(self, half: str, size: int) -> None:
         """Takes the first examples of a half, and leaves the others out."""
         self.state.sizes[half] = size
         self.splits = self.splits._replace(**{half: getattr(self.all, half)[:size]})
-        self.keep()
+        self.save_state()
 
-    def _answer(self, half: str, name: str, settings: Settings | None) -> tuple[Answered, Sequence | None]:
+    def _answer_half(self, half: str, name: str, settings: Settings | None) -> tuple[Answered, Sequence | None]:
         """Returns the answers to a half of the examples under a mitigation, or of the model as it is, and the RoPE
         factors that are then in force."""
         config, model, examples = self._sweep_config(half, name, settings), self.model, getattr(self.splits, half)
-        placements = model.tried_at if half == "selection" else model.placements
+        placements = model.trial_placements if half == "selection" else model.placements
         # Where nobody has decided on a model's thoughts, its first answers must not end within them.
         are_first = half == "selection" and name == BASE and len(examples) * len(placements) >= LOOK
         may_be_endless = not are_first or FirstThoughts.for_config(config, LOOK).is_over
         try:
-            with model.under(name, settings) as generator:
+            with model.with_mitigation(name, settings) as generator:
                 asked = answered(
                     config, examples, model.builder, placements, self._digests(name, settings), generator,
                     may_be_endless,
                 )  # fmt: skip
                 factors = config_factors(model.in_memory.config) if model.in_memory else None
         finally:
-            self.keep()
+            self.save_state()
         if asked.served:
             self._require_same(asked.served)
             self._require_answers(name, half, asked)
@@ -209,17 +211,17 @@ class Comparison:
         if self.model.as_retrieved and half == "held_out":
             changes["baselines"] = [self.model.as_retrieved.name]
         if settings and not MITIGATIONS[name].of_model:
-            changes |= {"mitigation": name, "mitigation_settings": _plain(settings)}
+            changes |= {"mitigation": name, "mitigation_settings": _dump_settings(settings)}
         out = self.folder / half / name
-        return SweepConfig(**changes | {"processes": 1}, examples=self._file(half), label=name, out=out)
+        return SweepConfig(**changes | {"processes": 1}, examples=self._half_file(half), label=name, out=out)
 
     def _digests(self, name: str, settings: Settings | None) -> dict[str, str]:
         """Returns the digests of model and prompts. Under a mitigation of models it is another model than the one in
         the folder."""
         digest = self.model_digest
         if settings and MITIGATIONS[name].of_model:
-            digest = digest_of([digest, name, _plain(settings)])
-        mitigated = self.model.mitigated(name, settings)
+            digest = digest_of([digest, name, _dump_settings(settings)])
+        mitigated = self.model.prompt_mitigator(name, settings)
         return {"model_digest": digest, "prompt_digest": prompt_digest(self.model.builder, mitigated)}
 
     def _require_answers(self, name: str, half: str, asked: Answered) -> None:
@@ -249,9 +251,9 @@ class Comparison:
         self.state = self.state.model_copy(update={"served": now})
 
 
-def _key(name: str, settings: Settings | None) -> str:
-    return f"{name} {json.dumps(_plain(settings), sort_keys=True)}"
+def _trial_key(name: str, settings: Settings | None) -> str:
+    return f"{name} {json.dumps(_dump_settings(settings), sort_keys=True)}"
 
 
-def _plain(settings: Settings | None) -> dict:
+def _dump_settings(settings: Settings | None) -> dict:
     return settings.model_dump(mode="json") if settings else {}

@@ -84,8 +84,10 @@ class MitigateConfig(
         known = super().parameter_values()
         if not BACKENDS[self.backend].local:
             return known
-        of_endpoints = {name for parameters in _ELSEWHERE.bases() for name in parameters.model_fields}
-        return {name: value for name, value in known.items() if name not in of_endpoints}
+        for parameters in _ELSEWHERE.bases():
+            for name in parameters.model_fields:
+                known.pop(name, None)
+        return known
 
 
 class ApplyConfig(StageConfig):

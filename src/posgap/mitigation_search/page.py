@@ -11,10 +11,10 @@ from matplotlib.ticker import MaxNLocator
 from posgap.measurement.plots import COLORS, save_picture, trim_axes
 from posgap.measurement.report import render_page, save_page
 from posgap.measurement.sweeps import Sweep
-from posgap.mitigation_search.report import MITIGATE_PAGE, Mitigate
+from posgap.mitigation_search.report import MITIGATE_PAGE, MitigateResult
 
 
-class Row(NamedTuple):
+class GainRow(NamedTuple):
     """A mitigation in the picture: its gain in points with its interval, and its price in words."""
 
     name: str
@@ -23,10 +23,10 @@ class Row(NamedTuple):
     price: str
 
 
-def write_pages(result: Mitigate, sweeps: Sequence[Sweep], out: Path) -> None:
+def write_pages(result: MitigateResult, sweeps: Sequence[Sweep], out: Path) -> None:
     """Writes `mitigate.png`, what each gains, and `mitigate.html`. Of `sweeps` the first is of the model as it is."""
-    shown = rows(result)
-    save_picture(gains(result), out / "mitigate.png")
+    shown = gain_rows(result)
+    save_picture(draw_gains(result), out / "mitigate.png")
     text = render_page(
         "posgap.mitigation_search",
         "mitigate.html.j2",
@@ -35,27 +35,29 @@ def write_pages(result: Mitigate, sweeps: Sequence[Sweep], out: Path) -> None:
         title=result.title,
         result=result,
         rows=shown,
-        ticks=ticks(shown),
+        ticks=gain_ticks(shown),
     )
     save_page(text, out / MITIGATE_PAGE)
 
 
-def rows(result: Mitigate) -> list[Row]:
+def gain_rows(result: MitigateResult) -> list[GainRow]:
     """What was measured, what gains most first."""
-    shown = [Row(each.name, m.gain, m.gain_ci95, m.price) for each in result.measured if (m := each.measured)]
+    shown = [
+        GainRow(each.name, m.gain, m.gain_ci95, m.price) for each in result.measured_outcomes if (m := each.measured)
+    ]
     return sorted(shown, key=lambda row: -row.gain)
 
 
-def ticks(shown: Sequence[Row]) -> list[float]:
+def gain_ticks(shown: Sequence[GainRow]) -> list[float]:
     """Round numbers of points that span these rows, 0 among them."""
-    ends = [0.0, *(end for row in shown for end in row.interval)]
-    named = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(min(*ends, -1.0), max(*ends, 1.0))
-    return [round(float(value), 6) for value in named]
+    lows, highs = [row.interval[0] for row in shown], [row.interval[1] for row in shown]
+    values = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(min([-1.0, *lows]), max([1.0, *highs]))
+    return values.astype(float).round(6).tolist()
 
 
-def gains(result: Mitigate) -> Figure:
+def draw_gains(result: MitigateResult) -> Figure:
     """The gain with its 95 % interval, a line a mitigation, with what an answer takes."""
-    shown = rows(result)
+    shown = gain_rows(result)
     figure, axes = plt.subplots(figsize=(8, 1.2 + 0.55 * max(1, len(shown))), dpi=144, layout="constrained")
     for at, row in enumerate(shown):
         axes.hlines(at, *row.interval, color=COLORS[0], alpha=0.45, linewidth=2)

@@ -29,7 +29,7 @@ class Cost(Record):
     memory: float | None = None
 
 
-class OverRetrieved(Record):
+class RetrievedGain(Record):
     """A mitigation of the held-out questions in the retriever's order, against that order without it: accuracy, and
     what it gains, in points, paired; and how many questions it `won` and `lost`."""
 
@@ -40,14 +40,14 @@ class OverRetrieved(Record):
     lost: int
 
 
-class Measured(Record):
+class Measurement(Record):
     """A mitigation on the held-out examples: the difference to the model as it is, whose intervals hold for all that
     were measured together, also as retrieved, where there is a retriever's order; what an answer costs, None of a model
     elsewhere, and prompt tokens an answer, as a multiple; None where nobody counted. An answer takes so many `calls`,
     of which each is a prompt."""
 
     difference: Difference
-    over_retrieved: OverRetrieved | None = None
+    over_retrieved: RetrievedGain | None = None
     mean: float
     gap: float
     gap_ci95: tuple[float, float]
@@ -56,7 +56,7 @@ class Measured(Record):
     calls: int = 1
 
     @property
-    def paid(self) -> float:
+    def relative_cost(self) -> float:
         """What an answer takes, as a multiple: time, or of a model elsewhere tokens, or calls where nobody counted."""
         return self.cost.answer if self.cost else self.tokens or self.calls
 
@@ -82,12 +82,12 @@ class Measured(Record):
         return self.over_retrieved.gain_ci95 if self.over_retrieved else self.difference.mean_ci95
 
 
-class Found(Record):
+class MitigationOutcome(Record):
     """A mitigation by its name and the settings that did best. Gains are in mean accuracy over the model as it is, in
     points: on the examples on which its settings were tried (`selection_gain`, the best of `tried`, so too high), and
     in `measured` on held-out examples. `reason` says why it was not tried or not measured; empty where it was.
     `order_free` says that the order of documents makes no difference, so that its gap of 0 is no gain. To have it,
-    there is a `command`, or `code` for the application that asks."""
+    there is a `usage_command`, or `usage_code` for the application that asks."""
 
     name: str
     level: str
@@ -98,13 +98,13 @@ class Found(Record):
     settings: dict = Field({})
     tried: int = 0
     selection_gain: float | None = None
-    measured: Measured | None = None
+    measured: Measurement | None = None
     reason: str = ""
     command: str = ""
     code: str = ""
 
     @property
-    def chosen(self) -> Settings:
+    def parsed_settings(self) -> Settings:
         """The settings, as the mitigation takes them."""
         return MITIGATIONS[self.name].settings(**self.settings)
 
@@ -140,14 +140,14 @@ class Found(Record):
         return f"{gain}; an answer takes {m.price}"
 
     @property
-    def verdict(self) -> str:
+    def verdict_in_words(self) -> str:
         """What its intervals say, in words: of the positions, where these and not a retriever's order are asked."""
         assert self.measured
         by_position = not (self.order_free or self.measured.over_retrieved)
         return self.measured.difference.verdict if by_position else f"{self.name}: {self.gains}."
 
 
-class Moved(Record):
+class MisplacedQuestion(Record):
     """A question that is answered wrongly as retrieved, and rightly with its relevant passages elsewhere: `right_at`
     these positions. Its relevant passages stand at `ranks` as retrieved."""
 
@@ -158,7 +158,7 @@ class Moved(Record):
     response: str
 
 
-class Retrieved(Record):
+class RetrievedOrder(Record):
     """The model as it is in the retriever's order, on the held-out questions: its accuracy, and how much higher it is
     with the relevant passages at the best position, in points; None of one position. `moved` are the questions that
     position costs, those first that are right at most positions."""
@@ -167,7 +167,7 @@ class Retrieved(Record):
     ci95: tuple[float, float]
     best_over: float | None
     best_over_ci95: tuple[float, float] | None
-    moved: list[Moved]
+    moved: list[MisplacedQuestion]
 
     def sentences(self, examples: int) -> list[str]:
         """Whether position costs answers of so many examples, and of how many questions."""
@@ -185,7 +185,7 @@ class Retrieved(Record):
         return [f"{sentence}." for sentence in said]
 
 
-class Mitigate(Record):
+class MitigateResult(Record):
     """The whole comparison. `examples` are the sizes of the halves, `chosen_by` the contents of those by which settings
     were chosen: on them the model is not to be measured with a mitigation. `seconds` of the budget were spent. The
     backend that asked the model `elsewhere`; empty for a model in memory. `choice` is the mitigation to take: of those
@@ -203,19 +203,19 @@ class Mitigate(Record):
     base_mean: float
     base_gap: float
     base_gap_ci95: tuple[float, float]
-    retrieved: Retrieved | None = None
-    found: list[Found]
+    retrieved: RetrievedOrder | None = None
+    found: list[MitigationOutcome]
     choice: str = ""
 
     @property
-    def measured(self) -> list[Found]:
+    def measured_outcomes(self) -> list[MitigationOutcome]:
         """Those that were measured on the held-out examples, the best on the selection first."""
         return [each for each in self.found if each.measured]
 
     @property
-    def helping(self) -> list[Found]:
+    def helpful_outcomes(self) -> list[MitigationOutcome]:
         """Those that are better for certain, what gains most first."""
-        return helping(self.found)
+        return rank_helpful(self.found)
 
     @property
     def title(self) -> str:
@@ -230,32 +230,32 @@ class Mitigate(Record):
     @property
     def headline(self) -> str:
         """What came of it, in a sentence."""
-        measured = ", ".join(each.name for each in self.measured)
-        names = ", ".join(each.name for each in self.helping)
+        measured = ", ".join(each.name for each in self.measured_outcomes)
+        names = ", ".join(each.name for each in self.helpful_outcomes)
         if names:
-            family = f", all {len(self.measured)} taken together" if len(self.measured) > 1 else ""
+            family = f", all {len(self.measured_outcomes)} taken together" if len(self.measured_outcomes) > 1 else ""
             return f"For certain better than {self.reference}, on held-out examples{family}: {names}."
         return f"Of {measured or 'all that were tried'}, nothing is for certain better than {self.reference}."
 
 
-def helping(found: Sequence[Found]) -> list[Found]:
+def rank_helpful(found: Sequence[MitigationOutcome]) -> list[MitigationOutcome]:
     """Returns those that are better for certain, what gains most first, of equals what costs least."""
 
-    def order(each: Found) -> tuple[float, float]:
+    def order(each: MitigationOutcome) -> tuple[float, float]:
         assert each.measured
-        return -round(each.measured.gain, 6), each.measured.paid
+        return -round(each.measured.gain, 6), each.measured.relative_cost
 
     return sorted((each for each in found if each.helps), key=order)
 
 
-def read_mitigate(path: Path) -> Mitigate:
+def read_mitigate(path: Path) -> MitigateResult:
     """Reads a comparison of mitigations from the folder `mitigate` wrote, or from its `mitigate.json`."""
-    return read_model(Mitigate, path, MITIGATE_FILE)
+    return read_model(MitigateResult, path, MITIGATE_FILE)
 
 
-def described(mitigation: Mitigation) -> Found:
+def blank_outcome(mitigation: Mitigation) -> MitigationOutcome:
     """A mitigation of which nothing is known yet but what it says of itself."""
-    return Found(
+    return MitigationOutcome(
         name=mitigation.name,
         level=mitigation.level,
         source=mitigation.source,
@@ -265,27 +265,27 @@ def described(mitigation: Mitigation) -> Found:
     )
 
 
-def command(found: Found, config: MitigateConfig) -> str:
+def usage_command(found: MitigationOutcome, config: MitigateConfig) -> str:
     """The command that makes a mitigation's use possible, where there is one: it writes a model folder that has it, or
     where only posgap can ask so, sweeps the model by it."""
     name, model = found.name, with_uris(config.model)
     if MITIGATIONS[name].of_model:
         parts = ["posgap", "apply", "--model", model, "--found", str(config.out), "--mitigation", name]
         return shlex.join([*parts, "--out", f"model-{name}"])
-    if code(found):
+    if usage_code(found):
         return ""
     parts = ["posgap", "sweep", "--model", model, "--task", config.task, "--n-docs", str(config.n_docs)]
     parts += ["--mitigation", name, "--mitigation-settings", json.dumps(found.settings)]
     return shlex.join([*parts, "--examples", with_uris(str(config.examples)), "--out", f"sweep-{name}"])
 
 
-def code(found: Found) -> str:
+def usage_code(found: MitigationOutcome) -> str:
     """What an application does in plain Python; empty where it cannot."""
     if MITIGATIONS[found.name].of_model:
         return ""
-    return PROMPT_MITIGATIONS[found.name].write_code(found.chosen)
+    return PROMPT_MITIGATIONS[found.name].write_code(found.parsed_settings)
 
 
-def labelled(sweep: Sweep) -> str:
+def format_figures(sweep: Sweep) -> str:
     """A sweep's figures in a line."""
     return f"mean {sweep.mean:.1f}, gap {sweep.gap:.1f} ({sweep.gap_ci95[0]:.1f} to {sweep.gap_ci95[1]:.1f})"

@@ -12,7 +12,7 @@ from posgap.foundation.files import digest_of
 from posgap.mitigation_search.budget import SEARCHING, TRIALS
 from posgap.mitigation_search.comparison import Comparison, Trial
 from posgap.mitigation_search.config import MitigateConfig
-from posgap.mitigation_search.report import Found, described
+from posgap.mitigation_search.report import MitigationOutcome, blank_outcome
 from posgap.mitigations.curves import Candidate
 from posgap.mitigations.mitigation import Mitigation, ModelMitigation, PromptMitigation, ProposalInput, Settings
 from posgap.mitigations.registry import MITIGATIONS
@@ -26,19 +26,19 @@ _OF_EACH_KIND = 2  # of them the best of prompts, and the best of models
 _PROMPTS = 4  # on which a mitigation may measure the model before it proposes settings
 
 
-def choose_settings(mitigations: Sequence[Mitigation], comparison: Comparison) -> list[Found]:
+def choose_settings(mitigations: Sequence[Mitigation], comparison: Comparison) -> list[MitigationOutcome]:
     """Returns what was found of every mitigation: each tries settings in an equal share of the time that is left for
     choosing, the first of all in any case.
 
     Raises `PosgapError` where the model can have none of them.
     """
     possible = [mitigation for mitigation in mitigations if not comparison.model.why_not(mitigation)]
-    base = comparison.try_base(comparison.clock.share(1 + TRIALS * len(possible)))
+    base = comparison.try_base(comparison.clock.end_of_share(1 + TRIALS * len(possible)))
     n = len(comparison.splits.selection)
     log.info("base: mean %.1f on %d examples in %.1f s", base.mean, n, base.seconds)
-    found = list[Found]()
+    found = list[MitigationOutcome]()
     for number, mitigation in enumerate(mitigations):
-        until = comparison.clock.share(len(mitigations) - number)
+        until = comparison.clock.end_of_share(len(mitigations) - number)
         found.append(_choose(mitigation, comparison, base, until, is_first=not any(each.tried for each in found)))
     if not any(each.tried for each in found):
         reasons = "; ".join(f"{each.name}: {each.reason}" for each in found)
@@ -46,7 +46,7 @@ def choose_settings(mitigations: Sequence[Mitigation], comparison: Comparison) -
     return found
 
 
-def pick_finalists(found: Sequence[Found]) -> list[Found]:
+def pick_finalists(found: Sequence[MitigationOutcome]) -> list[MitigationOutcome]:
     """Returns the mitigations to measure, the best on the selection first: the best of prompts and of models, and then
     the next best."""
     ranked = sorted((each for each in found if each.tried), key=lambda each: -(each.selection_gain or 0.0))
@@ -58,9 +58,11 @@ def pick_finalists(found: Sequence[Found]) -> list[Found]:
     return [each for each in ranked if each in picked]
 
 
-def _choose(mitigation: Mitigation, comparison: Comparison, base: Trial, until: float, is_first: bool) -> Found:
+def _choose(
+    mitigation: Mitigation, comparison: Comparison, base: Trial, until: float, is_first: bool
+) -> MitigationOutcome:
     """Returns the best settings of a mitigation, or why there are none."""
-    about, reason = described(mitigation), comparison.model.why_not(mitigation)
+    about, reason = blank_outcome(mitigation), comparison.model.why_not(mitigation)
     if reason:
         return about.model_copy(update={"reason": reason})
     try:
@@ -82,10 +84,10 @@ def _try_settings(mitigation: Mitigation, comparison: Comparison, until: float, 
     """Tries the settings of a mitigation that fit into its time, which ends at `until`: one in any case, if that has
     not ended yet, or if it is the first of all mitigations."""
     clock, tried, name = comparison.clock, list[Trial](), mitigation.name
-    if clock.spent >= until and not is_first and not comparison.has_tried(name):
+    if clock.seconds_spent >= until and not is_first and not comparison.has_tried(name):
         return tried
     for settings in _propose(mitigation, comparison, until):
-        is_late = bool(tried) and clock.spent + tried[-1].seconds > until
+        is_late = bool(tried) and clock.seconds_spent + tried[-1].seconds > until
         if is_late and not comparison.has_tried(name, settings):
             break
         tried.append(comparison.try_settings(name, settings))
@@ -107,18 +109,18 @@ def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:
     """Searches RoPE factors on the selection's examples as `scale search` does by default, all placements counting
     alike, and returns the best but those that change nothing. It leaves time to try them."""
     model, config, clock = comparison.model, comparison.model.config, comparison.clock
-    load, n = model.in_memory, len(model.tried_at)
+    load, n = model.in_memory, len(model.trial_placements)
     assert load is not None
     shared = ScaleSearchConfig.model_fields.keys() & MitigateConfig.model_fields.keys()
     search = FactorSearch(
         ScaleSearchConfig(**{name: getattr(config, name) for name in shared}),
         cast(PromptBuilder, model.builder),
         comparison.splits.selection,
-        model.tried_at,
+        model.trial_placements,
         np.full(n, 1 / n),
         lambda: load,
     )
-    end = clock.spent + SEARCHING * (until - clock.spent)
+    end = clock.seconds_spent + SEARCHING * (until - clock.seconds_spent)
     identity = digest_of([comparison.state.identity, len(comparison.splits.selection)])
-    found = search.find_factors(comparison.folder, identity, is_over=lambda: clock.spent > end)
+    found = search.find_factors(comparison.folder, identity, is_over=lambda: clock.seconds_spent > end)
     return [factors for factors in found.finalists if factors != search.ones]

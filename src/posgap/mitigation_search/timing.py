@@ -18,7 +18,7 @@ TOKENS, ROUNDS, QUESTIONS = 8, 3, 2
 _SLOW = 1.0  # a prompt of as many seconds is not told apart by whether caches are warm
 
 
-class _Spent:
+class _QuestionCost:
     """Seconds and bytes that the prompts of a question take."""
 
     def __init__(self) -> None:
@@ -49,23 +49,23 @@ def measure_cost(
     return Cost(prefill=prefill, decode=decode, answer=answer, memory=None if np.isnan(memory) else memory)
 
 
-def _measure_once(model: ComparedModel, name: str, settings: Settings | None, question: Question) -> _Spent:
+def _measure_once(model: ComparedModel, name: str, settings: Settings | None, question: Question) -> _QuestionCost:
     """Measures what the prompts of a question take, one after the other."""
-    spent, mitigated = _Spent(), model.mitigated(name, settings)
+    spent, mitigated = _QuestionCost(), model.prompt_mitigator(name, settings)
     prompts: Sequence[Prompt] = [model.builder.prompt(question.example, question.placement)]
     if mitigated:
         prompts = mitigated.build_variants(question).prompts
-    with model.under(name, settings):
+    with model.with_mitigation(name, settings):
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         for prompt in prompts:
-            _read(model, prompt, spent)
+            _time_prompt(model, prompt, spent)
         if torch.cuda.is_available():
             spent.memory = torch.cuda.max_memory_allocated()
     return spent
 
 
-def _read(compared: ComparedModel, prompt: Prompt, spent: _Spent) -> None:
+def _time_prompt(compared: ComparedModel, prompt: Prompt, spent: _QuestionCost) -> None:
     model = compared.in_memory
     assert model is not None
     if RopeLengths.from_config(model.config):

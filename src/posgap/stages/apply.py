@@ -12,7 +12,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parse_as
 from posgap.foundation.printing import RESULT
 from posgap.mitigation_search.config import ApplyConfig
-from posgap.mitigation_search.report import MITIGATE_FILE, Found, read_mitigate
+from posgap.mitigation_search.report import MITIGATE_FILE, MitigationOutcome, read_mitigate
 from posgap.mitigations.applied import APPLIED_FILE, MitigationRecord, open_to_all, write_mitigated_model
 from posgap.mitigations.in_force import apply_mitigation, load_model, model_mitigation
 from posgap.mitigations.lpes import LPES
@@ -127,7 +127,7 @@ def _require_alike(model: PreTrainedModel, written: PreTrainedModel) -> None:
         )
 
 
-def _best(found: list[Found], name: str, where: str, certain: bool) -> Found:
+def _best(found: list[MitigationOutcome], name: str, where: str, certain: bool) -> MitigationOutcome:
     """The mitigation of that name, or the best that was measured and a model can have; if `certain`, of those that are
     better than the model as it is for certain."""
     if name:

@@ -19,8 +19,16 @@ from posgap.mitigation_search.compared_model import BASE, ComparedModel
 from posgap.mitigation_search.comparison import Comparison
 from posgap.mitigation_search.config import MitigateConfig, seconds_of
 from posgap.mitigation_search.page import write_pages
-from posgap.mitigation_search.report import MITIGATE_FILE, Found, Measured, Mitigate, code, command, helping
-from posgap.mitigation_search.retrieved import over_retrieved, retrieved
+from posgap.mitigation_search.report import (
+    MITIGATE_FILE,
+    Measurement,
+    MitigateResult,
+    MitigationOutcome,
+    rank_helpful,
+    usage_code,
+    usage_command,
+)
+from posgap.mitigation_search.retrieved_order import compare_to_retrieved, summarize_retrieved
 from posgap.mitigation_search.selection import choose_settings, pick_finalists
 from posgap.mitigation_search.splits import Splits, split
 from posgap.mitigation_search.timing import measure_cost
@@ -80,23 +88,26 @@ def _load_model(config: MitigateConfig, splits: Splits) -> ComparedModel:
     examples = [*splits.selection, *splits.held_out]
     placements = placements_of(builder, config.n_docs, config.positions)
     require_others(examples, builder, placements)
-    return ComparedModel.load(config, builder, placements, examples)
+    return ComparedModel.open_model(config, builder, placements, examples)
 
 
-def _sweep_held_out(comparison: Comparison, finalists: Sequence[Found], out: Path) -> list[Evidence]:
+def _sweep_held_out(comparison: Comparison, finalists: Sequence[MitigationOutcome], out: Path) -> list[Evidence]:
     """Returns the sweeps of the model as it is and of the finalists, of which those after the first end with the
     budget."""
-    evidence, clock = [comparison.sweep(BASE, None, out / BASE)], comparison.clock
+    evidence, clock = [comparison.sweep_held_out(BASE, None, out / BASE)], comparison.clock
     for each in finalists:
-        seconds = comparison.seconds_to_sweep(each.name, each.chosen) * len(comparison.splits.held_out)
-        if len(evidence) == 1 or clock.spent + seconds <= (1 - TIMING) * clock.budget:
-            evidence.append(comparison.sweep(each.name, each.chosen, out / each.name))
+        seconds = comparison.seconds_to_sweep(each.name, each.parsed_settings) * len(comparison.splits.held_out)
+        if len(evidence) == 1 or clock.seconds_spent + seconds <= (1 - TIMING) * clock.budget:
+            evidence.append(comparison.sweep_held_out(each.name, each.parsed_settings, out / each.name))
     return evidence
 
 
 def _summarize(
-    comparison: Comparison, found: Sequence[Found], finalists: Sequence[Found], evidence: Sequence[Evidence]
-) -> Mitigate:
+    comparison: Comparison,
+    found: Sequence[MitigationOutcome],
+    finalists: Sequence[MitigationOutcome],
+    evidence: Sequence[Evidence],
+) -> MitigateResult:
     """Returns what came of all sweeps together, each beside that of the model as it is."""
     model, config, base, splits = comparison.model, comparison.model.config, evidence[0].sweep, comparison.splits
     differences = {each.label: each for each in compare_sweeps(evidence, together=True).differences}
@@ -107,28 +118,28 @@ def _summarize(
         if each.name in swept
     ]
     others = [_explain(each, finalists) for each in found if each.name not in swept]
-    better = helping(measured)
-    comparison.keep()
-    return Mitigate(
+    better = rank_helpful(measured)
+    comparison.save_state()
+    return MitigateResult(
         model=with_uris(config.model),
         model_digest=comparison.model_digest,
         task=config.task,
         n_docs=base.n_docs,
         elsewhere="" if model.in_memory else config.backend,
         budget=config.budget,
-        seconds=round(comparison.clock.spent, 1),
+        seconds=round(comparison.clock.seconds_spent, 1),
         examples={name: len(half) for name, half in splits._asdict().items()},
         chosen_by=content_keys(splits.selection),
         base_mean=base.mean,
         base_gap=base.gap,
         base_gap_ci95=base.gap_ci95,
-        retrieved=retrieved(evidence[0], splits.held_out, base.n_docs) if model.as_retrieved else None,
+        retrieved=summarize_retrieved(evidence[0], splits.held_out, base.n_docs) if model.as_retrieved else None,
         found=[*measured, *others],
         choice=better[0].name if better else "",
     )
 
 
-def _explain(found: Found, finalists: Sequence[Found]) -> Found:
+def _explain(found: MitigationOutcome, finalists: Sequence[MitigationOutcome]) -> MitigationOutcome:
     """Returns a mitigation that was not measured, with the reason."""
     reason = f"on the selection's examples not among the best {len(finalists)}"
     if found in finalists:
@@ -137,40 +148,45 @@ def _explain(found: Found, finalists: Sequence[Found]) -> Found:
 
 
 def _measure(
-    found: Found, difference: Difference, mitigated: Evidence, base: Evidence, comparison: Comparison, n_measured: int
-) -> Found:
+    found: MitigationOutcome,
+    difference: Difference,
+    mitigated: Evidence,
+    base: Evidence,
+    comparison: Comparison,
+    n_measured: int,
+) -> MitigationOutcome:
     """Returns a mitigation with the figures of its sweep, what an answer costs, and how to have it."""
     model, held_out, sweep = comparison.model, comparison.splits.held_out, mitigated.sweep
-    asked_by = model.mitigated(found.name, found.chosen)
+    asked_by = model.prompt_mitigator(found.name, found.parsed_settings)
     tokens = None
     if sweep.spent and base.sweep.spent and base.sweep.spent.prompt_tokens:
         tokens = round(sweep.spent.prompt_tokens / base.sweep.spent.prompt_tokens, 3)
     seconds = TIMING * comparison.clock.budget / n_measured
-    measured = Measured(
+    measured = Measurement(
         difference=difference,
-        over_retrieved=over_retrieved(mitigated, base, n_measured) if model.as_retrieved else None,
+        over_retrieved=compare_to_retrieved(mitigated, base, n_measured) if model.as_retrieved else None,
         mean=sweep.mean,
         gap=sweep.gap,
         gap_ci95=sweep.gap_ci95,
-        cost=measure_cost(model, found.name, found.chosen, held_out, seconds) if model.in_memory else None,
+        cost=measure_cost(model, found.name, found.parsed_settings, held_out, seconds) if model.in_memory else None,
         tokens=tokens,
-        calls=model.count_calls(found.name, found.chosen, held_out[0]),
+        calls=model.count_calls(found.name, found.parsed_settings, held_out[0]),
     )
     return found.model_copy(
         update={
             "measured": measured,
             "order_free": asked_by is not None and asked_by.is_order_free(held_out, model.placements),
-            "command": command(found, model.config),
-            "code": code(found),
+            "command": usage_command(found, model.config),
+            "code": usage_code(found),
         }
     )
 
 
-def _record(result: Mitigate, run: Run) -> None:
+def _record(result: MitigateResult, run: Run) -> None:
     for sentence in result.retrieved.sentences(result.examples["held_out"]) if result.retrieved else []:
         log.log(RESULT, "%s", sentence)
     run.metrics({"gap": result.base_gap, "mean": result.base_mean, "search_seconds": result.seconds})
-    for each in result.measured:
+    for each in result.measured_outcomes:
         assert each.measured
         difference = each.measured.difference
         run.metrics(
@@ -178,11 +194,11 @@ def _record(result: Mitigate, run: Run) -> None:
                 f"{each.name}_mean_difference": difference.mean,
                 f"{each.name}_gain": each.measured.gain,
                 f"{each.name}_gap_difference": difference.gap,
-                f"{each.name}_answer_cost": each.measured.paid,
+                f"{each.name}_answer_cost": each.measured.relative_cost,
             }
         )
-        log.log(RESULT, "%s", each.verdict)
+        log.log(RESULT, "%s", each.verdict_in_words)
     log.log(RESULT, "%s", result.headline)
-    for each in result.helping:
+    for each in result.helpful_outcomes:
         log.log(RESULT, "%s: %s", each.name, each.gains)
         log.log(RESULT, "%s:\n%s", each.name, indent(each.command or each.code.rstrip(), "    "))
