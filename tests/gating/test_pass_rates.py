@@ -10,7 +10,7 @@ from posgap.gating.demands import Policy
 from posgap.gating.passing import MAX_PROMPTS, POLICY, PassRates
 from posgap.gating.rules import GateInputs
 from posgap.gating.verdict import asked_rules
-from posgap.measurement import drawn as drawing
+from posgap.measurement import simulated_sweeps as drawing
 from posgap.measurement.power import Assumptions, assumptions_from_pair
 from posgap.measurement.simulated_sweeps import BATCH, simulate_sweeps
 from posgap.tasks.registry import TASKS

@@ -33,16 +33,23 @@ def attention_shares(
 ) -> Shares:
     """The shares of attention that the last token of `prompt`, and then each token of `answer`, pays to the prompt
     tokens at the indices `gold` and to the first token."""
-    rows = [(row[:, list(gold)].sum(1), row[:, 0]) for row in attention_rows(model, prompt, answer)]
-    return Shares(*map(torch.stack, zip(*rows)))
+    gold_shares, sink_shares = [], []
+    for row in attention_rows(model, prompt, answer):
+        gold_shares.append(row[:, list(gold)].sum(1))
+        sink_shares.append(row[:, 0])
+    return Shares(torch.stack(gold_shares), torch.stack(sink_shares))
 
 
 def diagnose_attention(swept: DiagnosedSweep, generator: TransformersGenerator, most: int) -> AttentionFigures:
     """Lets the model answer the first `most` examples again at every placement of the sweep, and averages its shares
     of attention over them."""
     examples, placements, builder = swept.examples[:most], swept.placements, swept.builder
-    groups = [[builder.prompt(example, placement) for placement in placements] for example in examples]
-    means = {name: [_Mean() for _ in placements] for name in ("gold", "sink", "even", "answer_gold", "answer_sink")}
+    groups = []
+    for example in examples:
+        groups.append([builder.prompt(example, placement) for placement in placements])
+    means = {}
+    for name in ("gold", "sink", "even", "answer_gold", "answer_sink"):
+        means[name] = [_Mean() for _ in placements]
     answered = complete_groups(generator, groups, Sampling.for_builder(builder))
     for index, answers in track(answered, len(examples), "attention"):
         example = examples[index]
@@ -54,7 +61,9 @@ def diagnose_attention(swept: DiagnosedSweep, generator: TransformersGenerator, 
             for name, rows in zip(Shares._fields, shares):
                 means[name][at].add_example(rows[:1])
                 means[f"answer_{name}"][at].add_example(rows[1:])
-    percent = {name: [mean.percent() for mean in at_placements] for name, at_placements in means.items()}
+    percent = {}
+    for name, at_placements in means.items():
+        percent[name] = [mean.percent() for mean in at_placements]
     return AttentionFigures(
         n_examples=len(examples),
         gold=percent["gold"],

@@ -1,7 +1,6 @@
 """A finished sweep, read back for diagnosis: its examples, prompts and outcomes."""
 
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
@@ -44,18 +43,13 @@ class DiagnosedSweep:
     def preamble(self) -> str:
         """After what words the model answers, by its first responses; empty where it answers at once."""
         by_id = {example.id: example for example in self.examples}
-        return Probe(
-            [
-                observe(
-                    self.builder,
-                    by_id[row["id"]],
-                    Placement(tuple(row["placement"]), self.sweep.n_docs),
-                    Completion(row["response"], [], cut=row.get("cut", False)),
-                    self.metric,
-                )
-                for row in islice((row for row in self.predictions if "outcome" not in row), _RESPONSES)
-            ]
-        ).preamble
+        answered = [row for row in self.predictions if "outcome" not in row]
+        first = []
+        for row in answered[:_RESPONSES]:
+            placement = Placement(tuple(row["placement"]), self.sweep.n_docs)
+            completion = Completion(row["response"], [], cut=row.get("cut", False))
+            first.append(observe(self.builder, by_id[row["id"]], placement, completion, self.metric))
+        return Probe(first).preamble
 
     @property
     def best_index(self) -> int:

@@ -118,42 +118,41 @@ def diagnose_tokens(
     prompts = [builder.prompt(example, advantageous) for example, _ in cases]
     sampling = Sampling.for_builder(builder)
     responses = complete(generator, prompts, sampling)
-    streams = [
-        Readings(list(prompt.token_ids), builder(example, placement), response.token_ids)
-        for prompt, (example, placement), response in zip(prompts, cases, responses)
-    ]
+    streams = []
+    for prompt, (example, placement), response in zip(prompts, cases, responses):
+        streams.append(Readings(list(prompt.token_ids), builder(example, placement), response.token_ids))
     token_by_token = token_shifts(generator.model, streams, builder.tokenizer.pad_token_id, batch_tokens)
-    # Without a turning token the answer is not wrong here: in the sweep, rounding in another batch made it wrong.
-    turned = [
-        (case, r, shift, shift.turning)
-        for case, r, shift in zip(cases, streams, token_by_token)
-        if shift.turning is not None
-    ]
+    turned = []
+    for case, stream, shift in zip(cases, streams, token_by_token):
+        # Without a turning token the answer is not wrong here: in the sweep, rounding in another batch made it wrong.
+        if shift.turning is not None:
+            turned.append((case, stream, shift, shift.turning))
 
     def decode(ids: list[int]) -> str:
         stream = ResponseStream(builder.tokenizer, generator.end_ids, sampling)
         stream.take_all(ids)
         return stream.completion().text
 
-    mended = generate_corrected(
-        generator, [r for _, r, _, _ in turned], [at for _, _, _, at in turned], builder.max_new_tokens, decode
-    )
-    said = {(row["id"], tuple(row["placement"])): row for row in swept.predictions}
-    shifts = [
-        TokenShift(
-            id=example.id,
-            placement=list(placement.positions),
-            response=decode(r.response),
-            prediction=said[example.id, placement.positions]["response"],
-            tokens=[builder.tokenizer.decode([token]) for token in r.response],
-            kl=shift.kl,
-            turning=at,
-            instead=builder.tokenizer.decode([shift.greedy[at]]),
-            corrected=text,
-            recovered=swept.score_response(text, example, placement) == 1,
-            settled=swept.score_response(decode(r.response[: at + 1]), example, placement) == 1,
+    turned_streams, turnings = [stream for _, stream, _, _ in turned], [at for _, _, _, at in turned]
+    mended = generate_corrected(generator, turned_streams, turnings, builder.max_new_tokens, decode)
+    rows = {(row["id"], tuple(row["placement"])): row for row in swept.predictions}
+    shifts, unclean = [], 0
+    for ((example, placement), stream, shift, at), text in zip(turned, mended):
+        row, right = rows[example.id, placement.positions], stream.response
+        unclean += bool(row.get("cut") or row.get("echo"))
+        shifts.append(
+            TokenShift(
+                id=example.id,
+                placement=list(placement.positions),
+                response=decode(right),
+                prediction=row["response"],
+                tokens=[builder.tokenizer.decode([token]) for token in right],
+                kl=shift.kl,
+                turning=at,
+                instead=builder.tokenizer.decode([shift.greedy[at]]),
+                corrected=text,
+                recovered=swept.score_response(text, example, placement) == 1,
+                settled=swept.score_response(decode(right[: at + 1]), example, placement) == 1,
+            )
         )
-        for ((example, placement), r, shift, at), text in zip(turned, mended)
-    ]
-    rows = [said[shift.id, tuple(shift.placement)] for shift in shifts]
-    return summarize_shifts(shifts, len(wrong), sum(row.get("cut") or row.get("echo") or False for row in rows))
+    return summarize_shifts(shifts, len(wrong), unclean)

@@ -77,7 +77,8 @@ class Judge:
             self._numbers.setdefault(judged, len(self._numbers))
         missing: dict[int, list[int]] = {}
         for number in dict.fromkeys(self._numbers[judged] for judged in responses):
-            if orders := [order for order in (0, 1) if (number, order) not in self.kept.completions]:
+            orders = [order for order in (0, 1) if (number, order) not in self.kept.completions]
+            if orders:
                 missing[number] = orders
         if missing:
             self._generator = self._generator or open_generator(self.config, self.builder)
@@ -91,10 +92,16 @@ class Judge:
                 what,
             ):
                 pass
-        return [
-            Judgement(*(read_verdict(self.kept.completions[self._numbers[judged], order]) for order in (0, 1)))
-            for judged in responses
-        ]
+        judgements = []
+        for judged in responses:
+            reference_first, response_first = self._answers(judged)
+            judgements.append(Judgement(read_verdict(reference_first), read_verdict(response_first)))
+        return judgements
+
+    def _answers(self, judged: JudgedResponse) -> tuple[Completion, Completion]:
+        """Returns what the judge said with the reference answers first, and with the response first."""
+        number = self._numbers[judged]
+        return self.kept.completions[number, 0], self.kept.completions[number, 1]
 
     @property
     def served(self) -> EndpointIdentity | None:
@@ -116,8 +123,7 @@ class Judge:
 
     def complaint(self, judged: JudgedResponse) -> str:
         """What the judge said instead of a judgement, or why it said nothing; empty where it judged both times."""
-        answers = [self.kept.completions[self._numbers[judged], order] for order in (0, 1)]
-        unread = [answer for answer in answers if read_verdict(answer) == "unreadable"]
+        unread = [answer for answer in self._answers(judged) if read_verdict(answer) == "unreadable"]
         return _instead(unread[0]) if unread else ""
 
     def most_frequent_complaint(self) -> str:

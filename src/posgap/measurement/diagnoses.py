@@ -79,7 +79,9 @@ def summarize_shifts(shifts: list[TokenShift], wrong: int, unclean: int = 0) -> 
     """The figures of `shifts`, which were drawn from `wrong` answers that could be diagnosed; `unclean` of them are of
     answers that repeat the prompt or were cut."""
     unsettled = [shift for shift in shifts if not shift.settled]
-    elsewhere = [kl for shift in shifts for t, kl in enumerate(shift.kl) if t != shift.turning]
+    elsewhere = []
+    for shift in shifts:
+        elsewhere += [*shift.kl[: shift.turning], *shift.kl[shift.turning + 1 :]]
     return TokenFigures(
         wrong=wrong,
         diagnosed=len(shifts),

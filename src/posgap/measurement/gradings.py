@@ -3,7 +3,6 @@ exact scoring."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -22,7 +21,7 @@ Verdict = Literal["correct", "incorrect", "unreadable"]
 
 
 class Judgement(NamedTuple):
-    """What a judge said of a response with the reference answers first, and with the response first."""
+    """A judge's verdicts on a response, read after the reference answers and read before them."""
 
     reference_first: Verdict
     response_first: Verdict
@@ -93,11 +92,14 @@ class Agreement(Record):
     @classmethod
     def from_pairs(cls, metric: str, by_example: Iterable[Sequence[tuple[bool, bool]]]) -> "Agreement | None":
         """From pairs (right for the judge, right for the metric), those of each example together; None without any."""
-        pairs = [of_example for of_example in by_example if of_example]
-        alike = Percentage.from_examples([[judge == exact for judge, exact in of_example] for of_example in pairs])
+        counts: Counter[tuple[bool, bool]] = Counter()
+        agreeing = []
+        for pairs in by_example:
+            counts.update(pairs)
+            agreeing.append([judge == exact for judge, exact in pairs])
+        alike = Percentage.from_examples(agreeing)
         if alike is None:
             return None
-        counts = Counter(chain.from_iterable(pairs))
         return cls(
             metric=metric,
             both_right=counts[True, True],
@@ -108,7 +110,7 @@ class Agreement(Record):
         )
 
     def agreement_text(self) -> str:
-        """All of it in words."""
+        """Returns the agreement as a sentence."""
         return (
             f"The judge and {self.metric} agree on {self.alike.percent:.1f} % of the responses "
             f"({ends(self.alike.ci95)}); {self.judge_only} are right for the judge alone, {self.exact_only} for "
@@ -163,5 +165,7 @@ class Grading(Record):
 
 def flipped_share(judgements: Iterable[Sequence[Judgement]]) -> Percentage | None:
     """The share of judgements that flip with the order, from those of each example that can be read."""
-    read = [[each for each in of_example if each.is_readable] for of_example in judgements]
-    return Percentage.from_examples([[each.is_flipped for each in of_example] for of_example in read])
+    flipped = []
+    for of_example in judgements:
+        flipped.append([judgement.is_flipped for judgement in of_example if judgement.is_readable])
+    return Percentage.from_examples(flipped)

@@ -1,6 +1,7 @@
 """Accuracy by where several gold documents begin and by the distance between them, apart."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Self
 
 import numpy as np
@@ -47,7 +48,7 @@ class Grid(Record):
     far_minus_near_ci95: tuple[float, float]
 
     def effect_sentences(self) -> list[str]:
-        """The same in words."""
+        """Returns the effects of position and of distance as sentences."""
         position, apart = self.by_position, self.by_distance
         return [
             f"By absolute position, averaged over distances, the gap is {_in_words(position)}.",
@@ -65,13 +66,14 @@ def grid_of(correct: np.ndarray, placements: Sequence[Sequence[int]], seed: int)
     """The figures of `correct [E, P]`; None unless the placements are every first position with every distance, of
     evenly spaced gold documents, at least two of each."""
     cells = {(distance(positions), positions[0]): i for i, positions in enumerate(placements) if len(positions) > 1}
-    distances, firsts = (sorted({cell[side] for cell in cells}) for side in (0, 1))
+    distances, firsts = sorted({step for step, _ in cells}), sorted({first for _, first in cells})
     if 0 in distances or min(len(distances), len(firsts)) < 2 or len(cells) != len(placements):
         return None
     if len(cells) != len(distances) * len(firsts):
         return None
-    order = [[cells[step, first] for first in firsts] for step in distances]
-    scores = np.asarray(correct, np.float64)[:, order]  # [E, distances, first positions]
+    order = [cells[cell] for cell in product(distances, firsts)]
+    scores = np.asarray(correct, np.float64)[:, order]
+    scores = scores.reshape(len(scores), len(distances), len(firsts))
     difference, interval = statistics.paired_difference(scores[:, -1], scores[:, 0])
     return Grid(
         by_position=_margin(firsts, scores.mean(axis=1), seed),

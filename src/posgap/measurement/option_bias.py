@@ -1,6 +1,7 @@
 """Which slots a model chooses, whatever stands there: for tasks whose responses name a slot."""
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -54,14 +55,15 @@ def measure_option_bias(
 ) -> OptionBias:
     """The choices of the responses to these examples at these placements, an example's one after the other, each with
     as many samples as the others; documents are ordered by the seed `shuffle`."""
-    said = list(responses)
-    shape, samples = (len(examples), len(placements)), len(said) // (len(examples) * len(placements))
-    orders = [[task.slots.arrange(e, placement, shuffle) for placement in placements] for e in examples]
-    repeated = (items for of_example in orders for items in of_example for _ in range(samples))
-    slots = np.array([task.chosen_slot(*pair) for pair in zip(said, repeated, strict=True)]).reshape(*shape, samples)
-    n_docs = placements[0].n_docs
+    said, prompts = list(responses), list(product(examples, placements))
+    samples, n_docs = len(said) // len(prompts), placements[0].n_docs
+    orders = [task.slots.arrange(example, placement, shuffle) for example, placement in prompts]
+    slots = np.array([task.chosen_slot(said[i], orders[i // samples]) for i in range(len(said))])
+    items = [orders[i // samples][slot - 1] if slot else None for i, slot in enumerate(slots)]
+    slots = slots.reshape(len(examples), len(placements), samples)
+    by_example = len(placements) * samples
     shares = np.stack([(slots == slot).mean(axis=(1, 2)) for slot in range(n_docs + 1)], axis=1)  # [E, 1 + slots]
-    same = np.array([_is_one(_items(*of_example)) for of_example in zip(orders, slots)], dtype=float)
+    same = np.array([_is_one(items[at : at + by_example]) for at in range(0, len(items), by_example)], dtype=float)
     intervals = [statistics.mean_interval(share).tolist() for share in shares.T]
     return OptionBias(
         slots=list(task.slot_names[:n_docs]),
@@ -87,8 +89,3 @@ def _is_one(items: Iterable[object]) -> bool:
     """Whether all of these are one item, and none is None."""
     different = set(items)
     return len(different) == 1 and None not in different
-
-
-def _items(orders: Sequence[Sequence[Document]], slots: np.ndarray) -> list[Document | None]:
-    """The item that each response to an example chooses, of `slots [P, S]`; None for none."""
-    return [order[slot - 1] if slot else None for order, of_placement in zip(orders, slots) for slot in of_placement]

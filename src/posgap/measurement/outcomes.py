@@ -167,15 +167,16 @@ class Outcomes(OutcomeCounts):
         )
 
     def unanswered_text(self, placements: Sequence[Sequence[int]]) -> str:
-        """The same as a sentence."""
+        """Says as a sentence what was not answered; empty where all was."""
         phrase = self.phrase(placements)
         return phrase and f"{phrase}; they count as wrong."
 
 
 def _total(by_placement: Sequence[OutcomeCounts]) -> dict[str, int | None]:
     """The sums of all counts; None of what is known of no placement."""
-    known = {
-        name: [count for counts in by_placement if (count := getattr(counts, name)) is not None]
-        for name in OutcomeCounts.model_fields
-    }
-    return {name: sum(counts) if counts else None for name, counts in known.items()}
+    totals: dict[str, int | None] = dict.fromkeys(OutcomeCounts.model_fields)
+    for counts in by_placement:
+        for name, count in counts:
+            if name in totals and count is not None:
+                totals[name] = (totals[name] or 0) + count
+    return totals

@@ -43,7 +43,10 @@ def regions(placements: Sequence[Sequence[int]], categories: Sequence[str] = ())
     """The columns of each region: the placements' categories where they have some, else the outer thirds of the
     positions and those between."""
     if any(categories):
-        return {name: [i for i, of in enumerate(categories) if of == name] for name in in_order(categories)}
+        columns: dict[str, list[int]] = {name: [] for name in in_order(categories)}
+        for column, name in enumerate(categories):
+            columns[name].append(column)
+        return columns
     order, ends = np.argsort([placement[0] for placement in placements]).tolist(), len(placements) // 3
     thirds = {"beginning": order[:ends], "middle": order[ends : len(order) - ends], "end": order[len(order) - ends :]}
     return {name: columns for name, columns in thirds.items() if columns}

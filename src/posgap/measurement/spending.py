@@ -35,24 +35,22 @@ class TokenTotals(Record):
         counted = [usage for usage in usages if usage and (usage.prompt is not None or usage.completion is not None)]
         if not counted:
             return None
-        prompt, completion, thinking, seconds = (
-            sum(getattr(usage, name) or 0 for usage in counted)
-            for name in ("prompt", "completion", "thinking", "seconds")
-        )
         return cls(
             prompts=sum(usage.prompts for usage in counted),
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            thinking_tokens=thinking,
-            seconds=round(seconds, 3),
+            prompt_tokens=sum(usage.prompt or 0 for usage in counted),
+            completion_tokens=sum(usage.completion or 0 for usage in counted),
+            thinking_tokens=sum(usage.thinking or 0 for usage in counted),
+            seconds=round(sum(usage.seconds or 0 for usage in counted), 3),
         )
 
     @classmethod
     def combine(cls, parts: Iterable["TokenTotals | None"]) -> "TokenTotals | None":
         """The sum of the parts of a sweep."""
-        there = [part for part in parts if part]
-        sums = {name: sum(getattr(part, name) for part in there) for name in cls.model_fields}
-        return cls(**sums) if there else None
+        sums: dict[str, float] = {}
+        for part in filter(None, parts):
+            for name, value in part:
+                sums[name] = sums.get(name, 0) + value
+        return cls(**sums) if sums else None
 
     def metrics(self) -> dict[str, float]:
         """Tokens as metrics of a run."""

@@ -112,7 +112,7 @@ def difference_interval(differences: np.ndarray, error: float = EACH_END) -> np.
 
 
 def _signed_sums(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of `differences [E, ...]` the sums [...] of those above 0, of those below without their sign, and of squares."""
+    """Sums over `differences [E, ...]`: of those above 0, of those below without sign, and of squares, `[...]`."""
     return differences.clip(min=0).sum(axis=0), (-differences).clip(min=0).sum(axis=0), (differences**2).sum(axis=0)
 
 

@@ -69,13 +69,13 @@ def copies_sentence(sweep: Sweep) -> str:
 
 
 def copies_warning(sweep: Sweep) -> str:
-    """The same with what to do about it; empty where at no placement more answers are cut or copies than `NOTABLE`."""
+    """Says how many answers are cut or copies, and what to do; empty if at most `NOTABLE` percent at each placement."""
     if not sweep.outcomes:
         return ""
-    worst = {
-        name: max(counts.percent(getattr(counts, name)) for counts in sweep.outcomes.by_placement)
-        for name in ("cut", "echo", "others")
-    }
+    worst = dict.fromkeys(("cut", "echo", "others"), 0.0)
+    for counts in sweep.outcomes.by_placement:
+        for name in worst:
+            worst[name] = max(worst[name], counts.percent(getattr(counts, name)))
     if max(worst.values()) <= NOTABLE:
         return ""
     remedies = []
