@@ -60,7 +60,7 @@ class Student(nn.Module):
             width, n_new = batch.input_ids.shape[1] + 1, batch.lengths.tolist()
             first = batch.predicts.int().argmax(1).tolist()  # the prompt's last column
             lengths = [(column + 1, max(n, width - column - 1)) for column, n in zip(first, n_new)]
-            reason = self.rope.against_teacher_forcing(lengths)
+            reason = self.rope.why_not_forced(lengths)
             if reason:
                 family = type(self.model).__name__
                 raise PosgapError(f"{family}: {reason}; it cannot be distilled on prompts of such lengths")

@@ -195,7 +195,7 @@ class _BoundedGzipFile(gzip.GzipFile):
         self.packed, self.path = packed, path
 
     def _checked(self, data: bytes) -> bytes:
-        if self.rank_points() > max(FREE, EXPANSION * self.packed.rank_points()):
+        if self.tell() > max(FREE, EXPANSION * self.packed.tell()):
             raise PosgapError(
                 f"{self.path}: unpacks to more than {EXPANSION} times its size, as no data do; unpack it yourself"
             )

@@ -351,7 +351,7 @@ def _entries(opened: IO[str]) -> list[Entry]:
     with suppress(ValidationError, UnicodeDecodeError):
         while line := opened.readline():
             entries.append(Entry.model_validate_json(line))
-            whole, ends = opened.rank_points(), line[-1]
+            whole, ends = opened.tell(), line[-1]
     if entries:
         opened.seek(whole)
         opened.truncate()
