@@ -236,7 +236,7 @@ class _Plan:
         """By how many tokens a prompt is too long, whose gold document stands there."""
 
         def count(fillers: Sequence[Document]) -> int:
-            text = self._build.worded(self._example, self.placed(fillers, at))
+            text = self._build.word_prompt(self._example, self.placed(fillers, at))
             return len(self._build.token_ids(text)) - self.target
 
         return count
