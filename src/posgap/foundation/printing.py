@@ -157,6 +157,7 @@ def show(text: str, result: Any) -> None:
 
 def set_result(result: Any) -> None:
     """Has `result` be what `--json` prints; the last one counts."""
+    # Kept for the command, since verbs return what callers from Python want: an object, or where the output is.
     if _command.as_json:
         _command.result = result
 

@@ -96,16 +96,16 @@ class Decoder:
         kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
         for module in self.model.modules():
             if isinstance(module, nn.ModuleList) and len(module) == self.n_all:
-                found = [
-                    (number, layer, attention)
-                    for number, layer in enumerate(module, start=1)
-                    # Linear attention has no matrix of weights.
-                    if "linear" not in (kinds[number - 1] if len(kinds) == self.n_all else "")
-                    and (attention := _attention(layer)) is not None
-                ]
-                if found:
-                    numbers, layers, attentions = zip(*found)
-                    return list(numbers), list(layers), list(attentions)
+                numbers, layers, attentions = [], [], []
+                for number, layer in enumerate(module, start=1):
+                    attention = _attention(layer)
+                    kind = kinds[number - 1] if len(kinds) == self.n_all else ""
+                    if attention is not None and "linear" not in kind:  # linear attention has no matrix of weights
+                        numbers.append(number)
+                        layers.append(layer)
+                        attentions.append(attention)
+                if numbers:
+                    return numbers, layers, attentions
         raise PosgapError(
             f"{type(self.model).__name__}: no list of {self.n_all} layers with attention modules, so there is nothing "
             "to measure; rollout measure reads decoders of transformers' usual structure"
@@ -117,13 +117,13 @@ class Decoder:
         if self.n_layers < self.n_all:
             numbers = ", ".join(map(str, self.numbers))
             words.append(f"of {self.n_all} layers these have attention: {numbers}")
-        beside = [
-            number
-            for number, layer, attention in zip(self.numbers, self.layers, self.attentions)
-            if any(isinstance(m, nn.Conv1d) for m in set(layer.modules()) - set(attention.modules()))
-        ]
+        beside = []
+        for number, layer, attention in zip(self.numbers, self.layers, self.attentions):
+            others = set(layer.modules()) - set(attention.modules())
+            if any(isinstance(module, nn.Conv1d) for module in others):
+                beside.append(str(number))
         if beside:
-            words.append(f"layers {', '.join(map(str, beside))} mix tokens beside their attention too")
+            words.append(f"layers {', '.join(beside)} mix tokens beside their attention too")
         if words:
             words.append("what tokens pass on otherwise is in no rollout, but in the gradients")
         return "; ".join(words)
@@ -151,7 +151,7 @@ class Decoder:
             AttentionInterface.register(name, usual)
 
     @torch.no_grad()
-    def forward(self, ids: Tensor) -> list[Call]:
+    def record_calls(self, ids: Tensor) -> list[Call]:
         """Runs the model on `ids [B, N]` and returns the arguments that each layer was called with."""
         calls: list[Call] = []
 
@@ -165,8 +165,8 @@ class Decoder:
         return calls
 
     @torch.no_grad()
-    def check(self, ids: Tensor) -> None:
-        """`PosgapError` unless the usual attention leads to the states of the last `forward`, of `ids [B, N]`."""
+    def require_usual_states(self, ids: Tensor) -> None:
+        """`PosgapError` unless the usual attention leads to the states of the last `record_calls`, of `ids [B, N]`."""
         usual = self.base(input_ids=ids, use_cache=False)[0]
         off = float((self.states - usual).double().norm() / usual.double().norm())
         if not off < _OTHERWISE:
@@ -179,7 +179,7 @@ class Decoder:
     def projection(self, layer: int, call: Call) -> nn.Module | None:
         """The module by which a layer's attention writes to the stream what its heads made."""
         if self.adding[layer] is None:
-            self._find(layer, call, self._called(layer, call, 1.0))
+            self._find(layer, call, self._call_layer(layer, call, 1.0))
         return self.projections[layer]
 
     def writers(self) -> list[nn.Module]:
@@ -193,19 +193,19 @@ class Decoder:
 
     @torch.no_grad()
     def attend(self, layer: int, call: Call, take: Take) -> LayerReading:
-        """Calls a layer again with the arguments that `forward` saw, hands the attention matrices [B, H, Q, N] of each
-        block of queries to `take`, and returns residual strengths and what the heads made for the last token.
+        """Calls a layer again with the arguments that `record_calls` saw, hands each block's attention [B, H, Q, N] to
+        `take`, and returns residual strengths and what the heads made for the last token.
 
         The strength at a token is |a| / (|x| + |a|), with a what the attention adds to the residual stream and x the
         stream that it is added to, as the layer scales and normalises them: the sum is read where the layer uses it,
         with the attention's output and without. What else the layer adds is left out.
         """
-        seen = self._called(layer, call, 1.0, take)
+        seen = self._call_layer(layer, call, 1.0, take)
         if self.adding[layer] is None:
             self._find(layer, call, seen)
         adding = self.adding[layer]
         assert adding is not None
-        none = self._called(layer, call, 0.0)
+        none = self._call_layer(layer, call, 0.0)
         whole, without = seen.at(adding.reader), none.at(adding.reader)
         assert whole is not None and without is not None
         a, x = (whole.float() - without.float()).norm(dim=-1), without.float().norm(dim=-1)
@@ -219,14 +219,14 @@ class Decoder:
         where = f"{type(self.model).__name__}, layer {self.numbers[layer]}"
         if not one.writers or one.written is None:
             raise PosgapError(f"{where}: no module writes what the attention adds, so there is no residual strength")
-        whole_layer = self._called(layer, call, 1.0, alone=False).written
+        whole_layer = self._call_layer(layer, call, 1.0, alone=False).written
         if whole_layer is None or not torch.allclose(one.written, whole_layer, rtol=_ROUNDING, atol=1e-3):
             raise PosgapError(
                 f"{where}: what its attention reads is made in the layer by more than a normalisation; rollout measure "
                 "cannot tell the two apart"
             )
         self.adding[layer] = _Adding(one.writers[-1], None)
-        none, two = self._called(layer, call, 0.0), self._called(layer, call, 2.0)
+        none, two = self._call_layer(layer, call, 0.0), self._call_layer(layer, call, 2.0)
         self.adding[layer] = None
         for reader in (*one.read, None):
             sums = [seen.at(reader) for seen in (none, one, two)]
@@ -247,67 +247,25 @@ class Decoder:
             "rollout measure reads decoders with residual connections"
         )
 
-    def _called(self, layer: int, call: Call, times: float, take: Take | None = None, alone: bool = True) -> _Seen:
+    def _call_layer(self, layer: int, call: Call, times: float, take: Take | None = None, alone: bool = True) -> _Seen:
         """Calls a layer with `times` what its attention makes and, where that is to be `alone`, nothing of what else
         it adds to the stream."""
-        block, attention, seen = self.layers[layer], self.attentions[layer], _Seen()
+        block, attention, adding = self.layers[layer], self.attentions[layer], self.adding[layer]
         args, kwargs = call
         shape = _stream_into(call).shape
-        within, left = set(attention.modules()), [False]
-        # Gates within a normalisation belong to it.
-        norms = {part for module in block.modules() if "Norm" in type(module).__name__ for part in module.modules()}
-        around = {module for module in block.modules() if any(part is attention for part in module.modules())}
-        adding, blocks = self.adding[layer], _Blocks(take, shape, type(attention).__name__) if take else None
-
-        def wrote(module: nn.Module, args: tuple, output: Any) -> Any:
-            if not (isinstance(output, Tensor) and output.numel() == shape.numel() and output.shape[-1] == shape[-1]):
-                return None
-            seen.writers.append(module)
-            seen.written = output
-            if not _passes(module):
-                seen.projection, seen.heads = module, args[0] if args and isinstance(args[0], Tensor) else None
-            return times * output if adding and module is adding.last and times != 1 else None
-
-        def reads(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            x = args[0] if args else kwargs.get("hidden_states")
-            if left[0] and isinstance(x, Tensor) and x.shape == shape:
-                seen.read.setdefault(module, x.clone())
-
-        def turned(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            seen.tables = kwargs.get("position_embeddings")
-
-        def leave(module: nn.Module, args: tuple, output: Any) -> None:
-            left[0] = True
-            if blocks and not blocks.queries:
-                for part in output if isinstance(output, tuple | list) else ():
-                    if isinstance(part, Tensor) and part.ndim == 4 and not blocks.queries:
-                        blocks(0, part)
-
-        with ExitStack() as hooks:
-            for module in block.modules():
-                leaf = not any(True for _ in module.children())
-                if module in within:
-                    if leaf:
-                        hooks.callback(module.register_forward_hook(wrote).remove)
-                    setattr(module, _TAKE, blocks)
-                    hooks.callback(delattr, module, _TAKE)
-                elif module is not block:
-                    hooks.callback(module.register_forward_pre_hook(reads, with_kwargs=True).remove)
-                    own = leaf or (any(True for _ in module.parameters(recurse=False)) and module not in around)
-                    if alone and own and module not in norms and not _passes(module):
-                        hooks.callback(module.register_forward_hook(_nothing).remove)
-            hooks.callback(attention.register_forward_pre_hook(turned, with_kwargs=True).remove)
-            hooks.callback(attention.register_forward_hook(leave).remove)
-            if "output_attentions" in inspect.signature(block.forward).parameters:
-                kwargs = kwargs | {"output_attentions": True}
+        blocks = _Blocks(take, shape, type(attention).__name__) if take else None
+        watch = _Watch(attention, shape, blocks, adding.last if adding else None, times)
+        if "output_attentions" in inspect.signature(block.forward).parameters:
+            kwargs = kwargs | {"output_attentions": True}
+        with watch.hooks(block, alone):
             output = block(*args, **kwargs)
-        seen.returned = output[0] if isinstance(output, tuple | list) else output
+        watch.seen.returned = output[0] if isinstance(output, tuple | list) else output
         if blocks and blocks.queries != shape[-2]:
             raise PosgapError(
                 f"{type(attention).__name__}: returns no attention matrices, so there is nothing to "
                 "measure; its model cannot be read by rollout measure"
             )
-        return seen
+        return watch.seen
 
     def _frequencies(self, layer: int, call: Call, seen: _Seen) -> list[float] | None:
         """The angles per token by which a layer turns each plane of queries and keys, greatest first; none if it turns
@@ -325,17 +283,17 @@ class Decoder:
             return None
         rows: list[Tensor] = []  # the last block's last query's attention
 
-        def unturned(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        def keep_still(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             return args, kwargs | {"position_embeddings": still}
 
         def last_query(first: int, weights: Tensor, seen: Tensor, values: Tensor | None) -> None:
             rows[:] = [weights[:, :, -1].clone()]  # a view would keep the whole block
 
-        self._called(layer, call, 1.0, last_query)
+        self._call_layer(layer, call, 1.0, last_query)
         turned = rows[-1]
         with ExitStack() as hooks:
-            hooks.callback(self.attentions[layer].register_forward_pre_hook(unturned, with_kwargs=True).remove)
-            self._called(layer, call, 1.0, last_query)
+            hooks.callback(self.attentions[layer].register_forward_pre_hook(keep_still, with_kwargs=True).remove)
+            self._call_layer(layer, call, 1.0, last_query)
         if torch.equal(rows[-1], turned):
             return []
         angles = torch.atan2(sin.double(), cos.double()).reshape(-1, *cos.shape[-2:])[0]
@@ -368,6 +326,83 @@ class _Blocks:
         seen = weights > 0 if mask is None else mask > torch.finfo(mask.dtype).min / 2
         self.take(first, weights, seen.flatten(0, 1).any(dim=0).expand(weights.shape[2:]), values)
         self.queries += weights.shape[2]
+
+
+class _Watch:
+    """What one call of a layer shows, by hooks that fill `seen`, of streams of this `shape` [B, N, D].
+
+    `scaled` is the module whose output the call has `times`; attention that is returned whole goes to `blocks`.
+    """
+
+    def __init__(
+        self, attention: nn.Module, shape: torch.Size, blocks: _Blocks | None, scaled: nn.Module | None, times: float
+    ):
+        self.attention, self.shape, self.blocks = attention, shape, blocks
+        self.scaled, self.times = scaled, times
+        self.seen, self.is_behind_attention = _Seen(), False
+
+    @contextmanager
+    def hooks(self, layer: nn.Module, alone: bool) -> Iterator[None]:
+        """Within the block the layer has the hooks; if attention is to be `alone`, its other parts make zeros."""
+        within = set(self.attention.modules())
+        with ExitStack() as hooks:
+            for module in within:
+                if _is_leaf(module):
+                    hooks.callback(module.register_forward_hook(self._note_written).remove)
+                setattr(module, _TAKE, self.blocks)
+                hooks.callback(delattr, module, _TAKE)
+            for module in set(layer.modules()) - within - {layer}:
+                hooks.callback(module.register_forward_pre_hook(self._note_read, with_kwargs=True).remove)
+            for module in _other_parts(layer, self.attention) if alone else ():
+                hooks.callback(module.register_forward_hook(_nothing).remove)
+            hooks.callback(self.attention.register_forward_pre_hook(self._note_tables, with_kwargs=True).remove)
+            hooks.callback(self.attention.register_forward_hook(self._leave_attention).remove)
+            yield
+
+    def _note_tables(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        self.seen.tables = kwargs.get("position_embeddings")
+
+    def _note_written(self, module: nn.Module, args: tuple, output: Any) -> Tensor | None:
+        if not isinstance(output, Tensor) or output.numel() != self.shape.numel() or output.shape[-1] != self.shape[-1]:
+            return None
+        self.seen.writers.append(module)
+        self.seen.written = output
+        if not _passes(module):
+            self.seen.projection, self.seen.heads = module, args[0] if args and isinstance(args[0], Tensor) else None
+        return self.times * output if module is self.scaled and self.times != 1 else None
+
+    def _leave_attention(self, module: nn.Module, args: tuple, output: Any) -> None:
+        self.is_behind_attention = True
+        for part in output if isinstance(output, tuple | list) else ():
+            if self.blocks and not self.blocks.queries and isinstance(part, Tensor) and part.ndim == 4:
+                self.blocks(0, part)
+
+    def _note_read(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        x = args[0] if args else kwargs.get("hidden_states")
+        if self.is_behind_attention and isinstance(x, Tensor) and x.shape == self.shape:
+            self.seen.read.setdefault(module, x.clone())
+
+
+def _other_parts(layer: nn.Module, attention: nn.Module) -> list[nn.Module]:
+    """The modules beside a layer's attention that make something of their own; none of its normalisations, with the
+    gates in them, and none that only holds others."""
+    norms, around = set[nn.Module](), set[nn.Module]()
+    for module in layer.modules():
+        parts = set(module.modules())
+        if "Norm" in type(module).__name__:
+            norms |= parts
+        if attention in parts:
+            around.add(module)
+    found = []
+    for module in set(layer.modules()) - set(attention.modules()) - norms - {layer}:
+        has_own_parameters = next(module.parameters(recurse=False), None) is not None and module not in around
+        if (_is_leaf(module) or has_own_parameters) and not _passes(module):
+            found.append(module)
+    return found
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    return next(module.children(), None) is None
 
 
 def _by_blocks(
@@ -439,7 +474,8 @@ def _attention(layer: nn.Module) -> nn.Module | None:
 
 def n_heads(config: PretrainedConfig) -> int:
     """The number of attention heads of each layer; `PosgapError` for a model without attention."""
-    if heads := getattr(config.get_text_config(), "num_attention_heads", None):
+    heads = getattr(config.get_text_config(), "num_attention_heads", None)
+    if heads:
         return heads
     raise PosgapError(f"{config.model_type}: has no attention, so that there is nothing to measure")
 
@@ -459,10 +495,11 @@ def position_encoding(config: PretrainedConfig) -> dict:
         # Falcon divides its biases by sqrt(d), together with the scores.
         divisor = np.sqrt(size) if config.model_type == "falcon" else 1.0
         return {"kind": "alibi", "slopes": (alibi_slopes(heads) / divisor).tolist()}
-    if rope := getattr(config, "rope_parameters", None):
+    rope = getattr(config, "rope_parameters", None)
+    if rope:
         by_layer_type = next(iter(rope.values())) if isinstance(next(iter(rope.values())), dict) else rope
         share = by_layer_type.get("partial_rotary_factor", 1.0)
         return {"kind": "rope", "theta": float(by_layer_type["rope_theta"]), "head_size": int(share * size) // 2 * 2}
-    if turned := getattr(config, "rotary_dim", None):  # GPT-J, CodeGen
-        return {"kind": "rope", "theta": 10000.0, "head_size": turned}
+    if getattr(config, "rotary_dim", None):  # GPT-J, CodeGen
+        return {"kind": "rope", "theta": 10000.0, "head_size": config.rotary_dim}
     return {"kind": "learned"}

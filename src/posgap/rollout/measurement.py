@@ -232,7 +232,7 @@ def measure_influence(
             of_prompts = asked[sum(map(len, attention)) :][: len(ids)]
             attention.append(np.stack([by_document(rows, each.spans) for rows, each in zip(last, of_prompts)]))
         if not influence["rollout"]:
-            decoder.check(ids)
+            decoder.require_usual_states(ids)
         for name in kept:
             kept[name].append(by_measure[name].sum(dim=1).cpu().numpy())
         for name, values in by_measure.items():
@@ -299,7 +299,7 @@ def _layer_by_layer(
     `gradients` [L] are those with respect to what each layer's attention writes; without any, `OF_VALUES` are left out.
     Layers are called again from the last one down; what they say beside is added to `statistics`.
     """
-    calls = decoder.forward(ids)
+    calls = decoder.record_calls(ids)
     statistics.add_texts(*ids.shape)
     of_values = gradients is not None
     rows = torch.zeros(4 if of_values else 2, *ids.shape, device=ids.device, dtype=torch.float64)

@@ -59,26 +59,29 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
 
     @functools.wraps(work)
     def run_stage(config: C) -> Location:
-        return _run(name, config, lambda: work)
+        return _run_stage(name, config, lambda: work)
 
     return run_stage
 
 
 def stage_at(target: str) -> Callable[[StageConfig], Location]:
-    """The stage that is the function `target`, "module:name". Its module, and with it torch, is imported where there is
-    work to do: that an output is complete is seen, and said, long before."""
+    """Returns the stage that is the function `target`, "module:name", without importing its module yet.
+
+    The module, and with it torch, is imported where there is work to do: that an output is complete is said before.
+    """
     module, name = target.split(":")
 
-    def work() -> Work[StageConfig]:
+    def import_work() -> Work[StageConfig]:
+        # `stage` keeps the undecorated work as `__wrapped__`; the decorated one would hash all inputs a second time.
         return getattr(importlib.import_module(module), name).__wrapped__
 
-    return lambda config: _run(name, config, work)
+    return lambda config: _run_stage(name, config, import_work)
 
 
-def _run(name: str, config: C, work_of_stage: Callable[[], Work[C]]) -> Location:
-    """Runs a stage as `stage` says, by the work that `work_of_stage` returns; it is called only where there is some."""
+def _run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Location:
+    """Runs a stage as `stage` says. `get_work` returns its work, and is called only where there is work to do."""
     with Folder(config, name) as output:
-        input_sources, inputs = _inputs(config, output)
+        input_sources, inputs = _record_inputs(config, output)
         identity = identity_of(name, config, inputs)
         reason = "asked to by --force" if "force" in type(config).model_fields else "nothing of it is ever reused"
         if not config.force:
@@ -97,7 +100,7 @@ def _run(name: str, config: C, work_of_stage: Callable[[], Work[C]]) -> Location
         here = on_this_machine(config, input_sources)
         here = here.with_digests({field: record["sha256"] for field, record in inputs.items()})
         if not is_main_process():
-            work_of_stage()(here.resolve_auto(), output.home / f"process-{os.getpid()}", Run())
+            get_work()(here.resolve_auto(), output.home / f"process-{os.getpid()}", Run())
             return config.out
         clear, alone = None, launch_rank_and_size()[1] == 1
         # Only a single process may finish what was made: others would go on to the work, and wait for it there.
@@ -106,14 +109,14 @@ def _run(name: str, config: C, work_of_stage: Callable[[], Work[C]]) -> Location
                 log.info("%s: %s is made again: %s", name, config.out, reason)
             about = {"stage": name, "identity": identity, "config": config.redacted_dump(), "inputs": inputs}
             about |= _origin(config, input_sources, inputs)
-            clear = _make(work_of_stage(), config, here, output, about)
+            clear = _make(get_work(), config, here, output, about)
         if clear:
             clear()
     return config.out
 
 
 def _finish(output: Folder, out: Location, identity: str) -> bool:
-    """Whether the output had been made, and only lacked its place, or its upload, which it now has."""
+    """Moves or uploads an output that an interrupted run had finished. Returns whether there was one."""
     if not stale_reason(output.partial, identity):
         output.place()
     elif not is_uri(out) or stale_reason(output.out, identity):
@@ -171,8 +174,8 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
     return clear
 
 
-def _inputs(config: StageConfig, output: Folder) -> tuple[dict[str, Source], dict[str, dict[str, str]]]:
-    """The inputs, and the manifest's record of each, which the first process of a machine makes for the others there.
+def _record_inputs(config: StageConfig, output: Folder) -> tuple[dict[str, Source], dict[str, dict[str, str]]]:
+    """Returns the inputs, and the manifest's record of each, made by the first process of a machine for the others.
 
     The main process claims a new output before that, so that all hear where it cannot.
     """
@@ -200,8 +203,8 @@ def record_of(source: Source) -> dict[str, str]:
 
 
 def _origin(config: C, input_sources: dict[str, Source], inputs: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """Digests, or names, of the inputs and of all that they in turn were made from; the data among that; and by what
-    method a model among the inputs was made, since its own manifest is not at hand wherever the output goes."""
+    """Returns the manifest's `ancestors` (digests or names of all that the output was made from), the `datasets` among
+    them, and `model_made_by`, since the model's own manifest is not at hand wherever the output goes."""
     names = {record["sha256"] or record["path"] for record in inputs.values()}
     ancestors = names.union(*(manifest_of(source).get("ancestors", ()) for source in input_sources.values()))
     datasets = datasets_of(config.examples_for, inputs, input_sources)
@@ -248,12 +251,12 @@ def stale_reason(out: Location, identity: str) -> str:
 
 def _lineage(inputs: dict) -> dict[str, str]:
     """Tags that lead to the inputs; their digests are in the manifest, which is among the run's files."""
-    return {
-        f"posgap.input.{field}.{key}": value
-        for field, record in inputs.items()
-        for key, value in record.items()
-        if key in ("path", "mlflow_run_id") and value
-    }
+    tags = {}
+    for field, record in inputs.items():
+        for key in ("path", "mlflow_run_id"):
+            if record.get(key):
+                tags[f"posgap.input.{field}.{key}"] = record[key]
+    return tags
 
 
 def _versions() -> dict[str, str]:
