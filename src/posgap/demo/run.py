@@ -78,7 +78,7 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
         log_sweep(sweeps[1], run)
         for name in SHOWN:
             run.artifact(out / name)
-        output.record(SHOWN, folders)
+        output.write_manifest(SHOWN, folders)
         show(f"{table(summary)}\n{_where_to_look(out, run.id, time.monotonic() - started)}", summary)
 
 

@@ -57,7 +57,8 @@ class Config(BaseModel):
     @classmethod
     def parameters(cls) -> dict[str, FieldInfo]:
         """The plain parameters by name: all fields but paths and `NO_PARAMETERS`."""
-        return {n: f for n, f in cls.model_fields.items() if role(f) is None and n not in NO_PARAMETERS}
+        fields = cls.model_fields.items()
+        return {name: field for name, field in fields if role(field) is None and name not in NO_PARAMETERS}
 
     @classmethod
     def cache_key_fields(cls) -> list[str]:
@@ -66,10 +67,13 @@ class Config(BaseModel):
 
     def in_runs(self, verb: str) -> Path:
         """The folder in `runs` for the output, named by the verb and by those of `named_by` that are no defaults."""
-        own = [value for name in self.named_by if (value := getattr(self, name)) not in (None, self.default(name))]
-        places = [place for one in own for place in (one if isinstance(one, list) else [one])]
-        named = [verb, *(last_name(place).partition(".jsonl")[0] for place in places)]
-        return Path("runs") / re.sub(r"[^\w.-]+", "-", "-".join(named)).strip(".-")
+        words = [verb]
+        for name in self.named_by:
+            value = getattr(self, name)
+            if value not in (None, self.default(name)):
+                places = value if isinstance(value, list) else [value]
+                words += [last_name(place).partition(".jsonl")[0] for place in places]
+        return Path("runs") / re.sub(r"[^\w.-]+", "-", "-".join(words)).strip(".-")
 
     def is_served(self, name: str) -> bool:
         """Whether the input of this name is a model that a server elsewhere calls so, in whatever way."""
@@ -78,13 +82,16 @@ class Config(BaseModel):
     def redacted_dump(self) -> dict[str, Any]:
         """All fields as JSON values, as manifests keep them: without secrets."""
         plain = self.model_dump(mode="json")
-        verbatim = {n: plain[n] for n, field in type(self).model_fields.items() if VERBATIM in field.metadata}
-        values = redact_value(plain) | verbatim
-        secret = {n for n, field in type(self).model_fields.items() if SECRET in field.metadata and values[n]}
-        return values | dict.fromkeys(secret, HIDDEN)
+        values = redact_value(plain)
+        for name, field in type(self).model_fields.items():
+            if VERBATIM in field.metadata:
+                values[name] = plain[name]
+            if SECRET in field.metadata and values[name]:
+                values[name] = HIDDEN
+        return values
 
     def parameter_values(self) -> dict[str, Any]:
-        """The plain parameters of these."""
+        """The values of the plain parameters by name, as `redacted_dump` has them."""
         values = self.redacted_dump()
         return {name: values[name] for name in self.parameters()}
 
@@ -107,9 +114,9 @@ class StageConfig(Config):
         return config
 
     def resolve_auto(self) -> Self:
-        """This config, with a choice in place of each "auto" that depends on the machine and changes what comes out.
+        """Returns this config with a choice in place of each "auto" that depends on the machine and changes the result.
 
-        A stage's work is given this one, and the manifest names what was chosen.
+        A stage's work gets this one, and the manifest names what was chosen.
         """
         return self
 

@@ -23,7 +23,9 @@ _PACKAGES = {
     "vllm": ("vllm",),
     "gpu": ("flash_attn",),
 }
-EXTRA_OF = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
+EXTRA_OF = dict[str, str]()
+for _extra, _packages in _PACKAGES.items():
+    EXTRA_OF |= dict.fromkeys(_packages, _extra)
 
 
 def how_to_install(module: str) -> str:
@@ -40,6 +42,7 @@ def import_extra(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if not (said := how_to_install(error.name or "")):
+        hint = how_to_install(error.name or "")
+        if not hint:
             raise
-        raise PosgapError(said) from None
+        raise PosgapError(hint) from None

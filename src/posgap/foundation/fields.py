@@ -75,8 +75,8 @@ def _below_bucket(location: Location | None) -> Location | None:
 
 def _paths(value: Any) -> Any:
     # The command line passes a list of paths, MLproject a single text with commas.
-    listed = [value] if isinstance(value, str | Path) else value
-    return [path for each in listed for path in str(each).split(",") if path]
+    texts = [value] if isinstance(value, str | Path) else value
+    return list(filter(None, ",".join(map(str, texts)).split(",")))
 
 
 def from_json(value: Any) -> Any:
@@ -196,7 +196,7 @@ SettingsText = Annotated[str, BeforeValidator(settings_text), AfterValidator(_re
 
 def choices_of(field: FieldInfo) -> Registry[Any] | None:
     """The choices that a field offers, or None if it is not a choice."""
-    return next((m for m in field.metadata if isinstance(m, Registry)), None)
+    return next((mark for mark in field.metadata if isinstance(mark, Registry)), None)
 
 
 def plain_type(field: FieldInfo) -> type:
@@ -212,4 +212,4 @@ RunId = Annotated[str, StringConstraints(pattern=r"^[\w.-]*$")]
 
 def role(field: FieldInfo) -> Role | None:
     """The role of a config field that is a path; None for a plain parameter."""
-    return next((m for m in field.metadata if isinstance(m, Role)), None)
+    return next((mark for mark in field.metadata if isinstance(mark, Role)), None)

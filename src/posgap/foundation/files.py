@@ -88,7 +88,7 @@ def is_running(process: int) -> bool:
 
 def flush(path: Path, deep: bool = True) -> None:
     """Has the disk keep a file, or a folder's names and, where `deep`, all that is in it."""
-    for each in (p for p in path.rglob("*") if not p.is_symlink()) if deep and path.is_dir() else ():
+    for each in path.rglob("*") if deep and path.is_dir() else ():
         flush(each, deep=False)
     if path.is_symlink():
         return
@@ -104,12 +104,12 @@ def flush(path: Path, deep: bool = True) -> None:
 
 
 def workspace(out: Path) -> Path:
-    """Where what of the output `out` is not complete lies: what is being made, and what an interrupted run left."""
+    """Returns the hidden folder beside `out` for unfinished work: what is being made, and what a killed run left."""
     return out.with_name(f"{HOME_PREFIX}{out.name}")
 
 
 def work_folder(out: Path) -> Path:
-    """Where what is under way to `out` is kept until `out` is complete."""
+    """Returns the folder in the workspace that an interrupted run continues from; it goes when `out` is complete."""
     return workspace(out) / "work"
 
 
@@ -146,16 +146,14 @@ def entries(folder: Path) -> list[str]:
 def digest_path(path: Path) -> str:
     """sha256 of a file, or of a folder's file names and contents. Hidden files do not count,
     and neither does a stage's manifest, which holds times and run ids."""
-    path, sha = Path(path), hashlib.sha256()
+    path = Path(path)
     if path.is_dir():
-        paths = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
+        paths = {each.relative_to(path).as_posix(): each for each in path.rglob("*") if each.is_file()}
         return digest_of_folder({name: digest_path(paths[name]) for name in paths if is_content(name)})
-    if path.is_symlink() and (blob := path.resolve()).parent == blobs().resolve():
-        return blob.name  # the cache names files by their sha256
+    if path.is_symlink() and path.resolve().parent == blobs().resolve():
+        return path.resolve().name  # the cache names files by their sha256
     with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            sha.update(chunk)
-    return sha.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of_folder(files: Mapping[str, str]) -> str:
@@ -192,7 +190,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The same of a document that must be a JSON object."""
+    """Reads one JSON document, as `read_json` does, that must be an object."""
     return _object(read_json(path), str(path))
 
 

@@ -18,7 +18,7 @@ def raise_on_termination() -> None:
 
 @contextmanager
 def raising_on_termination() -> Iterator[None]:
-    """The same within the block. Main thread only; elsewhere nothing is changed."""
+    """Within the block SIGTERM raises `TerminationSignal`. Main thread only; elsewhere nothing is changed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -194,7 +194,7 @@ class _BoundedGzipFile(gzip.GzipFile):
         super().__init__(fileobj=packed, mode="rb")
         self.packed, self.path = packed, path
 
-    def _checked(self, data: bytes) -> bytes:
+    def _require_bounded(self, data: bytes) -> bytes:
         if self.tell() > max(FREE, EXPANSION * self.packed.tell()):
             raise PosgapError(
                 f"{self.path}: unpacks to more than {EXPANSION} times its size, as no data do; unpack it yourself"
@@ -202,7 +202,7 @@ class _BoundedGzipFile(gzip.GzipFile):
         return data
 
     def read(self, size: int | None = -1) -> bytes:
-        return self._checked(super().read(size))
+        return self._require_bounded(super().read(size))
 
     def readline(self, size: int | None = -1) -> bytes:
-        return self._checked(super().readline(size))
+        return self._require_bounded(super().readline(size))

@@ -28,10 +28,10 @@ MODELS = "models:/"  # in MLflow, before a registered model's name and version, 
 
 def cache_folder() -> Path:
     """POSGAP_CACHE, or `posgap` in the user's cache folder (XDG_CACHE_HOME, ~/.cache) or else in a temporary one."""
-    if folder := os.environ.get("POSGAP_CACHE"):
-        return Path(folder)
-    if folder := os.environ.get("XDG_CACHE_HOME"):
-        return Path(folder) / "posgap"
+    if os.environ.get("POSGAP_CACHE"):
+        return Path(os.environ["POSGAP_CACHE"])
+    if os.environ.get("XDG_CACHE_HOME"):
+        return Path(os.environ["XDG_CACHE_HOME"]) / "posgap"
     try:
         return Path.home() / ".cache" / "posgap"
     except RuntimeError:  # a container's user without a home
@@ -100,7 +100,8 @@ def as_location(value: Any) -> Any:
     if not isinstance(value, str | Path):
         return value
     text = str(value)
-    if address := _ADDRESS.fullmatch(text):
+    address = _ADDRESS.fullmatch(text)
+    if address:
         scheme, rest = address[1], address[2].strip("/")
         parts = rest.split("/")
         if not parts[0] or "@" in parts[0] or ".." in parts or re.search(r"[?#\s\0]|::", rest):

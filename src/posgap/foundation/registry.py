@@ -115,10 +115,10 @@ class Registry(Generic[T]):
     def _require_new(choice: T, choices: dict[str, T]) -> None:
         if choice.name in choices:
             raise ValueError(f"the name {choice.name!r} is taken")
-        others = {other.parameters for other in choices.values()} - {choice.parameters}
-        taken = {name for parameters in others for name in parameters.model_fields}
-        if shared := taken & set(choice.parameters.model_fields):
-            raise ValueError(f"the parameter {min(shared)!r} is taken")
+        for other in choices.values():
+            shared = set(other.parameters.model_fields) & set(choice.parameters.model_fields)
+            if shared and other.parameters is not choice.parameters:
+                raise ValueError(f"the parameter {min(shared)!r} is taken")
 
     def __getitem__(self, name: str) -> T:
         """The choice of that name; raises `PosgapError` that lists all names if there is none."""

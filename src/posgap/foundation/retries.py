@@ -94,12 +94,12 @@ def retrying(retry_policy: RetryPolicy, waits: Waits) -> tenacity.Retrying:
 
 
 def retrying_async(retry_policy: RetryPolicy, waits: Waits) -> tenacity.AsyncRetrying:
-    """The same for coroutines."""
+    """Calls a coroutine function until it raises no `TransientError`; see `retrying`."""
     return tenacity.AsyncRetrying(**_policy(retry_policy, waits))
 
 
 def _policy(retry_policy: RetryPolicy, waits: Waits) -> dict[str, Any]:
-    def asked(state: tenacity.RetryCallState) -> float:
+    def requested_wait(state: tenacity.RetryCallState) -> float:
         return getattr(_fault(state), "wait", 0.0)
 
     def most_failures(state: tenacity.RetryCallState) -> float:
@@ -111,9 +111,9 @@ def _policy(retry_policy: RetryPolicy, waits: Waits) -> dict[str, Any]:
 
     return {
         "retry": tenacity.retry_if_exception_type(TransientError),
-        "wait": lambda state: retry_policy.wait(min(state.attempt_number, most_failures(state)), asked(state)),
+        "wait": lambda state: retry_policy.wait(min(state.attempt_number, most_failures(state)), requested_wait(state)),
         "stop": stop,
-        "before_sleep": lambda state: waits.add(str(_fault(state)), state.upcoming_sleep, asked(state)),
+        "before_sleep": lambda state: waits.add(str(_fault(state)), state.upcoming_sleep, requested_wait(state)),
         "reraise": True,
     }
 

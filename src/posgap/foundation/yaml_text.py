@@ -39,7 +39,7 @@ def parse_yaml(data: bytes, where: str, what: str, max_bytes: int, typed: bool =
 
 
 class _StrictLoader:
-    """Of a loader: reads neither aliases nor a name twice."""
+    """A part of loaders that refuses aliases, and names that are there twice."""
 
     what = "it"
 
@@ -51,8 +51,9 @@ class _StrictLoader:
 
     def construct_mapping(self: Any, node: Any, deep: bool = False) -> dict:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-            raise yaml.MarkedYAMLError(problem=f"{twice[0][:60]!r} is there twice", problem_mark=node.start_mark)
+        for at, name in enumerate(names):
+            if name in names[:at]:
+                raise yaml.MarkedYAMLError(problem=f"{name[:60]!r} is there twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)  # type: ignore[misc]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
@@ -24,7 +25,7 @@ from posgap.rollout.agreement import agreement_text, measure_agreement
 from posgap.rollout.config import RolloutMeasureConfig
 from posgap.rollout.decoders import n_heads, position_encoding
 from posgap.rollout.distributions import bin_distribution, strengths_text
-from posgap.rollout.documents import documents_text, summarize_documents
+from posgap.rollout.documents import MeasuredPrompt, documents_text, summarize_documents
 from posgap.rollout.files import MEASUREMENT_FILE, SINK_THRESHOLD, Accuracy, Measurement, places, write_arrays
 from posgap.rollout.measurement import MeasuredInfluence, measure_influence
 from posgap.rollout.plots import distribution_curves, document_panels, layer_panels
@@ -45,38 +46,33 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     swept = Accuracy.of_sweep(config.sweep, builder, config.n_docs) if config.sweep else None
     positions = swept.positions if swept else []
     sequences, label = _sequences(config, builder, positions), config.label or last_name(config.model)
-    longest = sequences.longest
-    model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
-    if longest > (context := context_length(model.config, load_tokenizer(config.model))):
-        raise PosgapError(
-            f"{config.texts}: texts of {longest} tokens exceed the model's context of {context}; lower `length`"
-        )
-    encoding = position_encoding(model.config)
-    heads = n_heads(model.config)
+    model = _load_model(config, sequences.longest)
+    encoding, heads = position_encoding(model.config), n_heads(model.config)
     measured = measure_influence(
         model,
         sequences.batches(config.batch_tokens, f"measure {label}"),
-        longest,
+        sequences.longest,
         np.array(encoding.get("slopes", np.zeros(heads))),
         SINK_THRESHOLD,
         sequences.asked,
     )
-    statistics, rows = measured.statistics, measured.influence
     encoding["frequencies"] = measured.frequencies
-    if factors := config_factors(model.config):
+    factors = config_factors(model.config)
+    if factors:
         encoding["factors"] = [factors[number - 1] for number in measured.layers]
-    shortest = min(map(len, rows["rollout"]))
-    bins = places(shortest, longest)
-    influence = {name: np.stack([bin_distribution(row, bins) for row in of_texts]) for name, of_texts in rows.items()}
+    shortest = min(map(len, measured.influence["rollout"]))
+    influence = _bin_influence(measured, places(shortest, sequences.longest))
     documents, shares = None, dict[str, np.ndarray]()
     if measured.documents is not None:
-        documents, shares = summarize_documents(sequences.asked, rows, measured.documents, config.seed)
-    agreed = measure_agreement(shares or influence, "documents" if shares else "tokens", config.seed)
+        documents, shares = summarize_documents(sequences.asked, measured.influence, measured.documents, config.seed)
+    agreement = measure_agreement(shares or influence, "documents" if shares else "tokens", config.seed)
+    preamble = _preamble(config, model, builder, positions)
+    statistics = measured.statistics
     result = Measurement(
         label=label,
         model=with_uris(config.model),
-        n_texts=len(rows["rollout"]),
-        sequence_length=longest,
+        n_texts=len(measured.influence["rollout"]),
+        sequence_length=sequences.longest,
         shortest=shortest,
         layers=len(statistics["lambdas"]),
         heads=heads,
@@ -88,48 +84,82 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         windows=measured.windows,
         unattended=measured.unattended if measured.unattended["rollout_without_residuals"] > MIN_UNATTENDED else {},
         attention_layers=measured.layers,
-        agreement=agreed,
+        agreement=agreement,
         documents=documents,
         sweep=swept,
-        summary="; ".join(_findings(_preamble(config, model, builder, positions), measured, documents, agreed)),
+        summary="; ".join(_findings(preamble, measured, documents, agreement)),
         settings=config.parameter_values(),
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
-    by_head = {name: statistics[name] for name in ("distance", "sink", "unattended")}
-    of_documents = {f"documents_{name}": values for name, values in shares.items()}
-    if measured.documents is not None:
-        of_documents["documents_attention"] = measured.documents
-        edges = [np.ravel(each.spans) / len(row) for each, row in zip(sequences.asked, rows["rollout"])]
-        of_documents["edges"] = np.stack(edges)
-    write_arrays(out, by_head | influence | of_documents)
-    drawn = (
-        document_panels(documents, agreed)
-        if documents and shares
-        else distribution_curves(
-            {name.replace("_", " "): values.mean(axis=0) for name, values in influence.items()},
-            "share of the influence",
-        )
-    )
+    write_arrays(out, _arrays(measured, influence, shares, sequences.asked))
+    drawn = document_panels(documents, agreement) if documents and shares else _influence_curves(influence)
     save_picture(drawn, out / "influence.png")
     save_picture(layer_panels(result, statistics), out / "layers.png")
-    for layer, strength in zip(result.attention_layers, result.lambdas):
-        run.metrics({"residual_strength": strength}, step=layer)
-    for name, of_measure in (documents or {"measures": {}})["measures"].items():
-        run.metrics({f"{name}_{part.replace(' ', '_')}": share for part, share in of_measure["parts"].items()})
-        run.tags({f"posgap.shape.{name}": of_measure["shape"]} if "shape" in of_measure else {})
-    run.tags({"posgap.label": label})
+    _track(result, run)
     run.artifact(out)
     log.log(RESULT, "%s: %s", label, result.summary)
 
 
+def _load_model(config: RolloutMeasureConfig, longest: int) -> PreTrainedModel:
+    """The model, on a GPU where there is one. `PosgapError` if texts of `longest` tokens exceed its context."""
+    model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
+    context = context_length(model.config, load_tokenizer(config.model))
+    if longest > context:
+        raise PosgapError(
+            f"{config.texts}: texts of {longest} tokens exceed the model's context of {context}; lower `length`"
+        )
+    return model
+
+
+def _bin_influence(measured: MeasuredInfluence, bins: int) -> dict[str, np.ndarray]:
+    """Each text's distribution over the same places, by measure, [E, bins] each."""
+    influence = {}
+    for name, texts in measured.influence.items():
+        influence[name] = np.stack([bin_distribution(row, bins) for row in texts])
+    return influence
+
+
+def _arrays(
+    measured: MeasuredInfluence,
+    influence: dict[str, np.ndarray],
+    shares: dict[str, np.ndarray],
+    prompts: Sequence[MeasuredPrompt],
+) -> dict[str, np.ndarray]:
+    """What `arrays.npz` holds, by name."""
+    arrays = {name: measured.statistics[name] for name in ("distance", "sink", "unattended")} | influence
+    arrays |= {f"documents_{name}": values for name, values in shares.items()}
+    if measured.documents is not None:
+        arrays["documents_attention"] = measured.documents
+        lengths = map(len, measured.influence["rollout"])
+        arrays["edges"] = np.stack([np.ravel(each.spans) / n for each, n in zip(prompts, lengths)])
+    return arrays
+
+
+def _influence_curves(influence: dict[str, np.ndarray]) -> Figure:
+    curves = {name.replace("_", " "): values.mean(axis=0) for name, values in influence.items()}
+    return distribution_curves(curves, "share of the influence")
+
+
+def _track(result: Measurement, run: Run) -> None:
+    for layer, strength in zip(result.attention_layers, result.lambdas):
+        run.metrics({"residual_strength": strength}, step=layer)
+    measures = result.documents["measures"] if result.documents else {}
+    for name, shares in measures.items():
+        run.metrics({f"{name}_{part.replace(' ', '_')}": share for part, share in shares["parts"].items()})
+        if "shape" in shares:
+            run.tags({f"posgap.shape.{name}": shares["shape"]})
+    run.tags({"posgap.label": result.label})
+
+
 def _findings(
-    preamble: str, measured: MeasuredInfluence, documents: dict[str, Any] | None, agreed: dict[str, Any]
+    preamble: str, measured: MeasuredInfluence, documents: dict[str, Any] | None, agreement: dict[str, Any]
 ) -> Iterator[str]:
     """What was found, each in a clause."""
     if documents:
         yield documents_text(documents)
     yield strengths_text(measured.statistics["lambdas"])
-    if (lost := measured.unattended)["rollout_without_residuals"] > MIN_UNATTENDED:
+    lost = measured.unattended
+    if lost["rollout_without_residuals"] > MIN_UNATTENDED:
         yield (
             f"{100 * measured.statistics['unattended'].mean():.0f} % of the attention goes to logits beside the "
             f"tokens, and {100 * lost['rollout']:.0f} % of the rollout with it: shares are of what reaches tokens"
@@ -140,7 +170,7 @@ def _findings(
         yield f"value norms and the rollout by gradients are left out: {measured.no_value_norm}"
     if preamble:
         yield f"the model answers {preamble}: what reaches the last token decides on these words, not on the answer"
-    yield agreement_text(agreed)
+    yield agreement_text(agreement)
 
 
 def _preamble(

@@ -70,7 +70,7 @@ class Source:
         place = Path(self.fetch())
         if not place.is_dir():
             return {"": place}
-        return {name: path for name in files.entries(place) if (path := place / name).is_file()}
+        return {name: place / name for name in files.entries(place) if (place / name).is_file()}
 
 
 @dataclass(frozen=True)
@@ -220,13 +220,13 @@ def _bring(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
         files.delete_path(incoming)
         incoming.mkdir(parents=True)
 
-        def arrived(stored: Object, path: Path) -> None:
+        def accept(stored: Object, path: Path) -> None:
             sha256 = require_sha256(stored, path, hashed[stored])
             move_into_cache(path, sha256)
             hashed[stored] = _remember(stored, sha256)
 
         try:
-            download([(stored, incoming / stored.mark) for stored in missing()], uri, arrived)
+            download([(stored, incoming / stored.mark) for stored in missing()], uri, accept)
         finally:
             files.delete_path(incoming)
     return hashed

@@ -1,6 +1,7 @@
 """The data that a stage's result is based on: examples, by name and digest."""
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 
 from posgap.foundation.files import Record, digest_path, parse_as
@@ -32,17 +33,17 @@ def datasets_of(context: str, inputs: Mapping[str, Mapping[str, str]], sources: 
         for field, source in sources.items()
     }
     if EXAMPLES not in inputs or not context:
-        return _each_once(dataset for datasets in behind.values() for dataset in datasets)
-    own = behind[EXAMPLES] or [_named(inputs[EXAMPLES]["path"], inputs[EXAMPLES]["sha256"], context)]
+        return _each_once(chain.from_iterable(behind.values()))
+    own = behind[EXAMPLES] or [_dataset_named_by_path(inputs[EXAMPLES]["path"], inputs[EXAMPLES]["sha256"], context)]
     return _each_once(dataset.model_copy(update={"context": context}) for dataset in own)
 
 
 def dataset_at(path: Path, context: str) -> Dataset:
     """The examples in a file of this machine."""
-    return _named(str(path), digest_path(path), context)
+    return _dataset_named_by_path(str(path), digest_path(path), context)
 
 
-def _named(path: str, sha256: str, context: str) -> Dataset:
+def _dataset_named_by_path(path: str, sha256: str, context: str) -> Dataset:
     name = path.rstrip("/").rpartition("/")[2]
     for ending in _ENDINGS:
         name = name.removesuffix(ending)

@@ -54,7 +54,8 @@ def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
     # The mark of an unfinished upload says what it may replace.
     manifest = read_record(there.local_file(INCOMPLETE if there.is_incomplete else record))
     names = {stored.name for stored in there.objects}
-    if names != {INCOMPLETE} and (reason := why_not_ours(names, manifest, stage)):
+    reason = "" if names == {INCOMPLETE} else why_not_ours(names, manifest, stage)
+    if reason:
         raise PosgapError(f"{uri}: is not replaced: {reason}; move it away, or write elsewhere")
 
 
@@ -139,8 +140,10 @@ class ResumableFolder:
         """Uploads files of the folder; their sha256s may be given with them."""
         if self.uri:
             hashed = paths if isinstance(paths, Mapping) else {path: files.digest_path(path) for path in paths}
-            named = [(path, sha256, path.relative_to(self.folder).as_posix()) for path, sha256 in hashed.items()]
-            upload_files([(path, sha256, f"{self.uri}/{name}") for path, sha256, name in named], self.uri)
+            wanted = []
+            for path, sha256 in hashed.items():
+                wanted.append((path, sha256, f"{self.uri}/{path.relative_to(self.folder).as_posix()}"))
+            upload_files(wanted, self.uri)
 
     def pull(self) -> None:
         """Downloads the files of S3 that this machine does not have, or has differently, each atomically."""
@@ -151,7 +154,7 @@ class ResumableFolder:
             files.delete_path(incoming)
             incoming.mkdir(parents=True)
 
-            def arrived(stored: Object, path: Path) -> None:
+            def accept(stored: Object, path: Path) -> None:
                 require_sha256(stored, path, stated_sha256(stored))
                 (self.folder / stored.name).parent.mkdir(parents=True, exist_ok=True)
                 files.flush(path)
@@ -159,7 +162,7 @@ class ResumableFolder:
 
             try:
                 missing = [stored for stored in self._there() if not self._has(stored)]
-                download([(stored, incoming / stored.mark) for stored in missing], self.uri, arrived)
+                download([(stored, incoming / stored.mark) for stored in missing], self.uri, accept)
             finally:
                 files.delete_path(incoming)
 

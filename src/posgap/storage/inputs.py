@@ -106,8 +106,9 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
         return there
     if is_address(location):
         return AtAddress(location, download_address(location))
-    if opener := next((each for each in OPENERS if each.takes(location)), None):
-        return opener.open(location)
+    for opener in OPENERS:
+        if opener.takes(location):
+            return opener.open(location)
     path = Path(location)
     if path.is_dir() and path.resolve() != Path("/"):
         return _open_folder(OnDisk(path), {each.file for each in OPENERS if each.file and (path / each.file).is_file()})
@@ -132,8 +133,10 @@ def fetch_place(place: str | Path) -> Path:
 
 def _open_folder(folder: "OnDisk | Snapshot", names: Collection[str]) -> Source:
     """The folder, or what an opener makes of one that holds these names."""
-    opener = next((each for each in OPENERS if each.file in names), None)
-    return opener.open(folder) if opener else folder
+    for opener in OPENERS:
+        if opener.file in names:
+            return opener.open(folder)
+    return folder
 
 
 def sources(config: Config) -> dict[str, Source]:
@@ -213,7 +216,7 @@ def with_local_paths(work: Callable[[C], R]) -> Callable[[C], R]:
     """Lets a function that is no stage read the inputs of its config from S3."""
 
     @functools.wraps(work)
-    def run(config: C) -> R:
+    def work_on_local_paths(config: C) -> R:
         return work(on_this_machine(config, sources(config)))
 
-    return run
+    return work_on_local_paths

@@ -45,7 +45,8 @@ def find(uri: str) -> list[Object]:
 def head(uri: str) -> Object | None:
     """The object of this very name, or None."""
     bucket, key = split_uri(uri)
-    if (answer := _ask_about(client().head_object, uri)) is None:
+    answer = _ask_about(client().head_object, uri)
+    if answer is None:
         return None
     name, version = key.rsplit("/", 1)[-1], answer.get("VersionId", "")
     return Object(bucket, key, name, answer["ContentLength"], answer["ETag"].strip('"'), version)

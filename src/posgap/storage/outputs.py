@@ -78,7 +78,7 @@ class Output:
             self._lock = _acquire_lock(self.home / "lock")
             if self._lock is None:
                 raise PosgapError(f"{self}: {self._writer()} is writing it; wait for its end, or write elsewhere")
-            self._sweep()
+            self._clean_up()
             who = {"process": os.getpid(), "machine": socket.gethostname()}
             since = datetime.now(UTC).isoformat(timespec="seconds")
             files.write_json(self.home / "writer.json", who | {"since": since})
@@ -102,7 +102,7 @@ class Output:
     def __str__(self) -> str:
         return with_uris(str(self.out))
 
-    def _sweep(self) -> None:
+    def _clean_up(self) -> None:
         files.delete_path(self.home / "done")
         if not self.is_made():
             files.delete_path(self.partial)
@@ -112,7 +112,7 @@ class Output:
         if self._lock is None:
             return
         try:
-            self._sweep()
+            self._clean_up()
             (self.home / "writer.json").unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # it is not empty, or not there
                 files.work_folder(self.out).rmdir()
@@ -124,7 +124,8 @@ class Output:
             lock.release()
 
     def _writer(self) -> str:
-        if not (writer := read_record(self.home / "writer.json")):
+        writer = read_record(self.home / "writer.json")
+        if not writer:
             return "another command"
         return f"process {writer.get('process')} on {writer.get('machine')}, since {writer.get('since')},"
 
@@ -156,7 +157,8 @@ class Folder(Output):
         given again, only moves it.
         """
         # Before the output is in its place: a command that finds it there does not look for work.
-        if (work := files.work_folder(self.out)).exists():
+        work = files.work_folder(self.out)
+        if work.exists():
             os.replace(work, self.home / "done")
         self._take_place(self.out, MANIFEST)
 
@@ -183,14 +185,14 @@ class Folder(Output):
     def _aside(self, place: Path) -> Path:
         return self.home / f"old-{place.name}"
 
-    def _sweep(self) -> None:
+    def _clean_up(self) -> None:
         if self.there() == self.old:
             log.warning("%s: a killed run had set it aside; it is back", self)
             os.replace(self.old, self.out)
             files.flush(self.out.parent, deep=False)
         files.delete_path(self.old)
         files.delete_path(self._aside(self.rejected))
-        super()._sweep()
+        super()._clean_up()
 
     def _require_ours(self, folder: Path, record: str) -> None:
         for look in range(LOOKS):
@@ -214,7 +216,7 @@ class RunFolder(Output):
         self._made = not self.out.exists()
         self.out.mkdir(exist_ok=True)
         if not (self.out / MANIFEST).exists():
-            self.record(())
+            self.write_manifest(())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -231,12 +233,11 @@ class RunFolder(Output):
         if reason:
             raise _not_ours(self.out, reason)
 
-    def record(self, names: Iterable[str], outputs: Mapping[str, Location] = MappingProxyType({})) -> None:
+    def write_manifest(self, names: Iterable[str], outputs: Mapping[str, Location] = MappingProxyType({})) -> None:
         """Writes the folder's manifest: its files that no stage wrote, and the outputs that these are based on."""
-        manifest = {"stage": self.verb, "identity": "", "files": hash_files(self.out, names)}
-        files.write_json(
-            self.out / MANIFEST, manifest | {"inputs": {n: _as_input(each) for n, each in outputs.items()}}
-        )
+        inputs = {name: _as_input(output) for name, output in outputs.items()}
+        manifest = {"stage": self.verb, "identity": "", "files": hash_files(self.out, names), "inputs": inputs}
+        files.write_json(self.out / MANIFEST, manifest)
 
 
 class File(Output):
@@ -322,7 +323,7 @@ def writes_file(work: Callable[[C, Path], str]) -> Callable[[C], Location]:
     """
 
     @functools.wraps(work)
-    def run(config: C) -> Location:
+    def write_file(config: C) -> Location:
         with File(config, config.force) as output:
             done = work(on_this_machine(config, sources(config)), output.partial)
             if is_uri(config.out):
@@ -333,4 +334,4 @@ def writes_file(work: Callable[[C, Path], str]) -> Callable[[C], Location]:
         set_result({"done": done, "out": str(config.out)})
         return config.out
 
-    return run
+    return write_file

@@ -31,9 +31,11 @@ def require_place(config: Writing) -> None:
     folder, so it is neither `/` nor `..`. It must be no link. Its name must be printable, and valid on every disk.
     """
     out = config.out
-    if reason := _unprintable(str(out)):
+    reason = _unprintable(str(out))
+    if reason:
         raise PosgapError(f"{str(out)!a}: cannot be the output: {reason}")
-    if reason := _in_s3(out, config) if is_uri(out) else _bad_name(out) or _on_this_disk(out, config):
+    reason = _in_s3(out, config) if is_uri(out) else _bad_name(out) or _on_this_disk(out, config)
+    if reason:
         raise PosgapError(f"{out}: cannot be the output: {reason}")
 
 
@@ -54,8 +56,10 @@ def _bad_name(out: Path) -> str:
         return ""
     if out.name == "..":
         return "`..` is no name of its own"
-    if ".." in out.parts and not (back := Path(*out.parts[: len(out.parts) - out.parts[::-1].index("..")])).is_dir():
-        return f"{back} is no folder"
+    if ".." in out.parts:
+        back = Path(*out.parts[: len(out.parts) - out.parts[::-1].index("..")])
+        if not back.is_dir():
+            return f"{back} is no folder"
     if out.name != out.name.rstrip(". "):
         return "its name ends in a dot or a space, which other systems drop"
     try:
@@ -101,7 +105,8 @@ def _given_locations(config: Any) -> Iterator[tuple[str, Role, Location]]:
     for name, field in type(config).model_fields.items():
         kind, value = role(field), getattr(config, name)
         if kind in (Role.INPUT, Role.PLACE, Role.WORK) and value and not config.is_served(name):
-            yield from ((name, kind, each) for each in (value if isinstance(value, list) else [value]))
+            for location in value if isinstance(value, list) else [value]:
+                yield name, kind, location
 
 
 def _homes() -> set[Path]:

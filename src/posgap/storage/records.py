@@ -42,7 +42,8 @@ def amend(place: Location, change: Callable[[Record | None], Record | None]) -> 
     if not is_uri(place):
         with lock_mark(files.digest_of(["record", os.path.realpath(place)])[:16]):
             standing = read_shared_record(place)
-            if wanted := change(standing):
+            wanted = change(standing)
+            if wanted:
                 with files.atomic(Path(place)) as partial:
                     partial.write_bytes(_body(wanted))
             return wanted or standing
@@ -51,7 +52,8 @@ def amend(place: Location, change: Callable[[Record | None], Record | None]) -> 
         standing, etag = _read_with_etag(place)
         if standing and standing.get(_ID) == mark:
             return standing  # S3 had written it, and its answer was lost on the way
-        if not (wanted := change(standing)):
+        wanted = change(standing)
+        if not wanted:
             return standing
         wanted = wanted | {_ID: mark}
         if put_if(place, _body(wanted), etag):
@@ -73,7 +75,8 @@ def _require_conditions(place: Location, written: Record) -> None:
 def _read_with_etag(place: Location) -> tuple[Record | None, str]:
     """The record, and its ETag if it is in S3."""
     if is_uri(place):
-        if not (stored := get(str(place))):
+        stored = get(str(place))
+        if not stored:
             return None, ""
         content, etag = stored
     elif Path(place).exists():

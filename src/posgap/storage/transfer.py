@@ -18,14 +18,14 @@ THREADS = 8  # and so at most THREADS parts in memory
 WORTH_SHOWING = 64 * MB
 
 
-def download(wanted: Sequence[tuple[Object, Path]], what: str, arrived: Callable[[Object, Path], None]) -> None:
-    """Downloads objects to paths; calls `arrived` with each one that is complete.
+def download(wanted: Sequence[tuple[Object, Path]], what: str, accept: Callable[[Object, Path], None]) -> None:
+    """Downloads objects to paths; calls `accept` with each one that is complete.
 
     An object that has changed since it was listed is refused.
     """
     from s3transfer.subscribers import BaseSubscriber
 
-    class Pinned(BaseSubscriber):
+    class PinnedVersion(BaseSubscriber):
         def __init__(self, stored: Object):
             self.stored = stored
 
@@ -42,13 +42,13 @@ def download(wanted: Sequence[tuple[Object, Path]], what: str, arrived: Callable
     size = sum(stored.size for stored, _ in ordered)
     with _transfers(f"download of {what}", size, threshold=1) as (manager, counting):
         futures = [
-            manager.download(stored.bucket, stored.key, str(path), subscribers=[Pinned(stored), counting])
+            manager.download(stored.bucket, stored.key, str(path), subscribers=[PinnedVersion(stored), counting])
             for stored, path in ordered
         ]
         for future, (stored, path) in zip(futures, ordered):
             with explain_errors(stored.uri):
                 future.result()
-            arrived(stored, path)
+            accept(stored, path)
 
 
 def require_sha256(stored: Object, path: Path, stated: str) -> str:

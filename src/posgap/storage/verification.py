@@ -27,13 +27,14 @@ class Verification:
     def verify(self, folder: Source) -> None:
         """Hashes every file of an output and compares it with the manifest; so too the inputs that the manifest names,
         as far as they are at hand, and what those were made from. `PosgapError` where no stage wrote the folder."""
-        if not file_records(manifest := read_record(folder.local_file(MANIFEST))):
+        manifest = read_record(folder.local_file(MANIFEST))
+        if not file_records(manifest):
             raise PosgapError(
                 f"{folder.location}: no {MANIFEST} here lists its files; name a folder that a stage wrote"
             )
-        self._check(folder, manifest)
+        self._verify_manifest(folder, manifest)
 
-    def _check(self, output: Source, manifest: Mapping[str, Any]) -> None:
+    def _verify_manifest(self, output: Source, manifest: Mapping[str, Any]) -> None:
         """Compares an output with its manifest, and goes on with its inputs."""
         place = str(output.location)
         if place in self.checked:
@@ -57,9 +58,9 @@ class Verification:
                 self.faults.append(f"{place}/{name}: has other content, of sha256 {hashed[name]}")
         inputs = manifest.get("inputs")
         for field, was in (inputs if isinstance(inputs, dict) else {}).items():
-            self._check_input(place, field, was)
+            self._verify_input(place, field, was)
 
-    def _check_input(self, output: str, field: str, was: Mapping[str, str]) -> None:
+    def _verify_input(self, output: str, field: str, was: Mapping[str, str]) -> None:
         """Compares an input with its recorded digest, and goes on with its own manifest if it is an output."""
         path, sha256 = was.get("path", ""), was.get("sha256", "")
         if not sha256:
@@ -73,8 +74,9 @@ class Verification:
         hashed = self._hash(there)
         if (hashed.get("") or files.digest_of_folder(hashed)) != sha256:
             self.faults.append(f"{output}: `{field}` is not what it was made from: {path} has other content now")
-        if file_records(manifest := read_record(there.local_file(MANIFEST))):
-            self._check(there, manifest)
+        manifest = read_record(there.local_file(MANIFEST))
+        if file_records(manifest):
+            self._verify_manifest(there, manifest)
 
     def _hash(self, there: Source) -> Mapping[str, str]:
         """The sha256s of a folder's files by name; a single file has an empty name."""

@@ -49,7 +49,7 @@ class Version:
         return str(self.location).rpartition("/")[2]
 
     @property
-    def record(self) -> Location:
+    def record_location(self) -> Location:
         """The location of the record that names the released version of the series."""
         return as_location(f"{str(self.location).removesuffix(self.file_name)}{self.series}{LATEST}")
 
@@ -73,10 +73,11 @@ def newest(prefix: str) -> Version:
         return newest(f"{prefix}/")
     if beginning in names:
         return _itself(prefix)
-    versions = [version for name in names if (version := parse_version(prefix, name))]
+    versions = list(filter(None, (parse_version(prefix, name) for name in names)))
     if not versions and not beginning and INCOMPLETE not in names and set(COMPLETE) & set(names):
         return _itself(prefix)
-    if len(series := {version.series for version in versions}) > 1:
+    series = {version.series for version in versions}
+    if len(series) > 1:
         named = ", ".join(sorted(series))
         raise PosgapError(f"{prefix}: versions of {len(series)} series ({named}): give the beginning of one's names")
     if versions and f"{versions[0].series}{LATEST}" in names:
@@ -129,24 +130,24 @@ def release(location: str, instead_of: str = "") -> Version:
         since = datetime.now(UTC).isoformat(timespec="seconds")
         return {"name": version.file_name, "by": socket.gethostname(), "since": since}
 
-    amend(version.record, change)
+    amend(version.record_location, change)
     return version
 
 
 def _find_released(versions: list[Version]) -> Version:
     """The version that the record of its series names."""
-    taken = _version_in_record(versions[0], read_shared_record(versions[0].record) or {})
+    taken = _version_in_record(versions[0], read_shared_record(versions[0].record_location) or {})
     for version in versions:
         if version.location == taken.location and version.is_complete():
             return version
-    raise PosgapError(f"{versions[0].record}: names {taken.location}, which is not there or not complete")
+    raise PosgapError(f"{versions[0].record_location}: names {taken.location}, which is not there or not complete")
 
 
 def _version_in_record(beside: Version, record: Record) -> Version:
     """The version that the record of a series names; `beside` is one of them."""
     version = parse_version(str(beside.location), str(record.get("name", "")))
     if not version or version.series != beside.series:
-        raise PosgapError(f"{beside.record}: names no version; remove it, and release one")
+        raise PosgapError(f"{beside.record_location}: names no version; remove it, and release one")
     return version
 
 

@@ -88,7 +88,7 @@ def _run_check(config: CheckConfig, output: RunFolder) -> CheckResult:
         explored = explored_roles({"candidate": swept})
         write_decision(verdict, {"candidate": figures}, output.out / PAGE_FILE, explored)
         names = [name for name in (CHECK_FILE, PAGE_FILE, MADE_FILE) if (output.out / name).exists()]
-        output.record(names, rests_on)
+        output.write_manifest(names, rests_on)
         for name in names:
             publish_file(output.out / name, below(config.out, name), force=True)
     return CheckResult(config.model, verdict, figures)
