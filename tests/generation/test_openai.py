@@ -114,7 +114,7 @@ def test_a_server_that_was_never_there_is_not_waited_for(monkeypatch):
     with served(Endpoint()) as endpoint:
         pass
     waited = []
-    monkeypatch.setattr("posgap.foundation.retries.Waits.add", lambda *_: waited.append(_))
+    monkeypatch.setattr("posgap.foundation.retries.Waits.count", lambda *_: waited.append(_))
     for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(variable, raising=False)
     there = (

@@ -1,7 +1,5 @@
 """A stage that copies its input."""
 
-import pytest
-
 from posgap.foundation.config import SeededConfig
 from posgap.foundation.errors import Rejection
 from posgap.foundation.fields import InputPath
@@ -27,11 +25,3 @@ def copy(config, out, run):
         raise Rejection("refused")
     (out / "copy.txt").write_text(text.upper() if config.shout else text)
     run.metrics({"length": len(text)})
-
-
-@pytest.fixture
-def source(tmp_path):
-    CALLS.clear()
-    file = tmp_path / "source.txt"
-    file.write_text("hello")
-    return file

@@ -73,12 +73,12 @@ WINDOWS = [(AWAY >= 0) & (width > AWAY) for width in (3, N, 4)]  # the second is
 SLOPES, OWN = [[0.1, 0.7], [0.4, 0.2], [0.0, 1.0]], [[0.0, 1.5], [-0.5, 0.3], [1.0, 0.0]]
 BASES, FACTORS = [20.0, 0.0, 5.0], [1.0, 1.0, 1.5]  # the second layer has no positions
 TURNED = [
-    [2 * np.mean([np.cos(AWAY / f * b ** (-k / 4)) for k in (0, 2)], axis=0) if b else 0 * AWAY] * 2
+    [np.mean([np.cos(AWAY / f * b ** (-k / 64)) for k in range(0, 64, 2)], axis=0) if b else 0 * AWAY] * 2
     for b, f in zip(BASES, FACTORS)
 ]
 SIZES = {"sequence_length": N, "layers": 3, "heads": 2, "residual_strength": LAMBDAS}
 WITH_DECAY = SIZES | {"encoding": "decay", "mask": "window", "window": [3, 0, 4], "slope": SLOPES}
-WITH_ROPE = SIZES | {"encoding": "rope", "head_size": 4, "rope_strength": 2}
+WITH_ROPE = SIZES | {"encoding": "rope"}
 ARCHITECTURES = [
     (
         SIZES | {"encoding": "decay", "slope": SLOPES[0], "content_score": [0.0, 1.5, -0.5]},

@@ -304,7 +304,7 @@ def test_content_and_slopes_come_back_from_attention_made_of_them():
     statistics = Statistics(1, 3, N, slopes, 0.2)
     statistics.add_texts(2, N)
     statistics.add_strengths(0, torch.full((2, N), 0.25))
-    statistics.add(0, 0, a.expand(2, 3, N, N), distance >= 0)
+    statistics.add_attention(0, 0, a.expand(2, 3, N, N), distance >= 0)
     means = statistics.means()
     np.testing.assert_allclose(means["content"][0], content, rtol=1e-6)
     np.testing.assert_allclose(means["lambdas"], 0.25)

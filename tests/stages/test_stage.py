@@ -16,6 +16,14 @@ from posgap.tracking.outbox import place_of
 from posgap.tracking.runs import start_run
 
 
+@pytest.fixture
+def source(tmp_path):
+    CALLS.clear()
+    file = tmp_path / "source.txt"
+    file.write_text("hello")
+    return file
+
+
 def test_what_is_complete_is_reused_until_something_changes(tmp_path, source):
     config = CopyConfig(out=tmp_path / "out", source=source)
     copy(config)

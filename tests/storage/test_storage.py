@@ -296,7 +296,7 @@ def test_work_is_kept_in_s3_and_brought_to_other_machines(bucket, tmp_path, monk
     kept.push([kept.folder / "one", kept.folder / "two"])
     elsewhere(tmp_path, monkeypatch)
     there = ResumableFolder(f"{bucket}/work") / "states"
-    assert there.folder != kept.folder and there.names() == ["one", "two"]
+    assert there.folder != kept.folder and there.stored_names() == ["one", "two"]
     there.pull()
     assert read(there.folder) == {"one": b"1", "two": b"2"}
     (there.folder / "one").write_bytes(b"3")
@@ -304,8 +304,8 @@ def test_work_is_kept_in_s3_and_brought_to_other_machines(bucket, tmp_path, monk
     kept.pull()
     assert read(kept.folder)["one"] == b"3"
     kept.drop(["two"])
-    assert there.names() == ["one"]
-    kept.remove()
+    assert there.stored_names() == ["one"]
+    kept.delete()
     assert keys(bucket) == [] and not kept.folder.exists()
 
 
@@ -314,4 +314,4 @@ def test_work_on_this_machine_alone_goes_nowhere(tmp_path):
     write(kept.folder, {"one": b"1"})
     kept.push([kept.folder / "one"])
     kept.pull()
-    assert kept.names() == [] and read(tmp_path / "work") == {"one": b"1"}
+    assert kept.stored_names() == [] and read(tmp_path / "work") == {"one": b"1"}

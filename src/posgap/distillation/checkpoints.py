@@ -170,13 +170,13 @@ class Checkpoints:
             if failures:
                 raise PosgapError(failures[0])
             self.kept.push({complete / FILES: files.digest_path(complete / FILES)})
-            self.kept.drop([name for name in self.kept.names() if not name.startswith(f"{complete.name}/")])
+            self.kept.drop([name for name in self.kept.stored_names() if not name.startswith(f"{complete.name}/")])
         except PosgapError as error:
             log.warning("checkpoint %s is on disk only: %s", complete.name, error)
 
     def _fetch(self) -> int:
         """The step to go on from, on every machine; brings its checkpoint from S3 where that has a newer one."""
-        names = self.kept.names() if rank_and_world()[0] == 0 else []
+        names = self.kept.stored_names() if rank_and_world()[0] == 0 else []
         there = max((_step_number(name) for name in gather(names)[0] if name.endswith(f"/{FILES}")), default=0)
         here = max(set.intersection(*gather(self._here())), default=0)
         if there > here:
@@ -210,14 +210,14 @@ class Checkpoints:
             if first_of_its_node():
                 _delete_folder(folder)
             if step in removed and rank_and_world()[0] == 0:
-                self.kept.drop([name for name in self.kept.names() if _step_number(name) == step])
+                self.kept.drop([name for name in self.kept.stored_names() if _step_number(name) == step])
             removed.add(step)
             meet()
         return 0
 
     def remove(self) -> None:
         """Deletes them all, here and in S3. For one process to call."""
-        self.kept.remove()
+        self.kept.delete()
 
     def load(self, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer) -> History:
         """Puts the newest checkpoint's state into `model` and `optimizer`; returns its history.

@@ -34,7 +34,7 @@ def meter(total: int, what: str, unit: int = 1) -> Iterator[Callable[[int], None
     started = last = time.monotonic()
     done, lock = 0, threading.Lock()
 
-    def add(more: int) -> None:
+    def report(more: int) -> None:
         nonlocal done, last
         with lock:
             done, now = done + more, time.monotonic()
@@ -44,7 +44,7 @@ def meter(total: int, what: str, unit: int = 1) -> Iterator[Callable[[int], None
             last = now
             log.info("%s: %s", what, _so_far(done / unit, total / unit, now - started))
 
-    yield add
+    yield report
 
 
 def _so_far(done: float, total: float, seconds: float) -> str:

@@ -48,7 +48,7 @@ class RetryPolicy:
         """The seconds that the waits of all tries take at least, where no server asks for another time."""
         return sum(min(self.first_wait * 2.0**number, self.longest_wait) for number in range(int(self.tries) - 1)) / 2
 
-    def wait(self, failures: float, requested: float = 0.0) -> float:
+    def seconds_to_wait(self, failures: float, requested: float = 0.0) -> float:
         """Seconds to wait after so many failures in a row, where the server requested `requested` seconds."""
         if requested > 0:
             return min(self.longest_wait, requested)
@@ -70,7 +70,7 @@ class Waits:
     shown_at: float = -math.inf
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def add(self, reason: str, seconds: float, requested: float = 0.0) -> None:
+    def count(self, reason: str, seconds: float, requested: float = 0.0) -> None:
         """Notes that the next try comes in `seconds`, and why; the server requested `requested` seconds."""
         with self.lock:
             now = time.monotonic()
@@ -105,15 +105,21 @@ def _policy(retry_policy: RetryPolicy, waits: Waits) -> dict[str, Any]:
     def most_failures(state: tenacity.RetryCallState) -> float:
         return getattr(_fault(state), "most_failures", math.inf)
 
+    def wait(state: tenacity.RetryCallState) -> float:
+        failures = min(state.attempt_number, most_failures(state))
+        return retry_policy.seconds_to_wait(failures, requested_wait(state))
+
     def stop(state: tenacity.RetryCallState) -> bool:
         passed = (state.seconds_since_start or 0.0) + state.upcoming_sleep
         return state.attempt_number >= retry_policy.tries or passed >= retry_policy.seconds
 
     return {
         "retry": tenacity.retry_if_exception_type(TransientError),
-        "wait": lambda state: retry_policy.wait(min(state.attempt_number, most_failures(state)), requested_wait(state)),
+        "wait": lambda state: retry_policy.seconds_to_wait(
+            min(state.attempt_number, most_failures(state)), requested_wait(state)
+        ),
         "stop": stop,
-        "before_sleep": lambda state: waits.add(str(_fault(state)), state.upcoming_sleep, requested_wait(state)),
+        "before_sleep": lambda state: waits.count(str(_fault(state)), state.upcoming_sleep, requested_wait(state)),
         "reraise": True,
     }
 
@@ -130,13 +136,13 @@ def within(seconds: float, call: Callable[[], T]) -> T:
     """
     result: Future[T] = Future()
 
-    def run() -> None:
+    def call_and_store() -> None:
         try:
             result.set_result(call())
         except BaseException as error:  # whatever it is, it belongs to whoever waits
             result.set_exception(error)
 
-    threading.Thread(target=run, name="within", daemon=True).start()
+    threading.Thread(target=call_and_store, name="within", daemon=True).start()
     try:
         return result.result(timeout=seconds)
     except TimeoutError:

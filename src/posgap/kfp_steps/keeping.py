@@ -62,7 +62,7 @@ class _Mirror:
     def pull(self) -> None:
         """Brings what an earlier try left."""
         with self._forgiving():
-            if names := self.there.names():
+            if names := self.there.stored_names():
                 log.info("going on from what an earlier try left: %d files of %s", len(names), self.place)
                 self.there.pull()
 
@@ -100,7 +100,7 @@ class _Mirror:
     def remove_copy(self) -> None:
         """Removes the copy."""
         with self._forgiving():
-            self.there.drop(self.there.names())
+            self.there.drop(self.there.stored_names())
 
     def _files(self) -> list[Path]:
         return [path for path in self.folder.glob(f"**/{HOME_PREFIX}*/work/**/*") if path.is_file()]

@@ -99,7 +99,8 @@ class RelativeAttention:
             u[group] += others * spread
             received += own * spread
         received += self.kernel.back(u, self.mask.width).sum(axis=0)
-        if prefix := self.mask.prefix:
+        prefix = self.mask.prefix
+        if prefix:
             received[:prefix] += self.kernel.ahead(u[:, :prefix]).sum(axis=0)
         return received
 

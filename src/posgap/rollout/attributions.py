@@ -35,7 +35,7 @@ class HeadOutputs:
         return products
 
     def shares(self, a: Tensor) -> Tensor:
-        """Of the attention `a` [B, H, Q, N], each token's share [B, Q, N] of the norms |sum_h a_hij f_h(x_j)|."""
+        """Each token's share [B, Q, N] of the norms |sum_h a_hij f_h(x_j)|, with the attention `a` [B, H, Q, N]."""
         by_token = a.permute(0, 3, 2, 1)  # [B, N, Q, H]
         squares = ((by_token @ self.products) * by_token).sum(dim=3).transpose(1, 2)
         norms = squares.clamp(min=0).sqrt()  # heads that cancel can leave less than nothing

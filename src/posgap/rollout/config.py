@@ -63,7 +63,6 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _ArchitectureConfig):  #
         description="the extra score of a token on itself: one number, or one for each layer, separated by commas, or, "
         "by head, a row for each layer, separated by semicolons",
     )
-    label: str = Field("predicted", description="what plots and tables call this prediction")
 
 
 class RolloutMeasureConfig(SeededConfig):
@@ -88,7 +87,6 @@ class RolloutMeasureConfig(SeededConfig):
         0, ge=0, description="number of tokens of every text (N); 0: 256. Prompts of a `task` are measured whole"
     )
     limit: int = Field(0, ge=0, description="use only the first `limit` texts; 0: all")
-    batch_tokens: int = Field(4096, ge=1, description="tokens in a batch")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
     label: str = Field("", description="what plots and tables call this model; empty: its name")
 

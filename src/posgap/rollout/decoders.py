@@ -254,18 +254,18 @@ class Decoder:
         args, kwargs = call
         shape = _stream_into(call).shape
         blocks = _Blocks(take, shape, type(attention).__name__) if take else None
-        watch = _Watch(attention, shape, blocks, adding.last if adding else None, times)
+        hooks = _LayerHooks(attention, shape, blocks, adding.last if adding else None, times)
         if "output_attentions" in inspect.signature(block.forward).parameters:
             kwargs = kwargs | {"output_attentions": True}
-        with watch.hooks(block, alone):
+        with hooks.attach(block, alone):
             output = block(*args, **kwargs)
-        watch.seen.returned = output[0] if isinstance(output, tuple | list) else output
+        hooks.seen.returned = output[0] if isinstance(output, tuple | list) else output
         if blocks and blocks.queries != shape[-2]:
             raise PosgapError(
                 f"{type(attention).__name__}: returns no attention matrices, so there is nothing to "
                 "measure; its model cannot be read by rollout measure"
             )
-        return watch.seen
+        return hooks.seen
 
     def _frequencies(self, layer: int, call: Call, seen: _Seen) -> list[float] | None:
         """The angles per token by which a layer turns each plane of queries and keys, greatest first; none if it turns
@@ -328,7 +328,7 @@ class _Blocks:
         self.queries += weights.shape[2]
 
 
-class _Watch:
+class _LayerHooks:
     """What one call of a layer shows, by hooks that fill `seen`, of streams of this `shape` [B, N, D].
 
     `scaled` is the module whose output the call has `times`; attention that is returned whole goes to `blocks`.
@@ -342,7 +342,7 @@ class _Watch:
         self.seen, self.is_behind_attention = _Seen(), False
 
     @contextmanager
-    def hooks(self, layer: nn.Module, alone: bool) -> Iterator[None]:
+    def attach(self, layer: nn.Module, alone: bool) -> Iterator[None]:
         """Within the block the layer has the hooks; if attention is to be `alone`, its other parts make zeros."""
         within = set(self.attention.modules())
         with ExitStack() as hooks:

@@ -161,7 +161,8 @@ def gold_shares(shares: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 def documents_text(documents: Mapping[str, Any], measure: str = "rollout") -> str:
     """What draws the influence, and the documents' part of it by position, in one sentence."""
-    if not (measured := documents["measures"].get(measure)):
+    measured = documents["measures"].get(measure)
+    if not measured:
         return f"the documents draw nothing of the {measure}"
     parts, gold, positions = measured["parts"], measured["gold"], documents["positions"]
     said = ", ".join(f"{name} {100 * parts[name]:.1f} %" for name in PARTS)

@@ -19,47 +19,27 @@ def summarize(rows: list[dict]) -> list[dict]:
         settings.setdefault(row["name"], []).append(row)
     summary = []
     for name, seeds in settings.items():
-        gaps = {pair: [row["gaps"][pair] for row in seeds] for pair in seeds[0]["gaps"]}
-        summary.append(
-            {
-                "name": name,
-                "seeds": len(seeds),
-                "gaps": {
-                    pair: {
-                        "mean": float(np.mean(v)),
-                        "sd": float(np.std(v, ddof=1)) if len(v) > 1 else 0.0,
-                        "values": v,
-                    }
-                    for pair, v in gaps.items()
-                },
-                "accuracy": {
-                    key: float(np.mean([row["accuracy"][key] for row in seeds])) for key in seeds[0]["accuracy"]
-                },
-                "sinks": np.mean([row["sinks"] for row in seeds], axis=0).tolist(),
-                **{null: seeds[0][null] for null in ("chance", "uniform_sinks")},
-            }
-        )
+        first, gaps, accuracy = seeds[0], {}, {}
+        for pair in first["gaps"]:
+            values = [row["gaps"][pair] for row in seeds]
+            deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+            gaps[pair] = {"mean": float(np.mean(values)), "sd": deviation, "values": values}
+        for kind in first["accuracy"]:
+            accuracy[kind] = float(np.mean([row["accuracy"][kind] for row in seeds]))
+        sinks = np.mean([row["sinks"] for row in seeds], axis=0).tolist()
+        summary.append({"name": name, "seeds": len(seeds), "gaps": gaps, "accuracy": accuracy, "sinks": sinks})
+        summary[-1] |= {"chance": first["chance"], "uniform_sinks": first["uniform_sinks"]}
     return summary
 
 
 def gap_table(summary: list[dict]) -> str:
     """A table of gaps in points, mean ± standard deviation over seeds, with one row per setting."""
-    head = [
-        "setting",
-        *(pair.replace(",", " vs. ") for pair in summary[0]["gaps"]),
-        "accuracy, novel classes",
-        "chance",
-    ]
-    rows = [
-        [
-            cell["name"],
-            *(f"{gap['mean']:+.1f} ± {gap['sd']:.1f}" for gap in cell["gaps"].values()),
-            f"{cell['accuracy']['any']:.1f}",
-            f"{cell['chance']:.1f}",
-        ]
-        for cell in summary
-    ]
-    return markdown(head, rows)
+    pairs = [pair.replace(",", " vs. ") for pair in summary[0]["gaps"]]
+    rows = []
+    for cell in summary:
+        gaps = [f"{gap['mean']:+.1f} ± {gap['sd']:.1f}" for gap in cell["gaps"].values()]
+        rows.append([cell["name"], *gaps, f"{cell['accuracy']['any']:.1f}", f"{cell['chance']:.1f}"])
+    return markdown(["setting", *pairs, "accuracy, novel classes", "chance"], rows)
 
 
 def sink_table(summary: list[dict]) -> str:
@@ -78,22 +58,22 @@ def experiment_text(summary: list[dict]) -> str:
 
     A network counts as having learned the task where it is a tenth of the way from chance to a right answer each time.
     """
-    gaps = [(cell, pair, gap["mean"]) for cell in summary for pair, gap in cell["gaps"].items()]
-    cell, pair, gap = max(gaps, key=lambda cell_pair_gap: abs(cell_pair_gap[2]))
+    gaps, sinks = [], []
+    for cell in summary:
+        for pair, gap in cell["gaps"].items():
+            gaps.append((gap["mean"], pair, cell["name"]))
+        for token, (sink, uniform) in enumerate(zip(cell["sinks"], cell["uniform_sinks"]), start=1):
+            sinks.append((sink, uniform, token, cell["name"]))
+    gap, pair, most_biased = max(gaps, key=lambda found: abs(found[0]))
     better, worse = pair.split(",") if gap > 0 else reversed(pair.split(","))
-    sinks = [
-        (each, token, sink, uniform)
-        for each in summary
-        for token, (sink, uniform) in enumerate(zip(each["sinks"], each["uniform_sinks"]), start=1)
-    ]
-    drawn, token, sink, uniform = max(sinks, key=lambda found: found[2] - found[3])
+    sink, uniform, token, with_sink = max(sinks, key=lambda found: found[0] - found[1])
     learned = sum(each["accuracy"]["any"] > each["chance"] + (100 - each["chance"]) / 10 for each in summary)
     others = ": the others' gaps and sinks are those of networks that did not learn to match items"
     others = others if learned < len(summary) else ""
     return (
-        f"The greatest bias is that of {cell['name']}: the {better} item over the {worse} by "
+        f"The greatest bias is that of {most_biased}: the {better} item over the {worse} by "
         f"{abs(gap):.1f} points. The strongest attention sink beyond uniform attention is token {token} of "
-        f"{drawn['name']} ({sink:.2f}, uniform {uniform:.2f}). {learned} of {len(summary)} settings "
+        f"{with_sink} ({sink:.2f}, uniform {uniform:.2f}). {learned} of {len(summary)} settings "
         f"answer clearly above chance, which is naming any label of the sequence{others}"
     )
 
@@ -109,9 +89,9 @@ def gap_bars(summary: list[dict]) -> Figure:
     for i, (pair, color) in enumerate(zip(summary[0]["gaps"], COLORS)):
         x = np.arange(len(summary)) + (i - 1) * 0.27
         gaps = [cell["gaps"][pair] for cell in summary]
-        axes.bar(x, [g["mean"] for g in gaps], width=0.25, color=color, label=pair.replace(",", " vs. "))
-        for at, g in zip(x, gaps):
-            axes.scatter([at] * len(g["values"]), g["values"], s=8, color="#0f172a", zorder=3, linewidth=0)
+        axes.bar(x, [gap["mean"] for gap in gaps], width=0.25, color=color, label=pair.replace(",", " vs. "))
+        for at, gap in zip(x, gaps):
+            axes.scatter([at] * len(gap["values"]), gap["values"], s=8, color="#0f172a", zorder=3, linewidth=0)
     axes.axhline(0, color="#334155", linewidth=0.8)
     axes.set_xticks(range(len(summary)), [_with_accuracy(cell) for cell in summary], fontsize=8)
     style_axes(axes, ylabel="gap in accuracy, points")

@@ -40,7 +40,7 @@ class Prediction(Record):
     settings: dict = Field(description="every parameter")
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Self:
+    def _require_own_lengths(self) -> Self:
         _require_lengths(self, {"lambdas": self.layers, "distribution": self.sequence_length})
         return self
 
@@ -132,11 +132,12 @@ class Measurement(Record):
     settings: dict = Field(description="every parameter")
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Self:
+    def _require_own_lengths(self) -> Self:
         per_head = ("content", "first_mass", "diagonal_mass", "entropy", "first_sink")
         _require_lengths(self, dict.fromkeys(("lambdas", *per_head), self.layers))
-        if any(len(row) != self.heads for name in per_head for row in getattr(self, name)):
-            raise ValueError(f"{', '.join(per_head)}: not all have {self.heads} heads in each layer")
+        for name in per_head:
+            if {*map(len, getattr(self, name))} - {self.heads}:
+                raise ValueError(f"{name}: not {self.heads} heads in each layer")
         if any(len(values) != self.bins for values in self.influence.values()):
             raise ValueError(f"influence: not all distributions are over {self.bins} places")
         return self
@@ -154,7 +155,8 @@ def places(shortest: int, longest: int) -> int:
 
 def _require_lengths(record: Record, lengths: dict[str, int]) -> None:
     for name, length in lengths.items():
-        if (number := len(getattr(record, name))) != length:
+        number = len(getattr(record, name))
+        if number != length:
             raise ValueError(f"{name}: {number} numbers, not {length}")
 
 

@@ -52,11 +52,11 @@ class Statistics:
         """Adds the residual strengths [B, N] of a layer."""
         self.lambdas[layer] += float(strengths.double().mean(dim=1).sum())
 
-    def add(self, layer: int, first: int, a: Tensor, seen: Tensor) -> None:
+    def add_attention(self, layer: int, first: int, a: Tensor, seen: Tensor) -> None:
         """Adds the attention `a [B, H, Q, N]` of one layer's queries from `first` on (0 is the text's first), which
         may attend to the tokens `seen [Q, N]`."""
         n = a.shape[3]
-        self.visible[layer].add(first, seen)
+        self.visible[layer].add_queries(first, seen)
         self.sees[layer, :n] += len(a) * seen.sum(dim=0).cpu().numpy()
         queries = torch.arange(first, first + a.shape[2], device=a.device)
         distance = queries[:, None] - torch.arange(n, device=a.device)
@@ -112,7 +112,7 @@ class Visible:
         self.farthest = 0  # the greatest distance to a key that a query sees
         self.ahead = False  # whether a query sees a later token
 
-    def add(self, first: int, seen: Tensor) -> None:
+    def add_queries(self, first: int, seen: Tensor) -> None:
         """Adds which tokens the queries from `first` on see, [Q, N]; those known already are passed over."""
         if not self.queries:
             self.by_key = np.zeros(seen.shape[1], dtype=int)
@@ -147,18 +147,18 @@ def gradients(
     given: list[Tensor] = []
     written: dict[nn.Module, Tensor] = {}
 
-    def leave(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+    def replace_embeddings(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
         given.append(output.detach().requires_grad_())
         return given[-1].clone()  # some families (CTRL) scale it in place
 
-    def write(module: nn.Module, args: tuple, output: Tensor) -> None:
+    def note_output(module: nn.Module, args: tuple, output: Tensor) -> None:
         written[module] = output
 
     # The ids are given, and not embeddings, since some families (DeepSeek-V4) route by them.
     with ExitStack() as hooks, torch.enable_grad():
-        hooks.callback(model.get_input_embeddings().register_forward_hook(leave).remove)
+        hooks.callback(model.get_input_embeddings().register_forward_hook(replace_embeddings).remove)
         for writer in writers:
-            hooks.callback(writer.register_forward_hook(write).remove)
+            hooks.callback(writer.register_forward_hook(note_output).remove)
         logits = model(input_ids=ids, use_cache=False, **last_logits(model, 1)).logits[:, -1].float()
         most_probable = logits.log_softmax(-1).max(-1).values.sum()
         embeddings = given[0]
@@ -221,8 +221,9 @@ def measure_influence(
     attention: list[np.ndarray] = []
     for ids in batches:
         ids = ids.to(model.device)
-        if not statistics.texts and not (no_value_norm := _no_value_norm(decoder, ids[:1], by_distance)):
-            influence |= {name: [] for name in OF_VALUES}
+        if not statistics.texts:
+            no_value_norm = _no_value_norm(decoder, ids[:1], by_distance)
+            influence |= {name: [] for name in OF_VALUES if not no_value_norm}
         of_inputs, of_written = gradients(model, ids, [] if no_value_norm else decoder.writers())
         by_measure = dict(zip(INFLUENCES, of_inputs))
         with decoder.capturing():
@@ -279,7 +280,7 @@ class _LayerRollouts:
         self.written: HeadOutputs | None = None
 
     def take(self, first: int, a: Tensor, seen: Tensor, values: Tensor | None) -> None:
-        self.statistics.add(self.layer, first, a, seen)
+        self.statistics.add_attention(self.layer, first, a, seen)
         of_queries = self.rows[:, :, None, first : first + a.shape[2]]
         self.last = a[:, :, -1].clone()  # a view would keep the whole block
         self.into[:2] += (of_queries[:2] @ a.mean(dim=1).double())[:, :, 0]

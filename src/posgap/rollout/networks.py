@@ -52,14 +52,14 @@ class NetworkStack(nn.Module):
         (self.depth,) = {design.depth for design in designs}
         self.size = size
 
-        def drawn(*shape: int) -> nn.Parameter:
+        def draw(*shape: int) -> nn.Parameter:
             uniform = [torch.rand(*shape, generator=rng, device=rng.device) for rng in rngs]
             return nn.Parameter((2 * torch.stack(uniform) - 1) / math.sqrt(size))
 
-        self.maps = nn.ParameterList([drawn(3, size, size) for _ in range(self.depth)])  # W_Q, W_K, W_V
+        self.maps = nn.ParameterList([draw(3, size, size) for _ in range(self.depth)])  # W_Q, W_K, W_V
         widths = [size] * HIDDEN_LAYERS + [labels]
-        self.weights = nn.ParameterList([drawn(size, width) for width in widths])
-        self.biases = nn.ParameterList([drawn(1, width) for width in widths])
+        self.weights = nn.ParameterList([draw(size, width) for width in widths])
+        self.biases = nn.ParameterList([draw(1, width) for width in widths])
 
         stacked = torch.stack([design.bias(tokens) for design in designs])[:, None]
         self.register_buffer("bias", stacked.float())

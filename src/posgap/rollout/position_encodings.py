@@ -3,18 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.fields import RARE
 from posgap.foundation.registry import Numbers, NumbersOrRows, Parameters, PositiveNumbers, Registry
 
 if TYPE_CHECKING:
     import numpy as np
 
     Scores = Callable[[np.ndarray], np.ndarray]
+
+
+HEAD_SIZE = 64  # of a model that was not measured, where RoPE turns a head's planes
 
 
 class PositionScores(NamedTuple):
@@ -61,10 +63,6 @@ class Rotation(Parameters):
         description="rope: base of RoPE's angles (theta): one number, or one for each layer, separated by commas; 0: a "
         "layer without positions",
     )
-    head_size: int = Field(64, ge=2, multiple_of=2, description="rope: size of a head (d)")
-    rope_strength: Annotated[float, RARE] = Field(
-        1.0, ge=0, description="rope: |query| |key| / sqrt(d), the score of a parallel query and key"
-    )
     rope_factors: PositiveNumbers = Field(
         [], description="rope: one factor per layer that divides positions (LPES); empty: the measured model's, or none"
     )
@@ -86,7 +84,7 @@ def _alibi(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) ->
 def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> PositionScores:
     from posgap.rollout.encodings import rope_angles, rotation_scores
 
-    bases, size = parameters.rope_theta, measured.get("head_size", parameters.head_size)
+    bases, size = parameters.rope_theta, measured.get("head_size", HEAD_SIZE)
     if min(bases, default=-1) < 0:
         raise PosgapError("rope_theta: give one that is not negative, for all layers or for each")
     factors = parameters.rope_factors or measured.get("factors", [])
@@ -96,23 +94,23 @@ def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> Po
             "`rope_factors`"
         )
 
-    def turned(angles: "Sequence[float] | np.ndarray") -> "Scores":
-        return partial(rotation_scores, angles=angles, strength=parameters.rope_strength)
+    def scores_by(angles: "Sequence[float] | np.ndarray") -> "Scores":
+        return partial(rotation_scores, angles=angles)
 
     seen = measured.get("frequencies", [])
     if len(bases) > 1:
         # Layers of one base share a function, so that they are computed once.
-        by_base = {base: turned(rope_angles(base, size)) if base else None for base in bases}
+        by_base = {base: scores_by(rope_angles(base, size)) if base else None for base in bases}
         return PositionScores(scores=[by_base[base] for base in bases], factors=factors)
     if seen and None not in seen and not parameters.rope_factors:
         # As the layers were seen to turn, with whatever base, scaling or factors.
-        by_angles = {tuple(angles): turned(angles) if any(angles) else None for angles in seen}
+        by_angles = {tuple(angles): scores_by(angles) if any(angles) else None for angles in seen}
         each = [by_angles[tuple(angles)] for angles in seen]
         return PositionScores(
             scores=each if len(by_angles) > 1 else each[0]
         )  # of which there may be any number of layers
     base = measured.get("theta", bases[0])
-    return PositionScores(scores=turned(rope_angles(base, size)) if base else None, factors=factors)
+    return PositionScores(scores=scores_by(rope_angles(base, size)) if base else None, factors=factors)
 
 
 def _nothing(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) -> PositionScores:

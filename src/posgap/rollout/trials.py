@@ -83,7 +83,7 @@ def train_networks(stack: Sequence[Trial], training: Training) -> tuple[NetworkS
     rngs = [Generator(device).manual_seed(trial.seed) for trial in stack]
     sizes = stack[0].sizes
     tasks = [InContextTask(sizes, rng) for rng in rngs]
-    net = NetworkStack([t.design for t in stack], sizes.tokens, sizes.size, sizes.labels, rngs).to(device)
+    net = NetworkStack([trial.design for trial in stack], sizes.tokens, sizes.size, sizes.labels, rngs).to(device)
     optimizer = torch.optim.AdamW(
         net.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
     )
@@ -120,19 +120,20 @@ def test_networks(
         rngs = [Generator(device).manual_seed(1_000_003 * (trial.seed + 1)) for trial in stack]
         for at in range(0, tests, EVALUATED_AT_ONCE):
             size = min(EVALUATED_AT_ONCE, tests - at)
-            inputs, answers = (
-                torch.stack(p) for p in zip(*(task.novel(size, rng, pair) for task, rng in zip(tasks, rngs)))
-            )
+            drawn = [task.novel(size, rng, pair) for task, rng in zip(tasks, rngs)]
+            inputs, answers = (torch.stack(parts) for parts in zip(*drawn))
             matrices: list[Tensor] | None = None if pair else []
             right = net(inputs, matrices).argmax(-1) == answers
             sums[",".join(pair) if pair else "any"] += 100 * right.sum(dim=1) / tests
             if matrices:
-                sinks += sum((a > SINK_THRESHOLD).sum(dim=(1, 2)) for a in matrices) / seen_by / tests
+                for attention in matrices:
+                    sinks += (attention > SINK_THRESHOLD).sum(dim=(1, 2)) / seen_by / tests
     results = []
     for i, loss in enumerate(losses):
         accuracy = {key: float(values[i]) for key, values in sums.items()}
-        pairs = (("first", "middle"), ("first", "last"), ("middle", "last"))
-        gaps = {f"{a},{b}": accuracy[f"{a},{b}"] - accuracy[f"{b},{a}"] for a, b in pairs}
+        gaps = {}
+        for one, other in (("first", "middle"), ("first", "last"), ("middle", "last")):
+            gaps[f"{one},{other}"] = accuracy[f"{one},{other}"] - accuracy[f"{other},{one}"]
         results.append({"loss": loss, "accuracy": accuracy, "gaps": gaps, "sinks": sinks[i].tolist()})
     return results
 

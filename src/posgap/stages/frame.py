@@ -118,7 +118,7 @@ def _run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Locatio
 def _finish(output: Folder, out: Location, identity: str) -> bool:
     """Moves or uploads an output that an interrupted run had finished. Returns whether there was one."""
     if not stale_reason(output.partial, identity):
-        output.place()
+        output.take_place()
     elif not is_uri(out) or stale_reason(output.out, identity):
         return False
     send_left_behind(output.out)
@@ -167,7 +167,7 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
         }
         files.write_json(partial / MANIFEST, manifest)
         run.artifact(partial / MANIFEST)
-        output.place()
+        output.take_place()
         require_ours(config.out, name)
         publish(output.out, config.out, {file: record["sha256"] for file, record in listed.items()})
     log.info("%s: done in %.1f s", name, seconds)

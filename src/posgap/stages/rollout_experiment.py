@@ -26,12 +26,13 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
     if config.iterations:
         training = dataclasses.replace(training, iterations=config.iterations)
     seeds = range(config.seed, config.seed + chosen.seeds)
-    planned = [(name, Trial(each, chosen.sizes, seed)) for name, each in chosen.designs.items() for seed in seeds]
-    results = run_trials([trial for _, trial in planned], training, work_folder(config.out))
-    rows = [
-        {"name": name, **dataclasses.asdict(trial), **result, **nulls(trial)}
-        for (name, trial), result in zip(planned, results)
-    ]
+    names, trials = [], []
+    for name, design in chosen.designs.items():
+        names += [name] * chosen.seeds
+        trials += [Trial(design, chosen.sizes, seed) for seed in seeds]
+    rows = []
+    for name, trial, result in zip(names, trials, run_trials(trials, training, work_folder(config.out))):
+        rows.append({"name": name, **dataclasses.asdict(trial), **result, **nulls(trial)})
     summary = summarize(rows)
     write_json(
         out / "experiment.json",

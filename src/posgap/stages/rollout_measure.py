@@ -36,6 +36,7 @@ from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
 PER_HEAD = ("content", "first_mass", "diagonal_mass", "entropy")
+BATCH_TOKENS = 4096
 MIN_UNATTENDED = 1e-3  # the share of attention on no token from which it is told; less is rounding
 
 
@@ -50,7 +51,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     encoding, heads = position_encoding(model.config), n_heads(model.config)
     measured = measure_influence(
         model,
-        sequences.batches(config.batch_tokens, f"measure {label}"),
+        sequences.batches(BATCH_TOKENS, f"measure {label}"),
         sequences.longest,
         np.array(encoding.get("slopes", np.zeros(heads))),
         SINK_THRESHOLD,
@@ -180,7 +181,7 @@ def _preamble(
     where there is no task."""
     if not builder:
         return ""
-    generator = TransformersGenerator(model, builder.tokenizer, config.batch_tokens)
+    generator = TransformersGenerator(model, builder.tokenizer, BATCH_TOKENS)
     asked = placed_examples(config.texts, builder, config.n_docs, config.limit, positions)
     return listen(generator, builder, asked[:FEW]).preamble
 

@@ -40,6 +40,7 @@ from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
 COMPARISON_FILE = "comparison.json"
+LABEL = "predicted"  # what plots and tables call the prediction
 SHOWN = "gradient"  # the measure of influence that plot and summary show; all are compared in the file
 
 
@@ -71,7 +72,7 @@ def _predict(config: RolloutPredictConfig, architecture: Architecture, n_heads: 
     distribution = architecture.rollout()
     bare = dataclasses.replace(architecture, lambdas=np.ones(len(architecture.lambdas))).rollout()
     return Prediction(
-        label=config.label,
+        label=LABEL,
         sequence_length=architecture.n,
         layers=len(architecture.lambdas),
         heads=n_heads,

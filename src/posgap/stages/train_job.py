@@ -56,8 +56,8 @@ def train_job(config: TrainJobConfig) -> Location:
             shutil.copytree(made, output.partial, ignore=shutil.ignore_patterns(MANIFEST))
             files.flush(output.partial)
             shutil.copyfile(made / MANIFEST, output.partial / MANIFEST)  # which completes it
-            output.place()
-        place.remove()
+            output.take_place()
+        place.delete()
     return config.out
 
 

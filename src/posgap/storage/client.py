@@ -53,7 +53,7 @@ def _client(environment: tuple) -> Any:
         made = Session().client("s3", config=Config(**once, read_timeout=READ_SECONDS, max_pool_connections=32))
     except (BotoCoreError, ValueError) as error:
         raise PosgapError(f"S3: {_describe_error(error)}") from None
-    made.meta.events.register_first("needs-retry.s3", _Tries(made.meta.endpoint_url).wait)
+    made.meta.events.register_first("needs-retry.s3", _Tries(made.meta.endpoint_url).seconds_before_retry)
     made.meta.events.register_last("before-send.s3", partial(_send_in_time, made._endpoint.http_session))
     return made
 
@@ -113,21 +113,21 @@ class _Tries:
         self._adapter, self._conditions = RetryEventAdapter(), StandardRetryConditions(max_attempts=sys.maxsize)
         self._waits = Waits(f"S3 at {address}")
 
-    def wait(self, **asked: Any) -> float | None:
+    def seconds_before_retry(self, **details: Any) -> float | None:
         """Seconds after which to send it again; None for not."""
         from botocore.exceptions import EndpointConnectionError
 
-        context = self._adapter.create_retry_context(**asked)
+        context = self._adapter.create_retry_context(**details)
         if not self._conditions.is_retryable(context):
             return None
         retry_policy = UNREACHED if isinstance(context.caught_exception, EndpointConnectionError) else RETRY_POLICY
         since = context.request_context.setdefault("posgap_failing_since", time.monotonic())
-        seconds = retry_policy.wait(context.attempt_number)
+        seconds = retry_policy.seconds_to_wait(context.attempt_number)
         if time.monotonic() + seconds - since >= retry_policy.seconds:
             return None
         error = context.caught_exception
         reason = first_line(error).partition(" from endpoint URL")[0] if error else context.get_error_code()
-        self._waits.add(reason or "no answer", seconds)
+        self._waits.count(reason or "no answer", seconds)
         return seconds
 
 

@@ -132,7 +132,7 @@ class ResumableFolder:
         below.uri = self.uri and f"{self.uri}/{name}"
         return below
 
-    def names(self) -> list[str]:
+    def stored_names(self) -> list[str]:
         """The files that S3 has."""
         return [stored.name for stored in self._there()]
 
@@ -171,10 +171,10 @@ class ResumableFolder:
         if self.uri:
             delete(f"{self.uri}/{name}" for name in names)
 
-    def remove(self) -> None:
+    def delete(self) -> None:
         """Deletes the folder, here and in S3."""
         files.delete_path(self.folder)
-        self.drop(self.names())
+        self.drop(self.stored_names())
 
     def _there(self) -> list[Object]:
         return list_objects(self.uri) if self.uri else []

@@ -150,7 +150,7 @@ class Folder(Output):
         """Where the output is: in its place, or where a writer had set it aside before it was killed."""
         return self.old if self.old.exists() and not os.path.lexists(self.out) else self.out
 
-    def place(self) -> None:
+    def take_place(self) -> None:
         """Moves the complete folder `partial` to the output's place.
 
         Raises `PosgapError` if somebody has put files there while it was made. Nothing is lost then: the same command,
@@ -262,7 +262,7 @@ class File(Output):
         if self.out.exists() and not self.force and not self.may_replace(self.out):
             raise PosgapError(f"{self}: is there, and not what this command writes; --force replaces it")
 
-    def place(self) -> None:
+    def take_place(self) -> None:
         """Moves the complete file `partial` to the output's place; `PosgapError` if another file must not be lost."""
         self.require_ours()
         if self.out.exists() and filecmp.cmp(self.partial, self.out, shallow=False):
@@ -329,7 +329,7 @@ def writes_file(work: Callable[[C, Path], str]) -> Callable[[C], Location]:
             if is_uri(config.out):
                 publish_file(output.partial, config.out, config.force)
             else:
-                output.place()
+                output.take_place()
         log.log(RESULT, "%s to %s", done, config.out)
         set_result({"done": done, "out": str(config.out)})
         return config.out
