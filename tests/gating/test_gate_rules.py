@@ -17,7 +17,7 @@ from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.config import PlanGateConfig
 from posgap.gating.demands import Policy
 from posgap.gating.planning import plan_gate
-from posgap.gating.rules import CONSISTENCY, GateInputs, MinConsistency, MinMean, Ruling, _useful
+from posgap.gating.rules import Consistency, GateInputs, Ruling, Useful
 from posgap.gating.verdict import Verdict, judge
 from posgap.measurement import statistics
 from posgap.measurement.filling import FillRecord
@@ -128,7 +128,7 @@ def test_of_a_sweep_at_a_length_guessing_is_among_all_documents_of_its_prompts(t
         ],
         None,
     )
-    ruling = _useful(MinMean(min_mean=0), case)
+    ruling = Useful().judge(Useful.Limits(min_mean=0), case)
     assert (ruling.threshold, ruling.estimate) == (2, 6)
 
 
@@ -345,10 +345,10 @@ def test_consistency_is_the_share_of_examples_with_one_choice_in_every_order(tmp
     sweep = SimpleNamespace(asked_task=TASKS["options"], n_docs=5)
     case = GateInputs(SimpleNamespace(sweep=sweep, path=folder))
     for least, outcome in ((90, "pass"), (95, "unsure"), (99, "fail")):
-        asked = MinConsistency(min_consistency=least)
-        ruling = CONSISTENCY.judge(asked, case)
-        assert CONSISTENCY.asked(asked) and (ruling.outcome, ruling.estimate) == (outcome, pytest.approx(95))
-    assert not CONSISTENCY.asked(MinConsistency())
+        asked = Consistency.Limits(min_consistency=least)
+        ruling = Consistency().judge(asked, case)
+        assert Consistency().is_asked(asked) and (ruling.outcome, ruling.estimate) == (outcome, pytest.approx(95))
+    assert not Consistency().is_asked(Consistency.Limits())
     sweep.asked_task = TASKS["kv"]
     with pytest.raises(PosgapError, match="min_consistency: the task kv has no items to choose from; leave it out"):
-        CONSISTENCY.judge(asked, case)
+        Consistency().judge(asked, case)

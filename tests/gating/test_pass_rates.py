@@ -47,14 +47,14 @@ def test_drawn_sweeps_pass_where_the_rules_judge_so(assumed, n, thresholds):
             rule.judge(parameters, GateInputs(*map(evidence, pair), share=assumed.share)).passed for pair in pairs
         ]
         assert 0 < np.mean(judged) < 1, rule.name
-        np.testing.assert_array_equal(rule.passes(parameters, sweeps), judged, rule.name)
+        np.testing.assert_array_equal(rule.simulate(parameters, sweeps), judged, rule.name)
 
 
 def test_a_threshold_that_asks_for_nothing_is_passed_by_every_sweep():
     (sweeps,) = simulate_sweeps(PAIR, 3, 1)
     nothing = Policy(max_gap=100, mean_tolerance=100, advantageous_tolerance=150, min_mean=0)
     for rule, parameters in asked_rules(nothing):
-        assert rule.passes is None or rule.passes(parameters, sweeps).all(), rule.name
+        assert not rule.is_simulated or rule.simulate(parameters, sweeps).all(), rule.name
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_examples_may_be_alike_in_all_or_right_everywhere_or_nowhere(mean, corre
 def test_one_region_says_nothing_of_a_gap():
     (sweeps,) = simulate_sweeps(PAIR, 500, 1)
     regions = [each for each in asked_rules(Policy(max_region_gap=60)) if each[0].name == "regions"]
-    assert [rule.passes(parameters, sweeps).any() for rule, parameters in regions] == [False]
+    assert [rule.simulate(parameters, sweeps).any() for rule, parameters in regions] == [False]
 
 
 def test_what_is_drawn_is_the_same_everywhere_and_more_examples_begin_with_the_fewer():
@@ -104,21 +104,21 @@ def test_where_nothing_varies_the_bound_of_no_difference_decides():
     for placements, rule, error in ((3, "gap", 0.05), (2, "gap", 0.025), (3, "mean", 0.05), (3, "useful", 0.05)):
         always = passing(Assumptions(placements, 1.0, 0.0, 1.0), max_gap=5, mean_tolerance=5, min_mean=95)
         fewest = int(np.ceil(19 * stats.norm.isf(error) ** 2))
-        assert [always.share(rule, n) for n in (fewest - 1, fewest, 10 * fewest)] == [0, 1, 1]
+        assert [always.pass_rate(rule, n) for n in (fewest - 1, fewest, 10 * fewest)] == [0, 1, 1]
         assert always.least(rule, 0.8) == fewest
 
 
 def test_the_policy_is_passed_where_every_rule_is():
     found = passing(ASSUMED, max_gap=9, mean_tolerance=3)
-    assert found.names == ["gap", "mean", "advantageous", "useful", POLICY]
-    shares = {name: found.share(name, 400) for name in found.names}
+    assert found.rule_names == ["gap", "mean", "advantageous", "useful", POLICY]
+    shares = {name: found.pass_rate(name, 400) for name in found.rule_names}
     every = np.concatenate(
         [
             np.all([passes(p, sweeps) for _, passes, p in found.rules], axis=0)
             for sweeps in simulate_sweeps(ASSUMED, 400, 32)
         ]
     )
-    assert shares[POLICY] == every.mean() and found.runs(400) == len(every) == 1024
+    assert shares[POLICY] == every.mean() and found.sweep_count(400) == len(every) == 1024
     assert 0 < shares[POLICY] < min(shares["gap"], shares["mean"], shares["advantageous"]) < shares["useful"] == 1
     deviation = np.sqrt(shares[POLICY] * (1 - shares[POLICY]) / 1024)
     assert found.margin(POLICY, 400) == pytest.approx(1.96 * deviation, rel=1e-4)
@@ -132,7 +132,7 @@ def test_with_the_least_number_enough_pass_and_with_a_twentieth_less_they_do_not
     for share in (0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95):
         least = found.least("gap", share)
         # Counts are whole, so that a few examples more may pass a little more rarely.
-        assert found.share("gap", least) >= share > found.share("gap", round(least / 1.05) - 1)
+        assert found.pass_rate("gap", least) >= share > found.pass_rate("gap", round(least / 1.05) - 1)
     monkeypatch.setattr("posgap.gating.passing.MAX_PROMPTS", least * assumed.placements)
     assert found.least("gap", 0.95) == least  # as many as there may be
 
@@ -143,7 +143,7 @@ def test_beyond_half_a_million_prompts_nothing_is_planned(monkeypatch):
     narrow = passing(ASSUMED, max_gap=20)
     assert narrow.least("gap", 0.8) < 150 and narrow.least("mean", 0.8) is None
     assert MAX_PROMPTS == 500_000  # and fewer are drawn where they take long, in whole pieces
-    assert [narrow.runs(n) for n in (100, 10_000, 5_000_000)] == [1024, 416, 128]
+    assert [narrow.sweep_count(n) for n in (100, 10_000, 5_000_000)] == [1024, 416, 128]
 
 
 def test_rules_are_passed_as_often_as_planned_by_models_that_are_drawn_otherwise():
@@ -158,11 +158,11 @@ def test_rules_are_passed_as_often_as_planned_by_models_that_are_drawn_otherwise
 
     found = passing(assumptions_from_pair(*correlated(60_000)), max_gap=9, max_region_gap=5)
     cases = [GateInputs(*map(evidence, correlated(n))) for _ in range(runs)]
-    rules = [(rule, p) for rule, p in asked_rules(Policy(max_gap=9, max_region_gap=5)) if rule.passes]
+    rules = [(rule, p) for rule, p in asked_rules(Policy(max_gap=9, max_region_gap=5)) if rule.is_simulated]
     passed = {rule.name: np.array([rule.judge(p, case).passed for case in cases]) for rule, p in rules}
     passed[POLICY] = np.all(list(passed.values()), axis=0)
     for name, each in passed.items():
-        assert found.share(name, n) == pytest.approx(each.mean(), abs=0.1), name
+        assert found.pass_rate(name, n) == pytest.approx(each.mean(), abs=0.1), name
 
 
 def test_no_more_memory_is_taken_than_that_of_the_largest_piece():

@@ -1,6 +1,7 @@
 """The gate's verdict: what it records of itself, and what people read of it."""
 
 import json
+from types import SimpleNamespace
 
 import mlflow
 import numpy as np
@@ -13,7 +14,7 @@ from posgap.foundation.registry import Parameters
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import read_gate_inputs
 from posgap.gating.passing import POLICY, PassRates
-from posgap.gating.rules import GateInputs, GateRule, Ruling
+from posgap.gating.rules import GateInputs, Ruling
 from posgap.gating.verdict import (
     LATER,
     Verdict,
@@ -194,10 +195,10 @@ def test_the_number_of_examples_for_a_verdict_is_that_for_all_rules_together(tmp
     reached = judge(one, other, None, policy, look=1)
     assert reached.outcome == "not enough evidence"
     case, _ = read_gate_inputs(one, other, None, [])
-    assumed = assumptions_from_pair(case.candidate.correct, case.best.correct)._replace(share=LATER)
+    assumed = assumptions_from_pair(case.candidate.correct, case.reference.correct)._replace(share=LATER)
 
     passing = PassRates(asked_rules(policy), assumed)
-    assert passing.share(POLICY, round(reached.needs / 1.02)) < 0.8 <= passing.share(POLICY, reached.needs)
+    assert passing.pass_rate(POLICY, round(reached.needs / 1.02)) < 0.8 <= passing.pass_rate(POLICY, reached.needs)
     assert reached.needs > max(rule.needs for rule in reached.rules if rule.needs)
 
 
@@ -256,7 +257,7 @@ def test_a_run_is_told_the_verdict_and_the_figures_that_it_rests_on(tmp_path):
 
 def test_a_rule_that_cannot_say_how_often_it_is_passed_names_no_number_of_examples(tmp_path):
     right = Evidence(write_sweep(tmp_path / "right", np.ones((N, 5))))
-    rule = GateRule("gap", "", lambda parameters, case: ruling("gap", 5))
+    rule = SimpleNamespace(name="gap", is_simulated=False, judge=lambda limits, inputs: ruling("gap", 5))
     case = GateInputs(right, right, None)
     needed = examples_needed([(rule, Parameters())], case, LATER)
     assert _ruling(rule, Parameters(), case, needed) == ruling("gap", 5)

@@ -13,7 +13,7 @@ from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.evidence import wrong_figure
-from posgap.gating.rules import USEFUL, GateInputs, MinMean
+from posgap.gating.rules import GateInputs, Useful
 from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.outcomes import OutcomeCounts
 from posgap.measurement.summary import summary_text
@@ -169,7 +169,7 @@ def test_a_mean_that_only_equals_what_is_known_by_heart_passes_in_5_percent():
         sweep = SimpleNamespace(asked_task=TASKS["qa"], filled=None, n_docs=5)
         baselines = {"closed-book": BaselineScores(scores, OutcomeCounts())}
         case = GateInputs(SimpleNamespace(sweep=sweep, correct=correct.astype(float), baselines=baselines))
-        passed += USEFUL.judge(MinMean(), case).passed
+        passed += Useful().judge(Useful.Limits(), case).passed
     assert 0.01 < passed / 400 <= 0.075
 
 
@@ -180,7 +180,7 @@ def test_a_claim_that_is_broken_decides_however_far_off_an_unsure_one_is():
     sweep = SimpleNamespace(asked_task=TASKS["qa"], filled=None, n_docs=4)
     baselines = {"closed-book": BaselineScores(scores.astype(float), OutcomeCounts())}
     case = GateInputs(SimpleNamespace(sweep=sweep, correct=correct, baselines=baselines))
-    unsure, broken = (USEFUL.judge(MinMean(min_mean=least), case) for least in (5, 33))
+    unsure, broken = (Useful().judge(Useful.Limits(min_mean=least), case) for least in (5, 33))
     assert unsure.outcome == "unsure" and unsure.sentence.endswith("without documents: at least 0 for certain")
     assert broken.outcome == "fail" and broken.threshold == 33
     assert unsure.value - unsure.threshold < broken.value - broken.threshold  # the margin alone would choose the other

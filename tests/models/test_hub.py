@@ -21,7 +21,7 @@ from posgap.models import loading
 from posgap.models.loading import _snapshot, commit_on_hub, load_config, load_tokenizer
 from posgap.storage.inputs import ByName, OnDisk, source, sources
 from posgap.tasks.reading import write_examples
-from posgap.tracking.promotion import promote_version
+from posgap.tracking.promotion import Promotion, promote_version
 from posgap.tracking.registry import DIGEST, champion
 from posgap.tracking.runs import start_run
 
@@ -184,6 +184,6 @@ def test_a_model_on_disk_is_promoted_without_the_hub(model_folder, tmp_path, mon
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "_name_or_path": NAME}))
     with start_run("promote", {}, tmp_path / "out") as run:
-        promote_version("a-model", model, {DIGEST: digest_path(model)}, run)
+        promote_version(Promotion("a-model", model, {DIGEST: digest_path(model)}, run))
     assert str(champion("a-model").version) == "1"
     assert asked == []

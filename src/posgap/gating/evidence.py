@@ -127,13 +127,13 @@ def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
     return complaints
 
 
-def unanswered_references(case: GateInputs, policy: Policy) -> list[str]:
+def unanswered_references(inputs: GateInputs, policy: Policy) -> list[str]:
     """Why base or champion are nothing to compare with: prompts that they did not answer count as wrong, and beyond
     the policy's bound that would flatter the candidate."""
     return [
         f"{role}: {reference.outcomes.phrase(reference.sweep.placements)}, and the gate allows "
         f"{policy.max_unanswered:g} %"
-        for role, reference in (("base", case.base), ("champion", case.champion), ("anchor", case.anchor))
+        for role, reference in (("base", inputs.base), ("champion", inputs.champion), ("anchor", inputs.anchor))
         if reference and reference.outcomes.worst_share > policy.max_unanswered
     ]
 

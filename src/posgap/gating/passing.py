@@ -24,28 +24,29 @@ _NUMBERS = sorted({1} | {math.ceil(1.01**power) for power in range(1, 1400)})
 
 
 class PassRates:
-    """Simulated sweeps as `assumed`, at most so many for a number of examples, under those of the rules that can say
-    which of them pass."""
+    """Estimates by simulation how often a flat model passes each rule that can be simulated, and all of these.
+
+    The sweeps are as `assumed`, at most `most` of them for each number of examples."""
 
     def __init__(self, rules: Sequence[tuple[GateRule, Parameters]], assumed: Assumptions, most: int = 1024) -> None:
-        self.rules = [(rule.name, rule.passes, parameters) for rule, parameters in rules if rule.passes]
+        self.rules = [(rule, parameters) for rule, parameters in rules if rule.is_simulated]
         self.assumed = assumed
         self.most = most
         self._counted = cache(self._counts)
 
     @property
-    def names(self) -> list[str]:
+    def rule_names(self) -> list[str]:
         """The rules, and last all of them."""
-        return [*(name for name, *_ in self.rules), POLICY]
+        return [*(rule.name for rule, _ in self.rules), POLICY]
 
-    def runs(self, n: int) -> int:
+    def sweep_count(self, n: int) -> int:
         """How many sweeps of n examples are drawn."""
         fitting = _CELLS // (n * self.assumed.placements) // BATCH * BATCH
         return min(self.most, max(_FEWEST, fitting))
 
-    def share(self, name: str, n: int) -> float:
+    def pass_rate(self, name: str, n: int) -> float:
         """The share (0 to 1) of sweeps with n examples that pass a rule, or all."""
-        return self._counted(n, self.runs(n))[name] / self.runs(n)
+        return self._counted(n, self.sweep_count(n))[name] / self.sweep_count(n)
 
     def least(self, name: str, share: float) -> int | None:
         """The least number of examples, to a hundredth, with which so many pass; None beyond `MAX_PROMPTS`."""
@@ -60,24 +61,24 @@ class PassRates:
         if high == last and first_look(last) == 0:
             return None
         low = max(0, high - 140)
-        while self.share(name, numbers[high]) < share:
+        while self.pass_rate(name, numbers[high]) < share:
             if high == last:
                 return None
             low, high = high, min(high + 70, last)
-        return numbers[bisect_left(range(high), share, low, key=lambda at: self.share(name, numbers[at]))]
+        return numbers[bisect_left(range(high), share, low, key=lambda at: self.pass_rate(name, numbers[at]))]
 
     def margin(self, name: str, n: int) -> float:
-        """By how much the share may differ from that of endlessly many sweeps, with 95 %."""
-        share = self.share(name, n)
-        return _Z * math.sqrt(share * (1 - share) / self.runs(n))
+        """Half-width of the share's 95 % Monte Carlo interval."""
+        share = self.pass_rate(name, n)
+        return _Z * math.sqrt(share * (1 - share) / self.sweep_count(n))
 
     def _counts(self, n: int, runs: int) -> dict[str, int]:
-        counts = dict.fromkeys(self.names, 0)
+        counts = dict.fromkeys(self.rule_names, 0)
         for sweeps in simulate_sweeps(self.assumed, n, runs // BATCH):
             every = np.ones(BATCH, bool)
-            for name, passes, parameters in self.rules:
-                passed = passes(parameters, sweeps)
-                counts[name] += int(passed.sum())
+            for rule, parameters in self.rules:
+                passed = rule.simulate(parameters, sweeps)
+                counts[rule.name] += int(passed.sum())
                 every &= passed
             counts[POLICY] += int(every.sum())
         return counts

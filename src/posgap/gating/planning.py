@@ -8,7 +8,7 @@ import numpy as np
 from posgap.foundation.printing import show
 from posgap.gating.config import PlanGateConfig
 from posgap.gating.passing import MAX_PROMPTS, POLICY, PassRates
-from posgap.gating.rules import GAP
+from posgap.gating.rules import Gap
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import power
 from posgap.measurement.statistics import tango_bound, upper_error
@@ -28,13 +28,13 @@ def plan_gate(config: PlanGateConfig) -> dict:
     """
     assumed = power.assumptions_from_config(config)
     passing = PassRates(asked_rules(config), assumed)
-    needed = {name: passing.least(name, config.power) for name in passing.names}
+    needed = {name: passing.least(name, config.power) for name in passing.rule_names}
     plan: dict = {"power": config.power, "examples": needed, "range": _range(passing, needed[POLICY], config.power)}
     power.log_assumptions(assumed)
     often = f"{100 * config.power:.0f} %"
     for name, number in needed.items():
         what = "the policy, that is all of them" if name == POLICY else f"rule {name}"
-        drawn = " ({} to {}, by {:,} simulated sweeps)".format(*plan["range"], passing.runs(number or 1))
+        drawn = " ({} to {}, by {:,} simulated sweeps)".format(*plan["range"], passing.sweep_count(number or 1))
         enough = f"a flat model passes in {often} with {number} or more{drawn if name == POLICY else ''}"
         none = f"no number is enough up to {MAX_PROMPTS:,} prompts"
         log.info("%s: %s", what, enough if number else none)
@@ -63,7 +63,7 @@ def _with(n: int, passing: PassRates, often: float) -> dict[str, float]:
     low, high = 0.0, 100.0
     for _ in range(10):
         middle = (low + high) / 2
-        of_gap = PassRates([(GAP, GAP.parameters(max_gap=middle))], passing.assumed)
-        low, high = (low, middle) if of_gap.share(GAP.name, n) >= often else (middle, high)
+        of_gap = PassRates([(Gap(), Gap.Limits(max_gap=middle))], passing.assumed)
+        low, high = (low, middle) if of_gap.pass_rate(Gap.name, n) >= often else (middle, high)
     at_best = float(tango_bound(np.array(0.0), np.array(0.0), n, upper_error(passing.assumed.placements)))
-    return {"examples": n, "passes": passing.share(POLICY, n), "gap": high, "gap_at_best": 100 * at_best}
+    return {"examples": n, "passes": passing.pass_rate(POLICY, n), "gap": high, "gap_at_best": 100 * at_best}

@@ -6,10 +6,9 @@ allows both. As all claims must hold, a model that breaks one is admitted in at 
 stands in docs/statistics.md. Where several verdicts share the error, each has a part of the 5 %.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, computed_field
 
@@ -77,7 +76,7 @@ class Ruling(Record):
 
 @dataclass(frozen=True)
 class GateInputs:
-    """The sweeps a gate looks at. Where there is no champion, the base stands in for it; a check has neither.
+    """The sweeps that a gate judges. Where there is no champion, the base stands in for it; a check has neither.
 
     `anchor` is the best champion that there has been, where that is not the champion of today. Rules take every figure
     from the scores, and none that a file says of them. `share` is the part of the error of 5 %
@@ -98,7 +97,7 @@ class GateInputs:
         return statistics.LEVEL * self.share
 
     @property
-    def best(self) -> "Evidence":
+    def reference(self) -> "Evidence":
         """The champion, else the base; raises `PosgapError` where there is neither."""
         reference = self.champion or self.base
         if reference is None:
@@ -106,436 +105,421 @@ class GateInputs:
         return reference
 
     @property
-    def reference(self) -> str:
+    def reference_role(self) -> str:
         """What the candidate is compared with, in a word."""
         return "champion" if self.champion else "base"
 
 
-def always(parameters: Parameters) -> bool:
-    """A rule that every gate asks for."""
-    return True
-
-
-@dataclass(frozen=True)
 class GateRule:
-    """A rule of the gate.
+    """A rule of the gate. A subclass says all of it; the registry holds one object of each.
 
-    `judge(parameters, case)` gives its ruling. `passes(parameters, drawn)` says which of R simulated sweeps pass [R],
-    just as `judge` would; None where what is simulated does not decide it. `asked(parameters)` is false where the
-    threshold asks for nothing, so that the rule is left out. `posgap check`, which has neither base nor champion,
-    applies the rules for which `needs_reference` is false: they look at `case.candidate` alone. `help` says what the
-    rule asks, as a whole clause, and `broken` what is the matter where it is broken.
+    `help` says what the rule asks, as a whole clause, and `broken` what is the matter where it is broken. `parameters`
+    are its thresholds, which become options. `posgap check`, which has neither base nor champion, applies the rules for
+    which `needs_reference` is false: they look at `inputs.candidate` alone.
     """
 
-    name: str
-    help: str
-    judge: "Callable[[Any, GateInputs], Ruling]"
-    parameters: type[Parameters] = Parameters
-    passes: "Callable[[Any, SimulatedSweeps], np.ndarray] | None" = None
-    asked: Callable[[Any], bool] = always
-    needs_reference: bool = True
-    broken: str = ""
+    name: ClassVar[str]
+    help: ClassVar[str]
+    broken: ClassVar[str] = ""
+    parameters: ClassVar[type[Parameters]] = Parameters
+    needs_reference: ClassVar[bool] = True
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether simulated sweeps decide the rule: whether it has a `simulate` of its own."""
+        return type(self).simulate is not GateRule.simulate
 
-def _answered(parameters: MaxUnanswered, case: GateInputs) -> Ruling:
-    """What was not answered is known of every prompt of the sweep, and nothing about it is estimated."""
-    share = case.candidate.outcomes.worst_share
-    return Ruling(
-        name="answered",
-        meaning="prompts without an answer, in percent, at the worst position",
-        claim="at most",
-        threshold=parameters.max_unanswered,
-        estimate=share,
-        interval=(share, share),
-    )
+    def is_asked(self, limits: Any) -> bool:
+        """Whether the thresholds ask for anything; else the rule is left out."""
+        return True
 
+    def judge(self, limits: Any, inputs: GateInputs) -> Ruling:
+        """The ruling on the sweeps, by the thresholds."""
+        raise NotImplementedError
 
-class MaxGap(Parameters):
-    max_gap: float = Field(
-        10.0, ge=0, le=100, description="largest gap in points that the interval of the gap may reach"
-    )
+    def simulate(self, limits: Any, sweeps: "SimulatedSweeps") -> "np.ndarray":
+        """Which of R simulated sweeps pass [R], as `judge` would say of each."""
+        raise NotImplementedError
 
+    def rule_on_loss(self, meaning: str, differences: "np.ndarray", tolerance: float, error: float) -> Ruling:
+        """The ruling that paired differences [E], candidate minus reference, lose at most `tolerance` on average."""
+        from posgap.measurement import statistics
 
-def _gap(parameters: MaxGap, case: GateInputs) -> Ruling:
-    from posgap.measurement import statistics
-
-    correct = case.candidate.correct
-    return Ruling(
-        name="gap",
-        meaning="gap, best minus worst position",
-        claim="at most",
-        threshold=parameters.max_gap,
-        estimate=statistics.gap(statistics.accuracy(correct)),
-        interval=statistics.gap_interval(correct, case.error),
-    )
-
-
-def _gap_passes(parameters: MaxGap, drawn: "SimulatedSweeps") -> "np.ndarray":
-    from posgap.measurement import statistics
-
-    return statistics.gap_ends_by(drawn.candidate, parameters.max_gap / 100, drawn.error)
-
-
-class MeanTolerance(Parameters):
-    mean_tolerance: float = Field(
-        2.0,
-        gt=-100,
-        description="points of mean the candidate may lose to the champion, or to the base; below 0: that it must gain",
-    )
-
-
-def _mean(parameters: MeanTolerance, case: GateInputs) -> Ruling:
-    against = {case.reference: case.best} | ({"best champion so far": case.anchor} if case.anchor else {})
-    rulings = [
-        _lost(
-            "mean",
-            f"mean against the {name}",
-            (case.candidate.correct - reference.correct).mean(axis=-1),
-            parameters.mean_tolerance,
-            case.error,
+        return Ruling(
+            name=self.name,
+            meaning=meaning,
+            claim="at least",
+            threshold=0.0 - tolerance,  # which is never "-0"
+            estimate=100 * differences.mean(),
+            interval=statistics.difference_interval(differences, error).tolist(),
         )
-        for name, reference in against.items()
-    ]
-    # Both must hold, so the worse one decides; beside a champion alone each successor could lose the tolerance anew.
-    return min(rulings, key=lambda ruling: ruling.interval[0])
 
 
-def _mean_passes(parameters: MeanTolerance, drawn: "SimulatedSweeps") -> "np.ndarray":
-    from posgap.measurement import statistics
+class Gap(GateRule):
+    name, help = "gap", "no position is much worse than another"
+    broken = "some positions are much worse than others"
+    needs_reference = False
 
-    differences = (drawn.candidate - drawn.reference).mean(axis=-1, dtype=float)
-    return statistics.difference_reaches(differences, -parameters.mean_tolerance / 100, drawn.error)
+    class Limits(Parameters):
+        max_gap: float = Field(
+            10.0, ge=0, le=100, description="largest gap in points that the interval of the gap may reach"
+        )
 
+    parameters = Limits
 
-class AdvantageousTolerance(Parameters):
-    advantageous_tolerance: float = Field(
-        5.0,
-        ge=0,
-        description="points that the candidate may lose at the position where the champion, else the base, is best",
-    )
+    def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
+        from posgap.measurement import statistics
 
+        correct = inputs.candidate.correct
+        return Ruling(
+            name=self.name,
+            meaning="gap, best minus worst position",
+            claim="at most",
+            threshold=limits.max_gap,
+            estimate=statistics.gap(statistics.accuracy(correct)),
+            interval=statistics.gap_interval(correct, inputs.error),
+        )
 
-def _advantageous(parameters: AdvantageousTolerance, case: GateInputs) -> Ruling:
-    reference = case.best
-    chosen, differences = _where_best(case.candidate.correct, reference.correct)
-    where = " or ".join(format_positions(reference.sweep.placements[column]) for column in sorted(set(chosen)))
-    meaning = f"accuracy where the {case.reference} is best (position {where}), against it"
-    return _lost("advantageous", meaning, differences, parameters.advantageous_tolerance, case.error)
+    def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
+        from posgap.measurement import statistics
 
-
-def _advantageous_passes(parameters: AdvantageousTolerance, drawn: "SimulatedSweeps") -> "np.ndarray":
-    from posgap.measurement import statistics
-
-    _, differences = _where_best(drawn.candidate, drawn.reference)
-    return statistics.difference_reaches(differences, -parameters.advantageous_tolerance / 100, drawn.error)
-
-
-def _where_best(candidate: "np.ndarray", reference: "np.ndarray") -> tuple["np.ndarray", "np.ndarray"]:
-    """Of scores [E, ..., P] the placement [E, ...] where the other half of the examples has the reference at its best,
-    and the candidate's score there minus the reference's [E, ...]."""
-    import numpy as np
-
-    from posgap.measurement import statistics
-
-    chosen, _ = statistics.extremes_elsewhere(reference)
-    there = (np.take_along_axis(scores, chosen[..., None], axis=-1)[..., 0] for scores in (candidate, reference))
-    return chosen, np.subtract(*there, dtype=float)
+        return statistics.gap_ends_by(sweeps.candidate, limits.max_gap / 100, sweeps.error)
 
 
-def _lost(name: str, meaning: str, differences: "np.ndarray", tolerance: float, error: float) -> Ruling:
-    """Of paired differences [E], candidate minus reference, no more than `tolerance` was lost on average."""
-    from posgap.measurement import statistics
+class Mean(GateRule):
+    name, help = "mean", "nothing was lost on average"
+    broken = "accuracy was lost on average"
 
-    return Ruling(
-        name=name,
-        meaning=meaning,
-        claim="at least",
-        threshold=0.0 - tolerance,  # which is never "-0"
-        estimate=100 * differences.mean(),
-        interval=statistics.difference_interval(differences, error).tolist(),
-    )
+    class Limits(Parameters):
+        mean_tolerance: float = Field(
+            2.0,
+            gt=-100,
+            description="points of mean the candidate may lose to the champion, or to the base; below 0: that it must "
+            "gain",
+        )
 
+    parameters = Limits
 
-class MinMean(Parameters):
-    min_mean: float = Field(
-        5.0,
-        ge=0,
-        lt=100,
-        description="points that the mean must reach, or the task's chance level if that is higher; 0: none",
-    )
+    def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
+        """The worse of the rulings against reference and anchor, since both must hold: beside a champion alone each
+        successor could lose the tolerance anew."""
+        references = {inputs.reference_role: inputs.reference}
+        if inputs.anchor:
+            references["best champion so far"] = inputs.anchor
+        rulings = []
+        for role, reference in references.items():
+            differences = (inputs.candidate.correct - reference.correct).mean(axis=-1)
+            meaning = f"mean against the {role}"
+            rulings.append(self.rule_on_loss(meaning, differences, limits.mean_tolerance, inputs.error))
+        return min(rulings, key=lambda ruling: ruling.interval[0])
 
+    def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
+        from posgap.measurement import statistics
 
-def _useful(parameters: MinMean, case: GateInputs) -> Ruling:
-    """The ruling on the claim that comes off worst: that the mean reaches a number, or what a sweep answered without
-    documents. All of these claims must hold, so that none needs a stricter level (intersection-union)."""
-    from posgap.measurement import statistics
-
-    sweep, means = case.candidate.sweep, case.candidate.correct.mean(axis=1)
-    chance = 100 * sweep.asked_task.chance(sweep.filled.documents if sweep.filled else sweep.n_docs)
-    number = Ruling(
-        name="useful",
-        meaning="mean, against guessing",
-        claim="at least",
-        threshold=max(parameters.min_mean, chance),
-        estimate=100 * means.mean(),
-        interval=statistics.mean_interval(means, case.error).tolist(),
-    )
-    sweeps = {"its own": case.candidate, "the base's": case.base, "the champion's": case.champion}
-    closed = {
-        of: evidence.baselines["closed-book"].scores
-        for of, evidence in sweeps.items()
-        if evidence and "closed-book" in evidence.baselines
-    }
-    # Documents must not lose against none: a paired difference, since easy questions are easy without documents too.
-    differences = [
-        _lost("useful", f"mean, against {of} answers without documents", means - scores, 0.0, case.error)
-        for of, scores in closed.items()
-    ]
-    worst_first = ("fail", "unsure", "pass")
-    return min([number, *differences], key=lambda r: (worst_first.index(r.outcome), r.value - r.threshold))
+        differences = (sweeps.candidate - sweeps.reference).mean(axis=-1, dtype=float)
+        return statistics.difference_reaches(differences, -limits.mean_tolerance / 100, sweeps.error)
 
 
-def _useful_passes(parameters: MinMean, drawn: "SimulatedSweeps") -> "np.ndarray":
-    from posgap.measurement import statistics
+class Advantageous(GateRule):
+    name, help = "advantageous", "nothing was lost where the reference answers best"
+    broken = "accuracy was lost where the reference answers best"
 
-    means = drawn.candidate.mean(axis=-1, dtype=float)
-    return statistics.mean_interval(means, drawn.error)[..., 0] >= parameters.min_mean
+    class Limits(Parameters):
+        advantageous_tolerance: float = Field(
+            5.0,
+            ge=0,
+            description="points that the candidate may lose at the position where the champion, else the base, is best",
+        )
 
+    parameters = Limits
 
-class MinWorst(Parameters):
-    min_worst: float = Field(
-        0.0, ge=0, le=100, description="points that even the worst position must reach for certain; 0: not asked"
-    )
+    def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
+        reference, role = inputs.reference, inputs.reference_role
+        chosen, differences = self._compare_where_best(inputs.candidate.correct, reference.correct)
+        where = " or ".join(format_positions(reference.sweep.placements[column]) for column in sorted(set(chosen)))
+        meaning = f"accuracy where the {role} is best (position {where}), against it"
+        return self.rule_on_loss(meaning, differences, limits.advantageous_tolerance, inputs.error)
 
+    def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
+        from posgap.measurement import statistics
 
-def _worst(parameters: MinWorst, case: GateInputs) -> Ruling:
-    """Each placement's lower bound must reach the threshold (intersection-union); that any falls short is said only
-    where it does so together with all others (Bonferroni)."""
-    from posgap.measurement import statistics
+        _, differences = self._compare_where_best(sweeps.candidate, sweeps.reference)
+        return statistics.difference_reaches(differences, -limits.advantageous_tolerance / 100, sweeps.error)
 
-    correct = case.candidate.correct
-    low = statistics.mean_interval(correct, case.error)[:, 0].min()
-    high = statistics.mean_interval(correct, case.error / correct.shape[1])[:, 1].min()
-    return Ruling(
-        name="worst",
-        meaning="accuracy at the worst position",
-        claim="at least",
-        threshold=parameters.min_worst,
-        estimate=statistics.accuracy(correct).min(),
-        interval=(low, high),
-    )
+    def _compare_where_best(
+        self, candidate: "np.ndarray", reference: "np.ndarray"
+    ) -> tuple["np.ndarray", "np.ndarray"]:
+        """Chooses the reference's best placement on one half of the examples, and compares both there on the other.
 
+        Takes scores [E, ..., P]; returns the placements [E, ...], and candidate minus reference there [E, ...].
+        """
+        import numpy as np
 
-def _worst_passes(parameters: MinWorst, drawn: "SimulatedSweeps") -> "np.ndarray":
-    import numpy as np
+        from posgap.measurement import statistics
 
-    from posgap.measurement import statistics
-
-    reached = statistics.mean_interval(drawn.candidate, drawn.error)[..., 0] >= parameters.min_worst
-    return np.asarray(reached.all(axis=-1))
-
-
-class MaxRegionGap(Parameters):
-    max_region_gap: Annotated[float, RARE] = Field(
-        100.0,
-        ge=0,
-        le=100,
-        description="highest gap between beginning, middle and end, or categories of pairs, pooled; 100: not asked",
-    )
+        chosen, _ = statistics.extremes_elsewhere(reference)
+        there = (np.take_along_axis(scores, chosen[..., None], axis=-1)[..., 0] for scores in (candidate, reference))
+        return chosen, np.subtract(*there, dtype=float)
 
 
-def _regions(parameters: MaxRegionGap, case: GateInputs) -> Ruling:
-    from posgap.measurement import statistics
-    from posgap.measurement.shape import regions
+class Useful(GateRule):
+    name, help = "useful", "the model is better than guessing"
+    broken = "its mean is too low to be of use"
+    needs_reference = False
 
-    columns = regions(case.candidate.sweep.placements, case.candidate.sweep.categories)
-    pooled = _pooled(case.candidate.correct, columns)
-    return Ruling(
-        name="regions",
-        meaning=f"gap between regions ({', '.join(columns)})",
-        claim="at most",
-        threshold=parameters.max_region_gap,
-        estimate=statistics.gap(statistics.accuracy(pooled)),
-        interval=statistics.gap_interval(pooled, case.error),
-    )
+    class Limits(Parameters):
+        min_mean: float = Field(
+            5.0,
+            ge=0,
+            lt=100,
+            description="points that the mean must reach, or the task's chance level if that is higher; 0: none",
+        )
 
+    parameters = Limits
 
-def _pooled(correct: "np.ndarray", columns: "dict[str, list[int]]") -> "np.ndarray":
-    """Means of scores [E, ..., P] over the columns of each region [E, ..., regions]."""
-    import numpy as np
+    def is_asked(self, limits: Limits) -> bool:
+        return limits.min_mean > 0
 
-    return np.stack([correct[..., of_region].mean(axis=-1, dtype=float) for of_region in columns.values()], axis=-1)
+    def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
+        """The ruling on the claim that comes off worst: that the mean reaches a number, or what a sweep answered
+        without documents. All of these claims must hold, so that none needs a stricter level (intersection-union)."""
+        from posgap.measurement import statistics
 
+        sweep, means = inputs.candidate.sweep, inputs.candidate.correct.mean(axis=1)
+        chance = 100 * sweep.asked_task.chance(sweep.filled.documents if sweep.filled else sweep.n_docs)
+        number = Ruling(
+            name=self.name,
+            meaning="mean, against guessing",
+            claim="at least",
+            threshold=max(limits.min_mean, chance),
+            estimate=100 * means.mean(),
+            interval=statistics.mean_interval(means, inputs.error).tolist(),
+        )
+        rulings = [number]
+        # Documents must not lose against none: a paired difference, since easy questions are easy without documents.
+        sweeps = {"its own": inputs.candidate, "the base's": inputs.base, "the champion's": inputs.champion}
+        for whose, evidence in sweeps.items():
+            if evidence and "closed-book" in evidence.baselines:
+                differences = means - evidence.baselines["closed-book"].scores
+                meaning = f"mean, against {whose} answers without documents"
+                rulings.append(self.rule_on_loss(meaning, differences, 0.0, inputs.error))
+        worst_first = ("fail", "unsure", "pass")
+        return min(rulings, key=lambda ruling: (worst_first.index(ruling.outcome), ruling.value - ruling.threshold))
 
-def _regions_passes(parameters: MaxRegionGap, drawn: "SimulatedSweeps") -> "np.ndarray":
-    import numpy as np
+    def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
+        from posgap.measurement import statistics
 
-    from posgap.measurement import statistics
-    from posgap.measurement.shape import regions
-
-    pooled = np.moveaxis(_pooled(drawn.candidate, regions([[at] for at in range(drawn.candidate.shape[-1])])), -1, 0)
-    most, error = parameters.max_region_gap / 100, statistics.upper_error(len(pooled), drawn.error)
-    if len(pooled) < 2:  # one region says nothing of a gap
-        return np.zeros(drawn.candidate.shape[1], bool)
-    pairs = permutations(pooled, 2)
-    return np.asarray(
-        np.all([statistics.difference_reaches(one - other, -most, error) for one, other in pairs], axis=0)
-    )
-
-
-class MinConsistency(Parameters):
-    min_consistency: Annotated[float, RARE] = Field(
-        0.0,
-        ge=0,
-        le=100,
-        description="percent of the examples in which the same item must be chosen in every order, of the tasks judge "
-        "and options; 0: not asked",
-    )
-
-
-def _consistency(parameters: MinConsistency, case: GateInputs) -> Ruling:
-    from posgap.measurement import statistics
-    from posgap.measurement.option_bias import same_item
-    from posgap.measurement.sweeps import read_predictions, swept_rows
-
-    sweep = case.candidate.sweep
-    task = sweep.asked_task
-    if not task.slot_names:
-        raise PosgapError(f"min_consistency: the task {task.name} has no items to choose from; leave it out")
-    rows = swept_rows(read_predictions(case.candidate.path))
-    same = same_item(task, ((row["id"], row["placement"][0], row["response"]) for row in rows), sweep.n_docs)
-    return Ruling(
-        name="consistency",
-        meaning="examples in which the same item is chosen in every order, in percent",
-        claim="at least",
-        threshold=parameters.min_consistency,
-        estimate=100 * same.mean(),
-        interval=statistics.mean_interval(same, case.error).tolist(),
-    )
+        means = sweeps.candidate.mean(axis=-1, dtype=float)
+        return statistics.mean_interval(means, sweeps.error)[..., 0] >= limits.min_mean
 
 
-class MaxUnclean(Parameters):
-    max_unclean: Annotated[float, RARE] = Field(
-        NOTABLE,
-        ge=0,
-        le=100,
-        description="percent of the prompts at any placement whose answers may repeat the prompt or be cut at the "
-        "limit of tokens, and so be right by chance; 100: not asked",
-    )
+class Worst(GateRule):
+    name, help = "worst", "even the worst position is right often enough"
+    broken = "the worst position is right too rarely"
+    needs_reference = False
+
+    class Limits(Parameters):
+        min_worst: float = Field(
+            0.0, ge=0, le=100, description="points that even the worst position must reach for certain; 0: not asked"
+        )
+
+    parameters = Limits
+
+    def is_asked(self, limits: Limits) -> bool:
+        return limits.min_worst > 0
+
+    def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
+        """Each placement's lower bound must reach the threshold (intersection-union); that any falls short is said only
+        where it does so together with all others (Bonferroni)."""
+        from posgap.measurement import statistics
+
+        correct = inputs.candidate.correct
+        low = statistics.mean_interval(correct, inputs.error)[:, 0].min()
+        high = statistics.mean_interval(correct, inputs.error / correct.shape[1])[:, 1].min()
+        return Ruling(
+            name=self.name,
+            meaning="accuracy at the worst position",
+            claim="at least",
+            threshold=limits.min_worst,
+            estimate=statistics.accuracy(correct).min(),
+            interval=(low, high),
+        )
+
+    def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
+        import numpy as np
+
+        from posgap.measurement import statistics
+
+        reached = statistics.mean_interval(sweeps.candidate, sweeps.error)[..., 0] >= limits.min_worst
+        return np.asarray(reached.all(axis=-1))
 
 
-def _clean(parameters: MaxUnclean, case: GateInputs) -> Ruling:
-    """What answers repeat and where they are cut is known of every prompt, but for sweeps by an older posgap: of these
-    only how many are cut."""
-    outcomes = case.candidate.outcomes
-    cut = max(counts.percent(counts.cut) for counts in outcomes.by_placement)
-    known = all(counts.is_known for counts in outcomes.by_placement)
-    share = outcomes.worst_unclean if known else cut
-    return Ruling(
-        name="clean",
-        meaning="answers that repeat the prompt or are cut, in percent, at the worst position",
-        claim="at most",
-        threshold=parameters.max_unclean,
-        estimate=share,
-        interval=(share, share if known else 100.0),
-    )
+class Regions(GateRule):
+    name, help = "regions", "neither end nor the middle is much worse"
+    broken = "the beginning, the middle or the end is much worse than the rest"
+    needs_reference = False
+
+    class Limits(Parameters):
+        max_region_gap: Annotated[float, RARE] = Field(
+            100.0,
+            ge=0,
+            le=100,
+            description="highest gap between beginning, middle and end, or categories of pairs, pooled; 100: not asked",
+        )
+
+    parameters = Limits
+
+    def is_asked(self, limits: Limits) -> bool:
+        return limits.max_region_gap < 100
+
+    def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
+        from posgap.measurement import statistics
+        from posgap.measurement.shape import regions
+
+        columns = regions(inputs.candidate.sweep.placements, inputs.candidate.sweep.categories)
+        pooled = self._pool_columns(inputs.candidate.correct, columns)
+        return Ruling(
+            name=self.name,
+            meaning=f"gap between regions ({', '.join(columns)})",
+            claim="at most",
+            threshold=limits.max_region_gap,
+            estimate=statistics.gap(statistics.accuracy(pooled)),
+            interval=statistics.gap_interval(pooled, inputs.error),
+        )
+
+    def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
+        import numpy as np
+
+        from posgap.measurement import statistics
+        from posgap.measurement.shape import regions
+
+        columns = regions([[at] for at in range(sweeps.candidate.shape[-1])])
+        pooled = np.moveaxis(self._pool_columns(sweeps.candidate, columns), -1, 0)
+        most, error = limits.max_region_gap / 100, statistics.upper_error(len(pooled), sweeps.error)
+        if len(pooled) < 2:  # one region says nothing of a gap
+            return np.zeros(sweeps.candidate.shape[1], bool)
+        within = [statistics.difference_reaches(one - other, -most, error) for one, other in permutations(pooled, 2)]
+        return np.asarray(np.all(within, axis=0))
+
+    def _pool_columns(self, correct: "np.ndarray", columns: "dict[str, list[int]]") -> "np.ndarray":
+        """Means of scores [E, ..., P] over the columns of each region [E, ..., regions]."""
+        import numpy as np
+
+        means = [correct[..., of_region].mean(axis=-1, dtype=float) for of_region in columns.values()]
+        return np.stack(means, axis=-1)
 
 
-ANSWERED = GateRule(
-    "answered",
-    "nearly every prompt was answered, at every position",
-    _answered,
-    MaxUnanswered,
-    asked=lambda p: p.max_unanswered < 100,
-    needs_reference=False,
-    broken="too many prompts were not answered at some position",
-)
-GAP = GateRule(
-    "gap",
-    "no position is much worse than another",
-    _gap,
-    MaxGap,
-    _gap_passes,
-    needs_reference=False,
-    broken="some positions are much worse than others",
-)
-MEAN = GateRule(
-    "mean",
-    "nothing was lost on average",
-    _mean,
-    MeanTolerance,
-    _mean_passes,
-    broken="accuracy was lost on average",
-)
-ADVANTAGEOUS = GateRule(
-    "advantageous",
-    "nothing was lost where the reference answers best",
-    _advantageous,
-    AdvantageousTolerance,
-    _advantageous_passes,
-    broken="accuracy was lost where the reference answers best",
-)
-USEFUL = GateRule(
-    "useful",
-    "the model is better than guessing",
-    _useful,
-    MinMean,
-    _useful_passes,
-    asked=lambda p: p.min_mean > 0,
-    needs_reference=False,
-    broken="its mean is too low to be of use",
-)
-WORST = GateRule(
-    "worst",
-    "even the worst position is right often enough",
-    _worst,
-    MinWorst,
-    _worst_passes,
-    asked=lambda p: p.min_worst > 0,
-    needs_reference=False,
-    broken="the worst position is right too rarely",
-)
-REGIONS = GateRule(
-    "regions",
-    "neither end nor the middle is much worse",
-    _regions,
-    MaxRegionGap,
-    _regions_passes,
-    asked=lambda p: p.max_region_gap < 100,
-    needs_reference=False,
-    broken="the beginning, the middle or the end is much worse than the rest",
-)
-CLEAN = GateRule(
-    "clean",
-    "answers are neither copies of the prompt nor cut",
-    _clean,
-    MaxUnclean,
-    asked=lambda p: p.max_unclean < 100,
-    needs_reference=False,
-    broken="too many answers at some position repeat the prompt or are cut at the limit of tokens",
-)
-CONSISTENCY = GateRule(
-    "consistency",
-    "the order makes no difference to what is chosen",
-    _consistency,
-    MinConsistency,
-    asked=lambda p: p.min_consistency > 0,
-    needs_reference=False,
-    broken="the order decides too often what is chosen",
-)
+class Answered(GateRule):
+    name, help = "answered", "nearly every prompt was answered, at every position"
+    broken = "too many prompts were not answered at some position"
+    needs_reference = False
+    parameters = MaxUnanswered
 
+    def is_asked(self, limits: MaxUnanswered) -> bool:
+        return limits.max_unanswered < 100
+
+    def judge(self, limits: MaxUnanswered, inputs: GateInputs) -> Ruling:
+        """What was not answered is known of every prompt of the sweep, and nothing about it is estimated."""
+        share = inputs.candidate.outcomes.worst_share
+        return Ruling(
+            name=self.name,
+            meaning="prompts without an answer, in percent, at the worst position",
+            claim="at most",
+            threshold=limits.max_unanswered,
+            estimate=share,
+            interval=(share, share),
+        )
+
+
+class Clean(GateRule):
+    name, help = "clean", "answers are neither copies of the prompt nor cut"
+    broken = "too many answers at some position repeat the prompt or are cut at the limit of tokens"
+    needs_reference = False
+
+    class Limits(Parameters):
+        max_unclean: Annotated[float, RARE] = Field(
+            NOTABLE,
+            ge=0,
+            le=100,
+            description="percent of the prompts at any placement whose answers may repeat the prompt or be cut at the "
+            "limit of tokens, and so be right by chance; 100: not asked",
+        )
+
+    parameters = Limits
+
+    def is_asked(self, limits: Limits) -> bool:
+        return limits.max_unclean < 100
+
+    def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
+        """What answers repeat and where they are cut is known of every prompt, but for sweeps by an older posgap: of
+        these only how many are cut."""
+        outcomes = inputs.candidate.outcomes
+        cut = max(counts.percent(counts.cut) for counts in outcomes.by_placement)
+        known = all(counts.is_known for counts in outcomes.by_placement)
+        share = outcomes.worst_unclean if known else cut
+        return Ruling(
+            name=self.name,
+            meaning="answers that repeat the prompt or are cut, in percent, at the worst position",
+            claim="at most",
+            threshold=limits.max_unclean,
+            estimate=share,
+            interval=(share, share if known else 100.0),
+        )
+
+
+class Consistency(GateRule):
+    name, help = "consistency", "the order makes no difference to what is chosen"
+    broken = "the order decides too often what is chosen"
+    needs_reference = False
+
+    class Limits(Parameters):
+        min_consistency: Annotated[float, RARE] = Field(
+            0.0,
+            ge=0,
+            le=100,
+            description="percent of the examples in which the same item must be chosen in every order, of the tasks "
+            "judge and options; 0: not asked",
+        )
+
+    parameters = Limits
+
+    def is_asked(self, limits: Limits) -> bool:
+        return limits.min_consistency > 0
+
+    def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
+        from posgap.measurement import statistics
+        from posgap.measurement.option_bias import same_item
+        from posgap.measurement.sweeps import read_predictions, swept_rows
+
+        sweep = inputs.candidate.sweep
+        task = sweep.asked_task
+        if not task.slot_names:
+            raise PosgapError(f"min_consistency: the task {task.name} has no items to choose from; leave it out")
+        rows = swept_rows(read_predictions(inputs.candidate.path))
+        same = same_item(task, ((row["id"], row["placement"][0], row["response"]) for row in rows), sweep.n_docs)
+        return Ruling(
+            name=self.name,
+            meaning="examples in which the same item is chosen in every order, in percent",
+            claim="at least",
+            threshold=limits.min_consistency,
+            estimate=100 * same.mean(),
+            interval=statistics.mean_interval(same, inputs.error).tolist(),
+        )
+
+
+# In this order a verdict has them.
 GATE_RULES: Registry[GateRule] = Registry(
     "gate rule",
     "posgap.gate_rules",
-    GAP,
-    MEAN,
-    ADVANTAGEOUS,
-    USEFUL,
-    WORST,
-    REGIONS,
-    ANSWERED,
-    CLEAN,
-    CONSISTENCY,
+    Gap(),
+    Mean(),
+    Advantageous(),
+    Useful(),
+    Worst(),
+    Regions(),
+    Answered(),
+    Clean(),
+    Consistency(),
 )
 
 CHECK_RULES = GATE_RULES.where(lambda rule: not rule.needs_reference)  # all that `posgap check` can apply

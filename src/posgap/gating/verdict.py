@@ -156,20 +156,20 @@ def judge(
     all of the error, and so has the next.
     """
     rules = GATE_RULES if base else CHECK_RULES
-    case, otherwise = read_gate_inputs(candidate, base, champion, policy.allow, examples, anchor)
-    case = replace(case, share=share_of_error(look or 1, candidates))
-    sweeps = {"candidate": case.candidate, "base": case.base, "champion": case.champion, "anchor": case.anchor}
+    inputs, otherwise = read_gate_inputs(candidate, base, champion, policy.allow, examples, anchor)
+    inputs = replace(inputs, share=share_of_error(look or 1, candidates))
+    sweeps = {"candidate": inputs.candidate, "base": inputs.base, "champion": inputs.champion, "anchor": inputs.anchor}
     asked = asked_rules(policy, rules)
     gaps = [
-        *evidence_gaps(case.candidate.sweep, policy),
-        *unknown_copies(case.candidate, policy),
-        *unanswered_references(case, policy),
+        *evidence_gaps(inputs.candidate.sweep, policy),
+        *unknown_copies(inputs.candidate, policy),
+        *unanswered_references(inputs, policy),
     ]
     # What cannot admit spends nothing, nor does a look that nobody counts.
-    needed = examples_needed(asked, case, 1.0 if gaps or look is None else LATER)
-    rulings = [_ruling(rule, parameters, case, needed) for rule, parameters in asked]
+    needed = examples_needed(asked, inputs, 1.0 if gaps or look is None else LATER)
+    rulings = [_ruling(rule, parameters, inputs, needed) for rule, parameters in asked]
     return Verdict(
-        model_digest=case.candidate.sweep.model_digest,
+        model_digest=inputs.candidate.sweep.model_digest,
         evidence_gaps=gaps,
         asked_otherwise=otherwise,
         policy=policy,
@@ -177,19 +177,19 @@ def judge(
         rules=rulings,
         look=look or 1,
         candidates=candidates,
-        needs=_needed_for_all(rulings, len(case.candidate.correct), policy.least_examples, needed),
+        needs=_needed_for_all(rulings, len(inputs.candidate.correct), policy.least_examples, needed),
     )
 
 
 def asked_rules(config: Any, rules: Iterable[GateRule] = GATE_RULES) -> list[tuple[GateRule, Parameters]]:
     """Those of the rules that these parameters ask for, each with its own."""
     with_parameters = [(rule, rule.parameters.of(config)) for rule in rules]
-    return [(rule, parameters) for rule, parameters in with_parameters if rule.asked(parameters)]
+    return [(rule, parameters) for rule, parameters in with_parameters if rule.is_asked(parameters)]
 
 
-def _ruling(rule: GateRule, parameters: Parameters, case: GateInputs, needed: Needed) -> Ruling:
+def _ruling(rule: GateRule, parameters: Parameters, inputs: GateInputs, needed: Needed) -> Ruling:
     """The rule's ruling, with the number of examples that it needs where these were too few."""
-    ruling = rule.judge(parameters, case)
+    ruling = rule.judge(parameters, inputs)
     return ruling.model_copy(update={"needs": needed(rule.name)}) if ruling.outcome == "unsure" else ruling
 
 
@@ -201,17 +201,17 @@ def _needed_for_all(rulings: Sequence[Ruling], n: int, least: int, needed: Neede
     return max(needs or 0, least) if too_few else needs
 
 
-def examples_needed(rules: Sequence[tuple[GateRule, Parameters]], case: GateInputs, later: float) -> Needed:
+def examples_needed(rules: Sequence[tuple[GateRule, Parameters]], inputs: GateInputs, later: float) -> Needed:
     """With how many examples a flat model that lost nothing passes a rule, or all of them, in 80 % at the next look,
     which has the part `later` of this one's error. None where those of the case are enough now, or no number is."""
-    reference = case.champion or case.base or case.candidate
-    assumed = power.assumptions_from_pair(case.candidate.correct, reference.correct)
-    n = len(case.candidate.correct)
-    shares = case.share, case.share * later
+    reference = inputs.champion or inputs.base or inputs.candidate
+    assumed = power.assumptions_from_pair(inputs.candidate.correct, reference.correct)
+    n = len(inputs.candidate.correct)
+    shares = inputs.share, inputs.share * later
     now, then = (PassRates(rules, assumed._replace(share=share), _SIMULATED) for share in shares)
 
     def needed(name: str) -> int | None:
-        if name not in now.names or now.share(name, n) >= power.USUAL:
+        if name not in now.rule_names or now.pass_rate(name, n) >= power.USUAL:
             return None
         number = then.least(name, power.USUAL)
         return number and max(number, n + 1)

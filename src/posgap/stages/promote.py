@@ -1,6 +1,7 @@
 """promote: a model that passed the gate becomes the registry's champion."""
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from posgap.distillation.methods import method_of
@@ -8,13 +9,14 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, write_json
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
+from posgap.gating.demands import Policy
 from posgap.gating.evidence import sweep_record
 from posgap.gating.policy import policy_digest, policy_line, registered_policy
 from posgap.gating.replay import champion_of, copy_sweeps, judge_again, replay_verdict, require_valid
 from posgap.gating.signature import require_signed
 from posgap.gating.verdict import GATE_FILE, Verdict, digests
 from posgap.measurement.rescoring import swept_examples
-from posgap.measurement.sweeps import Evidence
+from posgap.measurement.sweeps import Evidence, Sweep
 from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
 from posgap.storage.lineage import ancestors, training_examples
@@ -23,10 +25,9 @@ from posgap.tracking.answering import as_swept, require_answers, require_kept_al
 from posgap.tracking.champions import CHALLENGER, CHAMPION
 from posgap.tracking.config import PromoteConfig
 from posgap.tracking.presentation import OF_RUN, describe_version, short_tags, write_pages
-from posgap.tracking.promotion import promote_version
+from posgap.tracking.promotion import Promotion, Standing, promote_version
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
-from posgap.tracking.version_record import VersionRecord, anchor_of
-from posgap.tracking.version_record import store_record as keep_record
+from posgap.tracking.version_record import VersionRecord, anchor_of, store_record
 
 log = logging.getLogger(__name__)
 PROMOTION_FILE = "promotion.json"
@@ -50,31 +51,78 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     model do not belong together, the version answers otherwise, the verdict is on another champion than that of today,
     or a signature is missing that a policy asks for.
     """
-    verdict, evidence = replay_verdict(config.gate), Evidence(config.sweep)
-    judged, swept_files = verdict.evidence["candidate"].files, sweep_record(evidence).files
-    if names := [name for name in judged if judged[name] != swept_files.get(name)]:
-        raise PosgapError(f"{config.gate}: judged another sweep than {config.sweep}: {names[0]} differs; gate this one")
-    swept = evidence.sweep
-    swept.require_model_alone(
+    verdict = replay_verdict(config.gate)
+    swept = _judged_sweep(config, verdict)
+    run.label(swept.label)
+    _require_admitted(verdict, config.model, run)
+    examples = swept_examples(config.sweep, config.examples)
+    policies = [verdict.policy, *filter(None, [registered_policy(config.name)])]  # the last one counts
+    again = judge_again(policies[-1], verdict, config.gate, examples)
+    _require_admitted(again, f"{config.model} by the policy of {config.name}", run)
+    _require_lasting(verdict, config, policies)
+    _require_swept_model(config, verdict, swept)
+    beaten = champion_of(verdict, config.name, config.gate)
+    record = _version_record(config, verdict, policies[-1], _best_before(config.name, again))
+    write_pages(swept, out)
+    copy_sweeps([(registry.PROMOTED_SWEEP, config.sweep)], out)
+    shown = short_tags(swept, method_of(config.model), verdict.outcome, policy_line(policies[-1]))
+    tags = shown | _record_tags(config, swept, policies[-1], run)
+    tags[registry.EVIDENCE] = store_record(record, run.id, out)
+
+    def try_out(stored: Path) -> None:
+        require_kept_alike(stored, swept)
+        require_answers(stored, config.sweep, examples, config.answers)
+
+    standing = promote_version(
+        Promotion(
+            config.name,
+            Path(config.model),
+            tags,
+            run,
+            sweep=out / registry.PROMOTED_SWEEP,
+            asked=as_swept(swept),
+            needs_approval=config.approval or any(policy.approval for policy in policies),
+            despite_rollback=config.despite_rollback,
+            require_current=lambda: champion_of(verdict, config.name, config.gate, beaten),
+            try_out=try_out,
+        )
+    )
+    _log_promotion(config.name, standing, tags, out, run)
+    describe_version(config.name, standing.version, swept, run)
+
+
+def _judged_sweep(config: PromoteConfig, verdict: Verdict) -> Sweep:
+    """The sweep to promote by; `PosgapError` unless the gate judged it, and it asked the model alone."""
+    evidence = Evidence(config.sweep)
+    swept_files = sweep_record(evidence).files
+    for name, sha in verdict.evidence["candidate"].files.items():
+        if sha != swept_files.get(name):
+            raise PosgapError(f"{config.gate}: judged another sweep than {config.sweep}: {name} differs; gate this one")
+    evidence.sweep.require_model_alone(
         config.sweep, "the registry serves the model alone: sweep without one, gate that and promote it"
     )
-    run.label(swept.label)
+    return evidence.sweep
+
+
+def _require_admitted(verdict: Verdict, what: str, run: Run) -> None:
+    """Raises what the verdict says, and tags the run so, unless it admits the model."""
     if not verdict.passed:
         run.tags({"posgap.promotion": "refused"})
-        raise verdict.error(f"{config.model}, and no alias was moved")
-    examples = swept_examples(config.sweep, config.examples)
-    own = registered_policy(config.name)
-    again = judge_again(own or verdict.policy, verdict, config.gate, examples)
-    if not again.passed:
-        run.tags({"posgap.promotion": "refused"})
-        raise again.error(f"{config.model} by the policy of {config.name}, and no alias was moved")
-    require_valid(verdict, config.name, [policy for policy in (verdict.policy, own) if policy], config.gate)
-    for signed_by in {policy.signed_by for policy in (verdict.policy, own) if policy and policy.signed_by}:
+        raise verdict.error(f"{what}, and no alias was moved")
+
+
+def _require_lasting(verdict: Verdict, config: PromoteConfig, policies: Sequence[Policy]) -> None:
+    """`PosgapError` where a verdict is for another name, too old, or without a signature that a policy asks for."""
+    require_valid(verdict, config.name, policies, config.gate)
+    for signed_by in {policy.signed_by for policy in policies if policy.signed_by}:
         require_signed(config.gate / GATE_FILE, signed_by, f"the policy of {config.name}")
+
+
+def _require_swept_model(config: PromoteConfig, verdict: Verdict, swept: Sweep) -> None:
+    """`PosgapError` unless the model's folder is what was swept, and says of its origin what the sweep does."""
     if not Path(config.model).is_dir():
         raise PosgapError(f"{config.model}: no such folder; only a model on disk can be promoted")
-    model_digest = config.digest("model")
-    if not swept.model_digest == verdict.model_digest == model_digest:
+    if not swept.model_digest == verdict.model_digest == config.digest("model"):
         raise PosgapError(f"{config.model}: sweep and gate are of another model; sweep this one and gate it again")
     if training_examples(config.model) != training_examples(config.sweep):
         raise PosgapError(f"{config.sweep}: says otherwise than {config.model} what the model learnt; sweep it again")
@@ -82,60 +130,44 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         raise PosgapError(
             f"{config.sweep}: says otherwise than {config.model} what the model was made from; sweep it again"
         )
-    beaten = champion_of(verdict, config.name, config.gate)
 
-    def require_current() -> None:
-        champion_of(verdict, config.name, config.gate, beaten)
 
+def _version_record(config: PromoteConfig, verdict: Verdict, policy: Policy, anchor: str) -> VersionRecord:
+    """What the version rests on, by digest; `anchor` is the number of the best champion before it."""
     made_by = read_manifest(Path(config.model))
-    policy = own or verdict.policy
-    record = VersionRecord(
+    return VersionRecord(
         sweeps=digests(verdict),
         verdict=digest_path(config.gate / GATE_FILE),
         policy=policy_digest(policy),
         base_model=str(made_by.get("config", {}).get("model", with_uris(config.model))),
         ancestors=ancestors(config.model),
-        anchor=_best_before(config.name, again),
+        anchor=anchor,
     )
-    write_pages(swept, out)
-    copy_sweeps([(registry.PROMOTED_SWEEP, config.sweep)], out)
-    shown = short_tags(swept, method_of(config.model), verdict.outcome, policy_line(policy))
-    tags = {
-        **shown,
-        registry.DIGEST: model_digest,
+
+
+def _record_tags(config: PromoteConfig, swept: Sweep, policy: Policy, run: Run) -> dict[str, str]:
+    """The version's tags for posgap, which say what it is and how it was admitted; those without a value are left out,
+    but for the model's digest."""
+    optional = {
+        PIPELINE_TAG: pipeline_run(),
+        registry.RECIPE: config.recipe,
+        registry.DTYPE: swept.asked.dtype,
+        registry.DEVICE: swept.asked.device,
+    }
+    return {
+        registry.DIGEST: config.digest("model"),
         registry.PROMOTION_RUN: run.required_id(),
         registry.POLICY: policy.model_dump_json(),
-        registry.EVIDENCE: keep_record(record, run.id, out),
-        **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),
-        **({registry.RECIPE: config.recipe} if config.recipe else {}),
-        **({registry.DTYPE: swept.asked.dtype} if swept.asked.dtype else {}),
-        **({registry.DEVICE: swept.asked.device} if swept.asked.device else {}),
-    }
-    sweep = out / registry.PROMOTED_SWEEP
+    } | {tag: value for tag, value in optional.items() if value}
 
-    def try_out(stored: Path) -> None:
-        require_kept_alike(stored, swept)
-        require_answers(stored, config.sweep, examples, config.answers)
 
-    approval = config.approval or any(policy.approval for policy in (verdict.policy, own) if policy)
-    place = promote_version(
-        config.name,
-        Path(config.model),
-        tags,
-        run,
-        sweep,
-        require_current,
-        try_out,
-        approval,
-        as_swept(swept),
-        config.despite_rollback,
-    )
-    log.log(RESULT, "%s version %s %s", config.name, place.version, _OUTCOMES[place.alias])
-    promotion = "promoted" if place.alias == CHAMPION else "registered"
-    run.tags({"posgap.promotion": promotion, "posgap.version": place.version, **{tag: shown[tag] for tag in OF_RUN}})
-    write_json(out / PROMOTION_FILE, {"name": config.name, **place._asdict(), "tags": tags})
+def _log_promotion(name: str, standing: Standing, tags: Mapping[str, str], out: Path, run: Run) -> None:
+    """Says what became of the version, in the log, in the tags of the run, and in `promotion.json`."""
+    log.log(RESULT, "%s version %s %s", name, standing.version, _OUTCOMES[standing.alias])
+    promotion = "promoted" if standing.alias == CHAMPION else "registered"
+    run.tags({"posgap.promotion": promotion, "posgap.version": standing.version} | {tag: tags[tag] for tag in OF_RUN})
+    write_json(out / PROMOTION_FILE, {"name": name, **standing._asdict(), "tags": tags})
     run.artifact(out)
-    describe_version(config.name, place.version, swept, run)
 
 
 def _best_before(name: str, verdict: Verdict) -> str:

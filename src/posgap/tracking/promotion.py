@@ -4,6 +4,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -54,65 +55,77 @@ class Standing(NamedTuple):
     champion: str
 
 
-def promote_version(
-    name: str,
-    model: Path,
-    tags: Mapping[str, str],
-    run: Run,
-    sweep: Path | None = None,
-    require_current: Callable[[], None] = lambda: None,
-    try_out: Callable[[Path], None] = lambda _: None,
-    approval: bool = False,
-    asked: Mapping[str, Any] | None = None,
-    despite_rollback: str = "",
-) -> Standing:
+@dataclass(frozen=True)
+class Promotion:
+    """A model folder that was admitted, and how it is to enter the registry under `name`.
+
+    `tags` are the version's. `sweep` is the folder of the sweep that admitted it, of which the run keeps a copy.
+    `asked` says how that sweep asked, and MLflow serves the version with the same settings. With `needs_approval` the
+    best candidate becomes the challenger, unless it is approved already. `despite_rollback` says why a version that was
+    rolled back may be the champion again; empty: it may not.
+
+    `require_current` raises if the verdict does not compare with the champion of this moment. `try_out` is called with
+    the folder that the registry gives back, and raises if the version must not be used.
+    """
+
+    name: str
+    model: Path
+    tags: Mapping[str, str]
+    run: Run
+    sweep: Path | None = None
+    asked: Mapping[str, Any] | None = None
+    needs_approval: bool = False
+    despite_rollback: str = ""
+    require_current: Callable[[], object] = lambda: None
+    try_out: Callable[[Path], None] = lambda _: None
+
+
+def promote_version(promotion: Promotion) -> Standing:
     """Registers the model folder, and makes the best candidate of its pipeline run the champion.
 
-    A model that is registered already gets no second version. `sweep` is the folder of the sweep that admitted it; the
-    run keeps a copy. `asked` says how that sweep asked, and MLflow serves the version with the same settings. With
-    `approval` the best becomes the challenger, unless it is approved already. `try_out` is called with the folder that
-    the registry gives back, and raises if the version must not be used. A version that was rolled back is refused,
-    unless `despite_rollback` says why it may be the champion again.
-
-    Everything else happens under the lease of the name: `require_current` raises if the verdict does not compare with
-    the champion of that moment. Candidates of one run come side by side. Each is compared with all that were registered
-    before it (`candidates.best`). The last one sees all of them, so the result does not depend on the order. The
-    champion before the run becomes `previous`.
+    A model that is registered already gets no second version. Which version gets the alias is decided under the lease
+    of the name. Candidates of one run come side by side. Each is compared with all that were registered before it
+    (`candidates.best_candidate`). The last one sees all of them, so the result does not depend on the order.
     """
+    name, run, digest, sweep = promotion.name, promotion.run, promotion.tags[DIGEST], promotion.sweep
     run_id = run.required_id()
-    uri = "" if find_versions(name, DIGEST, tags[DIGEST]) else _log_model(model, name, run, asked)
+    uri = "" if find_versions(name, DIGEST, digest) else _log_model(promotion.model, name, run, promotion.asked)
     if sweep:
         call_mlflow(lambda client: _upload_sweep(client, run_id, sweep), seconds=MODEL_SECONDS)
     if registered_model(name) is None:
         create(name)
     # Not yet a candidate of its run: a version must not be promoted before it was tried.
-    first = {key: value for key, value in tags.items() if key not in _OF_CANDIDATES}
+    first = {key: value for key, value in promotion.tags.items() if key not in _OF_CANDIDATES}
     version = champions.in_turn(name, lambda lease, _: _register_version(lease, uri, first, run))
-    _require_stored(name, version, tags[DIGEST], try_out)
+    _require_stored(name, version, digest, promotion.try_out)
+    return champions.in_turn(name, lambda lease, _: _choose_champion(lease, promotion, version))
 
-    def decide(lease: Lease, _: Change | None) -> Standing:
-        _promote_approved(lease)
-        require_current()
-        if not despite_rollback:
-            _require_not_rolled_back(lease, version)
-        _tag(lease, version, tags)
-        registered = lease.read_model()
-        winner = best_of_run(registered, version, tags.get(PIPELINE_TAG, ""))
-        former, previous = (champions.alias_version(registered, alias) for alias in (CHAMPION, PREVIOUS))
-        if former == winner:
-            return Standing(version, CHAMPION if version == winner else "", winner)
-        if approval and not _approver(name, winner):
-            if despite_rollback:
-                lifted = f"{champions.ended_by(registered, winner)} {despite_rollback}"
-                lease.send_change(methodcaller("set_model_version_tag", name, winner, DESPITE, lifted))
-            lease.set_alias(CHALLENGER, winner)
-            return Standing(version, CHALLENGER if version == winner else "", former)
-        stays = bool(former) and is_of_this_run(get_version(name, former)) and previous != winner
-        why = f"promoted, though rolled back before: {despite_rollback}" if despite_rollback else "promoted"
-        champions.set_champion(lease, winner, why, previous if stays else former, run=run.id)
-        return Standing(version, CHAMPION if version == winner else "", winner)
 
-    return champions.in_turn(name, decide)
+def _choose_champion(lease: Lease, promotion: Promotion, version: str) -> Standing:
+    """Makes `version` a candidate of its run, and the best candidate the champion, or the challenger where it needs
+    approval. The champion before the run becomes `previous`."""
+    name, despite_rollback = promotion.name, promotion.despite_rollback
+    _promote_approved(lease)
+    promotion.require_current()
+    if not despite_rollback:
+        _require_not_rolled_back(lease, version)
+    _tag(lease, version, promotion.tags)
+    registered = lease.read_model()
+    winner = best_of_run(registered, version, promotion.tags.get(PIPELINE_TAG, ""))
+    former, previous = (champions.alias_version(registered, alias) for alias in (CHAMPION, PREVIOUS))
+    champion = Standing(version, CHAMPION if version == winner else "", winner)
+    if former == winner:
+        return champion
+    if promotion.needs_approval and not _approver(name, winner):
+        if despite_rollback:
+            lifted = f"{champions.ended_by(registered, winner)} {despite_rollback}"
+            lease.send_change(methodcaller("set_model_version_tag", name, winner, DESPITE, lifted))
+        lease.set_alias(CHALLENGER, winner)
+        return Standing(version, CHALLENGER if version == winner else "", former)
+    stays = bool(former) and is_of_this_run(get_version(name, former)) and previous != winner
+    why = f"promoted, though rolled back before: {despite_rollback}" if despite_rollback else "promoted"
+    champions.set_champion(lease, winner, why, previous if stays else former, run=promotion.run.id)
+    return champion
 
 
 def approve(config: ApproveConfig) -> None:
