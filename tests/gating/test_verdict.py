@@ -18,7 +18,7 @@ from posgap.gating.rules import GateInputs, Ruling
 from posgap.gating.verdict import (
     LATER,
     Verdict,
-    _ruling,
+    _with_need,
     asked_rules,
     digests,
     examples_needed,
@@ -260,4 +260,4 @@ def test_a_rule_that_cannot_say_how_often_it_is_passed_names_no_number_of_exampl
     rule = SimpleNamespace(name="gap", is_simulated=False, judge=lambda limits, inputs: ruling("gap", 5))
     case = GateInputs(right, right, None)
     needed = examples_needed([(rule, Parameters())], case, LATER)
-    assert _ruling(rule, Parameters(), case, needed) == ruling("gap", 5)
+    assert _with_need(ruling("gap", 5), needed) == ruling("gap", 5)

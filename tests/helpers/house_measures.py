@@ -4,11 +4,13 @@ The limits that tests hold are in test_house.py.
 """
 
 import ast
+import os
 import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +204,42 @@ def way_of_r1_step() -> list[str]:
         return functions_run_by(lambda: train_step.run(1, rows))
 
 
+def way_of_gate() -> list[str]:
+    """The functions on the stack of `posgap gate` at the first test of a rule, from the command on."""
+    import numpy as np
+
+    from posgap.cli.main import main as command
+
+    sys.path.append(str(ROOT / "tests/helpers"))
+    from written_sweeps import write_sweep
+
+    way = []
+
+    def look(frame: Any, event: str, _: object) -> None:
+        if way or event != "call" or frame.f_code.co_name != "tango_refutes":
+            return
+        while frame:
+            code = frame.f_code
+            if "/posgap/" in code.co_filename and "<" not in code.co_name:
+                way.insert(0, f"{code.co_filename.rpartition('/posgap/')[2]}:{code.co_firstlineno} {code.co_qualname}")
+            frame = frame.f_back
+        if not any(each.startswith("gating/rules.py") for each in way):
+            way.clear()  # the figures of a sweep are computed again first
+
+    with tempfile.TemporaryDirectory() as folder, suppress(SystemExit):
+        base, candidate = (write_sweep(Path(folder) / name, np.full(5, 0.9), seed=at) for at, name in enumerate("ab"))
+        os.environ |= {"POSGAP_CACHE": f"{folder}/cache", "MLFLOW_TRACKING_URI": ""}
+        sys.setprofile(look)
+        command(["gate", "--candidate", str(candidate), "--base", str(base), "--out", f"{folder}/gate"])
+    sys.setprofile(None)
+    return way
+
+
 # The ways that `--ways` prints: what each is, and what tells its functions.
-WAYS = {"from R1's step to the optimizer's": way_of_r1_step}
+WAYS = {
+    "from R1's step to the optimizer's": way_of_r1_step,
+    "from `posgap gate` to the first test of a rule": way_of_gate,
+}
 
 
 def tell_ways() -> None:

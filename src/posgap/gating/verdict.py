@@ -167,7 +167,7 @@ def judge(
     ]
     # What cannot admit spends nothing, nor does a look that nobody counts.
     needed = examples_needed(asked, inputs, 1.0 if gaps or look is None else LATER)
-    rulings = [_ruling(rule, parameters, inputs, needed) for rule, parameters in asked]
+    rulings = [_with_need(rule.judge(limits, inputs), needed) for rule, limits in asked]
     return Verdict(
         model_digest=inputs.candidate.sweep.model_digest,
         evidence_gaps=gaps,
@@ -182,15 +182,14 @@ def judge(
 
 
 def asked_rules(config: Any, rules: Iterable[GateRule] = GATE_RULES) -> list[tuple[GateRule, Parameters]]:
-    """Those of the rules that these parameters ask for, each with its own."""
-    with_parameters = [(rule, rule.parameters.of(config)) for rule in rules]
-    return [(rule, parameters) for rule, parameters in with_parameters if rule.is_asked(parameters)]
+    """Those of the rules whose thresholds in `config` ask for anything, each with its own."""
+    with_limits = [(rule, rule.parameters.of(config)) for rule in rules]
+    return [(rule, limits) for rule, limits in with_limits if rule.is_asked(limits)]
 
 
-def _ruling(rule: GateRule, parameters: Parameters, inputs: GateInputs, needed: Needed) -> Ruling:
-    """The rule's ruling, with the number of examples that it needs where these were too few."""
-    ruling = rule.judge(parameters, inputs)
-    return ruling.model_copy(update={"needs": needed(rule.name)}) if ruling.outcome == "unsure" else ruling
+def _with_need(ruling: Ruling, needed: Needed) -> Ruling:
+    """The ruling, with the number of examples that its rule needs where these were too few."""
+    return ruling.model_copy(update={"needs": needed(ruling.name)}) if ruling.outcome == "unsure" else ruling
 
 
 def _needed_for_all(rulings: Sequence[Ruling], n: int, least: int, needed: Needed) -> int | None:
@@ -202,8 +201,9 @@ def _needed_for_all(rulings: Sequence[Ruling], n: int, least: int, needed: Neede
 
 
 def examples_needed(rules: Sequence[tuple[GateRule, Parameters]], inputs: GateInputs, later: float) -> Needed:
-    """With how many examples a flat model that lost nothing passes a rule, or all of them, in 80 % at the next look,
-    which has the part `later` of this one's error. None where those of the case are enough now, or no number is."""
+    """Returns a function from a rule's name, or `POLICY`, to the examples with which a flat model that lost nothing
+    passes in 80 % at its next attempt, which has the part `later` of this one's error. It returns None where those
+    judged are enough now, or no number is."""
     reference = inputs.champion or inputs.base or inputs.candidate
     assumed = power.assumptions_from_pair(inputs.candidate.correct, reference.correct)
     n = len(inputs.candidate.correct)

@@ -18,25 +18,35 @@ from posgap.workflows.champion_sweep import says_there_is_none, sweep_like
 log = logging.getLogger(__name__)
 
 
+def gate(config: GateConfig) -> None:
+    """`posgap gate`: judges as `admit` does; raises `Rejected`, or asks for more examples, where the verdict does."""
+    verdict = read_verdict(fetch_location(gate_stage.gate(with_champion(config))))
+    if not verdict.passed:
+        raise verdict.error(str(config.candidate))
+
+
 def admit(config: GateConfig) -> Location:
-    """Judges as `gate` does, against the registry's champion where `config` names a registered model and no sweep.
+    """Judges by the stage `gate`, against the registry's champion where `config` names a model and no sweep of it."""
+    return gate_stage.gate(with_champion(config))
+
+
+def with_champion(config: GateConfig) -> GateConfig:
+    """The config with a sweep of the registry's champion, where it names a registered model and no sweep.
 
     Without a champion there it says so, and the base is what the candidate is compared with; so where `champion` has
     written that there is none.
     """
+    name, swept = config.name, None
     if config.champion and says_there_is_none(config.champion):
         log.info("%s says that there is no champion: the candidate is judged against the base", config.champion)
-        return gate_stage.gate(config.model_copy(update={"champion": None}))
-    name = config.name
-    if config.champion or not name:
-        return gate_stage.gate(config)
-    version = registry.to_beat(name)
-    if version is None:
+    elif config.champion or not name:
+        return config
+    elif version := registry.to_beat(name):
+        log.info("the candidate is judged against the champion, %s version %s", name, version.version)
+        swept = sweep_like(version, config.candidate, config.examples)
+    else:
         log.info("%s has no champion: the candidate is judged against the base", name)
-        return gate_stage.gate(config.model_copy(update={"champion": None}))
-    log.info("the candidate is judged against the champion, %s version %s", name, version.version)
-    swept = sweep_like(version, config.candidate, config.examples)
-    return gate_stage.gate(config.model_copy(update={"champion": swept}))
+    return config.model_copy(update={"champion": swept})
 
 
 def promote(config: PromoteConfig) -> Location:
@@ -54,10 +64,3 @@ def promote(config: PromoteConfig) -> Location:
             asked = GateConfig(**judged, name=config.name, policy=policy, out=config.gate_again, force=True)
             return stage.promote(config.model_copy(update={"gate": admit(asked), "gate_again": None}))
     return stage.promote(config)
-
-
-def gate(config: GateConfig) -> None:
-    """`posgap gate`: admits as `admit` does; raises `Rejected`, or asks for more examples, where the verdict does."""
-    verdict = read_verdict(fetch_location(admit(config)))
-    if not verdict.passed:
-        raise verdict.error(str(config.candidate))
