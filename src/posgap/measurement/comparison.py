@@ -103,14 +103,12 @@ def _difference(candidate: Evidence, reference: Evidence, asked_otherwise: list[
         "worse": [placement for placement, (_, high) in zip(placements, together) if high < 0],
         "asked_otherwise": asked_otherwise,
     }
-    unanswered = " ".join(
-        f"{each.sweep.label}: {sentence}"
-        for each in (candidate, reference)
-        if (sentence := each.outcomes.unanswered_text(placements))
-    )
+    notes = [_word_mitigations(candidate.sweep, reference.sweep)]
+    for each in (candidate, reference):
+        unanswered = each.outcomes.unanswered_text(placements)
+        notes.append(unanswered and f"{each.sweep.label}: {unanswered}")
     verdict = _word_verdict(figures, reference.sweep.label, placements)
-    mitigated = _word_mitigations(candidate.sweep, reference.sweep)
-    return Difference(**figures, verdict=" ".join(filter(None, [verdict, mitigated, unanswered])))
+    return Difference(**figures, verdict=" ".join(filter(None, [verdict, *notes])))
 
 
 def _word_mitigations(candidate: Sweep, reference: Sweep) -> str:
@@ -137,12 +135,12 @@ def _word_verdict(figures: dict, reference: str, placements: list[list[int]]) ->
         f"{gaps or 'its gap may be as large'} ({_format_signed(figures['gap'], figures['gap_ci95'])})",
     ]
     for word in ("better", "worse"):
-        if places := figures[word]:
-            clauses.append(f"it is {word} at {_where(places, placements)}")
+        if figures[word]:
+            clauses.append(f"it is {word} at {_where(figures[word], placements)}")
     if not apart:
         clauses.append("no single placement differs for certain")
-    if otherwise := figures["asked_otherwise"]:
-        clauses.append(f"what was asked differs in {' and '.join(otherwise)}")
+    if figures["asked_otherwise"]:
+        clauses.append(f"what was asked differs in {' and '.join(figures['asked_otherwise'])}")
     return "; ".join(clauses) + "."
 
 
@@ -158,9 +156,10 @@ def _where(places: list[list[int]], placements: list[list[int]]) -> str:
     for at in (placements.index(placement) for placement in places):
         runs = [*runs[:-1], [*runs[-1], at]] if runs and runs[-1][-1] == at - 1 else [*runs, [at]]
     names = [format_positions(placement) for placement in placements]
-    return ", ".join(
-        f"{names[run[0]]} to {names[run[-1]]}" if len(run) > 2 else ", ".join(names[at] for at in run) for run in runs
-    )
+    phrases = []
+    for run in runs:
+        phrases += [f"{names[run[0]]} to {names[run[-1]]}"] if len(run) > 2 else [names[at] for at in run]
+    return ", ".join(phrases)
 
 
 def _direction(interval: Sequence[float], words: tuple[str, str]) -> str:

@@ -35,7 +35,7 @@ _APART = {"placements", "shard", "positions"}  # in which parts differ
 
 
 class _PartSettings(Record):
-    """Of a sweep's settings those that decide how parts go together."""
+    """The settings of a sweep that decide how parts go together."""
 
     positions: list[str]
     seed: int = Field(ge=0)
@@ -61,7 +61,7 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
     first, *others = parts
     for other in others:
         _require_alike(first, other)
-    placements = [placement for part in parts for placement in part.sweep.placements]
+    placements = list(chain.from_iterable(part.sweep.placements for part in parts))
     if twice := [p for i, p in enumerate(placements) if p in placements[:i]]:
         raise PosgapError(f"placement {format_positions(twice[0])} was swept in two of the parts; leave one out")
     correct = np.concatenate([part.correct for part in parts], axis=1)
@@ -69,9 +69,9 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
     if bounds := [_read_settings(part).max_unanswered for part in parts if "max_unanswered" in part.sweep.settings]:
         settings["max_unanswered"] = max(bounds)
     known = first.sweep.model_dump(include=_TAKEN_OVER)
-    categories = [category for part in parts for category in part.sweep.categories]
+    categories = list(chain.from_iterable(part.sweep.categories for part in parts))
     figures = summarize(correct, placements, _read_settings(first).seed, categories)
-    outcomes = Outcomes.at([counts for part in parts for counts in part.outcomes.by_placement])
+    outcomes = Outcomes.at(list(chain.from_iterable(part.outcomes.by_placement for part in parts)))
     more: dict[str, Any] = {
         "served": EndpointIdentity.combine(part.sweep.served for part in parts),
         "spent": TokenTotals.combine(part.sweep.spent for part in parts),
@@ -133,5 +133,8 @@ def _predictions(parts: Sequence[Evidence]) -> list[Prediction]:
     of_parts = [read_predictions(part.path) for part in parts]
     for row in chain.from_iterable(map(swept_rows, of_parts)):
         rows.setdefault(row["id"], []).append(row)
-    baselines = ([row for row in of_part if "baseline" in row] for of_part in of_parts)
-    return [*chain.from_iterable(rows.values()), *next(filter(None, baselines), [])]
+    for of_part in of_parts:
+        baselines = [row for row in of_part if "baseline" in row]
+        if baselines:
+            break
+    return [*chain.from_iterable(rows.values()), *baselines]

@@ -11,6 +11,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +73,7 @@ def pack_examples(sweeps: Sequence[SweepToShow]) -> PageExamples:
     """
     shown = [_SweepOnPage(each.sweep, rows) for each, rows in zip(sweeps, _in_one_order(sweeps))]
     scores = [_scores(each) for each in shown]
-    order = sorted(range(len(shown[0].rows)), key=lambda at: len({x for of in scores for x in of[at]}) == 1)
+    order = sorted(range(len(shown[0].rows)), key=lambda at: _is_flat(scores, at))
     answers, size = [], 0
     for at in order:
         rows = [each.rows[at] for each in shown]
@@ -83,6 +84,11 @@ def pack_examples(sweeps: Sequence[SweepToShow]) -> PageExamples:
             size += len(line)
     packed_map = _pack(json.dumps(_map(shown, scores)).encode())
     return PageExamples(packed_map, _pack(b"".join(answers)), n_examples=len(order), n_answers=len(answers))
+
+
+def _is_flat(scores: Sequence[Sequence[Sequence[float]]], at: int) -> bool:
+    """Whether an example has one score in all sweeps at all placements."""
+    return len(set(chain.from_iterable(of_sweep[at] for of_sweep in scores))) == 1
 
 
 def pack_sweep(sweep: Sweep, predictions: Sequence[Prediction], examples: Sequence[AnyExample]) -> PageExamples:
@@ -136,7 +142,7 @@ def _in_one_order(sweeps: Sequence[SweepToShow]) -> list[list[list[Prediction]]]
     order = np.argsort([rows[0]["content"] for rows in by_example[0]], kind="stable")
     back = np.argsort(order, kind="stable")
     ordered = [sorted(rows, key=lambda of: of[0]["content"]) for rows in by_example]
-    return [[rows[at] for at in back] for rows in ordered]
+    return [list(map(rows.__getitem__, back)) for rows in ordered]
 
 
 def _columns(sweep: Sweep, rows: Sequence[Prediction]) -> list[list[Prediction]]:
@@ -148,9 +154,12 @@ def _columns(sweep: Sweep, rows: Sequence[Prediction]) -> list[list[Prediction]]
 
 
 def _scores(shown: _SweepOnPage) -> list[list[float]]:
-    return [
-        [sum(row["correct"] for row in cell) / len(cell) for cell in _columns(shown.sweep, rows)] for rows in shown.rows
-    ]
+    """Returns each example's mean score, from 0 to 1, by placement."""
+    return [list(map(_mean_score, _columns(shown.sweep, rows))) for rows in shown.rows]
+
+
+def _mean_score(cell: Sequence[Prediction]) -> float:
+    return sum(row["correct"] for row in cell) / len(cell)
 
 
 def _map(shown: Sequence[_SweepOnPage], scores: Sequence[Sequence[Sequence[float]]]) -> dict[str, Any]:
@@ -166,17 +175,28 @@ def _map(shown: Sequence[_SweepOnPage], scores: Sequence[Sequence[Sequence[float
             {
                 "label": each.sweep.label,
                 "metric": each.sweep.metric,
-                "scores": [[int(x) if x in (0, 1) else x for x in row] for row in of_model],
-                "unanswered": [
-                    [at, column, endings[0]]
-                    for at, rows in enumerate(each.rows)
-                    for column, cell in enumerate(_columns(each.sweep, rows))
-                    if (endings := [how for row in cell if (how := outcome_of(row)) != "answered"])
-                ],
+                "scores": [list(map(_short_number, row)) for row in of_model],
+                "unanswered": _unanswered_cells(each),
             }
             for each, of_model in zip(shown, scores)
         ],
     }
+
+
+def _short_number(score: float) -> float:
+    """Returns 0 and 1 as whole numbers, which take fewer characters."""
+    return int(score) if score in (0, 1) else score
+
+
+def _unanswered_cells(shown: _SweepOnPage) -> list[tuple[int, int, str]]:
+    """Returns (example, placement, outcome) where a prompt was not answered, by the first such sample."""
+    found: list[tuple[int, int, str]] = []
+    for at, rows in enumerate(shown.rows):
+        for column, cell in enumerate(_columns(shown.sweep, rows)):
+            endings = [outcome for outcome in map(outcome_of, cell) if outcome != "answered"]
+            if endings:
+                found.append((at, column, endings[0]))
+    return found
 
 
 def _answers_line(
@@ -188,17 +208,19 @@ def _answers_line(
     def index(text: str) -> int:
         return strings.setdefault(text, len(strings))
 
-    def said(row: Prediction) -> int | dict[str, Any]:
+    def encode(row: Prediction) -> int | dict[str, Any]:
         more: dict[str, Any] = {name: index(row[name]) for name in ("thoughts", "reason") if row.get(name)}
-        if (outcome := outcome_of(row)) != "answered":
-            more["outcome"] = outcome
+        if outcome_of(row) != "answered":
+            more["outcome"] = outcome_of(row)
         more |= {name: True for name in ("cut", "echo") if row.get(name)}
         if sweep.asked.samples > 1:
             more["score"] = float(row["correct"])
         text = index(row["response"])
         return {"text": text, **more} if more else text
 
-    responses = [[[said(row) for row in cell] for cell in _columns(sweep, rows)] for rows in by_model]
+    responses = []
+    for rows in by_model:
+        responses.append([list(map(encode, cell)) for cell in _columns(sweep, rows)])
     line = {"at": at, "q": example.question if example else "", "a": example.answers if example else []}
     return json.dumps(line | {"t": list(strings), "r": responses}, separators=(",", ":")).encode() + b"\n"
 

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -56,7 +57,9 @@ def pair_dots(sweeps: Sequence[Sweep]) -> Figure:
     There is no curve: pairs have no order in which one would mean something.
     """
     figures = [dict(zip(sweep.placement_names, zip(sweep.accuracy, sweep.ci95))) for sweep in sweeps]
-    panels: dict[str, list[str]] = {name: [] for name in in_order(c for sweep in sweeps for c in sweep.categories)}
+    panels: dict[str, list[str]] = {
+        name: [] for name in in_order(chain.from_iterable(sweep.categories for sweep in sweeps))
+    }
     for sweep in sweeps:
         for pair, name in zip(sweep.placement_names, sweep.categories):
             panels[name] += [pair] if pair not in panels[name] else []
@@ -145,7 +148,9 @@ def distance_maps(sweeps: Sequence[Sweep]) -> Figure:
         assert grid
         firsts, distances = grid.by_position.values, grid.by_distance.values
         accuracy_of = {(distance(p), p[0]): value for p, value in zip(sweep.placements, sweep.accuracy)}
-        cells = [[accuracy_of[step, first] for first in firsts] for step in distances]
+        cells = []
+        for step in distances:
+            cells.append([accuracy_of[step, first] for first in firsts])
         axes.imshow(cells, aspect="auto", cmap="Blues", vmin=0, vmax=100, origin="lower")
         for y, values in enumerate(cells):
             for x, value in enumerate(values):

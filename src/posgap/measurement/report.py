@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from posgap.measurement.diagnoses import Diagnosis
 from posgap.measurement.page_examples import PageExamples
 from posgap.measurement.summary import p_value, summary_text
 from posgap.measurement.sweeps import Sweep
+from posgap.tasks.placements import in_order
 from posgap.tasks.positions import format_positions
 from posgap.tasks.spans import distance
 
@@ -80,10 +82,16 @@ def page(
         below=_below(sweeps) if comparison else "",
         diagnosis=diagnosis,
         comparison=comparison,
-        baselines=list(dict.fromkeys(name for s in sweeps for name in s.baselines)),
-        categories=[name for name in sweeps[0].by_category if all(name in s.by_category for s in sweeps)],
+        baselines=in_order(chain.from_iterable(sweep.baselines for sweep in sweeps)),
+        categories=_common_categories(sweeps),
         difference_axes=_difference_axes(comparison) if comparison else [],
     )
+
+
+def _common_categories(sweeps: Sequence[Sweep]) -> list[str]:
+    """Returns the categories that all sweeps have, in the order of the first."""
+    common = set(sweeps[0].by_category).intersection(*(sweep.by_category for sweep in sweeps))
+    return [name for name in sweeps[0].by_category if name in common]
 
 
 def _below(sweeps: Sequence[Sweep]) -> str:
@@ -157,7 +165,9 @@ def _ticks(n_docs: int, width: int) -> list[int]:
 
 def _difference_axes(comparison: Comparison) -> list[tuple[int, int, list[int]]]:
     """For each width: every how many placements one is named, and the points with a line, 0 among them."""
-    ends = [end for model in comparison.differences for interval in model.ci95 for end in interval]
+    ends: list[float] = []
+    for model in comparison.differences:
+        ends.extend(chain.from_iterable(model.ci95))
     least, most = min(0.0, *ends), max(0.0, *ends)
     step = next(s for s in _STEPS if 6 * s >= most - least)
     room = 36 if len(comparison.placements[0]) == 1 else 60
@@ -169,6 +179,8 @@ def _grid(sweep: Sweep) -> dict:
     """Accuracy by the first hop's position (row) and the second's (column), or by distance and first position."""
     sides = [(distance(p), p[0]) if sweep.grid else (p[0], p[-1]) for p in sweep.placements]
     accuracy_of = dict(zip(sides, sweep.accuracy))
-    down, across = (sorted({side[i] for side in sides}) for i in (0, 1))
-    rows = [(a, [accuracy_of.get((a, b)) for b in across]) for a in down]
+    across = sorted({column for _, column in sides})
+    rows = []
+    for down in sorted({row for row, _ in sides}):
+        rows.append((down, [accuracy_of.get((down, column)) for column in across]))
     return {"label": sweep.label, "columns": across, "rows": rows}

@@ -79,7 +79,7 @@ def metric_scorer(sweep: Sweep) -> Callable[[str, AnyExample, Placement], float]
 def _judgement_scorer(path: Path) -> Callable[[str, AnyExample, Placement], float]:
     judgements = read_judgements(path if path.is_dir() else path.parent)
 
-    def scored(response: str, example: AnyExample, at: Placement) -> float:
+    def score_by_judgement(response: str, example: AnyExample, at: Placement) -> float:
         judgement = judgements.get((example.question, tuple(example.answers), response))
         if judgement is None or not judgement.is_readable:
             raise PosgapError(
@@ -87,4 +87,4 @@ def _judgement_scorer(path: Path) -> Callable[[str, AnyExample, Placement], floa
             )
         return judgement.mean_score
 
-    return scored
+    return score_by_judgement

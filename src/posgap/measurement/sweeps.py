@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, NamedTuple, NotRequired, Self, cast
 
@@ -464,14 +466,14 @@ def baseline_scores(
     `where`, where a baseline's predictions are not all of them."""
     rows: dict[str, dict[str, list[Prediction]]] = {}
     for row in predictions:
-        if name := row.get("baseline"):
-            rows.setdefault(name, {}).setdefault(row["id"], []).append(row)
+        if "baseline" in row:
+            rows.setdefault(row["baseline"], {}).setdefault(row["id"], []).append(row)
     found = {}
     for name, by_id in rows.items():
         if by_id.keys() != set(ids) or any(len(of_example) != samples for of_example in by_id.values()):
             raise PosgapError(f"{where}: predictions of {name} are not one of each example; sweep again")
-        endings = [ending_of(row) for of_example in by_id.values() for row in of_example]
-        scores = np.array([np.mean([row["correct"] for row in by_id[id]]) for id in ids])
+        endings = map(ending_of, chain.from_iterable(by_id.values()))
+        scores = np.array([np.mean(list(map(itemgetter("correct"), by_id[id]))) for id in ids])
         found[name] = BaselineScores(scores, OutcomeCounts.count(endings))
     return found
 
