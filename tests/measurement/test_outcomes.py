@@ -21,7 +21,7 @@ from posgap.gating.policy import read_policy
 from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import judge
 from posgap.generation.generator import Completion
-from posgap.measurement import asking
+from posgap.measurement import resumption
 from posgap.measurement.config import CompareConfig, MergeConfig, SweepConfig
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.sweeps import Evidence, read_sweep
@@ -259,7 +259,7 @@ def test_a_teacher_leaves_out_what_was_not_answered_and_counts_it(tmp_path, mode
         def generate(self, groups, sampling):
             yield from ((index, 0, said[index]) for index, _ in enumerate(groups))
 
-    monkeypatch.setattr(asking, "open_generator", lambda config, builder: Scripted())
+    monkeypatch.setattr(resumption, "open_generator", lambda config, builder: Scripted())
     shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": DOCS, "advantageous": "1"}
     made = teacher(TeacherConfig(**shared, keep_incorrect=True, out=tmp_path / "out"))
     assert [row["id"] for _, row in read_jsonl(made / "responses.jsonl")] == ["kv-0", "kv-1"]

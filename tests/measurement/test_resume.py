@@ -20,7 +20,7 @@ from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.foundation.files import read_jsonl, work_folder
 from posgap.foundation.interruption import raise_on_termination
 from posgap.generation.generator import Completion, Usage
-from posgap.measurement import asking
+from posgap.measurement import resumption
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.unfinished import Unfinished
@@ -246,7 +246,7 @@ def asked_of(tmp_path, model_folder, monkeypatch):
     def run(generator, out="out", **options):
         shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": DOCS, "advantageous": "2"}
         with monkeypatch.context() as patched:
-            patched.setattr(asking, "open_generator", lambda config, builder: generator)
+            patched.setattr(resumption, "open_generator", lambda config, builder: generator)
             made = teacher(TeacherConfig(**shared | {"out": tmp_path / out} | options))
         return [row for _, row in read_jsonl(made / "responses.jsonl")]
 

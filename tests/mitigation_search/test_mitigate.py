@@ -16,8 +16,9 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, work_folder, write_json
 from posgap.measurement.comparison import compare_sweeps
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.sweep_run import SweepRun
 from posgap.measurement.sweeps import Evidence, read_predictions, read_sweep
-from posgap.mitigation_search import budget, comparison
+from posgap.mitigation_search import budget
 from posgap.mitigation_search.budget import Clock, fit_examples
 from posgap.mitigation_search.compared_model import ComparedModel
 from posgap.mitigation_search.config import ApplyConfig, MitigateConfig, seconds_of
@@ -177,21 +178,21 @@ def test_an_interrupted_comparison_goes_on_and_ends_as_if_it_had_not_been(config
         return found
 
     whole = tidied(mitigate(config.model_copy(update={"out": tmp_path / "whole"})))
-    over, asking = [], comparison.answered
+    over, run = [], SweepRun.run
     interruptions = [("lpes", "selection"), ("ms-poe", "selection"), ("base", "held_out"), ("reversed", "held_out")]
 
-    def interrupted(config, examples, builder, placements, digests, *more):
+    def interrupted(sweep_run, *more):
+        config, digests = sweep_run.config, sweep_run.digests
         asked = config.label, config.examples.stem
         again = (asked, digests) in over and asked[0] != "base"
         assert not again or asked[1] == "held_out", "what was tried is not tried again"
         if interruptions and asked == interruptions[0]:
             interruptions.pop(0)
             raise KeyboardInterrupt
-        answers = asking(config, examples, builder, placements, digests, *more)
+        run(sweep_run, *more)
         over.append((asked, digests))
-        return answers
 
-    monkeypatch.setattr(comparison, "answered", interrupted)
+    monkeypatch.setattr(SweepRun, "run", interrupted)
     for n_trials in (1, 5, 6, 6):
         with pytest.raises(KeyboardInterrupt):
             mitigate(config)

@@ -21,14 +21,14 @@ from posgap.foundation.files import parse_as
 from posgap.foundation.printing import from_python
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import Verdict, judge
-from posgap.generation.backends import BACKENDS, open_generator
-from posgap.generation.generator import Generator, LazyGenerator
+from posgap.generation.backends import BACKENDS
 from posgap.generation.setup import builder_with
 from posgap.generation.transformers import TransformersGenerator, borrow_model
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import is_of_lengths
-from posgap.measurement.sweeping import figures, placements_of, swept
+from posgap.measurement.resumption import OpensGenerator
+from posgap.measurement.sweep_run import SweepRun, open_once
 from posgap.mitigations.in_force import load_model as load_mitigated
 from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_config, with_padding_token
@@ -151,33 +151,33 @@ def sweep(
             stack.enter_context(borrow_model(asked_of))
             asked = _in_memory(asked_of, tokenizer, config)
         refuse_searched_on(Path(asked.config.model), rows)
+        config, builder, results = asked.config, asked.builder, list[SweepResult]()
         if not config.lengths:
-            return _swept(asked, asked.config, asked.builder, rows)
-        at_each = at_lengths(asked.config.lengths, asked.config.depths, asked.config.seed, asked.builder, everything)
-        opened = LazyGenerator(lambda: open_generator(asked.config, asked.builder))
-        asked = asked._replace(generator=asked.generator or opened)
-        at_all = [
-            _swept(asked, asked.config.model_copy(update={"lengths": [builder.fill.length]}), builder, rows)
-            for builder in at_each
-            if builder.fill
-        ]
-    return at_all[0] if len(at_all) == 1 else LengthsResult(at_all, at_each[0].context, config.most_gap)
+            return _sweep_prompts(asked, config, builder, rows)
+        at_each = at_lengths(config.lengths, config.depths, config.seed, builder, everything)
+        for builder in at_each:
+            assert builder.fill
+            of_length = config.model_copy(update={"lengths": [builder.fill.length]})
+            results.append(_sweep_prompts(asked, of_length, builder, rows))
+    return results[0] if len(results) == 1 else LengthsResult(results, at_each[0].context, config.most_gap)
 
 
-def _swept(asked: "_Model", config: SweepConfig, builder: TextPromptBuilder, rows: Sequence[AnyExample]) -> SweepResult:
-    """The sweep of a model by prompts of this builder."""
-    placements = placements_of(builder, config.n_docs, config.positions, config.shard)
-    responses, config, builder, digests = swept(config, rows, builder, placements, asked.digest, asked.generator)
-    if responses.outcomes.worst_share > config.max_unanswered:
-        unanswered = responses.outcomes.phrase([placement.positions for placement in placements])
-        reason = responses.most_frequent_reason
+def _sweep_prompts(
+    asked: "_Model", config: SweepConfig, builder: TextPromptBuilder, rows: Sequence[AnyExample]
+) -> SweepResult:
+    """Sweeps a model by prompts of this builder."""
+    sweep_run = SweepRun.plan(config, builder, rows, asked.digest)
+    sweep_run.run(asked.opens)
+    if sweep_run.outcomes.worst_share > config.max_unanswered:
+        unanswered = sweep_run.outcomes.phrase([placement.positions for placement in sweep_run.placements])
+        reason = sweep_run.most_frequent_reason
         raise PosgapError(
             f"{config.model}: no figures: {unanswered}, and {config.max_unanswered:g} % is allowed (max_unanswered)"
             + (f"; most often: {reason}" if reason else "")
         )
     label = config.label or label_of(config.model, config.mitigation)
-    measured = figures(config, rows, builder, placements, digests, responses, label, asked.factors, asked.device)
-    return SweepResult(measured, responses.predictions, sorted(training_examples(config.model)), rows)
+    figures = sweep_run.summarize(label, asked.factors, asked.device)
+    return SweepResult(figures, sweep_run.predictions, sorted(training_examples(config.model)), rows)
 
 
 def load(folder: str | Path) -> SweepResult | LengthsResult:
@@ -291,16 +291,14 @@ def _parts(model: Any, tokenizer: Any) -> tuple[Any, Any]:
 
 
 class _Model(NamedTuple):
-    """A model to be asked: the config that names it, the builder of its prompts, and what is known of it.
-
-    Without a `generator` the config's backend answers.
-    """
+    """A model to be asked: the config that names it, the builder of its prompts, what is known of it, and what opens
+    it, as `SweepRun.run` takes that."""
 
     config: SweepConfig
     builder: TextPromptBuilder
     factors: Sequence | None
     digest: str = ""
-    generator: Generator | None = None
+    opens: OpensGenerator | None = None
     device: str = ""
 
 
@@ -311,7 +309,8 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
     config, factors = on_this_machine(config, inputs).resolve_auto(), None
     if backend.local:
         factors = config_factors(load_config(config.model))
-    return _Model(config, backend.builder(config), factors, inputs["model"].digest())
+    builder = backend.builder(config)
+    return _Model(config, builder, factors, inputs["model"].digest(), open_once(config, builder))
 
 
 def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SweepConfig) -> _Model:
@@ -321,7 +320,7 @@ def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", c
     builder = builder_with(config, pads, context_length(model.config, pads))
     generator = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
     config = config.model_copy(update={"dtype": str(model.dtype).removeprefix("torch.")})
-    return _Model(config, builder, config_factors(model.config), "", generator, model.device.type)
+    return _Model(config, builder, config_factors(model.config), "", lambda: generator, model.device.type)
 
 
 def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":

@@ -1,8 +1,7 @@
 """The Generator interface, which takes groups of prompts and yields their completions, each as soon as it is there."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal, NamedTuple, Protocol, Self
 
 from posgap.foundation.files import digest_of
@@ -110,16 +109,6 @@ class Generator(Protocol):
         are needed, so it may be an iterator that makes them.
         """
         ...
-
-
-class LazyGenerator:
-    """A generator that is opened when it is first asked, and then answers all that follows."""
-
-    def __init__(self, opens: Callable[[], Generator]):
-        self._opens = cache(opens)
-
-    def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
-        yield from self._opens().generate(groups, sampling)
 
 
 def complete(generator: Generator, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Completion]:

@@ -9,9 +9,9 @@ from posgap.generation.backends import BACKENDS, OPENAI, TRANSFORMERS, Backend, 
 from posgap.generation.generator import Completion, Generator, Sampling
 from posgap.generation.served import EndpointGenerator, EndpointIdentity
 from posgap.grading.prompt import JudgedResponse, judge_prompt, own_prompt
-from posgap.measurement.asking import ask
 from posgap.measurement.config import GradeConfig
 from posgap.measurement.gradings import Judgement, Verdict
+from posgap.measurement.resumption import stream_missing
 from posgap.measurement.unfinished import Unfinished
 from posgap.storage.inputs import source
 from posgap.tasks.prompts import Prompt, PromptBuilder
@@ -83,7 +83,7 @@ class Judge:
         if missing:
             self._generator = self._generator or open_generator(self.config, self.builder)
             sampling, by_number = Sampling.for_builder(self.builder, seed=self.config.seed), list(self._numbers)
-            for _ in ask(
+            for _ in stream_missing(
                 self._generator,
                 self.kept,
                 missing,

@@ -17,8 +17,9 @@ from posgap.foundation.interruption import RESUMES
 from posgap.generation.served import MUST_STAY, EndpointChanged, EndpointIdentity
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.page_examples import pack_sweep
+from posgap.measurement.probe import FirstAnswers
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeping import Answered, answered, figures, prompt_digest
+from posgap.measurement.sweep_run import SweepRun
 from posgap.measurement.sweeps import Evidence
 from posgap.measurement.thinking import LOOK, FirstThoughts
 from posgap.mitigation_search.budget import FILLED, Clock, fit_examples
@@ -71,6 +72,8 @@ class Comparison:
         for half, examples in splits._asdict().items():
             write_examples(self._half_file(half), examples)
         self._state_file = self.folder / "tried.json"
+        total = len(splits.selection) * len(model.trial_placements)
+        self._first_answers = FirstAnswers(model.builder, total, model.config.metric)
         self.state = _State(identity=self._identify())
         self._resume()
 
@@ -83,27 +86,27 @@ class Comparison:
         began = self.state.began.setdefault(_trial_key(BASE, None), self.clock.seconds_spent)
         while asked < size:
             self._take("selection", size)
-            answers, _ = self._answer_half("selection", BASE, None)
+            sweep_run, _ = self._answer_half("selection", BASE, None)
             spent, asked = self.clock.seconds_spent, size
             size = fit_examples(asked, len(self.all.selection), (spent - began) / asked, until - spent)
         if asked < len(self.all.selection):
             log.warning(
                 "settings are chosen by %d of %d examples: the budget allows no more", asked, len(self.all.selection)
             )
-        return self._note(BASE, None, answers)
+        return self._note(BASE, None, sweep_run)
 
     def try_settings(self, name: str, settings: Settings | None = None) -> Trial:
         """Returns the trial of a mitigation's settings, or of the model as it is, on the selection's examples."""
         key = _trial_key(name, settings)
         if key not in self.state.trials:
             self.state.began.setdefault(key, self.clock.seconds_spent)
-            answers, _ = self._answer_half("selection", name, settings)
-            self._note(name, settings, answers)
+            sweep_run, _ = self._answer_half("selection", name, settings)
+            self._note(name, settings, sweep_run)
         return self.state.trials[key]
 
-    def _note(self, name: str, settings: Settings | None, answers: Answered) -> Trial:
-        """Returns the trial that these answers are, which is kept."""
-        key, scores = _trial_key(name, settings), [row["correct"] for row in answers.predictions]
+    def _note(self, name: str, settings: Settings | None, sweep_run: SweepRun) -> Trial:
+        """Returns the trial that a sweep of the selection's examples is, and keeps it."""
+        key, scores = _trial_key(name, settings), [row["correct"] for row in sweep_run.predictions]
         seconds = self.clock.seconds_spent - self.state.began[key]
         trial = Trial(name=name, settings=_dump_settings(settings), mean=100 * float(np.mean(scores)), seconds=seconds)
         self.state.trials[key] = trial
@@ -140,16 +143,14 @@ class Comparison:
 
     def sweep_held_out(self, name: str, settings: Settings | None, out: Path) -> Evidence:
         """Sweeps the held-out examples under a mitigation, or with the model as it is, into the folder `out`."""
-        examples, model = self.splits.held_out, self.model
-        config, digests = self._sweep_config("held_out", name, settings), self._digests(name, settings)
-        asked, factors = self._answer_half("held_out", name, settings)
-        sweep = figures(config, examples, model.builder, model.placements, digests, asked, name, factors)
+        sweep_run, factors = self._answer_half("held_out", name, settings)
+        sweep, predictions = sweep_run.summarize(name, factors), sweep_run.predictions
         out.mkdir(parents=True)
         seen = set(content_keys(self.splits.selection)) if settings else set()
-        explored = pack_sweep(sweep, asked.predictions, examples)
-        write_sweep(sweep, asked.predictions, training_examples(config.model) | seen, out, explored)
+        explored = pack_sweep(sweep, predictions, sweep_run.examples)
+        write_sweep(sweep, predictions, training_examples(sweep_run.config.model) | seen, out, explored)
         log.info("%s, held-out examples: %s", name, format_figures(sweep))
-        return Evidence(out, sweep, asked.predictions)
+        return Evidence(out, sweep, predictions)
 
     def save_state(self) -> None:
         """Writes down what was tried, and the time spent."""
@@ -182,27 +183,26 @@ class Comparison:
         self.splits = self.splits._replace(**{half: getattr(self.all, half)[:size]})
         self.save_state()
 
-    def _answer_half(self, half: str, name: str, settings: Settings | None) -> tuple[Answered, Sequence | None]:
-        """Returns the answers to a half of the examples under a mitigation, or of the model as it is, and the RoPE
+    def _answer_half(self, half: str, name: str, settings: Settings | None) -> tuple[SweepRun, Sequence | None]:
+        """Sweeps a half of the examples under a mitigation, or with the model as it is. Returns that, and the RoPE
         factors that are then in force."""
         config, model, examples = self._sweep_config(half, name, settings), self.model, getattr(self.splits, half)
         placements = model.trial_placements if half == "selection" else model.placements
+        model_digest = self._model_digest(name, settings)
+        sweep_run = SweepRun(config, model.builder, examples, placements, model_digest)
         # Where nobody has decided on a model's thoughts, its first answers must not end within them.
         are_first = half == "selection" and name == BASE and len(examples) * len(placements) >= LOOK
-        may_be_endless = not are_first or FirstThoughts.for_config(config, LOOK).is_over
+        must_end = are_first and not FirstThoughts.for_config(config, LOOK).is_over
         try:
             with model.with_mitigation(name, settings) as generator:
-                asked = answered(
-                    config, examples, model.builder, placements, self._digests(name, settings), generator,
-                    may_be_endless,
-                )  # fmt: skip
+                sweep_run.run(lambda: generator, "raise" if must_end else "go on", self._first_answers)
                 factors = config_factors(model.in_memory.config) if model.in_memory else None
         finally:
             self.save_state()
-        if asked.served:
-            self._require_same(asked.served)
-            self._require_answers(name, half, asked)
-        return asked, factors
+        if sweep_run.served:
+            self._require_same(sweep_run.served)
+            self._require_answers(name, half, sweep_run)
+        return sweep_run, factors
 
     def _sweep_config(self, half: str, name: str, settings: Settings | None) -> SweepConfig:
         """Returns the config of a sweep of a half of the examples, whose answers are kept in a folder of its own."""
@@ -215,25 +215,22 @@ class Comparison:
         out = self.folder / half / name
         return SweepConfig(**changes | {"processes": 1}, examples=self._half_file(half), label=name, out=out)
 
-    def _digests(self, name: str, settings: Settings | None) -> dict[str, str]:
-        """Returns the digests of model and prompts. Under a mitigation of models it is another model than the one in
-        the folder."""
-        digest = self.model_digest
+    def _model_digest(self, name: str, settings: Settings | None) -> str:
+        """Returns the digest of the model, which under a mitigation of models is another than the one in the folder."""
         if settings and MITIGATIONS[name].of_model:
-            digest = digest_of([digest, name, _dump_settings(settings)])
-        mitigated = self.model.prompt_mitigator(name, settings)
-        return {"model_digest": digest, "prompt_digest": prompt_digest(self.model.builder, mitigated)}
+            return digest_of([self.model_digest, name, _dump_settings(settings)])
+        return self.model_digest
 
-    def _require_answers(self, name: str, half: str, asked: Answered) -> None:
+    def _require_answers(self, name: str, half: str, sweep_run: SweepRun) -> None:
         """Raises `PosgapError` where an endpoint left more unanswered at a placement than may be: as wrong answers they
         would count for or against a mitigation."""
         most = self.model.config.max_unanswered  # type: ignore[attr-defined]  # a registered rule's parameter
-        unanswered = Counter(str(row["placement"]) for row in asked.predictions if "outcome" in row)
+        unanswered = Counter(str(row["placement"]) for row in sweep_run.predictions if "outcome" in row)
         n, worst = len(getattr(self.splits, half)), max(unanswered.values(), default=0)
         if 100 * worst > most * n:
             raise PosgapError(
                 f"{self.model.config.model}: {name}: {worst} of {n} questions at a placement are not answered, most "
-                f"often: {asked.most_frequent_reason}; no more than {most:g} % may be (--max-unanswered). What was "
+                f"often: {sweep_run.most_frequent_reason}; no more than {most:g} % may be (--max-unanswered). What was "
                 f"answered is kept: {RESUMES}"
             )
 

@@ -58,10 +58,10 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
     name = work.__name__.removeprefix("_")
 
     @functools.wraps(work)
-    def run_stage(config: C) -> Location:
-        return _run_stage(name, config, lambda: work)
+    def run(config: C) -> Location:
+        return run_stage(name, config, lambda: work)
 
-    return run_stage
+    return run
 
 
 def stage_at(target: str) -> Callable[[StageConfig], Location]:
@@ -75,10 +75,10 @@ def stage_at(target: str) -> Callable[[StageConfig], Location]:
         # `stage` keeps the undecorated work as `__wrapped__`; the decorated one would hash all inputs a second time.
         return getattr(importlib.import_module(module), name).__wrapped__
 
-    return lambda config: _run_stage(name, config, import_work)
+    return lambda config: run_stage(name, config, import_work)
 
 
-def _run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Location:
+def run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Location:
     """Runs a stage as `stage` says. `get_work` returns its work, and is called only where there is work to do."""
     with Folder(config, name) as output:
         input_sources, inputs = _record_inputs(config, output)

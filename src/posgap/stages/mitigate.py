@@ -12,7 +12,7 @@ from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparison import Difference, compare_sweeps
-from posgap.measurement.sweeping import placements_of, require_others
+from posgap.measurement.sweep_run import list_placements, require_distractors
 from posgap.measurement.sweeps import Evidence
 from posgap.mitigation_search.budget import TIMING, Clock
 from posgap.mitigation_search.compared_model import BASE, ComparedModel
@@ -86,8 +86,8 @@ def _split_examples(config: MitigateConfig) -> Splits:
 def _load_model(config: MitigateConfig, splits: Splits) -> ComparedModel:
     builder = BACKENDS[config.backend].builder(config)
     examples = [*splits.selection, *splits.held_out]
-    placements = placements_of(builder, config.n_docs, config.positions)
-    require_others(examples, builder, placements)
+    placements = list_placements(builder, config.n_docs, config.positions)
+    require_distractors(examples, builder, placements)
     return ComparedModel.open_model(config, builder, placements, examples)
 
 

@@ -13,8 +13,8 @@ from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import RESULT
 from posgap.generation.backends import BACKENDS
 from posgap.generation.generator import Completion, Sampling
-from posgap.measurement.asking import answers
 from posgap.measurement.outcomes import Ending, OutcomeCounts
+from posgap.measurement.resumption import PromptGrid, generate_resumably
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.thinking import FirstThoughts
 from posgap.stages.frame import stage
@@ -62,13 +62,10 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
                 "distil"
             )
 
-    sampling = Sampling.for_builder(builder)
     positions = [list(placement.positions) for placement in placements]
-    beside = {"model_digest": config.digest("model"), "prompt_digest": builder.digest(), "placements": positions}
-    what = "teacher responses"
-    completions, _ = answers(
-        config, examples, placements, builder, sampling, what, beside, require_any_right, token_ids=True
-    )
+    cache_key = {"model_digest": config.digest("model"), "prompt_digest": builder.digest(), "placements": positions}
+    prompts = PromptGrid(config, builder, examples, placements, Sampling.for_builder(builder), cache_key)
+    completions, _ = generate_resumably(prompts, "teacher responses", on_completion=require_any_right, token_ids=True)
     outcomes = OutcomeCounts.count(Ending(completion.outcome, completion.cut) for completion in completions)
     rows: list[dict[str, Any]] = [
         {

@@ -22,7 +22,7 @@ from posgap.foundation.printing import show
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator, Sampling
 from posgap.measurement.config import SweepConfig
-from posgap.measurement.sweeping import placements_of
+from posgap.measurement.sweep_run import list_placements
 from posgap.measurement.sweeps import SWEEP_PAGE, outcome_of, read_predictions, read_sweep, swept_rows
 from posgap.measurement.text_curve import text_curve
 from posgap.stages.sweep import sweep as sweep_stage
@@ -175,7 +175,8 @@ def _choose_size(config: SweepVerbConfig, builder: TextPromptBuilder, generator:
 def _build_prompts(config: SweepVerbConfig, builder: TextPromptBuilder, n_docs: int) -> list[Prompt]:
     """Builds the prompts of an example at every placement."""
     (example,) = _make(config, 1, n_docs)
-    return [builder.prompt(example, at) for at in placements_of(builder, n_docs, _choose_positions(config, n_docs))]
+    placements = list_placements(builder, n_docs, _choose_positions(config, n_docs))
+    return [builder.prompt(example, placement) for placement in placements]
 
 
 def _time(

@@ -1,0 +1,309 @@
+"""A sweep from its examples to its figures, by whomever: the stage, `posgap.sweep`, or a comparison of mitigations."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import product
+from typing import Literal
+
+import numpy as np
+
+from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.files import digest_of
+from posgap.foundation.interruption import RESUMES
+from posgap.foundation.locations import with_uris
+from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.generator import Completion, Sampling
+from posgap.generation.served import EndpointIdentity
+from posgap.measurement.option_bias import measure_option_bias
+from posgap.measurement.config import SweepConfig
+from posgap.measurement.filling import Fill
+from posgap.measurement.outcomes import Outcomes
+from posgap.measurement.probe import FirstAnswers
+from posgap.measurement.prompt_mitigator import PromptMitigator
+from posgap.measurement.resumption import OnCompletion, OpensGenerator, PromptGrid, generate_resumably
+from posgap.measurement.same_place import find_same_place
+from posgap.measurement.spending import TokenTotals
+from posgap.measurement.sweeps import (
+    Prediction,
+    PromptSettings,
+    Sweep,
+    baseline_scores,
+    baselines_of,
+    outcomes_of,
+    make_prediction,
+    summarize,
+    swept_rows,
+)
+from posgap.measurement.thinking import EndlessThoughts, FirstThoughts, Retry, refuses_switch, thinking_retries
+from posgap.models.precision import device_class
+from posgap.storage.lineage import ancestors
+from posgap.tasks.content import content_keys, examples_digest
+from posgap.tasks.echo import find_copying
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement, shard_of
+from posgap.tasks.positions import parse_shard
+from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.task_file import is_definition
+
+log = logging.getLogger(__name__)
+_UNANSWERED = 25  # prompts without an answer that end a sweep early, where there can be no figures any more
+_MORE_ROOM = "give thoughts and answer more room: --max-thinking-tokens, --max-new-tokens"
+_FAILURES = 25  # prompts that must have failed before a sweep ends early since too many did; each can take minutes
+
+
+@dataclass
+class SweepRun:
+    """One sweep: what to ask, what came back, and what it shows.
+
+    `predictions` are an example's after the other's, in the order of its placements, each with all its samples, and
+    then those of baselines. `config` and `builder` are those by which the model was asked in the end, since `run`
+    exchanges them where its thoughts do not end.
+    """
+
+    config: SweepConfig
+    builder: TextPromptBuilder
+    examples: Sequence[AnyExample]
+    placements: Sequence[Placement]
+    model_digest: str = ""
+    predictions: list[Prediction] = field(default_factory=list)
+    served: EndpointIdentity | None = None
+    spent: TokenTotals | None = None
+
+    @classmethod
+    def plan(
+        cls, config: SweepConfig, builder: TextPromptBuilder, examples: Sequence[AnyExample], model_digest: str = ""
+    ) -> "SweepRun":
+        """Plans a sweep of the config's part of the examples and placements. Raises what `require_distractors` does."""
+        placements = list_placements(builder, config.n_docs, config.positions, config.shard)
+        plan = cls(config, builder, examples[: config.limit or None], placements, model_digest)
+        require_distractors(plan.examples, builder, placements)
+        return plan
+
+    @property
+    def all_placements(self) -> list[Placement]:
+        """The placements, and the config's baselines."""
+        config = self.config
+        return [*self.placements, *list_baselines(self.builder, config.baselines, config.n_docs, config.shard)]
+
+    @property
+    def mitigator(self) -> PromptMitigator | None:
+        """What asks by the config's mitigation of prompts, if it has one."""
+        config = self.config
+        return PromptMitigator.for_name(config.mitigation, config.mitigation_settings, config.seed, self.builder)
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The digests of the model, and of all that makes the prompts, by their names in `Sweep`."""
+        prompts, mitigator = self.builder.digest(), self.mitigator
+        if mitigator:
+            prompts = digest_of([prompts, mitigator.applied_mitigation.model_dump()])
+        return {"model_digest": self.model_digest, "prompt_digest": prompts}
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """How the prompts at the placements ended."""
+        return outcomes_of(self.predictions, [placement.positions for placement in self.placements])
+
+    @property
+    def most_frequent_reason(self) -> str:
+        """Why prompts were not answered, most often; empty where no reason was given."""
+        reasons = Counter(row["reason"] for row in self.predictions if "outcome" in row and row.get("reason"))
+        return shorten(reasons.most_common(1)[0][0]) if reasons else ""
+
+    def run(
+        self,
+        opens: OpensGenerator | None = None,
+        on_endless_thoughts: Literal["retry", "raise", "go on"] = "retry",
+        first_answers: FirstAnswers | None = None,
+    ) -> None:
+        """Asks every example at every placement, and scores the responses.
+
+        `opens` opens what answers, where something is left to ask; without it each try opens the config's backend.
+        Where the first answers end within thoughts all is asked anew as `thinking_retries` say, or `EndlessThoughts` is
+        raised. Raises `PosgapError` early where an endpoint fails, or where so many answers are missing that there will
+        be no figures. Responses are kept beside the config's `out` as they come.
+        """
+        retries: list[Retry] = []
+        if on_endless_thoughts == "retry":
+            retries = list(thinking_retries(self.config, self.builder, self.examples[0], self.placements[0]))
+        while True:
+            must_end = bool(retries) or on_endless_thoughts == "raise"
+            prompts = self._prompts()
+            watch = _watch(self.config, prompts, FirstThoughts(prompts.count) if must_end else None)
+            title = f"sweep of {self.config.label or 'the model'}"
+            try:
+                completions, self.served = generate_resumably(prompts, title, opens, watch, first_answers)
+                break
+            except PosgapError as error:
+                is_endless = isinstance(error, EndlessThoughts)
+                if not retries or not (is_endless or refuses_switch(self.config)):
+                    raise
+                why = f"{error.seen}, at the limit of tokens" if isinstance(error, EndlessThoughts) else error
+                self.config, self.builder, words = retries.pop(0)
+                log.warning("%s: asked again, %s", why, words)
+        self._score(completions)
+
+    def _prompts(self) -> PromptGrid:
+        config = self.config
+        return PromptGrid(
+            config,
+            self.builder,
+            self.examples,
+            self.all_placements,
+            Sampling.for_builder(self.builder, config.temperature, config.seed),
+            self.digests,
+            config.samples,
+            self.mitigator,
+        )
+
+    def _score(self, completions: Sequence[Completion]) -> None:
+        """Makes the predictions of these completions, which come in the order of the prompts."""
+        task, config = self.builder.task, self.config
+        asked = product(zip(self.examples, content_keys(self.examples)), self.all_placements, range(config.samples))
+        self.predictions = []
+        for ((example, content), placement, sample), completion in zip(asked, completions, strict=True):
+            right = task.right_answers(example, placement)
+            copies = find_copying(partial(self.builder.text, example, placement), completion.text, right)
+            score = task.score(completion.text, right, config.metric)
+            self.predictions.append(make_prediction(example, content, placement, sample, completion, score, copies))
+        self.predictions.sort(key=lambda row: "baseline" in row)
+        self.spent = TokenTotals.from_usages(completion.usage for completion in completions)
+
+    def summarize(self, label: str, factors: Sequence | None = None, device: str = "") -> Sweep:
+        """Returns the figures of `sweep.json`: of the model that `label` names, whose config names these RoPE factors,
+        if any. `device` is that of a model in memory."""
+        config, builder, examples, placements = self.config, self.builder, self.examples, self.placements
+        rows, mitigator = swept_rows(self.predictions), self.mitigator
+        correct = np.array([row["correct"] for row in rows], dtype=float)
+        correct = correct.reshape(len(examples), len(placements), config.samples).mean(axis=2)
+        choices = habit = None
+        # At some of the placements alone items would not stand in every slot equally often.
+        if builder.task.slot_names and len(placements) == config.n_docs:
+            responses = [row["response"] for row in rows]
+            choices = measure_option_bias(builder.task, examples, placements, responses, config.shuffle)
+        if mitigator is None:  # else the model may have read the documents in another order than they were given in
+            wrong = [row for row in rows if not row["correct"] and "outcome" not in row]
+            said = [(row["id"], row["placement"], row["response"]) for row in wrong]
+            habit = find_same_place(builder, examples, placements, said)
+        baselines = baseline_scores(self.predictions, [example.id for example in examples], config.samples, config.out)
+        positions = [list(placement.positions) for placement in placements]
+        return Sweep(
+            task=builder.task.name,
+            definition=config.task if is_definition(config.task) else "",
+            model=with_uris(config.model),
+            label=label,
+            scaling={"factors": factors} if factors else None,
+            metric=config.metric or builder.task.metric,
+            n_docs=placements[0].n_docs,
+            **summarize(correct, positions, config.seed, builder.task.categories(placements)),
+            outcomes=self.outcomes,
+            choices=choices,
+            same_place=habit,
+            baselines=baselines_of(baselines, correct),
+            examples_digest=examples_digest(examples, 0 if builder.fill else config.n_docs, config.shuffle),
+            **self.digests,
+            ancestors=ancestors(config.model),
+            asked=self._prompt_settings(device),
+            settings=config.parameter_values(),
+            served=self.served,
+            spent=self.spent,
+            filled=builder.fill.filled(builder, examples[0]) if isinstance(builder.fill, Fill) else None,
+            mitigation=mitigator.applied_mitigation if mitigator else None,
+        )
+
+    def _prompt_settings(self, device: str) -> PromptSettings:
+        """Returns how prompts were made and answered, as `Sweep.asked` keeps it."""
+        config, backend = self.config, BACKENDS[self.config.backend]
+        body = {} if backend.local else config.redacted_dump()["body"]
+        decoding = backend.decoding(config, self.served)
+        if config.temperature:
+            decoding = f"temperature {config.temperature:g}" if decoding == "greedy" else decoding
+            decoding += f", {config.samples} samples" if config.samples > 1 else ""
+        here = {"dtype": config.dtype, "device": device or device_class()} if backend.local else {}
+        settings = PromptSettings.from_builder(self.builder, decoding, body)
+        return settings.model_copy(update={"samples": config.samples, "dtype": "", "device": "", **here})
+
+
+def open_once(config: SweepConfig, builder: TextPromptBuilder) -> OpensGenerator | None:
+    """Returns what opens the config's model at its first call, and gives that again; None for an endpoint, which is
+    asked anew by each try of a sweep, as that has it."""
+    return cache(partial(open_generator, config, builder)) if BACKENDS[config.backend].local else None
+
+
+def list_placements(
+    builder: TextPromptBuilder, n_docs: int, positions: Sequence[str] = (), shard: str = ""
+) -> list[Placement]:
+    """Returns the placements of a sweep: those of `positions`, or all that the builder's prompts have; then a shard."""
+    placements = list(builder.fill.placements) if builder.fill else []
+    return shard_of(placements or builder.task.choose_placements(n_docs, positions), shard)
+
+
+def list_baselines(builder: TextPromptBuilder, names: Sequence[str], n_docs: int, shard: str) -> list[Placement]:
+    """Returns the baselines of these names; the first part of a sweep alone has them."""
+    first = not shard or parse_shard(shard)[0] == 1
+    return builder.task.baselines(names, n_docs) if first else []
+
+
+def require_distractors(
+    examples: Sequence[AnyExample], builder: TextPromptBuilder, placements: Sequence[Placement]
+) -> None:
+    """Raises `PosgapError` where the prompts of every example hold relevant documents alone, so that position cannot
+    matter; warns where those of some do."""
+    if not builder.task.slots.of_any_number or builder.fill or len(placements) == 1:
+        return
+    alone = 0
+    for example in examples:
+        documents = builder.task.slots.arrange(example, placements[0], 0)
+        alone += all(document in example.gold for document in documents)
+    if alone:
+        why = (
+            f"in {alone} of {len(examples)} examples all {placements[0].n_docs} documents of a prompt are relevant, so "
+            "that position cannot matter: give more --n-docs, or label fewer passages as relevant (docs/rag.md)"
+        )
+        if alone == len(examples):
+            raise PosgapError(why)
+        log.warning("%s", why)
+
+
+def _watch(config: SweepConfig, prompts: PromptGrid, thoughts: FirstThoughts | None) -> OnCompletion:
+    """Returns a callback that warns when a placement exceeds `max_unanswered`, ends the sweep when no figures can come
+    of it any more, and looks at the `thoughts` of the first answers."""
+    n_prompts, n_placements = prompts.count, len(prompts.placements)
+    unanswered: Counter[Placement] = Counter()
+    most, failed, is_said = config.max_unanswered / 100 * n_prompts, 0, False
+
+    def watch(example: AnyExample, placement: Placement, completion: Completion) -> None:
+        nonlocal failed, is_said
+        if thoughts:
+            thoughts(completion)
+        if completion.outcome == "answered":
+            return
+        failed += completion.outcome == "failed"
+        if failed >= _FAILURES and failed > most:
+            raise PosgapError(
+                f"{with_uris(config.model)}: {failed} of {n_prompts:,} prompts have failed already, the last: "
+                f"{completion.reason}; no more than {config.max_unanswered:g} % may go without an answer "
+                f"(--max-unanswered). What was answered is kept: when the endpoint works again, {RESUMES}"
+            )
+        unanswered[placement] += 1
+        if unanswered[placement] <= most / n_placements:
+            return
+        if unanswered.total() >= _UNANSWERED:
+            raise PosgapError(
+                f"{with_uris(config.model)}: {unanswered.total()} of {n_prompts:,} prompts were not answered already, "
+                f"the last: {completion.reason}; no figures can come of this, since no more than "
+                f"{config.max_unanswered:g} % at a placement may go without an answer; "
+                f"{_MORE_ROOM if completion.outcome == 'truncated' else 'a higher --max-unanswered allows it'}"
+            )
+        if not is_said and (thoughts is None or thoughts.is_over):
+            is_said = True
+            log.warning(
+                "more than the %g %% of prompts that --max-unanswered allows are not answered with the gold at "
+                "%s: there will be no figures (%s: %s)",
+                config.max_unanswered, placement.name, completion.outcome, completion.reason,
+            )  # fmt: skip
+
+    return watch
