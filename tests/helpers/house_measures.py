@@ -4,6 +4,7 @@ The limits that tests hold are in test_house.py.
 """
 
 import ast
+import functools
 import os
 import re
 import sys
@@ -204,6 +205,42 @@ def way_of_r1_step() -> list[str]:
         return functions_run_by(lambda: train_step.run(1, rows))
 
 
+def way_of_sweep() -> list[str]:
+    """The functions on the stack from `posgap sweep` on the command line to the model's first forward pass."""
+    from transformers import LlamaForCausalLM
+
+    from posgap.cli.main import main as posgap
+    from posgap.demo import tiny_model
+    from posgap.models.loading import save_model
+    from posgap.tasks.reading import write_examples
+
+    sys.path.append(str(ROOT / "tests/helpers"))
+    from examples import kv_example
+
+    stack: list[str] = []
+
+    def forward(*_: object, **__: object) -> None:
+        frame = sys._getframe()
+        while frame := frame.f_back:
+            code = frame.f_code
+            if "/posgap/" in code.co_filename:
+                place = code.co_filename.rpartition("/posgap/")[2]
+                stack.insert(0, f"{place}:{code.co_firstlineno} {code.co_qualname}")
+        raise KeyboardInterrupt
+
+    forward_of_model = LlamaForCausalLM.forward
+    with tempfile.TemporaryDirectory() as folder, suppress(SystemExit):
+        save_model(tiny_model.untrained(0), tiny_model.tokenizer(), Path(folder, "model"))
+        write_examples(Path(folder, "examples.jsonl"), [kv_example(0), kv_example(1)])
+        LlamaForCausalLM.forward = functools.wraps(forward_of_model)(forward)
+        try:
+            words = f"--examples {folder}/examples.jsonl --n-docs 6 --out {folder}/sweep".split()
+            posgap(["sweep", f"{folder}/model", *words])
+        finally:
+            LlamaForCausalLM.forward = forward_of_model
+    return stack
+
+
 def way_of_gate() -> list[str]:
     """The functions on the stack of `posgap gate` at the first test of a rule, from the command on."""
     import numpy as np
@@ -237,6 +274,7 @@ def way_of_gate() -> list[str]:
 
 # The ways that `--ways` prints: what each is, and what tells its functions.
 WAYS = {
+    "from `posgap sweep` to the forward pass": way_of_sweep,
     "from R1's step to the optimizer's": way_of_r1_step,
     "from `posgap gate` to the first test of a rule": way_of_gate,
 }
