@@ -17,9 +17,9 @@ from posgap.foundation.locations import with_uris
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.served import EndpointIdentity
-from posgap.measurement.option_bias import measure_option_bias
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import Fill
+from posgap.measurement.option_bias import measure_option_bias
 from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.probe import FirstAnswers
 from posgap.measurement.prompt_mitigator import PromptMitigator
@@ -32,8 +32,8 @@ from posgap.measurement.sweeps import (
     Sweep,
     baseline_scores,
     baselines_of,
-    outcomes_of,
     make_prediction,
+    outcomes_of,
     summarize,
     swept_rows,
 )
