@@ -257,7 +257,7 @@ def test_few_prompts_are_worded_before_one_is_filled(kv, monkeypatch):
         count.append(asked)
         return worded(self, *asked)
 
-    monkeypatch.setattr(PromptBuilder, "worded", counted)
+    monkeypatch.setattr(PromptBuilder, "word_prompt", counted)
     (at_length,) = filled(kv, [tiny_length(101)], tiny(60), "5")
     for placement in at_length.fill.placements:
         at_length.documents(tiny(60)[0], placement)
