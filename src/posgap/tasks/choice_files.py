@@ -240,7 +240,7 @@ class Layout(NamedTuple):
         return self.examples(read_rows(path, self.columns), str(path))
 
     def usable_examples(self, rows: Rows, name: str) -> Iterator[tuple[int, Example]]:
-        """The same of rows, without what is left out, which the log counts."""
+        """Yields (number, example) of rows; what is left out is counted in the log."""
         left_out = 0
         for number, example in self.examples(rows, name):
             left_out += example is None

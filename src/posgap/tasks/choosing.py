@@ -54,8 +54,8 @@ def chosen_letter(response: str) -> str:
         # "A" and "I" are words where another word follows.
         re.findall(_ALONE, re.sub(r"\b[AI]\s+(?=[a-z])", "", line)),
     ]
-    for way in ways:
-        if letters := set(way):
+    for letters in map(set, ways):
+        if letters:
             return letters.pop() if len(letters) == 1 else ""
     return ""
 

@@ -53,12 +53,13 @@ def token_spans(offsets: Sequence[Span], found: Sequence[Span]) -> tuple[Span, .
     spans: list[Span] = []
     for number, span in enumerate(found, start=1):
         free = spans[-1][1] if spans else 0
-        columns = [i for i, each in enumerate(offsets) if i >= free and _overlap(each, span)]
+        columns = [column for column in range(free, len(offsets)) if overlap(offsets[column], span)]
         if not columns:
             raise PosgapError(f"document {number} has no token of its own, so it cannot be told from its neighbours")
         spans.append((columns[0], columns[-1] + 1))
     return tuple(spans)
 
 
-def _overlap(a: Span, b: Span) -> bool:
+def overlap(a: Span, b: Span) -> bool:
+    """Whether two ranges [start, end) share a place."""
     return a[0] < b[1] and b[0] < a[1]

@@ -53,11 +53,11 @@ class KVExample(Record):
 
     @property
     def gold(self) -> list[Document]:
-        return [Document(title=k, text=v) for k, v in self.records if k == self.key]
+        return [Document(title=key, text=value) for key, value in self.records if key == self.key]
 
     @property
     def distractors(self) -> list[Document]:
-        return [Document(title=k, text=v) for k, v in self.records if k != self.key]
+        return [Document(title=key, text=value) for key, value in self.records if key != self.key]
 
 
 class Passage(Record):

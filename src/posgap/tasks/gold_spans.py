@@ -1,9 +1,9 @@
 """Finds the characters and tokens of the gold documents in a prompt."""
 
-from collections.abc import Sequence
+from functools import partial
 
 from posgap.foundation.errors import PosgapError
-from posgap.tasks.document_spans import characters, token_offsets
+from posgap.tasks.document_spans import characters, overlap, token_offsets
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
@@ -15,7 +15,7 @@ def gold_spans(builder: TextPromptBuilder, example: AnyExample, placement: Place
     gold = {document: place for place, document in enumerate(example.gold)}
     where = [position for position, document in enumerate(documents, start=1) if document in gold]
     return [
-        characters(lambda shown: builder.word_prompt(example, shown), documents, position)
+        characters(partial(builder.word_prompt, example), documents, position)
         for position in sorted(where, key=lambda position: gold[documents[position - 1]])
     ]
 
@@ -28,8 +28,7 @@ def gold_tokens(builder: PromptBuilder, example: AnyExample, placement: Placemen
     except PosgapError as error:
         raise PosgapError(f"{error}; diagnose with `attention` 0") from None
     spans = gold_spans(builder, example, placement)
-    return [i for i, each in enumerate(offsets) if any(_overlap(each, span) for span in spans)]
-
-
-def _overlap(a: Sequence[int], b: Sequence[int]) -> bool:
-    return a[0] < b[1] and b[0] < a[1]
+    tokens: set[int] = set()
+    for span in spans:
+        tokens.update(index for index, offset in enumerate(offsets) if overlap(offset, span))
+    return sorted(tokens)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import combinations, permutations
 
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.positions import format_positions, parse_positions, parse_shard
@@ -122,7 +122,8 @@ def _anchored_pairs(n_docs: int) -> list[Placement]:
     if n_docs < 2:
         raise PosgapError(f"n_docs={n_docs}: a prompt with two gold documents has at least 2 documents")
     anchors = sorted({round(1 + (n_docs - 1) * quarter / 4) for quarter in range(5)})
-    connected = sorted({(pre, pre + 1) for pre in (min(a, n_docs - 1) for a in anchors)})
-    disconnected = [(a, b) for a in anchors for b in anchors if b > a + 1]
+    neighbours = {min(anchor, n_docs - 1) for anchor in anchors}
+    connected = [(pre, pre + 1) for pre in sorted(neighbours)]
+    disconnected = [(pre, post) for pre, post in combinations(anchors, 2) if post > pre + 1]
     swapped = sorted((post, pre) for pre, post in connected + disconnected)
     return [Placement(pair, n_docs) for pair in connected + disconnected + swapped]

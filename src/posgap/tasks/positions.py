@@ -35,7 +35,8 @@ def parse_length(text: str) -> str:
     tokens; raises `ValueError` for other text."""
     plain = text.strip().lower()
     if plain.endswith("%"):
-        if 0 < (share := _parse_percent(plain[:-1])) <= 100:
+        share = _parse_percent(plain[:-1])
+        if 0 < share <= 100:
             return f"{share:g}%"
     else:
         tokens = plain.removesuffix("k")
@@ -56,8 +57,9 @@ def parse_depths(text: str) -> list[float]:
     are spread evenly from 0 to 100; raises `ValueError` for other text."""
     parts = text.replace(",", " ").split()
     if len(parts) == 1 and _is_number(parts[0]):
-        if 2 <= (count := int(parts[0])) <= 101:
-            return [100 * i / (count - 1) for i in range(count)]
+        count = int(parts[0])
+        if 2 <= count <= 101:
+            return [100 * number / (count - 1) for number in range(count)]
     else:
         depths = [_parse_percent(part.removesuffix("%")) for part in parts]
         if depths and all(0 <= depth <= 100 for depth in depths) and len(set(depths)) == len(depths):

@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from posgap.foundation.errors import PosgapError
@@ -43,7 +44,7 @@ class Filler(Protocol):
 
     @property
     def as_json(self) -> dict[str, object]:
-        """What decides it, as JSON."""
+        """The settings that decide it, as JSON."""
 
     def documents(self, builder: "TextPromptBuilder", example: AnyExample, placement: Placement) -> list[Document]:
         """The documents of the prompt."""
@@ -108,26 +109,26 @@ class TextPromptBuilder:
         return self.task.text(documents, example.question, self.order)
 
     def with_fill(self, fill: Filler) -> Self:
-        """The same, with prompts filled up to a length."""
+        """A copy of the builder that fills prompts up to a length."""
         other = copy.copy(self)
         other.fill = fill
         return other
 
     def with_template_args(self, arguments: Mapping[str, Any]) -> Self:
-        """The same, with other arguments of the chat template."""
+        """A copy of the builder with other arguments of the chat template."""
         other = copy.copy(self)
         other.framing = replace(self.framing, arguments=arguments)
         return other
 
     def with_thinking(self, tokens: int) -> Self:
-        """The same, with so many tokens for thoughts, beside those of the answer."""
+        """A copy of the builder with this many tokens for thoughts, beside those of the answer."""
         other = copy.copy(self)
         other.max_thinking_tokens = tokens
         return other
 
     @property
     def shown_framing(self) -> dict[str, Any]:
-        """What prompts show of the framing, by the names of the config."""
+        """The parts of the framing that prompts show, by the names of the config."""
         return self.framing.shown_settings()
 
     @property
@@ -199,10 +200,8 @@ class PromptBuilder(TextPromptBuilder):
         """Returns the columns [first, after the last) of these documents' tokens in their prompt. Raises `PosgapError`
         where nobody can say it."""
 
-        def worded(shown: Sequence[Document]) -> str:
-            return self.word_prompt(example, shown)
-
-        found = [characters(worded, documents, position) for position in range(1, len(documents) + 1)]
+        word_prompt = partial(self.word_prompt, example)
+        found = [characters(word_prompt, documents, position) for position in range(1, len(documents) + 1)]
         return token_spans(token_offsets(self.tokenizer, self.chat, prompt.text, prompt.token_ids), found)
 
     @property

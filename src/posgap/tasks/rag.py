@@ -63,19 +63,20 @@ def prompt_passages(example: AnyExample, n_docs: int, alone: bool = False) -> li
     if isinstance(example, RankedExample):
         passages = example.passages
     else:
-        kinds = ((example.gold, True), (example.distractors, False))
-        passages = [Passage(title=d.title, text=d.text, relevant=relevant) for of, relevant in kinds for d in of]
-    places = [[i for i, passage in enumerate(passages) if passage.relevant is relevant] for relevant in (True, False)]
-    if not places[0]:
+        passages = [Passage(title=document.title, text=document.text, relevant=True) for document in example.gold]
+        passages += [Passage(title=document.title, text=document.text) for document in example.distractors]
+    relevant = [place for place, passage in enumerate(passages) if passage.relevant]
+    others = [place for place, passage in enumerate(passages) if not passage.relevant]
+    if not relevant:
         raise PosgapError(f"example {example.id}: has no relevant passage")
-    kept = places[0][: 1 if alone else n_docs]
-    kept += places[1][: n_docs - len(kept)]
+    kept = relevant[: 1 if alone else n_docs]
+    kept += others[: n_docs - len(kept)]
     if len(kept) < n_docs:
         raise PosgapError(
             f"example {example.id}: {len(kept)} passages can be shown, fewer than the {n_docs} documents of a prompt; "
             f"give --n-docs {len(kept)} or less, or import with --min-docs {n_docs}"
         )
-    return [passages[i] for i in sorted(kept)]
+    return [passages[place] for place in sorted(kept)]
 
 
 RAG = replace(

@@ -39,7 +39,7 @@ def read_responses(path: Path) -> list[Response]:
 
 
 def at_one_placement(responses: Sequence[Response], seed: int) -> list[Response]:
-    """Of every example the responses at one placement, in their order.
+    """Keeps each example's responses at one placement, in their order.
 
     Where the teacher answered an example at several placements, one of those at which it was right is drawn, or, where
     it was right at none, one of all. The draw depends on the example's content and on `seed` alone, so that other

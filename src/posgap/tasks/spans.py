@@ -2,7 +2,7 @@
 where they begin, and on how far apart they stand."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.placements import Placement, spaced_positions
@@ -21,7 +21,8 @@ def distance(positions: Sequence[int]) -> int:
 
 def distance_category(positions: Sequence[int]) -> str:
     """ "distance 4" where every gold document stands four slots after the one before it; "uneven" for others."""
-    return f"{CATEGORY}{step}" if (step := distance(positions)) else "uneven"
+    step = distance(positions)
+    return f"{CATEGORY}{step}" if step else "uneven"
 
 
 def grid(n_docs: int, n_gold: int) -> list[Placement]:
@@ -38,11 +39,8 @@ def grid(n_docs: int, n_gold: int) -> list[Placement]:
             f"n_docs={n_docs}: too few for two gold documents at two distances; give 4 or more, or name the placements "
             "(--positions)"
         )
-    return [
-        Placement((first, first + step), n_docs)
-        for step in spaced_positions(farthest, DISTANCES)
-        for first in spaced_positions(last, FIRSTS)
-    ]
+    pairs = product(spaced_positions(farthest, DISTANCES), spaced_positions(last, FIRSTS))
+    return [Placement((first, first + step), n_docs) for step, first in pairs]
 
 
 SPANS = Task(

@@ -47,7 +47,10 @@ def unknown_candidates(example: AnyExample) -> list[str]:
 
 def other_titles_and_texts(example: AnyExample) -> list[str]:
     """The titles and texts of the distractors: the keys and values of other records."""
-    return [text for document in example.distractors for text in (document.title, document.text)]
+    texts = []
+    for document in example.distractors:
+        texts += [document.title, document.text]
+    return texts
 
 
 def other_texts(example: AnyExample) -> list[str]:

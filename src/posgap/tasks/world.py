@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,8 +54,10 @@ def people_names() -> tuple[str, ...]:
 @cache
 def relations() -> tuple[tuple[Fact, ...], ...]:
     """The facts by their verb. Of those with one verb, each hint belongs to one thing alone."""
-    known = json.loads(FILE.read_text(encoding="utf-8"))["relations"]
-    return tuple(tuple(Fact(of["verb"], *pair) for pair in of["things"].items()) for of in known)
+    by_verb = []
+    for relation in json.loads(FILE.read_text(encoding="utf-8"))["relations"]:
+        by_verb.append(tuple(Fact(relation["verb"], thing, hint) for thing, hint in relation["things"].items()))
+    return tuple(by_verb)
 
 
 def literal(question: str) -> str:
@@ -62,7 +65,8 @@ def literal(question: str) -> str:
 
     Raises `PosgapError` where the question is none of `posgap data make facts`.
     """
-    if (fact := _by_question().get(question)) is None:
+    fact = _by_question().get(question)
+    if fact is None:
         raise PosgapError(
             f"task facts-literal: the question {shorten(repr(question))} is none by a fact of the world; make "
             "examples with `posgap data make facts`"
@@ -72,7 +76,7 @@ def literal(question: str) -> str:
 
 @cache
 def _by_question() -> dict[str, Fact]:
-    return {fact.hinted_question: fact for of_verb in relations() for fact in of_verb}
+    return {fact.hinted_question: fact for fact in chain.from_iterable(relations())}
 
 
 def write_sentences(documents: Sequence[Document]) -> str:
