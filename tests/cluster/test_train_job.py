@@ -1,5 +1,6 @@
 """train_job: the model that `distill` makes, made by a job of a cluster."""
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from posgap.cluster import following
 from posgap.cluster.train_jobs import Job
 from posgap.distillation.config import DistillConfig, TrainJobConfig
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import PosgapError, faults
 from posgap.foundation.files import read_jsonl, write_json, write_jsonl
 from posgap.stages import train_job as stage
 from posgap.stages.distill import distill
@@ -51,7 +52,8 @@ def config(tmp_path, model_folder, bucket) -> TrainJobConfig:
         "model": str(model_folder),
     }
     parameters |= {"out": tmp_path / "out", "work": f"{bucket}/work", "nodes": 2, "gpus_per_node": 4, "deepspeed": ""}
-    return TrainJobConfig(**parameters, k=2, epochs=2, batch_size=9, learning_rate=1e-3, dtype="float32")
+    options = {"k": 2, "epochs": 2, "batch_size": 9, "learning_rate": 1e-3, "dtype": "float32"}
+    return TrainJobConfig(**parameters, distill=options)
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +134,7 @@ def test_what_is_in_s3_stays_where_it_is(config, cluster, tmp_path, bucket):
 
 
 def test_what_distill_made_is_not_made_again(config, cluster):
-    distill(DistillConfig(**{name: getattr(config, name) for name in DistillConfig.model_fields}))
+    distill(config.as_distill())
     before = load_file(config.out / "model.safetensors")
     train_job(config.model_copy(update={"nodes": 8, "timeout": 100}))
     assert not cluster.created and load_file(config.out / "model.safetensors").keys() == before.keys()
@@ -140,7 +142,11 @@ def test_what_distill_made_is_not_made_again(config, cluster):
 
 def test_the_name_tells_what_the_job_makes(config, cluster, tmp_path):
     names = []
-    for changed in ({}, {"nodes": 4, "queue": "another", "out": tmp_path / "other"}, {"epochs": 3}):
+    for changed in (
+        {},
+        {"nodes": 4, "queue": "another", "out": tmp_path / "other"},
+        {"distill": config.distill | {"epochs": 3}},
+    ):
         as_pods_do(cluster, tmp_path / f"pod-{len(names)}", "")
         train_job(config.model_copy(update={"force": True} | changed))
         names.append(cluster.created.pop()["metadata"]["name"])
@@ -148,7 +154,8 @@ def test_the_name_tells_what_the_job_makes(config, cluster, tmp_path):
 
 
 def posgap(config: TrainJobConfig, **environment: str) -> subprocess.Popen:
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in config if value not in ("", None, [])]
+    given = (config.model_dump(mode="json") | {"distill": json.dumps(config.distill)}).items()
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in given if value not in ("", None, [])]
     command = [sys.executable, "-c", "from posgap.cli.main import main; main()", "train-job", *words]
     quiet = os.environ | {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", **environment}
     return subprocess.Popen(command, env=quiet, stderr=subprocess.PIPE, text=True)
@@ -186,6 +193,21 @@ def test_work_must_be_where_all_machines_find_it(config, tmp_path):
     assert process.returncode == 2 and "--work: must be in S3" in said
 
 
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"epochs": 0}, "distill: epochs: Input should be greater than or equal to 1, got 0"),
+        ({"epoch": 3}, "distill: epoch: Extra inputs are not permitted, got 3"),
+        ({"model": "m"}, "distill: model: is an option of `train-job` itself"),
+        ("[1]", "distill: Input should be a valid dictionary"),
+        ("{", "distill: must be JSON"),
+    ],
+)
+def test_what_distill_does_not_take_is_refused_in_one_line(config, options, complaint):
+    (fault,) = faults(lambda: TrainJobConfig(**dict(config) | {"distill": options}))
+    assert fault.startswith(complaint) and "\n" not in fault
+
+
 @pytest.mark.nightly
 @pytest.mark.full
 def test_the_sdk_s_local_backend_runs_it_in_processes(config, monkeypatch, tmp_path):
@@ -216,9 +238,7 @@ def test_the_sdk_s_local_backend_runs_it_in_processes(config, monkeypatch, tmp_p
     monkeypatch.setattr(stage, "run_job", lambda client, job: following.run_job(client, job, create))
     train_job(config)
     assert read_manifest(config.out)["stage"] == "distill" and not client.list_jobs()
-    single = distill(
-        DistillConfig(**{n: getattr(config, n) for n in DistillConfig.model_fields} | {"out": tmp_path / "1"})
-    )
+    single = distill(config.as_distill().model_copy(update={"out": tmp_path / "1"}))
     losses = [[row["loss"] for _, row in read_jsonl(folder / "history.jsonl")] for folder in (config.out, single)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5) and len(losses[0]) == 4
     with pytest.raises(PosgapError, match="^TrainJob wrong failed. train: No such option '--nonsense"):

@@ -29,7 +29,7 @@ def posgap_on_path(tmp_path_factory):
     begin_server()  # now, when no test has changed the environment
     folder = tmp_path_factory.mktemp("warm")
     program, address = folder / "posgap", folder / "socket"
-    program.write_text(f"#!{sys.executable} -IS\n{(ROOT / 'tests' / 'warm_client.py').read_text()}")
+    program.write_text(f"#!{sys.executable} -IS\n{(ROOT / 'tests' / 'helpers' / 'warm_client.py').read_text()}")
     program.chmod(0o755)
     with (
         socket.create_server(str(address), family=socket.AF_UNIX) as listening,

@@ -50,7 +50,10 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
         "sweep": prompts | {"backend": "transformers", "dtype": "float32", "limit": 5},
         "teacher": prompts | {"backend": "transformers", "dtype": "float32", "limit": 9},
         "distill": {"task": "kv", "seed": 3, "limit": 9, "dtype": "float32", "epochs": 1},
-        "train_job": {"task": "kv", "seed": 3, "gpus_per_node": "1", "limit": 9, "dtype": "float32", "epochs": 1},
+        "train_job": {
+            "gpus_per_node": "1",
+            "distill": {"task": "kv", "seed": 3, "limit": 9, "dtype": "float32", "epochs": 1},
+        },
         "mitigate": prompts | {"dtype": "float32", "limit": 9, "methods": ["lpes"]},
         "compare": {},
         "gate": {"max_gap": 12.0, "candidates": 2},

@@ -1,12 +1,24 @@
 """Config of distillation: the parameters of the teacher and training."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from posgap.distillation.methods import METHODS
-from posgap.foundation.config import Config, SeededConfig
-from posgap.foundation.fields import MODEL, RARE, InputPath, ModelName, OptionalInputPath, Role, WorkPath, in_s3
+from posgap.foundation.config import Config, SeededConfig, StageConfig
+from posgap.foundation.errors import faults
+from posgap.foundation.fields import (
+    MODEL,
+    RARE,
+    InputPath,
+    ModelName,
+    OptionalInputPath,
+    Role,
+    WorkPath,
+    from_json,
+    in_s3,
+)
 from posgap.foundation.locations import Location, as_location
 from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.tasks.config import QUESTION, SHUFFLE, WORDED, FramingParameters
@@ -37,18 +49,21 @@ class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[mis
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
 
 
-class _DistillInputs(SeededConfig):
+class _TrainingInputs(StageConfig):
     examples_for: ClassVar[str] = "training"
     examples: InputPath = Field(description="examples that the responses answer")
     responses: InputPath = Field(description="folder from `teacher`")
-    limit: int = Field(0, ge=0, description="learn only the first `limit` responses; 0: all")
     model: ModelName = Field(description=f"{MODEL}; it is the teacher, and the student starts from it")
-    task: TaskName = Field("kv", description=WORDED)
-    question: Annotated[QuestionPlace, RARE] = Field("after", description=QUESTION)
-    shuffle: Annotated[int, RARE] = Field(0, ge=0, description=SHUFFLE)
     method: Annotated[str, TRAINING_METHODS, AfterValidator(TRAINING_METHODS.require_name)] = Field(
         "r1", description=f"training method; {TRAINING_METHODS.help_text()}"
     )
+
+
+class _DistillInputs(_TrainingInputs, SeededConfig):
+    limit: int = Field(0, ge=0, description="learn only the first `limit` responses; 0: all")
+    task: TaskName = Field("kv", description=WORDED)
+    question: Annotated[QuestionPlace, RARE] = Field("after", description=QUESTION)
+    shuffle: Annotated[int, RARE] = Field(0, ge=0, description=SHUFFLE)
 
 
 class _Training(Config):
@@ -131,9 +146,12 @@ class PlanDistillConfig(_Training):
     n_examples: int = Field(300, ge=1, description="training examples")
 
 
-class TrainJobConfig(DistillConfig):
+class TrainJobConfig(_TrainingInputs):
     """Runs `distill` on several machines of a Kubernetes cluster, as a TrainJob that is followed to its end."""
 
+    distill: Annotated[dict[str, Any], BeforeValidator(from_json)] = Field(
+        {}, description='the other options of `distill`, as JSON like {"epochs": 3, "lora_rank": 16}'
+    )
     work: Annotated[Location, Role.WORK, BeforeValidator(as_location), AfterValidator(in_s3)] = Field(
         description="folder in S3 shared by the machines, s3://bucket/work, for checkpoints and teacher states; inputs "
         "and outputs pass through it too"
@@ -156,3 +174,23 @@ class TrainJobConfig(DistillConfig):
     timeout: Annotated[int, RARE] = Field(
         86400, ge=60, description="seconds until the job is stopped, the wait for GPUs included"
     )
+
+    @model_validator(mode="after")
+    def _distill_takes_these(self) -> Self:
+        own = sorted(set(self.distill) & set(type(self).model_fields))
+        wrong = [f"{own[0]}: is an option of `train-job` itself"] if own else faults(self.as_distill)
+        if wrong:
+            raise ValueError(f"distill: {'; '.join(wrong)}")
+        return self
+
+    def as_distill(self) -> DistillConfig:
+        """The config of the stage `distill` that the job runs."""
+        shared = DistillConfig.model_fields.keys() & type(self).model_fields.keys()
+        return DistillConfig(**self.distill | {name: getattr(self, name) for name in shared})
+
+    @classmethod
+    def nest(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Puts those of `options` that are of `distill` alone into its object."""
+        own = {name: value for name, value in options.items() if name in cls.model_fields}
+        of_distill = {name: value for name, value in options.items() if name not in own}
+        return own | {"distill": of_distill}

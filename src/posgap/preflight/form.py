@@ -6,6 +6,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from posgap import __version__
 from posgap.data.config import ValidateConfig
 from posgap.distillation.config import DistillConfig, TeacherConfig, TrainJobConfig
@@ -167,7 +169,7 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
     for stage, config in STAGES.items():
         if stage == "on_top" and not layered:
             continue
-        own = {name: value for name, value in from_form.items() if name in config.model_fields}
+        own = {name: value for name, value in from_form.items() if name in _fields(config)}
         if config is MitigateConfig:
             own.pop("backend")  # mitigations are put in force in memory, whatever measures the model that comes of it
         own |= {"methods": tried[stage]} if stage in tried else {}
@@ -176,6 +178,8 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
         shared = {name: value for name, value in said.items() if name in _open(config)}
         alone = {name: said[f"{stage}.{name}"] for name in _open(config) if f"{stage}.{name}" in said}
         by_stage[stage] = own | shared | alone
+        if config is TrainJobConfig:
+            by_stage[stage] = TrainJobConfig.nest(by_stage[stage])
     return by_stage
 
 
@@ -227,9 +231,18 @@ def _is_used(stage: str, form: PreflightConfig) -> bool:
     return stage != ("distill" if form.trainer else "train_job")
 
 
-def _open(config: type[Config]) -> dict[str, Any]:
+def _fields(config: type[Config]) -> dict[str, FieldInfo]:
+    """The fields of a stage by name; a TrainJob's are those of `distill` too, which it takes as one object."""
+    if config is not TrainJobConfig:
+        return config.model_fields
+    fields = {**DistillConfig.model_fields, **config.model_fields}
+    del fields["distill"]
+    return fields
+
+
+def _open(config: type[Config]) -> dict[str, FieldInfo]:
     """The fields of a stage that settings may decide."""
-    fields = config.model_fields.items()
+    fields = _fields(config).items()
     return {n: f for n, f in fields if n not in _OWN and n != "force" and role(f) in (None, Role.WORK)}
 
 
@@ -260,7 +273,11 @@ def _stage_faults(by_stage: dict[str, dict[str, Any]]) -> list[str]:
     """The faults that the stages' configs find, each parameter's only once even if several stages take it."""
     by_name = {}
     for stage, values in by_stage.items():
-        for fault in faults(partial(as_config, stage, values)):
+        found = faults(partial(as_config, stage, values))
+        if stage == "train_job":  # it has those of its object in one line
+            found = [fault for fault in found if not fault.startswith("distill: ")]
+            found += faults(partial(as_config, "distill", values["distill"]))
+        for fault in found:
             name, _, reason = fault.partition(":")
             by_name[name] = f"{FORM_FIELDS[name]}:{reason}" if name in FORM_FIELDS else f"settings: {fault}"
     return list(by_name.values())

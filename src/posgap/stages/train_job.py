@@ -8,7 +8,7 @@ from typing import Any
 
 from posgap.cluster.following import run_job
 from posgap.cluster.train_jobs import Job, connect
-from posgap.distillation.config import DistillConfig, TrainJobConfig
+from posgap.distillation.config import TrainJobConfig
 from posgap.foundation import files
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import Location, is_uri
@@ -36,7 +36,7 @@ def train_job(config: TrainJobConfig) -> Location:
     in S3, the model is downloaded from there. The job is named after what it makes: a step that is retried joins the
     job that is still running, and a new job goes on from the checkpoint in `config.work`.
     """
-    distilled = DistillConfig(**{name: getattr(config, name) for name in DistillConfig.model_fields})
+    distilled = config.as_distill()
     with Folder(config, "distill") as output:
         output.claim()
         require_ours(config.out, "distill")
