@@ -287,7 +287,7 @@ def test_bad_input(update, message, config):
 def test_that_deepspeed_begins_with_rounded_weights_is_said(mixed, deepspeed, stored, is_said, config, tmp_path):
     folder = tmp_path / stored
     save_model(load_model(config.model, stored), load_tokenizer(config.model), folder)
-    line = distilling._rounded_at_the_start(str(folder), mixed, deepspeed)
+    line = distilling._rounding_warning(str(folder), mixed, deepspeed)
     assert bool(line) == is_said and ("give --dtype float32" in line) == is_said
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from posgap.distillation.batches import (
     plan_steps,
     teacher_prompts,
 )
-from posgap.distillation.checkpoints import Checkpoints
+from posgap.distillation.checkpoints import Checkpoints, History
 from posgap.distillation.config import DistillConfig
 from posgap.distillation.dropout import without_dropout
 from posgap.distillation.engine import NotFinite, Schedule, train
@@ -72,74 +73,85 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     Where a loss is not finite, `non_finite.json` names the prompts at fault.
     """
     set_seed(config.seed)
+    torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
     if config.lora_export == "adapter":
         resolve_base(config.model)  # raises where no adapter could name it
-    mixed = resolve_dtype(config.dtype) == torch.bfloat16
-    torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
-    work = ResumableFolder(config.work or files.work_folder(config.out))
-    pairs, collate = _data(config)
+    pairs, collate = _read_data(config)
     steps, objective = _plan(config, pairs)
-
+    mixed = resolve_dtype(config.dtype) == torch.bfloat16
     accelerator = processes.accelerator(mixed, config.deepspeed)
-    by_deepspeed = processes.by_deepspeed(accelerator)
-    model = _model(config)
-    _require_room(config, out, model)
-    if accelerator.device.type == "cpu" and not by_deepspeed:
-        _require_memory(config, model)
+    model = _load_model(config)
+    _require_room(config, out, model, accelerator)
     if processes.is_by_autocast(accelerator):
         keep_in_bfloat16(model)
     schedule = Schedule(config.learning_rate, config.warmup_steps)
-    movement = Movement.estimate(model.config, len(steps), schedule.reach(len(steps)))
-    if is_main_process() and not config.lora_rank and (line := movement.warning()):
-        log.warning("%s: %s", movement, line)
-    if is_main_process() and (line := _rounded_at_the_start(config.model, mixed, by_deepspeed)):
-        log.warning("%s", line)
+    _warn_before_training(config, model, schedule.reach(len(steps)), len(steps), accelerator)
+    work = ResumableFolder(config.work or files.work_folder(config.out))
     teacher = _teacher(config, work, collate, model, accelerator) if METHODS[config.method].needs_teacher else None
     student = Student(model, objective, teacher)
     checkpoints = Checkpoints(work / f"checkpoints-{_fingerprint(config, collate)}")
-
-    def log_step(figures: dict[str, float]) -> None:
-        run.metrics({name: value for name, value in figures.items() if name != "step"}, step=int(figures["step"]))
-
+    settings = accelerator, config.micro_batch_tokens, checkpoints, config.save_steps, partial(_log_step, run)
     try:
         with resumable(after_ctrl_c=config.save_steps > 0):
-            _, history = train(
-                student,
-                steps,
-                objective,
-                collate,
-                schedule,
-                accelerator,
-                config.micro_batch_tokens,
-                checkpoints,
-                config.save_steps,
-                log_step,
-            )
+            _, history = train(student, steps, objective, collate, schedule, *settings)
     except NotFinite as error:
         if is_main_process():
             write_json(out / "non_finite.json", _at_fault(error, pairs))
         raise Rejection(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
-    if is_main_process() and (line := rounding_floor.warning(history)):
-        log.warning("%s", line)
-    if is_main_process() and (line := objective.summarize_weights(history)):
-        log.info("%s", line)
-    made = TrainedModel.gather(model, collate(teacher_prompts(pairs[:1])).input_ids, accelerator)
+    _tell(logging.WARNING, rounding_floor.warning(history))
+    _tell(logging.INFO, objective.summarize_weights(history))
+    trained = TrainedModel.gather(model, collate(teacher_prompts(pairs[:1])).input_ids, accelerator)
     processes.forget_optimizer(accelerator)  # which would set the peak of memory while the model is written
-    exported = gather_from_all(
-        lambda: export(config, made, collate.builder.tokenizer, out) if is_main_process() else {}
-    )[0]
+    write_model = partial(export, config, trained, collate.builder.tokenizer, out)
+    figures = gather_from_all(lambda: write_model() if is_main_process() else {})[0]
     if is_main_process():
-        run.metrics(exported)
-        learnt = content_keys(pair.example for pair in pairs)
-        write_training_examples(out, training_examples(config.model).union(learnt))
-        write_jsonl(out / "history.jsonl", history)
-        run.artifact(out / "history.jsonl")
-        first, final = history[0]["loss"], history[-1]["loss"]
-        log.log(RESULT, "loss %.4f at the first of %d steps, %.4f at the last", first, len(steps), final)
+        run.metrics(figures)
+        _write_records(config, pairs, history, out, run)
     return checkpoints.remove
 
 
-def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
+def _tell(level: int, line: str) -> None:
+    """Logs a line, if there is one, from the first process alone."""
+    if line and is_main_process():
+        log.log(level, "%s", line)
+
+
+def _log_step(run: Run, figures: dict[str, float]) -> None:
+    run.metrics({name: value for name, value in figures.items() if name != "step"}, step=int(figures["step"]))
+
+
+def _write_records(config: DistillConfig, pairs: list[Pair], history: History, out: Path, run: Run) -> None:
+    """Writes which examples the model, and the one it came from, learnt, and the history of its training."""
+    learnt = content_keys(pair.example for pair in pairs)
+    write_training_examples(out, training_examples(config.model).union(learnt))
+    write_jsonl(out / "history.jsonl", history)
+    run.artifact(out / "history.jsonl")
+    first, final = history[0]["loss"], history[-1]["loss"]
+    log.log(RESULT, "loss %.4f at the first of %d steps, %.4f at the last", first, len(history), final)
+
+
+def _warn_before_training(
+    config: DistillConfig, model: PreTrainedModel, reach: float, updates: int, accelerator: Accelerator
+) -> None:
+    """Warns where so few updates cannot move the model, or where DeepSpeed begins with rounded weights."""
+    movement = Movement.estimate(model.config, updates, reach)
+    if not config.lora_rank and movement.warning():
+        _tell(logging.WARNING, f"{movement}: {movement.warning()}")
+    mixed = accelerator.mixed_precision == "bf16"
+    _tell(logging.WARNING, _rounding_warning(config.model, mixed, processes.by_deepspeed(accelerator)))
+
+
+def _rounding_warning(model: str, mixed: bool, by_deepspeed: bool) -> str:
+    """A line where DeepSpeed, whose float32 weights are made of those in bfloat16, loses what the model has beyond."""
+    if not (mixed and by_deepspeed) or load_config(model).dtype not in (None, torch.float32):
+        return ""
+    return (
+        "deepspeed: the model is stored in float32, and training begins with its weights rounded to bfloat16, the "
+        "teacher's too; give --dtype float32 to keep every bit"
+    )
+
+
+def _read_data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     """The examples with the responses to learn, of each example those at one placement, or in all orders of its items
     where these are chosen among."""
     METHODS[config.method].require_suited(TASKS[config.task])
@@ -147,7 +159,8 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     if not TASKS[config.task].slot_names:
         responses = at_one_placement(responses, config.seed)
     responses = responses[: config.limit or None]
-    if len(kinds := {(response.n_docs, len(response.placement)) for response in responses}) > 1:
+    kinds = {(response.n_docs, len(response.placement)) for response in responses}
+    if len(kinds) > 1:
         unlike = " and ".join(f"{n_docs} ({n_gold} gold)" for n_docs, n_gold in sorted(kinds))
         raise PosgapError(f"{config.responses}: the prompts have {unlike} documents; sample all with the same n_docs")
     pairs = pair_up(read_examples(config.examples), responses)
@@ -156,13 +169,19 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     require_prompts(config.responses, builder.digest())
     pairs = METHODS[config.method].learnt(pairs, builder)
     collate = Collator(pairs, builder)
-    if rope := RopeLengths.from_config(load_config(config.model)):
-        # Where the teacher reads; at other placements a prompt has a few tokens more or less, which its batch shows.
-        read = map(collate.token_ids, teacher_prompts(pairs))
-        lengths = [(len(prompt), len(response)) for prompt, response in read]
-        if reason := rope.why_not_forced(lengths):
-            raise PosgapError(f"{with_uris(config.model)}: {reason}; it cannot be distilled on prompts of such lengths")
+    _require_rope_of_length(config, collate)
     return pairs, collate
+
+
+def _require_rope_of_length(config: DistillConfig, collate: Collator) -> None:
+    """Raises `PosgapError` where RoPE follows the length, and would not be as it is when the model answers."""
+    rope = RopeLengths.from_config(load_config(config.model))
+    if rope:
+        # Where the teacher reads; at other placements a prompt has a few tokens more or less, which its batch shows.
+        read = map(collate.token_ids, teacher_prompts(collate.pairs))
+        reason = rope.why_not_forced([(len(prompt), len(response)) for prompt, response in read])
+        if reason:
+            raise PosgapError(f"{with_uris(config.model)}: {reason}; it cannot be distilled on prompts of such lengths")
 
 
 def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[TrainingPrompt]], Objective]:
@@ -190,7 +209,7 @@ def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[TrainingP
     return steps, objective
 
 
-def _model(config: DistillConfig) -> PreTrainedModel:
+def _load_model(config: DistillConfig) -> PreTrainedModel:
     """The model to train, and before that the teacher."""
     # Updates of 3e-6 vanish in bfloat16 parameters, so those are float32 and only the arithmetic is not.
     model = load_model(config.model, "float32", compute=config.dtype)
@@ -202,14 +221,15 @@ def _model(config: DistillConfig) -> PreTrainedModel:
     return model
 
 
-def _require_room(config: DistillConfig, out: Path, model: PreTrainedModel) -> None:
-    """`PosgapError` before training where what it is for cannot be written. Adapters alone are small."""
-    if config.lora_export == "adapter":
-        return
-    stored = load_config(config.model).dtype or torch.float32
-    dtype: Any = stored if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
-    size = model.num_parameters() * dtype.itemsize
-    require_disk(config.model, out, size, "writing the trained model", "give an --out on another disk")
+def _require_room(config: DistillConfig, out: Path, model: PreTrainedModel, accelerator: Accelerator) -> None:
+    """Raises `PosgapError` before training where the model cannot be written, or a CPU has no memory to train it."""
+    if config.lora_export != "adapter":  # adapters alone are small
+        stored = load_config(config.model).dtype or torch.float32
+        dtype: Any = stored if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
+        size = model.num_parameters() * dtype.itemsize
+        require_disk(config.model, out, size, "writing the trained model", "give an --out on another disk")
+    if accelerator.device.type == "cpu" and not processes.by_deepspeed(accelerator):
+        _require_memory(config, model)
 
 
 def _require_memory(config: DistillConfig, model: PreTrainedModel) -> None:
@@ -238,16 +258,6 @@ def _teacher(
     return Teacher(states, frozen_head(model, rounded, accelerator.device), collate)
 
 
-def _rounded_at_the_start(model: str, mixed: bool, by_deepspeed: bool) -> str:
-    """A line where DeepSpeed, whose float32 weights are made of those in bfloat16, loses what the model has beyond."""
-    if not (mixed and by_deepspeed) or load_config(model).dtype not in (None, torch.float32):
-        return ""
-    return (
-        "deepspeed: the model is stored in float32, and training begins with its weights rounded to bfloat16, the "
-        "teacher's too; give --dtype float32 to keep every bit"
-    )
-
-
 def _model_digest(config: DistillConfig) -> str:
     return config.digest("model") or commit_on_hub(config.model)
 
@@ -263,5 +273,7 @@ def _fingerprint(config: DistillConfig, collate: Collator) -> str:
 
 
 def _at_fault(error: NotFinite, pairs: list[Pair]) -> dict:
-    prompts = [{"id": pairs[row.pair].example.id, "placement": list(row.positions)} for row in error.rows]
-    return {"step": error.step, "prompts": [p | {"loss": str(v)} for p, v in zip(prompts, error.losses)]}
+    prompts = []
+    for row, loss in zip(error.rows, error.losses):
+        prompts.append({"id": pairs[row.pair].example.id, "placement": list(row.positions), "loss": str(loss)})
+    return {"step": error.step, "prompts": prompts}
