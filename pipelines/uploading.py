@@ -91,7 +91,7 @@ def compile_pipeline(config: PipelineCompileConfig) -> None:
             output.require_replaceable()
             text = for_server(compiled_text(compiled), config.kfp)
             output.partial.write_text(text, encoding="utf-8")
-            output.place()
+            output.take_place()
         set_result({"pipeline": compiled.name, "out": str(config.out)})
     else:
         text = for_server(compiled_text(compiled), config.kfp)

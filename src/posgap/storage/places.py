@@ -74,7 +74,8 @@ def _bad_name(out: Path) -> str:
 
 def _on_this_disk(out: Path, config: Writing) -> str:
     at = resolve_place(out)
-    for place, what in ((Path.cwd(), "the current folder"), *((folder, "the home folder") for folder in _homes())):
+    for number, place in enumerate((Path.cwd(), *_homes())):
+        what = "the home folder" if number else "the current folder"
         if _within(place, at):
             return f"it {'is' if _same(place, at) else 'contains'} {what}"
     for field, kind, given in _given_locations(config):

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
@@ -42,7 +43,7 @@ class Version:
         """Dates stand apart from numbers; 1.10 comes after 1.9, and 1.2 before 1.2.0."""
         if _is_date(self.name):
             return True, [int(re.sub(r"\D", "", self.name).ljust(len("YYYYmmddHHMMSS"), "0"))]
-        return False, [int(digits) for digits in self.name.split(".")]
+        return False, list(map(int, self.name.split(".")))
 
     @property
     def file_name(self) -> str:
@@ -73,7 +74,7 @@ def newest(prefix: str) -> Version:
         return newest(f"{prefix}/")
     if beginning in names:
         return _itself(prefix)
-    versions = list(filter(None, (parse_version(prefix, name) for name in names)))
+    versions = list(filter(None, map(partial(parse_version, prefix), names)))
     if not versions and not beginning and INCOMPLETE not in names and set(COMPLETE) & set(names):
         return _itself(prefix)
     series = {version.series for version in versions}
@@ -189,9 +190,11 @@ def _entries(prefix: str) -> Iterator[str]:
     with explain_errors(prefix):
         pages = client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key, Delimiter="/")
         for page in pages:
-            yield from (entry["Prefix"][start:] for entry in page.get("CommonPrefixes", ()))
-            # A folder's placeholder has no name below it.
-            yield from (entry["Key"][start:] for entry in page.get("Contents", ()) if entry["Key"][start:])
+            for entry in page.get("CommonPrefixes", ()):
+                yield entry["Prefix"][start:]
+            for entry in page.get("Contents", ()):
+                if entry["Key"][start:]:  # a folder's placeholder has no name below it
+                    yield entry["Key"][start:]
 
 
 def _is_there(folder: Location, name: str) -> bool:
