@@ -1,7 +1,7 @@
 """Distractors from the gold documents of other questions, drawn at random or ranked by BM25 (the library bm25s)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -17,11 +17,16 @@ def with_distractors(examples: Sequence[Example], n_docs: int, seed: int) -> Ite
     and the pool. Yields None for an example that has too few candidates: an answer like "A", for instance, is
     contained in every passage.
     """
-    pool = list(dict.fromkeys(document for example in examples for document in example.gold))
+    pool = _gold_documents(examples)
     for place, example in enumerate(examples):
         order = np.random.default_rng([seed, place]).permutation(len(pool))
-        drawn = first_distractors((pool[i] for i in order), example, n_docs)
+        drawn = first_distractors(map(pool.__getitem__, order), example, n_docs)
         yield None if drawn is None else example.model_copy(update={"distractors": drawn})
+
+
+def _gold_documents(examples: Iterable[Example]) -> list[Document]:
+    """The gold documents of all examples, each once."""
+    return list(dict.fromkeys(chain.from_iterable(example.gold for example in examples)))
 
 
 def first_distractors(documents: Iterable[Document], example: Example, n_docs: int) -> list[Document] | None:
@@ -42,21 +47,21 @@ def with_ranked_distractors(examples: Sequence[Example], n_docs: int) -> Iterato
     that is lower; the gold documents of others keep their order, which may be that of reasoning. Titles count as text.
     Equal arguments give equal examples. Yields None for an example that has too few candidates.
     """
-    pool = list(dict.fromkeys(document for example in examples for document in example.gold))
-    place = {document: i for i, document in enumerate(pool)}
+    pool = _gold_documents(examples)
+    place = {document: number for number, document in enumerate(pool)}
     relevance_of = _bm25(pool)
     for example in examples:
         scores = relevance_of(example.question)
         order = np.argsort(-scores, kind="stable")
-        hard = first_distractors((pool[i] for i in order), example, n_docs)
+        hard = first_distractors(map(pool.__getitem__, order), example, n_docs)
         if hard is None:
             yield None
         elif len(example.gold) == 1:
             chosen = sorted([*hard, *example.gold], key=lambda document: (-scores[place[document]], place[document]))
-            passages = [
-                Passage(title=d.title, text=d.text, score=float(scores[place[d]]), relevant=d in example.gold)
-                for d in chosen
-            ]
+            passages = []
+            for document in chosen:
+                score, relevant = float(scores[place[document]]), document in example.gold
+                passages.append(Passage(title=document.title, text=document.text, score=score, relevant=relevant))
             yield RankedExample(
                 id=example.id, question=example.question, answers=example.answers, passages=passages, relevance="label"
             )

@@ -70,19 +70,23 @@ def split_around(text: str, quote: str) -> tuple[list[str], int]:
         raise PosgapError(f"field `quote`: {shorten(repr(quote))} stands {where}")
     ((first, last),) = found
     width, cuts = len(text) / PARTS, {0, len(text)}
-    borders = [
-        [at for each in re.finditer(border, text) if not first < (at := each.end()) < last] for border in _BORDERS
-    ]
+    borders = []
+    for border in _BORDERS:
+        ends = (match.end() for match in re.finditer(border, text))
+        borders.append([end for end in ends if not first < end < last])
     for number in range(1, PARTS):
-        near = [_nearest(of, number * width) for of in borders]
+        near = [_nearest(ends, number * width) for ends in borders]
         # A better kind of border is worth a quarter of a part; between words any will do.
         cuts.add(next((at for at in near if abs(at - number * width) <= width / 4), near[-1]))
-    ordered = sorted(cuts)
-    pieces = [(start, text[start:end].strip()) for start, end in pairwise(ordered)]
-    kept = [(start, piece) for start, piece in pieces if piece]
-    if len(kept) < 2:
+    parts, of_quote = [], 0
+    for start, end in pairwise(sorted(cuts)):
+        part = text[start:end].strip()
+        if part:
+            of_quote = len(parts) if start <= first else of_quote
+            parts.append(part)
+    if len(parts) < 2:
         raise PosgapError("field `file`: there is nothing around the quote")
-    return [piece for _, piece in kept], max(i for i, (start, _) in enumerate(kept) if start <= first)
+    return parts, of_quote
 
 
 def _nearest(borders: Sequence[int], place: float) -> int:

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Collection, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
@@ -34,39 +34,38 @@ def example_table(
     import pandas as pd
 
     placement = builder.task.choose_placements(n_docs)[0]
-    return pd.DataFrame(
-        {
+    rows = []
+    for line, example in zip(lines or count(1), examples):
+        keys = [key for key, _ in example.records] if isinstance(example, KVExample) else []
+        row = {
             "id": example.id,
             "line": line,
             "question": example.question,
             "n_answers": len(example.answers),
-            "shortest_answer": min((len(a.strip()) for a in example.answers), default=0),
+            "shortest_answer": min((len(answer.strip()) for answer in example.answers), default=0),
             "n_gold": len(example.gold),
             "n_docs": len(example.gold) + len(example.distractors),
             "gold_holds_answer": _gold_holds_answer(example),
             "gold_among_distractors": _gold_among_distractors(example, bool(builder.task.slot_names)),
-            "key_occurrences": sum(k == example.key for k, _ in example.records)
-            if isinstance(example, KVExample)
-            else 1,
+            "key_occurrences": keys.count(example.key) if isinstance(example, KVExample) else 1,
             "prompt_tokens": _prompt_tokens(example, builder, placement),
             "in_excluded": bool(excluded) and content_key(example) in excluded,
         }
-        for line, example in zip(lines or count(1), examples)
-    )
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def answering_distractors(examples: list[AnyExample], metric: str) -> dict[str, int]:
     """How many documents that are not gold hold an answer by this metric, and in how many examples; answers of yes or
     no, and the records of key-value examples, tell nothing."""
-    numbers = [
-        sum(holds_answer(document, example.answers, metric) for document in example.distractors)
-        for example in examples
-        if not isinstance(example, KVExample) and not _yes_or_no(example)
-    ]
-    return {
-        "examples_with_answering_distractors": sum(number > 0 for number in numbers),
-        "answering_distractors": sum(numbers),
-    }
+    in_examples, in_all = 0, 0
+    for example in examples:
+        if isinstance(example, KVExample) or _yes_or_no(example):
+            continue
+        number = sum(holds_answer(document, example.answers, metric) for document in example.distractors)
+        in_examples += number > 0
+        in_all += number
+    return {"examples_with_answering_distractors": in_examples, "answering_distractors": in_all}
 
 
 def _yes_or_no(example: AnyExample) -> bool:
@@ -153,14 +152,14 @@ def run_expectations(table: "pd.DataFrame", suite: list) -> dict:
         )
     )
     outcome = checkpoint.run(batch_parameters={"dataframe": table})
-    results = [r for validation in outcome.run_results.values() for r in validation.results]
-    return {
-        "success": bool(outcome.success),
-        "evaluated": len(results),
-        "failures": [_failure(r, table) for r in results if not r.success],
-        "checks": [_outcome_of_rule(r, len(table)) for r in results],
-        "results": [r.to_json_dict() for r in results],
-    }
+    report: dict = {"success": bool(outcome.success), "evaluated": 0, "failures": [], "checks": [], "results": []}
+    for result in chain.from_iterable(validation.results for validation in outcome.run_results.values()):
+        report["evaluated"] += 1
+        report["checks"].append(_outcome_of_rule(result, len(table)))
+        report["results"].append(result.to_json_dict())
+        if not result.success:
+            report["failures"].append(_failure(result, table))
+    return report
 
 
 def _outcome_of_rule(result, examples: int) -> dict:
@@ -179,7 +178,8 @@ def _outcome_of_rule(result, examples: int) -> dict:
 
 
 def _limits(config) -> dict:
-    return {k: v for k, v in config.kwargs.items() if k not in ("column", "batch_id") and v is not None}
+    skipped = ("column", "batch_id")
+    return {name: value for name, value in config.kwargs.items() if name not in skipped and value is not None}
 
 
 def _failure(result, table: "pd.DataFrame") -> str:

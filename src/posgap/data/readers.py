@@ -24,7 +24,7 @@ class _KeyValues(Record):
 
     def cut(self, key_digits: int, value_digits: int) -> list[tuple[str, str]]:
         """The records with keys and values of so many characters; 0: whole."""
-        return [(k[: key_digits or None], v[: value_digits or None]) for k, v in self.ordered_kv_records]
+        return [(key[: key_digits or None], value[: value_digits or None]) for key, value in self.ordered_kv_records]
 
 
 class _Context(Record):
@@ -62,8 +62,8 @@ def litm_kv_examples(
     records, cut = item.ordered_kv_records, item.cut(key_digits, value_digits)
     if (item.key, item.value) not in records:
         raise PosgapError(f"{where}: field `key`: no record holds the queried key with its value")
-    own = [k for k, _ in records].index(item.key)
-    others = np.random.default_rng([seed, line]).permutation([i for i in range(len(records)) if i != own])
+    own = [key for key, _ in records].index(item.key)
+    others = np.random.default_rng([seed, line]).permutation(np.delete(np.arange(len(records)), own))
     if queries > len(records):
         raise PosgapError(f"{where}: `queries` is {queries}, but there are only {len(records)} records to ask for")
     for q, queried in enumerate([own, *others[: queries - 1]]):
@@ -218,13 +218,16 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
     """
     for number, row in read_rows(path):
         item = parse_as(_Hotpot, row, f"{path}:{number}")
-        documents = [Document(title=t, text=" ".join(s.strip() for s in sentences)) for t, sentences in item.context]
-        first = {document.title: i for i, document in reversed(list(enumerate(documents)))}
-        titles = list(dict.fromkeys(title for title, _ in item.supporting_facts))
-        if missing := [title for title in titles if title not in first]:
-            raise PosgapError(f"{path}:{number}: field `supporting_facts`: no paragraph is titled {missing[0]!r}")
-        hops = [first[title] for title in titles]
-        holds = [sub_exact_match(f"{documents[i].title} {documents[i].text}", [item.answer]) for i in hops]
+        documents, first = [], dict[str, int]()  # the first paragraph of each title
+        for title, sentences in item.context:
+            first.setdefault(title, len(documents))
+            documents.append(Document(title=title, text=" ".join(map(str.strip, sentences))))
+        hops, holds = [], []
+        for title in dict.fromkeys(title for title, _ in item.supporting_facts):
+            if title not in first:
+                raise PosgapError(f"{path}:{number}: field `supporting_facts`: no paragraph is titled {title!r}")
+            hops.append(first[title])
+            holds.append(sub_exact_match(f"{title} {documents[first[title]].text}", [item.answer]))
         if "comparison" not in item.type and holds == [True, False]:
             hops.reverse()
         yield number, _two_hop_example(item.id or f"hotpot-{number:05d}", item.question, [item.answer], documents, hops)

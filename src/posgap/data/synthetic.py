@@ -6,7 +6,8 @@ Equal arguments give equal examples.
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from uuid import UUID
 
 from posgap.foundation.errors import PosgapError
@@ -69,10 +70,7 @@ def needle_examples(
         places = place_names(rng, n_docs)
         values = rng.sample(range(10 ** (digits - 1), 10**digits), n_docs * facts)
         statements = [dict(zip(rng.sample(ATTRIBUTES, facts), values[i::n_docs])) for i in range(n_docs)]
-        documents = [
-            Document(title=place, text=" ".join(f"The {a} of {place} is {v}." for a, v in attributes.items()))
-            for place, attributes in zip(places, statements)
-        ]
+        documents = [_document_of_place(place, facts) for place, facts in zip(places, statements)]
         attributes = [rng.choice(list(statements[i])) for i in range(needles)]
         asked = ", and the ".join(f"{attribute} of {d.title}" for attribute, d in zip(attributes, documents))
         yield Example(
@@ -82,6 +80,12 @@ def needle_examples(
             gold=documents[:needles],
             distractors=documents[needles:],
         )
+
+
+def _document_of_place(place: str, statements: Mapping[str, int]) -> Document:
+    """A document that gives each attribute of a place, titled by the place."""
+    sentences = [f"The {attribute} of {place} is {value}." for attribute, value in statements.items()]
+    return Document(title=place, text=" ".join(sentences))
 
 
 def place_names(rng: random.Random, number: int) -> list[str]:
@@ -108,7 +112,7 @@ def fact_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
     if n_docs > len(people):
         raise PosgapError(f"n_docs={n_docs}: there are only {len(people)} names, one for each document")
     rng = random.Random(seed)
-    every = [fact for of_verb in facts for fact in of_verb]
+    every = list(chain.from_iterable(facts))
     for number in range(1, n_examples + 1):
         gold = rng.choice(every)
         like = [fact for fact in every if fact.verb == gold.verb and fact != gold]
