@@ -72,14 +72,17 @@ class ForcedEvaluator:
         self.model, self.scaling = on_device(model, self.device), layer_scaling(model)
         self.questions, self.pad, self.batch_tokens = questions, pad_token_id, batch_tokens
         self.reuse = can_reuse_prefixes(model)
-        self.orders = [reading_order([question.token_ids for question in row]) for row in questions]
+        self.orders, self.lengths = [], []  # of each example's placements, and of its longest prompt with its response
+        for row in questions:
+            read = [question.token_ids for question in row]
+            self.orders.append(reading_order(read))
+            self.lengths.append(max(map(len, read)))
         self.forward_passes = 0
 
     def correct(self, candidates: Sequence[Candidate]) -> np.ndarray:
         factors = torch.tensor(candidates, dtype=torch.float32)
         pairs = list(product(range(len(candidates)), range(len(self.questions))))
-        lengths = [max(len(question.token_ids) for question in self.questions[example]) for _, example in pairs]
-        groups = list(batches(lengths, self.batch_tokens))
+        groups = batches([self.lengths[example] for _, example in pairs], self.batch_tokens)
         right = np.empty((len(pairs), len(self.questions[0])), dtype=bool)
         with meter(len(pairs), "scaling candidates", unit=len(self.questions)) as done:
             for rows in groups:
@@ -145,8 +148,8 @@ class GenerationEvaluator:
             for scores, factors in zip(right, candidates):
                 self.scaling.set(factors)
                 for which, completions in complete_groups(self.generator, groups, self.sampling):
-                    pairs = zip(self.questions[which], completions)
-                    scores[which] = [self.score(c.text, q.answers) for q, c in pairs]
-                    self.forward_passes += sum(len(completion.token_ids) for completion in completions)
+                    for at, (question, completion) in enumerate(zip(self.questions[which], completions)):
+                        scores[which, at] = self.score(completion.text, question.answers)
+                        self.forward_passes += len(completion.token_ids)
                     done(1)
         return right

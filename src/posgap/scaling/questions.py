@@ -58,21 +58,22 @@ def make_questions(
     metric: str,
     teacher_forced: bool,
 ) -> list[list[SearchQuestion]]:
-    """The questions [E][P], with their right responses under `metric` if they are to be teacher-forced."""
-    return [
-        [
-            SearchQuestion(
-                builder(example, placement),
-                right_response(builder, example, placement, metric) if teacher_forced else [],
-                builder.task.right_answers(example, placement),
-            )
-            for placement in placements
-        ]
-        for example in examples
-    ]
+    """Returns the questions [E][P], with their right responses under `metric` if they are to be teacher-forced."""
+    questions = []
+    for example in examples:
+        row = []
+        for placement in placements:
+            response = right_response(builder, example, placement, metric) if teacher_forced else []
+            answers = builder.task.right_answers(example, placement)
+            row.append(SearchQuestion(builder(example, placement), response, answers))
+        questions.append(row)
+    return questions
 
 
 def unlike_generation(rope: RopeLengths, questions: Sequence[Sequence[SearchQuestion]]) -> str:
-    """Why a model with such a RoPE would generate something else than teacher forcing sees; empty where it would
-    not."""
-    return rope.why_not_forced((len(q.prompt), len(q.response)) for row in questions for q in row)
+    """Returns why a model with such a RoPE would generate something else than teacher forcing sees; empty where it
+    would not."""
+    lengths = []
+    for row in questions:
+        lengths += [(len(question.prompt), len(question.response)) for question in row]
+    return rope.why_not_forced(lengths)

@@ -120,7 +120,7 @@ class Scaling(Record):
 
 
 class _Bounds(Record):
-    """Of every curve: what no factor may lie beyond."""
+    """The bounds of a curve, which no factor may lie beyond."""
 
     low: float
     high: float
