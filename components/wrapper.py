@@ -48,7 +48,9 @@ def component(
         complete = _with_parameters(function, config, added)
         made = dsl.component(complete, base_image=image(kind), install_kfp_package=False)
         spec = made.component_spec
-        replaced = {each: name for name, inputs in apart.items() for each in inputs}
+        replaced = {}
+        for name, inputs in apart.items():
+            replaced |= dict.fromkeys(inputs, name)
         unknown = {name for name in spec.inputs or {} if name not in {*_DESCRIBED, *fields, *replaced}}
         forgotten = {name for name in added if role(fields[name]) in (Role.INPUT, Role.OUTPUT)}
         if unknown or forgotten:
@@ -67,10 +69,10 @@ def component(
 
 
 def _with_parameters(function: Callable, config: type[Config], added: Iterable[str]) -> Callable:
-    """The function with these fields of the config as parameters, before those that have defaults.
-
-    It is made from its source, and has a source of its own, which KFP writes into the compiled pipeline.
-    """
+    """The function with these fields of the config as parameters, before those that have defaults."""
+    # Nothing simpler works: KFP takes the parameters from the signature, but writes the function's source into the
+    # pipeline, where its executor passes only what that source names. Parameters by `__signature__` or `**kwargs` would
+    # never arrive; so the function is made anew, from a source that has them, which inspect finds for KFP.
     source = textwrap.dedent(inspect.getsource(function))
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.FunctionDef)
