@@ -30,7 +30,8 @@ def lint(config: PipelineLintConfig) -> None:
     group = tree(compiled, check_arguments(config, compiled.parameters))
     steps = [resources(step) for step in group.steps()]
     warnings = [f"form: {complaint}" for complaint in form_complaints(compiled.parameters)]
-    warnings += [f"{step.name}: {complaint}" for step in group.steps() for complaint in complaints(step)]
+    for step in group.steps():
+        warnings += [f"{step.name}: {complaint}" for complaint in complaints(step)]
     totals = _totals(steps, group)
     result = {"steps": [dataclasses.asdict(step) for step in steps], "totals": totals, "warnings": warnings}
     show(_table(steps, totals, warnings), result)
@@ -42,13 +43,16 @@ def form_complaints(parameters: Mapping[str, dict[str, Any]]) -> list[str]:
     """What makes the form hard to fill in, which KFP's UI draws from the parameters in the order of their names."""
     names, faults = sorted(parameters), []
     required = [name for name in names if "defaultValue" not in parameters[name]]
-    if behind := [name for name in required if name not in names[: len(required)]]:
+    behind = [name for name in required if name not in names[: len(required)]]
+    if behind:
         faults.append(f"{', '.join(behind)}: without a default, but not among the first in the alphabet's order")
     if len(names) > _MAX_FIELDS:
         faults.append(f"{len(names)} fields, which are more than {_MAX_FIELDS}: one of YAML could take the rest")
-    if raw := [name for name in names if parameters[name].get("parameterType") in ("LIST", "STRUCT")]:
+    raw = [name for name in names if parameters[name].get("parameterType") in ("LIST", "STRUCT")]
+    if raw:
         faults.append(f"{', '.join(raw)}: to be written as JSON, where a text could be read as YAML")
-    if silent := [name for name in names if not parameters[name].get("description")]:
+    silent = [name for name in names if not parameters[name].get("description")]
+    if silent:
         faults.append(f"{', '.join(silent)}: not described")
     return faults
 
@@ -60,7 +64,8 @@ def complaints(step: Step) -> list[str]:
         faults.append("requests an accelerator, but selects no nodes")
     if requested.on_accelerator and not requested.tolerations:
         faults.append("requests an accelerator, but tolerates no taint: nodes with accelerators usually have one")
-    if missing := [name for name in ("cpu", "memory") if not getattr(requested, name)]:
+    missing = [name for name in ("cpu", "memory") if not getattr(requested, name)]
+    if missing:
         faults.append(f"requests no {' and no '.join(missing)}")
     faults += _share_complaints(requested)
     faults += _image_complaints(requested.image)
@@ -76,16 +81,18 @@ def complaints(step: Step) -> list[str]:
 
 def _share_complaints(requested: Resources) -> list[str]:
     """What is too little for each accelerator: a process of its own feeds it, which loads the model first."""
-    number = requested.accelerators or 0
-    too_little = [
-        number > 1 and quantity not in ("", UNKNOWN) and amount(quantity) < number * amount(least)
-        for quantity, least in ((requested.cpu, _MIN_CPUS), (requested.memory, _MIN_MEMORY))
-    ]
-    said = (
-        f"requests {requested.cpu} CPUs for {number} accelerators, fewer than {_MIN_CPUS} for each",
-        f"requests {requested.memory} of memory for {number} accelerators, less than {_MIN_MEMORY} for each",
-    )
-    return [fault for fault, wrong in zip(said, too_little) if wrong]
+    number, faults = requested.accelerators or 0, []
+
+    def is_little(quantity: str, least: str) -> bool:
+        return number > 1 and quantity not in ("", UNKNOWN) and amount(quantity) < number * amount(least)
+
+    if is_little(requested.cpu, _MIN_CPUS):
+        faults.append(f"requests {requested.cpu} CPUs for {number} accelerators, fewer than {_MIN_CPUS} for each")
+    if is_little(requested.memory, _MIN_MEMORY):
+        faults.append(
+            f"requests {requested.memory} of memory for {number} accelerators, less than {_MIN_MEMORY} for each"
+        )
+    return faults
 
 
 def _credential_complaints(settings: dict[str, Any]) -> list[str]:
@@ -143,15 +150,14 @@ def _table(steps: list[Resources], totals: dict[str, dict[str, list[str]]], warn
         }
         for step in steps
     ]
-    sums = [
-        (kind if first else "", name, ", ".join(by))
-        for kind, names in totals.items()
-        for first, (name, by) in zip([True] + [False] * len(names), names.items())
-    ]
+    sums = []
+    for kind, names in totals.items():
+        for number, (name, by) in enumerate(names.items()):
+            sums.append(("" if number else kind, name, ", ".join(by)))
     parts = [tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True)]
     parts.append(tabulate(sums, tablefmt="plain", disable_numparse=True))
     parts += ["\n".join(f"warning: {warning}" for warning in warnings)] if warnings else []
-    return "\n\n".join("\n".join(line.rstrip() for line in part.splitlines()) for part in parts)
+    return "\n\n".join("\n".join(map(str.rstrip, part.splitlines())) for part in parts)
 
 
 def _labels(pool: dict[str, str]) -> str:

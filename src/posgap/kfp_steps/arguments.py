@@ -21,8 +21,11 @@ def to_config(config_type: type[C], arguments: dict[str, Any], **values: Any) ->
     fields = config_type.model_fields
     settings = {} if "settings" in fields else arguments.get("settings") or {}
     values = {name: value for name, value in arguments.items() if name in fields} | settings | values
-    local = {name: _here(value, name in fields and role(fields[name]) is Role.INPUT) for name, value in values.items()}
-    if wrong := faults(lambda: config_type(**local)):
+    local = {}
+    for name, value in values.items():
+        local[name] = _here(value, is_input=name in fields and role(fields[name]) is Role.INPUT)
+    wrong = faults(lambda: config_type(**local))
+    if wrong:
         raise PosgapError("; ".join(wrong))
     return config_type(**local)
 

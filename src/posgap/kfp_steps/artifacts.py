@@ -30,9 +30,10 @@ def describe_artifact(artifact: Any, **metadata: Any) -> None:
 
 def measure(metrics: Any, **figures: float) -> None:
     """Writes figures into a Metrics artifact: as metadata, and as a file, which KFP's cache requires."""
-    rounded = {name: round(float(value), ROUNDED) for name, value in figures.items()}
-    for name, value in rounded.items():
-        metrics.log_metric(name, value)
+    rounded = {}
+    for name, value in figures.items():
+        rounded[name] = round(float(value), ROUNDED)
+        metrics.log_metric(name, rounded[name])
     write_json(Path(metrics.path), rounded)
 
 
@@ -76,8 +77,9 @@ def show_preflight(out: Any, checks: Any) -> None:
     plan = read_json(Path(out.path) / "preflight.json")
     lines = ["# Ready to run", "", *(f"- **{name}**: {result}" for name, result in plan["found"].items()), ""]
     for title, values in {"Settings": plan["given"], "What each stage is given": plan["settings"]}.items():
-        shown = [f"{name}: {json.dumps(each)}" for name, each in values.items()]
-        lines += [f"## {title}", "", "```yaml", *shown, "```", ""]
+        lines += [f"## {title}", "", "```yaml"]
+        lines += [f"{name}: {json.dumps(each)}" for name, each in values.items()]
+        lines += ["```", ""]
     Path(checks.path).write_text("\n".join(lines), encoding="utf-8")
     describe_artifact(out)
 
@@ -121,15 +123,12 @@ def show_training(out: Any, metrics: Any) -> None:
 def show_pictures(page: Any, caption: str, *pictures: Path) -> None:
     """Writes a self-contained page with pictures and their caption."""
     caption = html.escape(caption)
-    images = [base64.b64encode(png.read_bytes()).decode() for png in pictures]
-    Path(page.path).write_text(
-        f'<!doctype html><meta charset="utf-8"><title>{caption}</title>'
-        f'<p style="max-width:48em;font:16px/1.5 system-ui,sans-serif">{caption}</p>'
-        + "".join(
-            f'<img alt="{caption}" style="max-width:100%" src="data:image/png;base64,{data}">' for data in images
-        ),
-        encoding="utf-8",
-    )
+    text = f'<!doctype html><meta charset="utf-8"><title>{caption}</title>'
+    text += f'<p style="max-width:48em;font:16px/1.5 system-ui,sans-serif">{caption}</p>'
+    for picture in pictures:
+        data = base64.b64encode(picture.read_bytes()).decode()
+        text += f'<img alt="{caption}" style="max-width:100%" src="data:image/png;base64,{data}">'
+    Path(page.path).write_text(text, encoding="utf-8")
 
 
 def show_scaling(out: Any, picture: Any, metrics: Any) -> None:
@@ -155,7 +154,7 @@ def show_mitigate(out: Any, page: Any, metrics: Any) -> None:
 
 def show_rollout(out: Any, page: Any, *names: str) -> None:
     """Shows the readings of a rollout's JSON files and its pictures, by their names, as far as they are there."""
-    files = [file for name in names if (file := Path(out.path) / name).is_file()]
+    files = [file for file in (Path(out.path, name) for name in names) if file.is_file()]
     summary = "; ".join(read_json(file)["summary"] for file in files if file.suffix == ".json")
     show_pictures(page, summary, *(file for file in files if file.suffix == ".png"))
     describe_artifact(out, summary=summary)

@@ -62,15 +62,18 @@ class _Mirror:
     def pull(self) -> None:
         """Brings what an earlier try left."""
         with self._forgiving():
-            if names := self.there.stored_names():
+            names = self.there.stored_names()
+            if names:
                 log.info("going on from what an earlier try left: %d files of %s", len(names), self.place)
                 self.there.pull()
 
     def push(self) -> None:
         """Uploads the files that have changed."""
-        changed = {
-            path: mark for path in self._files() if (mark := _file_version(path)) and self._sent.get(path) != mark
-        }
+        changed = {}
+        for path in self._files():
+            version = _file_version(path)
+            if version and self._sent.get(path) != version:
+                changed[path] = version
         if not changed:
             return
         with self._forgiving(), tempfile.TemporaryDirectory() as copies:

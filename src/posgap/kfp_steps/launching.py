@@ -15,9 +15,12 @@ C = TypeVar("C", bound=StageConfig)
 
 def as_options(parameters: Mapping[str, Any]) -> list[str]:
     """The command line options for these parameters, lists with commas; empty ones are left out."""
-    listed = {name: ",".join(value) if isinstance(value, list) else value for name, value in parameters.items()}
-    named = {f"--{name.replace('_', '-')}": value for name, value in listed.items()}
-    return [f"{option}={value}" for option, value in named.items() if value not in (None, "")]
+    options = []
+    for name, value in parameters.items():
+        text = ",".join(value) if isinstance(value, list) else value
+        if text not in (None, ""):
+            options.append(f"--{name.replace('_', '-')}={text}")
+    return options
 
 
 def on_all_gpus(stage: Callable[[C], Location], config: C, processes: int = 0) -> Location:

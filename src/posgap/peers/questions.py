@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +69,8 @@ class Questions:
     """
 
     def __init__(self, where: str, task: str, examples: int | str | Path = 100, **options: Any):
-        if unknown := sorted(set(options) - set(OPTIONS)):
+        unknown = sorted(set(options) - set(OPTIONS))
+        if unknown:
             raise PosgapError(f"{where}: there is no option {unknown[0]}; choose among examples, {', '.join(OPTIONS)}")
         # What a sweep has beside these says how a model is reached.
         reached = {"model": "-", "examples": "-", "out": "-", "backend": "openai", "base_url": "http://localhost"}
@@ -78,7 +80,7 @@ class Questions:
         self.scoring = Scoring(asked_of, metric, self.config.stop_strings(asked_of.stop(metric)))
         self.placements = asked_of.choose_placements(self.config.n_docs, self.config.positions)
         asked = self._read_or_make(examples)[: self.config.limit or None]
-        self.all = [PlacedExample(example, placement) for example in asked for placement in self.placements]
+        self.all = list(starmap(PlacedExample, product(asked, self.placements)))
 
     @property
     def scoring_of_base(self) -> Scoring:
@@ -152,7 +154,7 @@ class PositionFigures:
         for example, name, score in scores:
             of_examples.setdefault(example, {})[name] = score
         whole = [scored for scored in of_examples.values() if len(scored) == len(self.names)]
-        return np.array([[scored[name] for name in self.names] for scored in whole])
+        return np.array([list(map(scored.get, self.names)) for scored in whole])
 
 
 def options_among(given: Mapping[str, Any]) -> dict[str, Any]:

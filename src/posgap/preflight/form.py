@@ -50,7 +50,9 @@ def commonly() -> list[str]:
     """The methods that are asked for most, in whole, which a form can offer: each alone, and with mitigations beside or
     on top of it."""
     trained = [name for name in METHODS.names() if name not in MITIGATIONS.names() and _trains(name)]
-    both = [f"{name}{joined}{MITIGATE.name}" for name in trained for joined in ("+", " then ")]
+    both = []
+    for name in trained:
+        both += [f"{name}+{MITIGATE.name}", f"{name} then {MITIGATE.name}"]
     return [*trained, MITIGATE.name, *both]
 
 
@@ -64,8 +66,11 @@ def flat_settings(text: str) -> dict[str, Any]:
     """What a form's settings say, by name; of a stage as STAGE.NAME, whether it was written so or as a table."""
     by_name = dict[str, Any]()
     for name, value in parse_settings(text).items():
-        own = value if name in STAGES and isinstance(value, dict) else None
-        by_name |= {name: value} if own is None else {f"{name}.{inner}": each for inner, each in own.items()}
+        if name in STAGES and isinstance(value, dict):
+            for inner, each in value.items():
+                by_name[f"{name}.{inner}"] = each
+        else:
+            by_name[name] = value
     return by_name
 
 
@@ -104,8 +109,9 @@ def remedies(methods: str, backend: str, on_top: bool = False) -> list[str]:
     or all that a model can have and the backend serves. Raises `ValueError` for one that the backend does not serve."""
     served = [m.name for m in MITIGATIONS if m.of_model and ("anything" in m.served_by or backend in m.served_by)]
     named = [name for name in _parse_methods(methods)[on_top] if name in _of_models()]
-    if unserved := [name for name in named if name not in served]:
-        raise ValueError(f"methods: {backend} does not serve {unserved[0]}; it serves {', '.join(served)}")
+    for name in named:
+        if name not in served:
+            raise ValueError(f"methods: {backend} does not serve {name}; it serves {', '.join(served)}")
     return named or served
 
 
@@ -115,9 +121,9 @@ def _parse_methods(methods: str) -> tuple[list[str], list[str]]:
     if len(later) > 1:
         raise ValueError(f"methods: {methods!r} says then twice; mitigations can be put on top of a trained model once")
     chosen, on_top = _parse_names(first), _parse_names(later[0]) if later else []
-    if trained := [name for name in on_top if _trains(name)]:
-        raise ValueError(f"methods: {trained[0]} trains; after then name mitigations, or {MITIGATE.name}")
-    if on_top and not any(_trains(name) for name in chosen):
+    for name in filter(_trains, on_top):
+        raise ValueError(f"methods: {name} trains; after then name mitigations, or {MITIGATE.name}")
+    if on_top and not any(map(_trains, chosen)):
         raise ValueError(f"methods: {first!r} trains nothing; before then name a method of training, like r1 then lpes")
     return chosen, on_top
 
@@ -175,11 +181,11 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
         own |= {"methods": tried[stage]} if stage in tried else {}
         own |= {"candidates": made} if stage == "gate" else {}
         own |= _of_a_node(form) if stage == "train_job" else {}
-        shared = {name: value for name, value in said.items() if name in _open(config)}
-        alone = {name: said[f"{stage}.{name}"] for name in _open(config) if f"{stage}.{name}" in said}
-        by_stage[stage] = own | shared | alone
-        if config is TrainJobConfig:
-            by_stage[stage] = TrainJobConfig.nest(by_stage[stage])
+        for name in _open(config):  # what is said of one stage goes before what is said of all
+            for words in (name, f"{stage}.{name}"):
+                if words in said:
+                    own[name] = said[words]
+        by_stage[stage] = TrainJobConfig.nest(own) if config is TrainJobConfig else own
     return by_stage
 
 
@@ -200,8 +206,10 @@ def recipe(form: PreflightConfig) -> str:
 def as_config(stage: str, parameters: dict[str, Any]) -> Config:
     """The config of a stage with these parameters, and with placeholders for paths, which come from other steps."""
     config = STAGES[stage]
-    required = {name: field for name, field in config.model_fields.items() if field.is_required()}
-    paths = {name: "-,-" for name, field in required.items() if role(field) is not Role.WORK}
+    paths = {}
+    for name, field in config.model_fields.items():
+        if field.is_required() and role(field) is not Role.WORK:
+            paths[name] = "-,-"
     return config(**paths | parameters)
 
 
@@ -243,13 +251,21 @@ def _fields(config: type[Config]) -> dict[str, FieldInfo]:
 def _open(config: type[Config]) -> dict[str, FieldInfo]:
     """The fields of a stage that settings may decide."""
     fields = _fields(config).items()
-    return {n: f for n, f in fields if n not in _OWN and n != "force" and role(f) in (None, Role.WORK)}
+    return {
+        name: field
+        for name, field in fields
+        if name not in _OWN and name != "force" and role(field) in (None, Role.WORK)
+    }
 
 
 def settable() -> list[str]:
     """The names that settings may hold: of the run, of stages' parameters, and of one stage's."""
-    plain = {name: None for config in STAGES.values() for name in _open(config)}
-    return [*OF_RUN, *plain, *(f"{stage}.{name}" for stage, config in STAGES.items() for name in _open(config))]
+    plain, of_one_stage = dict[str, None](), list[str]()
+    for stage, config in STAGES.items():
+        for name in _open(config):
+            plain[name] = None
+            of_one_stage.append(f"{stage}.{name}")
+    return [*OF_RUN, *plain, *of_one_stage]
 
 
 def unknown(said: Iterable[str]) -> Iterator[str]:
