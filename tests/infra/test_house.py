@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import house_measures
 import pytest
 from places import ROOT
 
@@ -208,3 +209,26 @@ def test_the_tree_names_every_room():
     written = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## The tree")[2]
     assert not {name for name in FLOORS if f"{name}/" not in written}
     assert {room(module) for module in files()} - {""} == set(FLOORS)
+
+
+def test_few_names_are_bare_participles():
+    """A function is a verb, a thing a noun."""
+    assert sum(house_measures.participles().values()) <= 60, house_measures.participles()
+
+
+def test_few_names_stand_in_many_files():
+    """One word has one meaning."""
+    assert len(house_measures.common_names()) <= 25, house_measures.common_names()
+
+
+def test_no_docstring_refers_to_another():
+    assert not house_measures.docstrings_that_refer()
+
+
+def test_names_of_tests_are_short():
+    assert not [name for name in house_measures.test_functions() if len(name) > 80]
+
+
+def test_a_line_is_read_once():
+    counts, thousand = house_measures.syntax_counts(), house_measures.lines_of_code() / 1000
+    assert counts["comprehensions"] / thousand < 35 and counts["walruses"] / thousand < 4
