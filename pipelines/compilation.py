@@ -94,7 +94,7 @@ class CompiledYaml:
                 yield component["dag"]
 
     def without_cache(self) -> "CompiledYaml":
-        """The same pipeline without caching in any step; KFP's own switch does not reach steps within groups."""
+        """Returns a copy without caching in any step; KFP's own switch does not reach steps within groups."""
         spec = yaml.safe_load(yaml.safe_dump(self.spec))
         copy = CompiledYaml(spec, self.platform)
         for dag in copy.dags():

@@ -113,7 +113,7 @@ def method_of(model: str | Path) -> str:
 
 
 def method_in(manifest: Manifest) -> str:
-    """The same by the manifest of the model's folder."""
+    """Returns the method's name by the manifest of the model's folder; see `method_of`."""
     made = [method.name for method in METHODS if not method.trains and method.made_by == manifest.get("stage")]
     if not made:
         return str(manifest.get("config", {}).get("method", ""))

@@ -90,7 +90,7 @@ def step_summary(checked: CheckResult) -> str:
 
 
 def terminal_text(checked: CheckResult) -> str:
-    """The same for a terminal: the curve, the figures, and a line for each rule."""
+    """Returns what a check prints in a terminal: the curve, the figures, and a line for each rule."""
     assert checked.verdict and checked.sweep
     rules = [
         f"{colour_word(f'{ruling.outcome:<7}', sys.stdout)}{against(ruling)}; {ruling.sentence}"

@@ -76,7 +76,7 @@ def registered_policy(name: str) -> Policy | None:
 
 
 def required_policy(name: str) -> Policy:
-    """The same; `PosgapError` where it has none."""
+    """Returns the policy of a registered model. Raises `PosgapError` where it has none."""
     if policy := registered_policy(name):
         return policy
     raise PosgapError(f"{name}: has no policy in MLflow; `posgap policy {name} FILE` gives it one")

@@ -40,7 +40,7 @@ def _of_model(model: str, builder: "Callable[[PreTrainedTokenizerBase, int], Pro
 def builder_with(
     config: Prompting, tokenizer: "PreTrainedTokenizerBase", context: int, longest: int = 0
 ) -> PromptBuilder:
-    """The same for a tokenizer that is at hand, of a model that reads `context` tokens."""
+    """Returns the builder for a tokenizer that is at hand, of a model that reads `context` tokens."""
     task = TASKS[config.task]
     most = longest or getattr(config, "max_new_tokens", 0) or task.max_new_tokens
     builder = PromptBuilder(task, tokenizer, context, most, order_of(config), Framing.from_config(config))

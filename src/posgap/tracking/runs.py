@@ -124,7 +124,7 @@ class Run:
         return self._outbox.run_id if self._outbox else ""
 
     def required_id(self) -> str:
-        """The same; `PosgapError` where it is empty."""
+        """Returns the run's id. Raises `PosgapError` if nothing is tracked."""
         if not self.id:
             raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
         return self.id
