@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import training_processes
 from training_processes import PYTHON, TORCHRUN, command, environment, history, parameters
 from warm import posgap_on_path  # noqa: F401  a fixture
 
@@ -18,6 +19,7 @@ from posgap.models.loading import load_tokenizer, save_model
 from posgap.stages.distill import distill
 
 pytestmark = pytest.mark.full
+config = training_processes.config  # a fixture, in place of the folder's
 
 
 DEEPSPEED = [PYTHON.with_name("deepspeed"), "--num_gpus=2", "--no_python", "--no_local_rank"]

@@ -36,10 +36,10 @@ class Adapter(Source):
 
     def fetch(self) -> Path:
         """The folder of the merged model in the cache; it is merged once for each content of adapter and base."""
-        return self._merged.location
+        return self._merged_folder.location
 
     @functools.cached_property
-    def _merged(self) -> OnDisk:
+    def _merged_folder(self) -> OnDisk:
         adapter = self.folder.fetch()
         base, identity = _base(adapter)
         about = {"adapter": self.folder.digest(), "base": identity}

@@ -27,11 +27,13 @@ class Objective:
 
     def draw_prompts(self, draws: Sequence[Draw]) -> list[TrainingPrompt]:
         """The prompts of a step."""
-        return [TrainingPrompt(draw.pair, positions) for draw in draws for positions in draw.placements]
+        prompts = []
+        for draw in draws:
+            prompts += [TrainingPrompt(draw.pair, positions) for positions in draw.placements]
+        return prompts
 
     def weight_groups(self, rows: Sequence[TrainingPrompt]) -> list[Hashable | None]:
-        """For each of a global batch's rows, a key: rows with the same key are weighed by each other's losses. `None`
-        if a row's weight depends on no loss."""
+        """Returns a group per row. Rows of a group need each other's losses; None means a fixed weight."""
         return [None] * len(rows)
 
     def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> Tensor:
@@ -73,11 +75,12 @@ class R1(Objective):
         self.advantageous, self.alignment, self.anchoring = advantageous, alignment, anchoring
 
     def draw_prompts(self, draws: Sequence[Draw]) -> list[TrainingPrompt]:
-        return [
-            TrainingPrompt(draw.pair, positions)
-            for draw in draws
-            for positions in (*[self.advantageous[draw.pair]] * bool(self.anchoring), *draw.placements)
-        ]
+        prompts = []
+        for draw in draws:
+            if self.anchoring:
+                prompts.append(TrainingPrompt(draw.pair, self.advantageous[draw.pair]))
+            prompts += [TrainingPrompt(draw.pair, positions) for positions in draw.placements]
+        return prompts
 
     def weight_groups(self, rows: Sequence[TrainingPrompt]) -> list[Hashable | None]:
         by_loss = self.alignment != "none"
