@@ -30,7 +30,7 @@ from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
 
 RUNNING = Scene(0, ("Running", "Running"))
-COMPLETE = Scene(0.3, ("Succeeded", "Succeeded"), "Complete", ("loss 1\n", ""))
+COMPLETE = Scene(1, ("Succeeded", "Succeeded"), "Complete", ("loss 1\n", ""))
 FAILED = Scene(1, ("Running", "Failed"), "Failed", ("", "posgap: error: s3://b/e: no such object\n"))
 
 

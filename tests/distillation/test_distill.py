@@ -122,13 +122,13 @@ def test_sft_learns_the_gold_answers_and_seqkd_the_responses(method, config):
 
 
 def test_runs_that_share_a_work_folder_read_the_teacher_once(config, tmp_path, monkeypatch):
-    read, add = [], TeacherStates.add
+    read, add = [], TeacherStates.store
 
     def counted(self, states, keys):
         read.append((len(states), len(keys)))
         add(self, states, keys)
 
-    monkeypatch.setattr(TeacherStates, "add", counted)
+    monkeypatch.setattr(TeacherStates, "store", counted)
     work = tmp_path / "work"
     for name, alignment in (("a", "none"), ("b", "paper")):
         distill(config.model_copy(update={"out": tmp_path / name, "alignment": alignment, "work": work}))

@@ -9,7 +9,7 @@ from places import ROOT
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
-from posgap.distillation.batches import Batch, Row
+from posgap.distillation.batches import Batch, TrainingPrompt
 from posgap.distillation.dropout import without_dropout
 from posgap.distillation.head import Head, require_plain_head
 from posgap.distillation.teacher_states import frozen_head
@@ -20,7 +20,7 @@ IDS = torch.arange(3, 25)[None]
 def batch() -> Batch:
     predicts = torch.zeros_like(IDS, dtype=torch.bool)
     predicts[0, 15:] = True
-    return Batch([Row(0, (1,))], IDS, predicts, IDS[0, -7:], torch.tensor([7]))
+    return Batch([TrainingPrompt(0, (1,))], IDS, predicts, IDS[0, -7:], torch.tensor([7]))
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_the_policy_is_passed_where_every_rule_is():
     shares = {name: found.pass_rate(name, 400) for name in found.rule_names}
     every = np.concatenate(
         [
-            np.all([passes(p, sweeps) for _, passes, p in found.rules], axis=0)
+            np.all([rule.simulate(limits, sweeps) for rule, limits in found.rules], axis=0)
             for sweeps in simulate_sweeps(ASSUMED, 400, 32)
         ]
     )
