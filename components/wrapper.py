@@ -48,7 +48,7 @@ def component(
         complete = _with_parameters(function, config, added)
         made = dsl.component(complete, base_image=image(kind), install_kfp_package=False)
         spec = made.component_spec
-        replaced = {}
+        replaced: dict[str, str] = {}
         for name, inputs in apart.items():
             replaced |= dict.fromkeys(inputs, name)
         unknown = {name for name in spec.inputs or {} if name not in {*_DESCRIBED, *fields, *replaced}}

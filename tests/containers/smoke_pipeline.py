@@ -14,7 +14,7 @@ from posgap.demo import run as demo
 from posgap.demo import tiny_model
 from posgap.demo.config import DemoConfig
 from posgap.pipelines import smoke
-from posgap.pipelines.forms import filled
+from posgap.pipelines.forms import fill_form
 from posgap.tracking.runs import PIPELINE_VARIABLE
 
 root, tracking, image = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -54,4 +54,4 @@ train, held_out = demo.examples(DemoConfig(out=root, smoke=True), root)
 model, _ = tiny_model.base_model(root, 0, tiny_model.QUICK)
 data = {"data_train": str(train), "data_eval": str(held_out), "base_model": str(model), "seed": 0}
 fields = dict.fromkeys(smoke.pipeline.component_spec.inputs, ())
-smoke.pipeline(**filled(smoke.PARAMETERS | smoke.SMALLEST | data, fields))
+smoke.pipeline(**fill_form(smoke.PARAMETERS | smoke.SMALLEST | data, fields))

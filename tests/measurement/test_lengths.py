@@ -121,7 +121,7 @@ def test_the_map_s_columns_are_the_sweeps_at_each_length(tmp_path, asked):
 
 def test_a_sweep_that_was_interrupted_goes_on_at_its_length(tmp_path, asked, monkeypatch):
     config = SweepConfig(out=tmp_path / "map", lengths=LENGTHS, batch_tokens=200, **asked)
-    answer, tokens = TransformersGenerator.answer, []
+    answer, tokens = TransformersGenerator.answer_batch, []
 
     def counted(self, number, groups, sampling):
         for completion in answer(self, number, groups, sampling):
@@ -130,7 +130,7 @@ def test_a_sweep_that_was_interrupted_goes_on_at_its_length(tmp_path, asked, mon
             if len(tokens) == 35:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(TransformersGenerator, "answer", counted)
+    monkeypatch.setattr(TransformersGenerator, "answer_batch", counted)
     with pytest.raises(KeyboardInterrupt):
         sweep(config)
     sweep(config)

@@ -167,7 +167,7 @@ def test_what_the_model_says_as_it_is_is_looked_at(config, caplog, monkeypatch):
     with caplog.at_level(logging.INFO):
         mitigate(config.model_copy(update={"methods": ["reversed"], "max_new_tokens": 20}))
     lines = [message for message in caplog.messages if "the first answers" in message]
-    assert "8 of 8 responses are cut at 20 tokens" in lines[0] and "--max-new-tokens 40" in lines[0]
+    assert "12 of 12 responses are cut at 20 tokens" in lines[0] and "--max-new-tokens 40" in lines[0]
 
 
 def test_an_interrupted_comparison_goes_on_and_ends_as_if_it_had_not_been(config, tmp_path, monkeypatch):

@@ -160,7 +160,9 @@ class _VerbCommand(click.Command):
         return [*super().get_params(ctx), _HELP_ALL]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        in_full, arguments, options = ctx.meta.get(_IN_FULL), [], []
+        in_full = ctx.meta.get(_IN_FULL)
+        arguments: list[tuple[click.Parameter, tuple[str, str]]] = []
+        options: list[tuple[click.Parameter, tuple[str, str]]] = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:

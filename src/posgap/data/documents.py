@@ -78,7 +78,8 @@ def split_around(text: str, quote: str) -> tuple[list[str], int]:
         near = [_nearest(ends, number * width) for ends in borders]
         # A better kind of border is worth a quarter of a part; between words any will do.
         cuts.add(next((at for at in near if abs(at - number * width) <= width / 4), near[-1]))
-    parts, of_quote = [], 0
+    parts: list[str] = []
+    of_quote = 0
     for start, end in pairwise(sorted(cuts)):
         part = text[start:end].strip()
         if part:

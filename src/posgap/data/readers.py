@@ -218,7 +218,8 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
     """
     for number, row in read_rows(path):
         item = parse_as(_Hotpot, row, f"{path}:{number}")
-        documents, first = [], dict[str, int]()  # the first paragraph of each title
+        documents: list[Document] = []
+        first: dict[str, int] = {}  # the first paragraph of each title
         for title, sentences in item.context:
             first.setdefault(title, len(documents))
             documents.append(Document(title=title, text=" ".join(map(str.strip, sentences))))

@@ -14,7 +14,7 @@ from posgap.foundation.locations import cache_folder
 from posgap.foundation.redaction import redact
 
 
-def describe_internal_error(error: Exception) -> str:
+def describe_internal_error(error: BaseException) -> str:
     """The line for an exception: its kind and message, and the file where its traceback now is."""
     lines = str(error).splitlines() or [""]
     kept = _save_traceback("".join(traceback.format_exception(error)))

@@ -104,6 +104,8 @@ def comparison_curves(curves: Mapping[str, np.ndarray], sweep: Accuracy | None) 
     axes.plot(x, sweep.accuracy, color=COLORS[2], linestyle=":", marker="o", markersize=3, label=label)
     axes.set(ylim=(0, 103), ylabel=f"accuracy, % ({sweep.metric})")
     axes.spines[["top"]].set_visible(False)
-    shares.get_legend().remove()
+    legend = shares.get_legend()
+    if legend:
+        legend.remove()
     figure.legend(frameon=False, loc="outside upper center", ncols=4)
     return figure

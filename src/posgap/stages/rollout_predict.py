@@ -137,7 +137,8 @@ def _compare_measures(predicted: np.ndarray, texts: Mapping[str, np.ndarray], se
 
 
 def _track_comparison(comparison: Mapping[str, Any], run: Run) -> None:
-    documents, metrics = comparison.get("documents", {}), {}
+    documents = comparison.get("documents", {})
+    metrics: dict[str, float] = {}
     for name, agreement in (documents if SHOWN in documents else comparison["figures"]).items():
         metrics |= {f"{name}_{key}": agreement[key] for key in ("spearman", "wasserstein")}
     for name, correlation in comparison.get("sweep", {}).get("spearman", {}).items():
