@@ -52,6 +52,7 @@ def said(done: list[subprocess.CompletedProcess]) -> str:
     return "".join(each.stderr for each in done)
 
 
+@pytest.mark.full
 def test_help_and_a_sweep_know_a_package_s_task_metric_and_backend(posgap, tmp_path):
     write_examples(tmp_path / "e.jsonl", [qa_example(i) for i in range(3)])
     answer = qa_example(1).answers[0]
@@ -80,6 +81,7 @@ def test_data_make_knows_a_package_s_kind_and_its_option(posgap, tmp_path):
     assert texts == [["1", "6", "11"], ["2", "7", "12"]]
 
 
+@pytest.mark.full
 def test_distillation_knows_a_package_s_method_and_its_parameter(posgap, tmp_path, model_folder):
     examples = [kv_example(i) for i in range(4)]
     write_examples(tmp_path / "e.jsonl", examples)
@@ -100,6 +102,7 @@ def test_distillation_knows_a_package_s_method_and_its_parameter(posgap, tmp_pat
     assert (config["method"], config["kl_temperature"]) == ("reverse-kl", 1)
 
 
+@pytest.mark.full
 def test_the_gate_the_theory_and_the_search_know_a_package_s_rule_encoding_and_curve(posgap, tmp_path, model_folder):
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(3)])
     options = ["--examples", tmp_path / "e.jsonl", "--model", model_folder, "--n-docs", 4, "--max-new-tokens", 2]

@@ -235,6 +235,7 @@ def test_sweeps_are_compared_as_the_command_does(swept, tmp_path):
         swept.compare(other)
 
 
+@pytest.mark.full
 def test_the_gate_judges_results_as_it_judges_folders(swept, tmp_path):
     folder = swept.save(tmp_path / "candidate")
     demands = {"least_examples": 4, "max_gap": 50}
@@ -248,6 +249,7 @@ def test_the_gate_judges_results_as_it_judges_folders(swept, tmp_path):
         posgap.gate(swept, most_gap=3)
 
 
+@pytest.mark.full
 def test_what_lies_in_s3_is_read_from_there(swept, rows, bucket, tmp_path):
     write_examples(tmp_path / "e.jsonl", rows)
     put(f"{bucket}/e.jsonl", (tmp_path / "e.jsonl").read_bytes())
@@ -261,6 +263,7 @@ def test_what_lies_in_s3_is_read_from_there(swept, rows, bucket, tmp_path):
         posgap.load("s3:///x")
 
 
+@pytest.mark.full
 def test_judging_draws_and_writes_no_page(swept, monkeypatch):
     def unasked(*_, **__):
         raise AssertionError
@@ -290,6 +293,7 @@ DOCS = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("pictures")
 def test_the_examples_of_the_docs_run_as_they_stand(tmp_path, monkeypatch, model_folder):
     """But for the model, which is a tiny one under the hub's name."""

@@ -81,6 +81,7 @@ cli.main(["doctor", "--json"])
 """
 
 
+@pytest.mark.full
 def test_the_document_stands_alone_whoever_writes_to_the_descriptor_itself():
     command = [sys.executable, "-c", GREETING]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -267,6 +268,7 @@ ask posgap data make ''
 """
 
 
+@pytest.mark.full
 def test_bash_completes_verbs_options_and_values():
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(["bash", "-c", COMPLETED], env=os.environ | {"PATH": path}, capture_output=True, text=True)

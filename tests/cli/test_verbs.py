@@ -81,6 +81,7 @@ def used() -> set[str]:
 ARGUMENTS = {("verify", "folders"), ("sync", "folders")}  # given without a name wherever they are
 
 
+@pytest.mark.full
 def test_every_option_is_used_in_a_test_and_described():
     """The reference, which is made of descriptions, names each."""
     names, bare = used(), []

@@ -93,6 +93,7 @@ def as_pods_do(cluster, folder: Path, identity: str) -> None:
     threading.Thread(target=work).start()
 
 
+@pytest.mark.full
 def test_the_pods_get_everything_in_s3_and_the_model_comes_back(config, cluster, tmp_path, bucket, monkeypatch):
     monkeypatch.setenv("POSGAP_PARENT_RUN_ID", "the-parent")
     as_pods_do(cluster, tmp_path / "pod", "who-knows")
@@ -181,6 +182,7 @@ def test_sigterm_deletes_the_job_and_its_worker_s_error_ends_the_verb(config, cl
     assert cluster.deleted == [name, name] and not config.out.exists()
 
 
+@pytest.mark.full
 def test_no_cluster_is_one_line(config, tmp_path):
     process = posgap(config, KUBECONFIG=str(tmp_path / "none"))
     _, said = process.communicate(timeout=60)

@@ -40,6 +40,7 @@ def test_a_sweep_of_options_asks_every_rotation_and_says_what_was_chosen(tmp_pat
     assert f"| A chosen | {choices.shares[0]:.1f} |" in card
 
 
+@pytest.mark.full
 def test_examples_have_the_wanted_number_of_items_and_the_right_one_once(tokenizer):
     (pair,), (three,) = (animal_examples(1, n_docs, seed=0) for n_docs in (2, 3))
     again = Document(title="another model", text=f" {pair.gold[0].text}\n")

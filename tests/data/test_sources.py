@@ -122,6 +122,7 @@ def test_without_a_published_checksum_the_first_download_is_trusted(server, capl
     assert fetch_source(source).read_bytes() == b"something else"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "checksum", "complaint"),
     [
@@ -137,6 +138,7 @@ def test_what_goes_wrong_is_said_and_nothing_is_kept(server, tmp_path, name, che
     assert not list((tmp_path / "cache").iterdir())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(FAULTS.keys() - {"login page"}))
 def test_a_server_that_fails_at_first_is_asked_again(server, tmp_path, monkeypatch, name):
     monkeypatch.setattr(fetching, "SECONDS", 0.7)

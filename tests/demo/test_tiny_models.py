@@ -118,6 +118,7 @@ def test_position_scales_end_with_the_training(cache):
     assert not any(layer._forward_pre_hooks for layer in model.model.layers)
 
 
+@pytest.mark.full
 def test_a_model_that_stays_on_the_plateau_begins_again_with_other_parameters(cache, monkeypatch):
     seeds, untrained = [], tiny_model.untrained
     monkeypatch.setattr(tiny_model, "untrained", lambda seed, *how: seeds.append(seed) or untrained(seed, *how))

@@ -264,6 +264,7 @@ def test_options_that_contradict_an_adapter_are_refused(learnt, more, complaint)
         DistillConfig(**{**alone(learnt).model_dump(), **more})
 
 
+@pytest.mark.full
 def test_an_adapter_of_a_model_that_it_cannot_name_is_refused_before_training(learnt, adapter, registers, monkeypatch):
     monkeypatch.setattr(TrainStep, "run", None)
     for model, what in (

@@ -475,6 +475,7 @@ def test_each_file_is_hashed_by_one_process(tmp_path):
     assert not set(hashed[0]) & set(hashed[1])
 
 
+@pytest.mark.full
 def test_machines_without_a_shared_disk_put_theirs_together_in_s3(remote, tmp_path):
     def save(rank):
         training = Training(Checkpoints(ResumableFolder(remote)))
@@ -495,6 +496,7 @@ def test_machines_without_a_shared_disk_put_theirs_together_in_s3(remote, tmp_pa
     two_processes(tmp_path, load, apart=True)  # one machine has it, the other one not
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("slow", [0, 1])
 def test_one_process_of_a_machine_fetches_for_the_others(slow, remote, tmp_path, monkeypatch):
     two_processes(tmp_path, lambda rank: saves(Training(Checkpoints(ResumableFolder(remote))), rank, 2))

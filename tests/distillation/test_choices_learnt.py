@@ -69,6 +69,7 @@ def right_letters(folder, build) -> torch.Tensor:
     return torch.stack([shares[place, :, letters[place]] for place in range(N)])
 
 
+@pytest.mark.full
 def test_gold_answers_are_letters_too_each_in_its_own_order(config, build):
     out = distill(config)
     history = [row for _, row in read_jsonl(out / "history.jsonl")]

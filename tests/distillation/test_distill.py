@@ -109,6 +109,7 @@ def test_adapters_take_memory_for_what_they_train_alone(config, monkeypatch):
         distill(config.model_copy(update={"lora_rank": 1}))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["sft", "seqkd"])
 def test_sft_learns_the_gold_answers_and_seqkd_the_responses(method, config):
     out = distill(config.model_copy(update={"method": method, "epochs": 30, "learning_rate": 5e-3}))

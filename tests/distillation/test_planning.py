@@ -75,6 +75,7 @@ def test_working_memory_is_what_is_saved_and_grows_with_rows_and_layers_as_it_sh
     assert three - at_two == pytest.approx(at_two - one, rel=0.02)
 
 
+@pytest.mark.full
 def test_what_checkpointing_keeps_of_a_layer_is_counted_to_the_byte():
     """What it reads."""
     micro = MicroBatchShape(2, 128, 8, "float32", checkpointing=True)
@@ -128,6 +129,7 @@ def test_storages_are_counted_once_each_from_birth_to_end_and_the_most_there_wer
         assert (storages.now, storages.most) == (100, 600)
 
 
+@pytest.mark.full
 def test_storages_in_cycles_are_no_more_than_those_that_live():
     """Of two that are in cycles of references, the first is collected before a new maximum is believed."""
     gc.disable()
@@ -178,6 +180,7 @@ def max_bytes(model: torch.nn.Module, work: Callable[[], None]) -> int:
     return storages.most - before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("arithmetic", ["float32", "bfloat16", "bfloat16 parameters"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_working_bytes_are_those_of_real_tensors(arithmetic, checkpointing):
@@ -194,6 +197,7 @@ def test_working_bytes_are_those_of_real_tensors(arithmetic, checkpointing):
     assert more in (0, model.model.rotary_emb.inv_freq.nbytes)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("changed", ["tied", "adapters"])
 def test_working_bytes_of_shared_and_partly_trained_weights_match_real_tensors(changed):
     """A shared weight has one gradient, and what is not trained has none."""
@@ -224,6 +228,7 @@ def test_bytes_that_stand_are_those_of_each_way():
     assert [way.strategy for way in ways(1)] == ["alone"] * 4 and len(list(ways(8))) == 12
 
 
+@pytest.mark.full
 def test_the_first_way_that_fits_is_suggested(config, capsys, monkeypatch):
     measured_once = cache(partial(activation_bytes, SHAPE))  # the plans ask for the same micro-batches
     monkeypatch.setattr(planning, "activation_bytes", lambda model, micro: measured_once(micro))
@@ -260,6 +265,7 @@ def test_what_cannot_be_is_refused_in_a_line(config):
         plan_distill(config.model_copy(update={"prompt_tokens": 600}))
 
 
+@pytest.mark.full
 def test_a_large_vocabulary_takes_hardly_more_working_memory():
     """An 8B model's, with parameters in pieces, where a micro-batch makes one gradient of the head and no more."""
     taken = [

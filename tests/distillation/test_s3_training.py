@@ -55,6 +55,7 @@ def refused(*_) -> ClientError:
     return ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "PutObject")
 
 
+@pytest.mark.full
 def test_on_another_machine_training_goes_on_and_ends_the_same(config, tmp_path, monkeypatch, s3_calls, caplog):
     whole = distill(config.model_copy(update={"out": tmp_path / "whole", "work": None}))
     s3_calls.fail = lambda op, key: Killed() if op == "PutObject" and key.endswith(f"{SECOND}/{FILES}") else None
@@ -91,6 +92,7 @@ def test_what_cannot_be_uploaded_does_not_stop_the_training(config, s3_calls, ca
     assert "access denied" in caplog.text and (config.out / "model.safetensors").is_file()
 
 
+@pytest.mark.full
 def test_checkpoints_stay_until_the_model_is_in_s3(config, bucket, s3_calls):
     config = config.model_copy(update={"out": f"{bucket}/candidate"})
     s3_calls.fail = lambda op, key: refused() if op == "PutObject" and key == "candidate/model.safetensors" else None

@@ -125,6 +125,7 @@ def site(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_the_site_is_built_without_a_broken_link(site):
     assert "--max-new-tokens" in (site / "commands.html").read_text(encoding="utf-8")
     for page in site.glob("*.html"):
@@ -233,6 +234,7 @@ def test_the_forms_tables_say_what_the_forms_say(page, config, monkeypatch):
     assert list(rows) == sorted(rows)
 
 
+@pytest.mark.full
 def test_every_table_of_a_page_is_there_and_no_other(site, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     import hooks

@@ -24,6 +24,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.full
 @given(values)
 def test_every_value_comes_back(value):
     for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
@@ -75,6 +76,7 @@ def test_a_byte_order_mark_is_no_fault(tmp_path, name):
     assert list(read_jsonl(lines)) == [(1, {"a": 1}), (3, {"a": 2})]
 
 
+@pytest.mark.full
 @settings(max_examples=200)
 @given(
     st.lists(st.dictionaries(st.text(max_size=4), values, max_size=3) | st.lists(values, max_size=3), max_size=4),

@@ -58,6 +58,7 @@ def checked(tmp_path, probability, model="served", **options) -> CheckResult:
     return CheckResult(model, verdict, read_sweep(folder))
 
 
+@pytest.mark.full
 def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_path, capsys):
     with served(Endpoint()) as endpoint:
         assert check(endpoint, tmp_path / "flat") == 0
@@ -78,6 +79,7 @@ def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_p
     assert "# Refused: `served`" in (tmp_path / "s.md").read_text()
 
 
+@pytest.mark.full
 def test_a_judge_is_checked_as_it_grades(tmp_path, capsys):
     """The endpoint answers in other words than its examples have, which the judge alone knows to be right."""
 
@@ -163,6 +165,7 @@ def test_in_ci_an_endpoint_is_asked_again(tmp_path, monkeypatch, ci, options, as
         assert len(endpoint.bodies) == asked * (2 if asked_again else 1)
 
 
+@pytest.mark.full
 def test_an_endpoint_that_dies_leaves_a_report_of_it_and_no_old_verdict(tmp_path, monkeypatch, capsys):
     reports = ["--junit", tmp_path / "j.xml", "--markdown", tmp_path / "s.md"]
     with served(Endpoint()) as endpoint:
@@ -275,6 +278,7 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_is_asked(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("positions", ["1", "2,3"])
 def test_a_check_of_few_positions_shows_nothing(tmp_path, positions):
     with served(Endpoint()) as endpoint:
@@ -329,6 +333,7 @@ def test_the_docs_lead_to_the_workflow_which_puts_nothing_foreign_into_a_script(
     assert workflow["permissions"] == {"contents": "read"} and job["timeout-minutes"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("answer", "code"), [(retrieve, 0), (only_at_the_ends, 3)])
 def test_the_workflow_s_check_runs_as_it_stands(tmp_path, answer, code):
     (job,) = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()

@@ -135,6 +135,7 @@ def test_the_champion_before_it_becomes_previous(tmp_path, base, model_folder):
     assert not refused.out.exists()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 @pytest.mark.parametrize("order", [("good", "better"), ("better", "good")])
 def test_of_one_pipeline_run_s_candidates_the_best_ends_as_champion(tmp_path, base, model_folder, monkeypatch, order):
@@ -165,6 +166,7 @@ def test_of_one_pipeline_run_s_candidates_the_best_ends_as_champion(tmp_path, ba
     assert len(client.search_model_versions("name='tiny'")) == 3
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path, base, model_folder, monkeypatch):
     """What is tried is what the registry gives back, and before an alias moves."""

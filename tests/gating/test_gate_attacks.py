@@ -166,6 +166,7 @@ def test_the_gate_of_one_sweep_does_not_promote_another(tmp_path, base, model_fo
         promote(one.model_copy(update={"sweep": other}))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_what_the_gate_refused_cannot_be_called_admitted(tmp_path, base, model_folder):
     refused = promotion(tmp_path, "refused", model_folder, base, probability=0.3)
@@ -259,6 +260,7 @@ def test_whoever_always_says_the_same_letter_has_the_largest_gap_there_is(tmp_pa
     assert not verdict.passed and not rules["gap"] and read_sweep(guess).gap == 100
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_link_that_is_turned_between_gate_and_promotion_promotes_nothing(tmp_path, base, model_folder):
     """Of the sweep, of the model, and of the gate's own copy; what is stored is what was judged."""
@@ -290,6 +292,7 @@ def test_a_link_that_is_turned_between_gate_and_promotion_promotes_nothing(tmp_p
     assert registry.champion("tiny") is None
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_link_that_is_turned_while_it_is_promoted_promotes_nothing(tmp_path, base, model_folder, monkeypatch):
     """The digest is taken first; what the registry gives back is compared with it."""

@@ -76,6 +76,7 @@ def test_the_mean_is_compared_with_the_champion_else_the_base(tmp_path):
     assert rulings(tmp_path, same, less, champion=same)["mean"].meaning.startswith("mean against the champion")
 
 
+@pytest.mark.full
 def test_a_tolerance_below_0_is_what_the_candidate_must_gain(tmp_path):
     better, base = wrong(20, 20, 20, 20, 20), wrong(40, 40, 40, 40, 40)
     lower = -100 * float(statistics.tango_bound(np.array(0), np.array(20), N, 0.05))
@@ -96,6 +97,7 @@ def test_the_best_position_is_that_of_the_reference(tmp_path):
     assert ruling.estimate == -5 and "position 2" in ruling.meaning
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("right", "options", "outcome"),
     [
@@ -132,6 +134,7 @@ def test_of_a_sweep_at_a_length_guessing_is_among_all_documents_of_its_prompts(t
     assert (ruling.threshold, ruling.estimate) == (2, 6)
 
 
+@pytest.mark.full
 def test_rules_that_ask_for_nothing_are_left_out_and_others_are_asked_for(tmp_path):
     outcomes = wrong(10, 20, 40, 20, 10)
     least = rulings(tmp_path, outcomes, outcomes, min_mean=0, max_unanswered=100, max_unclean=100)
@@ -304,6 +307,7 @@ def test_a_flat_model_passes_the_gap_rule_and_one_with_a_hole_of_that_size_does_
     assert passed["flat"] >= 0.9 and passed["hole"] <= 0.05
 
 
+@pytest.mark.full
 def test_a_plan_says_what_the_policy_needs_and_what_a_number_of_examples_shows(capsys, caplog):
     caplog.set_level(logging.INFO)
     told = plan_gate(PlanGateConfig(mean=90, correlation=0.3, n_docs=5, examples=200))
@@ -319,6 +323,7 @@ def test_a_plan_says_what_the_policy_needs_and_what_a_number_of_examples_shows(c
     assert strict["gap"] > 3 * examples["gap"] and "worst" in strict
 
 
+@pytest.mark.full
 def test_what_no_number_of_examples_shows_has_none(caplog, monkeypatch):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr("posgap.gating.passing.MAX_PROMPTS", 20_000)  # which takes less time
@@ -327,6 +332,7 @@ def test_what_no_number_of_examples_shows_has_none(caplog, monkeypatch):
     assert "the policy, that is all of them: no number is enough up to 500,000 prompts" in caplog.messages
 
 
+@pytest.mark.full
 def test_the_gate_says_how_many_examples_it_wants(tmp_path):
     rng = np.random.default_rng(4)
     flat = simulated([0.9] * 5, N, rng)

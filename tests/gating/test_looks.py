@@ -54,6 +54,7 @@ def test_ten_candidates_pass_hardly_more_often_than_one(passed):
     assert alone.mean() > 0.18 and 0.005 < shared.mean() < 0.05
 
 
+@pytest.mark.full
 def test_a_model_that_was_not_admitted_has_less_of_the_error_on_other_examples(tmp_path):
     """On the same examples it has as much as before, and what was recorded is judged again alike."""
     model, other = tmp_path / "one-model", tmp_path / "other-model"
@@ -114,6 +115,7 @@ def test_of_a_model_that_may_have_changed_no_look_is_counted(tmp_path, monkeypat
     )
 
 
+@pytest.mark.full
 def test_looks_at_an_endpoint_are_not_counted_and_a_note_says_what_that_needs(tmp_path):
     """Its model may have changed since: a second look has all of the error too."""
     unsure, before = [0.97, 0.97, 0.93, 0.97, 0.97], [1.0, 0.6, 0.3, 0.6, 0.9]

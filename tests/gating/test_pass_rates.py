@@ -99,6 +99,7 @@ def passing(assumed: Assumptions, **thresholds: float) -> PassRates:
     return PassRates(asked_rules(Policy(**thresholds)), assumed)
 
 
+@pytest.mark.full
 def test_where_nothing_varies_the_bound_of_no_difference_decides():
     """It is z^2 / (n + z^2), Wilson's for no count; and that of a mean of 1 is n / (n + z^2)."""
     for placements, rule, error in ((3, "gap", 0.05), (2, "gap", 0.025), (3, "mean", 0.05), (3, "useful", 0.05)):
@@ -124,6 +125,7 @@ def test_the_policy_is_passed_where_every_rule_is():
     assert found.margin(POLICY, 400) == pytest.approx(1.96 * deviation, rel=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("assumed", [ASSUMED, PAIR, SHARED], ids=["seven", "two", "shared"])
 def test_with_the_least_number_enough_pass_and_with_a_twentieth_less_they_do_not(assumed, monkeypatch):
     """Whatever share is asked for, so that a first look at few sweeps promises too much of some and too little of
@@ -137,6 +139,7 @@ def test_with_the_least_number_enough_pass_and_with_a_twentieth_less_they_do_not
     assert found.least("gap", 0.95) == least  # as many as there may be
 
 
+@pytest.mark.full
 def test_beyond_half_a_million_prompts_nothing_is_planned(monkeypatch):
     assert passing(ASSUMED, min_worst=95).least(POLICY, 0.8) is None
     monkeypatch.setattr("posgap.gating.passing.MAX_PROMPTS", 7 * 150)
@@ -146,6 +149,7 @@ def test_beyond_half_a_million_prompts_nothing_is_planned(monkeypatch):
     assert [narrow.sweep_count(n) for n in (100, 10_000, 5_000_000)] == [1024, 416, 128]
 
 
+@pytest.mark.full
 def test_rules_are_passed_as_often_as_planned_by_models_that_are_drawn_otherwise():
     """Two models of which normal difficulties decide how often they are right, given mean, correlation, agreement."""
     rng, n, runs = np.random.default_rng(4), 250, 150

@@ -102,6 +102,7 @@ def test_a_policy_that_cannot_be_read_is_refused_in_a_line(tmp_path):
         read_policy(tmp_path / "bytes.yaml")
 
 
+@pytest.mark.full
 def test_the_gate_judges_by_its_policy_and_records_it(tmp_path, base):
     file = policy_file(tmp_path, "version: strict 1\nmax_gap: 3\nmin_worst: 80\n")
     verdict, rules = decide(tmp_path, write_sweep(tmp_path / "new", [0.97] * 5), base, policy=file)
@@ -184,6 +185,7 @@ def test_no_name_says_something_else_to_mlflow(tmp_path, name, capsys):
     assert posgap("policy", name) == (2 if name else 0)  # without a name it is that of a gate without options
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_the_gate_of_a_registered_model_judges_by_its_policy(tmp_path, base):
     registered(tmp_path, "version: strict\nmax_gap: 1")
@@ -206,6 +208,7 @@ def test_neither_option_nor_file_loosens_a_registered_policy(tmp_path, base):
         decide(tmp_path, base, base, name="tiny", policy=policy_file(tmp_path, "max_gap: 100"))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_what_a_lax_gate_admitted_is_not_promoted_to_a_strict_name(tmp_path, base, model_folder):
     registered(tmp_path, "version: strict\nmax_gap: 1")
@@ -229,6 +232,7 @@ def test_a_policy_that_was_spoilt_in_mlflow_admits_nobody(tmp_path, base, model_
         decide(tmp_path, base, base, name="tiny")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_version_says_by_which_policy_and_evidence_it_was_admitted(tmp_path, base, model_folder):
     registered(tmp_path, "version: 7\nmax_gap: 8")
@@ -259,6 +263,7 @@ def signed(tmp_path, monkeypatch, capsys):
     return line.split()[1]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_only_a_signed_verdict_promotes(tmp_path, base, model_folder, signed):
     admitted = promotion(tmp_path, "admitted", model_folder, base, gated_for="tiny")
@@ -291,6 +296,7 @@ def test_the_signature_of_another_promotes_nothing(tmp_path, base, model_folder,
         decide(tmp_path, base, base, signer=signed)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_verdict_is_for_one_name(tmp_path, base, model_folder, signed):
     other = promotion(tmp_path, "other", model_folder, base, gated_for="another")

@@ -90,6 +90,7 @@ def test_examples_must_be_at_hand_and_those_that_were_swept(tmp_path, base):
         decide(tmp_path, new, base, max_gap=9)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_verdict_on_forged_sweeps_promotes_nothing(tmp_path, base, model_folder):
     """Also where the gate did not run, and its folder was written from the forged sweeps by posgap's functions."""
@@ -110,6 +111,7 @@ def swept(tmp_path_factory):
     return write_sweep(tmp_path_factory.mktemp("swept") / "swept", LOST)
 
 
+@pytest.mark.full
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None)
 @given(at=st.integers(0, N * 5 - 1), score=st.sampled_from([True, False, 0.5, 1e-3]))
 def test_every_score_is_checked(swept, at, score):

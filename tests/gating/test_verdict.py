@@ -178,6 +178,7 @@ def test_only_a_rule_that_is_unsure_says_how_many_examples_it_needs(tmp_path):
     assert checked == pytest.approx(99 * z**2, rel=0.01)
 
 
+@pytest.mark.full
 def test_models_that_err_on_other_examples_need_more_of_them(tmp_path):
     wrong = np.arange(N)[:, None].repeat(5, axis=1) // 20  # the first twenty, the next twenty ...
     new, alike, apart = (write_sweep(tmp_path / f, wrong != i) for f, i in (("new", 0), ("alike", 0), ("apart", 1)))
@@ -187,6 +188,7 @@ def test_models_that_err_on_other_examples_need_more_of_them(tmp_path):
     assert needs[1] == pytest.approx(0.18 * ((Z_NEXT + stats.norm.isf(0.2)) / 0.01) ** 2, rel=0.06)
 
 
+@pytest.mark.full
 def test_the_number_of_examples_for_a_verdict_is_that_for_all_rules_together(tmp_path):
     """Two rules that are passed in 80 % each are both passed in less."""
     rng = np.random.default_rng(8)
@@ -220,6 +222,7 @@ def test_no_more_examples_are_wanted_where_a_flat_model_passes_with_these(tmp_pa
     assert judge(uneven, uneven, None, Policy(max_gap=50)).needs is None
 
 
+@pytest.mark.full
 def test_no_fewer_examples_are_asked_for_than_the_policy_does(tmp_path):
     right = write_sweep(tmp_path / "right", np.ones((N, 5)))
     uneven = np.ones((N, 5))

@@ -182,6 +182,7 @@ def graded(text: str) -> str:
     return "CORRECT" if any(each in shown["response"] for each in right) else "INCORRECT"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("verb", ["sweep", "check"])
 @pytest.mark.parametrize("given", ["as they are", "as variables", "in a file"])
 def test_no_secret_of_an_endpoint_is_written_down(verb, given, tmp_path, monkeypatch, capsys):

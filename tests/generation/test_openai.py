@@ -141,6 +141,7 @@ def test_an_unknown_host_fails_at_once_and_a_slow_name_server_is_retried():
     assert at(socket.gaierror(socket.EAI_AGAIN, "later")) == at(refused, TimeoutError()) == at(OSError()) == ""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("as_date", [False, True])
 def test_retry_after_holds_back_every_request(as_date):
     seconds = 1.5 if as_date else 0.4  # a date has whole seconds
@@ -464,6 +465,7 @@ def test_an_http_proxy_that_errs_now_and_then_is_borne(through):
     assert len(proxy.seen) > 20 and proxy.seen[0].startswith("POST http://127.0.0.1:")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in FAULTS if name not in ("delay", "drip")])
 def test_what_an_http_proxy_does_for_ever_is_one_line(name, through):
     endpoint, proxy = through

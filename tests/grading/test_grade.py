@@ -283,6 +283,7 @@ def local(tmp_path, model_folder) -> dict:
     return {"examples": tmp_path / "e.jsonl", "sweep": sweep(SweepConfig(out=tmp_path / "m", **shared))}
 
 
+@pytest.mark.full
 def test_a_graded_candidate_meets_a_champion_that_is_graded_alike(local, tmp_path, registers, model_folder):
     registers(model_folder)
     asked = {"concurrency": 2, "header": {"X-Key": "hunter2222"}}

@@ -147,6 +147,7 @@ def circle(below: dict[str, set[str]]) -> list[str]:
     return sorted(name for name in below if name in reached(name))
 
 
+@pytest.mark.full
 def test_no_file_depends_on_itself_through_others():
     assert not circle({module: arrows(module) for module in files()})
 

@@ -160,6 +160,7 @@ def test_the_dependencies_of_extras_are_all_there():
     assert "mlflow[auth]" in done.stdout and "psycopg[binary]" in done.stdout
 
 
+@pytest.mark.full
 def test_what_the_server_of_mlflow_needs_of_posgap_needs_no_torch():
     """Migration, access and backup, in a Python where what its image lacks cannot be imported."""
     folder = ROOT / "infra/kubernetes/base/namespaced"

@@ -132,6 +132,7 @@ def test_the_package_s_page_is_the_readme(wheel):
     assert metadata.count("Project-URL: ") == len(made["addresses"](repository))
 
 
+@pytest.mark.full
 def test_the_source_distribution_holds_all_that_makes_the_wheel(tree, wheel, distributions, tmp_path):
     """The wheel of `distributions` is built from the source distribution alone, the other one from the tree."""
     (direct,) = built(tree, tmp_path, "--wheel").glob("*.whl")
@@ -158,6 +159,7 @@ def test_the_docs_name_the_versions_of_torch_and_transformers_that_are_taken():
     assert len(bounds) == 2 and all(f"`{each}`" in text for each in bounds)
 
 
+@pytest.mark.full
 def test_every_component_of_the_wheel_imports_and_is_the_wheel_s(environment):
     script = (
         "import importlib, json, sys\n"
@@ -172,6 +174,7 @@ def test_every_component_of_the_wheel_imports_and_is_the_wheel_s(environment):
     assert {f"posgap.components.{name}" for name in STAGES} < files.keys()
 
 
+@pytest.mark.full
 def test_the_wheel_compiles_the_pipeline_of_the_checkout_and_carries_it(environment, tmp_path):
     run(environment, "posgap", "pipeline", "compile", "--out", tmp_path / "pipeline.yaml")
     (carried,) = environment.glob("lib/python*/site-packages/posgap/pipelines/mitigation.yaml")
@@ -179,6 +182,7 @@ def test_the_wheel_compiles_the_pipeline_of_the_checkout_and_carries_it(environm
     assert (tmp_path / "pipeline.yaml").read_text() == carried.read_text() == text
 
 
+@pytest.mark.full
 def test_the_wheel_s_project_is_the_checkout_s(environment):
     script = "from posgap.cli.mlproject import mlproject; print(mlproject(), end='')"
     project = (ROOT / "MLproject").read_text()
@@ -186,6 +190,7 @@ def test_the_wheel_s_project_is_the_checkout_s(environment):
     assert (environment / "share" / "posgap" / "MLproject").read_text() == project
 
 
+@pytest.mark.full
 def test_mlflow_runs_an_entry_point_of_the_wheel_whose_stage_joins_its_run(environment, tmp_path):
     store = f"sqlite:///{tmp_path}/mlflow.db"
     with pytest.MonkeyPatch.context() as patched:

@@ -148,6 +148,7 @@ def test_scores_between_0_and_1_have_no_wider_interval_than_rights_and_wrongs():
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "accuracy", [np.full(8, 0.7), np.linspace(0.65, 0.75, 8), 0.6 + 0.3 * np.linspace(-1, 1, 8) ** 2], ids=str
 )
@@ -169,6 +170,7 @@ def f1_scores(accuracy, n_examples: int, rng) -> np.ndarray:
     return scores * (rng.random(scores.shape) < kept)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("n", [20, 60, 200])
 def test_gaps_of_f1_scores_are_covered(n):
     rng, lost, errors = np.random.default_rng(0), np.array([1, 1, 0.85]), np.zeros(2)
@@ -188,6 +190,7 @@ def test_f1_scores_have_their_own_variance_and_never_more_than_binary_ones():
     assert statistics.gap_interval(np.full((20, 5), 0.6))[1] == statistics.gap_interval(np.ones((20, 5)))[1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("truth", [0.0, 0.08])
 def test_intervals_of_differences_cover(truth):
     rng, covered = np.random.default_rng(1), np.zeros(4)

@@ -84,6 +84,7 @@ def asked(tmp_path, model_folder) -> dict:
 LENGTHS = [tiny_length(9), tiny_length(21)]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 @pytest.mark.usefixtures("pictures")
 def test_the_map_s_columns_are_the_sweeps_at_each_length(tmp_path, asked):
@@ -174,6 +175,7 @@ def test_models_are_compared_at_one_length(tmp_path, asked):
         compare(CompareConfig(sweeps=places, out=tmp_path / "refused"))
 
 
+@pytest.mark.full
 def test_a_sweep_at_one_length_goes_through_merge_diagnosis_and_the_tried_answers(
     tmp_path, asked, model_folder, caplog
 ):

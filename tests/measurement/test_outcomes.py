@@ -91,6 +91,7 @@ def answered(sweeps, tmp_path):
     return tmp_path / "answered"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_beyond_the_bound_there_are_no_figures_and_nothing_is_paid_for_twice(tmp_path, caplog):
     with served(Endpoint(filtering)) as endpoint:
@@ -214,6 +215,7 @@ def test_an_outcome_that_nobody_knows_is_refused(filtered):
         Evidence(filtered)
 
 
+@pytest.mark.full
 def test_merged_shards_have_the_outcomes_of_the_whole(filtered, tmp_path):
     with served(Endpoint(filtering)) as endpoint:
         bounds = {1: 0, 2: 5}  # the second has the middle, and was given a bound of its own

@@ -71,6 +71,7 @@ def test_the_gate_admits_and_refuses_as_often_as_it_did():
     assert hole["admitted"] <= 1 and u_shaped["admitted"] == 0 and u_shaped["refused"] >= 28
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("cell", "least", "most"),
     [
@@ -92,6 +93,7 @@ def test_the_plan_s_trial_models_have_the_given_mean_correlation_and_agreement()
     assert found.agreement == pytest.approx(simulations.AGREEMENT, abs=0.02)
 
 
+@pytest.mark.full
 def test_the_number_that_a_first_look_names_is_enough_for_the_second():
     named, share = simulations.second_look(simulations.Cell(0.97, 0.5, 2), 80, 12)
     assert min(named) > 80 and share >= 0.5

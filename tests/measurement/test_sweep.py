@@ -158,6 +158,7 @@ def test_figures_of_categories_are_those_of_their_columns():
         assert figures["ci95"][0] <= figures["accuracy"] <= figures["ci95"][1]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("pictures")
 def test_two_models_of_different_pairs_share_a_page(swept_pairs, tmp_path, two_hop_folder):
     chosen = two_hop(tmp_path, two_hop_folder, positions="8+1,2+7", label="other")

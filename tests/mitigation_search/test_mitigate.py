@@ -100,6 +100,7 @@ def test_examples_are_split_by_what_they_are(tmp_path):
         split([*examples[:3], *renamed[-3:]])
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("pictures")
 def test_what_suits_a_model_is_chosen_on_one_half_and_measured_on_the_other(config, ask):
     """Choice and figures are those of sweeps by hand."""
@@ -170,6 +171,7 @@ def test_what_the_model_says_as_it_is_is_looked_at(config, caplog, monkeypatch):
     assert "12 of 12 responses are cut at 20 tokens" in lines[0] and "--max-new-tokens 40" in lines[0]
 
 
+@pytest.mark.full
 def test_an_interrupted_comparison_goes_on_and_ends_as_if_it_had_not_been(config, tmp_path, monkeypatch):
     def tidied(out):
         found = read_json(out / "mitigate.json")["found"]
@@ -244,6 +246,7 @@ def clock(monkeypatch):
     return now
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("minutes", [90, 10, 3])
 def test_a_slow_model_is_asked_less_so_that_the_budget_is_kept(config, clock, minutes):
     """A second an answer: all examples by the model alone would take two minutes, and every setting on half an hour."""
@@ -296,6 +299,7 @@ def test_the_best_of_prompts_and_of_models_are_measured():
     )
 
 
+@pytest.mark.full
 def test_a_found_mitigation_is_applied_and_the_examples_that_chose_it_are_refused(config, tmp_path, model_folder):
     out = mitigate(config.model_copy(update={"methods": ["lpes", "ms-poe"]}))
     for name in ("lpes", "ms-poe"):
@@ -359,6 +363,7 @@ def test_examples_of_the_evaluation_are_refused(config, tmp_path):
         mitigate(config.model_copy(update={"exclude": tmp_path / "evaluation.jsonl"}))
 
 
+@pytest.mark.full
 def test_only_what_is_for_certain_better_is_to_be_taken(config):
     found = read_mitigate(mitigate(config.model_copy(update={"methods": ["lpes", "reversed"]}))).found
 

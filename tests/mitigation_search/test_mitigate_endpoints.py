@@ -56,6 +56,7 @@ def said(swept):
     return [row["response"] for row in read_predictions(swept)]
 
 
+@pytest.mark.full
 def test_at_an_endpoint_mitigations_of_prompts_are_compared_by_tokens_and_calls(config, endpoint, tmp_path):
     out = mitigate(config)
     result = read_mitigate(out)

@@ -39,6 +39,7 @@ def config(tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_gains_are_paired_with_the_retriever_s_order_and_come_with_code(config):
     with served(Endpoint(reads_both_ends)) as endpoint:
         out = mitigate(config.model_copy(update={"base_url": endpoint.url}))
@@ -77,6 +78,7 @@ def test_gains_are_paired_with_the_retriever_s_order_and_come_with_code(config):
     assert reordered.baselines["as-retrieved"].scores.mean() == 1, "the retriever's order is what it changed"
 
 
+@pytest.mark.full
 def test_where_position_costs_nothing_that_is_said_and_nothing_is_advised(config):
     with served(Endpoint(answers_none)) as endpoint:
         result = read_mitigate(mitigate(config.model_copy(update={"base_url": endpoint.url})))

@@ -400,6 +400,7 @@ def test_what_cannot_be_is_refused_in_a_line(given, said):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_mitigated_candidate_is_no_model_that_could_be_registered(tmp_path):
     candidate, base = write_sweep(tmp_path / "candidate", [0.9] * 5), write_sweep(tmp_path / "base", [0.9] * 5)

@@ -37,6 +37,7 @@ def test_the_table_has_the_families_that_the_script_tries_and_all_answer_as_alon
     assert len(rows) > 90 and {row[2] for row in rows[1:]} == {"equal"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v2", "llama4_text", "falcon, ALiBi", "phi3, long RoPE", "mamba"])
 def test_a_family_is_as_the_table_says(name):
     row = families.generation_row(name)
@@ -46,6 +47,7 @@ def test_a_family_is_as_the_table_says(name):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "settings", "complaint"),
     [

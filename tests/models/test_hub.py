@@ -175,6 +175,7 @@ def test_a_hub_that_hangs_is_waited_for_briefly(hub, monkeypatch):
     hub.hangs = False
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_model_on_disk_is_promoted_without_the_hub(model_folder, tmp_path, monkeypatch):
     """Not even for what the hub says of the model that its config names."""

@@ -151,6 +151,7 @@ posgap.stages.frame.start_run = lambda *_: contextlib.nullcontext(Run())
 """
 
 
+@pytest.mark.full
 def test_what_loads_no_model_imports_no_torch(tmp_path, monkeypatch):
     """Help, what a schedule refuses, a stage that is complete, a sweep of an endpoint, and what a pipeline's steps
     import that load no model."""

@@ -173,6 +173,7 @@ def test_training_has_its_checkpoints_below_the_pipeline_root(bucket, tmp_path, 
     assert str(asked[0].work).endswith(work)
 
 
+@pytest.mark.full
 def test_every_long_step_keeps_its_work():
     steps = [step for name in ("mitigation", "watch") for step in tree(load(None, name), {}).steps()]
     long = {step.name: " ".join(step.container["command"]) for step in steps if resources(step).on_accelerator}

@@ -46,6 +46,7 @@ def test_the_committed_pipelines_are_what_compiles_in_any_process_and_folder(tmp
         assert str(ROOT) not in committed.read_text()
 
 
+@pytest.mark.full
 @OURS
 def test_kfp_reads_back_what_is_written(name):
     committed = ROOT / "pipelines" / f"{name}.yaml"
@@ -118,6 +119,7 @@ def refusals(documents, proto) -> set[str]:
     return unknown
 
 
+@pytest.mark.full
 @OURS
 @pytest.mark.parametrize("version", VERSIONS)
 def test_each_server_knows_all_that_is_compiled_for_it(protos, name, version):
@@ -237,6 +239,7 @@ def test_both_documents_are_written_where_the_pipeline_asks_anything_of_kubernet
     assert "exec-train" in executors
 
 
+@pytest.mark.full
 def test_without_out_the_pipeline_goes_to_standard_output(capsys):
     code, out, _ = posgap(capsys, "compile")
     assert code == 0 and out == COMMITTED.read_text()

@@ -235,6 +235,7 @@ def test_there_is_nothing_to_warn_of_in_posgap_s_own(name, capsys):
     assert code == 0 and "warning" not in out and not err
 
 
+@pytest.mark.full
 def test_the_mitigation_pipeline_is_read_whole(capsys):
     code, out, _ = posgap(capsys, "lint", "--json", "--smoke")
     steps = {step["step"] for step in json.loads(out)["steps"]}

@@ -62,6 +62,7 @@ def test_a_run_is_sent_as_the_api_wants_it(capsys, submit):
     assert "exec-train" in platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
 
+@pytest.mark.full
 def test_the_mitigation_pipeline_is_what_is_submitted(capsys):
     with served(Server()) as server:
         uris = [w for name in ("data_train", "data_eval", "base_model") for w in ("--param", f"{name}=s3://b/{name}")]
@@ -86,6 +87,7 @@ def upload(capsys, monkeypatch):
     return upload
 
 
+@pytest.mark.full
 def test_a_version_is_uploaded_once_and_runs_and_schedules_name_it(capsys, upload, tmp_path):
     with served(Server()) as server:
         by_version = ["--host", server.url, "--named", "toy", *GIVEN, "--version"]

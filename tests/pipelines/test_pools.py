@@ -55,6 +55,7 @@ def secrets_for(name):
     return secrets | ({"posgap-webhook": ["POSGAP_WEBHOOK_URL"]} if name == "report" else {})
 
 
+@pytest.mark.full
 def test_no_step_is_forgotten(steps):
     compiled = load(None)
     containers = {label for label, executor in compiled.executors.items() if "container" in executor}
@@ -142,6 +143,7 @@ def test_lint_finds_nothing_wrong_with_any_step(steps):
     assert not [complaint for step in steps.values() for complaint in complaints(step)]
 
 
+@pytest.mark.full
 def test_the_form_s_number_of_training_gpus_brings_cpus_and_memory():
     asked = {gpus: tree(load(None), {"gpus_train": gpus}).steps() for gpus in ("1", "8")}
     steps = {gpus: {step.name: resources(step) for step in steps} for gpus, steps in asked.items()}
@@ -156,6 +158,7 @@ def test_the_form_s_number_of_training_gpus_brings_cpus_and_memory():
     assert not [complaint for step in asked["8"] for complaint in complaints(step)]
 
 
+@pytest.mark.full
 def test_what_preflight_says_is_what_the_training_step_asks_for(tmp_path, monkeypatch):
     given = tree(load(None), {"gpus_train": "4"}).steps()
     (pool,) = (each["value"] for step in given for each in step.container.get("env", []) if each["name"] == VARIABLE)
@@ -164,6 +167,7 @@ def test_what_preflight_says_is_what_the_training_step_asks_for(tmp_path, monkey
     assert requests(form) == {"cpu": "32", "memory": "256Gi"}
 
 
+@pytest.mark.full
 def test_volumes_have_the_size_for_the_gpus_that_are_compiled_in(monkeypatch):
     gpus = {name: getattr(CLUSTER, name).model_copy(update={"accelerators": "4"}) for name in ("train", "inference")}
     compiled = parse(compiled_text(mitigation_pipeline(CLUSTER.model_copy(update=gpus))), "test")
@@ -174,6 +178,7 @@ def test_volumes_have_the_size_for_the_gpus_that_are_compiled_in(monkeypatch):
     assert (steps["distill"].cpu, steps["distill"].memory) == ("32", "256Gi")
 
 
+@pytest.mark.full
 def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
     file = tmp_path / "cluster.yaml"
     file.write_text(
@@ -219,6 +224,7 @@ def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
     assert requested["report"].needs == {"secrets": ["mine"]} and requested["report"].volumes == []
 
 
+@pytest.mark.full
 def test_where_there_is_a_trainer_the_step_that_trains_only_watches():
     compiled = parse(compiled_text(mitigation_pipeline(ClusterConfig(trainer=True))), "test")
     steps = {step.name: step for step in tree(compiled, {}).steps()}

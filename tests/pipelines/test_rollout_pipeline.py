@@ -2,6 +2,7 @@
 
 import html
 
+import pytest
 from kfp import dsl
 
 from posgap.components.rollout_experiment import rollout_experiment
@@ -22,6 +23,7 @@ def why(texts: str, model: str):
     rollout_experiment(iterations=2)
 
 
+@pytest.mark.full
 def test_the_rollout_components_run_one_after_the_other(tmp_path, model_folder):
     (tmp_path / "t.txt").write_text("0123456789abcdef" * 8)
     inputs = {"texts": str(tmp_path / "t.txt"), "model": str(model_folder)}

@@ -108,6 +108,7 @@ def swept(measured, tmp_path, **changes):
     return tmp_path / "swept"
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("pictures")
 def test_a_prediction_is_compared_with_its_measurement_and_a_sweep(tmp_path, measured, caplog):
     caplog.set_level("INFO", "posgap")

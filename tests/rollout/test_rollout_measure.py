@@ -555,6 +555,7 @@ def test_predict_says_what_it_lacks(tmp_path):
         rollout_predict(RolloutPredictConfig(**sizes, mask="window"))
 
 
+@pytest.mark.full
 def test_a_flat_model_is_flat_on_natural_questions(tmp_path, nq_file):
     """Prompts of real passages, which differ in length: a layer whose attention is even gives each document its part,
     also at the first positions, and says so."""

@@ -25,6 +25,8 @@ from posgap.cli.main import build, main
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.tasks.reading import write_examples
 
+pytestmark = pytest.mark.full
+
 SECONDS = float(os.environ.get("CHAOS_FUZZ_SECONDS", "0"))
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 MAX_SHOWN = 120  # seconds of a command; the slowest takes ten on a busy machine

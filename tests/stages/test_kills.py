@@ -102,6 +102,7 @@ def url() -> Iterator[str]:
         yield endpoint.url
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", list(COMMANDS) if LONG else list(COMMANDS)[:4])
 def test_a_command_killed_at_any_moment_is_healed_by_the_next(
     name, here, model_folder, values_folder, url, tmp_path, record_property

@@ -50,6 +50,7 @@ def crown(tmp_path, model_folder):
     return made_from
 
 
+@pytest.mark.full
 def test_what_changed_since_the_champion(bucket, data, crown, tmp_path, model_folder):
     config = DataVersionConfig(data=f"{bucket}/data/train-", model=str(model_folder), name="tiny", out=tmp_path / "out")
     with pytest.raises(PosgapError, match="no data version"):
@@ -127,6 +128,7 @@ def test_a_pipeline_trains_on_what_is_new_and_skips_what_is_not(bucket, data, cr
     assert steps("six", only_new=False) == {"data_version"}
 
 
+@pytest.mark.full
 def test_another_recipe_is_something_new_where_the_champion_says_how_it_was_made(tmp_path, crown, model_folder):
     write_examples(tmp_path / "data.jsonl", [kv_example(0)])
     made_from = digest_path(tmp_path / "data.jsonl"), digest_path(model_folder)
@@ -143,6 +145,7 @@ def test_another_recipe_is_something_new_where_the_champion_says_how_it_was_made
     assert (changed("r1"), changed("r2"), changed("")) == ([], ["recipe"], [])
 
 
+@pytest.mark.full
 def test_keys_change_with_the_content_behind_a_place_and_with_nothing_else(bucket, data, crown, tmp_path, model_folder):
     model = copy_of(model_folder, tmp_path / "base-model")
     for day, n in (("2026-11-20", 5), ("2026-11-27", 5)):

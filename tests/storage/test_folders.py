@@ -263,6 +263,7 @@ def lies_in(here: Path, name: str) -> bool:
         return True
 
 
+@pytest.mark.full
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(parts=["side", "..", "0"])
 @given(st.lists(st.one_of(hostile, st.sampled_from(["..", "side", "sub", "link", "file", "circle"])), max_size=4))
@@ -352,6 +353,7 @@ def test_a_file_takes_the_place_of_no_folder_and_no_link_and_not_of_its_input(tm
     assert tree(tmp_path) == before
 
 
+@pytest.mark.full
 def test_a_compiled_pipeline_gives_way_to_the_next_and_other_files_do_not(capsys, tmp_path):
     out = tmp_path / "pipeline.yaml"
     assert run(capsys, "pipeline", "compile", "--out", out)[0] == 0
@@ -412,6 +414,7 @@ def test_an_output_that_is_being_written_is_refused_until_its_writer_is_dead(con
     assert names(config.out.parent) == {"out"}
 
 
+@pytest.mark.full
 def test_of_many_commands_at_once_each_makes_the_output_or_is_refused(config):
     @stage
     def shout(config, out, run):
@@ -471,6 +474,7 @@ def run_and_die(config: CopyConfig, step: int, done: Path) -> None:
     assert process.exitcode in (0, -signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_a_kill_at_any_disk_change_leaves_the_old_output_and_the_next_run_heals(config, tmp_path):
     """Every moment at which the disk changes, one after the other, until a run gets through."""
     shout(config)
@@ -536,6 +540,7 @@ def test_the_run_that_a_killed_command_left_open_is_closed(config, tmp_path, mon
     assert ended() == ["KILLED", "FINISHED"]
 
 
+@pytest.mark.full
 def test_a_command_killed_at_any_time_is_healed_by_the_next(config, tmp_path):
     """The command itself, with all that it starts, at moments within the time that it takes."""
     words = ["rollout", "predict", "--sequence-length", "16", "--layers", "2", "--heads", "1", "--force"]

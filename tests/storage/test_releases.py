@@ -89,6 +89,7 @@ def test_a_record_that_names_no_version_is_one_line(bucket, content, complaint):
         newest(f"{bucket}/")
 
 
+@pytest.mark.full
 def test_of_processes_at_once_the_latest_version_wins_and_the_others_are_told_so(bucket):
     days = [f"{day:02d}" for day in (4, 7, 1, 6, 2, 5, 3)]
     for day in days:

@@ -72,6 +72,7 @@ def test_s3_is_given_a_minute():
     assert client.RETRY_POLICY.seconds == 60 and client.RETRY_POLICY.tries == float("inf")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", sorted(FAULTS.keys() - NOT_OF_S3))
 def test_what_s3_does_for_ever_is_one_line_and_harms_nothing(name, proxy, bucket, folder, tmp_path, monkeypatch):
     digest, first = files.digest_path(folder), random.Random(f"{SEED} {name}").randrange(6)
@@ -102,6 +103,7 @@ def test_an_s3_that_errs_now_and_then_is_borne(proxy, bucket, folder, tmp_path, 
     assert files.digest_path(fetch_location(f"{bucket}/out")) == digest
 
 
+@pytest.mark.full
 def test_a_download_at_a_byte_a_second_is_given_up(proxy, bucket, folder, tmp_path, monkeypatch):
     """Each byte comes in time, and all of them never do."""
     digest = files.digest_path(folder)

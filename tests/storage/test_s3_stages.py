@@ -93,6 +93,7 @@ def test_examples_are_validated_and_swept_from_s3_to_s3(given, tmp_path, monkeyp
     assert read_sweep(local).accuracy == result.accuracy
 
 
+@pytest.mark.full
 def test_what_is_complete_in_s3_is_reused_without_work_or_downloads(
     given, tmp_path, monkeypatch, s3_calls, caplog, model_folder
 ):

@@ -150,6 +150,7 @@ def test_of_many_readers_one_downloads(bucket, tmp_path, s3_calls):
     assert s3_calls.count()["GetObject"] == len(FILES)
 
 
+@pytest.mark.full
 def test_processes_that_share_a_cache_do_not_disturb_each_other(bucket, tmp_path):
     for name, content in FILES.items():
         put(f"{bucket}/f/{name}", content)

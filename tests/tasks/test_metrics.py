@@ -184,6 +184,7 @@ def test_an_answer_can_be_a_pattern(response, answers, right):
     assert matches_pattern(response, answers) is right
 
 
+@pytest.mark.full
 def test_a_pattern_that_is_none_or_takes_for_ever_is_refused_in_a_line():
     with pytest.raises(PosgapError, match=r"^answer '\(' is no regular expression: missing \)"):
         matches_pattern("a", ["("])

@@ -100,6 +100,7 @@ def test_where_it_cannot_be_tried_a_line_says_so(caplog, monkeypatch, tmp_path, 
     assert caplog.records.pop().getMessage().endswith("its responses were drawn, and are others each time")
 
 
+@pytest.mark.full
 def test_right_responses_that_were_written_by_hand_are_not_found_again(tmp_path, swept, model_folder, monkeypatch):
     """Of twenty that are tried an eighth, two, may be worse: near-ties are decided otherwise elsewhere."""
     examples, rows = swept_examples(swept), [row for _, row in read_jsonl(swept / "predictions.jsonl")]

@@ -18,6 +18,7 @@ from posgap.tracking import champions
 pytestmark = pytest.mark.usefixtures("mlflow_store")
 
 
+@pytest.mark.full
 def test_history_shows_who_was_champion_and_rollback_brings_the_former_back(tmp_path, base, model_folder, capsys):
     assert fails(capsys, "history", "tiny") == "tiny: no registered model of this name in MLflow"
     assert "no version has the alias `champion`" in fails(capsys, "rollback", "tiny", "--reason", "x")
@@ -51,6 +52,7 @@ def test_history_shows_who_was_champion_and_rollback_brings_the_former_back(tmp_
     ]
 
 
+@pytest.mark.full
 def test_what_was_rolled_back_returns_only_with_a_reason(tmp_path, base, model_folder, capsys):
     client = mlflow.MlflowClient()
     for name in ("one", "two"):
@@ -118,6 +120,7 @@ def test_somebody_s_tag_is_no_part_of_the_history():
     assert champions.changes(client.get_registered_model("tiny")) == []
 
 
+@pytest.mark.full
 def test_what_needs_approval_waits_as_challenger(tmp_path, base, model_folder, capsys):
     client = mlflow.MlflowClient()
 
@@ -156,6 +159,7 @@ def test_what_needs_approval_waits_as_challenger(tmp_path, base, model_folder, c
     assert whys[2][2] == "Ada"
 
 
+@pytest.mark.full
 def test_a_rollback_is_done_though_no_description_can_be_written(tmp_path, base, model_folder, capsys, monkeypatch):
     """Whoever saw it fail would do it again, and so undo it."""
     for name in ("one", "two"):

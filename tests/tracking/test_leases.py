@@ -247,6 +247,7 @@ def fails(lease: Lease) -> None:
     raise Broken
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("names", ["ab", "abc"])
 def test_in_every_order_of_requests_one_at_a_time_holds_the_lease_and_all_get_it(alone, names):
     tried = Scheduler([Process(alone, name) for name in names])
@@ -264,6 +265,7 @@ def test_work_that_fails_gives_the_lease_back_in_every_order(alone):
     assert ends == {Broken, type(None)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("names", "killed"), [("ab", ""), ("abc", "-b")])
 def test_who_is_killed_at_any_request_is_followed_by_the_others(alone, names, killed):
     """Of three, the second while it holds the lease."""

@@ -53,6 +53,7 @@ def remaining(client) -> tuple[list[str], list[str], set[str]]:
     return versions, sorted(running), models
 
 
+@pytest.mark.full
 def test_what_was_left_behind_is_shown_and_removed_only_when_asked_to(left, capsys, monkeypatch):
     client, ids = left
     monkeypatch.setattr(leases, "SECONDS", 1.0)
@@ -105,6 +106,7 @@ def test_a_name_that_is_not_there_is_a_line(capsys):
     )
 
 
+@pytest.mark.full
 def test_what_lies_on_a_later_page_is_found(capsys, monkeypatch):
     """MLflow returns a hundred registered models at a time."""
     client = mlflow.MlflowClient()

@@ -121,6 +121,7 @@ class Killed(BaseException):
     """Stands for the end of the process: nothing is written after it."""
 
 
+@pytest.mark.full
 def test_a_change_that_broke_off_at_any_write_is_completed_by_the_next(client, monkeypatch):
     moved(("1", ""), ("2", "1"))
     write, writes = Lease.send_change, 0
@@ -154,6 +155,7 @@ def test_a_change_that_broke_off_at_any_write_is_completed_by_the_next(client, m
     assert versions == ["1", "2", "3", "2", "3", "2", "3", "2"]
 
 
+@pytest.mark.full
 def test_what_a_late_request_says_is_under_way_is_not_done_again(client):
     moved(("1", ""), ("2", "1"))
     *_, tag = sorted(tag for tag in model().tags if tag.startswith(champions.CHANGE))
@@ -182,6 +184,7 @@ def test_a_version_that_is_gone_is_never_made_the_champion(client):
     assert champions.changes(model())[-1]["version"] == "3"
 
 
+@pytest.mark.full
 def test_what_hands_have_done_is_mended_or_recorded(client):
     moved(("1", ""), ("2", "1"), ("3", "2"))
     client.set_registered_model_alias("tiny", PREVIOUS, "3")
@@ -234,6 +237,7 @@ def count(name: str, number: int, path: Path) -> None:
         leases.in_turn(name, add)
 
 
+@pytest.mark.full
 def test_only_one_at_a_time_holds_the_lease(client, tmp_path, monkeypatch):
     monkeypatch.setenv(leases.VARIABLE, "20")
     (tmp_path / "number").write_text("0")
@@ -273,6 +277,7 @@ def test_the_living_are_waited_for_for_long_and_the_dead_for_a_while(client, mon
     assert aliases() == ("1", "")
 
 
+@pytest.mark.full
 def test_who_slept_in_the_middle_of_a_write_takes_it_back(client):
     """The write of an alias that was sent after another had taken over is undone by whoever sent it."""
     moved(("1", ""))
@@ -299,6 +304,7 @@ def test_a_lease_of_no_length_is_refused(client, seconds, monkeypatch):
         healed()
 
 
+@pytest.mark.full
 def test_a_flag_that_somebody_wrote_by_hand_expires(client, monkeypatch):
     monkeypatch.setattr(leases, "SECONDS", 1.0)
     for number, text in enumerate(["", "{", "[]", '{"by": 1, "seconds": "nan"}', '{"by": "x", "seconds": -5}']):

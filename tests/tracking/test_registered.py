@@ -43,6 +43,7 @@ def swept(capsys, tmp_path, examples, model, out="out") -> tuple[int, str]:
     return run(capsys, "sweep", "--examples", examples, "--model", model, *words)
 
 
+@pytest.mark.full
 def test_a_stage_reads_the_champion_as_it_reads_its_folder(capsys, tmp_path, model_folder, examples, registers):
     version = registers(model_folder)
     assert swept(capsys, tmp_path, examples, model_folder, "folder")[0] == 0
@@ -59,6 +60,7 @@ def test_a_stage_reads_the_champion_as_it_reads_its_folder(capsys, tmp_path, mod
     assert str(registered_cache()) not in "".join(p.read_text() for p in (tmp_path / "out").glob("*.*[jm][sd]*"))
 
 
+@pytest.mark.full
 def test_only_another_model_behind_the_alias_is_measured_again(
     capsys, tmp_path, model_folder, other_folder, examples, registers
 ):

@@ -33,6 +33,7 @@ def client():
     return mlflow.MlflowClient()
 
 
+@pytest.mark.full
 def test_a_second_run_does_not_replace_a_better_champion(tmp_path, champion, model_folder, client):
     """Against the base alone the worse model would be admitted, and would have become the champion."""
     worse, poor = copy_of(model_folder, tmp_path / "worse"), write_sweep(tmp_path / "poor", [0.9, 0.4, 0.2, 0.4, 0.8])
@@ -48,6 +49,7 @@ def test_a_second_run_does_not_replace_a_better_champion(tmp_path, champion, mod
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "1"
 
 
+@pytest.mark.full
 def test_a_folder_comes_before_the_champion_of_the_name(tmp_path, base, champion):
     swept = write_sweep(tmp_path / "sweep-new", [0.99] * 5)
     by_name = read_verdict(gated(tmp_path, "2", swept, base, name="tiny"))
@@ -72,6 +74,7 @@ def test_a_random_model_against_a_random_base_is_refused(tmp_path):
     assert isinstance(verdict.error("it"), GateRefusal)
 
 
+@pytest.mark.full
 def test_a_verdict_is_stale_when_the_champion_has_changed(tmp_path, base, champion, model_folder, client):
     swept = {}
     for name in ("second", "third"):
@@ -90,6 +93,7 @@ def test_a_verdict_is_stale_when_the_champion_has_changed(tmp_path, base, champi
     assert read_manifest(tmp_path / "promote-third")["config"]["gate"] == str(tmp_path / "again")
 
 
+@pytest.mark.full
 def test_a_candidate_worse_than_today_s_champion_is_gated_again_and_refused(tmp_path, base, model_folder, client):
     options = {}
     for name, skill in (("good", 0.995), ("late", 0.94)):
@@ -106,6 +110,7 @@ def test_a_candidate_worse_than_today_s_champion_is_gated_again_and_refused(tmp_
     assert len(client.search_model_versions("name='tiny'")) == 1
 
 
+@pytest.mark.full
 def test_who_promotes_at_the_same_time_is_noticed(tmp_path, base, champion, model_folder, client, monkeypatch):
     model = copy_of(model_folder, tmp_path / "slow")
     swept = write_sweep(tmp_path / "sweep-slow", [0.995] * 5, model=model)
@@ -123,6 +128,7 @@ def test_who_promotes_at_the_same_time_is_noticed(tmp_path, base, champion, mode
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "2"
 
 
+@pytest.mark.full
 def test_candidates_of_a_run_face_the_one_before_it(tmp_path, base, champion, model_folder, monkeypatch):
     monkeypatch.setenv("POSGAP_PIPELINE_RUN", "run-7")
     for name in ("first", "second"):
@@ -162,6 +168,7 @@ def test_a_champion_that_was_swept_on_other_examples_is_swept_on_these(tmp_path,
     promoted(tmp_path, "candidate", tmp_path / "model-candidate", candidate, tmp_path / "gate-1")
 
 
+@pytest.mark.full
 def test_parts_that_were_merged_say_where_their_examples_are(tmp_path, real, real_champion):
     parts = [real(f"part{i}", 1, "new", positions=[p], label="x")[1] for i, p in enumerate(("1", "4"))]
     merged = merge(MergeConfig(sweeps=parts, out=tmp_path / "merged"))
@@ -170,6 +177,7 @@ def test_parts_that_were_merged_say_where_their_examples_are(tmp_path, real, rea
     assert read_sweep(tmp_path / "gate-1" / "champion").positions == [1, 4]
 
 
+@pytest.mark.full
 def test_examples_that_are_gone_are_asked_for(tmp_path, real, real_champion):
     _, candidate = real("candidate", 1, "new")
     shutil.move(tmp_path / "new.jsonl", tmp_path / "moved.jsonl")
@@ -184,6 +192,7 @@ def test_examples_that_are_gone_are_asked_for(tmp_path, real, real_champion):
         gated(tmp_path, "2", candidate, candidate, name="tiny", examples=tmp_path / "old.jsonl", **LAX)
 
 
+@pytest.mark.full
 def test_a_champion_cannot_be_swept_at_the_candidate_s_endpoint(tmp_path, real, real_champion):
     _, candidate = real("candidate", 1, "new")
     asked = json.loads((candidate / "sweep.json").read_text())
@@ -192,6 +201,7 @@ def test_a_champion_cannot_be_swept_at_the_candidate_s_endpoint(tmp_path, real, 
         gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("change", ["edited", "gone", "tags"])
 def test_a_kept_sweep_that_is_not_the_promoted_one_is_not_taken(tmp_path, real, real_champion, client, change, caplog):
     version = client.get_model_version_by_alias("tiny", "champion")
@@ -232,6 +242,7 @@ def generation(tmp_path, model_folder, number, lost):
     return model, write_sweep(tmp_path / f"sweep-{number}", right, model=model)
 
 
+@pytest.mark.full
 def test_no_row_of_champions_loses_the_tolerance_anew(tmp_path, base, model_folder, client):
     """Each is 0.9 points worse than the one before it, and 2 may be lost."""
     rules = {"mean_tolerance": 2.0, "name": "tiny"}
@@ -253,6 +264,7 @@ def test_no_row_of_champions_loses_the_tolerance_anew(tmp_path, base, model_fold
     assert record_of(registry.champion("tiny")).anchor == "1"
 
 
+@pytest.mark.full
 def test_the_best_champion_so_far_is_left_out_only_where_a_policy_says_so(tmp_path, base, model_folder):
     step = round(0.009 * 5 * N)
     for number in range(2):
@@ -277,6 +289,7 @@ def test_the_best_champion_so_far_is_left_out_only_where_a_policy_says_so(tmp_pa
     assert record_of(registry.champion("tiny")).anchor == "1"
 
 
+@pytest.mark.full
 def test_a_champion_that_is_shown_to_be_better_is_the_best_so_far(tmp_path, base, model_folder):
     for number, lost in enumerate((10, 16, 0)):
         model, swept = generation(tmp_path, model_folder, number, lost)
@@ -286,6 +299,7 @@ def test_a_champion_that_is_shown_to_be_better_is_the_best_so_far(tmp_path, base
         assert record_of(registry.champion("tiny")).anchor == ("", "1", "")[number]
 
 
+@pytest.mark.full
 def test_the_name_s_own_policy_says_whether_the_best_champion_may_be_left_out(tmp_path, base, model_folder):
     """A gate without a name takes whatever policy it is given."""
     step = round(0.009 * 5 * N)

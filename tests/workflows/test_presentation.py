@@ -20,6 +20,8 @@ from posgap.workflows.champion_sweep import champion
 from posgap.workflows.config import ChampionConfig, WatchConfig
 from posgap.workflows.watching import watch
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def server(tmp_path, empty_store, monkeypatch):

@@ -35,6 +35,7 @@ def results(tmp_path, monkeypatch, capsys):
     return top
 
 
+@pytest.mark.full
 def test_all_results_are_listed_by_what_they_asked_and_lead_to_their_pages(results, capsys):
     found = {row.folder: row for row in rows(results)}
     assert {name: row.kind for name, row in found.items()} == {

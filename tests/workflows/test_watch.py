@@ -48,6 +48,7 @@ def test_without_a_champion_nothing_is_swept_and_a_gate_judges_against_the_base(
     assert read_json(watch(watched(tmp_path)) / "watch.json")["outcome"] == "no champion"
 
 
+@pytest.mark.full
 def test_a_champion_is_asked_like_the_base_and_taken_by_a_gate_as_it_is(tmp_path, real, real_champion):
     _, other = real("candidate", 1, "new", question="both")
     folder = swept(tmp_path, like=other)
@@ -61,6 +62,7 @@ def test_a_champion_is_asked_like_the_base_and_taken_by_a_gate_as_it_is(tmp_path
     assert "mean against the champion" in verdict.rules[1].meaning
 
 
+@pytest.mark.full
 def test_on_fresh_data_a_champion_is_asked_as_when_it_was_promoted(tmp_path, real, real_champion):
     _, promoted = real_champion
     folder, (_, again) = swept(tmp_path), real("champion", 0, "new")
@@ -72,6 +74,7 @@ def test_on_fresh_data_a_champion_is_asked_as_when_it_was_promoted(tmp_path, rea
         swept(tmp_path, version="7")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("real_champion")
 def test_a_champion_that_keeps_its_policy_is_tagged_so(tmp_path):
     swept(tmp_path)
@@ -82,6 +85,7 @@ def test_a_champion_that_keeps_its_policy_is_tagged_so(tmp_path):
     assert (tmp_path / "watch" / "watch.md").read_text().startswith("# Admitted\n")
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("real_champion", "no_kfp_settings")
 def test_one_that_has_left_it_fails_and_says_so_and_starts_what_it_is_to(tmp_path, monkeypatch):
     swept(tmp_path)
@@ -131,6 +135,7 @@ def test_a_folder_that_says_nothing_of_a_champion_is_refused_in_a_line(tmp_path)
         watch(watched(tmp_path))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("real_champion")
 def test_too_few_examples_are_no_alarm(tmp_path):
     swept(tmp_path)
