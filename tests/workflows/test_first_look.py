@@ -113,7 +113,7 @@ def test_prompts_are_as_long_as_twenty_examples_leave_time(
     assert len(examples[0].records) == n_docs and len(examples) == n_examples
     assert asked[1:] == [5, 10, 20][:timed], "the first one warms up"
     assert f"{n_docs} documents a prompt: 20 examples at 5 placements take about " in caplog.text
-    most = "the most that end in two minutes" if n_examples == 20 else f"and {n_examples} examples: about"
+    most = "the most that end in two minutes" if n_examples == 20 else f"and {n_examples} examples, which take"
     assert f"taken: {n_docs} documents, {most}" in caplog.text
 
 
