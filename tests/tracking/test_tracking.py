@@ -218,6 +218,7 @@ KILLED = """
 """
 
 
+@pytest.mark.usefixtures("mlflow_store")
 def test_the_run_of_a_killed_process_is_closed_by_the_next_command_and_by_no_other(tmp_path, capsys):
     out = tmp_path / "out"
     process = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), out])
