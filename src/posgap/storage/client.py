@@ -156,9 +156,10 @@ def refusal(error: Exception) -> str:
 def _describe_error(error: Exception) -> str:
     from botocore import exceptions
 
-    code = refusal(error) if isinstance(error, exceptions.ClientError) else ""
-    if code:
-        return _REFUSALS.get(code) or f"S3 refused: {code}: {error.response['Error'].get('Message', '')}"
+    if isinstance(error, exceptions.ClientError):
+        code = refusal(error)
+        if code:
+            return _REFUSALS.get(code) or f"S3 refused: {code}: {error.response['Error'].get('Message', '')}"
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
         return f"no AWS credentials; {_CREDENTIALS}"
     if isinstance(error, exceptions.FlexibleChecksumError):
