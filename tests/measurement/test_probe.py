@@ -8,7 +8,6 @@ from examples import kv_example
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Completion, Sampling
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.probe import (
@@ -19,7 +18,7 @@ from posgap.measurement.probe import (
     answer_after,
     listen,
 )
-from posgap.scaling.forcing import SpontaneousAnswers, require_at_once
+from posgap.scaling.forcing import SpontaneousAnswers
 from posgap.scaling.forcing import answer_freely as asked_by_itself
 from posgap.scaling.questions import SearchQuestion
 from posgap.stages.sweep import sweep
@@ -236,8 +235,5 @@ def test_tokens_are_forced_only_where_answers_come_at_once():
     for begin, right in [(10, 12), (6, 12), (1, 2), (0, 0)]:
         at_once = SpontaneousAnswers(begin, Probe([of(f"{i} a", i < right) for i in range(24)]))
         assert at_once.hindrance == ""
-        require_at_once(at_once, "m", "do this")
-    with pytest.raises(PosgapError, match="^m: answers 12 of 24 questions rightly, but only 5 .* do this$"):
-        require_at_once(tried(5, 12), "m", "do this")
-    with pytest.raises(PosgapError, match='after words like "zz yy'):
-        require_at_once(tried(0, 0), "m", "do this")
+    assert tried(5, 12).hindrance.startswith("answers 12 of 24 questions rightly, but only 5 of them at once")
+    assert 'after words like "zz yy' in tried(0, 0).hindrance

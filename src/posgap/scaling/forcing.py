@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from posgap.foundation.errors import PosgapError
 from posgap.foundation.progress import track
 from posgap.generation.generator import Generator, Sampling, complete_groups
 from posgap.measurement.probe import Probe, response
@@ -66,11 +65,3 @@ def answer_freely(
     if cut := probe.findings(sampling.limit).get("cut"):
         log.info("what the model says by itself: %s", cut)
     return SpontaneousAnswers(begin, probe)
-
-
-def require_at_once(tried: SpontaneousAnswers, model: str, instead: str) -> None:
-    """`PosgapError` where the model does not answer at once; `instead` is what to do about it."""
-    if why := tried.hindrance:
-        raise PosgapError(
-            f"{model}: {why}; forced right behind the prompt, answers say nothing of what the model would; {instead}"
-        )
