@@ -12,7 +12,7 @@ from posgap import __version__
 from posgap.foundation.errors import Findings
 from posgap.foundation.printing import show
 from posgap.pipelines.arguments import check_arguments
-from posgap.pipelines.compilation import load
+from posgap.pipelines.compilation import CompiledYaml, load
 from posgap.pipelines.config import PipelineLintConfig
 from posgap.pipelines.resources import Resources, max_accelerators, resources, secret_keys
 from posgap.pipelines.steps import UNKNOWN, Group, Step, tree
@@ -30,6 +30,7 @@ def lint(config: PipelineLintConfig) -> None:
     group = tree(compiled, check_arguments(config, compiled.parameters))
     steps = [resources(step) for step in group.steps()]
     warnings = [f"form: {complaint}" for complaint in form_complaints(compiled.parameters)]
+    warnings += importer_complaints(compiled)
     for step in group.steps():
         warnings += [f"{step.name}: {complaint}" for complaint in complaints(step)]
     totals = _totals(steps, group)
@@ -54,6 +55,30 @@ def form_complaints(parameters: Mapping[str, dict[str, Any]]) -> list[str]:
     silent = [name for name in names if not parameters[name].get("description")]
     if silent:
         faults.append(f"{', '.join(silent)}: not described")
+    return faults
+
+
+def importer_complaints(compiled: CompiledYaml) -> list[str]:
+    """The importers whose artifact or address KFP would not find, so that the run fails there.
+
+    KFP 2.15 to 2.17 records an imported artifact under its task's display name, where consumers look for the task's key
+    (`importer_launcher.go`, `resolve.go`), and resolves the address from the inputs of the task's group alone.
+    """
+    faults = []
+    for dag in compiled.dags():
+        for key, task in dag["tasks"].items():
+            label = compiled.spec["components"][task["componentRef"]["name"]].get("executorLabel")
+            importer = compiled.executors.get(label, {}).get("importer")
+            if importer is None:
+                continue
+            shown = task["taskInfo"]["name"]
+            if shown != key:
+                faults.append(f"{key}: an importer named {shown!r}, by which no step finds its artifact")
+            address = task.get("inputs", {}).get("parameters", {})
+            passed = address.get(importer["artifactUri"].get("runtimeParameter"), {})
+            if "taskOutputParameter" in passed:
+                producer = passed["taskOutputParameter"]["producerTask"]
+                faults.append(f"{key}: an importer beside {producer}, which gives its address; put it into a group")
     return faults
 
 

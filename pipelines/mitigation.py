@@ -49,8 +49,8 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
             source = {"data": parameters["data_train"], "data_eval": parameters["data_eval"], "model": model}
             made = {each: plan.outputs[each] for each in ("recipe", "only_new")}
             data = pools.small(data_version(name=name, **source, **made)).set_caching_options(False)
-            # The loop below reads a step's output; KFP's local runner resolves that only from an enclosing group, hence
-            # this If.
+            # KFP's importer takes its address from its group's inputs alone, never from a step beside it: a group of
+            # their own makes `data_version`'s outputs the importers' inputs.
             with dsl.If(data.outputs["Output"] == True, name="something to do"):  # noqa: E712  KFP reads it
                 registered = {"name": name, "approval": plan.outputs["approval"]}
                 _measure_and_mitigate(plan.outputs, data.outputs, pools, model, registered)
@@ -73,10 +73,10 @@ def _measure_and_mitigate(
     model, `made` where it is the training data, too, and one of its own for the champion.
     """
     measured, made = {"cache_key": data["eval_key"]}, {"cache_key": data["train_key"]}
-    base = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).set_display_name("base model").output
-    train_raw = dsl.importer(artifact_uri=data["uri"], artifact_class=dsl.Dataset).set_display_name("train data").output
-    eval_raw = dsl.importer(artifact_uri=data["eval_uri"], artifact_class=dsl.Dataset)
-    eval_raw = eval_raw.set_display_name("eval data").output
+    # None has a display name: KFP records an importer's artifact by that, and its consumers look for the task's key.
+    base = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).output
+    train_raw = dsl.importer(artifact_uri=data["uri"], artifact_class=dsl.Dataset).output
+    eval_raw = dsl.importer(artifact_uri=data["eval_uri"], artifact_class=dsl.Dataset).output
     checked = {"model": base, "settings": given["validate"]}
     # The training data give way, so that what is measured stays the same where only they are new.
     held_out = pools.small(validate(examples=eval_raw, **checked, **measured))

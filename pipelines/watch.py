@@ -30,13 +30,14 @@ def watch_pipeline(cluster: ClusterConfig) -> Callable:
         with dsl.ExitHandler(ending, name="watch"):
             data = pools.small(data_version(data=parameters["data_eval"], name=name, only_new=False))
             data.set_caching_options(False)
-            fresh = dsl.importer(artifact_uri=data.outputs["uri"], artifact_class=dsl.Dataset)
-            fresh = fresh.set_display_name("fresh data").output
-            version = {"version": data.outputs["champion"], "cache_key": data.outputs["champion_key"]}
-            swept = pools.inference(champion(examples=fresh, name=name, **version)).outputs["out"]
-            mitigation = {"mitigate": parameters["mitigate"], "namespace": parameters["namespace"]}
-            # Its outcome is what the run is about, and it may start another run.
-            pools.watch(judge(champion=swept, **mitigation)).set_caching_options(False)
+            # Always so. The group makes data_version's outputs the importer's inputs, as in the mitigation pipeline.
+            with dsl.If(data.outputs["Output"] == True, name="something to do"):  # noqa: E712  KFP reads it
+                fresh = dsl.importer(artifact_uri=data.outputs["uri"], artifact_class=dsl.Dataset).output
+                version = {"version": data.outputs["champion"], "cache_key": data.outputs["champion_key"]}
+                swept = pools.inference(champion(examples=fresh, name=name, **version)).outputs["out"]
+                mitigation = {"mitigate": parameters["mitigate"], "namespace": parameters["namespace"]}
+                # Its outcome is what the run is about, and it may start another run.
+                pools.watch(judge(champion=swept, **mitigation)).set_caching_options(False)
 
     return watch
 

@@ -9,7 +9,7 @@ from toy_pipeline import TAINT, bounded, fails, on_gpus, posgap, small, step, to
 
 from posgap import __version__
 from posgap.pipelines.compilation import compiled_text, load, parse
-from posgap.pipelines.lint import complaints, form_complaints
+from posgap.pipelines.lint import complaints, form_complaints, importer_complaints
 from posgap.pipelines.resources import max_accelerators
 from posgap.pipelines.steps import Group, tree
 
@@ -209,6 +209,47 @@ def test_a_parameter_that_kfp_does_not_pass_into_a_group_is_found():
 
     (only,) = tree(parse(compiled_text(lost), "lost"), {}).steps()
     assert complaints(only) == ["uses gpus, which KFP does not pass into the group around it: the step would not start"]
+
+
+@dsl.component(base_image=OURS, install_kfp_package=False)
+def find() -> str:
+    return "s3://lab/data"
+
+
+@dsl.component(base_image=OURS, install_kfp_package=False)
+def read(examples: dsl.Input[dsl.Dataset]):
+    pass
+
+
+def test_an_importer_whose_artifact_or_address_kfp_would_not_find_is_found():
+    @dsl.pipeline(name="imported")
+    def imported():
+        found = find()
+        read(examples=dsl.importer(artifact_uri=found.output, artifact_class=dsl.Dataset).output)
+        with dsl.If(found.output != ""):
+            inner = dsl.importer(artifact_uri=found.output, artifact_class=dsl.Dataset)
+            read(examples=inner.set_display_name("data").output)
+
+    assert importer_complaints(parse(compiled_text(imported), "imported")) == [
+        "importer: an importer beside find, which gives its address; put it into a group",
+        "importer-2: an importer named 'data', by which no step finds its artifact",
+    ]
+
+
+@pytest.mark.parametrize(("name", "importers"), [("mitigation", 3), ("watch", 1)])
+def test_each_importer_is_found_by_its_key_and_has_its_address_from_its_group(name, importers):
+    # KFP's own driver and importer end every run otherwise.
+    compiled = load(ROOT / "pipelines" / f"{name}.yaml")
+    labels = {label for label, executor in compiled.executors.items() if "importer" in executor}
+    components = {n for n, each in compiled.spec["components"].items() if each.get("executorLabel") in labels}
+    tasks = []
+    for dag in compiled.dags():
+        tasks += [(key, task) for key, task in dag["tasks"].items() if task["componentRef"]["name"] in components]
+    assert len(tasks) == importers
+    for key, task in tasks:
+        assert task["taskInfo"]["name"] == key
+        assert task["inputs"]["parameters"]["uri"].keys() == {"componentInputParameter"}
+    assert importer_complaints(compiled) == []
 
 
 def test_the_most_at_once_is_over_all_orders_and_open_where_only_the_run_will_know():

@@ -132,7 +132,7 @@ def test_what_watches_lies_where_its_twins_do(steps):
         assert (asked[name].pool, asked[name].volumes, asked[name].image) == (twin.pool, twin.volumes, twin.image)
     assert asked["watch"].pool == CLUSTER.cpu.nodes and asked["watch"].accelerators == 0
     key = watching["champion"].task["inputs"]["parameters"]["cache_key"]
-    assert key["taskOutputParameter"] == {"producerTask": "data-version", "outputParameterKey": "champion_key"}
+    assert key == {"componentInputParameter": "pipelinechannel--data-version-champion_key"}
     assert watching["watch"].settings["podMetadata"]["labels"] == {"access-ml-pipeline": "true"}
     assert not [complaint for step in watching.values() for complaint in complaints(step)]
     for name, step in watching.items():
