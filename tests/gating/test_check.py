@@ -282,7 +282,8 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_is_asked(
 @pytest.mark.parametrize("positions", ["1", "2,3"])
 def test_a_check_of_few_positions_shows_nothing(tmp_path, positions):
     with served(Endpoint()) as endpoint:
-        options = ["--positions", positions, "--limit", 3, "--max-region-gap", 5, "--min-worst", 1]
+        (policy := tmp_path / "policy.yaml").write_text("max_region_gap: 5\nmin_worst: 1\n")
+        options = ["--positions", positions, "--limit", 3, "--policy", policy]
         assert check(endpoint, tmp_path / "out", *options) == 7
     assert any("placements" in words for words in read_json(tmp_path / "out" / "check.json")["evidence_gaps"])
 

@@ -121,8 +121,7 @@ def test_no_option_changes_a_policy(tmp_path, base, option, value, says):
     file = policy_file(tmp_path, "max_gap: 3")
     with pytest.raises(PosgapError) as refused:
         decide(tmp_path, base, base, policy=file, **{option: value})
-    name = option.replace("_", "-")
-    assert str(refused.value).startswith(f"--{name} {value}: {file} says {says}, which no option changes; leave ")
+    assert str(refused.value).startswith(f"`{option}` {value}: {file} says {says}, which nothing beside it changes; ")
 
 
 def test_an_option_may_say_what_the_policy_says(tmp_path, base):
@@ -202,7 +201,7 @@ def test_the_gate_of_a_registered_model_judges_by_its_policy(tmp_path, base):
 @pytest.mark.usefixtures("mlflow_store")
 def test_neither_option_nor_file_loosens_a_registered_policy(tmp_path, base):
     registered(tmp_path, "max_gap: 2")
-    with pytest.raises(PosgapError, match="--max-gap 100.0: .* says 2.0, which no option changes"):
+    with pytest.raises(PosgapError, match="`max_gap` 100.0: .* says 2.0, which nothing beside it changes"):
         decide(tmp_path, base, base, name="tiny", max_gap=100)
     with pytest.raises(PosgapError, match="--policy .*: tiny has a policy of its own, without a version .*, which no"):
         decide(tmp_path, base, base, name="tiny", policy=policy_file(tmp_path, "max_gap: 100"))

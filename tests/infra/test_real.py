@@ -246,11 +246,13 @@ def test_what_is_trained_is_what_is_written(candidate, smollm2):
 
 
 def test_a_model_that_is_admitted_answers_through_mlflow_as_it_was_swept(base, after, candidate, place, capsys):
-    lenient = ("--least-examples", 1, "--least-placements", 2, "--max-gap", 100, "--mean-tolerance", 100)
-    lenient += ("--advantageous-tolerance", 100, "--min-mean", 0, "--max-unanswered", 100)
+    (policy := place / "policy.yaml").write_text(
+        "least_examples: 1\nleast_placements: 2\nmax_gap: 100\nmean_tolerance: 100\nadvantageous_tolerance: 100\n"
+        "min_mean: 0\nmax_unanswered: 100\n"
+    )
     judged = ("--candidate", after, "--base", base, "--name", "smollm2", "--out", place / "gate")
     assert posgap("gate", "--candidate", after, "--base", base, "--out", place / "strict") == 7
-    assert posgap("gate", *judged, *lenient) == 0
+    assert posgap("gate", *judged, "--policy", policy) == 0
     promoted = ("--model", candidate, "--sweep", after, "--gate", place / "gate", "--name", "smollm2")
     assert posgap("promote", *promoted, "--out", place / "promotion") == 0
     capsys.readouterr()

@@ -265,7 +265,7 @@ _HELP_ALL = _help_all_option("options")
 def _parameters(config_type: type[Config]) -> list[click.Parameter]:
     """click's arguments and options for the fields of a config."""
     parameters = list[click.Parameter]()
-    for field, info in config_type.model_fields.items():
+    for field, info in config_type.options().items():
         if is_argument(info):
             several: dict[str, Any] = {"nargs": -1} if get_origin(info.annotation) is list else {}
             parameters.append(

@@ -38,7 +38,7 @@ def mlproject() -> str:
 def entry_point(verb: str) -> str:
     """The entry point of a verb: its typed parameters, and its command."""
     config = VERBS[verb].config
-    fields = {name: info for name, info in config.model_fields.items() if name not in NO_PARAMETERS}
+    fields = {name: info for name, info in config.options().items() if name not in NO_PARAMETERS}
     parameters = [_parameter(name, config) for name in fields]
     options = " ".join(f"{_option(name, info)}{{{name}}}" for name, info in fields.items())  # MLflow quotes the values
     command = json.dumps(f"posgap {verb} {options}")

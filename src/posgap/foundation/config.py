@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from posgap.foundation.fields import VERBATIM, OutputPath, role
+from posgap.foundation.fields import NO_OPTION, VERBATIM, OutputPath, role
 from posgap.foundation.locations import last_name
 from posgap.foundation.redaction import HIDDEN, redact_value
 from posgap.foundation.registry import SECRET, WITHOUT_EFFECT
@@ -59,6 +59,11 @@ class Config(BaseModel):
         """The plain parameters by name: all fields but paths and `NO_PARAMETERS`."""
         fields = cls.model_fields.items()
         return {name: field for name, field in fields if role(field) is None and name not in NO_PARAMETERS}
+
+    @classmethod
+    def options(cls) -> dict[str, FieldInfo]:
+        """The fields by name that the command line and MLproject take."""
+        return {name: field for name, field in cls.model_fields.items() if NO_OPTION not in field.metadata}
 
     @classmethod
     def cache_key_fields(cls) -> list[str]:

@@ -29,6 +29,7 @@ MAX_SETTINGS = 65_536  # bytes; a chat template may be among them
 IN_SETTINGS = "in settings"  # marks a field that a pipeline's form does not ask for, but takes in `settings`
 POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
 RARE = "rare"  # marks a field whose option a long `--help` leaves to `--help-all`
+NO_OPTION = "no option"  # marks a field that a policy file, a pipeline or Python sets, and no option
 ON_HUB = "on the hub"  # marks a field that may name a model on the hub, and so takes a revision of it
 
 

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from posgap.foundation.config import Config, StageConfig
 from posgap.foundation.fields import (
+    NO_OPTION,
     POSITIONAL,
     RARE,
     InputPath,
@@ -16,7 +17,7 @@ from posgap.foundation.fields import (
     OptionalReport,
 )
 from posgap.gating.demands import PUBLIC_KEY, GateThresholds, MinimumEvidence
-from posgap.gating.rules import CHECK_RULES, GATE_RULES
+from posgap.gating.rules import CHECK_RULES, GATE_RULES, SIMULATED_RULES
 from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.generation.endpoint_names import with_endpoint
 from posgap.measurement.config import SWEPT_MODEL, ExpectedConfig, Judging, SweepScope
@@ -43,7 +44,7 @@ class _SweepsToJudge(StageConfig):
         "",
         description="registered model that the candidate is for: judge by its policy and against its champion, if any",
     )
-    signer: str = Field(
+    signer: Annotated[str, NO_OPTION] = Field(
         "",
         pattern=PUBLIC_KEY,
         description="public key that must belong to the private key in POSGAP_SIGNING_KEY, which signs the verdict; "
@@ -139,8 +140,11 @@ class VerifyConfig(Config):
     folders: Annotated[InputPaths, POSITIONAL] = Field(min_length=1, description="folders that stages wrote")
 
 
-class PlanGateConfig(*GATE_RULES.bases(), ExpectedConfig):  # type: ignore[misc]  # registered choices' parameters
+class PlanGateConfig(*SIMULATED_RULES.bases(), ExpectedConfig):  # type: ignore[misc]  # registered choices' parameters
     """Says how many examples the gate needs to admit a model that has no gap and lost nothing to its base."""
 
+    policy: OptionalInputPath = Field(
+        None, description="file of the policy, which then alone decides; empty: the options below"
+    )
     power: float = Field(0.8, gt=0.05, lt=1, description="how often such a model is to be admitted")
     examples: int = Field(0, ge=0, description="say what this number of examples can show at best; 0: do not")

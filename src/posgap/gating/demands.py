@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from posgap.foundation.config import Config
-from posgap.foundation.fields import RARE, Allowed
+from posgap.foundation.fields import NO_OPTION, Allowed
 from posgap.gating.rules import GATE_RULES
 from posgap.measurement.config import ALLOW
 from posgap.tasks.fields import OptionalTaskName
@@ -14,10 +14,10 @@ PUBLIC_KEY = r"^(ed25519:[A-Za-z0-9+/]{43}=)?$"
 
 
 class MinimumEvidence(Config):
-    least_examples: Annotated[int, RARE] = Field(
+    least_examples: Annotated[int, NO_OPTION] = Field(
         100, ge=1, description="examples that must have been swept to be judged at all"
     )
-    least_placements: Annotated[int, RARE] = Field(
+    least_placements: Annotated[int, NO_OPTION] = Field(
         5,
         ge=2,
         description="placements that must have been swept, or as many as there are documents, if fewer",

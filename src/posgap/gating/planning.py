@@ -8,6 +8,7 @@ import numpy as np
 from posgap.foundation.printing import show
 from posgap.gating.config import PlanGateConfig
 from posgap.gating.passing import MAX_PROMPTS, POLICY, PassRates
+from posgap.gating.policy import policy_of
 from posgap.gating.rules import Gap
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import power
@@ -27,7 +28,7 @@ def plan_gate(config: PlanGateConfig) -> dict:
     certify.
     """
     assumed = power.assumptions_from_config(config)
-    passing = PassRates(asked_rules(config), assumed)
+    passing = PassRates(asked_rules(policy_of(config)), assumed)
     needed = {name: passing.least(name, config.power) for name in passing.rule_names}
     plan: dict = {"power": config.power, "examples": needed, "range": _range(passing, needed[POLICY], config.power)}
     power.log_assumptions(assumed)

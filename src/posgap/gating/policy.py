@@ -10,7 +10,7 @@ from posgap.foundation.json_text import open_unpacked
 from posgap.foundation.locations import Location, cache_folder
 from posgap.foundation.printing import RESULT, set_result, show
 from posgap.foundation.yaml_text import parse_yaml
-from posgap.gating.config import CheckConfig, GateConfig, PolicyConfig
+from posgap.gating.config import CheckConfig, GateConfig, PlanGateConfig, PolicyConfig
 from posgap.gating.demands import Policy
 from posgap.gating.signature import keygen
 from posgap.storage.inputs import with_local_paths
@@ -50,7 +50,7 @@ def policy_digest(policy: Policy) -> str:
     return digest_of(policy.model_dump(mode="json"))
 
 
-def policy_of(config: GateConfig | CheckConfig) -> Policy:
+def policy_of(config: GateConfig | CheckConfig | PlanGateConfig) -> Policy:
     """The policy that a gate judges by: its file's, or else the one that its options make.
 
     With a file no option has a say: `PosgapError` where one is neither its default nor what the policy says.
@@ -63,8 +63,8 @@ def policy_of(config: GateConfig | CheckConfig) -> Policy:
         value, demanded = getattr(options, name), getattr(policy, name)
         if value not in (config.default(name), demanded):
             raise PosgapError(
-                f"--{name.replace('_', '-')} {value}: {config.policy} says {demanded}, which no option changes; leave "
-                "the option out, or change the policy"
+                f"`{name}` {value}: {config.policy} says {demanded}, which nothing beside it changes; leave that out, "
+                "or change the policy"
             )
     return policy
 

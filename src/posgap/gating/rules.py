@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, computed_field
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.fields import RARE
+from posgap.foundation.fields import NO_OPTION
 from posgap.foundation.files import Record
 from posgap.foundation.registry import Parameters, Registry
 from posgap.tasks.positions import format_positions
@@ -191,7 +191,7 @@ class Mean(GateRule):
     broken = "accuracy was lost on average"
 
     class Limits(Parameters):
-        mean_tolerance: float = Field(
+        mean_tolerance: Annotated[float, NO_OPTION] = Field(
             2.0,
             gt=-100,
             description="points of mean the candidate may lose to the champion, or to the base; below 0: that it must "
@@ -225,7 +225,7 @@ class Advantageous(GateRule):
     broken = "accuracy was lost where the reference answers best"
 
     class Limits(Parameters):
-        advantageous_tolerance: float = Field(
+        advantageous_tolerance: Annotated[float, NO_OPTION] = Field(
             5.0,
             ge=0,
             description="points that the candidate may lose at the position where the champion, else the base, is best",
@@ -319,7 +319,7 @@ class Worst(GateRule):
     needs_reference = False
 
     class Limits(Parameters):
-        min_worst: float = Field(
+        min_worst: Annotated[float, NO_OPTION] = Field(
             0.0, ge=0, le=100, description="points that even the worst position must reach for certain; 0: not asked"
         )
 
@@ -360,7 +360,7 @@ class Regions(GateRule):
     needs_reference = False
 
     class Limits(Parameters):
-        max_region_gap: Annotated[float, RARE] = Field(
+        max_region_gap: Annotated[float, NO_OPTION] = Field(
             100.0,
             ge=0,
             le=100,
@@ -437,7 +437,7 @@ class Clean(GateRule):
     needs_reference = False
 
     class Limits(Parameters):
-        max_unclean: Annotated[float, RARE] = Field(
+        max_unclean: Annotated[float, NO_OPTION] = Field(
             NOTABLE,
             ge=0,
             le=100,
@@ -473,7 +473,7 @@ class Consistency(GateRule):
     needs_reference = False
 
     class Limits(Parameters):
-        min_consistency: Annotated[float, RARE] = Field(
+        min_consistency: Annotated[float, NO_OPTION] = Field(
             0.0,
             ge=0,
             le=100,
@@ -523,3 +523,4 @@ GATE_RULES: Registry[GateRule] = Registry(
 )
 
 CHECK_RULES = GATE_RULES.where(lambda rule: not rule.needs_reference)  # all that `posgap check` can apply
+SIMULATED_RULES = GATE_RULES.where(lambda rule: rule.is_simulated)  # all that `posgap plan gate` can plan

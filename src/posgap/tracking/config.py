@@ -7,6 +7,7 @@ from pydantic import Field
 
 from posgap.foundation.config import Config, FreshConfig, StageConfig
 from posgap.foundation.fields import (
+    NO_OPTION,
     POSITIONAL,
     InputPath,
     InputPaths,
@@ -72,7 +73,9 @@ class PromoteConfig(StageConfig):
         description="why this model may be the champion although it was rolled back before, in one line; empty: it may "
         "not",
     )
-    recipe: str = Field("", description="digest of how the model was made, from `preflight`; empty: is not recorded")
+    recipe: Annotated[str, NO_OPTION] = Field(
+        "", description="digest of how the model was made, from `preflight`; empty: is not recorded"
+    )
 
 
 class ReportConfig(FreshConfig):
