@@ -22,7 +22,8 @@ from posgap.gating.config import GateConfig
 from posgap.gating.evidence import FILES
 from posgap.gating.verdict import judge
 from posgap.measurement.config import SweepConfig
-from posgap.measurement.sweeps import read_predictions, read_sweep
+from posgap.measurement.predictions import read_predictions
+from posgap.measurement.sweeps import read_sweep
 from posgap.stages.sweep import sweep as sweep_stage
 from posgap.tasks.reading import write_examples
 

@@ -8,7 +8,8 @@ from posgap.data.synthetic import YOUNG, animal_examples
 from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.config import SweepConfig
-from posgap.measurement.sweeps import read_predictions, read_sweep
+from posgap.measurement.predictions import read_predictions
+from posgap.measurement.sweeps import read_sweep
 from posgap.stages.sweep import sweep
 from posgap.tasks.content import content_key
 from posgap.tasks.examples import Document

@@ -14,9 +14,10 @@ from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import evidence_gaps
+from posgap.measurement.figures import summarize
 from posgap.measurement.grid import grid_of
 from posgap.measurement.report import charts, page
-from posgap.measurement.sweeps import read_sweep, summarize
+from posgap.measurement.sweeps import read_sweep
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS

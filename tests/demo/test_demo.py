@@ -16,7 +16,8 @@ from posgap.gating.config import GateConfig
 from posgap.gating.demands import Policy
 from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import read_verdict
-from posgap.measurement.sweeps import Evidence, read_sweep
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.sweeps import read_sweep
 from posgap.stages.gate import gate
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import content_keys, with_content_keys

@@ -14,7 +14,9 @@ from posgap.gating.rules import Ruling
 from posgap.gating.verdict import Verdict, read_verdict
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.diagnoses import read_diagnosis
-from posgap.measurement.sweeps import Evidence, Sweep, read_sweep, summarize
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.figures import summarize
+from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.rollout.files import PREDICTION_FILE, Prediction, read_measurement
 from posgap.scaling.scaling_file import read_scaling
 from posgap.storage.inputs import read_manifest

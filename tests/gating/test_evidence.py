@@ -20,7 +20,7 @@ from posgap.gating.evidence import (
     sweep_record,
     wrong_figure,
 )
-from posgap.measurement.sweeps import Evidence
+from posgap.measurement.evidence import Evidence
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.content import content_key
 

@@ -11,7 +11,7 @@ from posgap.foundation.errors import GateRefusal, PosgapError
 from posgap.foundation.files import digest_path, read_json
 from posgap.gating.config import GateConfig
 from posgap.gating.verdict import markdown
-from posgap.measurement.sweeps import Evidence
+from posgap.measurement.evidence import Evidence
 from posgap.stages.promote import promote
 from posgap.workflows.admission import admit
 

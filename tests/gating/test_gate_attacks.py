@@ -11,8 +11,9 @@ from posgap.foundation.errors import GateRefusal, PosgapError
 from posgap.foundation.files import digest_path, read_json, write_json
 from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import markdown
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.merging import merge_sweeps
-from posgap.measurement.sweeps import Evidence, read_sweep
+from posgap.measurement.sweeps import read_sweep
 from posgap.stages.promote import promote
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.content import content_key

@@ -12,8 +12,10 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, read_jsonl, write_json, write_jsonl
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import judge, read_verdict
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.figures import summarize
 from posgap.measurement.rescoring import require_scores, swept_examples
-from posgap.measurement.sweeps import Evidence, Sweep, read_sweep, summarize
+from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stages.promote import promote
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.content import content_key

@@ -27,8 +27,8 @@ from posgap.gating.verdict import (
     markdown,
     read_verdict,
 )
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.power import assumptions_from_pair
-from posgap.measurement.sweeps import Evidence
 from posgap.tracking.runs import start_run
 
 GOOD = [0.995] * 5

@@ -17,7 +17,8 @@ from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement import statistics
 from posgap.measurement.config import DiagnoseConfig, MergeConfig, SweepConfig
-from posgap.measurement.sweeps import Evidence, read_sweep
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.sweeps import read_sweep
 from posgap.models.loading import save_model
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep

@@ -18,8 +18,10 @@ from posgap.gating.verdict import read_verdict
 from posgap.generation import openai
 from posgap.grading.prompt import JudgedResponse, judge_prompt, own_prompt
 from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig, MergeConfig, SweepConfig
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.predictions import read_predictions
 from posgap.measurement.rescoring import require_scores, swept_examples
-from posgap.measurement.sweeps import Evidence, read_predictions, read_sweep
+from posgap.measurement.sweeps import read_sweep
 from posgap.stages.compare import compare
 from posgap.stages.diagnose import diagnose
 from posgap.stages.grade import grade

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from posgap.foundation.files import digest_path, read_json, read_jsonl, write_json, write_jsonl
-from posgap.measurement.sweeps import PromptSettings, Sweep, summarize
+from posgap.measurement.figures import summarize
+from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.storage.lineage import ancestors
 from posgap.tasks.content import content_key, examples_digest
 from posgap.tasks.reading import EXAMPLES_FILE, read_examples

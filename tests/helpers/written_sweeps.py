@@ -8,7 +8,8 @@ import numpy as np
 from posgap.foundation.files import digest_path, write_json, write_jsonl
 from posgap.gating.config import GateConfig
 from posgap.gating.verdict import read_verdict
-from posgap.measurement.sweeps import PromptSettings, Sweep, summarize
+from posgap.measurement.figures import summarize
+from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
 from posgap.storage.lineage import ancestors

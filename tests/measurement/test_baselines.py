@@ -15,17 +15,12 @@ from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.evidence import wrong_figure
 from posgap.gating.rules import GateInputs, Useful
 from posgap.measurement.config import MergeConfig, SweepConfig
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.figures import BaselineScores, baselines_of
 from posgap.measurement.outcomes import OutcomeCounts
+from posgap.measurement.predictions import PREDICTIONS_FILE, read_predictions, swept_rows
 from posgap.measurement.summary import summary_text
-from posgap.measurement.sweeps import (
-    PREDICTIONS_FILE,
-    BaselineScores,
-    Evidence,
-    baselines_of,
-    read_predictions,
-    read_sweep,
-    swept_rows,
-)
+from posgap.measurement.sweeps import read_sweep
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import Passage, RankedExample

@@ -9,8 +9,8 @@ from written_sweeps import ASKED, N, write_sweep
 from posgap.foundation.errors import PosgapError
 from posgap.gating.evidence import ANCHOR, BASE
 from posgap.measurement.comparability import ALLOWABLE, align_comparable, list_differences
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.gradings import GRADED
-from posgap.measurement.sweeps import Evidence
 
 OTHERWISE = {
     "task": {"task": "qa"},

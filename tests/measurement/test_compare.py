@@ -12,6 +12,7 @@ from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.comparison import Comparison, _where, compare_sweeps
 from posgap.measurement.config import CompareConfig
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.statistics import (
     EACH_END,
     difference_interval,
@@ -19,7 +20,6 @@ from posgap.measurement.statistics import (
     paired_difference,
     placement_differences,
 )
-from posgap.measurement.sweeps import Evidence
 from posgap.stages.compare import compare
 from posgap.storage.inputs import read_manifest
 

@@ -9,6 +9,7 @@ from written_sweeps import write_sweep
 
 from posgap.foundation.files import write_json
 from posgap.measurement import statistics
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.filling import FillRecord, at_lengths
 from posgap.measurement.lengths import (
     EffectiveLength,
@@ -23,7 +24,7 @@ from posgap.measurement.lengths import (
 )
 from posgap.measurement.spending import TokenTotals
 from posgap.measurement.statistics import tango_bound
-from posgap.measurement.sweeps import LENGTHS_FILE, Evidence
+from posgap.measurement.sweeps import LENGTHS_FILE
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.registry import TASKS
 

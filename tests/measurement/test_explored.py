@@ -20,10 +20,13 @@ from posgap.foundation.files import write_jsonl
 from posgap.gating.config import GateConfig
 from posgap.measurement import page_examples as module
 from posgap.measurement.config import CompareConfig
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.figures import summarize
 from posgap.measurement.page_examples import _pack, pack_folders, pack_sweep, read_texts
+from posgap.measurement.predictions import read_predictions
 from posgap.measurement.report import _file, write_page
 from posgap.measurement.sweep_folder import write_sweep as write_folder
-from posgap.measurement.sweeps import Evidence, Sweep, read_predictions, read_sweep, summarize
+from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stages.compare import compare
 from posgap.stages.gate import gate
 from posgap.tasks.placements import swept_placements

@@ -23,8 +23,9 @@ from posgap.gating.verdict import judge
 from posgap.generation.generator import Completion
 from posgap.measurement import resumption
 from posgap.measurement.config import CompareConfig, MergeConfig, SweepConfig
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
-from posgap.measurement.sweeps import Evidence, read_sweep
+from posgap.measurement.sweeps import read_sweep
 from posgap.stages.compare import compare
 from posgap.stages.gate import gate
 from posgap.stages.merge import merge

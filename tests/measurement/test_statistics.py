@@ -8,8 +8,8 @@ from hypothesis.extra.numpy import arrays
 from scipy import special
 
 from posgap.measurement import statistics
+from posgap.measurement.figures import summarize
 from posgap.measurement.shape import shape_of
-from posgap.measurement.sweeps import summarize
 
 matrices = arrays(bool, st.tuples(st.integers(1, 12), st.integers(1, 6)))
 

@@ -14,8 +14,10 @@ from posgap.distillation.config import TeacherConfig
 from posgap.foundation.files import read_jsonl
 from posgap.generation.setup import builder_of
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.figures import summarize
 from posgap.measurement.report import write_report
-from posgap.measurement.sweeps import Evidence, read_sweep, summarize
+from posgap.measurement.sweeps import read_sweep
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.stages.validate import validate

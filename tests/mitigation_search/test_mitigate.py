@@ -16,8 +16,10 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, work_folder, write_json
 from posgap.measurement.comparison import compare_sweeps
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweep_run import SweepRun
-from posgap.measurement.sweeps import Evidence, read_predictions, read_sweep
+from posgap.measurement.sweeps import read_sweep
 from posgap.mitigation_search import budget
 from posgap.mitigation_search.budget import Clock, fit_examples
 from posgap.mitigation_search.compared_model import ComparedModel

@@ -10,7 +10,8 @@ from examples import kv_example
 from posgap.foundation.errors import PosgapError
 from posgap.generation import openai
 from posgap.measurement.config import SweepConfig
-from posgap.measurement.sweeps import read_predictions, read_sweep
+from posgap.measurement.predictions import read_predictions
+from posgap.measurement.sweeps import read_sweep
 from posgap.mitigation_search.config import MitigateConfig
 from posgap.mitigation_search.report import read_mitigate
 from posgap.stages.mitigate import mitigate

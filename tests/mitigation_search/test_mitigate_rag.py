@@ -7,7 +7,7 @@ from endpoint import Endpoint, served
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
-from posgap.measurement.sweeps import Evidence
+from posgap.measurement.evidence import Evidence
 from posgap.mitigation_search.config import MitigateConfig
 from posgap.mitigation_search.report import read_mitigate
 from posgap.stages.mitigate import mitigate

@@ -21,9 +21,10 @@ from posgap.foundation.files import parse_as, read_json, write_json
 from posgap.gating.config import GateConfig
 from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.measurement.config import DiagnoseConfig, MergeConfig, SweepConfig
+from posgap.measurement.predictions import read_predictions
 from posgap.measurement.prompt_mitigator import PromptMitigator, Question
 from posgap.measurement.summary import summary_text
-from posgap.measurement.sweeps import read_predictions, read_sweep
+from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.document_orders import Orders, at_ends, by_relevance, majority
 from posgap.mitigations.mitigation import PromptMitigation, ReorderInput, Settings
 from posgap.mitigations.registry import MITIGATIONS

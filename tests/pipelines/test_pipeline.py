@@ -15,7 +15,8 @@ from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json
 from posgap.gating.verdict import read_verdict
-from posgap.measurement.sweeps import Evidence, read_sweep
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.sweeps import read_sweep
 from posgap.mitigation_search.report import read_mitigate
 from posgap.models import CONFIG_KEY
 from posgap.models.closing import read_config

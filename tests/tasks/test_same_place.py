@@ -8,8 +8,9 @@ from endpoint import Endpoint, retrieve, served
 from examples import kv_example
 
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.predictions import read_predictions
 from posgap.measurement.same_place import SamePlace, find_same_place
-from posgap.measurement.sweeps import read_predictions, read_sweep
+from posgap.measurement.sweeps import read_sweep
 from posgap.stages.sweep import sweep
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.prompts import TextPromptBuilder

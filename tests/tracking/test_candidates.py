@@ -10,7 +10,7 @@ import pytest
 from written_sweeps import N, write_sweep
 
 from posgap.foundation.errors import PosgapError
-from posgap.measurement.sweeps import Evidence
+from posgap.measurement.evidence import Evidence
 from posgap.tracking import candidates, champions
 from posgap.tracking.candidates import best_candidate, best_of_run
 from posgap.tracking.runs import PIPELINE_TAG

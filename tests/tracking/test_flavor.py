@@ -18,7 +18,8 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path
 from posgap.generation.setup import builder_of
 from posgap.measurement.config import SweepConfig
-from posgap.measurement.sweeps import read_predictions, read_sweep
+from posgap.measurement.predictions import read_predictions
+from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.stages.sweep import sweep

@@ -11,7 +11,7 @@ from examples import kv_example
 from mlflow_server import serving
 
 from posgap.foundation.files import digest_path
-from posgap.measurement.sweeps import read_predictions
+from posgap.measurement.predictions import read_predictions
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.reading import write_examples
 from posgap.tracking import parents, runs, sweeps

@@ -10,21 +10,15 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.extras import import_extra
 from posgap.measurement import length_pages
 from posgap.measurement.comparison import Comparison, compare_sweeps, with_distinct_labels
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.lengths import EffectiveLength, effective_length, folder_at, length_map, read_lengths
 from posgap.measurement.page_examples import SweepToShow, example_texts, pack_examples, read_texts
 from posgap.measurement.plots import picture_of, placement_differences
+from posgap.measurement.predictions import Prediction, outcome_of, read_predictions, swept_rows
 from posgap.measurement.report import save_page, write_page
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweep_folder import write_evidence, write_sweep
-from posgap.measurement.sweeps import (
-    Evidence,
-    Prediction,
-    Sweep,
-    outcome_of,
-    read_predictions,
-    read_sweep,
-    swept_rows,
-)
+from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.storage.lineage import training_examples
 from posgap.tasks.positions import format_positions
 

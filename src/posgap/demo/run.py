@@ -19,9 +19,9 @@ from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import show
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.page_examples import pack_folders
 from posgap.measurement.report import write_report
-from posgap.measurement.sweeps import Evidence
 from posgap.pipelines import smoke
 from posgap.pipelines.forked_steps import begin_server
 from posgap.pipelines.local import run_locally

@@ -10,9 +10,11 @@ from posgap.generation.backends import BACKENDS
 from posgap.generation.generator import Completion
 from posgap.generation.setup import builder_of
 from posgap.measurement.config import DiagnoseConfig, SweepConfig
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.filling import as_filled
+from posgap.measurement.predictions import Prediction, read_predictions, swept_rows
 from posgap.measurement.probe import Probe, observe
-from posgap.measurement.sweeps import Evidence, Prediction, Sweep, read_predictions, read_sweep, swept_rows
+from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement

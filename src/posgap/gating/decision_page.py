@@ -6,10 +6,11 @@ from typing import Any
 
 from posgap.gating.rules import GATE_RULES, Ruling
 from posgap.gating.verdict import MORE, Verdict, share_of_error
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.page_examples import PageExamples, pack_folders
 from posgap.measurement.report import render_page, save_page
 from posgap.measurement.statistics import LEVEL
-from posgap.measurement.sweeps import Evidence, Sweep
+from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions
 
 GATE_PAGE = "gate.html"

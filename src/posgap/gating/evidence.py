@@ -13,9 +13,12 @@ from posgap.foundation.files import Record, digest_of, digest_path
 from posgap.gating.demands import Policy
 from posgap.gating.rules import GateInputs
 from posgap.measurement.comparability import align_comparable
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.figures import baselines_of, summarize
 from posgap.measurement.gradings import JUDGEMENTS_FILE
+from posgap.measurement.predictions import PREDICTIONS_FILE
 from posgap.measurement.rescoring import require_scores
-from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, baselines_of, summarize
+from posgap.measurement.sweeps import SWEEP_FILE, Sweep
 from posgap.storage.lineage import TRAINING_EXAMPLES_FILE, training_examples
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement

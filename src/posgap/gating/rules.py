@@ -21,8 +21,8 @@ from posgap.tasks.positions import format_positions
 if TYPE_CHECKING:
     import numpy as np
 
+    from posgap.measurement.evidence import Evidence
     from posgap.measurement.simulated_sweeps import SimulatedSweeps
-    from posgap.measurement.sweeps import Evidence
 from posgap.measurement.max_unanswered import NOTABLE, MaxUnanswered
 
 
@@ -489,7 +489,7 @@ class Consistency(GateRule):
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
         from posgap.measurement import statistics
         from posgap.measurement.option_bias import same_item
-        from posgap.measurement.sweeps import read_predictions, swept_rows
+        from posgap.measurement.predictions import read_predictions, swept_rows
 
         sweep = inputs.candidate.sweep
         task = sweep.asked_task

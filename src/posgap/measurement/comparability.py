@@ -7,7 +7,8 @@ from typing import Any, get_args
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import Allowable
 from posgap.foundation.files import digest_of
-from posgap.measurement.sweeps import Evidence, Sweep
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.sweeps import Sweep
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.positions import format_positions
 

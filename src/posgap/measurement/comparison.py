@@ -8,7 +8,8 @@ from pydantic import Field
 from posgap.foundation.files import Record, read_model
 from posgap.measurement import statistics
 from posgap.measurement.comparability import align_comparable
-from posgap.measurement.sweeps import Evidence, Sweep
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions
 
 COMPARISON_FILE = "comparison.json"

@@ -14,9 +14,10 @@ from pydantic import Field, model_validator
 from posgap.foundation.files import Record, read_model
 from posgap.generation.batching import reading_order, shared_lengths
 from posgap.measurement import statistics
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.spending import estimate
 from posgap.measurement.statistics import Points
-from posgap.measurement.sweeps import LENGTHS_FILE, Evidence
+from posgap.measurement.sweeps import LENGTHS_FILE
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import PromptBuilder
 

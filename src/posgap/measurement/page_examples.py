@@ -19,16 +19,10 @@ import numpy as np
 
 from posgap.foundation.files import Record
 from posgap.foundation.json_text import EXPANSION, FREE
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.predictions import Prediction, outcome_of, read_predictions, swept_rows
 from posgap.measurement.shape import regions
-from posgap.measurement.sweeps import (
-    SWEEP_PAGE,
-    Evidence,
-    Prediction,
-    Sweep,
-    outcome_of,
-    read_predictions,
-    swept_rows,
-)
+from posgap.measurement.sweeps import SWEEP_PAGE, Sweep
 from posgap.tasks.examples import AnyExample
 
 MAX_PAGE_BYTES = 16 << 20  # bytes of answers on a page, before they are gzipped

@@ -17,8 +17,8 @@ import scipy
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
 from posgap.measurement.config import ExpectedConfig, PlanConfig
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.statistics import CONFIDENCE, LEVEL
-from posgap.measurement.sweeps import Evidence
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.locations import Location
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.gradings import read_judgements
-from posgap.measurement.sweeps import Evidence, Sweep, outcome_of, read_predictions
+from posgap.measurement.predictions import outcome_of, read_predictions
+from posgap.measurement.sweeps import Sweep
 from posgap.storage.cache import fetch_location
 from posgap.storage.lineage import examples_of
 from posgap.tasks.content import content_keys, examples_digest

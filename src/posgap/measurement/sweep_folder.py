@@ -6,8 +6,9 @@ from pathlib import Path
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.measurement.model_card import write_model_card
 from posgap.measurement.page_examples import PageExamples
+from posgap.measurement.predictions import PREDICTIONS_FILE, Prediction
 from posgap.measurement.report import write_report
-from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, SWEEP_PAGE, Prediction, Sweep
+from posgap.measurement.sweeps import SWEEP_FILE, SWEEP_PAGE, Sweep
 from posgap.storage.lineage import write_training_examples
 
 

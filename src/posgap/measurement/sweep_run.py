@@ -18,25 +18,17 @@ from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.served import EndpointIdentity
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.figures import baseline_scores, baselines_of, summarize
 from posgap.measurement.filling import Fill
 from posgap.measurement.option_bias import measure_option_bias
 from posgap.measurement.outcomes import Outcomes
+from posgap.measurement.predictions import Prediction, make_prediction, outcomes_of, swept_rows
 from posgap.measurement.probe import FirstAnswers
 from posgap.measurement.prompt_mitigator import PromptMitigator
 from posgap.measurement.resumption import OnCompletion, OpensGenerator, PromptGrid, generate_resumably
 from posgap.measurement.same_place import find_same_place
 from posgap.measurement.spending import TokenTotals
-from posgap.measurement.sweeps import (
-    Prediction,
-    PromptSettings,
-    Sweep,
-    baseline_scores,
-    baselines_of,
-    make_prediction,
-    outcomes_of,
-    summarize,
-    swept_rows,
-)
+from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.measurement.thinking import EndlessThoughts, FirstThoughts, Retry, refuses_switch, thinking_retries
 from posgap.models.precision import device_class
 from posgap.storage.lineage import ancestors

@@ -16,11 +16,11 @@ from posgap.foundation.files import Record, digest_of, read_model, work_folder, 
 from posgap.foundation.interruption import RESUMES
 from posgap.generation.served import MUST_STAY, EndpointChanged, EndpointIdentity
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.page_examples import pack_sweep
 from posgap.measurement.probe import FirstAnswers
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweep_run import SweepRun
-from posgap.measurement.sweeps import Evidence
 from posgap.measurement.thinking import LOOK, FirstThoughts
 from posgap.mitigation_search.budget import FILLED, Clock, fit_examples
 from posgap.mitigation_search.compared_model import BASE, ComparedModel

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from posgap.measurement import statistics
-from posgap.measurement.sweeps import Evidence, read_predictions
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.predictions import read_predictions
 from posgap.mitigation_search.report import MisplacedQuestion, RetrievedGain, RetrievedOrder
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.rag import prompt_passages

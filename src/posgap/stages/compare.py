@@ -7,9 +7,9 @@ from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
 from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps, with_distinct_labels
 from posgap.measurement.config import CompareConfig
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.page_examples import pack_folders
 from posgap.measurement.report import write_report
-from posgap.measurement.sweeps import Evidence
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 

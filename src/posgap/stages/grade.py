@@ -12,22 +12,22 @@ from posgap.foundation.locations import with_uris
 from posgap.grading.judge import Judge
 from posgap.grading.prompt import JudgedResponse
 from posgap.measurement.config import GradeConfig
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.figures import summarize
 from posgap.measurement.gradings import GRADED, JUDGEMENTS_FILE, Agreement, Grading, Judgement, flipped_share
 from posgap.measurement.page_examples import pack_sweep
-from posgap.measurement.spending import TokenTotals
-from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeps import (
+from posgap.measurement.predictions import (
     PREDICTIONS_FILE,
-    Evidence,
     Prediction,
-    Sweep,
     no_figures_error,
     outcome_of,
     outcomes_of,
     read_predictions,
-    summarize,
     swept_rows,
 )
+from posgap.measurement.spending import TokenTotals
+from posgap.measurement.sweep_folder import write_sweep
+from posgap.measurement.sweeps import Sweep
 from posgap.stages.frame import stage
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import examples_digest

@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 from posgap.measurement.config import MergeConfig
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.merging import merge_sweeps
 from posgap.measurement.page_examples import SweepToShow, pack_examples, read_texts
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeps import Evidence
 from posgap.stages.frame import stage
 from posgap.storage.cache import MANIFEST
 from posgap.storage.lineage import training_examples

@@ -12,8 +12,8 @@ from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparison import Difference, compare_sweeps
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.sweep_run import list_placements, require_distractors
-from posgap.measurement.sweeps import Evidence
 from posgap.mitigation_search.budget import TIMING, Clock
 from posgap.mitigation_search.compared_model import BASE, ComparedModel
 from posgap.mitigation_search.comparison import Comparison

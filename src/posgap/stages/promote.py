@@ -15,8 +15,9 @@ from posgap.gating.policy import policy_digest, policy_line, registered_policy
 from posgap.gating.replay import champion_of, copy_sweeps, judge_again, replay_verdict, require_valid
 from posgap.gating.signature import require_signed
 from posgap.gating.verdict import GATE_FILE, Verdict, digests
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.rescoring import swept_examples
-from posgap.measurement.sweeps import Evidence, Sweep
+from posgap.measurement.sweeps import Sweep
 from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
 from posgap.storage.lineage import ancestors, training_examples

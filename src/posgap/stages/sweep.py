@@ -16,14 +16,16 @@ from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator
 from posgap.generation.served import EndpointChanged, EndpointGenerator
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import estimated_lengths, folder_at, length_map
 from posgap.measurement.page_examples import pack_sweep
+from posgap.measurement.predictions import PREDICTIONS_FILE, no_figures_error
 from posgap.measurement.prompt_mitigator import Question
 from posgap.measurement.spending import estimate, estimated_tokens
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweep_run import SweepRun, open_once
-from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, no_figures_error, read_sweep
+from posgap.measurement.sweeps import SWEEP_FILE, Sweep, read_sweep
 from posgap.models.factors import config_factors
 from posgap.models.memory import cache_bytes
 from posgap.scaling.scaling_file import refuse_searched_on

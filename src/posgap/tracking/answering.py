@@ -18,8 +18,9 @@ from posgap.generation.generator import Sampling, complete
 from posgap.generation.setup import builder_of, prompt_builder
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import as_filled
+from posgap.measurement.predictions import Prediction, read_predictions, swept_rows
 from posgap.measurement.rescoring import metric_scorer
-from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_sweep, swept_rows
+from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.mitigations.in_force import load_model
 from posgap.models.memory import available_bytes, needed_bytes
 from posgap.models.precision import warn_of_device

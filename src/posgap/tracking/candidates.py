@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from posgap.foundation.errors import PosgapError
 from posgap.measurement import statistics
 from posgap.measurement.comparability import align_comparable
-from posgap.measurement.sweeps import Evidence
+from posgap.measurement.evidence import Evidence
 from posgap.tracking import champions
 from posgap.tracking.registry import find_versions
 from posgap.tracking.runs import PIPELINE_TAG

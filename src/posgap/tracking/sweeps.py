@@ -8,8 +8,9 @@ from pathlib import Path
 
 from posgap.foundation.printing import RESULT
 from posgap.measurement.lengths import LengthMap
+from posgap.measurement.predictions import outcome_of, read_predictions, swept_rows
 from posgap.measurement.summary import copies_warning, p_value
-from posgap.measurement.sweeps import Sweep, outcome_of, read_predictions, swept_rows
+from posgap.measurement.sweeps import Sweep
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.positions import format_positions
 from posgap.tracking.runs import Run

@@ -18,10 +18,11 @@ from posgap.gating.evidence import ANCHOR, FILES
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparability import list_differences
 from posgap.measurement.config import GradeConfig, SweepConfig
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.gradings import Grading
 from posgap.measurement.page_examples import pack_folders
 from posgap.measurement.sweep_folder import write_readable
-from posgap.measurement.sweeps import SWEEP_FILE, Evidence, Sweep, read_sweep
+from posgap.measurement.sweeps import SWEEP_FILE, Sweep, read_sweep
 from posgap.stages.frame import stage
 from posgap.stages.grade import grade
 from posgap.stages.sweep import sweep

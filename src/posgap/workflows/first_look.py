@@ -22,8 +22,9 @@ from posgap.foundation.printing import show
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator, Sampling
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.predictions import outcome_of, read_predictions, swept_rows
 from posgap.measurement.sweep_run import list_placements
-from posgap.measurement.sweeps import SWEEP_PAGE, outcome_of, read_predictions, read_sweep, swept_rows
+from posgap.measurement.sweeps import SWEEP_PAGE, read_sweep
 from posgap.measurement.text_curve import text_curve
 from posgap.stages.sweep import sweep as sweep_stage
 from posgap.storage.inputs import with_local_paths

@@ -1,0 +1,73 @@
+"""A sweep with its examples and their scores, as its predictions say."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from posgap.foundation.errors import PosgapError
+from posgap.measurement.figures import baseline_scores
+from posgap.measurement.predictions import Prediction, outcomes_of, read_predictions, swept_rows
+from posgap.measurement.sweeps import Sweep, read_sweep
+from posgap.tasks.positions import format_positions
+
+
+def _scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> tuple[list[str], list[str], np.ndarray]:
+    """Example ids [E], their contents [E] and scores `correct [E, P]` of a sweep, which is at `path`; `PosgapError`
+    where the predictions are not all of it."""
+    column = {tuple(p): i for i, p in enumerate(sweep.placements)}
+    samples = sweep.asked.samples
+    scores: dict[str, list[float | None]] = {}  # of every placement and sample
+    contents: dict[str, str] = {}
+    for row in swept_rows(predictions):
+        where, sample = tuple(row["placement"]), row.get("sample", 0)
+        of_example = scores.setdefault(row["id"], [None] * (len(column) * samples))
+        if where not in column or sample >= samples or of_example[column[where] * samples + sample] is not None:
+            fault = "was predicted twice" if where in column and sample < samples else "is no placement of this sweep"
+            raise PosgapError(f"{path}: predictions of {row['id']}: {format_positions(where)} {fault}")
+        if contents.setdefault(row["id"], row["content"]) != row["content"]:
+            raise PosgapError(f"{path}: predictions of {row['id']}: of examples of different content; sweep again")
+        if row["correct"] and row.get("outcome", "answered") != "answered":
+            place = format_positions(where)
+            raise PosgapError(f"{path}: predictions of {row['id']}: {row['outcome']} at {place}, and yet right")
+        of_example[column[where] * samples + sample] = row["correct"]
+    if any(None in of_example for of_example in scores.values()) or len(scores) != sweep.n_examples:
+        raise PosgapError(f"{path}: predictions are missing; sweep again with --force")
+    correct = np.array(list(scores.values()), dtype=float).reshape(len(scores), len(column), samples).mean(axis=2)
+    return list(scores), list(contents.values()), correct
+
+
+class Evidence:
+    """A sweep with the `ids` [E] and `contents` [E] of its examples, its scores `correct [E, P]` with columns as in its
+    `placements`, how its prompts ended, and the scores of its baselines, all as its predictions say.
+
+    Sweep and predictions are read from `path`, which messages name, where they are not given. Raises `PosgapError`
+    where the predictions are not all of the sweep's.
+    """
+
+    def __init__(self, path: Path, sweep: Sweep | None = None, predictions: Sequence[Prediction] | None = None):
+        self.path = path
+        self.sweep = sweep or read_sweep(path)
+        predictions = read_predictions(path) if predictions is None else predictions
+        self.ids, self.contents, self.correct = _scores_of(predictions, self.sweep, path)
+        self.outcomes = outcomes_of(predictions, self.sweep.placements)
+        self.baselines = baseline_scores(predictions, self.ids, self.sweep.asked.samples, path)
+
+    def relabel(self, label: str) -> "Evidence":
+        """Returns a copy whose sweep has this label."""
+        other = copy.copy(self)
+        other.sweep = self.sweep.model_copy(update={"label": label})
+        return other
+
+    def reorder_like(self, reference: "Evidence") -> "Evidence":
+        """Returns a copy whose examples stand in the reference's order; `PosgapError` if these are other examples."""
+        if sorted(self.contents) != sorted(reference.contents):
+            raise PosgapError(f"{self.path} and {reference.path}: predictions of other examples; sweep both again")
+        order = np.empty(len(self.contents), dtype=int)
+        order[np.argsort(reference.contents, kind="stable")] = np.argsort(self.contents, kind="stable")
+        ordered = copy.copy(self)
+        ordered.ids, ordered.contents = [self.ids[i] for i in order], list(reference.contents)
+        ordered.correct = self.correct[order]
+        ordered.baselines = {name: each._replace(scores=each.scores[order]) for name, each in self.baselines.items()}
+        return ordered

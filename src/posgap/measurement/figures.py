@@ -1,0 +1,112 @@
+"""The figures of `sweep.json`, from scores."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from posgap.foundation.errors import PosgapError
+from posgap.measurement import statistics
+from posgap.measurement.grid import grid_of
+from posgap.measurement.outcomes import OutcomeCounts
+from posgap.measurement.predictions import Prediction, ending_of
+from posgap.measurement.shape import shape_of
+from posgap.measurement.sweeps import BaselineFigures, Flatness
+from posgap.tasks.placements import in_order
+from posgap.tasks.spans import CATEGORY
+
+
+def summarize(correct: np.ndarray, placements: list[list[int]], seed: int, categories: Sequence[str] = ()) -> dict:
+    """The statistics of a sweep from `correct [E, P]`, and the placements' categories, if they have some, under the
+    field names of `Sweep`."""
+    accuracy = statistics.accuracy(correct)
+    worst = int(np.argmin(accuracy))
+    flatness = Flatness(p=statistics.flatness_p(correct))
+    return {
+        "n_examples": len(correct),
+        "placements": placements,
+        "accuracy": accuracy.tolist(),
+        "ci95": statistics.mean_interval(correct).tolist(),
+        "mean": float(accuracy.mean()),
+        "mean_ci95": statistics.mean_interval(correct.mean(axis=1)).tolist(),
+        "gap": statistics.gap(accuracy),
+        "gap_ci95": statistics.gap_interval(correct),
+        "gap_noise": statistics.gap_noise(correct, np.random.default_rng(seed)),
+        "flatness": flatness,
+        "worst": {"placement": placements[worst], "accuracy": float(accuracy[worst])},
+        **(
+            _of_categories(correct, categories)
+            if any(categories)
+            else {"shape": shape_of(correct, [placement[0] for placement in placements], uneven=flatness.is_refuted)}
+        ),
+        **_of_grid(correct, placements, seed, categories),
+    }
+
+
+def _of_categories(correct: np.ndarray, categories: Sequence[str]) -> dict:
+    """The figures of each category from `correct [E, P]`, those there are in order."""
+    figures = {}
+    for name in in_order(categories):
+        within = correct[:, [i for i, own in enumerate(categories) if own == name]]
+        accuracy = statistics.accuracy(within)
+        figures[name] = {
+            "accuracy": float(accuracy.mean()),
+            "ci95": statistics.mean_interval(within.mean(axis=1)).tolist(),
+            "gap": statistics.gap(accuracy),
+        }
+    return {"categories": list(categories), "by_category": figures}
+
+
+def _of_grid(correct: np.ndarray, placements: list[list[int]], seed: int, categories: Sequence[str]) -> dict:
+    """What position and distance do apart, where the categories are distances."""
+    of_distances = all(name.startswith(CATEGORY) for name in categories)
+    return {"grid": grid_of(correct, placements, seed)} if categories and of_distances else {}
+
+
+class BaselineScores(NamedTuple):
+    """The scores [E] of a baseline, of examples in the order of those of the placements, and how its prompts ended."""
+
+    scores: np.ndarray
+    outcomes: OutcomeCounts
+
+
+def baseline_scores(
+    predictions: Iterable[Prediction], ids: Sequence[str], samples: int, where: object
+) -> dict[str, BaselineScores]:
+    """The scores of each baseline among these predictions of the examples `ids` [E]; `PosgapError`, which names
+    `where`, where a baseline's predictions are not all of them."""
+    rows: dict[str, dict[str, list[Prediction]]] = {}
+    for row in predictions:
+        if "baseline" in row:
+            rows.setdefault(row["baseline"], {}).setdefault(row["id"], []).append(row)
+    found = {}
+    for name, by_id in rows.items():
+        if by_id.keys() != set(ids) or any(len(of_example) != samples for of_example in by_id.values()):
+            raise PosgapError(f"{where}: predictions of {name} are not one of each example; sweep again")
+        endings = map(ending_of, chain.from_iterable(by_id.values()))
+        scores = np.array([np.mean(list(map(itemgetter("correct"), by_id[id]))) for id in ids])
+        found[name] = BaselineScores(scores, OutcomeCounts.count(endings))
+    return found
+
+
+def baselines_of(baselines: Mapping[str, BaselineScores], correct: np.ndarray) -> dict[str, BaselineFigures]:
+    """The figures of baselines of examples whose scores at the placements are `correct [E, P]`."""
+    figures = {}
+    for name, (scores, outcomes) in baselines.items():
+        over, over_ci95 = statistics.paired_difference(scores, correct.mean(axis=1))
+        best, best_ci95 = None, None
+        if correct.shape[1] > 1 and len(correct) > 1:
+            at_best = correct[np.arange(len(correct)), statistics.extremes_elsewhere(correct)[0]]
+            best, best_ci95 = statistics.paired_difference(at_best, scores)
+        figures[name] = BaselineFigures(
+            accuracy=float(100 * scores.mean()),
+            ci95=statistics.mean_interval(scores).tolist(),
+            over_mean=over,
+            over_mean_ci95=over_ci95,
+            best_over=best,
+            best_over_ci95=best_ci95,
+            outcomes=outcomes,
+        )
+    return figures

@@ -1,0 +1,126 @@
+"""The predictions of a sweep: `predictions.jsonl`, a line for each response."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, NotRequired, cast
+
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
+
+from posgap.foundation.errors import Rejection
+from posgap.foundation.files import read_models
+from posgap.foundation.locations import Location
+from posgap.generation.generator import Completion, Outcome
+from posgap.measurement.outcomes import Ending, OutcomeCounts, Outcomes
+from posgap.tasks.echo import Copying, Others
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement
+
+PREDICTIONS_FILE = "predictions.jsonl"
+
+
+@with_config(ConfigDict(extra="allow", allow_inf_nan=False))
+class Prediction(TypedDict):
+    """A line of `predictions.jsonl`: the response to an example at a placement, and its score from 0 to 1.
+
+    The fields of a completion that are as usual are left out: `outcome` where it was answered, `thoughts` and `reason`
+    where there are none, `cut` where the limit of tokens did not end the response, `others` where no other candidate is
+    named beside the right answer. `echo` says whether an answer repeats the prompt; an older posgap did not look.
+    `sample` counts the responses to one prompt, from 0, which is left out. A prompt of a `baseline` has no placement.
+    """
+
+    id: str
+    content: str
+    placement: list[int]
+    response: str
+    correct: bool | Annotated[float, Field(ge=0, le=1)]
+    outcome: NotRequired[Outcome]
+    thoughts: NotRequired[str]
+    reason: NotRequired[str]
+    cut: NotRequired[bool]
+    others: NotRequired[Others]
+    sample: NotRequired[Annotated[int, Field(ge=0)]]
+    baseline: NotRequired[str]
+    echo: NotRequired[bool]
+
+
+def make_prediction(
+    example: AnyExample,
+    content: str,
+    placement: Placement,
+    sample: int,
+    completion: Completion,
+    score: float,
+    copied: Copying,
+) -> Prediction:
+    """The line of `predictions.jsonl` for a completion, of which it is known what it copies; where it is no answer its
+    score counts for nothing."""
+    answered = completion.outcome == "answered"
+    row: Prediction = {
+        "id": example.id,
+        "content": content,
+        "placement": list(placement.positions),
+        "response": completion.text,
+        "correct": score if answered else False,
+    }
+    unusual = {
+        "outcome": "" if answered else completion.outcome,
+        "thoughts": completion.thoughts,
+        "reason": completion.reason,
+        "cut": completion.cut,
+        "others": copied.others if answered else "",
+        "sample": sample,
+        "baseline": placement.baseline,
+    }
+    kept = {name: value for name, value in unusual.items() if value}
+    return cast(Prediction, row | kept | ({"echo": copied.echo} if answered else {}))
+
+
+def read_predictions(path: Path) -> list[Prediction]:
+    """The predictions of a sweep, of which `path` is the folder or the `sweep.json`."""
+    folder = path if path.is_dir() else path.parent
+    return [row for _, row in read_models(Prediction, folder, PREDICTIONS_FILE)]
+
+
+def swept_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Those of the sweep's placements, without those of baselines."""
+    return [row for row in predictions if "baseline" not in row]
+
+
+def outcome_of(row: Prediction) -> Outcome:
+    """How a prompt ended. What is said to be answered and has no text was not: older sweeps did not tell."""
+    outcome = row.get("outcome", "answered")
+    return "empty" if outcome == "answered" and not row["response"].strip() else outcome
+
+
+def ending_of(row: Prediction) -> Ending:
+    """How a prompt ended, and what its answer copies."""
+    return Ending(outcome_of(row), row.get("cut", False), row.get("echo"), row.get("others", ""))
+
+
+def outcomes_of(predictions: Iterable[Prediction], placements: Sequence[Sequence[int]]) -> Outcomes:
+    """How the prompts of these predictions ended, counted at each placement."""
+    endings: dict[tuple[int, ...], list[Ending]] = {tuple(placement): [] for placement in placements}
+    for row in swept_rows(predictions):
+        endings[tuple(row["placement"])].append(ending_of(row))
+    return Outcomes.at([OutcomeCounts.count(of_placement) for of_placement in endings.values()])
+
+
+def no_figures_error(
+    what: str,
+    outcomes: Outcomes,
+    placements: Sequence[Sequence[int]],
+    most: float,
+    often: str,
+    kept: str,
+    out: Location,
+) -> Rejection:
+    """The error that says why there are no figures of `what`: more prompts went unanswered at a placement than `most`
+    percent, `often` for this reason. Its folder, beside `out`, has the predictions; `kept` is what need not be asked
+    again."""
+    said = f"; most often: {often}" if often else ""
+    return Rejection(
+        f"{what}: no figures: {outcomes.phrase(placements)}, and {most:g} % is allowed{said}. See "
+        f"{out}.rejected/{PREDICTIONS_FILE}. The {kept} are kept: the same command asks again for what failed alone, "
+        "and with a higher --max-unanswered makes do with these"
+    )
