@@ -35,7 +35,7 @@ def write_section(page: str, name: str, text: str) -> None:
 
 
 def write_table(name: str, text: str) -> None:
-    """Writes a table that docs/hooks.py puts into the page that says `<!-- table: name -->`."""
+    """Writes a table, which `make tables` puts into the page that has its place."""
     with atomic(TABLES / f"{name}.md") as partial:
         partial.write_text(f"{text.strip()}\n")
     print(text.strip())

@@ -7,6 +7,9 @@ pipeline: $(VENV)/.installed  ## the compiled pipelines, to be uploaded in the K
 	$(VENV)/bin/posgap pipeline compile --out pipelines/mitigation.yaml
 	$(VENV)/bin/posgap pipeline compile --pipeline watch --out pipelines/watch.yaml
 
+tables: $(VENV)/.installed-test  ## the tables in the pages of docs/, after a change of fields, forms or figures
+	$(VENV)/bin/python docs/tables.py
+
 # The sha256s of all files that PyPI has of these versions. Those of torch without CUDA are of another index, in torch-cpu.txt.
 compile = $(UV) compile --quiet --no-annotate --generate-hashes --custom-compile-command 'make hashes' --output-file infra/images/$(1) -
 hashes: $(VENV)/.torch  ## the lists of sha256s in infra/images, after a change of constraints.txt or of what images install

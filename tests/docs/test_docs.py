@@ -128,6 +128,7 @@ def site(tmp_path_factory) -> Path:
 @pytest.mark.full
 def test_the_site_is_built_without_a_broken_link(site):
     assert "--max-new-tokens" in (site / "commands.html").read_text(encoding="utf-8")
+    assert "<td>qwen3_moe</td>" in (site / "families.html").read_text(encoding="utf-8")
     for page in site.glob("*.html"):
         taken = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?https?:[^>]*", page.read_text(encoding="utf-8"))
         assert taken == [], page.name  # it works without a network
@@ -224,38 +225,43 @@ def test_figures_that_are_measured_again_are_written_with_the_day_and_the_machin
     assert results.spread([{"ratio": 1.5, "same": True}, {"ratio": 1.25, "same": True}]) == "ratio 1.25 to 1.5"
 
 
-@pytest.mark.parametrize(("page", "config"), [("form", PreflightConfig), ("watch-form", WatchFormConfig)])
-def test_the_forms_tables_say_what_the_forms_say(page, config, monkeypatch):
+@pytest.fixture
+def tables(monkeypatch):
+    """The script that writes the tables of the pages."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    from hooks import table
+    import tables
 
-    rows = dict(re.findall(r"^\| `(\w+)` +\|.*?\| (.*?) +\|$", table(page), re.MULTILINE))
+    return tables
+
+
+@pytest.mark.parametrize(("page", "config"), [("form", PreflightConfig), ("watch-form", WatchFormConfig)])
+def test_the_forms_tables_say_what_the_forms_say(page, config, tables):
+    rows = dict(re.findall(r"^\| `(\w+)` +\|.*?\| (.*?) +\|$", tables.table(page), re.MULTILINE))
     assert rows == {name: field.description for name, field in forms.fields_of(config).items()}
     assert list(rows) == sorted(rows)
 
 
-@pytest.mark.full
-def test_every_table_of_a_page_is_there_and_no_other(site, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import hooks
+def test_every_table_stands_in_one_page_as_its_store_has_it(tables):
+    """`python docs/tables.py` writes them after a change."""
+    placed = []
+    for page in (ROOT / "docs").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        placed += [place[1] for place in tables.PLACE.finditer(text)]
+        assert text.count("<!-- table: ") == text.count("<!-- /table -->") == len(tables.PLACE.findall(text)), page.name
+        assert tables.fill(text) == text, f"{page.name}: run `make tables`"
+    assert sorted(placed) == sorted([*tables.MADE, *(file.stem for file in tables.MEASURED.glob("*.md"))])
+    changed = "<!-- table: precision -->\n\nother\n\n<!-- /table -->\n"
+    assert tables.fill(changed) == f"<!-- table: precision -->\n\n{tables.table('precision')}\n\n<!-- /table -->\n"
 
-    pages = [file.read_text(encoding="utf-8") for file in (ROOT / "docs").glob("*.md")]
-    named = [name for text in pages for name in hooks._TABLE.findall(text)]
-    assert sorted(named) == sorted([*hooks._MADE, *(file.stem for file in hooks._MEASURED.glob("*.md"))])
-    assert "<td>qwen3_moe</td>" in (site / "mitigations.html").read_text(encoding="utf-8")
 
-
-def test_every_field_of_a_file_is_on_the_page_of_files(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import hooks
-
-    for name, record in hooks.RECORDS.items():
+def test_every_field_of_a_file_is_on_the_page_of_files(tables):
+    for name, record in tables.RECORDS.items():
         assert [field for field, known in record.model_fields.items() if not known.description] == [], name
         assert f"<!-- table: fields-{name} -->" in (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
-    rows = hooks.table("fields-sweep")
+    rows = tables.table("fields-sweep")
     assert "| `worst.placement` " in rows and "| `outcomes.by_placement` " in rows
     assert "by_placement[]" not in rows  # the same record, described once
-    assert "| `rules[].outcome` " in hooks.table("fields-gate")
+    assert "| `rules[].outcome` " in tables.table("fields-gate")
 
 
 def test_tables_of_the_study_are_those_of_its_kept_figures(monkeypatch, tmp_path):
@@ -342,9 +348,10 @@ def wrong_figures(text: str) -> list[str]:
     return wrong
 
 
-def test_figures_of_tables_do_not_contradict_each_other():
+def test_figures_of_tables_do_not_contradict_each_other(tables):
+    """Of the tables that people write: the others are held to their stores."""
     for page in PAGES:
-        assert wrong_figures((ROOT / page).read_text(encoding="utf-8")) == [], page
+        assert wrong_figures(tables.PLACE.sub("", (ROOT / page).read_text(encoding="utf-8"))) == [], page
 
 
 @pytest.mark.parametrize(

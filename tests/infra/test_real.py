@@ -38,7 +38,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import transcripts
 
-README, PRETRAINED = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/steps.md"))
+SWEEP, PRETRAINED = ((ROOT / page).read_text(encoding="utf-8") for page in ("docs/sweep.md", "docs/steps.md"))
 SMOLLM2 = "~/.cache/posgap/models/smollm2"  # as pages write it
 pytestmark = pytest.mark.real
 POSITIONS = ["1", "10"]
@@ -133,10 +133,10 @@ def without_names(text: str) -> list[str]:
     return [transcripts.like(re.sub(r"\S*(/|smollm2|SmolLM2)\S*", "NAME", line)) for line in text.strip().splitlines()]
 
 
-def test_a_first_look_prints_what_the_readme_shows(smollm2, tmp_path, monkeypatch, capsys):
+def test_a_first_look_prints_what_its_page_shows(smollm2, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(first_look, "SECONDS", 20.0)
-    command, printed, _ = transcripts.BLOCK.search(README).groups()
+    command, printed, _ = transcripts.BLOCK.search(SWEEP).groups()
     assert command.split()[:2] == ["posgap", "sweep"]
     assert posgap("sweep", smollm2) == 0
     assert without_names(capsys.readouterr().out) == without_names(printed)
