@@ -77,7 +77,7 @@ DRY = Size(
     "1,2",
     "--epochs 1 --k 1 --batch-size 8 --learning-rate 1e-5",
     "--epochs 1 --k 1 --batch-size 8 --n-examples 16 --prompt-tokens 120 --response-tokens 12",
-    "--limit 4 --positions 1,2 --generations 1 --population 2 --evaluation generation",
+    "--limit 4 --positions 1,2 --generations 1 --population 2",
 )
 
 

@@ -237,7 +237,7 @@ def test_who_stops_what_starts_over_is_promised_nothing(capsys, tmp_path, monkey
         ("report --out o --pipeline-run x'or'", "--pipeline-run: String should match pattern"),
         ("rollout predict --out o --encoding rope --rope-factors 0,1", "--rope-factors.0: Input should be greater"),
         ("rollout predict --out o --encoding rope --rope-factors 1,nan", "--rope-factors.1: Input should be a finite"),
-        ("rollout predict --out o --content-score nan", "--content-score.0: Input should be a finite number"),
+        ("rollout predict --out o --content nan", "--content.0: Input should be a finite number"),
         ("rollout predict --out o --slope nan", "--slope.0: Input should be a finite number"),
         ("rollout predict --out o --sequence-length 4000000000", "--sequence-length: Input should be less than"),
         ("preflight --data-train t --data-eval e --base-model m --out o --settings " + "[" * 9999, "nested too deep"),

@@ -28,7 +28,7 @@ def test_predict_from_the_command_line(capsys, tmp_path):
     ("more", "complaint"),
     [
         ([], "sequence_length: must be given, or taken from a `measurement`"),
-        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--residual-strength", 2], "residual strength 2 of"),
+        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--residual", 2], "residual strength 2 of"),
         (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--mask", "prefix"], "prefix: mask prefix needs a size"),
         (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--rope-factors", "1,2"], "give `encoding` rope"),
         ([*ROPE, "--rope-factors", "1,2,3"], "3 given for 2 layers"),
@@ -38,10 +38,10 @@ def test_predict_from_the_command_line(capsys, tmp_path):
         ([*DECAY, "--slope", "1,2;1,2;1,2"], "slope: 3 rows given for 2 layers"),
         ([*DECAY, "--slope", "1;-2"], "slope: give one that is not negative, for all or for each of 2 heads"),
         ([*DECAY, "--slope", "1,-2"], "slope: give one that is not negative, for all or for each of 2 heads"),
-        ([*DECAY, "--residual-strength", "0.5,0.5,0.5"], "residual_strength: 3 given for 2 layers"),
-        ([*DECAY, "--residual-strength", "0.5,1.5"], "residual strength 1.5 of layer 2: must lie in [0, 1]"),
-        ([*DECAY, "--content-score", "1,2,3"], "content_score: 3 given for 2 layers"),
-        ([*DECAY, "--content-score", "1,2,3;4,5,6"], "content_score: 3 given for 2 heads in layer 1"),
+        ([*DECAY, "--residual", "0.5,0.5,0.5"], "residual: 3 given for 2 layers"),
+        ([*DECAY, "--residual", "0.5,1.5"], "residual strength 1.5 of layer 2: must lie in [0, 1]"),
+        ([*DECAY, "--content", "1,2,3"], "content: 3 given for 2 layers"),
+        ([*DECAY, "--content", "1,2,3;4,5,6"], "content: 3 given for 2 heads in layer 1"),
         ([*ROPE, "--rope-theta", "10,100,1000"], "rope_theta: 3 given for 2 layers"),
         ([*ROPE, "--rope-theta", "10,-1"], "rope_theta: give one that is not negative"),
         ([*DECAY, "--rope-theta", "10,100"], "rope_theta: is the base of RoPE: give `encoding` rope"),
@@ -76,15 +76,15 @@ TURNED = [
     [np.mean([np.cos(AWAY / f * b ** (-k / 64)) for k in range(0, 64, 2)], axis=0) if b else 0 * AWAY] * 2
     for b, f in zip(BASES, FACTORS)
 ]
-SIZES = {"sequence_length": N, "layers": 3, "heads": 2, "residual_strength": LAMBDAS}
+SIZES = {"sequence_length": N, "layers": 3, "heads": 2, "residual": LAMBDAS}
 WITH_DECAY = SIZES | {"encoding": "decay", "mask": "window", "window": [3, 0, 4], "slope": SLOPES}
 WITH_ROPE = SIZES | {"encoding": "rope"}
 ARCHITECTURES = [
     (
-        SIZES | {"encoding": "decay", "slope": SLOPES[0], "content_score": [0.0, 1.5, -0.5]},
+        SIZES | {"encoding": "decay", "slope": SLOPES[0], "content": [0.0, 1.5, -0.5]},
         ([[-s * AWAY for s in SLOPES[0]]] * 3, [[0.0] * 2, [1.5] * 2, [-0.5] * 2], [AWAY >= 0] * 3),
     ),
-    (WITH_DECAY | {"content_score": OWN}, ([[-s * AWAY for s in row] for row in SLOPES], OWN, WINDOWS)),
+    (WITH_DECAY | {"content": OWN}, ([[-s * AWAY for s in row] for row in SLOPES], OWN, WINDOWS)),
     (
         WITH_ROPE | {"rope_theta": BASES, "rope_factors": FACTORS, "mask": "window", "window": [3, 0, 4]},
         (TURNED, [[0.0] * 2] * 3, WINDOWS),
@@ -114,7 +114,7 @@ def test_predict_takes_windows_and_angles_as_they_were_measured(tmp_path):
         scores = [[sum(np.cos(away * a) for a in each) / max(1, len(each)) + 0 * away] * 2 for each in angles]
         seen = [(away >= 0) & (width > away) for width in (3, n, 4)]
         config = RolloutPredictConfig(
-            out=tmp_path, mask="measured", encoding="measured", residual="measured", sequence_length=n
+            out=tmp_path, mask="measured", encoding="measured", residual=["measured"], sequence_length=n
         )
         architecture, _ = build_architecture(config, measured)
         assert architecture.rollout() == pytest.approx(twin(n, LAMBDAS, scores, [[0.0] * 2] * 3, seen), rel=1e-10)
@@ -122,7 +122,7 @@ def test_predict_takes_windows_and_angles_as_they_were_measured(tmp_path):
     with pytest.raises(PosgapError, match="layer 2 of the measured model sees no window that ends with the token"):
         build_architecture(config, bidirectional)
     with pytest.raises(PosgapError, match="the measured encoding: 3 given for 2 layers"):
-        build_architecture(config.model_copy(update={"layers": 2, "mask": "causal", "residual": "constant"}), measured)
+        build_architecture(config.model_copy(update={"layers": 2, "mask": "causal", "residual": [0.5]}), measured)
 
 
 def typed(value):
@@ -134,8 +134,8 @@ def typed(value):
 
 
 def test_predict_from_a_file(capsys, tmp_path):
-    values = {"layers": 2, "heads": 1, "mask": "window", "window": [2, 0], "residual_strength": [1, 1]}
-    values["content_score"] = [[0.0], [0.0]]
+    values = {"layers": 2, "heads": 1, "mask": "window", "window": [2, 0], "residual": [1, 1]}
+    values["content"] = [[0.0], [0.0]]
     (tmp_path / "a.yaml").write_text(json.dumps({"rollout predict": values}))
     words = ["--config", tmp_path / "a.yaml", "--sequence-length", 3]
     assert run(capsys, "rollout", "predict", "--out", tmp_path / "p", *words)[0] == 0

@@ -113,7 +113,7 @@ def swept(measured, tmp_path, **changes):
 def test_a_prediction_is_compared_with_its_measurement_and_a_sweep(tmp_path, measured, caplog):
     caplog.set_level("INFO", "posgap")
     config = RolloutPredictConfig(
-        measurement=swept(measured, tmp_path), encoding="measured", residual="measured",
+        measurement=swept(measured, tmp_path), encoding="measured", residual=["measured"],
         out=tmp_path / "predicted",
     )  # fmt: skip
     predicted = rollout_predict(config)

@@ -397,7 +397,11 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     }  # fmt: skip
     predicted = rollout_predict(
         RolloutPredictConfig(
-            measurement=measured, encoding="measured", residual="measured", content="heads", out=tmp_path / "predicted"
+            measurement=measured,
+            encoding="measured",
+            residual=["measured"],
+            content=["heads"],
+            out=tmp_path / "predicted",
         )
     )
     prediction = read_model(Prediction, predicted, PREDICTION_FILE)
@@ -550,7 +554,7 @@ def test_predict_says_what_it_lacks(tmp_path):
         rollout_predict(RolloutPredictConfig(out=tmp_path / "p", sequence_length=8))
     sizes = {"out": tmp_path / "p", "sequence_length": 8, "layers": 2, "heads": 2}
     with pytest.raises(PosgapError, match="residual: needs measured values"):
-        rollout_predict(RolloutPredictConfig(**sizes, residual="measured"))
+        rollout_predict(RolloutPredictConfig(**sizes, residual=["measured"]))
     with pytest.raises(PosgapError, match="window: mask window needs a size"):
         rollout_predict(RolloutPredictConfig(**sizes, mask="window"))
 

@@ -48,9 +48,7 @@ def config(tmp_path, model_folder):
         max_new_tokens=1,
         metric="contains_any",  # which an untrained model can pass, and without its end token
         population=6,
-        genetic={"elite": 1},
         generations=3,
-        patience=0,
     )
 
 
@@ -118,16 +116,14 @@ def test_a_model_that_says_more_than_its_answer_is_searched_by_what_it_generates
     swept = read_sweep(sweep(SweepConfig(examples=config.examples, out=config.out.with_name("swept"), **asked)))
     assert scaling.unscaled_accuracy == pytest.approx(swept.accuracy) and scaling.generated is None
     assert swept.mean > 25
-    caplog.clear()
-    scaling = read_scaling(scale_search(wordy.model_copy(update={"evaluation": "teacher_forced", "force": True})))
-    assert np.mean(scaling.unscaled_accuracy) < 15
-    assert re.search(r"at once.*: teacher forcing misses such answers; take `evaluation` generation", caplog.text)
 
 
 def test_candidates_that_forcing_misjudges_are_searched_by_what_they_generate(config, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "posgap")
     config = config.model_copy(update={"generations": 2})
-    generated = same(scale_search(config.model_copy(update={"evaluation": "generation"})))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("posgap.scaling.search.one_right_response", lambda *_: False)
+        generated = same(scale_search(config))
     told = (
         r"of 72 prompts to the best candidates (\d+) are right by teacher forcing and (\d+) as generated; .* at (\d+)"
     )
@@ -147,13 +143,6 @@ def test_candidates_that_forcing_misjudges_are_searched_by_what_they_generate(co
     assert forced["right"] < forced["generated_right"] and forced["differ"] > MAX_UNLIKE * 72
     assert "more than 5 %: the search begins again, by generation" in caplog.text
     assert passes > generated.pop("forward_passes") and generated.pop("forced") is None and fell_back == generated
-    caplog.clear()
-    explicit = read_scaling(
-        scale_search(config.model_copy(update={"evaluation": "teacher_forced", "force": True, "holdout": 0}))
-    )
-    assert explicit.forced.model_dump() == forced or explicit.forced.unlike
-    assert "teacher forcing misjudges the best candidates; take `evaluation` generation" in caplog.text
-    assert "begins again" not in caplog.text
 
 
 def test_what_forcing_and_generation_say_is_counted_prompt_by_prompt():
@@ -182,7 +171,7 @@ def test_factors_of_one_are_said_to_be_no_gain(config, tmp_path, caplog):
 def test_in_16_bits_the_finalists_are_judged_by_what_they_generate(config):
     scaling = read_scaling(scale_search(config.model_copy(update={"dtype": "bfloat16", "generations": 2})))
     spoken = scaling.generated
-    weights = position_weights(config.weights, scaling.positions, config.n_docs)
+    weights = position_weights(scaling.positions, config.n_docs)
     for fitness, accuracy in (
         (spoken.fitness, spoken.accuracy),
         (spoken.unscaled_fitness, spoken.unscaled_accuracy),
@@ -210,12 +199,11 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(config, tmp_path, monk
     assert same(scale_search(config)) == whole
 
 
-def test_both_evaluations_find_the_same(config, tmp_path):
-    forced = same(scale_search(config.model_copy(update={"evaluation": "teacher_forced"})))
-    generated = same(scale_search(config.model_copy(update={"evaluation": "generation", "out": tmp_path / "g"})))
-    assert (
-        forced.pop("forced") | {"differ": 0} == same(scale_search(config.model_copy(update={"force": True})))["forced"]
-    )
+def test_both_evaluations_find_the_same(config, tmp_path, monkeypatch):
+    forced = same(scale_search(config))
+    assert forced.pop("forced")["differ"] == 0
+    monkeypatch.setattr("posgap.scaling.search.one_right_response", lambda *_: False)
+    generated = same(scale_search(config.model_copy(update={"out": tmp_path / "g"})))
     assert generated.pop("forced") is None and generated == forced
 
 
@@ -249,8 +237,6 @@ def test_examples_of_the_evaluation_are_refused(capsys, config, tmp_path):
     ("more", "complaint"),
     [
         (["--low", "2", "--high", "1"], "--high: the highest factor must not be below the lowest, 2, got 1.0"),
-        (["--genetic", '{"elite": -1}'], "--genetic: elite: Input should be greater than or equal to 0, got -1"),
-        (["--genetic", '{"elitism": 1}'], "--genetic: elitism: Extra inputs are not permitted, got 1"),
         (["--curve", "spline"], "Invalid value for '--curve': 'spline' is not one of"),
     ],
 )

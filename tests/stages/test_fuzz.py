@@ -74,7 +74,7 @@ def valid(tmp_path_factory, model_folder, empty_store) -> dict[str, Path]:
         "sweep": ["sweep", *prompts],
         "measurement": ["rollout", "measure", "--texts", text, "--model", model_folder, "--length", 8],
         "responses": ["teacher", *prompts, "--advantageous", 1, "--keep-incorrect"],
-        "scaling": ["scale", "search", *prompts, "--evaluation", "generation", "--population", 3, "--generations", 1],
+        "scaling": ["scale", "search", *prompts, "--metric", "contains_any", "--population", 3, "--generations", 1],
         "gate": ["gate", "--candidate", folder / "sweep", "--base", folder / "sweep", "--max-unanswered", "50"],
     }
     shutil.copy(empty_store, folder / "mlflow.db")

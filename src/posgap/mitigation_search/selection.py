@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
-import numpy as np
-
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.mitigation_search.budget import SEARCHING, TRIALS
@@ -109,15 +107,14 @@ def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:
     """Searches RoPE factors on the selection's examples as `scale search` does by default, all placements counting
     alike, and returns the best but those that change nothing. It leaves time to try them."""
     model, config, clock = comparison.model, comparison.model.config, comparison.clock
-    load, n = model.in_memory, len(model.trial_placements)
+    load = model.in_memory
     assert load is not None
     shared = ScaleSearchConfig.model_fields.keys() & MitigateConfig.model_fields.keys()
     search = FactorSearch(
-        ScaleSearchConfig(**{name: getattr(config, name) for name in shared}),
+        ScaleSearchConfig(**{name: getattr(config, name) for name in shared}, objective="uniform"),
         cast(PromptBuilder, model.builder),
         comparison.splits.selection,
         model.trial_placements,
-        np.full(n, 1 / n),
         lambda: load,
     )
     end = clock.seconds_spent + SEARCHING * (until - clock.seconds_spent)

@@ -34,8 +34,8 @@ def build_architecture(config: RolloutPredictConfig, measured: Measurement | Non
     of_measurement = {
         "encoding": POSITION_ENCODINGS[config.encoding].of_measurement,
         "mask": config.mask == "measured",
-        "residual": config.residual == "measured",
-        "content": config.content != "given",
+        "residual": config.residual == ["measured"],
+        "content": config.content in (["mean"], ["heads"]),
     }
     if measured is None and any(of_measurement.values()):
         wanting = next(name for name, wants in of_measurement.items() if wants)
@@ -109,13 +109,13 @@ def _encoding(config: RolloutPredictConfig, measured: Measurement | None, n_head
 
 
 def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int) -> np.ndarray:
-    if len(config.residual_strength) > 1:
-        return require_lambdas(_require_each_layer("residual_strength", config.residual_strength, n_layers))
-    if measured and config.residual == "measured":
+    if measured and config.residual == ["measured"]:
         if len(measured.lambdas) != n_layers:
             raise PosgapError(f"residual: measured for {len(measured.lambdas)} layers, but `layers` is {n_layers}")
         return require_lambdas(measured.lambdas)
-    return require_lambdas(np.full(n_layers, config.residual_strength[0]))
+    if len(config.residual) > 1:
+        return require_lambdas(_require_each_layer("residual", config.residual, n_layers))
+    return require_lambdas(np.full(n_layers, config.residual[0]))
 
 
 def _require_each_layer(name: str, values: Sequence[T], n_layers: int) -> Sequence[T]:
@@ -125,7 +125,7 @@ def _require_each_layer(name: str, values: Sequence[T], n_layers: int) -> Sequen
 
 
 def _has_rows(values: Sequence[Any]) -> bool:
-    return any(isinstance(row, Sequence) for row in values)
+    return any(isinstance(row, list) for row in values)
 
 
 def _table(name: str, rows: Sequence[Any], n_layers: int, n_heads: int) -> np.ndarray:
@@ -142,12 +142,12 @@ def _table(name: str, rows: Sequence[Any], n_layers: int, n_heads: int) -> np.nd
 
 def _content(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int, n_heads: int) -> np.ndarray:
     """The extra scores of tokens on themselves: [1, 1] for all layers and heads, [L, 1], or [L, H]."""
-    if _has_rows(config.content_score):
-        return _table("content_score", config.content_score, n_layers, n_heads)
-    if len(config.content_score) > 1:
-        return np.array([_require_each_layer("content_score", config.content_score, n_layers)]).T
-    if measured and config.content == "heads":
+    if measured and config.content == ["heads"]:
         return np.array(measured.content)
-    if measured and config.content == "mean":
+    if measured and config.content == ["mean"]:
         return np.array([[np.mean(measured.content)]])
-    return np.array([config.content_score])
+    if _has_rows(config.content):
+        return _table("content", config.content, n_layers, n_heads)
+    if len(config.content) > 1:
+        return np.array([_require_each_layer("content", config.content, n_layers)]).T
+    return np.array([config.content])

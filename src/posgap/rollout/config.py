@@ -1,18 +1,34 @@
 """Config of rollout: the parameters of the theory of position bias."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from posgap.foundation.config import SeededConfig
 from posgap.foundation.fields import MODEL, RARE, InputPath, ModelName, OptionalInputPath
-from posgap.foundation.registry import Numbers, NumbersOrRows, split_commas
+from posgap.foundation.registry import split_commas, split_rows
 from posgap.rollout.position_encodings import POSITION_ENCODINGS
 from posgap.tasks.fields import MAX_DOCS, OptionalTaskName
 from posgap.tasks.registry import TASKS
 
 MAX_TOKENS, MAX_PARTS = 10_000_000, 10_000
 TokenCounts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_commas)]
+
+
+def _require_word_alone(values: list[Any]) -> list[Any]:
+    if len(values) > 1 and any(isinstance(value, str) for value in values):
+        raise ValueError("a word stands for all layers: give it alone, or numbers")
+    return values
+
+
+Strengths = Annotated[
+    list[float | Literal["measured"]],
+    BeforeValidator(split_commas), Field(min_length=1), AfterValidator(_require_word_alone),
+]  # fmt: skip
+SelfScores = Annotated[
+    list[float | list[float] | Literal["mean", "heads"]],
+    BeforeValidator(split_rows), Field(min_length=1), AfterValidator(_require_word_alone),
+]  # fmt: skip
 
 
 class _ArchitectureConfig(SeededConfig):
@@ -44,24 +60,16 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _ArchitectureConfig):  #
     With a measurement it also says whether the prediction describes the model.
     """
 
-    residual: Literal["constant", "measured"] = Field(
-        "constant",
-        description="residual strength by layer; constant: `residual-strength`; measured: the measurement's",
-    )
-    residual_strength: Annotated[Numbers, Field(min_length=1)] = Field(
+    residual: Strengths = Field(
         [0.5],
-        description="lambda: share of attention in a layer, R = (1 - lambda) I + lambda A; or, in place of `residual`, "
-        "that of each layer, from the first, separated by commas",
+        description="lambda: share of attention in a layer, R = (1 - lambda) I + lambda A: one number, one for each "
+        "layer, from the first, separated by commas, or measured: the measurement's",
     )
-    content: Literal["given", "mean", "heads"] = Field(
-        "given",
-        description="extra score of a token on itself; given: `content-score`; mean: the measurement's mean; heads: "
-        "the measurement's of each layer and head",
-    )
-    content_score: Annotated[NumbersOrRows, Field(min_length=1)] = Field(
+    content: SelfScores = Field(
         [0.0],
-        description="the extra score of a token on itself: one number, or one for each layer, separated by commas, or, "
-        "by head, a row for each layer, separated by semicolons",
+        description="extra score of a token on itself: one number, one for each layer, separated by commas, or, by "
+        "head, a row for each layer, separated by semicolons; mean: the measurement's mean; heads: the measurement's "
+        "of each layer and head",
     )
 
 

@@ -6,7 +6,7 @@ candidate and returns `correct [C, E, P]`, for C candidates, E examples and P pl
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,9 +23,6 @@ from posgap.models.loading import on_device
 from posgap.scaling.questions import SearchQuestion
 from posgap.tasks.prompts import Prompt
 
-Weights = Literal["middle", "uniform"]
-Objective = Literal["mean", "worst", "mean_minus_gap"]
-
 
 class Evaluator(Protocol):
     """Answers `questions [E][P]` under candidates; `forward_passes` counts the rows the model has read."""
@@ -38,19 +35,18 @@ class Evaluator(Protocol):
         ...
 
 
-def position_weights(kind: Weights, positions: Sequence[float], n_docs: int) -> np.ndarray:
-    """Weights [P] that sum to one: all equal ("uniform"), or twice as high in the middle as at the ends ("middle")."""
+def position_weights(positions: Sequence[float], n_docs: int) -> np.ndarray:
+    """Weights [P] that sum to one, twice as high in the middle as at the ends."""
     depth = (np.asarray(positions, dtype=np.float64) - 1) / max(n_docs - 1, 1)
-    weights = 1 + 4 * depth * (1 - depth) if kind == "middle" else np.ones(len(depth))
+    weights = 1 + 4 * depth * (1 - depth)
     return weights / weights.sum()
 
 
-def fitness(accuracy: np.ndarray, weights: np.ndarray, objective: Objective) -> float:
-    """The fitness in points: the objective's value for `accuracy [P]` in points and `weights [P]`."""
-    if objective == "worst":
-        return float(accuracy.min())
-    mean = float(weights @ accuracy)
-    return mean if objective == "mean" else mean - float(np.ptp(accuracy))
+def fitness(accuracy: np.ndarray, weights: np.ndarray, objective: str) -> float:
+    """Returns the fitness in points of `accuracy [P]` in points, whose mean takes `weights [P]`; see `objective` of
+    `ScaleSearchConfig`."""
+    of_objective = {"mean": weights @ accuracy, "uniform": accuracy.mean(), "worst": accuracy.min()}
+    return float(of_objective[objective])
 
 
 class ForcedEvaluator:

@@ -14,31 +14,24 @@ from posgap.mitigations.curves import Candidate, Curve
 
 log = logging.getLogger(__name__)
 FINALISTS = 3
+PATIENCE = 4  # generations without improvement after which a search ends
+# The best candidates that survive a generation, those that compete to be a parent, the largest change of a control
+# point by mutation, and the share of points that mutate.
+ELITE, TOURNAMENT, MUTATION, MUTATION_RATE = 2, 3, 0.25, 0.5
 
 
 class Genetic:
     """A constrained genetic algorithm, posgap's own, after LPES.
 
-    The `elite` best candidates, but never all, survive a generation. Parents are the winners of tournaments among
-    `tournament` candidates. Each control point of a child lies between those of its parents, and with probability
-    `mutation_rate` (but at least one point of each child) it moves by at most `mutation`. Bounds are the curve's.
+    The `ELITE` best candidates, but never all, survive a generation. Parents are the winners of tournaments among
+    `TOURNAMENT` candidates. Each control point of a child lies between those of its parents, and with probability
+    `MUTATION_RATE` (but at least one point of each child) it moves by at most `MUTATION`. Bounds are the curve's.
     The first generation is random, except for a flat curve at the lower bound.
     """
 
-    def __init__(
-        self,
-        curve: Curve,
-        n_layers: int,
-        population: int,
-        seed: int,
-        elite: int = 2,
-        tournament: int = 3,
-        mutation: float = 0.25,
-        mutation_rate: float = 0.5,
-    ):
+    def __init__(self, curve: Curve, n_layers: int, population: int, seed: int):
         self.curve, self.k, self.population = curve, curve.n_points(n_layers), population
-        self.elite, self.tournament = min(elite, population - 1), tournament
-        self.mutation, self.mutation_rate = mutation, mutation_rate
+        self.elite = min(ELITE, population - 1)
         self.rng = np.random.default_rng(seed)
         self.ranked: list[np.ndarray] = []
 
@@ -55,14 +48,14 @@ class Genetic:
         self.ranked = [points[i] for i in np.argsort(-np.asarray(fitness), kind="stable")]
 
     def _parent(self) -> np.ndarray:
-        return self.ranked[self.rng.integers(len(self.ranked), size=self.tournament).min()]
+        return self.ranked[self.rng.integers(len(self.ranked), size=TOURNAMENT).min()]
 
     def _child(self) -> np.ndarray:
         first, second = self._parent(), self._parent()
         crossed = first + self.rng.random(self.k) * (second - first)
-        moves = self.rng.random(self.k) < self.mutation_rate
+        moves = self.rng.random(self.k) < MUTATION_RATE
         moves[self.rng.integers(self.k)] = True
-        return self.curve.constrain(crossed + moves * self.rng.uniform(-self.mutation, self.mutation, self.k))
+        return self.curve.constrain(crossed + moves * self.rng.uniform(-MUTATION, MUTATION, self.k))
 
 
 @dataclass
@@ -86,10 +79,10 @@ def search_genetically(
     n_layers: int,
     score: Callable[[Sequence[Candidate]], list[float]],
     generations: int,
-    patience: int,
     on_generation: Callable[[dict[str, float]], None] = lambda row: None,
+    patience: int = PATIENCE,
 ) -> BestCandidate:
-    """Runs `generations` of `strategy`, and stops early after `patience` of them without improvement (0: never).
+    """Runs `generations` of `strategy`, and stops early after `patience` of them without improvement.
 
     `score` returns the fitness of each candidate, or where time is over, of the first ones alone, which ends the
     search. Of equally good candidates the first stays the best.
@@ -118,7 +111,7 @@ def search_genetically(
         best.history.append(row)
         on_generation(row)
         log.info("generation %d: best %.2f, mean %.2f", generation, best.fitness, row["generation_mean"])
-        if patience and since >= patience:
+        if since >= patience:
             log.info("stopped: no better candidate in %d generations", patience)
             break
     ranked = sorted(reached, key=lambda candidate: -reached[candidate][0])

@@ -11,31 +11,33 @@ import numpy as np
 from posgap.tasks.content import content_key
 from posgap.tasks.examples import AnyExample
 
+SHARE = 0.25  # of the examples that are kept aside
 MIN_EXAMPLES = 8  # examples kept aside: an interval of fewer says nothing
 _RESAMPLES = 1000
 
 
-def hold_out(examples: Sequence[AnyExample], share: float) -> tuple[list[AnyExample], list[AnyExample]]:
-    """The examples to search on, in their order, and a `share` of them, rounded down, that the search is kept from.
+def hold_out(examples: Sequence[AnyExample]) -> tuple[list[AnyExample], list[AnyExample]]:
+    """The examples to search on, in their order, and a `SHARE` of them, rounded down, that the search is kept from.
 
     Which these are follows from the digest of the examples' contents alone; those of the same content stay together. No
     example is kept aside where it would be fewer than `MIN_EXAMPLES`.
     """
     of_each = [content_key(example) for example in examples]
     different = sorted(set(of_each))
-    count = int(len(different) * share)
+    count = int(len(different) * SHARE)
     aside = set(different[:count]) if count >= MIN_EXAMPLES else set()
-    searched = [example for example, name in zip(examples, of_each) if name not in aside]
-    return searched, [example for example, name in zip(examples, of_each) if name in aside]
+    halves: tuple[list[AnyExample], list[AnyExample]] = [], []
+    for example, name in zip(examples, of_each):
+        halves[name in aside].append(example)
+    return halves
 
 
 def measure_gain(
     scaled: np.ndarray, unscaled: np.ndarray, fitness: Callable[[np.ndarray], float], seed: int
 ) -> tuple[float, tuple[float, float]]:
-    """What scores `scaled [E, P]` have more in fitness than `unscaled [E, P]`, 0 to 1, of the same examples, with its
-    95 % interval: the 2.5th and 97.5th percentile over examples drawn with replacement (Efron 1979), each with both of
-    its rows. `fitness` is that of an accuracy `[P]` in points."""
-
+    """Returns how much fitter the scores `scaled [E, P]` are than `unscaled [E, P]`, 0 to 1, of the same examples, with
+    the 95 % interval: the 2.5th and 97.5th percentile over examples drawn with replacement (Efron 1979), each with both
+    of its rows. `fitness` is that of an accuracy `[P]` in points."""
     n = len(scaled)
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)  # how often each example
     weights = np.vstack([np.ones(n), drawn]) / n

@@ -20,7 +20,7 @@ def write_plot(scaling: Scaling, png: Path) -> None:
     ):
         left.plot(generations, [row[name] for row in scaling.history], style, color="#0f766e", label=label)
     left.axhline(scaling.unscaled_fitness, color="#c2410c", linewidth=1, label="unscaled")
-    left.set(xlabel="generation", ylabel=f"fitness ({scaling.objective}, {scaling.weights} weights)")
+    left.set(xlabel="generation", ylabel=f"fitness ({scaling.objective})")
     right.plot(range(len(scaling.factors)), scaling.factors, marker="o", markersize=4, color="#0f766e")
     if scaling.curve["kind"] in {kind.name for kind in CURVES if kind.smooth}:
         spacing = max(len(scaling.factors) - 1, 1) / max(len(scaling.control_points) - 1, 1)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from posgap.foundation.errors import PosgapError
 from posgap.models.rope_lengths import RopeLengths
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.metrics import METRICS
@@ -33,17 +32,11 @@ def one_right_response(builder: PromptBuilder, examples: Sequence[AnyExample], m
 
 
 def right_response(builder: PromptBuilder, example: AnyExample, placement: Placement, metric: str) -> list[int]:
-    """Token ids of an example's only right response.
+    """Token ids of the right response to an example that has only one.
 
     Up to the end of its answer, or whole with its end token, as the metric asks. The end token is left out where
-    strings end responses (`build.stop`): a model without a chat template writes one of these there, and goes on. Raises
-    `PosgapError` if the task, the example or the metric allows more than one response.
+    strings end responses (`build.stop`): a model without a chat template writes one of these there, and goes on.
     """
-    if not one_right_response(builder, [example], metric):
-        raise PosgapError(
-            f"example {example.id}: task {builder.task.name} with metric {metric} allows more than one right response; "
-            "take `evaluation` generation"
-        )
     if METRICS[metric].right_after == "end":
         whole = builder.gold_response(example, placement)
         return whole[:-1] if builder.stop else whole

@@ -82,8 +82,8 @@ class Scaling(Record):
     curve: dict = Field(description="kind, order and bounds")
     control_points: list[float] = Field(description="heights of the curve")
     factors: list[float] = Field(description="one a layer, which divides its rotary positions by it")
-    objective: str = Field(description="what fitness is: mean, worst or mean_minus_gap")
-    weights: str = Field(description="how positions count")
+    objective: str = Field(description="what fitness is: mean, uniform or worst (older files: mean_minus_gap)")
+    weights: str = Field(description="how positions count in a mean: middle or uniform")
     fitness: float = Field(description="with the factors, on the examples that chose them")
     accuracy: list[float] = Field(description="the same, at each position")
     unscaled_fitness: float = Field(description="without factors")
@@ -158,7 +158,8 @@ def refuse_searched_on(model: Path, examples: Sequence[AnyExample]) -> None:
     """Raises `PosgapError` if a model's scaling was searched on any of `examples`, or its mitigation chosen by any."""
     refuse_chosen_by(model, examples)
     file = Path(model) / SCALING_FILE
-    if file.exists() and (searched := with_content_keys(examples, read_scaling(file).example_contents)):
+    searched = with_content_keys(examples, read_scaling(file).example_contents) if file.exists() else []
+    if searched:
         raise PosgapError(
             f"{model}: its scaling was searched on {len(searched)} of these examples ({searched[0].id}, ...); "
             "measure it on examples that the search has not seen"

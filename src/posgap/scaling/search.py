@@ -24,7 +24,7 @@ from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import load_config
 from posgap.models.rope_lengths import RopeLengths
 from posgap.scaling.config import ScaleSearchConfig
-from posgap.scaling.fitness import Evaluator, ForcedEvaluator, GenerationEvaluator, fitness
+from posgap.scaling.fitness import Evaluator, ForcedEvaluator, GenerationEvaluator, fitness, position_weights
 from posgap.scaling.forcing import answer_freely, pick_few
 from posgap.scaling.genetic import Genetic, search_genetically
 from posgap.scaling.questions import SearchQuestion, make_questions, one_right_response, unlike_generation
@@ -56,10 +56,8 @@ class FoundFactors:
 class FactorSearch:
     """Searches RoPE factors, one per layer, under which a model answers examples best.
 
-    `config` says how candidates vary and are judged; `weights [P]` are those of the placements. `aside` are examples
-    that the search is kept from, on which its factors are judged. The model is loaded when it is first needed.
-
-    Raises `PosgapError` where answers are to be forced upon the model, and cannot be.
+    `config` says how candidates vary and what is maximised. `aside` are examples that the search is kept from, on which
+    its factors are judged. The model is loaded when it is first needed.
     """
 
     def __init__(
@@ -68,24 +66,23 @@ class FactorSearch:
         builder: PromptBuilder,
         examples: Sequence[AnyExample],
         placements: Sequence[Placement],
-        weights: np.ndarray,
         load: Callable[[], PreTrainedModel],
         aside: Sequence[AnyExample] = (),
     ):
-        self.config, self.builder, self.placements, self.load = config, builder, placements, load
+        self.config, self.builder, self.load = config, builder, load
         self.metric = config.metric or builder.task.metric
         self.score = partial(builder.task.score, metric=self.metric)
+        weights = position_weights([placement.positions[0] for placement in placements], config.n_docs)
         self.fitness = partial(fitness, weights=weights, objective=config.objective)
         given = [*examples, *aside]
-        may_force = config.evaluation == "auto" and one_right_response(builder, given, self.metric)
-        self.forces = may_force or config.evaluation == "teacher_forced"
-        questions = self._make_questions(given)
-        if self.forces and (reason := unlike_generation(RopeLengths.from_config(load_config(config.model)), questions)):
-            if config.evaluation == "teacher_forced":
-                raise PosgapError(f"{config.model}: {reason}; take `evaluation` generation")
+        self.forces = one_right_response(builder, given, self.metric)
+        questions = make_questions(builder, given, placements, self.metric, self.forces)
+        rope = RopeLengths.from_config(load_config(config.model))
+        reason = unlike_generation(rope, questions) if self.forces else ""
+        if reason:
             log.info("%s: %s; answers are generated", config.model, reason)
             self.forces = False
-            questions = self._make_questions(given)
+            questions = make_questions(builder, given, placements, self.metric, self.forces)
         self.questions, self.others = questions[: len(examples)], questions[len(examples) :]
 
     @cached_property
@@ -118,12 +115,12 @@ class FactorSearch:
         """
         scaling = layer_scaling(self.model)
         with scaling.factors_by_row(scaling.factors):
-            if self.config.evaluation != "generation":
-                self._look_at_answers()
+            self._look_at_answers()
             found = self._search(folder / STATES[0], identity, on_generation, is_over)
             if self.forces and found.finalists:
                 found.forced = self._compare_with_generation(list(found.finalists))
-                if found.forced.unlike and not self.loses_ties and self._may_generate():
+                if found.forced.unlike and not self.loses_ties:
+                    log.info("that is more than %g %%: the search begins again, by generation", 100 * MAX_UNLIKE)
                     first, self.forces = found, False
                     found = self._search(folder / STATES[1], identity, on_generation, is_over)
                     found.forced = first.forced
@@ -154,9 +151,6 @@ class FactorSearch:
         evaluator = self._forced_evaluator if self.forces and not self.loses_ties else self._generation_evaluator
         return evaluator(self.others).correct(candidates)
 
-    def _make_questions(self, examples: Sequence[AnyExample]) -> list[list[SearchQuestion]]:
-        return make_questions(self.builder, examples, self.placements, self.metric, self.forces)
-
     def _forced_evaluator(self, questions: Sequence[Sequence[SearchQuestion]]) -> Evaluator:
         return ForcedEvaluator(self.model, questions, self.builder.tokenizer.pad_token_id, self.config.batch_tokens)
 
@@ -172,15 +166,11 @@ class FactorSearch:
         said = answer_freely(
             generator, self.questions, self.score, Sampling.for_builder(self.builder), target_of(self.builder)
         )
-        if not self.forces or not said.hindrance:
-            return
-        if self.config.evaluation == "teacher_forced":
-            log.warning(
-                "the model %s: teacher forcing misses such answers; take `evaluation` generation", said.hindrance
+        if self.forces and said.hindrance:
+            log.info(
+                "the model %s: its responses are generated, since teacher forcing misses such answers", said.hindrance
             )
-            return
-        log.info("the model %s: its responses are generated, since teacher forcing misses such answers", said.hindrance)
-        self.forces = False
+            self.forces = False
 
     def _search(
         self,
@@ -198,8 +188,8 @@ class FactorSearch:
         scores.is_over = is_over
         parameters = CURVES[config.curve].parameters.of(config).model_dump()
         curve = Curve(config.curve, parameters, config.low, config.high)
-        strategy = Genetic(curve, n_layers, config.population, config.seed, **config.genetic)
-        best = search_genetically(strategy, curve, n_layers, scores, config.generations, config.patience, on_generation)
+        strategy = Genetic(curve, n_layers, config.population, config.seed)
+        best = search_genetically(strategy, curve, n_layers, scores, config.generations, on_generation)
         return FoundFactors(curve, scores, best.factors, best.finalists, best.history, evaluator.forward_passes)
 
     def _compare_with_generation(self, finalists: Sequence[Candidate]) -> ForcingCheck:
@@ -211,14 +201,6 @@ class FactorSearch:
         log.info("%s", compared.summary)
         return compared
 
-    def _may_generate(self) -> bool:
-        """Says what becomes of a search that forcing misjudged, and returns whether it begins again, by generation."""
-        if self.config.evaluation == "teacher_forced":
-            log.warning("teacher forcing misjudges the best candidates; take `evaluation` generation")
-            return False
-        log.info("that is more than %g %%: the search begins again, by generation", 100 * MAX_UNLIKE)
-        return True
-
     def _require_answers(self, found: FoundFactors) -> None:
         candidates = [self.ones, found.factors] if found.finalists else [self.ones]
         if not any(found.scores.accuracy(candidate).any() for candidate in candidates):
@@ -226,6 +208,4 @@ class FactorSearch:
 
     @property
     def _silence(self) -> str:
-        worded = "its responses may be worded differently: try `evaluation` generation"
-        hint = worded if self.forces else "train it"
-        return f"{self.config.model}: answers none of the questions correctly ({hint})"
+        return f"{self.config.model}: answers none of the questions correctly (train it)"

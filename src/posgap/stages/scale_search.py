@@ -1,7 +1,7 @@
 """scale_search: searches the RoPE factors, one per layer, under which the model answers best."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,14 @@ from posgap.generation.setup import builder_of
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import commit_on_hub
 from posgap.scaling.config import ScaleSearchConfig
-from posgap.scaling.fitness import position_weights
-from posgap.scaling.holdout import MIN_EXAMPLES, hold_out, measure_gain
+from posgap.scaling.holdout import MIN_EXAMPLES, SHARE, hold_out, measure_gain
 from posgap.scaling.plots import write_plot
 from posgap.scaling.scaling_file import Holdout, Scaling, write_scaling
 from posgap.scaling.search import STATES, FactorSearch, FoundFactors
 from posgap.stages.frame import stage
 from posgap.tasks.content import content_keys, with_content_keys
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.placements import swept_placements
+from posgap.tasks.placements import Placement, swept_placements
 from posgap.tasks.reading import examples_file, read_examples
 from posgap.tracking.runs import Run
 
@@ -38,41 +37,15 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
 
     Scores are kept beside `out` until the search ends, so that an interrupted search goes on where it was.
     """
-    examples, aside = _examples(config)
-    builder = builder_of(config)
-    if builder.task.n_gold != 1:
-        raise PosgapError(f"task {config.task}: has two gold documents; search on a task with one gold document")
+    examples, aside = _split_examples(config)
     placements = swept_placements(config.n_docs, 1, config.positions)
-    positions = [placement.positions[0] for placement in placements]
-    weights = position_weights(config.weights, positions, config.n_docs)
-    search = FactorSearch(
-        config, builder, examples, placements, weights, lambda: load_model(config.model, config.dtype), aside
-    )
-    searched_on = {
-        "task": config.task,
-        "n_docs": config.n_docs,
-        "metric": search.metric,
-        "positions": positions,
-        "model_digest": config.digest("model") or commit_on_hub(config.model),
-        "examples_digest": digest_path(examples_file(config.examples)),
-        "example_contents": content_keys(examples),
-        "prompt_digest": builder.digest(),
-    }
-    if config.force:
-        for name in STATES:
-            delete_path(work_folder(config.out) / name)
-
-    def record(row: dict[str, float]) -> None:
-        run.metrics({name: row[name] for name in row if name != "generation"}, step=int(row["generation"]))
-
-    identity = digest_of([searched_on, config.dtype, asdict(Sampling.for_builder(builder))])
-    found = search.find_factors(work_folder(config.out), identity, record)
-    if search.loses_ties:
-        search.choose_as_generated(found)
+    search = _open_search(config, examples, aside, placements)
+    searched_on = _describe_questions(search, examples, placements)
+    found = _find_factors(search, searched_on, run)
     scaling = Scaling(
         model=with_uris(config.model),
         objective=config.objective,
-        weights=config.weights,
+        weights="middle" if config.objective == "mean" else "uniform",
         settings=config.parameter_values(),
         **searched_on,
         **_figures(search, found),
@@ -84,24 +57,71 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     run.artifact(out)
 
 
-def _examples(config: ScaleSearchConfig) -> tuple[list[AnyExample], list[AnyExample]]:
+def _open_search(
+    config: ScaleSearchConfig,
+    examples: Sequence[AnyExample],
+    aside: Sequence[AnyExample],
+    placements: Sequence[Placement],
+) -> FactorSearch:
+    builder = builder_of(config)
+    if builder.task.n_gold != 1:
+        raise PosgapError(f"task {config.task}: has two gold documents; search on a task with one gold document")
+    return FactorSearch(config, builder, examples, placements, lambda: load_model(config.model, config.dtype), aside)
+
+
+def _describe_questions(
+    search: FactorSearch, examples: Sequence[AnyExample], placements: Sequence[Placement]
+) -> dict[str, Any]:
+    """Returns what the factors are searched on, as fields of `Scaling`."""
+    config = search.config
+    return {
+        "task": config.task,
+        "n_docs": config.n_docs,
+        "metric": search.metric,
+        "positions": [placement.positions[0] for placement in placements],
+        "model_digest": config.digest("model") or commit_on_hub(config.model),
+        "examples_digest": digest_path(examples_file(config.examples)),
+        "example_contents": content_keys(examples),
+        "prompt_digest": search.builder.digest(),
+    }
+
+
+def _find_factors(search: FactorSearch, searched_on: Mapping[str, Any], run: Run) -> FoundFactors:
+    """Searches, from where an interrupted search was, and tracks each generation."""
+    config, folder = search.config, work_folder(search.config.out)
+    if config.force:
+        for name in STATES:
+            delete_path(folder / name)
+
+    def track(row: dict[str, float]) -> None:
+        run.metrics({name: row[name] for name in row if name != "generation"}, step=int(row["generation"]))
+
+    identity = digest_of([searched_on, config.dtype, asdict(Sampling.for_builder(search.builder))])
+    found = search.find_factors(folder, identity, track)
+    if search.loses_ties:
+        search.choose_as_generated(found)
+    return found
+
+
+def _split_examples(config: ScaleSearchConfig) -> tuple[list[AnyExample], list[AnyExample]]:
     """Returns the examples to search on, and those that the search is kept from.
 
     Raises `PosgapError` if any of them is also an evaluation example (`exclude`).
     """
     given = read_examples(config.examples)[: config.limit or None]
     held_out = content_keys(read_examples(config.exclude)) if config.exclude else []
-    if shared := with_content_keys(given, held_out):
+    shared = with_content_keys(given, held_out)
+    if shared:
         raise PosgapError(
             f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); "
             "search on other examples"
         )
-    examples, aside = hold_out(given, config.holdout)
-    if config.holdout and not aside:
+    examples, aside = hold_out(given)
+    if not aside:
         log.info(
             "%d examples are too few: %g of them kept aside must be %d or more; all are searched on, and what the "
             "factors gain there is too high",
-            len(given), config.holdout, MIN_EXAMPLES,
+            len(given), SHARE, MIN_EXAMPLES,
         )  # fmt: skip
     return examples, aside
 
@@ -145,8 +165,8 @@ def _gain_aside(search: FactorSearch, found: FoundFactors, aside: Sequence[AnyEx
 
 
 def _record(scaling: Scaling, run: Run) -> None:
-    told = ("fitness", "unscaled_fitness", "forward_passes", "search_gain", "gain")
-    run.metrics({name: value for name in told if (value := getattr(scaling, name)) is not None})
+    figures = scaling.model_dump(include={"fitness", "unscaled_fitness", "forward_passes", "search_gain", "gain"})
+    run.metrics({name: value for name, value in figures.items() if value is not None})
     log.log(
         RESULT, "fitness %.2f, unscaled %.2f; factors %s", scaling.fitness, scaling.unscaled_fitness, scaling.factors
     )
