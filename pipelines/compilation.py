@@ -73,6 +73,11 @@ class CompiledYaml:
         return self.spec["pipelineInfo"]["name"]
 
     @property
+    def root(self) -> str:
+        """Where the outputs of a run lie, which KFP's server reads of a request alone; empty: in its own store."""
+        return self.spec.get("defaultPipelineRoot", "")
+
+    @property
     def parameters(self) -> dict[str, dict[str, Any]]:
         """The pipeline's parameters by name: type, description and default of each."""
         return self.spec["root"].get("inputDefinitions", {}).get("parameters", {})

@@ -37,6 +37,7 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
     @dsl.pipeline(
         name="posgap-mitigation",
         description="Measure the position gap, close it (Pos2Distill, mitigations), promote what the gate admits.",
+        pipeline_root=cluster.pipeline_root,
     )
     @form(FORMS["mitigation"], gpus_train=cluster.train.accelerators)
     def mitigation(**parameters: Any):

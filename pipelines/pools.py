@@ -4,6 +4,7 @@ All of it is compiled in, from `ClusterConfig`, but the number of GPUs that trai
 """
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -42,11 +43,16 @@ _READ_FROM_HUB = {
 
 
 def cluster_config() -> ClusterConfig:
-    """The cluster of the YAML file that POSGAP_CLUSTER names; the file lists only differences from the defaults."""
-    if not (file := os.environ.get(CLUSTER_VARIABLE)):
+    """The cluster of the YAML file that POSGAP_CLUSTER names; the file lists only differences from the defaults.
+
+    In the step that watches, which may start a run, the variable has the differences themselves, in braces.
+    """
+    file = os.environ.get(CLUSTER_VARIABLE)
+    if not file:
         return ClusterConfig()
     try:
-        changes = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+        text = file if file.startswith("{") else Path(file).read_text(encoding="utf-8")
+        changes = yaml.safe_load(text) or {}
         defaults = ClusterConfig().model_dump()
         if "cpu" in changes:  # its nodes are those of all steps without GPUs, unless the file says otherwise
             nodes = {name: changes["cpu"][name] for name in ("nodes",) if name in changes["cpu"]}
@@ -119,6 +125,10 @@ class Pools:
         """Places a step that tags the champion, as promotion does, and may start a run: on Kubeflow with several users
         a PodDefault gives its pod the token."""
         kubernetes.add_pod_label(task, "access-ml-pipeline", "true")
+        defaults = ClusterConfig().model_dump()
+        changes = {name: value for name, value in self.cluster.model_dump().items() if value != defaults[name]}
+        if changes:
+            task.set_env_variable(CLUSTER_VARIABLE, json.dumps(changes))
         return self._place(task, self.cluster.small, False, login=self.cluster.promote_secret)
 
     def preflight(self, task: PipelineTask) -> PipelineTask:

@@ -88,6 +88,7 @@ def _create(config: ScheduleConfig) -> None:
                 no_catchup=True,
                 enabled=not paused,
                 params=values,
+                pipeline_root=compiled.root or None,
                 service_account=config.service_account or None,
                 **source,
             ),

@@ -39,6 +39,7 @@ def submit(config: PipelineSubmitConfig) -> None:
                 experiment,
                 name,
                 params=values,
+                pipeline_root=compiled.root or None,
                 service_account=config.service_account or None,
                 **source,
             ),

@@ -20,6 +20,7 @@ def watch_pipeline(cluster: ClusterConfig) -> Callable:
     @dsl.pipeline(
         name="posgap-watch",
         description="Sweep the champion on fresh data; fail, tell and mitigate if it has left its policy.",
+        pipeline_root=cluster.pipeline_root,
     )
     @form(FORMS["watch"])
     def watch(**parameters: Any):

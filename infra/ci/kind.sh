@@ -62,6 +62,8 @@ overlay() { # both by the server's own checks; the local one for good
     secret posgap-mlflow-promote MLFLOW_TRACKING_USERNAME=posgap-promote "MLFLOW_TRACKING_PASSWORD=$(openssl rand -base64 24)"
     secret posgap-s3 AWS_ACCESS_KEY_ID=posgap "AWS_SECRET_ACCESS_KEY=$(openssl rand -hex 24)"
     kubectl apply --server-side -k infra/kubernetes/overlays/local
+    kubectl -n posgap wait configmap/kfp-launcher --for create --timeout 5m
+    kubectl -n posgap patch configmap kfp-launcher --type merge --patch-file infra/kubernetes/overlays/local/launcher.yaml
     kubectl -n posgap rollout status deployment/mlflow --timeout 10m
     kubectl -n posgap exec -i deployment/mlflow -c mlflow -- python - posgap-smoke < infra/kubernetes/base/namespaced/mlflow/access.py
     # The kinds of Karpenter and of External Secrets are not in this cluster; the rest of the other overlay is.

@@ -16,6 +16,7 @@ TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 # For each request of a step KFP asks what called it by reading the source of all that is on the stack: a fifth of a
 # second below pytest.
 pipeline_task.inspect = SimpleNamespace(stack=lambda: [(), ("", "", 0, sys._getframe(2).f_code.co_name)])
+ROOT_OF_TOYS = "s3://toys/kfp"
 GIVEN = ("--param", "data=s3://bucket/examples.jsonl.gz")
 
 
@@ -49,7 +50,7 @@ def on_gpus(task: dsl.PipelineTask, gpus: int, pool: dict, tolerations: list) ->
     return task
 
 
-@dsl.pipeline(name="toy", description="A pipeline for tests.")
+@dsl.pipeline(name="toy", description="A pipeline for tests.", pipeline_root=ROOT_OF_TOYS)
 def toy(
     data: str,
     steps: int = 3,

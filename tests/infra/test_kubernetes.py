@@ -26,6 +26,7 @@ from manifests import (
 )
 
 from posgap import __version__
+from posgap.preflight.config import ClusterConfig
 
 pytestmark = needs_kubectl
 REFUSED = (jsonschema.ValidationError, kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError)
@@ -180,6 +181,22 @@ def test_mlflow_serves_the_name_that_clients_use_by_tls_or_without(name):
     scheme, _, host = of_kind(overlay(name), "ConfigMap")["posgap-env"]["data"]["MLFLOW_TRACKING_URI"].partition("://")
     asked = {server[probe]["httpGet"].get("scheme", "HTTP").lower() for probe in server if probe.endswith("Probe")}
     assert host in hosts and asked == {scheme} == {"https" if name.endswith(SECURED) else "http"}
+
+
+def test_kfp_s_launcher_reaches_the_local_bucket_as_the_steps_do():
+    patch = yaml.safe_load((KUBERNETES / "overlays/local/launcher.yaml").read_text())["data"]
+    # These names, and `s3`, are those of KFP's backend/src/v2/config/s3.go, which ignores what it does not know.
+    (default,) = yaml.safe_load(patch["providers"])["s3"].values()
+    settings = {each["metadata"]["name"]: each["data"] for each in overlay("local") if each["kind"] == "ConfigMap"}
+    assert default == {
+        "endpoint": settings["posgap-env"]["AWS_ENDPOINT_URL"],
+        "region": settings["posgap-env"]["AWS_REGION"],
+        "forcePathStyle": True,
+        "credentials": {"fromEnv": True},
+    }
+    mlflow = next(data for name, data in settings.items() if "MLFLOW_ARTIFACTS_DESTINATION" in data)
+    bucket = mlflow["MLFLOW_ARTIFACTS_DESTINATION"].removesuffix("/mlflow")
+    assert ClusterConfig().pipeline_root == f"{bucket}/kfp"
 
 
 def test_settings_of_an_account_reach_every_place(tmp_path):

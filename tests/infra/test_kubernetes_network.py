@@ -8,6 +8,7 @@ RUN = {"workflows.argoproj.io/workflow": "posgap-mitigation-x7k2p"}
 OUTSIDE = {"the internet": "203.0.113.7", "the node's credentials": "169.254.169.254", "the VPC": "10.0.200.9"}
 ELSEWHERE = {
     "KFP": ("kubeflow", {"app": "ml-pipeline"}),
+    "KFP's UI": ("kubeflow", {"app": "ml-pipeline-ui"}),
     "DNS": ("kube-system", {"k8s-app": "kube-dns"}),
     "kube-system": ("kube-system", {"app": "metrics-server"}),
     "another namespace": ("team", RUN | {"app.kubernetes.io/name": "mlflow"}),
@@ -44,6 +45,7 @@ MAY_REACH = {
         "postgres": {"DNS 53"},
         "s3": {"DNS 53"},
         "any other pod": {"DNS 53"},
+        "KFP's UI": {"s3 8333"},
     },
     "aws": {
         "run": RUNS,
@@ -60,6 +62,7 @@ KNOCKING = {source: {"oauth2-proxy 4443"} for source in [*ELSEWHERE, *OUTSIDE]}
 BY_COMPANY_LOG_IN = {"oauth2-proxy": {"DNS 53", "mlflow 5000"} | ANY_443} | KNOCKING
 for place in ("local", "aws"):
     MAY_REACH[f"{place}{SECURED}"] = MAY_REACH[place] | BY_COMPANY_LOG_IN
+MAY_REACH[f"local{SECURED}"]["KFP's UI"] = {"oauth2-proxy 4443", "s3 8333"}
 
 
 def peers(objects: list[dict]) -> dict[str, Peer]:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 from kfp_server import Server, served
-from toy_pipeline import GIVEN, fails, posgap
+from toy_pipeline import GIVEN, ROOT_OF_TOYS, fails, posgap
 
 from posgap.pipelines import schedules
 
@@ -48,6 +48,7 @@ def test_a_schedule_is_one_run_at_a_time_and_none_to_catch_up(schedule):
     assert sent["trigger"] == {"cron_schedule": {"cron": "0 0 3 * * 1"}}
     assert (sent["max_concurrency"], sent["no_catchup"], sent["mode"]) == ("1", True, "ENABLE")
     assert sent["runtime_config"]["parameters"] == {"data": "s3://bucket/examples.jsonl.gz", "steps": 5}
+    assert sent["runtime_config"]["pipeline_root"] == ROOT_OF_TOYS
     assert sent["service_account"] == "robot" and sent["display_name"] == "weekly"
     assert sent["description"].startswith("0 0 3 * * 1 in UTC; posgap ")
 

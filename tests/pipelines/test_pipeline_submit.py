@@ -8,7 +8,7 @@ import time
 
 import pytest
 from kfp_server import Server, conforms, served
-from toy_pipeline import GIVEN, fails, posgap, toy
+from toy_pipeline import GIVEN, ROOT_OF_TOYS, fails, posgap, toy
 
 from posgap.pipelines import compilation, transport, uploading
 from posgap.pipelines.compilation import load
@@ -56,7 +56,7 @@ def test_a_run_is_sent_as_the_api_wants_it(capsys, submit):
     assert experiment["display_name"] == "trials" and run["experiment_id"] == experiment["experiment_id"]
     assert run["display_name"] == "mine" and run["service_account"] == "robot"
     sent = {"data": "s3://bucket/examples.jsonl.gz", "steps": 7, "rate": 1.0, "fast": True, "shards": [2]}
-    assert run["runtime_config"] == {"parameters": sent}
+    assert run["runtime_config"] == {"parameters": sent, "pipeline_root": ROOT_OF_TOYS}
     spec, platform = run["pipeline_spec"]["pipeline_spec"], run["pipeline_spec"]["platform_spec"]
     assert spec["pipelineInfo"]["name"] == "toy"
     assert "exec-train" in platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
@@ -69,6 +69,7 @@ def test_the_mitigation_pipeline_is_what_is_submitted(capsys):
         code, *_ = posgap(capsys, "submit", "--host", server.url, "--smoke", "--param", "n_docs=4", *uris)
     (run,) = server.runs.values()
     values = run["runtime_config"]["parameters"]
+    assert run["runtime_config"]["pipeline_root"] == "s3://posgap/kfp"  # of ClusterConfig
     assert code == 0 and values["n_docs"] == 4 and values["registered_name"] == "posgap-demo"
     assert run["service_account"] == "posgap-pipeline"  # the one that infra/kubernetes gives its roles to
     assert run["display_name"].startswith("posgap-mitigation 20")

@@ -14,6 +14,7 @@ from posgap.pipelines.mitigation import mitigation_pipeline
 from posgap.pipelines.pools import cluster_config
 from posgap.pipelines.resources import resources, secret_keys
 from posgap.pipelines.steps import tree
+from posgap.pipelines.watch import watch_pipeline
 from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, PreflightConfig
 from posgap.preflight.training_pool import VARIABLE, requests
 
@@ -186,6 +187,7 @@ def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
             {
                 "registry": "registry.example/ml",
                 "pull_secret": "mine",
+                "pipeline_root": "s3://lab/kfp",
                 "secrets": {},
                 **dict.fromkeys(("hub_secret", "webhook_secret", "signing_secret", "promote_secret"), ""),
                 "inference": {
@@ -203,6 +205,7 @@ def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("POSGAP_CLUSTER", str(file))
     compiled = parse(compiled_text(mitigation_pipeline(cluster_config())), "test")
+    assert compiled.root == "s3://lab/kfp"
     assert compiled.parameters["gpus_train"]["defaultValue"] == "8"  # what a run may choose is the form's default
     steps = {step.name: step for step in tree(compiled, {}).steps()}
     requested = {name: resources(step) for name, step in steps.items()}
@@ -225,6 +228,16 @@ def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
+def test_a_run_that_the_watch_starts_is_for_its_cluster(monkeypatch):
+    inference = CLUSTER.inference.model_copy(update={"queue": ""})
+    cluster = CLUSTER.model_copy(update={"registry": "registry.example/ml", "inference": inference})
+    steps = {step.name: step for step in tree(parse(compiled_text(watch_pipeline(cluster)), "test"), {}).steps()}
+    environment = {each["name"]: each["value"] for each in steps["watch"].container["env"]}
+    monkeypatch.setenv("POSGAP_CLUSTER", environment["POSGAP_CLUSTER"])
+    assert cluster_config() == cluster
+
+
+@pytest.mark.full
 def test_where_there_is_a_trainer_the_step_that_trains_only_watches():
     compiled = parse(compiled_text(mitigation_pipeline(ClusterConfig(trainer=True))), "test")
     steps = {step.name: step for step in tree(compiled, {}).steps()}
@@ -241,6 +254,7 @@ def test_where_there_is_a_trainer_the_step_that_trains_only_watches():
         ("train: {gpus: 2}", "field `train.gpus`: Extra inputs are not permitted"),
         ("cpu: {queue: posgap-cpu}", "field `cpu`: queue: is for GPU steps alone"),
         ("train: {memory: 64 GB}", "field `train.memory`: String should match pattern"),
+        ("pipeline_root: bucket/kfp", "field `pipeline_root`: String should match pattern"),
         ("user: 0", "field `user`: Input should be greater than or equal to 1"),
         ("train: [", "not a cluster configuration"),
         ("- train", "not a cluster configuration"),

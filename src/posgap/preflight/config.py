@@ -105,6 +105,12 @@ class ClusterConfig(Config):
         return pool
 
     trainer: bool = Field(False, description="the cluster has Kubeflow Trainer, and training runs as a TrainJob")
+    pipeline_root: str = Field(
+        "s3://posgap/kfp",
+        pattern="^((s3|gs|minio)://.+)?$",
+        description="where outputs and unfinished work of runs lie, like s3://BUCKET/kfp; empty: KFP's own store, in "
+        "which no unfinished work is kept",
+    )
     registry: str = Field("ghcr.io/posgap", description="registry of the images")
     pull_secret: str = Field("", description="secret with the credentials of the registry; empty: none")
     user: int = Field(10001, ge=1, description="id of the user that steps run as")
