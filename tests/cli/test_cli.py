@@ -234,7 +234,6 @@ def test_who_stops_what_starts_over_is_promised_nothing(capsys, tmp_path, monkey
         ("promote --model m --gate g --sweep s --out o --name ../x", "--name: write at most 200 letters"),
         ("promote --model m --gate g --sweep s --out o --name x'--", "--name: write at most 200 letters"),
         ("data version d --model m --out o --name x/y", "--name: write at most 200 letters"),
-        ("report --out o --pipeline-run x'or'", "--pipeline-run: String should match pattern"),
         ("rollout predict --out o --encoding rope --rope-factors 0,1", "--rope-factors.0: Input should be greater"),
         ("rollout predict --out o --encoding rope --rope-factors 1,nan", "--rope-factors.1: Input should be a finite"),
         ("rollout predict --out o --content nan", "--content.0: Input should be a finite number"),

@@ -89,7 +89,7 @@ def test_all_is_what_fits_into_one_environment():
 def test_a_verb_without_its_extra_names_it_in_one_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(SystemExit) as ended:
-        main(["history", "some-model"])
+        main(["rollback", "some-model", "--reason", "slow"])
     shown = capsys.readouterr().err
     assert ended.value.code == 2 and shown.count("\n") == 1
     assert "needs posgap's extra mlflow (mlflow is not installed): pip install 'posgap[mlflow]'" in shown
@@ -102,7 +102,7 @@ def test_a_module_of_nobody_s_extra_is_a_fault_of_posgap_s(monkeypatch, capsys, 
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
     monkeypatch.setattr(cli, "_work_of", lambda _: work)
     with pytest.raises(SystemExit) as ended:
-        main(["history", "some-model"])
+        main(["rollback", "some-model", "--reason", "slow"])
     assert ended.value.code == 1 and "internal error" in capsys.readouterr().err
     assert how_to_install("a_module_that_is_nowhere") == ""
     with pytest.raises(ModuleNotFoundError):

@@ -34,10 +34,11 @@ HOSTILE = 'm"]]></testsuite>\x1b[2J\x08<script>|`` x ```\n# Admitted\n@everyone'
 def outside_of_ci(monkeypatch):
     for name in ("CI", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("POSGAP_RETRIES", "0")
 
 
 def check(endpoint, out, *options) -> int:
-    words = ["check", "--base-url", endpoint.url, "--model", "served", "--out", str(out), "--retries", "0"]
+    words = ["check", "--base-url", endpoint.url, "--model", "served", "--out", str(out)]
     words += ["--n-docs", "5", "--n-examples", "100", *map(str, options)]
     with pytest.raises(SystemExit) as stopped:
         main(words)

@@ -29,10 +29,11 @@ def short_waits(monkeypatch):
 
 
 @pytest.fixture
-def options(tmp_path) -> dict:
+def options(tmp_path, monkeypatch) -> dict:
+    monkeypatch.setenv("POSGAP_RETRIES", "0")
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(N)])
     shared = {"examples": tmp_path / "e.jsonl", "model": "served", "backend": "openai", "n_docs": DOCS}
-    return {**shared, "out": tmp_path / "out", "concurrency": 1, "retries": 0}
+    return {**shared, "out": tmp_path / "out", "concurrency": 1}
 
 
 def saying(**fields):

@@ -39,8 +39,10 @@ def shouted(text):
 
 
 def generator(endpoint, concurrency=4, timeout=5.0, retries=3, **parameters):
-    own = {"base_url": endpoint.url, "concurrency": concurrency, "timeout": timeout, "retries": retries}
-    return OpenAIGenerator("served-model", EndpointParameters(**own | parameters))
+    own = {"base_url": endpoint.url, "concurrency": concurrency, "timeout": timeout}
+    made = OpenAIGenerator("served-model", EndpointParameters(**own | parameters))
+    made.retry_policy = replace(made.retry_policy, tries=retries + 1)
+    return made
 
 
 def completions(endpoint, texts, **parameters):

@@ -48,15 +48,18 @@ def predictions(folder: Path) -> list[dict]:
     return [row for _, row in read_jsonl(folder / "predictions.jsonl")]
 
 
-def test_two_processes_give_the_predictions_of_one(options, tmp_path):
-    one, two = (sweep(SweepConfig(out=tmp_path / f"by-{n}", processes=n, **options)) for n in (1, 2))
+def test_two_processes_give_the_predictions_of_one(options, tmp_path, monkeypatch):
+    one = sweep(SweepConfig(out=tmp_path / "by-1", **options))
+    monkeypatch.setenv("POSGAP_PROCESSES", "2")
+    two = sweep(SweepConfig(out=tmp_path / "by-2", **options))
     assert predictions(one) == predictions(two)
     assert len({row["response"] for row in predictions(one)}) > N
     assert not multiprocessing.active_children()
 
 
 def test_a_killed_process_is_reported_and_the_sweep_goes_on(options, tmp_path, monkeypatch):
-    config = SweepConfig(out=tmp_path / "out", processes=2, **options)
+    config = SweepConfig(out=tmp_path / "out", **options)
+    monkeypatch.setenv("POSGAP_PROCESSES", "2")
     add, kept = Unfinished.add, []
 
     def keep(self, example, number, completion):
@@ -70,7 +73,8 @@ def test_a_killed_process_is_reported_and_the_sweep_goes_on(options, tmp_path, m
         sweep(config)
     assert 4 <= len(kept) < N * DOCS and not multiprocessing.active_children()
     before, kept[:] = list(kept), []
-    swept = sweep(config.model_copy(update={"processes": 1}))
+    monkeypatch.setenv("POSGAP_PROCESSES", "1")
+    swept = sweep(config)
     assert sorted(before + kept) == [(example, number) for example in range(N) for number in range(DOCS)]
     assert predictions(swept) == predictions(sweep(SweepConfig(out=tmp_path / "whole", **options)))
 
@@ -85,14 +89,14 @@ def test_what_a_process_cannot_do_it_says(options, tmp_path):
 def test_a_launcher_s_processes_are_refused(options, tmp_path, monkeypatch):
     config = SweepConfig(out=tmp_path / "out", **options)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(PosgapError, match="run this without a launcher, and set `processes`"):
+    with pytest.raises(PosgapError, match="run this without a launcher, and set POSGAP_PROCESSES"):
         open_generator(config, TRANSFORMERS.builder(config))
 
 
 def test_the_processes_end_with_a_killed_parent(options, tmp_path):
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    verb = ["-c", "from posgap.cli.main import main; main()", "sweep", "--processes=2", f"--out={tmp_path / 'out'}"]
-    quiet = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    verb = ["-c", "from posgap.cli.main import main; main()", "sweep", f"--out={tmp_path / 'out'}"]
+    quiet = {**os.environ, "POSGAP_PROCESSES": "2", "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     parent = subprocess.Popen([sys.executable, *verb, *words], env=quiet, stderr=subprocess.DEVNULL)
     children, deadline = [], time.monotonic() + 300
     while len(children) < 2 and time.monotonic() < deadline:

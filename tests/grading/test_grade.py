@@ -97,7 +97,7 @@ def swept(tmp_path_factory):
 
 
 def config(swept, out, judge: Endpoint, **more) -> GradeConfig:
-    asked = {"judge": "a-judge", "judge_url": judge.url, "concurrency": 16, "retries": 1, "max_unanswered": 10}
+    asked = {"judge": "a-judge", "judge_url": judge.url, "concurrency": 16, "max_unanswered": 10}
     return GradeConfig(**{"sweep": swept, "examples": swept.parent / "e.jsonl", "out": out, **asked, **more})
 
 

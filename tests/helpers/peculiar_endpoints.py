@@ -8,6 +8,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -170,8 +171,9 @@ def row(peculiar: Peculiar) -> list[str]:
     lines = _Lines()
     with served(Endpoint(misbehave=peculiar.misbehave)) as endpoint:
         endpoint.bodies = BODIES
-        parameters = EndpointParameters(base_url=endpoint.url, **{"retries": 3, "concurrency": 4} | {**peculiar.asked})
+        parameters = EndpointParameters(base_url=endpoint.url, **{"concurrency": 4} | {**peculiar.asked})
         generator = OpenAIGenerator("served-model", parameters)
+        generator.retry_policy = replace(generator.retry_policy, tries=4)
         openai.log.addHandler(lines)
         try:
             sampling = Sampling(100, opened=None)

@@ -256,7 +256,7 @@ def test_a_model_that_is_admitted_answers_through_mlflow_as_it_was_swept(base, a
     promoted = ("--model", candidate, "--sweep", after, "--gate", place / "gate", "--name", "smollm2")
     assert posgap("promote", *promoted, "--out", place / "promotion") == 0
     capsys.readouterr()
-    assert posgap("history", "smollm2") == 0
+    assert posgap("view", "models:/smollm2") == 0
     assert "champion" in capsys.readouterr().out
     some = [row for _, row in islice(read_jsonl(after / "predictions.jsonl"), 2)]
     by_id = {example.id: example for example in SWEPT}

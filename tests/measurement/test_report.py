@@ -51,8 +51,8 @@ def test_pages_are_whole_and_need_no_network(sweeps, compared):
 @pytest.mark.parametrize(
     ("backend", "own", "others"),
     [
-        ("openai", {"base_url", "concurrency", "seed"}, {"dtype", "processes", "tensor_parallel_size", "template"}),
-        ("transformers", {"dtype", "processes", "seed"}, {"base_url", "concurrency", "tensor_parallel_size"}),
+        ("openai", {"base_url", "concurrency", "seed"}, {"dtype", "batch_tokens", "tensor_parallel_size", "template"}),
+        ("transformers", {"dtype", "batch_tokens", "seed"}, {"base_url", "concurrency", "tensor_parallel_size"}),
     ],
 )
 def test_settings_are_those_that_the_backend_looks_at(backend, own, others):

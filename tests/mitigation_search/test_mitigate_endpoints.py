@@ -37,7 +37,8 @@ def endpoint(monkeypatch):
 
 
 @pytest.fixture
-def config(endpoint, tmp_path):
+def config(endpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSGAP_RETRIES", "0")
     write_examples(tmp_path / "e.jsonl", [kv_example(i, 3) for i in range(24)])
     return MitigateConfig(
         examples=tmp_path / "e.jsonl",
@@ -46,7 +47,6 @@ def config(endpoint, tmp_path):
         backend="openai",
         base_url=endpoint.url,
         n_docs=3,
-        retries=0,
         concurrency=1,
         budget="1h",
         methods=["lpes", "reordering", "permutation", "reversed", "fewer"],
@@ -84,7 +84,7 @@ def test_at_an_endpoint_mitigations_of_prompts_are_compared_by_tokens_and_calls(
 
     base = read_sweep(out / "sweeps" / "base")
     assert base.spent.prompts == 12 * 3 and base.served.models == ("m-1",)
-    alike = {"model": "m", "n_docs": 3, "backend": "openai", "base_url": endpoint.url, "retries": 0}
+    alike = {"model": "m", "n_docs": 3, "backend": "openai", "base_url": endpoint.url}
     settings = by_name["reordering"].settings
     asked_by = {"mitigation": "reordering", "mitigation_settings": settings}
     swept = sweep(SweepConfig(examples=out / "held_out.jsonl", out=tmp_path / "swept", **alike, **asked_by))

@@ -25,8 +25,9 @@ def answers_none(text: str) -> str:
 
 
 @pytest.fixture
-def config(tmp_path):
+def config(tmp_path, monkeypatch):
     """Of 64 questions with five passages: every fourth has its relevant one first, all others have it second."""
+    monkeypatch.setenv("POSGAP_RETRIES", "0")
     rows = []
     for i in range(64):
         texts = [f"Nobody {i} got it.", "It rained.", "It snowed.", "It froze.", "It thawed."]
@@ -34,7 +35,7 @@ def config(tmp_path):
         rows.append({"question": f"Who got prize {i}?", "answers": [f"Person{i}x"], "passages": texts})
     write_jsonl(tmp_path / "log.jsonl", rows)
     return MitigateConfig(
-        examples=tmp_path / "log.jsonl", task="rag", n_docs=5, model="m", backend="openai", retries=0,
+        examples=tmp_path / "log.jsonl", task="rag", n_docs=5, model="m", backend="openai",
         out=tmp_path / "found", budget="1h", methods=["reordering", "fewer", "reversed"],
     )  # fmt: skip
 

@@ -135,7 +135,7 @@ def test_a_sweep_s_retry_on_another_node_asks_only_what_is_left(bucket, tmp_path
         def step(node):
             out = output(bucket, tmp_path, node)
             pages = {n: SimpleNamespace(path=str(tmp_path / node / n), log_metric=print) for n in ("curve", "metrics")}
-            given = {"backend": "openai", "base_url": endpoint.url, "n_docs": DOCS, "concurrency": 1, "retries": 0}
+            given = {"backend": "openai", "base_url": endpoint.url, "n_docs": DOCS, "concurrency": 1}
             examples = SimpleNamespace(path=str(tmp_path / "e.jsonl"), uri="")
             model = SimpleNamespace(path="served", uri="")
             required = {"examples": examples, "model": model, "out": out, **pages}

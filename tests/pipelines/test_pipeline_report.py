@@ -174,20 +174,26 @@ def test_the_stages_hang_below_a_run_of_the_pipeline_run_that_the_report_ends(pi
 def test_other_runs_stages_are_left_out(pipeline, reported, monkeypatch):
     pipeline("distill", "broken")
     monkeypatch.setenv(PIPELINE_VARIABLE, "run-2")
-    assert reported()["status"] == "succeeded" and reported(pipeline_run="run-1")["status"] == "failed"
+    assert reported()["status"] == "succeeded"
+    monkeypatch.setenv(PIPELINE_VARIABLE, "run-1")
+    assert reported()["status"] == "failed"
 
 
-def test_the_report_is_posted_and_a_busy_webhook_asked_again(pipeline, reported, webhook):
+def test_the_report_is_posted_and_a_busy_webhook_asked_again(pipeline, reported, webhook, monkeypatch):
     webhook.statuses.extend([503, 500])
-    outcome = reported(state="SUCCEEDED", webhook_url=webhook.address)
+    monkeypatch.setenv("POSGAP_WEBHOOK_URL", webhook.address)
+    outcome = reported(state="SUCCEEDED")
     assert len(webhook.posted) == 3 and webhook.posted[-1] == ("application/json", outcome)
 
 
 @pytest.mark.parametrize("statuses", [[404], [500] * 3])
-def test_a_webhook_that_fails_is_a_warning_without_its_address(pipeline, reported, webhook, statuses, caplog):
+def test_a_webhook_that_fails_is_warned_of_without_its_address(
+    pipeline, reported, webhook, statuses, monkeypatch, caplog
+):
     webhook.statuses.extend(statuses)
+    monkeypatch.setenv("POSGAP_WEBHOOK_URL", f"{webhook.address}?token=secret")
     with caplog.at_level(logging.WARNING):
-        assert reported(state="SUCCEEDED", webhook_url=f"{webhook.address}?token=secret")["status"] == "succeeded"
+        assert reported(state="SUCCEEDED")["status"] == "succeeded"
     assert (
         f"the report could not be posted to the webhook: HTTP {statuses[0]}" in caplog.text
         and "secret" not in caplog.text
@@ -198,14 +204,16 @@ def test_a_webhook_that_fails_is_a_warning_without_its_address(pipeline, reporte
 def test_an_address_where_nobody_is_does_not_fail_the_run(pipeline, reported, webhook, monkeypatch, caplog):
     monkeypatch.setenv("POSGAP_WEBHOOK_URL", "http://127.0.0.1:9/hook")
     reported(state="SUCCEEDED")
-    reported(state="SUCCEEDED", webhook_url="http://[nonsense")
+    monkeypatch.setenv("POSGAP_WEBHOOK_URL", "http://[nonsense")
+    reported(state="SUCCEEDED")
     assert caplog.text.count("the report could not be posted to the webhook: ") == 2
 
 
 def test_without_mlflow_there_is_a_report_all_the_same(reported, webhook, monkeypatch):
     monkeypatch.setenv(PIPELINE_VARIABLE, "run-1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    outcome = reported(state="FAILED", message="Task x failed.", webhook_url=webhook.address)
+    monkeypatch.setenv("POSGAP_WEBHOOK_URL", webhook.address)
+    outcome = reported(state="FAILED", message="Task x failed.")
     assert outcome["failed"] == [{"step": "", "error": "Task x failed."}] and webhook.posted[0][1] == outcome
 
 

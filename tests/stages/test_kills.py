@@ -48,7 +48,7 @@ COMMANDS = {
     "grade": ("grade --sweep {here}/first --examples {here}/examples.jsonl --judge served --judge-url {url} "
               "--max-unanswered 100 --concurrency 2", 0),
     "gate": ("gate --candidate {here}/first --base {here}/first", 3),
-    "report": ("report --pipeline-run run-1 --state SUCCEEDED", 0),
+    "report": ("report --state SUCCEEDED", 0),
     "data make": ("data make kv --n-examples 3000", 0),
 }  # fmt: skip
 

@@ -133,7 +133,7 @@ def test_nothing_is_tracked_where_nobody_said_where_and_one_line_says_how(
     # Neither a database, nor anything that waits to be sent to one.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "source.txt", "two"]
     with pytest.raises(SystemExit) as ended:
-        main(["history", "some-model"])
+        main(["rollback", "some-model", "--reason", "slow"])
     assert ended.value.code == 2 and "this needs MLflow: set MLFLOW_TRACKING_URI" in capsys.readouterr().err
     assert not (tmp_path / "mlflow.db").exists()
     source.write_text("refuse")

@@ -94,7 +94,7 @@ def test_of_processes_at_once_the_latest_version_wins_and_the_others_are_told_so
     days = [f"{day:02d}" for day in (4, 7, 1, 6, 2, 5, 3)]
     for day in days:
         put(f"{bucket}/train-2026-11-{day}.jsonl")
-    verb = ["posgap", "data", "release"]
+    verb = ["posgap", "data", "version", "--release"]
     writers = [
         subprocess.Popen([*verb, f"{bucket}/train-2026-11-{day}.jsonl"], stderr=subprocess.PIPE, text=True)
         for day in days
@@ -165,10 +165,10 @@ def test_the_verb_says_what_it_did(bucket, capsys):
     put(f"{bucket}/data/v1.9.0/_SUCCESS")
     put(f"{bucket}/data/v1.10.0/_SUCCESS")
     for arguments, code, said in (
-        ([f"{bucket}/data/v1.10.0"], 0, f"version 1.10.0 of {bucket}/data/v1.10.0 is released"),
+        ([f"{bucket}/data/v1.10.0"], 0, "version 1.10.0 is released"),
         ([f"{bucket}/data/v1.9.0"], 2, "this is no later one; to go back, --instead-of 1.10.0"),
-        ([f"{bucket}/data/v1.9.0", "--instead-of", "1.10.0"], 0, "version 1.9.0 of"),
+        ([f"{bucket}/data/v1.9.0", "--instead-of", "1.10.0"], 0, "version 1.9.0 is released"),
     ):
         with pytest.raises(SystemExit) as ended:
-            main(["data", "release", *arguments])
+            main(["data", "version", *arguments, "--release"])
         assert ended.value.code == code and said in capsys.readouterr().err

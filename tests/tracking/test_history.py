@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("mlflow_store")
 
 @pytest.mark.full
 def test_history_shows_who_was_champion_and_rollback_brings_the_former_back(tmp_path, base, model_folder, capsys):
-    assert fails(capsys, "history", "tiny") == "tiny: no registered model of this name in MLflow"
+    assert fails(capsys, "view", "models:/tiny") == "tiny: no registered model of this name in MLflow"
     assert "no version has the alias `champion`" in fails(capsys, "rollback", "tiny", "--reason", "x")
     promote(promotion(tmp_path, "one", copy_of(model_folder, tmp_path / "one"), base))
     assert "no version has the alias `previous`" in fails(capsys, "rollback", "tiny", "--reason", "x")
@@ -30,7 +30,7 @@ def test_history_shows_who_was_champion_and_rollback_brings_the_former_back(tmp_
     aliases = {name: str(number) for name, number in client.get_registered_model("tiny").aliases.items()}
     assert aliases == {"champion": "1", "previous": "2"}
     with pytest.raises(SystemExit):
-        main(["history", "tiny"])
+        main(["view", "models:/tiny"])
     out = capsys.readouterr().out
     first, second, changes = out.splitlines()[2], out.splitlines()[3], out.splitlines()[-3:]
     assert "| champion " in first and "| previous " in second
@@ -40,7 +40,7 @@ def test_history_shows_who_was_champion_and_rollback_brings_the_former_back(tmp_
     told = [[cell.strip() for cell in line.split("|")[2:-1]] for line in changes]
     assert told == [["", "1", "promoted"], ["1", "2", "promoted"], ["2", "1", "rolled back: answers in French"]]
     with pytest.raises(SystemExit):
-        main(["history", "tiny", "--json"])
+        main(["view", "models:/tiny", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert [*told] == ["name", "versions", "changes"] and told["name"] == "tiny"
     shown = "version registered aliases method gap mean worst gate policy data champion"

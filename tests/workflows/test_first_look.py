@@ -209,9 +209,10 @@ def test_the_examples_of_another_task_can_be_made_too(folder, capsys):
     assert len(read_examples("spans.jsonl.gz")[0].gold) == 2 and len(read_examples("spans.jsonl.gz")) == 300
 
 
-def test_a_look_at_nothing_ends_before_the_sweep_and_leaves_nothing(folder, endpoint, capsys):
+def test_a_look_at_nothing_ends_before_the_sweep_and_leaves_nothing(folder, endpoint, monkeypatch, capsys):
+    monkeypatch.setenv("POSGAP_RETRIES", "0")
     endpoint.misbehave = lambda text, times: (500, {}, '{"error": "no GPU"}')
-    assert run("sweep", f"{endpoint.url}#served", "--retries", "0") == 2
+    assert run("sweep", f"{endpoint.url}#served") == 2
     said = capsys.readouterr().err
     assert "served: no answer to the first prompt: 500" in said and "no GPU" in said
     assert endpoint.seen.total() == 1 and "documents a prompt" not in said

@@ -8,8 +8,8 @@ from posgap.data.config import (
     DataVersionConfig,
     ImportConfig,
     MakeConfig,
-    ReleaseConfig,
     ValidateConfig,
+    VersionVerbConfig,
 )
 from posgap.demo.config import DemoConfig
 from posgap.distillation.config import DistillConfig, PlanDistillConfig, TeacherConfig, TrainJobConfig
@@ -35,7 +35,6 @@ from posgap.rollout.config import RolloutExperimentConfig, RolloutMeasureConfig,
 from posgap.scaling.config import ScaleSearchConfig
 from posgap.tracking.config import (
     ApproveConfig,
-    HistoryConfig,
     PromoteConfig,
     ReportConfig,
     RollbackConfig,
@@ -85,13 +84,13 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "--format litm-kv --input made.jsonl.gz --out kv.jsonl.gz",
             work="posgap.data.verbs:import_examples",
         ),
-        "data release": Verb(ReleaseConfig, "s3://bucket/data/train-2026-11-20", work="posgap.data.verbs:release"),
         "data version": Verb(
-            DataVersionConfig,
+            VersionVerbConfig,
             "s3://bucket/data/train-",
             ("version.json",),
             Kind.STAGE_WITH_CHECKS,
-            work="posgap.stages.data_version:print_version",
+            work="posgap.stages.data_version:find_version",
+            stage_config=DataVersionConfig,
         ),
         "validate": Verb(
             ValidateConfig,
@@ -203,7 +202,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "rollback": Verb(
             RollbackConfig, 'my-model --reason "answers in French"', work="posgap.tracking.history:rollback"
         ),
-        "history": Verb(HistoryConfig, "my-model", work="posgap.tracking.history:show"),
         "pipeline compile": Verb(
             PipelineCompileConfig, "--out pipeline.yaml", work="posgap.pipelines.uploading:compile_pipeline"
         ),

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from posgap.data.generators import GENERATORS
 from posgap.data.sources import SOURCES
-from posgap.foundation.config import Config, FileConfig, StageConfig
+from posgap.foundation.config import FileConfig, StageConfig
 from posgap.foundation.fields import (
     POSITIONAL,
     InputPath,
@@ -58,6 +58,20 @@ class DataVersionConfig(StageConfig):
     )
     force: bool = Field(
         True, description="run again even if the output is complete, since the champion may have changed"
+    )
+
+
+class VersionVerbConfig(DataVersionConfig):
+    """Picks the newest data version: the highest date or number among names with a prefix, or the one released.
+
+    It prints its location; with --out it also says whether data, base model or recipe are those of the champion.
+    With --release the version named is taken from now on, whatever is written since, until a later one is released.
+    """
+
+    release: bool = Field(False, description="have this complete version, file or folder, count as the newest")
+    instead_of: str = Field(
+        "",
+        description="with --release: name of the version released now, like 2026-11-27, to go back to an earlier one",
     )
 
 
@@ -144,14 +158,3 @@ class ImportConfig(FileConfig):
     min_docs: int = Field(0, ge=0, description="leave out examples with fewer documents; 0: leave out none")
     key_digits: int = Field(0, ge=0, description="litm-kv: cut keys to this many characters; 0: whole")
     value_digits: int = Field(0, ge=0, description="litm-kv: cut values to this many characters; 0: whole")
-
-
-class ReleaseConfig(Config):
-    """Makes a complete data version count as the newest until a later one is released, whatever is written since."""
-
-    version: Annotated[str, POSITIONAL] = Field(
-        min_length=1, description="file or folder of the version: s3://bucket/data/v=2026-11-20"
-    )
-    instead_of: str = Field(
-        "", description="name of the version that is released now, like 2026-11-27, where an earlier one is to be taken"
-    )

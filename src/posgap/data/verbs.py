@@ -1,10 +1,10 @@
-"""The data verbs: making data, importing files as examples, releasing a version."""
+"""The data verbs: making data, importing files as examples."""
 
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from posgap.data.config import ImportConfig, MakeConfig, ReleaseConfig
+from posgap.data.config import ImportConfig, MakeConfig
 from posgap.data.documents import read_documents
 from posgap.data.fetching import fetch_source
 from posgap.data.generators import GENERATORS
@@ -13,10 +13,8 @@ from posgap.data.sources import SOURCES
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows, write_jsonl
 from posgap.foundation.locations import Location
-from posgap.foundation.printing import RESULT, set_result
 from posgap.foundation.rows import kind_of_table
 from posgap.storage.outputs import writes_file
-from posgap.storage.versions import release as release_version
 from posgap.tasks.choice_files import LAYOUTS
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.reading import with_unique_ids, write_examples
@@ -48,14 +46,6 @@ def make(config: MakeConfig, file: Path) -> str:
     options = kind.options(config)
     n_examples = write_jsonl(file, kind.rows(**options)) if kind.rows else write_examples(file, kind.make(**options))
     return f"wrote {n_examples} examples of {options['n_docs']} {kind.items}"
-
-
-def release(config: ReleaseConfig) -> Location:
-    """Has a data version be the one that is taken."""
-    version = release_version(config.version, config.instead_of)
-    set_result({"version": version.name, "location": str(version.location)})
-    log.log(RESULT, "version %s of %s is released", version.name, version.location)
-    return version.location
 
 
 def import_examples(config: ImportConfig) -> Location:

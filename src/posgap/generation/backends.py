@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from posgap.foundation.environment import read_number
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import RARE, is_endpoint
 from posgap.foundation.registry import WITHOUT_EFFECT, Parameters, Registry
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from posgap.generation.served import EndpointIdentity
 
 log = logging.getLogger(__name__)
+PROCESSES_VARIABLE = "POSGAP_PROCESSES"  # number that share the examples with backend transformers; unset: one per GPU
+MAX_PROCESSES = 1024
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,6 @@ class Backend:
         raise NotImplementedError
 
 
-class TransformersParameters(Parameters):
-    processes: Annotated[int, WITHOUT_EFFECT, RARE] = Field(
-        0, ge=0, description="transformers: number of processes that share the examples; 0: one per GPU, or one"
-    )
-
-
 class VLLMParameters(Parameters):
     tensor_parallel_size: Annotated[int, WITHOUT_EFFECT, RARE] = Field(
         1, ge=1, description="vllm: number of GPUs that share the model, for one that is too large for a single GPU"
@@ -116,7 +113,7 @@ class _Transformers(Backend):
         from posgap.generation.transformers import TransformersGenerator
 
         tokenizer = _with_tokenizer(builder).tokenizer
-        processes = TransformersParameters.of(config).processes or torch.cuda.device_count()
+        processes = int(read_number(PROCESSES_VARIABLE, torch.cuda.device_count(), 0, MAX_PROCESSES))
         if processes > 1:
             return ParallelGenerator(config.model, config.dtype, tokenizer, config.batch_tokens, processes)
         return TransformersGenerator(load_model(config.model, config.dtype), tokenizer, config.batch_tokens, pack=True)
@@ -169,7 +166,7 @@ class _OpenAI(Backend):
         return OpenAIGenerator(config.model, parameters, builder.framing)
 
 
-TRANSFORMERS = _Transformers("transformers", "on this machine, in one process or several", TransformersParameters)
+TRANSFORMERS = _Transformers("transformers", "on this machine, in one process or several")
 VLLM = _VLLM("vllm", "on this machine, if vLLM is installed", VLLMParameters)
 OPENAI = _OpenAI(
     "openai",
@@ -185,7 +182,7 @@ def open_generator(config: "BackendConfig", builder: "TextPromptBuilder") -> "Ge
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise PosgapError(
             "generation starts its own processes, one per GPU by default: run this without a launcher, and set "
-            "`processes` for another number"
+            f"{PROCESSES_VARIABLE} for another number"
         )
     return BACKENDS[config.backend].generator(config, builder)
 

@@ -49,9 +49,6 @@ class RequestParameters(Parameters):
     timeout: Annotated[float, WITHOUT_EFFECT, RARE] = Field(
         120.0, gt=0, description="openai: seconds to wait for a whole response"
     )
-    retries: Annotated[int, WITHOUT_EFFECT, RARE] = Field(
-        8, ge=0, description="openai: number of retries of a request before its prompt counts as failed"
-    )
 
     @field_validator("body")
     @classmethod

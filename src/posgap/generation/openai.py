@@ -25,6 +25,7 @@ from typing import Any
 
 import httpx2
 
+from posgap.foundation.environment import read_number
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.interruption import RESUMES
 from posgap.foundation.json_text import RECORD
@@ -41,6 +42,8 @@ from posgap.tasks.prompts import Prompt
 
 log = logging.getLogger(__name__)
 KEY_VARIABLE = "OPENAI_API_KEY"
+RETRIES_VARIABLE = "POSGAP_RETRIES"  # of a request, before its prompt counts as failed
+RETRIES, MAX_RETRIES = 8, 1000
 FIRST_WAIT, MAX_WAIT = RetryPolicy.first_wait, 120.0  # seconds between tries
 FROM_THE_FIRST, IN_A_ROW = 8, 25  # failed prompts that end a sweep: before any was answered, and later
 _MAX_NAMES = 100  # that an endpoint may change between, where it may; more are not recorded
@@ -59,9 +62,9 @@ class _Busy(TransientError):
 class OpenAIGenerator:
     """Sends prompts to an endpoint, `concurrency` at a time, as a chat or for plain completion.
 
-    What may go right the next time is tried again up to `retries` times, after exponential waits with jitter or the
-    time that Retry-After asks for: timeouts (`timeout` seconds for a whole response), lost connections, statuses 408,
-    409, 425, 429 and 5xx, and bodies that are not a completion. A prompt for which that is in vain, or that the
+    What may go right the next time is tried again up to 8 times, or POSGAP_RETRIES, after exponential waits with jitter
+    or the time that Retry-After asks for: timeouts (`timeout` seconds for a whole response), lost connections, statuses
+    408, 409, 425, 429 and 5xx, and bodies that are not a completion. A prompt for which that is in vain, or that the
     endpoint does not take, is `failed`; one that a content filter holds back is `refused`.
 
     `PosgapError` ends the sweep where the endpoint cannot be asked (a wrong address or key), is not there at the first
@@ -92,7 +95,8 @@ class OpenAIGenerator:
         self.waits = Waits(self.shown)
         self.resume_at = 0.0  # nothing is sent before this time of the monotonic clock
         self.window = Window(parameters.concurrency)
-        self.retry_policy = RetryPolicy(tries=parameters.retries + 1, first_wait=FIRST_WAIT, longest_wait=MAX_WAIT)
+        tries = int(read_number(RETRIES_VARIABLE, RETRIES, 0, MAX_RETRIES)) + 1
+        self.retry_policy = RetryPolicy(tries=tries, first_wait=FIRST_WAIT, longest_wait=MAX_WAIT)
         self.answered = self.row = 0  # prompts that were answered, and those that failed since
         self.answered_at = -math.inf
         self.heard = False  # whether anything has come back yet
@@ -150,13 +154,13 @@ class OpenAIGenerator:
                     self._try, client, prompt, sampling
                 )
             except _Busy as complaint:
-                tries += self.parameters.retries + 1
+                tries += self.retry_policy.tries
                 silent = time.monotonic() - max(began, self.answered_at)
                 if self.answered > answered or silent < self.retry_policy.patience:
                     continue  # It has time for others, and so will have some for this one; or asks for short waits.
                 raise self._endpoint_error(f"gave up after {tries} tries: {complaint}", _WORKS_AGAIN) from None
             except TransientError as complaint:
-                return self._count_failure(f"{complaint} ({tries + self.parameters.retries + 1} tries)")
+                return self._count_failure(f"{complaint} ({tries + self.retry_policy.tries} tries)")
             if completion.outcome == "failed":
                 return self._count_failure(completion.reason)
             self.answered, self.answered_at, self.row = self.answered + 1, time.monotonic(), 0
@@ -319,8 +323,9 @@ class OpenAIGenerator:
                 self.served = self.served.with_value(name, now)
 
     def require_same(self) -> None:
-        """Asks a question of a word. Raises `EndpointChanged` where the endpoint is not what `served` says, and another
-        `PosgapError` where it gives no answer."""
+        """Asks a question of a word, at most twice. Raises `EndpointChanged` where the endpoint is not what `served`
+        says, and another `PosgapError` where it gives no answer."""
+        self.retry_policy = replace(self.retry_policy, tries=min(2, self.retry_policy.tries))
         for _, _, completion in self.generate([[Prompt("Hello")]], Sampling(16)):
             if completion.outcome == "failed":
                 raise PosgapError(f"{self.shown}: {completion.reason}")

@@ -114,7 +114,7 @@ def _receive(worker: Connection) -> tuple[int, int, Completion] | None:
     except (EOFError, OSError):
         raise PosgapError(
             "a generating process was killed, perhaps for memory; run the same command again to go on, with a lower "
-            "`batch_tokens` or fewer `processes`"
+            "`batch_tokens` or a lower POSGAP_PROCESSES"
         ) from None
     if isinstance(answer, Exception):
         raise answer

@@ -213,7 +213,7 @@ class Comparison:
         if settings and not MITIGATIONS[name].of_model:
             changes |= {"mitigation": name, "mitigation_settings": _dump_settings(settings)}
         out = self.folder / half / name
-        return SweepConfig(**changes | {"processes": 1}, examples=self._half_file(half), label=name, out=out)
+        return SweepConfig(**changes, examples=self._half_file(half), label=name, out=out)
 
     def _model_digest(self, name: str, settings: Settings | None) -> str:
         """Returns the digest of the model, which under a mitigation of models is another than the one in the folder."""

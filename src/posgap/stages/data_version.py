@@ -5,13 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posgap.data.config import DataVersionConfig
+from posgap.data.config import DataVersionConfig, VersionVerbConfig
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of, read_json, write_json
 from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT, show
 from posgap.stages.frame import stage
 from posgap.storage.inputs import source
-from posgap.storage.versions import Version, newest
+from posgap.storage.versions import Version, newest, release
 from posgap.tracking import registry
 from posgap.tracking.runs import Run
 from posgap.tracking.version_record import record_of
@@ -70,13 +71,18 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     log.log(RESULT, "data version %s, %s: %s", version.name, version.location, note)
 
 
-def print_version(config: DataVersionConfig) -> None:
-    """`posgap data version`: without a folder to write, prints the location of the newest complete data version."""
+def find_version(config: VersionVerbConfig) -> None:
+    """`posgap data version`: releases a version if asked to, and prints the location of the newest complete one, or
+    runs the stage where there is a folder to write."""
+    if config.instead_of and not config.release:
+        raise PosgapError("--instead-of: says which version another one replaces; add --release")
+    if config.release:
+        release(config.data, config.instead_of)
     if config.out:
-        data_version(config)
+        data_version(DataVersionConfig(**{name: getattr(config, name) for name in DataVersionConfig.model_fields}))
         return
     found = newest(config.data)
-    log.info("version %s", found.name)
+    log.info("version %s%s", found.name, " is released" if config.release else "")
     show(str(found.location), {"version": found.name, "location": str(found.location)})
 
 

@@ -28,7 +28,7 @@ def report(config: ReportConfig, out: Path, run: Run) -> None:
 
     If the webhook or the tracking server does not answer, that is only a warning.
     """
-    identity = config.pipeline_run or pipeline_run()
+    identity = pipeline_run()
     stages = [step for step in stages_of(identity) if step.run_id != run.id]
     # Stages that are run together by one command, as the demo's, have a parent that this command ends.
     whole = parent(identity) if run.id and identity and PARENT_VARIABLE not in os.environ else ""
@@ -42,7 +42,7 @@ def report(config: ReportConfig, out: Path, run: Run) -> None:
     run.tags(tags)
     run.artifact(out)
     log.log(RESULT, "the run %s%s", result["status"], "".join(f"; {f['step']}: {f['error']}" for f in result["failed"]))
-    if url := config.webhook_url or os.environ.get(WEBHOOK_VARIABLE, ""):
+    if url := os.environ.get(WEBHOOK_VARIABLE):
         post(url, result)
 
 

@@ -179,8 +179,7 @@ def _require_same_endpoint(config: SweepConfig) -> None:
     served = read_sweep(fetch_location(config.out)).served
     if not served or not (served.models or served.fingerprints):
         return
-    briefly = config.model_copy(update={"retries": 1, "concurrency": 1})
-    generator = open_generator(briefly, BACKENDS[config.backend].builder(config))
+    generator = open_generator(config, BACKENDS[config.backend].builder(config))
     assert isinstance(generator, EndpointGenerator)
     generator.served = served
     try:

@@ -15,25 +15,21 @@ from posgap.foundation.fields import (
     OptionalInputPath,
     OptionalRegisteredName,
     RegisteredName,
-    RunId,
     WorkPath,
 )
-from posgap.foundation.registry import SECRET
 
 
-class HistoryConfig(Config):
-    """Prints every version of a registered model with its figures, and which version was champion when and why."""
-
+class RegisteredConfig(Config):
     name: Annotated[RegisteredName, POSITIONAL] = Field(description="name of the registered model in MLflow")
 
 
-class RollbackConfig(HistoryConfig):
-    """Makes the previous champion the champion again; `history` then says so, and why."""
+class RollbackConfig(RegisteredConfig):
+    """Makes the previous champion the champion again; `posgap view models:/NAME` then says so, and why."""
 
     reason: str = Field(pattern=r"^[^\r\n]{1,300}$", description="why, in one line")
 
 
-class ApproveConfig(HistoryConfig):
+class ApproveConfig(RegisteredConfig):
     """Makes the challenger of a registered model the champion: a version that was promoted with --approval."""
 
     version: Annotated[int, POSITIONAL] = Field(ge=1, description="number of the version that has the alias challenger")
@@ -79,17 +75,16 @@ class PromoteConfig(StageConfig):
 
 
 class ReportConfig(FreshConfig):
-    """Reports how a pipeline run ended: in MLflow, and to a webhook if there is one."""
+    """Reports how a pipeline run ended: in MLflow, and to a webhook if there is one.
 
-    pipeline_run: RunId = Field("", description="id of the KFP run; empty: that in POSGAP_PIPELINE_RUN")
+    The run is that of the variable POSGAP_PIPELINE_RUN, and the webhook is at POSGAP_WEBHOOK_URL.
+    """
+
     state: str = Field(
         "", description="final state of the run according to KFP; empty: derived from its stages in MLflow"
     )
     message: str = Field("", description="KFP's message about the final state")
     registered_name: str = Field(PromoteConfig.default("name"), description="name of the registered model in MLflow")
-    webhook_url: Annotated[str, SECRET] = Field(
-        "", description="address to post the outcome to as JSON; empty: POSGAP_WEBHOOK_URL, if set"
-    )
 
 
 class SyncConfig(Config):

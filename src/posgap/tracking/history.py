@@ -1,20 +1,17 @@
 """What became of a registered model: its versions, which was champion when and why, and the way back."""
 
 import logging
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import Any
 
 from posgap.foundation import tables
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.printing import RESULT, set_result
-from posgap.foundation.printing import show as show_result
+from posgap.foundation.printing import RESULT, set_result, show
 from posgap.tracking import champions, registry
 from posgap.tracking.champions import CHAMPION, PREVIOUS, Change
-from posgap.tracking.config import HistoryConfig, RollbackConfig
+from posgap.tracking.config import RollbackConfig
 from posgap.tracking.leases import Lease
 from posgap.tracking.presentation import SHOWN
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
 # The fields of a version and of a change of the champion, as JSON names them, with their headings.
@@ -23,39 +20,35 @@ _VERSION |= {name: name for name in SHOWN} | {"champion": "champion (UTC)"}
 _CHANGE = {"at": "since (UTC)", "before": "before", "version": "champion", "why": "why"}
 
 
-def show(config: HistoryConfig) -> None:
+def show_history(name: str) -> None:
     """Prints, as Markdown, a table of the versions of a registered model and one of the changes of its champion."""
-    model = registry.required_model(config.name)
-    aliases: dict[str, list[str]] = {}
-    for alias, number in model.aliases.items():
-        aliases.setdefault(str(number), []).append(alias)
-    versions = sorted(registry.versions(config.name), key=lambda version: int(version.version))
+    model = registry.required_model(name)
     changes = champions.changes(model)
-    rows = [
-        [*_version_row(version, aliases.get(str(version.version), [])), _reign(str(version.version), changes)]
-        for version in versions
-    ]
-    parts = [tables.markdown(list(_VERSION.values()), rows, left=len(_VERSION))]
-    if changes:
-        shown = [[str(change.get(key, "")) for key in _CHANGE] for change in changes]
-        parts.append(tables.markdown(list(_CHANGE.values()), shown, left=4))
-    result = {"name": config.name, "versions": [dict(zip(_VERSION, row, strict=True)) for row in rows]}
-    show_result(
-        "\n\n".join(parts),
-        result | {"changes": [{key: str(change.get(key, "")) for key in _CHANGE} for change in changes]},
-    )
+    versions = []
+    for version in sorted(registry.versions(name), key=lambda version: int(version.version)):
+        number = str(version.version)
+        aliases = ", ".join(sorted(alias for alias, aliased in model.aliases.items() if str(aliased) == number))
+        figures = {tag: version.tags.get(tag, "") for tag in SHOWN}
+        first = {"version": number, "registered": champions.utc(version.creation_timestamp), "aliases": aliases}
+        versions.append(first | figures | {"champion": _reign(number, changes)})
+    shown = [{key: str(change.get(key, "")) for key in _CHANGE} for change in changes]
+    text = _table(_VERSION, versions)
+    if shown:
+        text += f"\n\n{_table(_CHANGE, shown)}"
+    show(text, {"name": name, "versions": versions, "changes": shown})
 
 
-def _version_row(version: "ModelVersion", aliases: list[str]) -> list[str]:
-    shown = [version.tags.get(name, "") for name in SHOWN]
-    return [str(version.version), champions.utc(version.creation_timestamp), ", ".join(sorted(aliases)), *shown]
+def _table(headings: dict[str, str], rows: list[dict[str, str]]) -> str:
+    return tables.markdown(list(headings.values()), [list(row.values()) for row in rows], left=len(headings))
 
 
 def _reign(version: str, changes: list[dict[str, Any]]) -> str:
     """From when to when a version was champion, each time."""
-    ends = [str(change.get("at", "")) for change in changes[1:]] + ["now"]
-    return ", ".join(f"{change.get('at', '')} to {end}" for change, end in zip(changes, ends)
-                     if str(change.get("version", "")) == version)  # fmt: skip
+    reigns = []
+    for change, following in zip_longest(changes, changes[1:], fillvalue={"at": "now"}):
+        if str(change.get("version", "")) == version:
+            reigns.append(f"{change.get('at', '')} to {following.get('at', '')}")
+    return ", ".join(reigns)
 
 
 def rollback(config: RollbackConfig) -> None:

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from posgap.foundation.environment import read_number
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.retries import RetryPolicy
 from posgap.tracking.server import ONCE, RequestRefused, TrackingError, address, call_mlflow
@@ -62,7 +63,7 @@ class Lease:
     """
 
     def __init__(self, name: str, stale: Mapping[str, str] | None = None, quiet_at: float = 0.0):
-        self.name, self.seconds = name, _seconds()
+        self.name, self.seconds = name, read_number(VARIABLE, SECONDS, MIN_SECONDS, MAX_SECONDS)
         self.stale = dict(stale or {})
         self.aliases: dict[str, str] = {}  # as this process last wrote them
         # A database on this machine does nothing after it has failed to answer. A server may still carry out a request
@@ -316,16 +317,3 @@ def _number(flag: str) -> int:
 
 def _process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def _seconds() -> float:
-    text = os.environ.get(VARIABLE, "") or SECONDS
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
-        raise PosgapError(
-            f"{VARIABLE}: {text!r} is no number of seconds from {MIN_SECONDS:.0f} to {MAX_SECONDS:.0f}; correct it"
-        )
-    return seconds

@@ -21,7 +21,7 @@ CARD_FILE, CURVE_FILE = "model_card.md", "curve.png"
 # MLflow's pages keep the line breaks.
 _ABOUT = """Models that posgap's gate admitted: their accuracy depends little on where in the prompt the answer lies.
 The alias `champion` is the one to use: `posgap.load_model("models:/{name}@champion")`.
-`posgap history {name}` says how it came to that.
+`posgap view models:/{name}` says how it came to that.
 """
 
 

@@ -106,7 +106,7 @@ def _sweep_config(config: CheckConfig, policy: Policy, output: RunFolder, folder
 
 def _grade_config(config: CheckConfig, of_sweep: SweepConfig, folder: Path | str) -> GradeConfig:
     # Of how endpoints are asked: what a header or a field of the requests says is for the one that is swept.
-    shared = {"max_thinking_tokens", "dtype", "batch_tokens", "concurrency", "timeout", "retries", "seed"}
+    shared = {"max_thinking_tokens", "dtype", "batch_tokens", "concurrency", "timeout", "seed"}
     shared |= {"judge", *Judging.model_fields}
     own = {"sweep": of_sweep.out, "examples": of_sweep.examples, "out": folder, "force": of_sweep.force}
     given = {name: getattr(config, name) for name in shared}

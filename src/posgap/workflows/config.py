@@ -33,9 +33,14 @@ class SweepVerbConfig(SweepConfig):
 
 
 class ViewConfig(Config):
-    """Lists the sweeps, checks, verdicts and mitigations below a folder on one page, to compare them: `index.html`."""
+    """Lists the sweeps, checks, verdicts and mitigations below a folder on one page, to compare them: `index.html`.
 
-    folder: Annotated[Path, POSITIONAL] = Field(Path("runs"), description="folder whose results are listed")
+    Of a registered model it prints every version with its figures, and which was champion when and why.
+    """
+
+    folder: Annotated[Path, POSITIONAL] = Field(
+        Path("runs"), description="folder whose results are listed, or a registered model, models:/NAME"
+    )
 
 
 class ChampionConfig(FreshConfig):

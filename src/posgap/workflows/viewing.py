@@ -8,6 +8,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import MODELS, is_registered
 from posgap.foundation.printing import show
 from posgap.gating.decision_page import GATE_PAGE
 from posgap.gating.verdict import GATE_FILE, read_verdict
@@ -15,6 +16,7 @@ from posgap.measurement.report import render_page, save_page
 from posgap.measurement.summary import p_value
 from posgap.measurement.sweeps import SWEEP_FILE, SWEEP_PAGE, Sweep, read_sweep
 from posgap.mitigation_search.report import MITIGATE_FILE, MITIGATE_PAGE, read_mitigate
+from posgap.tracking.history import show_history
 from posgap.workflows.check import CHECK_FILE, PAGE_FILE
 from posgap.workflows.config import ViewConfig
 
@@ -56,8 +58,12 @@ class Group(NamedTuple):
     rows: list[Row]
 
 
-def view(config: ViewConfig) -> Path:
-    """Writes `index.html` into the folder, and prints its address."""
+def view(config: ViewConfig) -> None:
+    """Writes `index.html` into the folder, and prints its address; prints the history of a registered model."""
+    name = str(config.folder)
+    if is_registered(name):
+        show_history(name.removeprefix(MODELS))
+        return
     page = config.folder / INDEX
     if page.exists() and _MARK not in page.read_text(encoding="utf-8", errors="replace")[:1000]:
         raise PosgapError(f"{page}: is there, and no page of `posgap view`; move it, or view a folder above")
@@ -69,7 +75,6 @@ def view(config: ViewConfig) -> Path:
     save_page(render_page("posgap.workflows", "index.html.j2", shown, None, title=title, groups=grouped(found)), page)
     address = page.resolve().as_uri()
     show(f"{len(found)} results: {address}", {"results": len(found), "page": address})
-    return page
 
 
 def rows(top: Path) -> Iterator[Row]:
