@@ -35,9 +35,9 @@ from posgap.pipelines import smoke
 from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import settings
 from posgap.stages.distill import distill
-from posgap.stages.gate import gate
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
+from posgap.workflows.admission import admit
 
 POSITIONS = (1, 5, 10, 15, 20)
 
@@ -56,7 +56,7 @@ def run(seed: int, out: Path, data: Path | None, quick: bool = False) -> dict[st
     responses = teacher(TeacherConfig(sweep=base, out=out / "responses", **learned, **given["teacher"]))
     taught = distill(DistillConfig(responses=responses, out=out / "r1", method="r1", **learned, **given["distill"]))
     candidate = sweep(SweepConfig(model=str(taught), label="r1", out=out / "candidate", **asked))
-    judged = gate(GateConfig(candidate=candidate, base=base, out=out / "gate", **given["gate"]))
+    judged = admit(GateConfig(candidate=candidate, base=base, out=out / "gate", **given["gate"]))
     kept = out / "seconds.json"  # of the first time, when nothing was there to be reused
     if not kept.is_file():
         write_json(kept, {"seconds": round(time.monotonic() - began)})

@@ -18,10 +18,10 @@ from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.gate import gate
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import content_keys, with_content_keys
 from posgap.tasks.reading import read_examples
+from posgap.workflows.admission import admit
 
 pytestmark = pytest.mark.full
 
@@ -88,10 +88,10 @@ def test_the_gate_admits_the_distilled_model_and_refuses_the_base(demo, tmp_path
     base, candidate = demo.steps["merge_base"], demo.steps["merge_candidate"]
     verdict = read_verdict(demo.steps["gate"])
     assert verdict.policy == Policy() and verdict.outcome == "admitted" and "champion" not in verdict.evidence
-    again = read_verdict(gate(GateConfig(out=tmp_path / "1", candidate=candidate, base=base)))
+    again = read_verdict(admit(GateConfig(out=tmp_path / "1", candidate=candidate, base=base)))
     # Another moment, and for no name.
     assert again == verdict.model_copy(update={"name": again.name, "judged_at": again.judged_at})
-    refused = read_verdict(gate(GateConfig(out=tmp_path / "2", candidate=base, base=base)))
+    refused = read_verdict(admit(GateConfig(out=tmp_path / "2", candidate=base, base=base)))
     assert refused.outcome == "refused"
     assert [rule.name for rule in refused.rules if not rule.passed] == ["gap"]
 

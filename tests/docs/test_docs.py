@@ -79,7 +79,7 @@ def complaint(call: list[str], asked: list) -> str:
 
 def test_every_command_on_a_page_is_one_that_posgap_takes(monkeypatch):
     asked = []
-    monkeypatch.setattr(cli, "_run_verb", lambda verb, parsed: asked.append(parsed))
+    monkeypatch.setattr(cli, "_work_of", lambda verb: asked.append)
     wrong = [(page, " ".join(call), complaint(call, asked)) for page, call in CALLS]
     assert [each for each in wrong if each[2]] == []
 
@@ -89,7 +89,7 @@ def test_commands_are_found_and_a_wrong_one_would_be_noticed(monkeypatch):
     text += "```console\n$ posgap x && posgap y\nposgap: z\n```"
     assert commands(text) == [["sweep", "--n-docs", "3"], ["x"], ["y"]]
     assert len(CALLS) > len(VERBS)
-    monkeypatch.setattr(cli, "_run_verb", lambda verb, parsed: None)
+    monkeypatch.setattr(cli, "_work_of", lambda verb: lambda parsed: None)
     for wrong in (["sweep", "--ndocs", "3"], ["sweeep"], ["plan", "sweep", "--detect", "x"], ["sweep"]):
         assert complaint(wrong, [])
 

@@ -291,7 +291,7 @@ def test_the_signature_of_another_promotes_nothing(tmp_path, base, model_folder,
     monkeypatch.setenv("POSGAP_SIGNING_KEY", (tmp_path / "stranger").read_text())
     with pytest.raises(PosgapError, match="not the signature of this verdict by"):
         promote(promotion(tmp_path, "other", model_folder, base, gated_for="tiny"))
-    with pytest.raises(PosgapError, match=f"--signer {re.escape(signed)}: POSGAP_SIGNING_KEY holds ed25519:"):
+    with pytest.raises(PosgapError, match=f"`signer` {re.escape(signed)}: POSGAP_SIGNING_KEY holds ed25519:"):
         decide(tmp_path, base, base, signer=signed)
 
 

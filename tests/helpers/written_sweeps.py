@@ -10,7 +10,6 @@ from posgap.gating.config import GateConfig
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.figures import summarize
 from posgap.measurement.sweeps import PromptSettings, Sweep
-from posgap.stages.gate import gate
 from posgap.stages.promote import promote
 from posgap.storage.lineage import ancestors
 from posgap.tasks.content import content_key, examples_digest
@@ -99,7 +98,7 @@ def write_sweep(
 
 
 def decide(tmp_path, candidate, base, **options):
-    verdict = read_verdict(gate(GateConfig(out=tmp_path / "gate", candidate=candidate, base=base, **options)))
+    verdict = read_verdict(admit(GateConfig(out=tmp_path / "gate", candidate=candidate, base=base, **options)))
     return verdict, {rule.name: rule.passed for rule in verdict.rules}
 
 

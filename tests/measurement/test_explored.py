@@ -28,9 +28,9 @@ from posgap.measurement.report import _file, write_page
 from posgap.measurement.sweep_folder import write_sweep as write_folder
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stages.compare import compare
-from posgap.stages.gate import gate
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.registry import TASKS
+from posgap.workflows.admission import admit
 
 HOSTILE = [
     "</script><script>document.title = 'taken'</script>",
@@ -313,11 +313,11 @@ def test_two_models_stand_side_by_side_with_their_difference(page, tmp_path):
 
 def test_the_gate_s_page_has_the_examples_as_a_tab(page, tmp_path, monkeypatch):
     # The responses of these made-up sweeps are none to their examples.
-    monkeypatch.setattr("posgap.stages.gate.swept_examples", lambda *_: None)
+    monkeypatch.setattr("posgap.workflows.admission.swept_examples", lambda *_: None)
     examples = [asking(i) for i in range(210)]
     base = swept_folder(tmp_path / "base", examples, 5, [1, 0.6, 0.3, 0.6, 0.9], "base")
     new = swept_folder(tmp_path / "new", examples, 5, [0.995] * 5, "new")
-    out = gate(GateConfig(candidate=new, base=base, out=tmp_path / "gate"))
+    out = admit(GateConfig(candidate=new, base=base, out=tmp_path / "gate"))
     page.open((out / "gate.html").as_uri())
     tabs = "[...document.querySelectorAll('[role=tab]')]"
     assert page.js(f"{tabs}.map((tab) => tab.innerText)") == ["Verdict", "Positions", "Examples", "Evidence"]

@@ -27,13 +27,13 @@ from posgap.measurement.evidence import Evidence
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.compare import compare
-from posgap.stages.gate import gate
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import KVExample
 from posgap.tasks.reading import write_examples
+from posgap.workflows.admission import admit
 
 N, DOCS, MIDDLE = 100, 5, 3
 COUNTS = {"answered": N - 4, "refused": 3, "empty": 1, "cut": 2}  # at the position in the middle
@@ -166,7 +166,7 @@ def test_the_gate_has_a_rule_for_it_and_trusts_no_champion_that_was_not_answered
         )
     lenient = Policy(max_gap=20, mean_tolerance=10, advantageous_tolerance=10, max_unanswered=4)
     assert judge(filtered, answered, filtered, lenient).passed
-    replay_verdict(gate(GateConfig(candidate=filtered, base=answered, out=tmp_path / "gate")))
+    replay_verdict(admit(GateConfig(candidate=filtered, base=answered, out=tmp_path / "gate")))
 
 
 def test_a_policy_that_does_not_say_it_allows_little(tmp_path):

@@ -28,7 +28,6 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.document_orders import Orders, at_ends, by_relevance, majority
 from posgap.mitigations.mitigation import PromptMitigation, ReorderInput, Settings
 from posgap.mitigations.registry import MITIGATIONS
-from posgap.stages.gate import gate
 from posgap.stages.merge import merge
 from posgap.stages.promote import promote
 from posgap.stages.sweep import sweep
@@ -39,6 +38,7 @@ from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tracking.config import PromoteConfig
+from posgap.workflows.admission import admit
 
 OF_PROMPTS = [mitigation for mitigation in MITIGATIONS if isinstance(mitigation, PromptMitigation)]
 
@@ -411,8 +411,8 @@ def test_a_mitigated_candidate_is_no_model_that_could_be_registered(tmp_path):
     with pytest.raises(
         PosgapError, match=r"by the mitigation permutation \(orders 5\).*acme would be registered as the"
     ):
-        gate(GateConfig(**config, name="acme"))
+        admit(GateConfig(**config, name="acme"))
     assert posgap.gate(candidate, base).rules, "it can be judged all the same"
-    judged = gate(GateConfig(**config))
+    judged = admit(GateConfig(**config))
     with pytest.raises(PosgapError, match="the registry serves the model alone: sweep without one"):
         promote(PromoteConfig(model="m", sweep=candidate, gate=judged, name="acme", out=tmp_path / "promotion"))

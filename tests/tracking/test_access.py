@@ -21,9 +21,9 @@ import access
 
 from posgap.foundation.errors import PosgapError
 from posgap.gating.config import GateConfig
-from posgap.stages.gate import gate
 from posgap.tracking import champions, flavor, registered, registry
 from posgap.tracking.server import RequestRefused, call_mlflow
+from posgap.workflows.admission import admit
 
 pytest.importorskip("flask_wtf", reason="mlflow's basic-auth app wants Flask-WTF: install the extra mlflow[auth]")
 pytestmark = pytest.mark.full
@@ -69,7 +69,7 @@ def test_only_promotion_s_log_in_changes_a_protected_name(server, tmp_path, mode
     place = copy_of(model_folder, tmp_path / "model")
     swept = write_sweep(tmp_path / "sweep", [0.95] * 5, model=place)
     base = write_sweep(tmp_path / "base", [0.9] * 5)
-    judged = gate(GateConfig(out=tmp_path / "gate", candidate=swept, base=base, **LAX))
+    judged = admit(GateConfig(out=tmp_path / "gate", candidate=swept, base=base, **LAX))
     promotion = [
         "promote",
         "--name",

@@ -29,8 +29,8 @@ from written_sweeps import copy_of, write_sweep
 
 from posgap.gating.config import GateConfig
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.gate import gate
 from posgap.tracking import champions, leases, registry
+from posgap.workflows.admission import admit
 
 pytestmark = [pytest.mark.full, pytest.mark.nightly]
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
@@ -109,7 +109,7 @@ def prepared(folder: Path, number: int, model_folder: Path) -> Path:
     swept = write_sweep(here / "sweep", [probability] * 5, model=model, seed=number)
     lax = {"max_gap": 30, "advantageous_tolerance": 30, "mean_tolerance": 30, "allow": ["base"]}
     champion = {"champion": folder / "0" / "sweep"} if number else {}
-    gate(GateConfig(out=here / "gate", candidate=swept, base=folder / "0" / "sweep", **champion, **lax))
+    admit(GateConfig(out=here / "gate", candidate=swept, base=folder / "0" / "sweep", **champion, **lax))
     return here
 
 

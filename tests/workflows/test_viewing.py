@@ -11,7 +11,7 @@ from examples import kv_example
 
 from posgap.foundation.files import write_json
 from posgap.tasks.reading import write_examples
-from posgap.workflows.viewing import grouped, rows
+from posgap.workflows.viewing import group_by_question, rows
 
 
 def only_first(prompt: str) -> str:
@@ -57,7 +57,7 @@ def test_prompts_that_were_filled_are_told_by_their_length(results):
     (row,) = (row for row in rows(results) if row.folder == "check")
     filled = SimpleNamespace(**{name: getattr(row.sweep, name) for name in ("task", "n_docs", "n_examples", "gap")})
     filled.examples_digest, filled.filled = "another", SimpleNamespace(tokens=1024)
-    titles = [group.title for group in grouped([row, row._replace(sweep=filled)])]
+    titles = [group.title for group in group_by_question([row, row._replace(sweep=filled)])]
     assert sorted(titles) == ["Task kv, n = 24, 1,024 tokens", "Task kv, n = 24, 4 documents"]
 
 

@@ -154,7 +154,22 @@ class _VerbCommand(click.Command):
         )
 
     def invoke(self, ctx: click.Context) -> None:
-        _run_verb(self.verb, _to_config(self.verb.config, self.words, ctx))
+        """Does the verb's work. The file in its folder that is its result is kept to be printed as JSON, also that of a
+        refusal, which is then raised."""
+        verb, config = self.verb, _to_config(self.verb.config, self.words, ctx)
+        place = str(getattr(config, "out", None) or "")
+        with printing.result_alone():
+            try:
+                _work_of(verb)(config)
+            except (GateRefusal, NotEnoughEvidence):
+                _keep_result(verb, place)
+                raise
+            except Rejection:
+                with suppress(PosgapError):  # nothing was written
+                    _keep_result(verb, f"{place}.rejected")
+                raise
+            if place and not getattr(config, "estimate", False):
+                _keep_result(verb, place)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*super().get_params(ctx), _HELP_ALL]
@@ -327,24 +342,6 @@ def _to_config(config_type: type[Config], words: str, ctx: click.Context) -> Con
 def example_command(words: str) -> str:
     """The whole of a verb's example."""
     return f"posgap {words} {VERBS[words].example}".rstrip()
-
-
-def _run_verb(verb: Verb, config: Config) -> None:
-    """Does a verb's work. The file in its folder that is its result is kept to be printed as JSON, also that of a
-    refusal, which is then raised."""
-    place = str(getattr(config, "out", None) or "")
-    with printing.result_alone():
-        try:
-            _work_of(verb)(config)
-        except (GateRefusal, NotEnoughEvidence):
-            _keep_result(verb, place)
-            raise
-        except Rejection:
-            with suppress(PosgapError):  # nothing was written
-                _keep_result(verb, f"{place}.rejected")
-            raise
-        if place and not getattr(config, "estimate", False):
-            _keep_result(verb, place)
 
 
 def _keep_result(verb: Verb, place: str) -> None:

@@ -84,18 +84,14 @@ def tango_refutes(
     return strayed > -scipy.special.ndtri(error) * np.sqrt(n * (2 * q + difference * (1 - difference)))
 
 
-def _difference_bound(above: np.ndarray, below: np.ndarray, squares: np.ndarray, n: int, error: float) -> np.ndarray:
-    """Upper bound, a share, of the mean of n differences between -1 and 1.
-
-    They come as their sum where positive, minus their sum where negative, and the sum of their squares. For rights
-    and wrongs it is Tango's. Other differences have a smaller variance than rights and wrongs of the same positive
-    and negative parts, and count as so many more examples.
-    """
-    return tango_bound(*_as_rights_and_wrongs(above, below, squares, n), error)
-
-
 def _as_rights_and_wrongs(above: np.ndarray, below: np.ndarray, squares: np.ndarray, n: int) -> _Counts:
-    """The counts of examples right in one way only, in the other only, and of all, that such differences are worth."""
+    """The counts of examples right in one way only, in the other only, and of all, that n differences between -1 and 1
+    are worth.
+
+    These come as their sum where positive, minus their sum where negative, and the sum of their squares. Those that are
+    no rights and wrongs have a smaller variance than rights and wrongs of the same positive and negative parts, and
+    count as so many more examples.
+    """
     ratio = (squares + VARIANCE_OF_TWO) / (above + below + VARIANCE_OF_TWO)
     return above / ratio, below / ratio, n / ratio
 
@@ -107,8 +103,9 @@ def difference_interval(differences: np.ndarray, error: float = EACH_END) -> np.
     """
     above, below, squares = _signed_sums(differences)
     n = len(differences)
-    low = -_difference_bound(below, above, squares, n, error)
-    return 100 * np.stack([low, _difference_bound(above, below, squares, n, error)], axis=-1)
+    low = -tango_bound(*_as_rights_and_wrongs(below, above, squares, n), error)
+    high = tango_bound(*_as_rights_and_wrongs(above, below, squares, n), error)
+    return 100 * np.stack([low, high], axis=-1)
 
 
 def _signed_sums(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -171,7 +168,7 @@ def pair_bounds(correct: np.ndarray, error: float, less: np.ndarray | None = Non
         differences = (scores[:, [i]] - scores - taken_off) / scale
         above[i], below[i] = differences.clip(min=0).sum(axis=0), (-differences).clip(min=0).sum(axis=0)
         squares[i] = (differences**2).sum(axis=0)
-    bounds = 100 * scale * _difference_bound(above, below, squares, len(scores), error)
+    bounds = 100 * scale * tango_bound(*_as_rights_and_wrongs(above, below, squares, len(scores)), error)
     np.fill_diagonal(bounds, np.nan)
     return bounds
 

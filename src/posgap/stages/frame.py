@@ -34,8 +34,8 @@ NOTHING = "nothing is there"
 _PACKAGES = ("accelerate", "great-expectations", "kfp", "mlflow", "numpy", "torch", "transformers")
 
 
-def stage(work: Work[C]) -> Callable[[C], Location]:
-    """Turns `work(config, out, run)`, which writes into the folder `out`, into a stage.
+def stage(work: Work[C], name: str = "") -> Callable[[C], Location]:
+    """Turns `work(config, out, run)`, which writes into the folder `out`, into a stage, called as `work` is or `name`.
 
     The stage takes the config alone and returns `config.out`. It does nothing where that folder
     is complete for the same inputs, config and version, unless `force` is set. `work` writes into
@@ -55,13 +55,8 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
     others get an `out` that does not exist. The first one of each machine hashes the inputs, and
     `PosgapError` is raised where two machines have not the same.
     """
-    name = work.__name__.removeprefix("_")
-
-    @functools.wraps(work)
-    def run(config: C) -> Location:
-        return run_stage(name, config, lambda: work)
-
-    return run
+    run = functools.partial(run_stage, name or work.__name__.removeprefix("_"), get_work=lambda: work)
+    return functools.update_wrapper(run, work)
 
 
 def stage_at(target: str) -> Callable[[StageConfig], Location]:

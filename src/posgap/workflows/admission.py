@@ -1,18 +1,32 @@
 """`posgap gate` and `posgap promote`: a candidate is judged against the champion that the registry has, on the same
 examples."""
 
+import functools
 import logging
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
 
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_json
 from posgap.foundation.locations import Location
+from posgap.foundation.printing import RESULT, colour_word
 from posgap.gating.config import GateConfig
-from posgap.gating.policy import as_file, registered_policy
-from posgap.gating.replay import OutdatedVerdict, champion_of
-from posgap.gating.verdict import read_verdict
-from posgap.stages import gate as gate_stage
-from posgap.stages import promote as stage
+from posgap.gating.decision_page import GATE_PAGE, explored_roles, write_decision
+from posgap.gating.evidence import anchor_beside
+from posgap.gating.looks import attempt_number, record_attempt
+from posgap.gating.policy import as_file, policy_file, policy_line, policy_of, registered_policy
+from posgap.gating.replay import OutdatedVerdict, champion_of, copy_sweeps
+from posgap.gating.signature import public_key, sign, signing_key
+from posgap.gating.verdict import GATE_FILE, Verdict, judge, log_verdict, markdown, read_verdict, shared_error
+from posgap.measurement.rescoring import swept_examples
+from posgap.measurement.sweeps import read_sweep
+from posgap.stages import promote as stages_promote
+from posgap.stages.frame import stage
 from posgap.storage.cache import fetch_location
 from posgap.tracking import registry
 from posgap.tracking.config import PromoteConfig
+from posgap.tracking.runs import Run
 from posgap.workflows.champion_sweep import says_there_is_none, sweep_like
 
 log = logging.getLogger(__name__)
@@ -20,33 +34,88 @@ log = logging.getLogger(__name__)
 
 def gate(config: GateConfig) -> None:
     """`posgap gate`: judges as `admit` does; raises `Rejected`, or asks for more examples, where the verdict does."""
-    verdict = read_verdict(fetch_location(gate_stage.gate(with_champion(config))))
+    verdict = read_verdict(fetch_location(_write_verdict(_complete(config))))
     if not verdict.passed:
         raise verdict.error(str(config.candidate))
 
 
 def admit(config: GateConfig) -> Location:
-    """Judges by the stage `gate`, against the registry's champion where `config` names a model and no sweep of it."""
-    return gate_stage.gate(with_champion(config))
+    """Writes the verdict, against the registry's champion where `config` names a model and no sweep of that."""
+    return _write_verdict(_complete(config))
 
 
-def with_champion(config: GateConfig) -> GateConfig:
-    """The config with a sweep of the registry's champion, where it names a registered model and no sweep.
+def _complete(config: GateConfig) -> GateConfig:
+    """The config with what the registry and the environment decide: the champion's sweep, the registered model's
+    policy, which is asked for each time, and who signs."""
+    key = signing_key()
+    signer = public_key(key) if key else ""
+    if config.signer not in ("", signer):
+        raise PosgapError(f"`signer` {config.signer}: POSGAP_SIGNING_KEY holds {signer or 'no key'}")
+    decided = {"champion": _champion_sweep(config), "policy": policy_file(config), "signer": signer}
+    return config.model_copy(update=decided)
 
-    Without a champion there it says so, and the base is what the candidate is compared with; so where `champion` has
-    written that there is none.
+
+def _champion_sweep(config: GateConfig) -> Location | None:
+    """The sweep that a config names, or one of the registry's champion where it names a registered model alone.
+
+    None, which it says, where there is no champion, or `champion` has written so: the candidate is then compared with
+    the base.
     """
-    name, swept = config.name, None
     if config.champion and says_there_is_none(config.champion):
         log.info("%s says that there is no champion: the candidate is judged against the base", config.champion)
-    elif config.champion or not name:
-        return config
-    elif version := registry.to_beat(name):
-        log.info("the candidate is judged against the champion, %s version %s", name, version.version)
-        swept = sweep_like(version, config.candidate, config.examples)
-    else:
-        log.info("%s has no champion: the candidate is judged against the base", name)
-    return config.model_copy(update={"champion": swept})
+        return None
+    if config.champion or not config.name:
+        return config.champion
+    version = registry.to_beat(config.name)
+    if version is None:
+        log.info("%s has no champion: the candidate is judged against the base", config.name)
+        return None
+    log.info("the candidate is judged against the champion, %s version %s", config.name, version.version)
+    return sweep_like(version, config.candidate, config.examples)
+
+
+@functools.partial(stage, name="gate")
+def _write_verdict(config: GateConfig, out: Path, run: Run) -> None:
+    """Writes `gate.json` (each rule with threshold, value and outcome, and the verdict), that for people as `gate.md`
+    and, with the curves, `gate.html`, and copies of what it rests on, by which it can be judged again.
+
+    Where the environment holds a key the verdict's signature lies beside it.
+    """
+    swept = read_sweep(config.candidate)
+    if config.name:
+        swept.require_model_alone(
+            config.candidate, f"{config.name} would be registered as the model alone: sweep without one, and gate that"
+        )
+    examples = swept_examples(config.candidate, config.examples)
+    anchor, policy = anchor_beside(config.champion), policy_of(config)
+    sweeps = config.candidate, config.base, config.champion
+    verdict = judge(*sweeps, policy, examples, attempt_number(swept), config.candidates, anchor)
+    record_attempt(verdict, swept)
+    judged_at = datetime.now(UTC).isoformat(timespec="seconds")
+    verdict = verdict.model_copy(update={"name": config.name, "judged_at": judged_at})
+    write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
+    if key := signing_key():
+        sign(out / GATE_FILE, key)
+    (out / "gate.md").write_text(markdown(verdict), encoding="utf-8")
+    paths = {"candidate": config.candidate, "base": config.base, "champion": config.champion, "anchor": anchor}
+    judged = {role: path for role, path in paths.items() if path and role in verdict.evidence}
+    copy_sweeps(judged.items(), out)
+    figures = {role: read_sweep(path) for role, path in judged.items()}
+    write_decision(verdict, figures, out / GATE_PAGE, explored_roles(judged))
+    log_verdict(verdict, swept, run)
+    run.artifact(out)
+    if config.policy:
+        log.info("judged by policy %s", policy_line(policy))
+    _say_rulings(verdict)
+
+
+def _say_rulings(verdict: Verdict) -> None:
+    for rule in verdict.rules:
+        log.log(RESULT, "%s %s (%.1f): %s", colour_word(rule.outcome, sys.stderr), rule.name, rule.value, rule.sentence)
+    if sentence := shared_error(verdict):
+        log.info("%s", sentence)
+    if verdict.wanting:
+        log.log(RESULT, "%s", verdict.wanting)
 
 
 def promote(config: PromoteConfig) -> Location:
@@ -61,6 +130,6 @@ def promote(config: PromoteConfig) -> Location:
             log.info("%s", reason)
             judged = {"candidate": config.sweep, "base": folder / "base", "examples": config.examples}
             policy = None if registered_policy(config.name) else as_file(verdict.policy)
-            asked = GateConfig(**judged, name=config.name, policy=policy, out=config.gate_again, force=True)
-            return stage.promote(config.model_copy(update={"gate": admit(asked), "gate_again": None}))
-    return stage.promote(config)
+            anew = GateConfig(**judged, name=config.name, policy=policy, out=config.gate_again, force=True)
+            return stages_promote.promote(config.model_copy(update={"gate": admit(anew), "gate_again": None}))
+    return stages_promote.promote(config)

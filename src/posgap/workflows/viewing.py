@@ -72,7 +72,8 @@ def view(config: ViewConfig) -> None:
         raise PosgapError(f"{config.folder}: no sweep, check, verdict or mitigation is in it, or below it")
     title = f"Results in {config.folder.resolve().name}: {len(found)}"
     shown = [row.sweep for row in found if row.sweep]
-    save_page(render_page("posgap.workflows", "index.html.j2", shown, None, title=title, groups=grouped(found)), page)
+    groups = group_by_question(found)
+    save_page(render_page("posgap.workflows", "index.html.j2", shown, None, title=title, groups=groups), page)
     address = page.resolve().as_uri()
     show(f"{len(found)} results: {address}", {"results": len(found), "page": address})
 
@@ -92,23 +93,23 @@ def rows(top: Path) -> Iterator[Row]:
                 log.warning("left out: %s", error)
 
 
-def _sweep(folder: Path, name: str) -> Row:
+def _sweep_row(folder: Path, name: str) -> Row:
     sweep = read_sweep(folder)
     p = p_value(sweep.flatness.p)
     outcome = f"position matters ({p})" if sweep.flatness.is_refuted else f"cannot be told from flat ({p})"
     return Row("sweep", name, SWEEP_PAGE, outcome, sweep)
 
 
-def _check(folder: Path, name: str) -> Row:
+def _check_row(folder: Path, name: str) -> Row:
     # A verdict of `check` has the fields of one of `gate`, in a file of another name.
     return Row("check", name, PAGE_FILE, read_verdict(folder / CHECK_FILE).outcome, _first(folder, "graded", "sweep"))
 
 
-def _gate(folder: Path, name: str) -> Row:
+def _gate_row(folder: Path, name: str) -> Row:
     return Row("gate", name, GATE_PAGE, read_verdict(folder).outcome, _first(folder, "candidate"))
 
 
-def _mitigate(folder: Path, name: str) -> Row:
+def _mitigate_row(folder: Path, name: str) -> Row:
     return Row("mitigate", name, MITIGATE_PAGE, read_mitigate(folder).headline, _first(folder, "sweeps/base"))
 
 
@@ -118,10 +119,10 @@ def _first(folder: Path, *parts: str) -> Sweep | None:
     return next((read_sweep(each) for each in there), None)
 
 
-READERS = {SWEEP_FILE: _sweep, CHECK_FILE: _check, GATE_FILE: _gate, MITIGATE_FILE: _mitigate}
+READERS = {SWEEP_FILE: _sweep_row, CHECK_FILE: _check_row, GATE_FILE: _gate_row, MITIGATE_FILE: _mitigate_row}
 
 
-def grouped(found: list[Row]) -> list[Group]:
+def group_by_question(found: list[Row]) -> list[Group]:
     """The results by what was asked, those of the largest gap first; those without a sweep at hand last."""
     groups: dict[tuple, list[Row]] = {}
     for row in found:

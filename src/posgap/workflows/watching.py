@@ -3,6 +3,7 @@
 Where it does not, that ends the run, and starts the mitigation pipeline if it is to.
 """
 
+import functools
 import json
 import logging
 import subprocess
@@ -50,15 +51,15 @@ def watch(config: WatchConfig) -> Location:
     fails; the mitigation pipeline is started on the KFP server then, if `mitigate` has its parameters.
     """
     try:
-        return _watch(config)
+        return _judge_champion(config)
     except LeftPolicy as left:
         if form := parse_settings(config.mitigate):
             left.add_note(_start(form, config.namespace))
         raise
 
 
-@stage
-def _watch(config: WatchConfig, out: Path, run: Run) -> None:
+@functools.partial(stage, name="watch")
+def _judge_champion(config: WatchConfig, out: Path, run: Run) -> None:
     swept = read_model(SweptVersion, config.champion, CHAMPION_FILE)
     name, number = swept.name, swept.version
     if number is None:
