@@ -7,7 +7,7 @@ a Hugging Face folder or a registered version, `models:/name@champion`, scaled w
 
 import importlib
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 # Imported when asked for: they need torch, which takes seconds.
 _LAZY = {
     "ComparisonResult": "posgap.api.results",

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from mlflow import MlflowClient
 from places import ROOT
 from written_sweeps import write_sweep
@@ -96,6 +97,21 @@ def run(environment: Path, *command: str | Path, **variables: str) -> str:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def test_one_version_stands_everywhere():
+    said = {
+        "CITATION.cff": yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"],
+        "CHANGELOG.md": re.search(r"^## .*?(\d[\w.]*)\)?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1],
+    }
+    # Of images, in what is generated and in what is written by hand.
+    shown = [*(ROOT / "pipelines").glob("*.yaml"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "infra").rglob("*.yaml")]
+    for file in shown:
+        for tag in re.findall(
+            r"/posgap-[a-z-]+:(\d[\w.]*\w)|newName: \S+/posgap-\S+\s+newTag: (\S+)", file.read_text()
+        ):
+            said[f"{file.name}: {tag}"] = "".join(tag)
+    assert {*said.values()} == {__version__} and len(said) > 4, said
 
 
 def test_the_wheel_holds_every_file_of_the_packages_and_the_project(wheel):
