@@ -27,6 +27,7 @@ import httpx2
 
 from posgap.foundation.environment import read_number
 from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.files import digest_of
 from posgap.foundation.interruption import RESUMES
 from posgap.foundation.json_text import RECORD
 from posgap.foundation.redaction import HIDDEN, MIN_CHARACTERS, redact
@@ -36,6 +37,18 @@ from posgap.generation.endings import before_stop
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.generation.served import MUST_STAY, EndpointChanged, EndpointIdentity, What
+from posgap.generation.whole_prompts import (
+    LONG,
+    LONGER,
+    NO_MARKER,
+    NOBODY_KNOWS,
+    SHORT,
+    ReadingRate,
+    count_pieces,
+    cut_sample,
+    mark_text,
+    marker_question,
+)
 from posgap.generation.wire import EndpointAnswer, Fault, read_answer, read_fault
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import Prompt
@@ -100,13 +113,17 @@ class OpenAIGenerator:
         self.answered = self.row = 0  # prompts that were answered, and those that failed since
         self.answered_at = -math.inf
         self.heard = False  # whether anything has come back yet
+        self.checking = asyncio.Lock()
+        self.whole = LONG  # bytes of the longest prompt that is known to be read whole
+        self.rate: ReadingRate | None = None
+        self.repeats = RepeatedAnswers()
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         questions = ((index, at, prompt) for index, group in enumerate(groups) for at, prompt in enumerate(group))
         concurrency = self.parameters.concurrency
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=concurrency)
         answers: asyncio.Queue[tuple[int, int, Completion] | Exception | None] = asyncio.Queue()
-        self.window = Window(concurrency, self.window.size)
+        self.window, self.checking = Window(concurrency, self.window.size), asyncio.Lock()
         with asyncio.Runner() as runner:
             try:
                 client = httpx2.AsyncClient(headers=self.headers, timeout=None, limits=limits, verify=tls())
@@ -139,6 +156,7 @@ class OpenAIGenerator:
         """Answers one question after the other; puts None, or what went wrong, after the last answer."""
         try:
             for index, number, prompt in questions:
+                await self._require_whole(client, prompt, sampling)
                 answers.put_nowait((index, number, await self._answer_prompt(client, prompt, sampling)))
         except Exception as error:  # whatever it is, it belongs to whoever takes the answers
             answers.put_nowait(error)
@@ -163,12 +181,60 @@ class OpenAIGenerator:
                 return self._count_failure(f"{complaint} ({tries + self.retry_policy.tries} tries)")
             if completion.outcome == "failed":
                 return self._count_failure(completion.reason)
+            told = completion.usage.prompt if completion.usage else None
+            why_cut = self.rate.why_cut(prompt.text, told) if self.rate else ""
+            if why_cut:
+                return self._count_failure(why_cut)
             self.answered, self.answered_at, self.row = self.answered + 1, time.monotonic(), 0
             if completion.outcome == "empty" and sampling.stop:
                 sampling = replace(sampling, stop=())  # Endpoints stop at a stop string before any text too.
                 continue
             text = before_stop(completion.text, stop)
             return completion._replace(text=text, cut=completion.cut and text == completion.text)
+
+    async def _require_whole(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> None:
+        """Raises `PosgapError` where the endpoint cuts a prompt this long, of which it is asked once."""
+        size = len(prompt.text.encode())
+        if size <= self.whole:
+            return
+        async with self.checking:
+            if size <= self.whole:
+                return
+            briefly = replace(sampling, max_new_tokens=16, max_thinking_tokens=0, stop=())
+            told = []
+            for text in (SHORT, cut_sample(prompt.text), prompt.text):
+                completion = await self._answer_prompt(client, Prompt(text), briefly)
+                if completion.outcome == "failed":
+                    return  # the prompts themselves will fail alike, and say so
+                told.append(completion.usage.prompt if completion.usage else None)
+                if not told[-1]:
+                    break
+            self.whole = LONGER * size
+            if not told[-1]:
+                await self._require_markers(client, prompt, replace(sampling, stop=()))
+                return
+            added, of_sample, of_whole = told
+            rate = ReadingRate(added, (of_sample - added) / max(1, count_pieces(cut_sample(prompt.text))))
+            why_cut = rate.why_cut(prompt.text, of_whole)
+            if why_cut:
+                raise PosgapError(f"{self.shown}: {why_cut}")
+            self.rate = rate
+
+    async def _require_markers(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> None:
+        """Raises `PosgapError` where markers are found in a sample of a prompt, and not in the whole."""
+        missing = False
+        for text in (prompt.text, cut_sample(prompt.text)):
+            marked, codes = mark_text(text)
+            answers = []
+            for marker, code in codes.items():
+                said = await self._answer_prompt(client, Prompt(marker_question(marked, marker)), sampling)
+                answers.append(code in said.text)
+            if not missing and all(answers):
+                return
+            if missing and all(answers):
+                raise PosgapError(f"{self.shown}: {NO_MARKER}")
+            missing = True
+        log.warning("%s: %s", self.shown, NOBODY_KNOWS)
 
     def _count_failure(self, reason: str) -> Completion:
         self.row += 1
@@ -201,6 +267,8 @@ class OpenAIGenerator:
             window.note_answer(started)
             if isinstance(answer, EndpointAnswer):
                 self._require_same(answer)
+                if self.repeats.is_first(prompt, answer):
+                    log.warning("%s: %s", self.shown, REPEATED)
                 usage = answer.completion.usage or Usage()
                 return answer.completion._replace(usage=usage._replace(seconds=time.monotonic() - started))
             if not self._leave_out(answer, request):
@@ -360,6 +428,27 @@ def _what_then(url: str) -> str:
     return f"start the server, or correct the address{way}"
 
 
+class RepeatedAnswers:
+    """Tells whether a gateway gives an answer that it has stored in place of another prompt's own."""
+
+    def __init__(self) -> None:
+        self.prompts: dict[tuple[str, str], str] = {}  # digests of prompts by the id and text of their answers
+        self.is_said = False
+
+    def is_first(self, prompt: Prompt, answer: EndpointAnswer) -> bool:
+        """Whether this is the first answer with the id of another prompt's; ids of few characters agree by chance."""
+        if self.is_said or len(answer.id) < _LONG_ID or not answer.completion.text:
+            return False
+        digest = digest_of([prompt.text, prompt.sample])
+        self.is_said = self.prompts.setdefault((answer.id, answer.completion.text), digest) != digest
+        return self.is_said
+
+
+_LONG_ID = 20  # characters; those of Ollama have three digits, and so agree by chance
+REPEATED = (
+    "repeats a stored answer for another prompt (the same completion id): answers to an example's placements are no "
+    "separate ones, so no gap is seen; turn its cache off (LiteLLM: --body '{\"cache\": {\"no-cache\": true}}')"
+)
 _WORKS_AGAIN = f"when the endpoint works again, {RESUMES}, perhaps with a lower concurrency or a longer timeout"
 _WITHOUT_SOCKS = "a SOCKS proxy takes the package socksio (pip install socksio)"
 _WITHOUT = {

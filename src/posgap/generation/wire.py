@@ -42,6 +42,7 @@ class EndpointAnswer(NamedTuple):
     completion: Completion
     model: str
     fingerprint: str
+    id: str = ""
 
 
 class Fault(NamedTuple):
@@ -113,8 +114,8 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Endp
         completion = Completion("", [], "refused", thoughts, reason, usage=usage)
     else:
         completion = Completion.from_text(parted.answer, [], finish in _LENGTH, thoughts, usage)
-    model, fingerprint = (_line(_text_or_empty(document.get(name))) for name in ("model", "system_fingerprint"))
-    return EndpointAnswer(completion, model, fingerprint)
+    says = [_line(_text_or_empty(document.get(name))) for name in ("model", "system_fingerprint", "id")]
+    return EndpointAnswer(completion, *says)
 
 
 _THOUGHTS = ("reasoning_content", "reasoning")
@@ -192,7 +193,14 @@ def _usage(value: Any) -> Usage | None:
     usage = value if isinstance(value, dict) else {}
     details = usage.get("completion_tokens_details")
     details = details if isinstance(details, dict) else {}
-    tokens = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("reasoning_tokens"))
+    of_prompt = usage.get("prompt_tokens_details")
+    of_prompt = of_prompt if isinstance(of_prompt, dict) else {}
+    tokens = (
+        *(usage.get("prompt_tokens"), usage.get("completion_tokens")),
+        *(details.get("reasoning_tokens"), of_prompt.get("cached_tokens")),
+    )
     counted = [n if isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**53 else None for n in tokens]
-    prompt, completion, thinking = counted
-    return Usage(prompt, completion, thinking) if any(n is not None for n in counted) else None
+    prompt, completion, thinking, cached = counted
+    if prompt is not None and (cached or 0) > prompt:
+        prompt += cached or 0  # a server that does not count what it had stored
+    return Usage(prompt, completion, thinking) if any(n is not None for n in counted[:3]) else None

@@ -199,6 +199,9 @@ class Probe:
         # No bound is said of the mean: these are a few questions at some of the placements.
         if n >= FEW and self.right == 0:
             said["floor"] = f"none of {n} is right"
+            hold = self.count(lambda each: each.answer_after is not None)
+            if 2 * hold >= n:
+                said["floor"] += f", and yet {hold} hold an answer, behind what the metric reads: try --metric answer_words"
         if n >= LOOKED_AT and self.right == n:
             said["ceiling"] = f"all of {n} are right: if it goes on so, only more documents show a curve"
         return said

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.registry import Parameters, Registry
+from posgap.tasks.answer_text import SPACELESS, stands_in
 
 if TYPE_CHECKING:
     import regex
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = r"\b(a|an|the)\b"
-# Thai to Myanmar, Khmer, kana and Chinese: scripts that put no spaces between words.
-_SPACELESS = r"[\p{Thai}\p{Lao}\p{Myanmar}\p{Khmer}\p{Hiragana}\p{Katakana}\p{Han}]"
+_SPACELESS = rf"{SPACELESS}|\p{{Katakana}}"
 _NUMBER = r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+−]?\.\d+"
 PATTERN_SECONDS = 1.0  # for a pattern that somebody wrote, on one response
 _BEGUN = 2  # characters of a candidate at a response's end that do not stand there by chance
@@ -55,14 +55,20 @@ def sub_exact_match(response: str, answers: Sequence[str]) -> bool:
     return any(_stands_in(answer, simplified) for answer, simplified in _comparable(response, answers))
 
 
-def holds_answer(document: "Document", answers: Sequence[str], metric: str = "litm") -> bool:
-    """Whether a document's title or text contains the words of an answer, or a metric scores a copy of it as right.
+def contains_answer(response: str, answers: Sequence[str]) -> bool:
+    """The words of an answer stand together in the response, in whatever form of Unicode: numbers, signs and symbols
+    among them, on the boundaries of words in their script (`posgap.tasks.answer_text`)."""
+    return any(stands_in(answer, response) for answer in answers)
 
-    `litm` finds an answer within a word too ("Ali" in "quality"). It is the default because no metric that looks for
-    an answer finds more: what holds no answer by `litm` is a distractor whatever the response is scored by.
+
+def holds_answer(document: "Document", answers: Sequence[str], metric: str = "litm") -> bool:
+    """Whether a document's title or text contains an answer, or a metric scores a copy of it as right.
+
+    `litm` finds an answer within a word too ("Ali" in "quality"). It is the default because what holds no answer by
+    `litm` nor by ours is a distractor whatever the response is scored by.
     """
     copied = " ".join(f"{document.title} {document.text}".split())
-    return METRICS[metric].score(copied, answers) == 1 or sub_exact_match(copied, answers)
+    return METRICS[metric].score(copied, answers) == 1 or contains_answer(copied, answers)
 
 
 def lost_in_the_middle(response: str, answers: Sequence[str]) -> bool:
@@ -115,9 +121,12 @@ def named(response: str, answers: Sequence[str]) -> list[bool]:
 
 
 def f1(response: str, answers: Sequence[str]) -> float:
-    """SQuAD's token F1: the harmonic mean of the precision and recall of words, for the answer that fits best."""
-    pairs = _comparable(response, answers)
-    return max((_token_f1(simplified.split(), answer.split()) for answer, simplified in pairs), default=0.0)
+    """SQuAD's token F1: the harmonic mean of the precision and recall of words, for the answer that fits best. In
+    scripts without spaces each character is a word."""
+    best = 0.0
+    for answer, simplified in _comparable(response, answers):
+        best = max(best, _token_f1(_tokens(simplified), _tokens(answer)))
+    return best
 
 
 def share_of(response: str, answers: Sequence[str]) -> float:
@@ -176,6 +185,10 @@ def _pattern(text: str) -> "regex.Pattern[str]":
     import regex  # which takes a while, and not every command scores
 
     return regex.compile(text)
+
+
+def _tokens(simplified: str) -> list[str]:
+    return _pattern(rf"(?:{_SPACELESS})\p{{M}}*|(?:(?!{_SPACELESS})\S)+").findall(simplified)
 
 
 def _token_f1(response: list[str], answer: list[str]) -> float:
@@ -273,6 +286,12 @@ LITM = Metric(
     "answer",
     stop=("\n",),
 )
+ANSWER_WORDS = Metric(
+    "answer_words",
+    "the response contains the words, numbers and signs of an answer, in any script and form of Unicode",
+    contains_answer,
+    "answer",
+)
 CONTAINS_ANY = Metric("contains_any", "the response contains an answer as it is written", contains_any, "answer")
 SOLE_ANSWER = Metric(
     "sole_answer",
@@ -293,6 +312,7 @@ METRICS: Registry[Metric] = Registry(
     "posgap.metrics",
     EM,
     SUB_EM,
+    ANSWER_WORDS,
     F1,
     LITM,
     CONTAINS_ANY,

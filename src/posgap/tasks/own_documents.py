@@ -9,10 +9,12 @@ from posgap.tasks.task import Task
 MAX_WORDS = 30  # of an answer that was asked for in a few words; a copy of the text has more
 
 
-def short_line(response: str) -> str:
-    """The first line of a response; "" where it is too long for an answer."""
+def short_answer(response: str) -> str:
+    """A response that is short enough for an answer, whatever stands before that; else its first line if that is, or
+    else nothing."""
     line, *_ = response.strip().splitlines() or [""]
-    return line if len(line.split()) <= MAX_WORDS else ""
+    short = (text for text in (response.strip(), line) if len(text.split()) <= MAX_WORDS)
+    return next(short, "")
 
 
 def paragraphs(documents: Sequence[Document]) -> str:
@@ -28,9 +30,9 @@ DOCUMENT = Task(
         "Question: {question}\nAnswer:"
     ),
     render=paragraphs,
-    metric="litm",
+    metric="answer_words",
     max_new_tokens=60,
     slots=ROTATED,
-    extract=short_line,
+    extract=short_answer,
     synthetic="needle",
 )

@@ -82,17 +82,19 @@ def prompt_passages(example: AnyExample, n_docs: int, alone: bool = False) -> li
 RAG = replace(
     QA,
     name="rag",
+    metric="answer_words",
+    base_stop=("\n",),  # behind which a model without a chat template goes on to questions of its own
     help="a question with the passages that a retriever returned, the relevant ones moved together",
     slots=Slots(place_block, of_any_number=True, as_given=as_retrieved),
 )
 RAG_ONE = replace(
-    QA,
+    RAG,
     name="rag-one",
     help="the same, only the best-ranked relevant passage moved, the others where the retriever put them",
     slots=Slots(place_best, of_any_number=True, as_given=as_retrieved),
 )
 RAG_ALONE = replace(
-    QA,
+    RAG,
     name="rag-alone",
     help="the same, the other relevant passages left out",
     slots=Slots(partial(place_best, alone=True), of_any_number=True, as_given=partial(as_retrieved, alone=True)),
