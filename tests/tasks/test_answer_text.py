@@ -16,9 +16,10 @@ RIGHT = [
     *(("12,500", "There were 12 500 people."), ("12,500", "12\u202f500"), ("3,5", "3.5 m"), ("5 km", "5km")),
     *(("Anna Berg", "Anna <b>Berg</b>"), ("Anna Berg", "**Anna** Berg"), ("Müller & Co", "M&uuml;ller &amp; Co.")),
     *(("office of finance", "the oﬃce of ﬁnance"), ("U.S.", "in the US."), ("J.R.R. Tolkien", "J. R. R. Tolkien")),
-    *(("Jean-Paul Sartre", "Jean Paul Sartre"), ("5 percent", "5%"), ("-5", "−5 °C"), ("1/2", "½ cup"), ("C++", "C++.")),
-    *(("山野市", "首都は山野市である"), ("サンフランシスコ", "答えはサンフランシスコです。"), ("กรุงเทพ", "คือกรุงเทพมหานคร")),
-    *(("straße", "STRASSE"), ("ΟΔΟΣ", "οδος"), ("Italia", "in l'Italia"), ("2024", "on 2024-05-17"), ("[SEP]", "is [SEP].")),
+    *(("Jean-Paul Sartre", "Jean Paul Sartre"), ("5 percent", "5%"), ("-5", "−5 °C"), ("1/2", "½ cup")),
+    *(("山野市", "首都は山野市である"), ("サンフランシスコ", "答えはサンフランシスコです。")),
+    *(("straße", "STRASSE"), ("ΟΔΟΣ", "οδος"), ("Italia", "in l'Italia"), ("2024", "on 2024-05-17")),
+    *(("[SEP]", "is [SEP]."), ("C++", "C++."), ("กรุงเทพ", "คือกรุงเทพมหานคร")),
 ]
 WRONG = [
     *(("3.5", "35"), ("35", "3.5"), ("-5", "5"), ("5", "-5"), ("Vitamin A", "vitamin C"), ("C++", "C"), ("C", "C++")),

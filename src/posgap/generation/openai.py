@@ -447,7 +447,7 @@ class RepeatedAnswers:
 _LONG_ID = 20  # characters; those of Ollama have three digits, and so agree by chance
 REPEATED = (
     "repeats a stored answer for another prompt (the same completion id): answers to an example's placements are no "
-    "separate ones, so no gap is seen; turn its cache off (LiteLLM: --body '{\"cache\": {\"no-cache\": true}}')"
+    'separate ones, so no gap is seen; turn its cache off (LiteLLM: --body \'{"cache": {"no-cache": true}}\')'
 )
 _WORKS_AGAIN = f"when the endpoint works again, {RESUMES}, perhaps with a lower concurrency or a longer timeout"
 _WITHOUT_SOCKS = "a SOCKS proxy takes the package socksio (pip install socksio)"

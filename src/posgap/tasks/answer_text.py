@@ -45,8 +45,8 @@ _WORD = (
 )
 _HYPHEN, _ABBREVIATION = r"(?<=\p{L})-(?=\p{L})", r"\b(?:\p{Lu}\p{Ll}?\.){2,}"
 _LEFT_OUT = ("the",)
-# What may stand around a word within it: Korean particles, a genitive or a case behind an apostrophe; French and Italian
-# elisions, and the proclitics of Arabic and Hebrew.
+# What may stand around a word within it: Korean particles, a genitive or a case behind an apostrophe; elisions, and the
+# proclitics of Arabic and Hebrew.
 _PARTICLES = (
     r"(?:은|는|이|가|을|를|의|에|에서|에게|로|으로|와|과|도|만|까지|부터|보다|처럼|께서|한테|이나|나|이며|며|이고|고|입니다|이다|다"
     r"|이에요|예요|이었다|였다|이었습니다|였습니다|이라고|라고|이라는|라는|인|이란|란|이야|야|요){1,3}"
@@ -153,9 +153,9 @@ def _is_word(answer: str, word: str, may_begin: bool = False, may_go_on: bool = 
     before, found, behind = word.partition(answer)
     if not found or (before and not may_begin) or (behind and not may_go_on):
         return False
-    if before and not _pattern(_ELISION).fullmatch(before):
-        if len(answer) < 3 or not _pattern(_PROCLITIC).fullmatch(before):
-            return False
+    may_precede = len(answer) > 2 and _pattern(_PROCLITIC).fullmatch(before)
+    if before and not may_precede and not _pattern(_ELISION).fullmatch(before):
+        return False
     if behind and _pattern(r"\p{Hangul}").match(answer[-1]):
         return _pattern(_PARTICLES).fullmatch(behind) is not None
     return not behind or (len(answer) > 1 and _pattern(_CASE).fullmatch(behind) is not None)
