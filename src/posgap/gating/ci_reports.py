@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,9 @@ def junit(checked: CheckResult) -> str:
     but where a rule is broken for certain all the same: that is one fault, not two.
     """
     cases = _test_cases(checked)
-    counts = {"tests": len(cases), **{f"{kind}s": sum(c.kind == kind for c in cases) for kind in ("failure", "error")}}
-    attributes = {"name": "posgap check", **{name: str(number) for name, number in counts.items()}}
+    counts = Counter(case.kind for case in cases)
+    numbers = {"tests": str(len(cases)), "failures": str(counts["failure"]), "errors": str(counts["error"])}
+    attributes = {"name": "posgap check", **numbers}
     suites = ElementTree.Element("testsuites", attributes)
     suite = ElementTree.SubElement(suites, "testsuite", attributes | {"name": _safe(checked.model), "skipped": "0"})
     for case in cases:

@@ -84,7 +84,8 @@ def read_gate_inputs(
     twice, and where candidate or champion learnt one of the examples.
     """
     judged, allowed = _read_evidence(candidate), set(allow)
-    if twice := len(judged.contents) - len(set(judged.contents)):
+    twice = len(judged.contents) - len(set(judged.contents))
+    if twice:
         raise PosgapError(f"{candidate}: {twice} examples are there twice, and count once; sweep each once")
     old, otherwise = align_comparable(_read_evidence(base), judged, allowed) if base else (None, [])
     if old and not _is_made_from(judged.sweep, old.sweep):
@@ -117,13 +118,15 @@ def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
         complaints.append(f"examples {sweep.examples_digest[:12]}, and the policy asks for {policy.data[:12]}")
     if sweep.n_examples < policy.least_examples:
         complaints.append(f"{sweep.n_examples} examples, and the gate asks for {policy.least_examples}")
-    if len(sweep.placements) < (least := min(policy.least_placements, sweep.n_docs)):
+    least = min(policy.least_placements, sweep.n_docs)
+    if len(sweep.placements) < least:
         complaints.append(f"{len(sweep.placements)} placements, and the gate asks for {least}")
     most = math.ceil(SPACING * sweep.n_docs)
     # Where gold documents stand at distances, the later ones reach where the first cannot.
     for positions in [chain(*sweep.placements)] if sweep.grid else zip(*sweep.placements):
         swept = sorted({1 - most, *positions, sweep.n_docs + most})
-        if holes := [(a, b) for a, b in pairwise(swept) if b - a > most]:
+        holes = [(before, after) for before, after in pairwise(swept) if after - before > most]
+        if holes:
             low, high = max(1, holes[0][0]), min(sweep.n_docs, holes[0][1])
             complaints.append(f"nothing is known between positions {low} and {high} of {sweep.n_docs}")
             break
@@ -169,21 +172,26 @@ def wrong_figure(evidence: Evidence) -> str:
 def first_difference(recorded: Any, again: Any, name: str = "") -> str:
     """Where two JSON values differ, in words: the second is what was found again. Empty where they agree."""
     if isinstance(recorded, dict) and isinstance(again, dict):
-        parts = ((key, recorded.get(key), again.get(key)) for key in dict.fromkeys((*recorded, *again)))
-        differences = (first_difference(was, now, f"{name}.{key}" if name else str(key)) for key, was, now in parts)
-        return next(filter(None, differences), "")
-    if isinstance(recorded, list) and isinstance(again, list) and len(recorded) == len(again):
-        pairs = enumerate(zip(recorded, again))
-        return next(filter(None, (first_difference(was, now, f"{name}.{i}") for i, (was, now) in pairs)), "")
-    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (recorded, again)]
-    if recorded == again or (all(numbers) and math.isclose(recorded, again, rel_tol=1e-9, abs_tol=_AGREE)):
-        return ""
-    return f"{name} is {recorded}, and should be {again}"
+        keys = dict.fromkeys((*recorded, *again))
+        parts = zip(keys, map(recorded.get, keys), map(again.get, keys))
+    elif isinstance(recorded, list) and isinstance(again, list) and len(recorded) == len(again):
+        parts = zip(range(len(again)), recorded, again)
+    else:
+        are_numbers = {type(recorded), type(again)} <= {int, float}
+        if recorded == again or (are_numbers and math.isclose(recorded, again, rel_tol=1e-9, abs_tol=_AGREE)):
+            return ""
+        return f"{name} is {recorded}, and should be {again}"
+    for key, was, now in parts:
+        difference = first_difference(was, now, f"{name}.{key}" if name else str(key))
+        if difference:
+            return difference
+    return ""
 
 
 def _read_evidence(path: Path) -> Evidence:
     evidence = Evidence(path)
-    if wrong := wrong_figure(evidence):
+    wrong = wrong_figure(evidence)
+    if wrong:
         raise PosgapError(f"{folder_of(path) / SWEEP_FILE}: not what its predictions say: {wrong}; sweep again")
     return evidence
 
@@ -196,7 +204,8 @@ def _is_made_from(sweep: Sweep, base: Sweep) -> bool:
 
 
 def _require_unlearnt(evidence: Evidence) -> None:
-    if shared := training_examples(folder_of(evidence.path)).intersection(evidence.contents):
+    shared = training_examples(folder_of(evidence.path)).intersection(evidence.contents)
+    if shared:
         first = evidence.ids[next(i for i, content in enumerate(evidence.contents) if content in shared)]
         raise PosgapError(
             f"{evidence.path}: {evidence.sweep.label}, or a model it was made from, learnt {len(shared)} of the "

@@ -32,7 +32,8 @@ def parsed_policy(data: bytes, where: str) -> Policy:
     values = parse_yaml(data, where, "a policy", MAX_BYTES)
     if not isinstance(values, dict):
         raise PosgapError(f"{where}: no policy: write lines like `max_gap: 10`; `posgap policy` prints all")
-    if unknown := [str(name) for name in values if name not in Policy.model_fields]:
+    unknown = [str(name) for name in values if name not in Policy.model_fields]
+    if unknown:
         raise PosgapError(
             f"{where}: {unknown[0][:60]!r} is nothing that a policy says; there are {', '.join(Policy.model_fields)}"
         )
@@ -77,9 +78,10 @@ def registered_policy(name: str) -> Policy | None:
 
 def required_policy(name: str) -> Policy:
     """Returns the policy of a registered model. Raises `PosgapError` where it has none."""
-    if policy := registered_policy(name):
-        return policy
-    raise PosgapError(f"{name}: has no policy in MLflow; `posgap policy {name} FILE` gives it one")
+    policy = registered_policy(name)
+    if policy is None:
+        raise PosgapError(f"{name}: has no policy in MLflow; `posgap policy {name} FILE` gives it one")
+    return policy
 
 
 def policy_file(config: GateConfig) -> Location | None:

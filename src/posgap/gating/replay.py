@@ -63,7 +63,8 @@ def replay_verdict(folder: Path) -> Verdict:
         raise PosgapError(f"{folder / GATE_FILE}: names no sweep of candidate or base; gate again")
     again = judge_again(recorded.policy, recorded, folder)
     # The file as it is: what follows from other fields is not read, and must be right for those who do read it.
-    if wrong := first_difference(read_json(folder / GATE_FILE), again.model_dump(mode="json")):
+    wrong = first_difference(read_json(folder / GATE_FILE), again.model_dump(mode="json"))
+    if wrong:
         raise PosgapError(f"{folder / GATE_FILE}: does not follow from its sweeps: {wrong}; gate again")
     return recorded
 
@@ -72,9 +73,10 @@ def judge_again(
     policy: Policy, verdict: Verdict, folder: Path, examples: Mapping[str, AnyExample] | None = None
 ) -> Verdict:
     """What a policy says of the evidence that lies beside a verdict; from `examples` every response is scored again."""
-    champion, anchor = (folder / role if role in verdict.evidence else None for role in ("champion", "anchor"))
+    kept = {role: folder / role for role in verdict.evidence}
+    sweeps = kept["candidate"], kept["base"], kept.get("champion")
     look = verdict.look if is_counted(read_sweep(folder / "candidate")) else None
-    again = judge(folder / "candidate", folder / "base", champion, policy, examples, look, verdict.candidates, anchor)
+    again = judge(*sweeps, policy, examples, look, verdict.candidates, kept.get(ANCHOR))
     left_out = {ANCHOR} & {*verdict.asked_otherwise} & {*policy.allow}  # whose sweep was not kept
     otherwise = sorted({*again.asked_otherwise, *left_out})
     told = {"name": verdict.name, "judged_at": verdict.judged_at, "asked_otherwise": otherwise}
@@ -87,8 +89,10 @@ def require_valid(verdict: Verdict, name: str, policies: Sequence[Policy], folde
     if verdict.name != name and (verdict.name or any(policy.signed_by for policy in policies)):
         judged_for = f"judged for {verdict.name}" if verdict.name else "judged for no name"
         raise PosgapError(f"{folder}: {judged_for}, and this is {name}; gate again with --name {name}")
-    if not (most := min((policy.max_age_days for policy in policies if policy.max_age_days), default=0.0)):
+    ages = [policy.max_age_days for policy in policies if policy.max_age_days]
+    if not ages:
         return
+    most = min(ages)
     try:
         age = (datetime.now(UTC) - datetime.fromisoformat(verdict.judged_at)).total_seconds() / 86400
     except (ValueError, TypeError):

@@ -145,14 +145,18 @@ class GateRule:
         """The ruling that paired differences [E], candidate minus reference, lose at most `tolerance` on average."""
         from posgap.measurement import statistics
 
-        return Ruling(
-            name=self.name,
-            meaning=meaning,
-            claim="at least",
-            threshold=0.0 - tolerance,  # which is never "-0"
-            estimate=100 * differences.mean(),
-            interval=statistics.difference_interval(differences, error).tolist(),
-        )
+        interval = statistics.difference_interval(differences, error).tolist()
+        return self.rule_at_least(0.0 - tolerance, meaning, 100 * differences.mean(), interval)  # which is never "-0"
+
+    def rule_at_most(self, most: float, meaning: str, estimate: float, interval: tuple[float, float]) -> Ruling:
+        """The ruling that a figure, which `meaning` describes, is at most so much."""
+        claim = {"name": self.name, "meaning": meaning, "claim": "at most", "threshold": most}
+        return Ruling(**claim, estimate=estimate, interval=interval)
+
+    def rule_at_least(self, least: float, meaning: str, estimate: float, interval: tuple[float, float]) -> Ruling:
+        """The ruling that a figure, which `meaning` describes, is at least so much."""
+        claim = {"name": self.name, "meaning": meaning, "claim": "at least", "threshold": least}
+        return Ruling(**claim, estimate=estimate, interval=interval)
 
 
 class Gap(GateRule):
@@ -171,14 +175,9 @@ class Gap(GateRule):
         from posgap.measurement import statistics
 
         correct = inputs.candidate.correct
-        return Ruling(
-            name=self.name,
-            meaning="gap, best minus worst position",
-            claim="at most",
-            threshold=limits.max_gap,
-            estimate=statistics.gap(statistics.accuracy(correct)),
-            interval=statistics.gap_interval(correct, inputs.error),
-        )
+        estimate = statistics.gap(statistics.accuracy(correct))
+        interval = statistics.gap_interval(correct, inputs.error)
+        return self.rule_at_most(limits.max_gap, "gap, best minus worst position", estimate, interval)
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
         from posgap.measurement import statistics
@@ -287,14 +286,9 @@ class Useful(GateRule):
 
         sweep, means = inputs.candidate.sweep, inputs.candidate.correct.mean(axis=1)
         chance = 100 * sweep.asked_task.chance(sweep.filled.documents if sweep.filled else sweep.n_docs)
-        number = Ruling(
-            name=self.name,
-            meaning="mean, against guessing",
-            claim="at least",
-            threshold=max(limits.min_mean, chance),
-            estimate=100 * means.mean(),
-            interval=statistics.mean_interval(means, inputs.error).tolist(),
-        )
+        interval = statistics.mean_interval(means, inputs.error).tolist()
+        least = max(limits.min_mean, chance)
+        number = self.rule_at_least(least, "mean, against guessing", 100 * means.mean(), interval)
         rulings = [number]
         # Documents must not lose against none: a paired difference, since easy questions are easy without documents.
         sweeps = {"its own": inputs.candidate, "the base's": inputs.base, "the champion's": inputs.champion}
@@ -336,14 +330,8 @@ class Worst(GateRule):
         correct = inputs.candidate.correct
         low = statistics.mean_interval(correct, inputs.error)[:, 0].min()
         high = statistics.mean_interval(correct, inputs.error / correct.shape[1])[:, 1].min()
-        return Ruling(
-            name=self.name,
-            meaning="accuracy at the worst position",
-            claim="at least",
-            threshold=limits.min_worst,
-            estimate=statistics.accuracy(correct).min(),
-            interval=(low, high),
-        )
+        estimate = statistics.accuracy(correct).min()
+        return self.rule_at_least(limits.min_worst, "accuracy at the worst position", estimate, (low, high))
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
         import numpy as np
@@ -378,14 +366,10 @@ class Regions(GateRule):
 
         columns = regions(inputs.candidate.sweep.placements, inputs.candidate.sweep.categories)
         pooled = self._pool_columns(inputs.candidate.correct, columns)
-        return Ruling(
-            name=self.name,
-            meaning=f"gap between regions ({', '.join(columns)})",
-            claim="at most",
-            threshold=limits.max_region_gap,
-            estimate=statistics.gap(statistics.accuracy(pooled)),
-            interval=statistics.gap_interval(pooled, inputs.error),
-        )
+        estimate = statistics.gap(statistics.accuracy(pooled))
+        interval = statistics.gap_interval(pooled, inputs.error)
+        meaning = f"gap between regions ({', '.join(columns)})"
+        return self.rule_at_most(limits.max_region_gap, meaning, estimate, interval)
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
         import numpy as np
@@ -421,14 +405,8 @@ class Answered(GateRule):
     def judge(self, limits: MaxUnanswered, inputs: GateInputs) -> Ruling:
         """What was not answered is known of every prompt of the sweep, and nothing about it is estimated."""
         share = inputs.candidate.outcomes.worst_share
-        return Ruling(
-            name=self.name,
-            meaning="prompts without an answer, in percent, at the worst position",
-            claim="at most",
-            threshold=limits.max_unanswered,
-            estimate=share,
-            interval=(share, share),
-        )
+        meaning = "prompts without an answer, in percent, at the worst position"
+        return self.rule_at_most(limits.max_unanswered, meaning, share, (share, share))
 
 
 class Clean(GateRule):
@@ -457,14 +435,8 @@ class Clean(GateRule):
         cut = max(counts.percent(counts.cut) for counts in outcomes.by_placement)
         known = all(counts.is_known for counts in outcomes.by_placement)
         share = outcomes.worst_unclean if known else cut
-        return Ruling(
-            name=self.name,
-            meaning="answers that repeat the prompt or are cut, in percent, at the worst position",
-            claim="at most",
-            threshold=limits.max_unclean,
-            estimate=share,
-            interval=(share, share if known else 100.0),
-        )
+        meaning = "answers that repeat the prompt or are cut, in percent, at the worst position"
+        return self.rule_at_most(limits.max_unclean, meaning, share, (share, share if known else 100.0))
 
 
 class Consistency(GateRule):
@@ -497,14 +469,9 @@ class Consistency(GateRule):
             raise PosgapError(f"min_consistency: the task {task.name} has no items to choose from; leave it out")
         rows = swept_rows(read_predictions(inputs.candidate.path))
         same = same_item(task, ((row["id"], row["placement"][0], row["response"]) for row in rows), sweep.n_docs)
-        return Ruling(
-            name=self.name,
-            meaning="examples in which the same item is chosen in every order, in percent",
-            claim="at least",
-            threshold=limits.min_consistency,
-            estimate=100 * same.mean(),
-            interval=statistics.mean_interval(same, inputs.error).tolist(),
-        )
+        meaning = "examples in which the same item is chosen in every order, in percent"
+        interval = statistics.mean_interval(same, inputs.error).tolist()
+        return self.rule_at_least(limits.min_consistency, meaning, 100 * same.mean(), interval)
 
 
 # In this order a verdict has them.

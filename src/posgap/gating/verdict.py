@@ -183,8 +183,12 @@ def judge(
 
 def asked_rules(config: Any, rules: Iterable[GateRule] = GATE_RULES) -> list[tuple[GateRule, Parameters]]:
     """Those of the rules whose thresholds in `config` ask for anything, each with its own."""
-    with_limits = [(rule, rule.parameters.of(config)) for rule in rules]
-    return [(rule, limits) for rule, limits in with_limits if rule.is_asked(limits)]
+    asked = []
+    for rule in rules:
+        limits = rule.parameters.of(config)
+        if rule.is_asked(limits):
+            asked.append((rule, limits))
+    return asked
 
 
 def _with_need(ruling: Ruling, needed: Needed) -> Ruling:
@@ -207,8 +211,8 @@ def examples_needed(rules: Sequence[tuple[GateRule, Parameters]], inputs: GateIn
     reference = inputs.champion or inputs.base or inputs.candidate
     assumed = power.assumptions_from_pair(inputs.candidate.correct, reference.correct)
     n = len(inputs.candidate.correct)
-    shares = inputs.share, inputs.share * later
-    now, then = (PassRates(rules, assumed._replace(share=share), _SIMULATED) for share in shares)
+    now = PassRates(rules, assumed._replace(share=inputs.share), _SIMULATED)
+    then = PassRates(rules, assumed._replace(share=inputs.share * later), _SIMULATED)
 
     def needed(name: str) -> int | None:
         if name not in now.rule_names or now.pass_rate(name, n) >= power.USUAL:
@@ -221,11 +225,12 @@ def examples_needed(rules: Sequence[tuple[GateRule, Parameters]], inputs: GateIn
 
 def digests(verdict: Verdict) -> dict[str, dict[str, str]]:
     """What a verdict rests on, by digest: of each sweep the model, examples, settings and files."""
-    return {
-        role: {"model": record.model_digest, "examples": record.examples_digest, "settings": record.settings_digest}
-        | {name: sha for name, sha in record.files.items() if sha}
-        for role, record in verdict.evidence.items()
-    }
+    found = {}
+    for role, record in verdict.evidence.items():
+        files = {name: sha for name, sha in record.files.items() if sha}
+        named = {"model": record.model_digest, "examples": record.examples_digest, "settings": record.settings_digest}
+        found[role] = named | files
+    return found
 
 
 def log_verdict(verdict: Verdict, swept: Sweep, run: "Run") -> None:
@@ -267,5 +272,6 @@ def markdown(verdict: Verdict) -> str:
         note += "\nThe candidate was not made from the base, as was allowed.\n"
     if ANCHOR in verdict.asked_otherwise:
         note += "\nThe candidate was not compared with the best champion so far, as was allowed.\n"
-    shared = f"\n{sentence}\n" if (sentence := shared_error(verdict)) else ""
+    sentence = shared_error(verdict)
+    shared = f"\n{sentence}\n" if sentence else ""
     return f"# {verdict.outcome.capitalize()}\n\n{table}\n{little}{more}{shared}{note}"

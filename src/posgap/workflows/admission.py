@@ -94,7 +94,8 @@ def _write_verdict(config: GateConfig, out: Path, run: Run) -> None:
     judged_at = datetime.now(UTC).isoformat(timespec="seconds")
     verdict = verdict.model_copy(update={"name": config.name, "judged_at": judged_at})
     write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
-    if key := signing_key():
+    key = signing_key()
+    if key:
         sign(out / GATE_FILE, key)
     (out / "gate.md").write_text(markdown(verdict), encoding="utf-8")
     paths = {"candidate": config.candidate, "base": config.base, "champion": config.champion, "anchor": anchor}
@@ -112,8 +113,9 @@ def _write_verdict(config: GateConfig, out: Path, run: Run) -> None:
 def _say_rulings(verdict: Verdict) -> None:
     for rule in verdict.rules:
         log.log(RESULT, "%s %s (%.1f): %s", colour_word(rule.outcome, sys.stderr), rule.name, rule.value, rule.sentence)
-    if sentence := shared_error(verdict):
-        log.info("%s", sentence)
+    shared = shared_error(verdict)
+    if shared:
+        log.info("%s", shared)
     if verdict.wanting:
         log.log(RESULT, "%s", verdict.wanting)
 

@@ -96,7 +96,8 @@ def sweep_like(version: "ModelVersion", like: Location, examples: Location | Non
     those of the other sweep, where its manifest does not say where they are.
     """
     own = _sweep_one_like(version, like, examples)
-    if (best := anchor_of(version)) is None:
+    best = anchor_of(version)
+    if best is None:
         return own
     log.info("the best champion so far is version %s: it is compared with, too", best.version)
     anchor = fetch_location(_sweep_one_like(best, like, examples))
@@ -156,7 +157,8 @@ def _promoted_with(version: "ModelVersion") -> Path | None:
     kept = folder / f"sweep-{digest_of(run)[:16]}"
     with lock_mark(folder.name):
         for _ in range(2):  # what is there may be of a download that broke off
-            if there := judged_sweep(version, kept):
+            there = judged_sweep(version, kept)
+            if there:
                 return there
             delete_path(kept)
     log.warning("%s version %s: MLflow has not the sweep that it was promoted with", version.name, version.version)

@@ -53,7 +53,8 @@ def watch(config: WatchConfig) -> Location:
     try:
         return _judge_champion(config)
     except LeftPolicy as left:
-        if form := parse_settings(config.mitigate):
+        form = parse_settings(config.mitigate)
+        if form:
             left.add_note(_start(form, config.namespace))
         raise
 
@@ -116,7 +117,9 @@ def _start(form: Mapping[str, Any], namespace: str) -> str:
     """Starts the mitigation pipeline with these parameters, by `posgap pipeline submit`; returns what came of it,
     whatever that was: the champion comes first."""
     values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in form.items()}
-    params = [word for name, value in values.items() for word in ("--param", f"{name}={value}")]
+    params = list[str]()
+    for name, value in values.items():
+        params += ["--param", f"{name}={value}"]
     # By the command line: the pipelines rest on their steps, of which this is one.
     command = [sys.executable, "-m", "posgap", "pipeline", "submit", "--json", "--namespace", namespace, *params]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
