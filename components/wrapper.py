@@ -16,10 +16,7 @@ from posgap.preflight.config import ClusterConfig
 
 CPU, TRAIN, SERVE = "cpu", "gpu-train", "gpu-serve"  # images, by what they are for
 SETTINGS, CACHE_KEY = "settings", "cache_key"
-_DESCRIBED = {
-    SETTINGS: "parameters by name, as `preflight` has checked them; they go before the others",
-    CACHE_KEY: "digest of what the inputs hold, as `data_version` gives it: KFP's cache knows them by their names only",
-}
+_OURS = (SETTINGS, CACHE_KEY)  # parameters by name, as `preflight` has checked them; and what KFP's cache goes by
 
 
 def image(kind: str, registry: str = ClusterConfig.default("registry")) -> str:
@@ -32,13 +29,14 @@ def component(
 ) -> Callable[[Callable], BaseComponent]:
     """Makes a KFP component of a function that names its artifacts; the parameters are the fields of `config`.
 
-    Each field that is no artifact becomes a parameter of the function, with the type, default and description that the
-    config has, so that `locals()` in its body holds them all. KFP keeps only the function's source, so the body
-    imports what it needs. `apart` says by which inputs, if any, the function makes a field itself: KFP makes a list of
-    artifacts only in a loop. A parameter `settings` that is no field holds others by name. Every component takes a
-    `cache_key`, too, which its stage never sees: KFP takes a step from its cache where all parameters are the same, and
-    so runs it again where this one has changed. Raises `TypeError` where the function takes an input that is no field
-    of the config, or does not take one of its artifacts.
+    Each field that is no artifact becomes a parameter of the function, with the type and default that the config has,
+    so that `locals()` in its body holds them all. It has no description: KFP shows none of a step, and Argo keeps
+    copies of a step's component with each try, for which Kubernetes has a limit. KFP keeps only the function's source,
+    so the body imports what it needs. `apart` says by which inputs, if any, the function makes a field itself: KFP
+    makes a list of artifacts only in a loop. A parameter `settings` that is no field holds others by name. Every
+    component takes a `cache_key`, too, which its stage never sees: KFP takes a step from its cache where all parameters
+    are the same, and so runs it again where this one has changed. Raises `TypeError` where the function takes an input
+    that is no field of the config, or does not take one of its artifacts.
     """
     apart = apart or {}
 
@@ -51,15 +49,14 @@ def component(
         replaced: dict[str, str] = {}
         for name, inputs in apart.items():
             replaced |= dict.fromkeys(inputs, name)
-        unknown = {name for name in spec.inputs or {} if name not in {*_DESCRIBED, *fields, *replaced}}
+        unknown = {name for name in spec.inputs or {} if name not in {*_OURS, *fields, *replaced}}
         forgotten = {name for name in added if role(fields[name]) in (Role.INPUT, Role.OUTPUT)}
         if unknown or forgotten:
             raise TypeError(
                 f"component {spec.name}: artifacts differ from {config.__name__}: {sorted(unknown | forgotten)}"
             )
         for name, parameter in (spec.inputs or {}).items():
-            field = fields.get(replaced.get(name, name))
-            parameter.description = field.description if field else _DESCRIBED[name]
+            parameter.description = None
             if name in added and not fields[name].is_required():
                 # KFP has no null: an empty string is a path that was not given.
                 parameter.default, parameter.optional = config.default(name), True

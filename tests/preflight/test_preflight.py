@@ -195,6 +195,19 @@ def test_mitigations_are_those_that_the_backend_serves():
     assert remedies("r1+lpes then mitigate", "vllm", on_top=True) == remedies("mitigate", "vllm")
 
 
+@pytest.mark.parametrize(
+    ("methods", "shards", "advice"),
+    [
+        ("r1", 40, "give at most 29 shards, or fewer methods"),
+        ("r1+sft+seqkd then mitigate", 4, "give at most 2 shards, or fewer methods"),
+        ("r1+sft+seqkd+r2 then mitigate", 2, "give fewer methods"),
+    ],
+)
+def test_a_run_is_bounded_by_what_argo_keeps_of_it(form, methods, shards, advice):
+    complaint = refused(form, methods=methods, n_docs=40, shards=shards)
+    assert f"methods, shards: {methods} in {shards} parts is more than the 1 MiB" in complaint and advice in complaint
+
+
 def test_shards_are_at_most_as_many_as_placements(form):
     assert "shards: must be from 1 to 4, the number of placements; got 5" in refused(form, shards=5)
     assert "shards: must be from 1 to 2" in refused(form, shards=3, settings=settings_text({"sweep.positions": "1,4"}))

@@ -98,7 +98,7 @@ def has_on_top(methods: str) -> bool:
     return bool(_parse_methods(methods)[1])
 
 
-def _number_of_candidates(methods: str) -> int:
+def count_candidates(methods: str) -> int:
     """How many models a run judges: its candidates, and with mitigations on top one more of each that trains."""
     named = candidates(methods)
     return len(named) + has_on_top(methods) * sum(map(_trains, named))
@@ -168,7 +168,7 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
     tried, layered, made = dict[str, list[str]](), False, 1
     with suppress(ValueError):  # which `complaints` reports
         layered = has_on_top(form.methods)
-        made = _number_of_candidates(form.methods)
+        made = count_candidates(form.methods)
         tried["mitigate"] = remedies(form.methods, form.inference_backend)
         tried["on_top"] = remedies(form.methods, form.inference_backend, on_top=True)
     by_stage = {}

@@ -16,7 +16,7 @@ from posgap.measurement.config import SweepConfig
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.models.factors import require_rope
 from posgap.preflight.config import PreflightConfig
-from posgap.preflight.form import as_config, candidates, settings
+from posgap.preflight.form import as_config, candidates, count_candidates, settings
 from posgap.preflight.training_pool import VARIABLE, require_room, train_pool
 from posgap.storage.cache import Snapshot, fetch_location, take_snapshot
 from posgap.storage.inputs import AtAddress, ByName, OnDisk, source
@@ -24,6 +24,10 @@ from posgap.storage.versions import newest
 from posgap.tasks.reading import EXAMPLES_FILE, examples_file, first_example
 from posgap.tasks.registry import TASKS
 
+# Argo keeps a run as one Workflow of at most 1 MiB, with what each driver and each pod was given, compressed: these are
+# the bytes of a pipeline, of each model that it judges, and of each part of a sweep. They were estimated from compiled
+# pipelines (tests/helpers/workflow_size.py), and may be a fifth too few.
+_PIPELINE, _MODEL, _PART, _MAX_WORKFLOW = 300_000, 72_000, 8_400, 2**20 * 5 // 6
 _SMALL = (".json", ".txt", ".model", ".jinja")  # endings of a model folder's files other than its weights
 
 
@@ -101,7 +105,27 @@ def _check_sweeps(form: PreflightConfig) -> str:
     placements = len(task.choose_placements(config.n_docs, config.positions))
     if not 1 <= form.shards <= placements:
         raise PosgapError(f"shards: must be from 1 to {placements}, the number of placements; got {form.shards}")
+    _require_small_workflow(form.methods, form.shards)
     return f"{placements} placements in {form.shards} part{'s' * (form.shards > 1)}"
+
+
+def estimate_workflow(methods: str, shards: int) -> int:
+    """Returns about how many bytes Argo must keep of a run. Raises `ValueError` as `candidates` does."""
+    models = count_candidates(methods)
+    return _PIPELINE + _MODEL * models + _PART * shards * (models + 1)
+
+
+def _require_small_workflow(methods: str, shards: int) -> None:
+    try:
+        size = estimate_workflow(methods, shards)
+    except ValueError:  # which `complaints` reports
+        return
+    if size > _MAX_WORKFLOW:
+        fitting = [count for count in range(1, shards) if estimate_workflow(methods, count) <= _MAX_WORKFLOW]
+        most = f"at most {fitting[-1]} shards, or fewer methods" if fitting else "fewer methods"
+        raise PosgapError(
+            f"methods, shards: {methods} in {shards} parts is more than the 1 MiB that Argo keeps of a run; give {most}"
+        )
 
 
 def _check_prompts(form: PreflightConfig) -> str:
