@@ -1,6 +1,8 @@
 """The stage `distill`: methods, what is shared between runs, what is left when it fails."""
 
 import gc
+import json
+import logging
 import re
 import shutil
 import weakref
@@ -15,6 +17,7 @@ from examples import kv_example
 
 from posgap.distillation import export, processes
 from posgap.distillation.engine import TrainStep
+from posgap.distillation.movement import default_learning_rate
 from posgap.distillation.teacher_states import TeacherStates
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, read_jsonl, write_json
@@ -27,6 +30,7 @@ from posgap.stages.distill import distill
 from posgap.tasks.content import content_key
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import read_examples
+from posgap.tasks.responses import describe_poor_teacher
 
 R1_FIGURES = {"activation_kl", "anchoring_kl", "effective_rows", "alignment_sum"}
 
@@ -299,6 +303,31 @@ def test_a_rate_that_can_hardly_move_the_model_is_told_before_training(config, c
     caplog.clear()
     distill(config.model_copy(update={"epochs": 1, "learning_rate": 0.1, "out": config.out.with_name("quick")}))
     assert not any("move a weight" in line for line in caplog.messages)
+
+
+def test_many_updates_that_cannot_move_the_model_end_before_training(config):
+    small = {"epochs": 40, "batch_size": 12, "learning_rate": 1e-7}
+    with pytest.raises(
+        PosgapError, match=r"--learning-rate 1e-07 is too low: \d+ updates .*; take 0\.\d+, the default"
+    ):
+        distill(config.model_copy(update=small))
+
+
+def test_the_rate_follows_the_model_and_is_said(config, caplog):
+    caplog.set_level(logging.INFO)
+    distill(config.model_copy(update={"epochs": 1, "learning_rate": 0.0}))
+    (line,) = [line for line in caplog.messages if line.startswith("learning rate ")]
+    rate, parameters = line.split(",")[0].split()[-1], load_model(config.model, "float32").num_parameters()
+    assert float(rate) == default_learning_rate(parameters) and f"{parameters:,} parameters" in line
+
+
+def test_a_teacher_that_is_often_wrong_or_cut_is_told(tmp_path):
+    file, outcomes = tmp_path / "teacher.json", {"answered": 100, "cut": 20}
+    file.write_text(json.dumps({"accuracy": 38.5, "outcomes": outcomes}))
+    line = describe_poor_teacher(tmp_path)
+    assert "right in 38 %" in line and "20 % of its answers are cut" in line and "--method seqkd" in line
+    file.write_text(json.dumps({"accuracy": 99.0, "outcomes": {"answered": 100, "cut": 0}}))
+    assert describe_poor_teacher(tmp_path) == "" == describe_poor_teacher(tmp_path / "none")
 
 
 def test_what_training_keeps_is_let_go_of_before_the_model_is_written(config, monkeypatch):

@@ -14,7 +14,7 @@ from posgap.distillation import planning
 from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.engine import Schedule
 from posgap.distillation.footprint import MicroBatchShape, Size
-from posgap.distillation.movement import Movement
+from posgap.distillation.movement import Movement, default_learning_rate
 from posgap.distillation.planning import (
     LORA_RANK,
     Way,
@@ -148,13 +148,13 @@ def test_figures_of_a_plan_follow_from_what_is_trained(config, made_up, capsys, 
         "32 updates, 1.28e+05 tokens, 1.03e+18 operations: 4.10 hours at 35 % of 200 TFLOP/s a GPU; 26 GB of disk for "
         "two checkpoints, the teacher's states and the model",
         "writing the model takes 4.4 GB of main memory",
-        "32 updates move a weight by at most 5e-05, 0.25 % of a typical one, or 0.41 steps of bfloat16; a layer's "
-        "output by at most 0.043 times what the paper's run can",
-        "so few updates at such a rate change no weight that is stored in bfloat16 to the nearest number; take more "
-        "examples or epochs, or a higher --learning-rate",
+        "learning rate 1e-05: 32 updates move a weight by at most 0.00017, 0.83 % of a typical one, or 1.4 steps of "
+        "bfloat16; a layer's output by at most 0.14 times what the paper's run can",
+        "that is less than the paper's run can; of SmolLM2-135M 19 updates at 3e-5 (0.8 times it) moved the loss and "
+        "no answer: take more examples or epochs, or a higher --learning-rate",
     ]
     # Adam's first update is by the rate itself; 32 of them fall linearly to nothing.
-    assert plan["movement"]["reach"] == pytest.approx(3e-6 * 33 / 2)
+    assert plan["movement"]["reach"] == pytest.approx(1e-5 * 33 / 2)
 
 
 def test_the_first_way_that_fits_is_suggested_and_what_was_tried_before_is_told(config, made_up, caplog):
@@ -246,3 +246,18 @@ def test_a_rate_that_cannot_move_the_model_is_told_before_it_trains():
     assert "moved the loss and no answer" in seen.warning()
     assert not Movement(94, 1e-3, 0.02, 576).warning()
     assert "stored in bfloat16 to the nearest number" in Movement(1, 3e-5, 0.02, 4096).warning()
+
+
+def test_the_default_rate_is_the_papers_at_its_size_and_higher_below():
+    assert default_learning_rate(7_000_000_000) == 3e-6
+    assert default_learning_rate(135_000_000) == 3e-5 and default_learning_rate(100_000) == 2e-3
+    assert default_learning_rate(7_000_000_000, adapters=True) == 3e-5
+    rates = [default_learning_rate(10**digits) for digits in range(5, 12)]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_a_long_run_that_cannot_move_the_model_is_wasted():
+    demo = LlamaConfig(hidden_size=64, initializer_range=0.05)
+    assert Movement.estimate(demo, 312, Schedule(3e-6).reach(312)).is_wasted()
+    assert not Movement.estimate(demo, 312, Schedule(2e-3).reach(312)).is_wasted()
+    assert not Movement.estimate(demo, 12, Schedule(3e-6).reach(12)).is_wasted()  # a trial

@@ -68,12 +68,16 @@ class _DistillInputs(_TrainingInputs, SeededConfig):
 
 class _Training(Config):
     """How much is trained, and at what rate. The defaults are the paper's: K = 4 random positions, 2 epochs, batch size
-    32 and learning rate 3e-6 (section 4, experimental setup)."""
+    32 and, at 7B, learning rate 3e-6 (section 4, experimental setup)."""
 
     k: int = Field(4, ge=0, description="number of placements drawn for each example in each epoch (K)")
     epochs: int = Field(2, ge=1, description="passes over the examples")
     batch_size: int = Field(32, ge=1, description="prompts in an optimizer step, over all processes")
-    learning_rate: float = Field(3e-6, gt=0, description="peak learning rate of AdamW, which falls linearly to 0")
+    learning_rate: float = Field(
+        0.0,
+        ge=0,
+        description="peak learning rate of AdamW, which falls linearly to 0; 0: by the model's size, 3e-6 at 7B",
+    )
 
 
 class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _DistillInputs):  # type: ignore[misc]  # registered choices' parameters

@@ -1,4 +1,4 @@
-"""How far training can move a model at all, said before it: from the number of updates and their rates alone.
+"""The learning rate for a model's size, and how far training can move the model at all, said before it.
 
 AdamW moves a weight by about its learning rate in an update, and by less where gradients do not agree. So the sum of
 the rates is the most that a weight moves, whatever is learnt.
@@ -12,7 +12,17 @@ if TYPE_CHECKING:
 
 # The run of the paper: 94 updates at 3e-6, which falls linearly, on models of 7B, whose layers are 4,096 wide.
 _PAPER_REACH, _PAPER_WIDTH = 3e-6 * 95 / 2, 4096
+_PAPER_RATE, _PAPER_PARAMETERS = 3e-6, 7e9
+_EXPONENT = 0.6  # between 0.5 and 0.7: 8e-4 to 5e-3 closed the demo's gap (100,000 parameters), 5e-5 SmolLM2's (135M)
+_ADAPTERS = 10  # adapters begin at nothing, and want a higher rate than the weights that they are added to
+_MANY_UPDATES = 50  # a shorter run costs little, and may be a trial
 TYPICAL_WEIGHT = 0.02  # the root mean square of a matrix's weights, where a model's config names none
+
+
+def default_learning_rate(parameters: int, adapters: bool = False) -> float:
+    """Returns the peak rate for a model of so many parameters: the paper's 3e-6 at 7B, and higher for smaller ones."""
+    rate = _PAPER_RATE * (_PAPER_PARAMETERS / parameters) ** _EXPONENT * (_ADAPTERS if adapters else 1)
+    return float(f"{rate:.0e}")
 
 
 class Movement(NamedTuple):
@@ -67,3 +77,7 @@ class Movement(NamedTuple):
                 "loss and no answer: take more examples or epochs, or a higher --learning-rate"
             )
         return ""
+
+    def is_wasted(self) -> bool:
+        """Whether the run is long, and yet can move the model by less than half of what the paper's run can."""
+        return self.updates >= _MANY_UPDATES and self.of_the_paper < 0.5

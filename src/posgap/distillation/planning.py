@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.engine import Schedule
 from posgap.distillation.footprint import CHECKPOINT, MicroBatchShape, Size, activation_bytes, flops, size_of
-from posgap.distillation.movement import Movement
+from posgap.distillation.movement import Movement, default_learning_rate
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
 from posgap.foundation.progress import track
@@ -222,7 +222,8 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     )  # fmt: skip
     log.info("writing the model takes %.1f GB of main memory", export / GB)
     if not best.way.lora_rank:  # adapters begin at 0, and any rate moves them
-        figures["movement"] = _movement(config, model, updates)
+        rate = config.learning_rate or default_learning_rate(size.parameters)
+        figures["movement"] = _movement(model, updates, rate)
     figures["ways"] = [asdict(each) for each in needs]
     show(json.dumps(figures), figures)
     return figures
@@ -254,13 +255,14 @@ def measured_tflops(width: int = 1024, seconds: float = 0.3) -> float:
     return 2 * width**3 / quickest / 1e12
 
 
-def _movement(config: PlanDistillConfig, model: PretrainedConfig, updates: int) -> dict[str, float]:
+def _movement(model: PretrainedConfig, updates: int, rate: float) -> dict[str, float]:
     """How far the updates can move the model, said in a line, or in a warning where that is too little."""
-    movement = Movement.estimate(model, updates, Schedule(config.learning_rate).reach(updates))
-    log.info("%s", movement)
+    movement = Movement.estimate(model, updates, Schedule(rate).reach(updates))
+    log.info("learning rate %g: %s", rate, movement)
     if warning := movement.warning():
         log.warning("%s", warning)
     return {
+        "learning_rate": rate,
         "reach": movement.reach,
         "of_a_weight": movement.of_a_weight,
         "bfloat16_steps": movement.bfloat16_steps,

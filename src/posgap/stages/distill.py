@@ -31,7 +31,7 @@ from posgap.distillation.footprint import CHECKPOINT
 from posgap.distillation.frozen import keep_in_bfloat16
 from posgap.distillation.lora import add_adapters
 from posgap.distillation.methods import METHODS
-from posgap.distillation.movement import Movement
+from posgap.distillation.movement import Movement, default_learning_rate
 from posgap.distillation.objectives import Objective
 from posgap.distillation.optimizers import BYTES_KEPT
 from posgap.distillation.planning import LORA_RANK
@@ -57,7 +57,7 @@ from posgap.tasks.content import content_keys
 from posgap.tasks.placements import all_placements
 from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
-from posgap.tasks.responses import at_one_placement, read_responses, require_prompts
+from posgap.tasks.responses import at_one_placement, describe_poor_teacher, read_responses, require_prompts
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -84,8 +84,8 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     _require_room(config, out, model, accelerator)
     if processes.is_by_autocast(accelerator):
         keep_in_bfloat16(model)
-    schedule = Schedule(config.learning_rate, config.warmup_steps)
-    _warn_before_training(config, model, schedule.reach(len(steps)), len(steps), accelerator)
+    schedule = Schedule(config.learning_rate or _choose_learning_rate(config, model), config.warmup_steps)
+    _warn_before_training(config, model, schedule, len(steps), accelerator)
     work = ResumableFolder(config.work or files.work_folder(config.out))
     teacher = _teacher(config, work, collate, model, accelerator) if METHODS[config.method].needs_teacher else None
     student = Student(model, objective, teacher)
@@ -131,14 +131,31 @@ def _write_records(config: DistillConfig, pairs: list[Pair], history: History, o
 
 
 def _warn_before_training(
-    config: DistillConfig, model: PreTrainedModel, reach: float, updates: int, accelerator: Accelerator
+    config: DistillConfig, model: PreTrainedModel, schedule: Schedule, updates: int, accelerator: Accelerator
 ) -> None:
-    """Warns where so few updates cannot move the model, or where DeepSpeed begins with rounded weights."""
-    movement = Movement.estimate(model.config, updates, reach)
+    """Warns where so few updates cannot move the model, or where DeepSpeed begins with rounded weights; raises
+    `PosgapError` where many updates at a rate that was given cannot."""
+    if METHODS[config.method].needs_teacher:
+        _tell(logging.WARNING, describe_poor_teacher(config.responses))
+    movement = Movement.estimate(model.config, updates, schedule.reach(updates))
+    if config.learning_rate and not config.lora_rank and movement.is_wasted():
+        better = default_learning_rate(model.num_parameters())
+        raise PosgapError(
+            f"--learning-rate {config.learning_rate:g} is too low: {movement}; take {better:g}, the default"
+        )
     if not config.lora_rank and movement.warning():
         _tell(logging.WARNING, f"{movement}: {movement.warning()}")
     mixed = accelerator.mixed_precision == "bf16"
     _tell(logging.WARNING, _rounding_warning(config.model, mixed, processes.by_deepspeed(accelerator)))
+
+
+def _choose_learning_rate(config: DistillConfig, model: PreTrainedModel) -> float:
+    """The learning rate for the model's size, said in a line."""
+    parameters = model.base_model.num_parameters() if config.lora_rank else model.num_parameters()
+    rate = default_learning_rate(parameters, adapters=config.lora_rank > 0)
+    kind = "adapters of a model of" if config.lora_rank else "a model of"
+    _tell(logging.INFO, f"learning rate {rate:g}, for {kind} {parameters:,} parameters; the paper's 3e-6 is for 7B")
+    return rate
 
 
 def _rounding_warning(model: str, mixed: bool, by_deepspeed: bool) -> str:

@@ -11,6 +11,8 @@ from posgap.foundation.files import Record, read_models, read_object
 from posgap.tasks.placements import Placement
 
 RESPONSES_FILE, TEACHER_FILE = "responses.jsonl", "teacher.json"
+_POOR = 80  # percent right, below which a student should not be held to its teacher; SmolLM2 had 38, Gemma 100
+_CUT = 5  # percent of answers cut at the limit of tokens
 
 
 class Response(Record):
@@ -63,3 +65,20 @@ def require_prompts(path: Path, digest: str) -> None:
             f"{path}: answers other prompts than these; give the task, question, shuffle, system, template, "
             "template_args and date that the teacher was given, or sample the responses again"
         )
+
+
+def describe_poor_teacher(path: Path) -> str:
+    """A line where the teacher of this folder is often wrong, or its answers are often cut; else empty."""
+    file = path / TEACHER_FILE
+    if not file.is_file():
+        return ""
+    about = read_object(file)
+    outcomes = about.get("outcomes", {})
+    cut = 100 * outcomes.get("cut", 0) / max(outcomes.get("answered", 0), 1)
+    if about.get("accuracy", 100) >= _POOR and cut < _CUT:
+        return ""
+    return (
+        f"the teacher is right in {about['accuracy']:.0f} % of the examples, and {cut:.0f} % of its answers are cut: "
+        "an anchor keeps the student so at its best position; try --anchoring 0 or --method seqkd, and --method sft "
+        "where gold answers are at hand"
+    )
