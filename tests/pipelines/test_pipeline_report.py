@@ -135,6 +135,28 @@ def test_a_step_that_succeeded_when_tried_again_did_not_fail(pipeline, reported)
     assert reported(state="")["status"] == "succeeded"
 
 
+@pytest.mark.usefixtures("mlflow_store")
+@pytest.mark.parametrize(
+    ("gates", "promotions", "status"),
+    [
+        (["refused", "refused"], 0, "succeeded"),
+        (["refused", "admitted"], 1, "succeeded"),
+        (["refused"], 0, "failed"),  # one of two candidates never came to its gate
+        (["refused", "admitted"], 0, "failed"),
+        ([], 0, "failed"),
+    ],
+)
+def test_a_try_that_failed_does_not_fail_a_run_that_came_to_its_end(pipeline, reported, gates, promotions, status):
+    # KFP leaves the groups around a failed try FAILED where nothing counts after it, as behind a gate that refuses.
+    pipeline("sweep", "connection lost", params={"label": "base"})
+    pipeline("sweep", params={"label": "base"})
+    for number, gate in enumerate(gates):
+        pipeline("gate", gate=gate, label=str(number), params={"candidates": 2})
+    for _ in range(promotions):
+        pipeline("promote")
+    assert reported(state="FAILED", message="Task exit-handler-1 failed.")["status"] == status
+
+
 def test_a_step_that_failed_before_mlflow_knew_it_is_kfp_s_to_tell(pipeline, reported):
     assert reported(state="FAILED", message="Task exit-handler-1 failed.")["failed"] == [
         {"step": "", "error": "Task exit-handler-1 failed."}

@@ -40,6 +40,9 @@ def outcome(
     last = {step.name: step for step in stages}.values()
     failed = [{"step": step.name, "error": step.error or _KILLED} for step in last if step.status != "FINISHED"]
     status = _STATES.get(state) or (FAILED if failed else SUCCEEDED)
+    if state == "FAILED" and not failed and _is_complete(list(last)):
+        # KFP marks the groups of a failed try, and unmarks them by what comes after: behind a refusing gate, nothing.
+        status = SUCCEEDED
     return {
         "pipeline_run": pipeline_run,
         "status": status,
@@ -51,6 +54,16 @@ def outcome(
         **gpu_usage(stages),
         "links": _links(pipeline_run, run_id),
     }
+
+
+def _is_complete(last: list[StageRun]) -> bool:
+    """Returns whether each candidate was judged, and each that was admitted promoted, or there was nothing to do."""
+    judged = [step for step in last if step.stage in JUDGES]
+    admitted = [step for step in judged if step.stage == "gate" and step.tags.get("posgap.gate") == "admitted"]
+    promoted = [step for step in last if step.stage == "promote"]
+    if not judged:
+        return any(map(_skips, last))
+    return len(judged) >= max(step.candidates for step in judged) and len(promoted) >= len(admitted)
 
 
 def gpu_usage(stages: list[StageRun]) -> dict[str, Any]:

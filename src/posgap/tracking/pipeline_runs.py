@@ -31,6 +31,7 @@ class StageRun:
     tags: dict[str, str]
     datasets: "list[DatasetInput]"
     run_id: str
+    candidates: int = 1  # that a gate knows to be judged in its run
 
     @property
     def name(self) -> str:
@@ -101,4 +102,5 @@ def _stage_run(run: Any) -> StageRun:
         tags=dict(tags),
         datasets=list(run.inputs.dataset_inputs),
         run_id=info.run_id,
+        candidates=int(parameters.get("candidates", 1)),
     )
