@@ -40,7 +40,8 @@ def outcome(
     last = {step.name: step for step in stages}.values()
     failed = [{"step": step.name, "error": step.error or _KILLED} for step in last if step.status != "FINISHED"]
     status = _STATES.get(state) or (FAILED if failed else SUCCEEDED)
-    if state == "FAILED" and not failed and _is_complete(list(last)):
+    was_retried = any(step.status != "FINISHED" for step in stages) and not failed
+    if state == "FAILED" and was_retried and _is_complete(list(last)):
         # KFP marks the groups of a failed try, and unmarks them by what comes after: behind a refusing gate, nothing.
         status = SUCCEEDED
     return {
