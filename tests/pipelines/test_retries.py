@@ -1,5 +1,6 @@
 """The compiled pipelines' steps are tried again as the pages promise: at whatever minute they are interrupted."""
 
+import re
 from functools import partial
 from math import inf
 
@@ -100,9 +101,22 @@ def test_waiting_grows_and_counts_towards_the_longest_duration():
     assert run(tight, 10, 100, lambda at: End(5, "Failed")).why == "Backoff would exceed max duration limit"
 
 
-def test_other_steps_are_not_tried_again_by_the_patch():
-    """The step `watch` fails to tell, and a whole pipeline is a template, too."""
-    assert INSTALLED[OURS] == {"limit": "0", "retryPolicy": "Always"}
+@pytest.mark.parametrize("name", ["mitigation", "watch"])
+def test_the_patch_tries_drivers_and_importers_again_and_no_step_or_group(name):
+    """The step `watch` fails to tell, and a whole pipeline is a template, too.
+
+    Argo fills the tag in before it reads the limit (operator.go, `executeTemplate`: defaults are merged, then
+    `ProcessArgs` has `node.name`).
+    """
+    tag = re.fullmatch(r"\{\{=node\.name matches '(.+)' \? 2 : 0\}\}", INSTALLED[OURS]["limit"])
+    compiled = load(ROOT / f"pipelines/{name}.yaml")
+    executors = {key: each.get("executorLabel") for key, each in compiled.spec["components"].items()}
+    for dag in compiled.dags():
+        for key, task in dag["tasks"].items():
+            label = executors[task["componentRef"]["name"]]
+            is_importer = "importer" in compiled.executors.get(label, {})
+            assert bool(re.search(tag[1], f"posgap-x7k2p.root.group-1(0:0).{key}")) == is_importer
+            assert is_importer or re.search(tag[1], f"posgap-x7k2p.root.group-1.{key}-driver")
 
 
 def cell(runs: list[Run]) -> str:

@@ -3,6 +3,10 @@
 A try that is evicted or interrupted takes its disk along. KFP 2.17 makes a step's output address once, for all tries
 (`argocompiler/container.go`: the driver is a task before the one that is retried), so what lies beside that address is
 found by the next try, and by no other step.
+
+At SIGTERM all is uploaded once more, as far as there is time. On KFP there is none: its launcher, below which the
+step's program runs, ends at SIGTERM (2.17 has no handler), and the container with it. There the upload of each minute
+counts.
 """
 
 import logging
