@@ -38,6 +38,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from posgap.distillation.batches import Collator, Pair, TrainingPrompt, plan_steps
 from posgap.distillation.engine import Schedule, train
 from posgap.distillation.objectives import R1
+from posgap.distillation.optimizers import MAX_GRAD_NORM
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.foundation.tables import markdown
@@ -137,8 +138,8 @@ def chunks(rows, size):
 
 
 def theirs(options) -> Steps:
-    started = clock(options)
     model, collate, objective, steps = setting(options)
+    started = clock(options)
     teacher = copy.deepcopy(model).requires_grad_(False).eval()
     if options.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -160,13 +161,14 @@ def theirs(options) -> Steps:
                 p = F.log_softmax(teacher(input_ids=best.input_ids).logits.float(), -1)
             q = F.log_softmax(model(input_ids=batch.input_ids).logits.float(), -1)
             # The authors read the response tokens' own columns; these are the ones that predict them.
-            kl = F.kl_div(q[batch.predicts], p[best.predicts], reduction="none", log_target=True).sum(-1)
+            q, p = q.flatten(0, 1)[batch.columns], p.flatten(0, 1)[best.columns]
+            kl = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
             losses = kl.view(len(part), -1).mean(1)
             loss = (weight.to(losses.device) * losses).sum()
             loss.backward()
             total += loss.item()
             del p, q
-        torch.nn.utils.clip_grad_norm_(model.parameters(), optimization.max_grad_norm)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad()
         history.append(total)

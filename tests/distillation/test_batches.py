@@ -144,9 +144,8 @@ def test_the_teacher_reads_each_pair_where_its_response_was_given():
 def test_a_batch_predicts_the_response_from_the_last_prompt_token_on(pairs, collate):
     rows = [TrainingPrompt(0, (1,)), TrainingPrompt(1, (4,)), TrainingPrompt(2, (2,))]
     batch = collate(rows)
-    assert batch.predicts.dtype == torch.bool
     assert batch.rows == rows and batch.lengths.tolist() == [2, 3, 1]
-    targets = batch.targets.split(batch.lengths.tolist())
+    targets, columns = (each.split(batch.lengths.tolist()) for each in (batch.targets, batch.columns))
     widths = []
     for i, row in enumerate(rows):
         response = pairs[row.pair].response.token_ids
@@ -155,9 +154,10 @@ def test_a_batch_predicts_the_response_from_the_last_prompt_token_on(pairs, coll
         widths.append(len(read))
         assert batch.input_ids[i, : len(read)].tolist() == read
         assert set(batch.input_ids[i, len(read) :].tolist()) <= {collate.builder.tokenizer.pad_token_id}
-        assert batch.predicts[i].nonzero().flatten().tolist() == list(range(len(prompt) - 1, len(read)))
+        start = i * batch.input_ids.shape[1]
+        assert columns[i].tolist() == list(range(start + len(prompt) - 1, start + len(read)))
         assert targets[i].tolist() == response
-    assert batch.input_ids.shape == batch.predicts.shape == (3, max(widths)) and len(set(widths)) > 1
+    assert batch.input_ids.shape == (3, max(widths)) and len(set(widths)) > 1
 
 
 def test_a_row_s_key_is_that_of_what_is_read_there(pairs, collate, tokenizer):

@@ -195,7 +195,7 @@ def test_the_r1_loss_is_its_definition(model, collate, teacher):
     live = torch.stack([live_losses(model, student, collate, row) for row in rows])
     positions = torch.tensor([row.positions[0] for row in rows])
     trivial = positions != 1
-    alpha = alignment_weights(live[trivial], positions[trivial], "paper")
+    alpha = alignment_weights(live[trivial], positions[trivial].tolist(), "paper")
     expected = (alpha * live[trivial]).sum() + 0.5 * live[~trivial].mean()
     torch.testing.assert_close((objective.weights(rows, losses) * losses).sum(), expected, rtol=1e-4, atol=1e-6)
     figures = objective.step_figures(rows, losses)
@@ -569,7 +569,9 @@ def test_lora_begins_at_the_base_trains_adapters_alone_and_merges_into_plain_wei
 
 def test_per_row_means_come_from_the_tokens(model, collate, teacher):
     batch = collate([TrainingPrompt(1, (3,))])
-    token_losses = token_kl(teacher.head(teacher.states_of(batch)), model(batch.input_ids).logits[batch.predicts])
+    token_losses = token_kl(
+        teacher.head(teacher.states_of(batch)), model(batch.input_ids).logits.flatten(0, 1)[batch.columns]
+    )
     expected = per_row(token_losses, batch.lengths) / 3
     torch.testing.assert_close(Student(model, KL, teacher)(batch), expected, rtol=1e-5, atol=1e-7)
 
@@ -584,11 +586,9 @@ def test_rope_that_follows_the_length_is_refused_where_one_pass_differs():
     model = LlamaForCausalLM(config)
 
     def states(width):
-        predicts = torch.zeros(1, width, dtype=torch.bool)
-        predicts[0, 9:12] = True
         ids, targets = torch.ones(1, width, dtype=torch.long), torch.ones(3, dtype=torch.long)
         return Student(model, KL).response_states(
-            Batch([TrainingPrompt(0, (1,))], ids, predicts, targets, torch.tensor([3]))
+            Batch([TrainingPrompt(0, (1,))], ids, torch.arange(9, 12), targets, torch.tensor([3]))
         )
 
     assert states(12).shape == (3, 16)

@@ -18,9 +18,7 @@ IDS = torch.arange(3, 25)[None]
 
 
 def batch() -> Batch:
-    predicts = torch.zeros_like(IDS, dtype=torch.bool)
-    predicts[0, 15:] = True
-    return Batch([TrainingPrompt(0, (1,))], IDS, predicts, IDS[0, -7:], torch.tensor([7]))
+    return Batch([TrainingPrompt(0, (1,))], IDS, torch.arange(15, IDS.shape[1]), IDS[0, -7:], torch.tensor([7]))
 
 
 @pytest.mark.parametrize(

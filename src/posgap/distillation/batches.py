@@ -94,18 +94,20 @@ def plan_steps(
     Placements are drawn without replacement, anew in each epoch. This is a pure function of its arguments, so that a
     run can be resumed from its config. Raises `PosgapError` if there are fewer than K placements.
     """
-    apart: Sequence[Positions | None] = teachers or [None] * n_pairs
-    drawable = [[place for place in placements if place != own] for own in apart]
-    if k > (least := min(map(len, drawable))):
+    drawable = []
+    for own in teachers or [None] * n_pairs:
+        drawable.append([place for place in placements if place != own])
+    least = min(map(len, drawable))
+    if k > least:
         raise PosgapError(f"k={k}: there are only {least} placements to draw from")
-    steps = []
+    steps: list[list[TrainingPrompt]] = []
     for epoch in range(epochs):
         rng = np.random.default_rng([seed, epoch])
-        draws = [
-            Draw(int(i), tuple(drawable[i][c] for c in sorted(rng.choice(len(drawable[i]), size=k, replace=False))))
-            for i in rng.permutation(n_pairs)
-        ]
-        steps += [rows(part) for part in _split_evenly(draws, -(-len(rows(draws)) // batch_size))]
+        draws = []
+        for pair in rng.permutation(n_pairs).tolist():
+            chosen = sorted(rng.choice(len(drawable[pair]), size=k, replace=False))
+            draws.append(Draw(pair, tuple(map(drawable[pair].__getitem__, chosen))))
+        steps += map(rows, _split_evenly(draws, -(-len(rows(draws)) // batch_size)))
     return steps
 
 
@@ -120,9 +122,9 @@ def _split_evenly(items: Sequence[T], wanted: int) -> list[list[T]]:
 class Batch:
     """Prompts followed by their responses, padded on the right.
 
-    `input_ids [R, S]` ends with r_{T-1}. `predicts [R, S]` is true at the M columns whose *next* token is a response
-    token, from the prompt's last column on. `targets [M]` holds those next tokens, row after row, and `lengths [R]`
-    the number of them in each row.
+    `input_ids [R, S]` ends with r_{T-1}. `columns [M]` are the places, in the flattened rows, whose *next* token is a
+    response token, from the prompt's last column on. `targets [M]` holds those next tokens, row after row, and
+    `lengths [R]` the number of them in each row.
 
     Padding is on the right, so causal attention never reaches it and needs no mask for it.
 
@@ -132,17 +134,18 @@ class Batch:
 
     rows: list[TrainingPrompt]
     input_ids: Tensor
-    predicts: Tensor
+    columns: Tensor
     targets: Tensor
     lengths: Tensor
     positions: Tensor | None = None
     branches: Branches | None = None
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch with its tensors on `device`."""
-        moved: dict[str, Any] = {
-            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
+        """The batch with its tensors on `device`; the host does not wait for the copies."""
+        moved: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                moved[name] = value.to(device, non_blocking=True)
         return replace(self, **moved)
 
 
@@ -163,8 +166,7 @@ class Collator:
 
     def input_tokens(self, row: TrainingPrompt) -> list[int]:
         """The token ids that are read of a row: all but the response's last, which predicts nothing."""
-        prompt = self._built.get(row) or self._build_prompt(row)
-        return prompt + self.pairs[row.pair].response.token_ids[:-1]
+        return (self._built.get(row) or self._build_prompt(row)) + self.pairs[row.pair].response.token_ids[:-1]
 
     def build_prompts(self, rows: Sequence[TrainingPrompt]) -> None:
         """Builds the prompts of `rows`, a step's, and keeps them, and no others, until the next call."""
@@ -190,31 +192,35 @@ class Collator:
         return digest_of(self.token_ids(row))
 
     def __call__(self, rows: Sequence[TrainingPrompt]) -> Batch:
-        read = [self.input_tokens(row) for row in rows]
+        read = list(map(self.input_tokens, rows))
         width = max(map(len, read))
-        targets, lengths = self._targets(rows)
-        predicts = torch.zeros(len(rows), width, dtype=torch.bool)
-        for row, (ids, n) in enumerate(zip(read, lengths)):
-            predicts[row, len(ids) - n : len(ids)] = True
-        input_ids = torch.tensor([ids + [self.pad] * (width - len(ids)) for ids in read])
-        return Batch(list(rows), input_ids, predicts, targets, lengths)
+        padded, ends = [], []
+        for number, ids in enumerate(read):
+            padded.append(ids + [self.pad] * (width - len(ids)))
+            ends.append(number * width + len(ids))
+        return self._batch(rows, padded, ends)
 
     def collate_shared(self, bundles: Sequence[Sequence[TrainingPrompt]]) -> Batch:
         """A batch of all rows of `bundles`, in their order: what a row has in common with the one before it in its
         bundle is read once."""
-        rows = [row for bundle in bundles for row in bundle]
-        targets, lengths = self._targets(rows)
-        own = [[len(self.pairs[row.pair].response.token_ids) for row in bundle] for bundle in bundles]
-        ids, positions, branches = pack_shared_prefixes(
-            [[self.input_tokens(row) for row in bundle] for bundle in bundles], own
-        )
-        predicts = torch.zeros(1, len(ids), dtype=torch.bool)
-        for branch, n in zip(branches, lengths):
-            predicts[0, branch.own[1] - n : branch.own[1]] = True
-        return Batch(rows, torch.tensor([ids]), predicts, targets, lengths, torch.tensor([positions]), branches)
+        rows: list[TrainingPrompt] = []
+        prompts, own = [], []
+        for bundle in bundles:
+            rows += bundle
+            prompts.append(list(map(self.input_tokens, bundle)))
+            own.append([len(self.pairs[row.pair].response.token_ids) for row in bundle])
+        ids, positions, branches = pack_shared_prefixes(prompts, own)
+        batch = self._batch(rows, [ids], [branch.own[1] for branch in branches])
+        return replace(batch, positions=torch.tensor([positions]), branches=branches)
 
-    def _targets(self, rows: Sequence[TrainingPrompt]) -> tuple[Tensor, Tensor]:
-        responses = [self.pairs[row.pair].response.token_ids for row in rows]
-        return torch.tensor([token for response in responses for token in response]), torch.tensor(
-            [*map(len, responses)]
-        )
+    def _batch(self, rows: Sequence[TrainingPrompt], ids: list[list[int]], ends: Sequence[int]) -> Batch:
+        """Makes the batch of these token ids, in which each row ends before its place of `ends`."""
+        columns: list[int] = []
+        targets: list[int] = []
+        lengths = []
+        for row, end in zip(rows, ends):
+            response = self.pairs[row.pair].response.token_ids
+            columns += range(end - len(response), end)
+            targets += response
+            lengths.append(len(response))
+        return Batch(list(rows), *map(torch.tensor, (ids, columns, targets, lengths)))

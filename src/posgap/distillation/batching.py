@@ -6,9 +6,10 @@ the rows' lengths, so that all of them call the model equally often, as ZeRO-3 n
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, chain
 
 from posgap.distillation.branches import count_common_tokens
 
@@ -39,13 +40,13 @@ class MicroBatch:
 
         Unless `padded`, a process reads all its items in one call.
         """
-        ordered = sort_by_falling_length(items, lengths)
-        own = [lengths[item] for item in ordered[::world]]
+        ordered = sorted(items, key=lambda item: (-lengths[item], item))
+        own = list(map(lengths.__getitem__, ordered[::world]))
         if not padded:
             return cls(tuple(ordered), (len(own),), sum(own))
         widths = padded_widths(own)
-        sizes = [len(list(alike)) for _, alike in groupby(widths)]
-        return cls(tuple(ordered), tuple(sizes), sum(widths))
+        sizes = Counter(widths)  # which fall, so that equal ones stand together
+        return cls(tuple(ordered), tuple(sizes.values()), sum(widths))
 
     @property
     def is_least(self) -> bool:
@@ -80,7 +81,7 @@ class BatchLayout:
     @property
     def micro_batches(self) -> list[MicroBatch]:
         """All micro-batches."""
-        return [micro_batch for group in self.groups for micro_batch in group]
+        return list(chain(*self.groups))
 
     @property
     def cost(self) -> int:
@@ -88,22 +89,18 @@ class BatchLayout:
         group are read forwards twice."""
         total = 0
         for group in self.groups:
-            tokens = [micro_batch.tokens for micro_batch in group]
-            total += 4 * sum(tokens) - tokens[-1]
+            for micro_batch in group:
+                total += 4 * micro_batch.tokens
+            total -= group[-1].tokens
         return total
 
     def rows_of_rank(self, micro_batch: MicroBatch, rank: int, world: int) -> list[int]:
         """The rows of a micro-batch that process `rank` of `world` reads, in its order, without copies."""
-        return [row for bundle in micro_batch.items[rank::world] for row in self.bundles[bundle]]
+        return list(chain(*map(self.bundles.__getitem__, micro_batch.items[rank::world])))
 
     def is_least(self, micro_batch: MicroBatch) -> bool:
         """Whether no process reads more than one row of a micro-batch, so that it cannot be divided."""
-        return micro_batch.is_least and all(len(self.bundles[bundle]) == 1 for bundle in micro_batch.items)
-
-
-def sort_by_falling_length(items: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Returns the items, longest first, and those of equal length in their order."""
-    return sorted(sorted(items), key=lengths.__getitem__, reverse=True)
+        return micro_batch.is_least and max(len(self.bundles[bundle]) for bundle in micro_batch.items) == 1
 
 
 def padded_widths(lengths: Sequence[int]) -> list[int]:
@@ -123,9 +120,9 @@ def divide_rows(
 
     A row that is longer than that is read by itself.
     """
-    rest, micro_batches = sort_by_falling_length(rows, lengths), []
+    rest, micro_batches = sorted(rows, key=lambda row: (-lengths[row], row)), []
     while rest:
-        widths = [lengths[row] for row in rest[::world]]
+        widths = list(map(lengths.__getitem__, rest[::world]))
         widths = padded_widths(widths) if padded else widths
         count = world * max(1, bisect_right(list(accumulate(widths)), most_tokens))
         micro_batches.append(MicroBatch.plan(rest[:count], lengths, world, padded))
@@ -170,8 +167,9 @@ def group_micro_batches(
         if both.tokens <= most_tokens:
             groups[-1][-1] = both
             return groups
-    divided = divide_rows(fixed, lengths, world, most_tokens, padded)
-    return [*groups, *([micro_batch] for micro_batch in divided)]
+    for micro_batch in divide_rows(fixed, lengths, world, most_tokens, padded):
+        groups.append([micro_batch])
+    return groups
 
 
 def lay_out_alone(
@@ -179,7 +177,7 @@ def lay_out_alone(
 ) -> BatchLayout:
     """Returns the layout in which every row is read by itself, padded to those beside it."""
     groups = group_micro_batches(weight_groups, lengths, world, most_tokens)
-    return BatchLayout([(row,) for row in range(len(lengths))], groups, False)
+    return BatchLayout(list(zip(range(len(lengths)))), groups, False)
 
 
 def lay_out_shared(
@@ -210,8 +208,8 @@ def _bundle_rows(
 
     Rows in order of their tokens have as much in common with the one before as they can.
     """
-    number = {kind: index for index, kind in enumerate(dict.fromkeys(kinds))}
-    ordered = sorted((number[kind], list(prompt), row) for row, (kind, prompt) in enumerate(zip(kinds, prompts)))
+    first = list(map(kinds.index, kinds))  # of each kind's rows the first, by which kinds keep their order
+    ordered = sorted(zip(first, map(list, prompts), range(len(kinds))))
     bundles: list[list[int]] = []
     lengths: list[int] = []
     before: tuple[int, Sequence[int]] = (-1, ())
@@ -232,13 +230,15 @@ def _bundle_rows(
 def _link_groups(weight_groups: Sequence[Hashable | None], bundles: Sequence[Sequence[int]]) -> list[Hashable | None]:
     """Merges weight groups that share a bundle, and returns one group per bundle; `None` if all its weights are
     fixed."""
-    of_bundles = [{weight_groups[row] for row in bundle} for bundle in bundles]
+    of_bundles = []
+    for bundle in bundles:
+        of_bundles.append(set(map(weight_groups.__getitem__, bundle)))
     if any(None in keys and len(keys) > 1 for keys in of_bundles):
         # What has no key may be added to no gradient that is multiplied later: so all others come at once.
         return [None if keys == {None} else "by loss" for keys in of_bundles]
-    merged = {key: key for key in weight_groups}
+    merged = dict(zip(weight_groups, weight_groups))
     for keys in of_bundles:
-        first, *others = {merged[key] for key in keys}
+        first, *others = set(map(merged.__getitem__, keys))
         for key, group in merged.items():
             if group in others:
                 merged[key] = first

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from posgap.distillation.branches import attention_over_branches, same_states
 from posgap.distillation.checkpoints import Checkpoints, History
 from posgap.distillation.gradients import Gradient
 from posgap.distillation.head import add_gradients_in_place
+from posgap.distillation.losses import index_on
 from posgap.distillation.objectives import Objective
 from posgap.distillation.optimizers import MAX_GRAD_NORM, adamw
 from posgap.distillation.processes import gather, is_by_autocast, rank_and_world, register_external
@@ -52,7 +54,10 @@ class Schedule:
 
     def reach(self, steps: int) -> float:
         """The sum of the rates of `steps` updates: about the most that AdamW moves a weight."""
-        return self.learning_rate * sum(self.rate(step, steps) for step in range(steps))
+        total = 0.0
+        for step in range(steps):
+            total += self.rate(step, steps)
+        return self.learning_rate * total
 
 
 class NotFinite(PosgapError):
@@ -134,35 +139,48 @@ def train(
 
 
 class Step:
-    """An optimizer step under way: its rows, how they are read, and what is known of each so far."""
+    """An optimizer step under way: its rows, how they are read, and what is known of each so far.
 
-    def __init__(self, number: int, rows: Sequence[TrainingPrompt], layout: BatchLayout):
+    Losses and weights stay on the device, and the host counts which are known, so that it never waits for them.
+    """
+
+    def __init__(self, number: int, rows: Sequence[TrainingPrompt], layout: BatchLayout, device: torch.device):
         self.number, self.rows, self.layout = number, rows, layout
-        self.losses = torch.full(
-            (len(rows),), math.nan, dtype=torch.float64
-        )  # [N], the same everywhere; nan until read
+        self.losses = torch.zeros(len(rows), dtype=torch.float64, device=device)  # [N], equal on all processes
+        self.is_known = [False] * len(rows)
         self.weights = torch.zeros_like(self.losses)  # [N], 0 until weighed
-        self.in_gradient = torch.zeros(len(rows), dtype=torch.bool)  # [N]
+        self.in_gradient: list[int] = []  # the rows that are
         # A group's last micro-batch is added to the gradient first, those that are read twice after it.
         self.final = layout.groups[-1][-2:][0]
 
-    def reweigh(self, objective: Objective) -> float:
-        """Weighs all rows whose losses are known; returns the factor by which those in the gradient now weigh more."""
-        before, self.weights = self.weights, objective.weights(self.rows, self.losses)
-        weighed = float(before[self.in_gradient].sum())
-        return float(self.weights[self.in_gradient].sum()) / weighed if weighed > 0 else 1.0
+    def enter(self, rows: Sequence[int], losses: Tensor) -> None:
+        """Enters the losses of some of the rows."""
+        self.losses[index_on(self.losses.device, rows)] = losses.to(self.losses)
+        for row in rows:
+            self.is_known[row] = True
 
-    def require_finite(self) -> None:
-        """Raises `NotFinite` with the rows whose losses are not finite."""
-        bad = (~self.losses.isfinite()).nonzero().flatten().tolist()
+    def reweigh(self, objective: Objective) -> Tensor | float:
+        """Weighs all rows whose losses are known; returns the factor by which those in the gradient now weigh more."""
+        before, self.weights = self.weights, objective.weights(self.rows, self.losses, self.is_known)
+        if not self.in_gradient:
+            return 1.0
+        index = index_on(self.losses.device, self.in_gradient)
+        weighed = before[index].sum()
+        return torch.where(weighed > 0, self.weights[index].sum() / weighed, 1.0)
+
+    def read_losses(self) -> Tensor:
+        """Waits for the losses [N] of all rows, and raises `NotFinite` with the rows where they are not finite."""
+        losses = self.losses.cpu()
+        bad = (~losses.isfinite()).nonzero().flatten().tolist()
         if bad:
             raise NotFinite(
                 f"step {self.number}: the loss of {len(bad)} of {len(self.rows)} prompts is not finite; lower "
                 "learning_rate, or look at those prompts",
                 self.number,
                 [self.rows[i] for i in bad],
-                self.losses[bad].tolist(),
+                losses[bad].tolist(),
             )
+        return losses
 
 
 class TrainStep:
@@ -195,10 +213,11 @@ class TrainStep:
         gradient overflows because positions' losses differ by far, with all rows weighed before the first gradient.
         """
         while True:
-            step = Step(number, rows, self._lay_out(rows))
+            step = Step(number, rows, self._lay_out(rows), self.device)
             try:
                 with self.gradient.of_this_process():
                     self._accumulate(step)
+                losses = step.read_losses()
             except _OutOfMemory:
                 self._shrink_micro_batch(step)
                 continue
@@ -211,17 +230,17 @@ class TrainStep:
             )
         if not math.isfinite(norm):
             raise NotFinite(
-                f"step {number}: the gradient is not finite; lower learning_rate", number, rows, step.losses.tolist()
+                f"step {number}: the gradient is not finite; lower learning_rate", number, rows, losses.tolist()
             )
-        loss = float((step.weights * step.losses).sum())
-        return {"loss": loss, **self.objective.step_figures(rows, step.losses), "grad_norm": norm}
+        loss = float((self.objective.weights(rows, losses) * losses).sum())
+        return {"loss": loss, **self.objective.step_figures(rows, losses), "grad_norm": norm}
 
     def _lay_out(self, rows: Sequence[TrainingPrompt]) -> BatchLayout:
         """Lays out `rows`, each by itself or in bundles, whichever takes fewer tokens."""
         weight_groups = self.objective.weight_groups(rows)
         if not self.gradient.can_be_scaled:  # then all weights are to be known before the first gradient
             weight_groups = [key and "by loss" for key in weight_groups]
-        prompts = [self.collate.input_tokens(row) for row in rows]
+        prompts = list(map(self.collate.input_tokens, rows))
         layout = lay_out_alone(weight_groups, list(map(len, prompts)), self.world, self.micro_batch_tokens)
         examples = [row.pair for row in rows]
         if not self.shares_prefixes or len(set(examples)) == len(rows):
@@ -257,8 +276,8 @@ class TrainStep:
                     self._record(step, micro_batch, self._read(batches[micro_batch]))
             own_losses = self._read(batches[last])
             self._record(step, last, own_losses)
-            if group is step.layout.groups[-1]:
-                step.require_finite()
+            if group is step.layout.groups[-1] and self.gradient.by_deepspeed:
+                step.read_losses()  # which are looked at before the last pass, since that updates
             self.gradient.scale(step.reweigh(self.objective))
             self._add_gradient(step, last, own_losses)
             for micro_batch in read_twice:
@@ -272,11 +291,8 @@ class TrainStep:
         for call in micro_batch.calls(self.rank, self.world):
             bundles = []
             for index in call:
-                bundles.append([step.rows[row] for row in step.layout.bundles[index]])
-            if step.layout.shared:
-                batch = self.collate.collate_shared(bundles)
-            else:
-                batch = self.collate([row for (row,) in bundles])
+                bundles.append(list(map(step.rows.__getitem__, step.layout.bundles[index])))
+            batch = self.collate.collate_shared(bundles) if step.layout.shared else self.collate(list(chain(*bundles)))
             batches.append(batch.to(self.device))
         return batches
 
@@ -284,23 +300,27 @@ class TrainStep:
         """Returns the losses of this process's rows; `None` if it is out of memory, now or before in this step."""
         if not self.exhausted:
             with self._noting_exhaustion():
-                return torch.cat([self.model(batch) for batch in batches])
+                return torch.cat(list(map(self.model, batches)))
         return None
 
     def _record(self, step: Step, micro_batch: MicroBatch, own_losses: Tensor | None) -> None:
         """Enters all processes' losses of a micro-batch."""
-        for rank, theirs in enumerate(gather(None if own_losses is None else own_losses.tolist())):
+        own = None if own_losses is None else own_losses.detach()
+        if own is not None and self.world > 1:
+            own = own.cpu()
+        for rank, theirs in enumerate(gather(own)):
             if theirs is None:
                 raise _OutOfMemory
             of_rank = step.layout.rows_of_rank(micro_batch, rank, self.world)
-            step.losses[of_rank] = torch.tensor(theirs[: len(of_rank)], dtype=step.losses.dtype)
+            step.enter(of_rank, theirs[: len(of_rank)])
 
     def _add_gradient(self, step: Step, micro_batch: MicroBatch, own_losses: Tensor | None) -> None:
         """Adds the gradient of this process's rows of a micro-batch; copies that fill up its share weigh nothing."""
-        step.in_gradient[step.layout.rows_of_rank(micro_batch, 0, 1)] = True
+        step.in_gradient += step.layout.rows_of_rank(micro_batch, 0, 1)
         if own_losses is None:
             return
-        own = step.weights[step.layout.rows_of_rank(micro_batch, self.rank, self.world)].to(own_losses)
+        rows = index_on(self.device, step.layout.rows_of_rank(micro_batch, self.rank, self.world))
+        own = step.weights[rows].to(own_losses)
         with self._noting_exhaustion():
             self.gradient.accumulate((own * own_losses[: len(own)]).sum(), micro_batch is step.final)
 

@@ -12,6 +12,13 @@ from torch import Tensor
 
 from posgap.distillation.processes import by_deepspeed, rank_and_world
 
+TINY = 1e-12
+
+
+def on_host(value: Tensor | float) -> bool:
+    """Returns whether a number can be read without waiting for a GPU."""
+    return not isinstance(value, Tensor) or value.device.type == "cpu"
+
 
 class Gradient:
     """The gradient of a step, summed over micro-batches and processes.
@@ -23,8 +30,9 @@ class Gradient:
     def __init__(self, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer, max_norm: float):
         self.accelerator, self.model, self.optimizer, self.max_norm = accelerator, model, optimizer, max_norm
         self.by_deepspeed = by_deepspeed(accelerator)  # then each pass adds up the processes' gradients
-        self.factor = 1.0  # the gradient so far is what is accumulated, times this
-        self.least_factor, self.is_scaled = 1.0, True
+        self.factor: Tensor | float = 1.0  # the gradient so far is what is accumulated, times this
+        self.least_factor: Tensor | float = 1.0
+        self.is_scaled = True
 
     @property
     def can_be_scaled(self) -> bool:
@@ -34,7 +42,7 @@ class Gradient:
     def disable_scaling_if_underflowed(self) -> bool:
         """Whether the last gradient may not have been finite because factors were small, and none is scaled from now
         on. So it is once at most."""
-        gives_up = self.is_scaled and self.least_factor < 1e-6
+        gives_up = self.is_scaled and bool(self.least_factor < 1e-6)
         self.is_scaled = self.is_scaled and not gives_up
         return gives_up
 
@@ -44,21 +52,30 @@ class Gradient:
         with nullcontext() if self.by_deepspeed else self.accelerator.no_sync(self.model):
             yield
 
-    def scale(self, factor: float) -> None:
-        """Multiplies what has been accumulated in this step."""
-        self.factor *= factor
-        self.least_factor = min(self.least_factor, self.factor)
-        if self.factor < 1e-12 and not self.by_deepspeed:  # before what comes next overflows
+    def scale(self, factor: Tensor | float) -> None:
+        """Multiplies what has been accumulated in this step. The host does not wait for a factor on a GPU."""
+        self.factor = self.factor * factor
+        self.least_factor = torch.clamp(torch.as_tensor(self.factor), max=self.least_factor)
+        if self.by_deepspeed:
+            return
+        # A tiny factor is applied at once, before the next loss, which is divided by it, overflows.
+        if on_host(self.factor):
+            if self.factor < TINY:
+                self._multiply()
+        else:
+            is_tiny = self.factor < TINY
+            self.factor, rest = torch.where(is_tiny, self.factor, 1.0), torch.where(is_tiny, 1.0, self.factor)
             self._multiply()
+            self.factor = rest
 
     def accumulate(self, loss: Tensor, last: bool) -> None:
         """Adds the gradient of `loss`, this process's share of the step's. After the `last` one DeepSpeed updates."""
         if not self.by_deepspeed:
             self.accelerator.backward(loss / self.factor)
             return
-        if last and self.factor != 1:
+        if last and self.factor != 1:  # under DeepSpeed the host waits for losses anyway
             # The gradient is divided by the loss scale before it is clipped, and the loss multiplied by it.
-            self._zero.loss_scale = 1 / self.factor
+            self._zero.loss_scale = 1 / float(self.factor)
         else:
             loss = loss / self.factor
         self.accelerator.sync_gradients = last
@@ -92,7 +109,7 @@ class Gradient:
         self.factor = 1.0
 
     def _multiply(self) -> None:
-        if self.factor != 1:
+        if not on_host(self.factor) or self.factor != 1:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(self.factor)

@@ -24,8 +24,6 @@ _FACTORS: dict[str, Callable[[Any], float]] = {
 }
 # The names of soft caps in the configurations of Gemma and NanoChat, RecurrentGemma, and xLSTM.
 _SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-
-
 # Numbers of a product that are held at once: 32 MiB in float32.
 NUMBERS_AT_ONCE = 1 << 23
 
@@ -45,9 +43,13 @@ class Head:
     def from_model(cls, model: PreTrainedModel) -> "Head":
         """The output head of a model."""
         config: Any = model.config.get_text_config()
-        factors = [factor(config) for family, factor in _FACTORS.items() if config.model_type.startswith(family)]
-        soft_cap = next((cap for name in _SOFT_CAPS if (cap := getattr(config, name, None))), None)
-        return cls(model.get_output_embeddings(), (factors or [1.0])[0] or 1.0, soft_cap)
+        scale, soft_cap = 1.0, None
+        for family, factor in _FACTORS.items():
+            if config.model_type.startswith(family):
+                scale = factor(config) or 1.0
+        for name in _SOFT_CAPS:
+            soft_cap = soft_cap or getattr(config, name, None)
+        return cls(model.get_output_embeddings(), scale, soft_cap or None)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits `[M, V]` of final hidden states `[M, D]`; not under ZeRO-3, which has the weight in pieces."""
@@ -67,11 +69,9 @@ class Head:
 
     def project(self, states: Tensor) -> Tensor:
         """The linear layer's outputs `[M, V]`."""
-        bias = self.linear.bias
-        parts = [
-            F.linear(states.to(of.dtype), of, None if bias is None else bias[rows].to(of.dtype))
-            for rows, of in _slices(self.linear.weight)
-        ]
+        bias, parts = self.linear.bias, []
+        for rows, of in _slices(self.linear.weight):
+            parts.append(F.linear(states.to(of.dtype), of, None if bias is None else bias[rows].to(of.dtype)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def adjust(self, outputs: Tensor) -> Tensor:
@@ -107,12 +107,10 @@ class _Losses(torch.autograd.Function):
         _, _, *per_token = tensors  # weight and bias, which are read where ZeRO-3 has them at the time
         ctx.head, ctx.loss = head, loss
         ctx.save_for_backward(hidden, *per_token)
-        return torch.cat(
-            [
-                loss(head.adjust(head.project(hidden[part])), *(of[part] for of in per_token))
-                for part in _chunks(hidden, head)
-            ]
-        )
+        losses = []
+        for part in _chunks(hidden, head):
+            losses.append(loss(head.adjust(head.project(hidden[part])), *(of[part] for of in per_token)))
+        return torch.cat(losses)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -132,7 +130,11 @@ class _Losses(torch.autograd.Function):
                     to_hidden[part] = sum(to_outputs[:, rows] @ of for rows, of in _slices(weight))
                 if to_weight is not None:
                     for rows, _ in _slices(weight):
-                        _add_product(to_weight[rows], to_outputs[:, rows].T, states)
+                        product = to_outputs[:, rows].T, states.to(to_outputs.dtype)
+                        if to_weight.dtype == to_outputs.dtype:
+                            to_weight[rows].addmm_(*product)  # with no other tensor of that size
+                        else:
+                            to_weight[rows] += torch.mm(*product)
                 if to_bias is not None:
                     to_bias += to_outputs.sum(0)
         returned = (None, None) if head.in_place else (to_weight, to_bias)
@@ -142,26 +144,19 @@ class _Losses(torch.autograd.Function):
 def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
     """The chunks of tokens whose logits are held at once."""
     size = max(1, NUMBERS_AT_ONCE // head.linear.out_features)
-    return (slice(start, start + size) for start in range(0, len(hidden), size))
+    for start in range(0, len(hidden), size):
+        yield slice(start, start + size)
 
 
 def _slices(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """The weight `[V, D]` in float32: as it is, or made of 16 bits by slices of its rows."""
-    if (precise := torch.promote_types(weight.dtype, torch.float32)) == weight.dtype:
+    precise = torch.promote_types(weight.dtype, torch.float32)
+    if precise == weight.dtype:
         yield slice(None), weight
         return
     size = max(1, NUMBERS_AT_ONCE // weight.shape[1])
     for start in range(0, len(weight), size):
         yield slice(start, start + size), weight[start : start + size].to(precise)
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Adds `a @ b` to `total`, with no other tensor of that size where it has the product's precision."""
-    b = b.to(a.dtype)
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b
 
 
 def add_gradients_in_place(model: PreTrainedModel, head: Head) -> None:
@@ -176,7 +171,7 @@ def add_gradients_in_place(model: PreTrainedModel, head: Head) -> None:
 @torch.no_grad()
 def require_plain_head(model: PreTrainedModel, batch: Batch) -> None:
     """Raises `PosgapError` for a model whose logits are computed by more than `Head` knows."""
-    columns = batch.predicts[0].nonzero().flatten()
+    columns = batch.columns[: int(batch.lengths[0])]
     ids = batch.input_ids[:1, : columns[-1] + 1]
     wanted = model(input_ids=ids, use_cache=False, logits_to_keep=len(columns)).logits[0]
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, -len(columns) :]

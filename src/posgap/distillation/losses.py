@@ -1,13 +1,22 @@
 """The losses of Pos2Distill (section 3), and the weights of a batch's rows.
 
+Nothing here makes the host wait for a GPU.
+
 In shapes, M is the number of response tokens of a batch, V the size of the vocabulary, R the number of rows (prompts)
 of a batch, and N that of the global batch. Divergences and cross-entropies are computed in float32, of logits that are
 float32 too (`Head`).
 """
 
+from collections.abc import Hashable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+def index_on(device: torch.device, numbers: Sequence[int]) -> Tensor:
+    """Returns whole numbers as a tensor on `device`; the host does not wait for the copy."""
+    return torch.tensor(numbers, device="cpu").to(device, non_blocking=True)
 
 
 def token_kl(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
@@ -24,15 +33,16 @@ def token_cross_entropy(targets: Tensor, student_logits: Tensor) -> Tensor:
 
 def per_row(token_losses: Tensor, lengths: Tensor) -> Tensor:
     """The sums `[R]` of `token_losses [M]` over each row's `lengths [R]` tokens, laid out row after row."""
-    rows = torch.repeat_interleave(lengths)  # 0 as often as the first row has tokens, then 1, ...
+    # 0 as often as the first row has tokens, then 1, ... Of an unknown length it would be read from the device.
+    rows = torch.repeat_interleave(lengths, output_size=len(token_losses))
     return token_losses.new_zeros(len(lengths)).index_add(0, rows, token_losses)
 
 
-def alignment_weights(losses: Tensor, bins: Tensor, alignment: str) -> Tensor:
+def alignment_weights(losses: Tensor, positions: Sequence[Hashable], alignment: str) -> Tensor:
     """The weight `[N]` of each pair (position i, example j) of the global batch in the loss L_Act.
 
-    `bins [N]` is the position, any integer, that each of `losses [N]` belongs to. Weights are constants to the
-    gradient. The kinds of `alignment` are:
+    `positions [N]` are those that each of `losses [N]` belongs to. Weights are constants to the gradient. The kinds of
+    `alignment` are:
 
     - `none`: 1 / N, the plain mean.
     - `paper`: alpha_ij = softmax_i(mean_j L_ij) * L_ij / max_k L_ik (Pos2Distill, section 3.1).
@@ -42,8 +52,9 @@ def alignment_weights(losses: Tensor, bins: Tensor, alignment: str) -> Tensor:
     losses = losses.detach()
     if alignment == "none":
         return torch.full_like(losses, 1 / len(losses))
-    _, bins = bins.unique(return_inverse=True)
-    zeros = losses.new_zeros(int(bins.max()) + 1)
+    number = {position: index for index, position in enumerate(dict.fromkeys(positions))}
+    bins = index_on(losses.device, list(map(number.__getitem__, positions)))
+    zeros = losses.new_zeros(len(number))
     total, count = zeros.index_add(0, bins, losses), zeros.index_add(0, bins, torch.ones_like(losses))
     between, largest = torch.softmax(total / count, 0), zeros.scatter_reduce(0, bins, losses, "amax")
     return between[bins] * losses / largest[bins].clamp_min(torch.finfo(losses.dtype).tiny)

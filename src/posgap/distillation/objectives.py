@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posgap.distillation.batches import Draw, Pair, Positions, TrainingPrompt
-from posgap.distillation.losses import alignment_weights, token_cross_entropy, token_kl
+from posgap.distillation.losses import alignment_weights, index_on, token_cross_entropy, token_kl
 
 
 class Objective:
@@ -36,11 +36,11 @@ class Objective:
         """Returns a group per row. Rows of a group need each other's losses; None means a fixed weight."""
         return [None] * len(rows)
 
-    def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> Tensor:
-        """The weights w `[N]` of a global batch's `rows`, given their `losses [N]`.
+    def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor, is_known: Sequence[bool] = ()) -> Tensor:
+        """The weights w `[N]` of a global batch's `rows`, given their `losses [N]`, on the same device.
 
-        A loss that is not computed yet is nan. The losses of rows with the same key come together, and all weights by
-        loss that were there before change by one factor when others come.
+        `is_known [N]` says whose losses are computed yet; empty: all. The losses of rows with the same key come
+        together, and all weights by loss that were there before change by one factor when others come.
         """
         return torch.full_like(losses, 1 / len(rows))
 
@@ -83,29 +83,33 @@ class R1(Objective):
         return prompts
 
     def weight_groups(self, rows: Sequence[TrainingPrompt]) -> list[Hashable | None]:
-        by_loss = self.alignment != "none"
-        return [None if not by_loss or self._is_anchor(row) else row.positions for row in rows]
+        groups: list[Hashable | None] = [None] * len(rows)
+        if self.alignment != "none":
+            for index in self._split_anchors(rows)[1]:
+                groups[index] = rows[index].positions
+        return groups
 
-    def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> Tensor:
-        anchor = torch.tensor([self._is_anchor(row) for row in rows], device=losses.device)
+    def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor, is_known: Sequence[bool] = ()) -> Tensor:
+        anchors, others = self._split_anchors(rows)
         weights = torch.zeros_like(losses)
-        if anchor.any():
-            weights[anchor] = self.anchoring / anchor.sum()
-        # alpha is a softmax over positions: over those whose losses are there, it is the same but for a factor.
-        weighed = ~anchor if self.alignment == "none" else ~anchor & ~losses.isnan()
-        if weighed.any():
-            number: dict[Positions, int] = {}
-            bins = [number.setdefault(row.positions, len(number)) for row in rows]
-            of_rows = torch.tensor(bins, device=losses.device)[weighed]
-            weights[weighed] = alignment_weights(losses[weighed], of_rows, self.alignment)
+        if anchors:
+            weights[index_on(losses.device, anchors)] = self.anchoring / len(anchors)
+        if is_known and self.alignment != "none":
+            # alpha is a softmax over positions: over those whose losses are there, it is the same but for a factor.
+            others = [index for index in others if is_known[index]]
+        if others:
+            places, positions = index_on(losses.device, others), [rows[index].positions for index in others]
+            weights[places] = alignment_weights(losses[places], positions, self.alignment)
         return weights
 
     def step_figures(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> dict[str, float]:
-        anchor = torch.tensor([self._is_anchor(row) for row in rows], device=losses.device)
-        named = {"activation_kl": losses[~anchor], "anchoring_kl": losses[anchor]}
-        means = {name: float(values.mean()) for name, values in named.items() if len(values)}
-        aligned = self.weights(rows, losses)[~anchor]
-        return means | {"effective_rows": effective_rows(aligned), "alignment_sum": float(aligned.sum())}
+        figures = {}
+        anchors, others = self._split_anchors(rows)
+        for name, indices in (("activation_kl", others), ("anchoring_kl", anchors)):
+            if indices:
+                figures[name] = float(losses[indices].mean())
+        aligned = self.weights(rows, losses)[others]
+        return figures | {"effective_rows": effective_rows(aligned), "alignment_sum": float(aligned.sum())}
 
     def summarize_weights(self, history: Sequence[Mapping[str, float]]) -> str:
         counted = [figures["effective_rows"] for figures in history if "effective_rows" in figures]
@@ -120,8 +124,12 @@ class R1(Objective):
             line += "; one prompt has nearly all the weight of a step, as where divergences are of a nat or more"
         return line
 
-    def _is_anchor(self, row: TrainingPrompt) -> bool:
-        return row.positions == self.advantageous[row.pair]
+    def _split_anchors(self, rows: Sequence[TrainingPrompt]) -> tuple[list[int], list[int]]:
+        """The indices of the rows at their pair's advantageous placement, and those of the others."""
+        split: tuple[list[int], list[int]] = [], []
+        for index, row in enumerate(rows):
+            split[row.positions != self.advantageous[row.pair]].append(index)
+        return split
 
 
 class CrossEntropy(Objective):
@@ -139,7 +147,7 @@ class CrossEntropy(Objective):
     def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
         return token_cross_entropy(targets, logits)
 
-    def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> Tensor:
+    def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor, is_known: Sequence[bool] = ()) -> Tensor:
         return torch.full_like(losses, 1 / self._count_tokens(rows))
 
     def step_figures(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> dict[str, float]:

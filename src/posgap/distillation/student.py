@@ -57,9 +57,10 @@ class Student(nn.Module):
         """
         if self.rope:
             # Rows are read with the frequencies of the widest, padding and all.
-            width, n_new = batch.input_ids.shape[1] + 1, batch.lengths.tolist()
-            first = batch.predicts.int().argmax(1).tolist()  # the prompt's last column
-            lengths = [(column + 1, max(n, width - column - 1)) for column, n in zip(first, n_new)]
+            width, lengths = batch.input_ids.shape[1], []
+            for columns in batch.columns.split(batch.lengths.tolist()):
+                prompt = int(columns[0]) % width + 1
+                lengths.append((prompt, max(len(columns), width + 1 - prompt)))
             reason = self.rope.why_not_forced(lengths)
             if reason:
                 family = type(self.model).__name__
@@ -67,10 +68,10 @@ class Student(nn.Module):
         shared: dict[str, Any] = {}
         if batch.branches:
             # No mask is made for a "prepared" one, with four dimensions; attention over branches looks at none.
-            prepared = batch.predicts.new_ones(1, 1, 1, 1)
+            prepared = batch.input_ids.new_ones(1, 1, 1, 1, dtype=torch.bool)
             shared = {"position_ids": batch.positions, "attention_mask": prepared, "branches": batch.branches}
         read = self.model.base_model(input_ids=batch.input_ids, use_cache=False, **shared)
-        return read.last_hidden_state[batch.predicts]
+        return read.last_hidden_state.flatten(0, 1)[batch.columns]
 
     def _token_losses(self, logits: Tensor, targets: Tensor, teacher_hidden: Tensor | None = None) -> Tensor:
         teacher_logits = None
