@@ -1,7 +1,8 @@
 """teacher: samples the model's own responses with the gold documents at its advantageous placements."""
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from posgap.tasks.content import content_key
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, require_n_gold
 from posgap.tasks.positions import format_positions
+from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import RESPONSES_FILE, TEACHER_FILE
@@ -45,66 +47,141 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     examples = read_examples(config.examples)[: config.limit or None]
     builder = BACKENDS[config.backend].builder(config)
     placements = advantageous_placements(config, builder.task.n_gold)
-    where = _in_words(placements)
     _require_right_in_sweep(config, placements)
+    completions = _generate_responses(config, builder, examples, placements)
+    rows = _score_responses(config, builder, product(examples, placements), completions)
+    outcomes = OutcomeCounts.count(Ending(completion.outcome, completion.cut) for completion in completions)
+    kept = _choose_rows(config, builder, rows)
+    if not kept:
+        unanswered = f" ({outcomes.n_unanswered} prompts were not answered: {outcomes.kinds_text})"
+        raise PosgapError(
+            f"{config.model}: no response at {_in_words(placements)} is correct"
+            f"{unanswered if outcomes.n_unanswered else ''}; there is nothing to distil"
+        )
+    write_jsonl(out / RESPONSES_FILE, kept)
+    summary = _summarize(rows, kept, len(examples), len(completions))
+    _write_summary(summary, rows, placements, builder, outcomes, out)
+    _record(summary, placements, outcomes, run)
+    run.artifact(out)
 
-    def is_right(example: AnyExample, placement: Placement, completion: Completion) -> bool:
-        return builder.task.score(completion.text, builder.task.right_answers(example, placement), config.metric) == 1
 
+def _is_right(
+    config: TeacherConfig,
+    builder: TextPromptBuilder,
+    example: AnyExample,
+    placement: Placement,
+    completion: Completion,
+) -> bool:
+    return builder.task.score(completion.text, builder.task.right_answers(example, placement), config.metric) == 1
+
+
+def _generate_responses(
+    config: TeacherConfig,
+    builder: TextPromptBuilder,
+    examples: Sequence[AnyExample],
+    placements: Sequence[Placement],
+) -> list[Completion]:
+    """Returns the model's responses, an example's after the other's. Raises `PosgapError` as soon as `MAX_WRONG` of
+    them are wrong and none is right."""
     results, thoughts = list[bool](), FirstThoughts.for_config(config, len(examples) * len(placements))
 
     def require_any_right(example: AnyExample, placement: Placement, completion: Completion) -> None:
         thoughts(completion)
-        results.append(is_right(example, placement, completion))
+        results.append(_is_right(config, builder, example, placement, completion))
         if len(results) == MAX_WRONG and not any(results) and not config.keep_incorrect:
             raise PosgapError(
-                f"{config.model}: none of the first {MAX_WRONG} responses at {where} is correct; there is nothing to "
-                "distil"
+                f"{config.model}: none of the first {MAX_WRONG} responses at {_in_words(placements)} is correct; there "
+                "is nothing to distil"
             )
 
     positions = [list(placement.positions) for placement in placements]
     cache_key = {"model_digest": config.digest("model"), "prompt_digest": builder.digest(), "placements": positions}
     prompts = PromptGrid(config, builder, examples, placements, Sampling.for_builder(builder), cache_key)
-    completions, _ = generate_resumably(prompts, "teacher responses", on_completion=require_any_right, token_ids=True)
-    outcomes = OutcomeCounts.count(Ending(completion.outcome, completion.cut) for completion in completions)
-    rows: list[dict[str, Any]] = [
-        {
-            "id": example.id,
-            "content": content_key(example),
-            "placement": list(placement.positions),
-            "n_docs": placement.n_docs,
-            "response": completion.text,
-            "token_ids": completion.token_ids,
-            "correct": is_right(example, placement, completion),
-        }
-        for (example, placement), completion in zip(product(examples, placements), completions)
-        if completion.outcome == "answered"
-    ]
+    return generate_resumably(prompts, "teacher responses", on_completion=require_any_right, token_ids=True)[0]
+
+
+def _score_responses(
+    config: TeacherConfig,
+    builder: TextPromptBuilder,
+    asked: Iterable[tuple[AnyExample, Placement]],
+    completions: Sequence[Completion],
+) -> list[dict[str, Any]]:
+    """Returns the rows of `responses.jsonl`, correct or not, of all prompts that were answered."""
+    rows = []
+    for (example, placement), completion in zip(asked, completions):
+        if completion.outcome == "answered":
+            row = {
+                "id": example.id,
+                "content": content_key(example),
+                "placement": list(placement.positions),
+                "n_docs": placement.n_docs,
+                "response": completion.text,
+                "token_ids": completion.token_ids,
+                "correct": _is_right(config, builder, example, placement, completion),
+            }
+            rows.append(row)
+    return rows
+
+
+def _choose_rows(config: TeacherConfig, builder: TextPromptBuilder, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows to learn."""
     kept = [row for row in rows if row["correct"] or config.keep_incorrect]
-    if builder.task.slot_names:
-        # Its own order decides what an answer says, and the model's opinion is that of all orders.
-        answered_right = {row["content"] for row in kept}
-        kept = [row for row in rows if row["content"] in answered_right]
+    if not builder.task.slot_names:
+        return kept
+    # Its own order decides what an answer says, and the model's opinion is that of all orders.
+    answered_right = _contents(kept)
+    return [row for row in rows if row["content"] in answered_right]
+
+
+def _contents(rows: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {row["content"] for row in rows}
+
+
+def _summarize(
+    rows: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]], n_examples: int, n_asked: int
+) -> dict[str, float]:
     right = sum(row["correct"] for row in rows)
-    if not kept:
-        unanswered = f" ({outcomes.n_unanswered} prompts were not answered: {outcomes.kinds_text})" * bool(
-            outcomes.n_unanswered
-        )
-        raise PosgapError(f"{config.model}: no response at {where} is correct{unanswered}; there is nothing to distil")
-    write_jsonl(out / RESPONSES_FILE, kept)
-    asked = len(completions)
-    summary = {"kept": len(kept), "correct": right, "examples": len(examples), "accuracy": 100 * right / asked}
-    summary["examples_kept"] = len({row["content"] for row in kept})
-    correct_at = [sum(row["correct"] for row in rows if row["placement"] == at) for at in positions]
-    about = {"placements": positions, "correct_at": correct_at, "prompts": builder.digest()}
-    write_json(out / TEACHER_FILE, {**summary, **about, "outcomes": outcomes.model_dump()})
-    names = ("position",) if builder.task.n_gold == 1 else ("position_pre", "position_post")
-    where_alone = dict(zip(names, positions[0])) if len(positions) == 1 else {}
-    run.metrics({**summary, "unanswered": outcomes.percent_unanswered, **where_alone})
-    run.artifact(out)
-    log.log(RESULT, "%d of %d responses at %s are correct", right, asked, where)
+    return {
+        "kept": len(kept),
+        "correct": right,
+        "examples": n_examples,
+        "accuracy": 100 * right / n_asked,
+        "examples_kept": len(_contents(kept)),
+    }
+
+
+def _write_summary(
+    summary: Mapping[str, float],
+    rows: Sequence[Mapping[str, Any]],
+    placements: Sequence[Placement],
+    builder: TextPromptBuilder,
+    outcomes: OutcomeCounts,
+    out: Path,
+) -> None:
+    """Writes `teacher.json`, with the number of correct responses at each placement."""
+    correct_at = Counter(tuple(row["placement"]) for row in rows if row["correct"])
+    about = {
+        "placements": [list(placement.positions) for placement in placements],
+        "correct_at": [correct_at[placement.positions] for placement in placements],
+        "prompts": builder.digest(),
+        "outcomes": outcomes.model_dump(),
+    }
+    write_json(out / TEACHER_FILE, {**summary, **about})
+
+
+def _record(summary: Mapping[str, float], placements: Sequence[Placement], outcomes: OutcomeCounts, run: Run) -> None:
+    """Tracks the figures, with the placement where there is a single one, and says what came of it."""
+    metrics = {**summary, "unanswered": outcomes.percent_unanswered}
+    if len(placements) == 1:
+        positions = placements[0].positions
+        names = ("position",) if len(positions) == 1 else ("position_pre", "position_post")
+        metrics |= dict(zip(names, positions))
+    run.metrics(metrics)
+    asked = summary["examples"] * len(placements)
+    log.log(RESULT, "%d of %d responses at %s are correct", summary["correct"], asked, _in_words(placements))
     if len(placements) > 1:
-        log.log(RESULT, "%d of %d examples have a response to learn", summary["examples_kept"], len(examples))
+        kept, examples = summary["examples_kept"], summary["examples"]
+        log.log(RESULT, "%d of %d examples have a response to learn", kept, examples)
     if outcomes.n_unanswered:
         log.info("%d prompts were not answered, and are left out: %s", outcomes.n_unanswered, outcomes.kinds_text)
 
