@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, get_scheduler
 
 from posgap.distillation import engine, processes, rounding_floor
+from posgap.distillation import gradients as gradients_module
 from posgap.distillation import head as head_module
 from posgap.distillation.batches import Batch, Draw, TrainingPrompt, plan_steps, teacher_prompts
 from posgap.distillation.checkpoints import Checkpoints
@@ -28,6 +29,7 @@ from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_he
 from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.mitigations.in_force import scale_model
 from posgap.models.checkpointing import checkpoint_activations
+from posgap.models.memory import DeviceMemory
 from posgap.tasks.placements import Placement
 
 TRIVIAL = [(2,), (3,), (4,), (5,)]
@@ -288,8 +290,15 @@ class Means(R1):
 
 @pytest.mark.parametrize("objective", [R1(AT_FIRST, "paper", 1.0), Means(AT_FIRST, "paper", 0.5)])
 @pytest.mark.parametrize("tokens, read_twice", [(8192, 0), (150, 0), (80, 2), (1, 4)])
-def test_one_pass_has_the_gradient_of_the_whole_step(objective, tokens, read_twice, model, collate, tmp_path):
-    """Where rows are read once, position by position, the sum is that of weights which are known beforehand."""
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_one_pass_has_the_gradient_of_the_whole_step(
+    objective, tokens, read_twice, device, model, collate, tmp_path, monkeypatch
+):
+    """Where rows are read once, position by position, the sum is that of weights which are known beforehand.
+
+    So it is where the host may not look at factors, as those on a GPU."""
+    if device == "gpu":
+        monkeypatch.setattr(gradients_module, "on_host", lambda value: not isinstance(value, torch.Tensor))
     teacher = teacher_of(model, collate, tmp_path / "t")
     torch.manual_seed(1)
     moved = type(model)(model.config).double()
@@ -312,6 +321,22 @@ def test_one_pass_has_the_gradient_of_the_whole_step(objective, tokens, read_twi
     difference = torch.stack([(2 * a - b).norm() for a, b in zip(gradients, expected)]).norm()  # it is clipped
     assert difference < 1e-6 * norm
     assert student.rows == Counter({True: len(rows), False: read_twice})
+
+
+def test_micro_batches_grow_to_what_a_gpu_holds(model, collate, tmp_path, monkeypatch):
+    objective, accelerator = R1(AT_FIRST, "paper", 1.0), Accelerator(cpu=True)
+    student = Student(model, objective, teacher_of(model, collate, tmp_path / "t"))
+    gradient = Gradient(accelerator, student, accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.0)), 1.0)
+    train_step = TrainStep(student, gradient, objective, collate, torch.device("cpu"), 0)
+    assert train_step.micro_batch_tokens == engine.START_TOKENS and not train_step.may_grow
+    train_step.micro_batch_tokens, train_step.may_grow = 80, True
+    monkeypatch.setattr(engine, "device_memory", lambda device: DeviceMemory(total=2000, standing=700, peak=800))
+    rows = [TrainingPrompt(pair, positions) for pair in range(4) for positions in [(1,), *TRIVIAL]]
+    first = train_step.run(1, rows)
+    assert train_step.micro_batch_tokens == 80 and train_step.may_grow  # the first makes what stands later
+    assert train_step.run(2, rows) == pytest.approx(first)
+    assert 80 < train_step.micro_batch_tokens <= 10 * 80 and not train_step.may_grow
+    assert train_step.run(3, rows) == pytest.approx(first)
 
 
 def test_where_a_gradient_cannot_be_scaled_all_rows_are_weighed_first(lively, collate, tmp_path, monkeypatch):

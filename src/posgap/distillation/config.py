@@ -89,7 +89,10 @@ class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _Di
         description="steps in which the learning rate rises from 0 to its peak; below 1: a share of all steps",
     )
     micro_batch_tokens: int = Field(
-        8192, ge=1, description="tokens that a process reads at once in training; a longer prompt is read by itself"
+        0,
+        ge=0,
+        description="tokens that a process reads at once in training; a longer prompt is read by itself; 0: 8192, and "
+        "on a GPU from the third step on as many as its memory holds",
     )
     lora_rank: int = Field(0, ge=0, description="rank of LoRA adapters; 0: train all parameters")
     lora_export: Annotated[Literal["merged", "adapter"], RARE] = Field(

@@ -31,9 +31,11 @@ from posgap.distillation.student import Student
 from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.foundation.interruption import deferred_termination
 from posgap.foundation.progress import track
-from posgap.models.memory import is_exhaustion
+from posgap.models.memory import device_memory, is_exhaustion
 
 log = logging.getLogger(__name__)
+START_TOKENS = 8192  # of a micro-batch, where none are given
+USABLE = 0.85  # of a GPU's memory: the rest is lost between blocks
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def train(
 ) -> tuple[torch.nn.Module, History]:
     """Trains `student` in place; returns it as wrapped by Accelerate, and the figures of every step.
 
-    A process reads `micro_batch_tokens` tokens at once, or a single prompt that is longer. Before the first step the
+    A process reads `micro_batch_tokens` tokens at once, or a single prompt that is longer; 0 is `START_TOKENS`, and on
+    a GPU, after two steps, as many as its memory holds. Before the first step the
     student reads what it needs of the teacher's states, if the objective needs them.
 
     If there is a checkpoint, training goes on from it. `on_step(figures)` is called with each step's figures,
@@ -97,7 +100,7 @@ def train(
     if student.teacher:
         wrapped.eval()
         with _naming_exhaustion("reading the teacher's states; give a smaller micro_batch_tokens"):
-            student.teacher.read_missing(wrapped, accelerator.device, micro_batch_tokens)
+            student.teacher.read_missing(wrapped, accelerator.device, micro_batch_tokens or START_TOKENS)
     wrapped.train()
     history = checkpoints.load(accelerator, wrapped, optimizer) if checkpoints else []
     floor: dict[str, float] = {}
@@ -201,7 +204,8 @@ class TrainStep:
         shares_prefixes: bool = False,  # whether prompts may share what they have in common
     ):
         self.model, self.gradient, self.objective, self.collate = model, gradient, objective, collate
-        self.device, self.micro_batch_tokens = device, micro_batch_tokens
+        self.device, self.micro_batch_tokens = device, micro_batch_tokens or START_TOKENS
+        self.may_grow = not micro_batch_tokens and device.type != "cpu" and not gradient.by_deepspeed
         self.shares_prefixes, self.sharing_is_checked = shares_prefixes, False
         self.rank, self.world = rank_and_world()
         self.exhausted = False  # whether this process has run out of memory in this step
@@ -232,6 +236,8 @@ class TrainStep:
             raise NotFinite(
                 f"step {number}: the gradient is not finite; lower learning_rate", number, rows, losses.tolist()
             )
+        if self.may_grow:
+            self._grow_micro_batch(step)
         loss = float((self.objective.weights(rows, losses) * losses).sum())
         return {"loss": loss, **self.objective.step_figures(rows, losses), "grad_norm": norm}
 
@@ -340,11 +346,22 @@ class TrainStep:
                 raise
             self.exhausted = True
 
+    def _grow_micro_batch(self, step: Step) -> None:
+        """Takes micro-batches as large as a GPU's memory holds, by what those of the second step took beside what
+        stands there from the first update on."""
+        used = device_memory(self.device)
+        if step.number > 1:
+            largest = max(each.tokens for each in step.layout.micro_batches)
+            fit = int((USABLE * used.total - used.standing) / max(used.peak - used.standing, 1) * largest)
+            self.micro_batch_tokens = max(self.micro_batch_tokens, min(gather(fit)))
+            self.may_grow = False
+            log.info("micro-batches have at most %d tokens, which this GPU's memory holds", self.micro_batch_tokens)
+
     def _shrink_micro_batch(self, step: Step) -> None:
         """Forgets the gradient so far and halves the micro-batch; `PosgapError` if it is a single prompt."""
         layout = step.layout
         divisible = [each.tokens for each in layout.micro_batches if not layout.is_least(each)]
-        self.exhausted = False
+        self.exhausted = self.may_grow = False
         self.gradient.clear()
         gc.collect()
         torch.cuda.empty_cache()

@@ -95,7 +95,8 @@ class Gradient:
                             parameter.grad = torch.zeros_like(parameter)
                         dist.all_reduce(parameter.grad)
             self._multiply()
-        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_norm) or 0.0)
+        clipped = self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_norm)
+        norm = 0.0 if clipped is None else float(clipped)
         if self.by_deepspeed and self.factor != 1:
             self._zero.loss_scale = 1.0
         if math.isfinite(norm):

@@ -31,6 +31,7 @@ from posgap.foundation.progress import track
 from posgap.storage.folders import ResumableFolder
 
 SHARD_ROWS = 64
+CARD_BYTES = 2**30  # of a GPU's memory, for states that were read
 
 
 class TeacherStates:
@@ -62,7 +63,8 @@ class TeacherStates:
             identity, rows = json.loads(about["identity"]), json.loads(about["rows"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise PosgapError(f"{shard}: not a file of teacher states ({error}); delete it") from None
-        if differing := [name for name in self.identity if identity.get(name) != self.identity[name]]:
+        differing = [name for name in self.identity if identity.get(name) != self.identity[name]]
+        if differing:
             raise PosgapError(
                 f"{shard}: holds teacher states of another {' and '.join(differing)}; delete {self.folder}, or give "
                 "another `work` folder"
@@ -91,7 +93,8 @@ class Teacher:
 
     def __init__(self, states: TeacherStates, head: Head, collate: Collator):
         self.states, self.head, self.collate = states, head, collate
-        self.keys = [collate.digest(row) for row in teacher_prompts(collate.pairs)]
+        self.keys = list(map(collate.digest, teacher_prompts(collate.pairs)))
+        self.on_card: dict[int, Tensor] = {}  # states of pairs that a GPU keeps, up to `CARD_BYTES`
 
     def read_missing(self, student: Callable[..., Tensor], device: torch.device, micro_batch_tokens: int) -> None:
         """Reads, with a `student` that is not trained yet, the rows whose states no earlier run has kept.
@@ -101,19 +104,19 @@ class Teacher:
         """
         rank, world = rank_and_world()
         rows = teacher_prompts(self.collate.pairs)
-        missing = sorted({i for missing in gather(self._missing()) for i in missing})
+        missing = sorted(set().union(*gather(self._missing())))
         lengths = [len(self.collate.input_tokens(row)) for row in rows]
         parts = divide_rows(missing, lengths, world, micro_batch_tokens)
         states: list[Tensor] = []
         keys: list[str] = []
         for part in track(parts, len(parts), "teacher states (micro-batches)"):
             for call in part.calls(rank, world):
-                batch = self.collate([rows[i] for i in call]).to(device)
+                batch = self.collate(list(map(rows.__getitem__, call))).to(device)
                 with torch.no_grad():
                     read = student(batch, states_alone=True)
                 # As the head takes them: what is kept loses nothing.
                 states += read.to("cpu", self.head.linear.weight.dtype).split(batch.lengths.tolist())
-            keys += [self.keys[i] for i in part.items[rank::world]]
+            keys += map(self.keys.__getitem__, part.items[rank::world])
             states = states[: len(keys)]  # without copies of the last row
             if keys and (len(keys) >= SHARD_ROWS or part is parts[-1]):
                 self.states.store(states, keys)
@@ -122,7 +125,8 @@ class Teacher:
             return
         meet()
         self.states.index_shards()
-        if missing := self._missing():
+        missing = self._missing()
+        if missing:
             raise PosgapError(
                 f"{self.states.folder}: the teacher states of {len(missing)} of {len(rows)} examples are missing; "
                 "nodes without a shared disk need `work` in S3"
@@ -130,11 +134,16 @@ class Teacher:
 
     def states_of(self, batch: Batch) -> Tensor:
         """The teacher's states at each response token of `batch`, `[M, D]`, the same for all of a pair's placements."""
-        states = []
+        states, device = [], batch.input_ids.device
         for row in batch.rows:
-            shard, start, end = self.states.where[self.keys[row.pair]]
-            states.append(self.states.open[shard].get_slice("states")[start:end])
-        return torch.cat(states).to(batch.input_ids.device)
+            of_row = self.on_card.get(row.pair)
+            if of_row is None:
+                shard, start, end = self.states.where[self.keys[row.pair]]
+                of_row = self.states.open[shard].get_slice("states")[start:end].to(device, non_blocking=True)
+                if device.type != "cpu" and (len(self.on_card) + 1) * of_row.nbytes < CARD_BYTES:
+                    self.on_card[row.pair] = of_row  # read again in every epoch, and for every placement
+            states.append(of_row)
+        return torch.cat(states)
 
     def _missing(self) -> list[int]:
         return [i for i, key in enumerate(self.keys) if key not in self.states.where]
@@ -144,10 +153,9 @@ def frozen_head(model: PreTrainedModel, rounded: bool, device: torch.device | st
     """A copy of the model's output head that training does not change; `rounded` to bfloat16 where parameters are."""
     head = copy.copy(Head.from_model(model))
     with gather_whole(head.linear.parameters()):
-        values = {
-            name: parameter.detach().to(device, torch.bfloat16 if rounded else None, copy=True)
-            for name, parameter in head.linear.named_parameters()
-        }
+        values = {}
+        for name, parameter in head.linear.named_parameters():
+            values[name] = parameter.detach().to(device, torch.bfloat16 if rounded else None, copy=True)
     vocabulary, width = values["weight"].shape
     head.linear = torch.nn.Linear(width, vocabulary, bias="bias" in values, device="meta").requires_grad_(False)
     head.linear.load_state_dict(values, assign=True)

@@ -5,8 +5,12 @@ import math
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from posgap.foundation.errors import PosgapError
+
+if TYPE_CHECKING:
+    import torch
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _BESIDE_WEIGHTS = 1.2  # activations and the key-value cache of a prompt, as a share of the weights
@@ -39,9 +43,29 @@ def available_bytes() -> float:
     return min(_free_of_machine(), _free_of_container())
 
 
+class DeviceMemory(NamedTuple):
+    """Bytes of a GPU: those that this process can have, those of tensors that are there, and the most that were since
+    it was last asked."""
+
+    total: int
+    standing: int
+    peak: int
+
+
+def device_memory(device: "torch.device") -> DeviceMemory:
+    """Returns what a GPU's memory holds, and begins to look for its peak anew."""
+    import torch
+
+    standing, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    total = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return DeviceMemory(total, standing, peak)
+
+
 def require_memory(what: str, needed: float, doing: str, instead: str = "take a smaller model") -> None:
     """`PosgapError` where a process may not take so many bytes more. `instead` says how it would take fewer."""
-    if needed > (available := available_bytes()):
+    available = available_bytes()
+    if needed > available:
         raise PosgapError(
             f"{what}: {doing} takes {needed / 1e9:.1f} GB of memory, of which this machine has {available / 1e9:.1f} "
             f"GB free; end other programs, {instead}, or take another machine"
@@ -51,8 +75,11 @@ def require_memory(what: str, needed: float, doing: str, instead: str = "take a 
 def require_disk(what: str, folder: Path, needed: float, doing: str, elsewhere: str) -> None:
     """`PosgapError` where the disk of `folder`, which need not exist yet, has not so many bytes free. `elsewhere` says
     how to take another disk."""
-    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    if needed > (free := shutil.disk_usage(there).free):
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    if needed > free:
         raise PosgapError(
             f"{what}: {doing} takes {needed / 1e9:.2g} GB of disk, of which {there} has {free / 1e9:.2g} GB free; make "
             f"room, or {elsewhere}"
