@@ -11,7 +11,7 @@ DEMO_ARGS ?=
 # since each reads the whole suite first.
 TEST_PROCESSES ?= 4
 # What the demo, the pipeline and the targets here need beside the core, on any machine.
-EXTRAS = mlflow,kfp,s3,tables,validate
+EXTRAS = local,mlflow,kfp,s3,tables,validate
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
 # uv installs several times as quickly, and only files that hashes.txt knows. Pip takes over where uv fails for any other

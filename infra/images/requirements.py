@@ -3,7 +3,7 @@
 requirements.py EXTRA...         what posgap with these extras depends on
 requirements.py --locked REPORT  what pip chose, as `pip install --dry-run --report` says, with the sha256s of the lists
 
-With `--without torch,accelerate` in front of extras, these and nothing else are left out.
+With `--without bm25s,kubeflow` in front of extras, these and nothing else are left out.
 """
 
 import json

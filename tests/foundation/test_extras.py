@@ -1,11 +1,15 @@
 """A light core: what measuring needs is installed by itself, and the rest says which extra brings it."""
 
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from functools import cache
 
 import pytest
+from endpoint import Endpoint, retrieve, served
+from examples import kv_example
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from places import ROOT
@@ -14,11 +18,14 @@ from posgap.cli import main as cli
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.extras import EXTRA_OF, how_to_install, import_extra
+from posgap.tasks.reading import write_examples
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = {Requirement(each).name for each in PROJECT["dependencies"]}
 # What one of those brings, and cannot do without.
-CARRIED = {"huggingface_hub", "safetensors", "tokenizers", "packaging", "pydantic_core", "typing_extensions"}
+CARRIED = {"packaging", "pydantic_core", "typing_extensions"}
+# Most modules are only imported where a model of this machine is read; the last test here holds who does without.
+OF_LOCAL = {package for package, extra in EXTRA_OF.items() if extra == "local"}
 # Modules that are of use with an extra alone, and so import it at their top.
 OF_EXTRAS = ("components/", "pipelines/", "src/posgap/peers/harness.py", "src/posgap/peers/inspect_tasks.py")
 UNDER_OTHER_NAMES = {"yaml": "pyyaml"}
@@ -57,7 +64,7 @@ def test_every_package_is_of_the_core_or_of_an_extra():
 
 
 def test_what_measuring_imports_is_of_the_core():
-    wrong = {file: {p for p in top if not in_core(p)} for file, (_, top) in imported().items()}
+    wrong = {file: {p for p in top if not in_core(p) | (p in OF_LOCAL)} for file, (_, top) in imported().items()}
     assert {file for file, found in wrong.items() if found and not file.startswith(OF_EXTRAS)} == set()
 
 
@@ -71,6 +78,7 @@ def test_the_extra_that_is_named_brings_the_package(module):
         "urllib3": "kfp",
         "kubernetes": "kubeflow",
     }
+    carriers |= {"safetensors": "transformers", "tokenizers": "transformers"}
     carriers |= {"kfp_server_api": "kfp", "botocore": "boto3", "s3transfer": "boto3"}
     brought = PROJECT["optional-dependencies"][EXTRA_OF[module]]
     assert canonicalize_name(carriers.get(module, module)) in {
@@ -114,3 +122,24 @@ def test_in_python_too_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(PosgapError, match=r"extra tables \(pandas is not.*posgap\[tables\]"):
         import_extra("pandas")
+
+
+def test_an_endpoint_is_swept_without_torch_and_a_local_model_names_the_extra(tmp_path):
+    """In a Python where nothing of the extra `local` can be imported."""
+    write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(4)])
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules |= dict.fromkeys({sorted(OF_LOCAL)})\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+
+    def posgap(verb: str, model: str, *options: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "posgap", verb, model]
+        command += ["--task", "kv", "--examples", "e.jsonl", "--n-docs", "3"]
+        return subprocess.run([*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    with served(Endpoint(retrieve)) as endpoint:
+        swept = posgap("sweep", f"{endpoint.url}#m", "--out", "swept")
+        assert swept.returncode == 0, swept.stderr
+        mitigated = posgap("mitigate", f"{endpoint.url}#m", "--budget", "5s", "--out", "mitigated")
+        assert "extra" not in mitigated.stderr and "internal error" not in mitigated.stderr
+    refused = posgap("sweep", "gpt2", "--out", "local")
+    assert refused.returncode == 2
+    assert "needs posgap's extra local (torch is not installed): pip install 'posgap[local]'" in refused.stderr

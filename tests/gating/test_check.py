@@ -69,7 +69,7 @@ def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_p
         reports = ["--junit", tmp_path / "j.xml", "--markdown", tmp_path / "s.md"]
         assert check(endpoint, tmp_path / "biased", *reports) == 3
     shown = capsys.readouterr()
-    assert shown.err.splitlines()[-1].startswith("posgap: error: the gate refused served: gap 100.0 (")
+    assert shown.err.splitlines()[-1].startswith("posgap: the gate refused served: gap 100.0 (")
     verdict = read_json(tmp_path / "biased" / "check.json")
     assert verdict["outcome"] == "refused" and list(verdict["evidence"]) == ["candidate"]
     assert [rule["name"] for rule in verdict["rules"]] == ["gap", "useful", "answered", "clean"]

@@ -92,7 +92,7 @@ def test_a_refused_model_ends_the_verb_with_code_3(tmp_path, base, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["gate", "--candidate", str(base), "--base", str(base), "--out", str(tmp_path / "gate")])
     assert stopped.value.code == 3
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"posgap: error: the gate refused {base}: gap 7")
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"posgap: the gate refused {base}: gap 7")
     assert (tmp_path / "gate" / "gate.json").exists()
 
 

@@ -67,6 +67,22 @@ def test_a_sweep_records_what_the_endpoint_says_and_what_it_took(options, tmp_pa
         assert b"hunter2222" not in (file.read_bytes() if file.is_file() else b""), file
 
 
+def test_a_finished_sweep_is_not_replaced_by_another_question(options):
+    endpoint, _ = saying()
+    with served(endpoint):
+        out = sweep(SweepConfig(base_url=endpoint.url, **options))
+        before, other = (out / "manifest.json").read_bytes(), SweepConfig(base_url=endpoint.url, limit=2, **options)
+        endpoint.seen.clear()
+        with pytest.raises(PosgapError) as refused:
+            sweep(other)
+        said = f"{out}: has a finished sweep with limit 0, and not 2; --force replaces it, another --out keeps it"
+        assert str(refused.value) == said and not endpoint.seen and (out / "manifest.json").read_bytes() == before
+        write_examples(options["examples"], [kv_example(i) for i in range(2)])
+        with pytest.raises(PosgapError, match="finished sweep with examples as they were, and not as they are now; "):
+            sweep(SweepConfig(base_url=endpoint.url, **options))
+        assert read_sweep(sweep(other.model_copy(update={"force": True}))).n_examples == 2
+
+
 def test_a_complete_sweep_is_reused_only_of_an_endpoint_that_is_still_the_same(options, caplog):
     endpoint, says = saying(model="served-0613", system_fingerprint="fp1")
     with served(endpoint):

@@ -33,10 +33,11 @@ N, DOCS = 12, 4
 
 
 @pytest.fixture
-def options(tmp_path) -> dict:
+def options(tmp_path, monkeypatch) -> dict:
+    monkeypatch.setenv("POSGAP_RETRIES", "0")
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(N)])
     shared = {"examples": tmp_path / "e.jsonl", "model": "served", "backend": "openai", "n_docs": DOCS}
-    return {**shared, "out": tmp_path / "out", "concurrency": 2, "retries": 0}
+    return {**shared, "out": tmp_path / "out", "concurrency": 2}
 
 
 def test_the_endpoint_is_swept_like_any_model(options, tmp_path):

@@ -54,11 +54,13 @@ def kv_examples(n: int, n_records: int = 3) -> list[KVExample]:
 
 def asked_of(endpoint: Endpoint, examples, task="kv", **options):
     """A sweep of an endpoint, which writes nothing."""
-    return posgap.sweep(endpoint.url, examples, task, name="served", n_docs=3, retries=0, concurrency=1, **options)
+    return posgap.sweep(endpoint.url, examples, task, name="served", n_docs=3, concurrency=1, **options)
 
 
 @pytest.fixture
-def endpoint():
+def endpoint(monkeypatch):
+    monkeypatch.setenv("POSGAP_RETRIES", "0")
+
     def usage(text, times):
         if endpoint.failing and endpoint.failing in text:
             return 500, {}, "broken"
@@ -366,7 +368,7 @@ def test_an_interrupted_sweep_asks_all_orders_of_what_failed_again_and_nothing_e
     endpoint.failing = str(TASKS["kv"].render([Document(title=t, text=v) for t, v in examples[1].records[:2]]))[1:-1]
     config = SweepConfig(
         examples=tmp_path / "e.jsonl", model="served", n_docs=3, out=tmp_path / "out", backend="openai",
-        base_url=endpoint.url, retries=0, mitigation="permutation", mitigation_settings={"orders": 6},
+        base_url=endpoint.url, mitigation="permutation", mitigation_settings={"orders": 6},
         positions=["1", "2"], max_unanswered=0,
     )  # fmt: skip
     with pytest.raises(PosgapError, match="no figures"):

@@ -11,7 +11,6 @@ from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
-from posgap.tracking import runs
 from posgap.tracking.outbox import place_of
 from posgap.tracking.runs import start_run
 
@@ -122,7 +121,7 @@ def test_nothing_is_tracked_where_nobody_said_where_and_one_line_says_how(
     place = os.environ["MLFLOW_TRACKING_URI"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     monkeypatch.chdir(tmp_path)
-    runs._say_untracked.cache_clear()
+    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path.parent / "empty-cache"))
     with caplog.at_level(logging.INFO, logger="posgap"):
         for name in ("one", "two", "one"):  # made, made, reused
             copy(CopyConfig(out=tmp_path / name, source=source))

@@ -81,9 +81,12 @@ def test_a_look_that_broke_off_goes_on_with_the_same_examples(folder, endpoint, 
     assert (folder / PLACES["examples"]).read_bytes() == made
     assert endpoint.seen.total() - asked == 100 - (60 - 6) and not (folder / ".posgap-look").exists()
 
-    assert run(*look[:3], "3", *look[4:]) == 0  # another number of documents is another look
+    before = endpoint.seen.total()
+    assert run(*look[:3], "3", *look[4:]) == 2 and endpoint.seen.total() == before  # another look replaces none
+    assert run(*look[:3], "3", *look[4:], "--force") == 0
     assert read_sweep(folder / "look").n_docs == 3
-    assert run(*look[:3], "3", *look[4:], "--seed", "1") == 0  # and so are other examples
+    assert run(*look[:3], "3", *look[4:], "--seed", "1") == 2  # and so are other examples
+    assert run(*look[:3], "3", *look[4:], "--seed", "1", "--force") == 0
     assert read_sweep(folder / "look").settings["seed"] == 1
 
 

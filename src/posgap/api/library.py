@@ -16,6 +16,7 @@ from posgap.api.results import LengthsResult, SweepResult
 from posgap.data.made import made_examples
 from posgap.distillation.methods import label_of
 from posgap.foundation.errors import PosgapError, shorten, suggestion
+from posgap.foundation.extras import import_extra
 from posgap.foundation.fields import is_endpoint
 from posgap.foundation.files import parse_as
 from posgap.foundation.printing import from_python
@@ -23,7 +24,6 @@ from posgap.gating.demands import Policy
 from posgap.gating.verdict import Verdict, judge
 from posgap.generation.backends import BACKENDS
 from posgap.generation.setup import builder_with
-from posgap.generation.transformers import TransformersGenerator, borrow_model
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import is_of_lengths
@@ -31,7 +31,6 @@ from posgap.measurement.resumption import OpensGenerator
 from posgap.measurement.sweep_run import SweepRun, open_once
 from posgap.mitigations.in_force import load_model as load_mitigated
 from posgap.models.factors import config_factors
-from posgap.models.loading import context_length, load_config, with_padding_token
 from posgap.models.precision import warn_of_device
 from posgap.scaling.scaling_file import refuse_searched_on
 from posgap.storage.inputs import fetch_place, on_this_machine, source, sources
@@ -148,6 +147,8 @@ def sweep(
         if isinstance(asked_of, str | Path):
             asked = _by_name(config, tokenizer)
         else:
+            from posgap.generation.transformers import borrow_model  # torch, which endpoints do without
+
             stack.enter_context(borrow_model(asked_of))
             asked = _in_memory(asked_of, tokenizer, config)
         refuse_searched_on(Path(asked.config.model), rows)
@@ -306,8 +307,12 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
     if tokenizer is not None:
         raise PosgapError("posgap.sweep: a tokenizer goes with a model in memory; a name brings its own")
     inputs, backend = sources(config), BACKENDS[config.backend]
+    if backend.local:
+        import_extra("torch")
     config, factors = on_this_machine(config, inputs).resolve_auto(), None
     if backend.local:
+        from posgap.models.loading import load_config
+
         factors = config_factors(load_config(config.model))
     builder = backend.builder(config)
     return _Model(config, builder, factors, inputs["model"].digest(), open_once(config, builder))
@@ -316,6 +321,9 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
 def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SweepConfig) -> _Model:
     if config.backend != "transformers":
         raise PosgapError(f"backend {config.backend}: a model in memory is asked by transformers alone")
+    from posgap.generation.transformers import TransformersGenerator
+    from posgap.models.loading import context_length, with_padding_token
+
     pads = with_padding_token(tokenizer)
     builder = builder_with(config, pads, context_length(model.config, pads))
     generator = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))

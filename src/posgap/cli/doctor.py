@@ -126,10 +126,13 @@ def _bfloat16() -> Finding:
 def _within_bounds(package: str) -> Finding:
     """Whether a package is there in a version that posgap's own metadata allow."""
     (bounds,) = (each.specifier for each in map(Requirement, requires("posgap") or []) if each.name == package)
-    mend = f"pip install '{package}{bounds}'"
-    if (installed := _version(package)) is None:
-        return Finding(package, "broken", "not installed", mend)
+    installed = _version(package)
+    if installed is None:
+        return Finding(
+            package, "no", "not installed: endpoints are measured, models here are not", how_to_install(package)
+        )
     if not bounds.contains(installed, prereleases=True):
+        mend = f"pip install '{package}{bounds}'"
         return Finding(package, "broken", f"{installed}, with which posgap does not work or was not tried", mend)
     return Finding(package, "yes", installed)
 

@@ -486,6 +486,8 @@ def _report_error(error: BaseException) -> int:
                 _fail(_with_notes(str(error), error), error.exit_code)
             leave_together()
             return error.exit_code
+        case GateRefusal() | NotEnoughEvidence():
+            return _fail(str(error), error.exit_code, "")  # a decision, which is no error
         case PosgapError():
             return _fail(_with_notes(str(error), error), error.exit_code)
         case OSError():

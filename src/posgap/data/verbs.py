@@ -91,9 +91,9 @@ def _import_file(config: ImportConfig, file: Path) -> str:
 
     # One at a time, so that memory stays flat however long the file is.
     imported = write_examples(file, (example for _, example in with_unique_ids(config.input, usable())))
-    for why, number in left_out.items():
-        if number:
-            log.info("left out %d %s", number, why)
+    counts = [f"{number} {why}" for why, number in left_out.items() if number]
+    if counts:
+        log.info("left out %s", ", ".join(counts))
     report.log_summary(str(config.input))
     return f"imported {imported} examples from {config.input}"
 

@@ -83,6 +83,8 @@ class _Training(Config):
 class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _DistillInputs):  # type: ignore[misc]  # registered choices' parameters
     """Distils the model's own answers at its best position into the other positions (Pos2Distill)."""
 
+    is_costly: ClassVar[bool] = True
+
     warmup_steps: Annotated[float, RARE] = Field(
         0.0,
         ge=0,

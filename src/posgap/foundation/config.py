@@ -109,6 +109,7 @@ class FileConfig(Config):
 class StageConfig(Config):
     out: OutputPath = Field(description="folder to write")
     force: bool = Field(False, description="run again even if the output is complete")
+    is_costly: ClassVar[bool] = False  # whether only --force replaces an output that answers another question
     examples_for: ClassVar[str] = ""  # what a stage that has the input `examples` uses them for
     _digests: Mapping[str, str] = PrivateAttr(default_factory=dict)
 

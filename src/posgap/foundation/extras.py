@@ -1,7 +1,7 @@
 """Packages that not everybody needs: which of posgap's extras brings each, and what to say where one is missing.
 
-Measuring needs none of them. They are imported where they are used, and never at the top of a module that measuring
-imports.
+Measuring an endpoint needs none of them. They are imported where they are used, and never at the top of a module that
+measuring an endpoint imports.
 """
 
 import importlib
@@ -11,6 +11,7 @@ from posgap.foundation.errors import PosgapError
 
 # By the name under which a package is imported; the extras themselves are in pyproject.toml.
 _PACKAGES = {
+    "local": ("torch", "transformers", "accelerate", "safetensors", "tokenizers"),
     "mlflow": ("mlflow", "sqlalchemy", "requests"),
     "kfp": ("kfp", "kfp_server_api", "google", "urllib3", "cronsim", "tabulate"),
     "s3": ("boto3", "botocore", "s3transfer"),

@@ -83,7 +83,7 @@ class Waits:
         capped = f", not in the {requested:g} s that it asks for" if requested > seconds else ""
         log.info(
             "%s: %s; trying again in %.1f s%s (wait %d, %.0f s in all)",
-            self.server, reason, seconds, capped, self.number, self.seconds,
+            self.server, reason.removeprefix(f"{self.server}: "), seconds, capped, self.number, self.seconds,
         )  # fmt: skip
 
 
@@ -115,9 +115,7 @@ def _policy(retry_policy: RetryPolicy, waits: Waits) -> dict[str, Any]:
 
     return {
         "retry": tenacity.retry_if_exception_type(TransientError),
-        "wait": lambda state: retry_policy.seconds_to_wait(
-            min(state.attempt_number, most_failures(state)), requested_wait(state)
-        ),
+        "wait": wait,
         "stop": stop,
         "before_sleep": lambda state: waits.count(str(_fault(state)), state.upcoming_sleep, requested_wait(state)),
         "reraise": True,

@@ -99,8 +99,10 @@ def terminal_text(checked: CheckResult) -> str:
         for ruling in checked.verdict.rules
     ]
     evidence_gaps = [checked.verdict.wanting] if checked.verdict.wanting else []
-    outcome = f"{colour_word(checked.verdict.outcome, sys.stdout)}: {' '.join(_safe(checked.model).split())}"
-    return "\n".join([text_curve(checked.sweep), "", _sweep_line(checked.sweep), "", *rules, *evidence_gaps, outcome])
+    lines = [text_curve(checked.sweep), "", _sweep_line(checked.sweep), "", *rules, *evidence_gaps]
+    if checked.verdict.passed:  # what was not admitted ends the command with a line that says why
+        lines.append(f"{colour_word('admitted', sys.stdout)}: {' '.join(_safe(checked.model).split())}")
+    return "\n".join(lines)
 
 
 def _sweep_line(sweep: Sweep) -> str:

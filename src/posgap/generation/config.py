@@ -1,7 +1,7 @@
 """Config of generation: the parameters of everything that generates responses."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ NO_STOP = "none"  # asks for no stop string, where there are usual ones
 
 
 class GenerationConfig(PromptConfig, SeededConfig):
+    is_costly: ClassVar[bool] = True
+
     metric: OptionalMetricName = Field(
         "", description=f"metric that scores responses; {METRICS.help_text()}; empty: the task's own"
     )

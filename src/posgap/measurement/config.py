@@ -188,6 +188,7 @@ class GradeConfig(
 ):
     """Scores the responses of a finished sweep again, by a model that judges them; the swept one is not asked."""
 
+    is_costly: ClassVar[bool] = True
     examples_for: ClassVar[str] = "evaluation"
     named_by: ClassVar[str] = "judge"
 

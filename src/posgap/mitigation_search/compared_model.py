@@ -3,13 +3,10 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, cast
 
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator
-from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.prompt_mitigator import PromptMitigator, Question
 from posgap.mitigation_search.config import MitigateConfig
 from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mitigation
@@ -20,6 +17,9 @@ from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.rag import order_of_retriever
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BASE = "base"  # the model as it is
 
@@ -36,7 +36,7 @@ class ComparedModel:
     builder: TextPromptBuilder
     placements: Sequence[Placement]
     as_retrieved: Placement | None
-    in_memory: PreTrainedModel | None
+    in_memory: "PreTrainedModel | None"
     elsewhere: Generator | None
 
     @classmethod
@@ -95,6 +95,8 @@ class ComparedModel:
         if self.elsewhere is not None:
             yield self.elsewhere
             return
+        from posgap.generation.transformers import TransformersGenerator  # torch, which endpoints do without
+
         assert self.in_memory is not None
         undo = self._put_in_force(self.in_memory, name, settings)
         try:
@@ -103,7 +105,7 @@ class ComparedModel:
         finally:
             undo()
 
-    def _put_in_force(self, model: PreTrainedModel, name: str, settings: Settings | None) -> Callable[[], None]:
+    def _put_in_force(self, model: "PreTrainedModel", name: str, settings: Settings | None) -> Callable[[], None]:
         """Puts a mitigation of models in force, and returns what takes it back, to other settings of it if there were
         any."""
         if name == BASE or not MITIGATIONS[name].of_model:

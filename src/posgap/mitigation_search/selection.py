@@ -15,7 +15,6 @@ from posgap.mitigations.curves import Candidate
 from posgap.mitigations.mitigation import Mitigation, ModelMitigation, PromptMitigation, ProposalInput, Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.scaling.config import ScaleSearchConfig
-from posgap.scaling.search import FactorSearch
 from posgap.tasks.prompts import PromptBuilder
 
 log = logging.getLogger(__name__)
@@ -110,6 +109,8 @@ def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:
     load = model.in_memory
     assert load is not None
     shared = ScaleSearchConfig.model_fields.keys() & MitigateConfig.model_fields.keys()
+    from posgap.scaling.search import FactorSearch  # torch, which endpoints do without
+
     search = FactorSearch(
         ScaleSearchConfig(**{name: getattr(config, name) for name in shared}, objective="uniform"),
         cast(PromptBuilder, model.builder),

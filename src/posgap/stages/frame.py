@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 C = TypeVar("C", bound=StageConfig)
 Work = Callable[[C, Path, Run], Callable[[], None] | None]
 NOTHING = "nothing is there"
+OTHERWISE = "its inputs, parameters or version were others"
 _PACKAGES = ("accelerate", "great-expectations", "kfp", "mlflow", "numpy", "torch", "transformers")
 
 
@@ -78,17 +79,18 @@ def run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Location
     with Folder(config, name) as output:
         input_sources, inputs = _record_inputs(config, output)
         identity = identity_of(name, config, inputs)
-        reason = "asked to by --force" if "force" in type(config).model_fields else "nothing of it is ever reused"
+        place = config.out if is_uri(config.out) else output.there()
+        # What the main process sees counts, since machines need not share a disk.
+        reason = gather_from_all(lambda: stale_reason(place, identity))[0]
         if not config.force:
-            place = config.out if is_uri(config.out) else output.there()
-            # What the main process sees counts, since machines need not share a disk.
-            reason = gather_from_all(lambda: stale_reason(place, identity))[0]
             if not reason:
                 log.info("%s: %s is complete, reused", name, config.out)
                 if is_main_process():
                     send_left_behind(output.out)
                     output.clear()
                 return config.out
+            if reason == OTHERWISE and config.is_costly:
+                _refuse_to_replace(place, name, config, inputs)
         if is_main_process():
             output.claim()
             announce(config.out, name)
@@ -101,7 +103,7 @@ def run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Location
         # Only a single process may finish what was made: others would go on to the work, and wait for it there.
         if not (alone and not config.force and _finish(output, config.out, identity)):
             if reason != NOTHING:
-                log.info("%s: %s is made again: %s", name, config.out, reason)
+                log.info("%s: %s is made again%s", name, config.out, f": {reason}" if reason else "")
             about = {"stage": name, "identity": identity, "config": config.redacted_dump(), "inputs": inputs}
             about |= _origin(config, input_sources, inputs)
             clear = _make(get_work(), config, here, output, about)
@@ -235,13 +237,43 @@ def stale_reason(out: Location, identity: str) -> str:
 
     It looks at names and sizes of files, and hashes none.
     """
-    folder: Source = take_snapshot(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
+    folder = _output_at(out)
     manifest = read_record(folder.local_file(MANIFEST))
     if folder.is_incomplete or not manifest:
         return "its upload broke off" if folder.is_incomplete and folder.sizes().keys() > {INCOMPLETE} else NOTHING
     if manifest.get("identity") != identity:
-        return "its inputs, parameters or version were others"
+        return OTHERWISE
     return damage(manifest, folder.sizes())
+
+
+def _output_at(out: Location) -> Source:
+    return take_snapshot(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
+
+
+def _refuse_to_replace(out: Location, name: str, config: StageConfig, inputs: dict[str, dict[str, str]]) -> None:
+    """Raises `PosgapError` that says what a complete output of this stage is of, and what is asked for instead."""
+    manifest = read_record(_output_at(out).local_file(MANIFEST))
+    if manifest.get("stage") != name:
+        return  # which the output itself refuses to replace
+    wanted, made = config.redacted_dump(), manifest.get("config", {})
+    there, instead = [], []
+    for field in config.cache_key_fields():
+        if made.get(field) != wanted[field]:
+            there.append(f"{field} {made.get(field)}")
+            instead.append(str(wanted[field]))
+    for field, record in inputs.items():
+        before = manifest.get("inputs", {}).get(field, {})
+        if before.get("sha256") != record["sha256"] or (not record["sha256"] and before.get("path") != record["path"]):
+            is_moved = before.get("path") != record["path"]
+            there.append(f"{field} {before.get('path') if is_moved else 'as they were'}")
+            instead.append(record["path"] if is_moved else "as they are now")
+    if not there:
+        there.append(f"posgap {manifest.get('versions', {}).get('posgap')}")
+        instead.append(__version__)
+    raise PosgapError(
+        f"{config.out}: has a finished {name.replace('_', ' ')} with {', '.join(there)}, and not {', '.join(instead)}; "
+        "--force replaces it, another --out keeps it"
+    )
 
 
 def _lineage(inputs: dict) -> dict[str, str]:

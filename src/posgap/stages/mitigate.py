@@ -31,9 +31,7 @@ from posgap.mitigation_search.report import (
 from posgap.mitigation_search.retrieved_order import compare_to_retrieved, summarize_retrieved
 from posgap.mitigation_search.selection import choose_settings, pick_finalists
 from posgap.mitigation_search.splits import Splits, split
-from posgap.mitigation_search.timing import measure_cost
 from posgap.mitigations.registry import MITIGATIONS
-from posgap.models.loading import commit_on_hub
 from posgap.scaling.scaling_file import refuse_searched_on
 from posgap.stages.frame import stage
 from posgap.tasks.content import content_keys, with_content_keys
@@ -56,7 +54,11 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     if config.force:
         delete_path(work_folder(config.out))
     model = _load_model(config, splits)
-    model_digest = config.digest("model") or (model.in_memory and commit_on_hub(config.model)) or ""
+    model_digest = config.digest("model")
+    if model.in_memory and not model_digest:
+        from posgap.models.loading import commit_on_hub  # torch, which endpoints do without
+
+        model_digest = commit_on_hub(config.model)
     comparison = Comparison(model, splits, clock, model_digest)
 
     found = choose_settings([MITIGATIONS[name] for name in config.methods] or list(MITIGATIONS), comparison)
@@ -161,14 +163,19 @@ def _measure(
     tokens = None
     if sweep.spent and base.sweep.spent and base.sweep.spent.prompt_tokens:
         tokens = round(sweep.spent.prompt_tokens / base.sweep.spent.prompt_tokens, 3)
-    seconds = TIMING * comparison.clock.budget / n_measured
+    cost = None
+    if model.in_memory:
+        from posgap.mitigation_search.timing import measure_cost  # torch, which endpoints do without
+
+        seconds = TIMING * comparison.clock.budget / n_measured
+        cost = measure_cost(model, found.name, found.parsed_settings, held_out, seconds)
     measured = Measurement(
         difference=difference,
         over_retrieved=compare_to_retrieved(mitigated, base, n_measured) if model.as_retrieved else None,
         mean=sweep.mean,
         gap=sweep.gap,
         gap_ci95=sweep.gap_ci95,
-        cost=measure_cost(model, found.name, found.parsed_settings, held_out, seconds) if model.in_memory else None,
+        cost=cost,
         tokens=tokens,
         calls=model.count_calls(found.name, found.parsed_settings, held_out[0]),
     )

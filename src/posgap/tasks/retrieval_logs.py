@@ -51,7 +51,9 @@ class ImportReport:
 
     def summary_lines(self) -> list[str]:
         """The counts in words, but for what was left open."""
-        lines = [f"left out {number} {why}" for why, number in self.left_out.items()]
+        lines = []
+        if self.left_out:
+            lines.append("left out " + ", ".join(f"{number} {why}" for why, number in self.left_out.items()))
         if self.relevance:
             ways = " and ".join(f"{number} questions by {way}" for way, number in self.relevance.items())
             lines.append(f"relevant passages: {self.relevant}, told in {ways}")

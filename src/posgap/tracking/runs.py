@@ -5,18 +5,18 @@ more than their log. The log is not lost either: it stays in the outbox beside t
 nothing is tracked, and the first stage of a process says how to change that.
 """
 
-import functools
 import getpass
 import logging
 import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import cache_folder
 from posgap.foundation.redaction import redact
 from posgap.storage.datasets import EVALUATION, Dataset
 from posgap.tracking.outbox import METRICS_AT_ONCE, Entry, Opening, Outbox, milliseconds, place_of
@@ -45,6 +45,7 @@ WEBHOOK_VARIABLE = "POSGAP_WEBHOOK_URL"  # where the report of a run is posted
 ERROR_TAG = "posgap.error"
 GPUS_TAG, PRICE_TAG = "posgap.gpus", "posgap.gpu_price"
 NAME_TAG, LABEL_TAG = "mlflow.runName", "posgap.label"
+DAY = 86400.0  # seconds
 ERROR_CHARACTERS = 1000  # of an error, in a tag
 TOGETHER_SECONDS = 1.0  # for which metrics wait for others, once some were sent
 ALLOWED_SECONDS, ALLOWED_SHARE = 20.0, 1 / 20  # of a stage's time that tracking may take, beside its uploads
@@ -264,9 +265,16 @@ def send_kept(place: Path, sender: Sender) -> None:
             outbox.close()
 
 
-@functools.cache  # once a process
 def _say_untracked() -> None:
+    """Says once a day how runs can be tracked."""
+    mark = cache_folder() / "said-untracked"
+    with suppress(OSError):
+        if time.time() - mark.stat().st_mtime < DAY:
+            return
     log.info("runs are not tracked in MLflow: %s", HOW_TO_TRACK)
+    with suppress(OSError):  # a disk that cannot be written is told once more
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
 
 
 def _opening(stage: str) -> Opening:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from posgap import __version__
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.foundation.files import Record, atomic, delete_path, digest_of, digest_path, read_model, write_json
 from posgap.foundation.locations import MODELS, Location, cache_folder
@@ -176,7 +177,7 @@ def _sweep_version(version: "ModelVersion", like: Sweep, examples: Location, con
         )
     log.info("the champion is swept on %s", examples)
     folder = _folder(version)
-    out = folder / digest_of([settings, content])[:16]
+    out = folder / digest_of([__version__, settings, content])[:16]
     try:
         named = {"model": f"{MODELS}{version.name}/{version.version}", "examples": examples, "out": out}
         asked = SweepConfig(**settings | named)

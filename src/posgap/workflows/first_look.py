@@ -27,6 +27,7 @@ from posgap.measurement.sweep_run import list_placements
 from posgap.measurement.sweeps import SWEEP_PAGE, read_sweep
 from posgap.measurement.text_curve import text_curve
 from posgap.stages.sweep import sweep as sweep_stage
+from posgap.storage.cache import MANIFEST
 from posgap.storage.inputs import with_local_paths
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import spaced_positions
@@ -61,6 +62,11 @@ def sweep_or_first_look(config: SweepVerbConfig) -> Location:
     file, generator = Path(f"{config.out}.examples.jsonl.gz"), None
     examples = _find_made(config, file)
     if not examples:
+        if not config.force and (Path(config.out) / MANIFEST).exists():
+            raise PosgapError(
+                f"{config.out}: has a finished sweep, of other examples than a first look takes with these settings; "
+                "--force replaces it, another --out keeps it"
+            )
         examples, generator = _choose_examples(config)
         write_examples(file, examples)
     n_docs = _count_documents(examples)
