@@ -257,7 +257,7 @@ def test_a_log_is_imported_and_read_as_it_was(tmp_path, caplog):
     imported = read_examples(tmp_path / "e.jsonl")
     assert imported == read_examples(tmp_path / "log.jsonl")
     assert [len(e.passages) for e in imported] == [3, 3]
-    assert "left out 1 without a relevant passage, 1 answered by yes or no" in caplog.text
+    assert "left out 1 without a relevant passage" in caplog.text and ", 1 answered by yes or no" in caplog.text
     assert "relevant passages: 2, told in 1 questions by answer and 1 questions by label" in caplog.text
     assert "1 other passages hold an answer too" in caplog.text
     import_examples(
