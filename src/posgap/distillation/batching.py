@@ -40,7 +40,7 @@ class MicroBatch:
 
         Unless `padded`, a process reads all its items in one call.
         """
-        ordered = sorted(items, key=lambda item: (-lengths[item], item))
+        ordered = sorted(sorted(items), key=lengths.__getitem__, reverse=True)
         own = list(map(lengths.__getitem__, ordered[::world]))
         if not padded:
             return cls(tuple(ordered), (len(own),), sum(own))
@@ -120,7 +120,7 @@ def divide_rows(
 
     A row that is longer than that is read by itself.
     """
-    rest, micro_batches = sorted(rows, key=lambda row: (-lengths[row], row)), []
+    rest, micro_batches = sorted(sorted(rows), key=lengths.__getitem__, reverse=True), []
     while rest:
         widths = list(map(lengths.__getitem__, rest[::world]))
         widths = padded_widths(widths) if padded else widths

@@ -15,11 +15,6 @@ from posgap.distillation.processes import by_deepspeed, rank_and_world
 TINY = 1e-12
 
 
-def on_host(value: Tensor | float) -> bool:
-    """Returns whether a number can be read without waiting for a GPU."""
-    return not isinstance(value, Tensor) or value.device.type == "cpu"
-
-
 class Gradient:
     """The gradient of a step, summed over micro-batches and processes.
 
@@ -33,6 +28,7 @@ class Gradient:
         self.factor: Tensor | float = 1.0  # the gradient so far is what is accumulated, times this
         self.least_factor: Tensor | float = 1.0
         self.is_scaled = True
+        self.reads_factors = not torch.cuda.is_available()  # else the host would wait for the GPU
 
     @property
     def can_be_scaled(self) -> bool:
@@ -59,7 +55,7 @@ class Gradient:
         if self.by_deepspeed:
             return
         # A tiny factor is applied at once, before the next loss, which is divided by it, overflows.
-        if on_host(self.factor):
+        if self.reads_factors or not isinstance(self.factor, Tensor):
             if self.factor < TINY:
                 self._multiply()
         else:
@@ -110,7 +106,8 @@ class Gradient:
         self.factor = 1.0
 
     def _multiply(self) -> None:
-        if not on_host(self.factor) or self.factor != 1:
+        is_unread = isinstance(self.factor, Tensor) and not self.reads_factors
+        if is_unread or self.factor != 1:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(self.factor)
