@@ -30,6 +30,7 @@ CURVE = [0.9, 0.6, 0.3, 0.6, 0.9]
 def swept(placements, n_docs, **more) -> SimpleNamespace:
     """What `evidence_gaps` reads of a sweep."""
     described = {"task": "kv", "examples_digest": "e" * 64, "n_examples": 200, "grid": None, "grading": None} | more
+    described |= {"n_independent": described["n_examples"], "sample_text": f"{described['n_examples']} examples"}
     return SimpleNamespace(**described, placements=placements, n_docs=n_docs)
 
 
@@ -108,7 +109,8 @@ def test_sweeps_are_paired_by_the_candidate_s_examples_and_differences_told_once
     assert otherwise == ["question", "shuffle"]
     assert [sweep.path for sweep in (case.candidate, case.base, case.champion)] == [candidate, base, champion]
     assert case.candidate.contents == case.base.contents == case.champion.contents
-    assert (case.base.correct == Evidence(base).correct[::-1]).all()
+    assert (case.base.scores == Evidence(base).scores[::-1]).all()
+    assert (case.base.correct == Evidence(base).correct).all()
     case, otherwise = read_gate_inputs(candidate, candidate, None, [])
     assert case.champion is None and otherwise == []
     case, otherwise = read_gate_inputs(candidate, None, None, [])

@@ -20,6 +20,7 @@ from posgap.gating.planning import plan_gate
 from posgap.gating.rules import Consistency, GateInputs, Ruling, Useful
 from posgap.gating.verdict import Verdict, judge
 from posgap.measurement import statistics
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.filling import FillRecord
 from posgap.measurement.sweeps import read_sweep
 from posgap.tasks.registry import TASKS
@@ -349,7 +350,7 @@ def test_consistency_is_the_share_of_examples_with_one_choice_in_every_order(tmp
         row["response"] = "ABCDE"[row["placement"][0] - 1] if int(row["id"][1:]) >= 10 else "A"
     write_jsonl(folder / "predictions.jsonl", rows)
     sweep = SimpleNamespace(asked_task=TASKS["options"], n_docs=5)
-    case = GateInputs(SimpleNamespace(sweep=sweep, path=folder))
+    case = GateInputs(SimpleNamespace(sweep=sweep, path=folder, sample=Evidence(folder).sample))
     for least, outcome in ((90, "pass"), (95, "unsure"), (99, "fail")):
         asked = Consistency.Limits(min_consistency=least)
         ruling = Consistency().judge(asked, case)

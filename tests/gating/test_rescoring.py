@@ -15,6 +15,7 @@ from posgap.gating.verdict import judge, read_verdict
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import summarize
 from posgap.measurement.rescoring import require_scores, swept_examples
+from posgap.measurement.sample import Sample
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stages.promote import promote
 from posgap.storage.lineage import write_training_examples
@@ -30,7 +31,8 @@ def forge(folder, change):
     write_jsonl(folder / "predictions.jsonl", rows)
     known = read_sweep(folder)
     correct = np.array([row["correct"] for row in rows], dtype=float).reshape(-1, len(known.placements))
-    figures = summarize(correct, known.placements, 0)
+    sample = Sample([*dict.fromkeys(row["content"] for row in rows)], known.groups)
+    figures = summarize(correct, known.placements, 0, sample=sample)
     write_json(folder / "sweep.json", Sweep(**known.model_dump() | figures).model_dump(mode="json"))
     return folder
 

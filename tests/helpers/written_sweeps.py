@@ -9,10 +9,11 @@ from posgap.foundation.files import digest_path, write_json, write_jsonl
 from posgap.gating.config import GateConfig
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.figures import summarize
+from posgap.measurement.sample import Sample
 from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.stages.promote import promote
 from posgap.storage.lineage import ancestors
-from posgap.tasks.content import content_key, examples_digest
+from posgap.tasks.content import content_key, examples_digest, find_groups
 from posgap.tasks.examples import Document, Example, KVExample
 from posgap.tasks.placements import category
 from posgap.tasks.reading import write_examples
@@ -60,6 +61,7 @@ def write_sweep(
     correct = (rng.random((N, np.shape(probability)[-1])) < np.asarray(probability))[list(order), : len(placements)]
     task = TASKS["kv" if len(placements[0]) == 1 else "multihop-cot"]
     swept = [example(e, len(placements[0]), f"e{at}") for at, e in enumerate(order)]
+    sample = Sample([content_key(each) for each in swept], find_groups(swept))
     sweep = Sweep(
         task=task.name,
         model=str(model),
@@ -67,7 +69,7 @@ def write_sweep(
         scaling=None,
         metric="em",
         n_docs=n_docs,
-        **summarize(correct, placements, 0, [category(placement) for placement in placements]),
+        **summarize(correct, placements, 0, [category(placement) for placement in placements], sample),
         examples_digest=examples or examples_digest(swept, n_docs, asked.shuffle),
         model_digest=digest_path(model) if model != "m" else "",
         ancestors=ancestors(model),

@@ -19,6 +19,7 @@ from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import BaselineScores, baselines_of
 from posgap.measurement.outcomes import OutcomeCounts
 from posgap.measurement.predictions import PREDICTIONS_FILE, read_predictions, swept_rows
+from posgap.measurement.sample import Sample
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.merge import merge
@@ -126,7 +127,7 @@ def of_baseline(folder, name, right):
     more = [row | {"placement": [], "baseline": name, "correct": i < right} for i, row in enumerate(first)]
     write_jsonl(folder / PREDICTIONS_FILE, [*rows, *more])
     evidence = Evidence(folder)
-    figures = baselines_of(evidence.baselines, evidence.correct)
+    figures = baselines_of(evidence.baselines, evidence.correct, evidence.sample)
     written = json.loads((folder / "sweep.json").read_text())
     written["baselines"] = {name: baseline.model_dump(mode="json") for name, baseline in figures.items()}
     (folder / "sweep.json").write_text(json.dumps(written))
@@ -136,7 +137,7 @@ def of_baseline(folder, name, right):
 def test_figures_are_paired_with_the_mean_over_placements(tmp_path):
     folder = of_baseline(write_sweep(tmp_path / "a", [0.9, 0.5, 0.5, 0.5, 0.9]), "oracle", 10**6)
     evidence = Evidence(folder)
-    oracle = baselines_of(evidence.baselines, evidence.correct)["oracle"]
+    oracle = baselines_of(evidence.baselines, evidence.correct, evidence.sample)["oracle"]
     assert oracle.accuracy == 100 and oracle.over_mean == pytest.approx(100 - 100 * evidence.correct.mean())
     assert oracle.over_mean_ci95[0] < oracle.over_mean < oracle.over_mean_ci95[1]
 
@@ -163,7 +164,8 @@ def test_a_mean_that_only_equals_what_is_known_by_heart_passes_in_5_percent():
         correct, scores = rng.random((150, 5)) < easy[:, None], (rng.random(150) < easy).astype(float)
         sweep = SimpleNamespace(asked_task=TASKS["qa"], filled=None, n_docs=5)
         baselines = {"closed-book": BaselineScores(scores, OutcomeCounts())}
-        case = GateInputs(SimpleNamespace(sweep=sweep, correct=correct.astype(float), baselines=baselines))
+        known = {"sample": Sample([f"{i:03}" for i in range(150)]), "baselines": baselines}
+        case = GateInputs(SimpleNamespace(sweep=sweep, correct=correct.astype(float), **known))
         passed += Useful().judge(Useful.Limits(), case).passed
     assert 0.01 < passed / 400 <= 0.075
 
@@ -174,7 +176,8 @@ def test_a_claim_that_is_broken_decides_however_far_off_an_unsure_one_is():
     correct, scores = np.full((60, 4), 0.3), np.arange(60) % 3 == 0
     sweep = SimpleNamespace(asked_task=TASKS["qa"], filled=None, n_docs=4)
     baselines = {"closed-book": BaselineScores(scores.astype(float), OutcomeCounts())}
-    case = GateInputs(SimpleNamespace(sweep=sweep, correct=correct, baselines=baselines))
+    known = {"sample": Sample([f"{i:03}" for i in range(60)]), "baselines": baselines}
+    case = GateInputs(SimpleNamespace(sweep=sweep, correct=correct, **known))
     unsure, broken = (Useful().judge(Useful.Limits(min_mean=least), case) for least in (5, 33))
     assert unsure.outcome == "unsure" and unsure.sentence.endswith("without documents: at least 0 for certain")
     assert broken.outcome == "fail" and broken.threshold == 33

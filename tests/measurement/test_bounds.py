@@ -35,10 +35,11 @@ def mean_bounds(values, error) -> tuple[float, float]:
     return 100 * low, 100 * high
 
 
-def upper_bound(values, error) -> float:
+def upper_bound(values, error, more_variance=0.0) -> float:
     """Tango's bound for as many rights and wrongs as these differences are worth, in points."""
     above, below = sum(d for d in values if d > 0), sum(-d for d in values if d < 0)
-    worth = (above + below + VARIANCE_OF_TWO) / (sum(d * d for d in values) + VARIANCE_OF_TWO)
+    squares = sum(d * d + more_variance for d in values)
+    worth = (above + below + VARIANCE_OF_TWO) / (squares + VARIANCE_OF_TWO)
     counts = np.array([above * worth]), np.array([below * worth])
     return 100 * float(statistics.tango_bound(*counts, worth * len(values), error)[0])
 
@@ -173,25 +174,52 @@ def test_the_noise_of_a_gap_is_averaged_over_as_many_permutations_as_are_asked_f
     assert set(averages) == {0.0, 50.0, 100.0}
 
 
-def gap_of_other_half(values) -> list[float]:
+def extremes_of_other_half(values, half) -> list[tuple[int, int]]:
+    """For each row the placements at which the rows of the other half are best and worst."""
+    found = []
+    for own, row in zip(half, values):
+        means = [sum(other[j] for at, other in zip(half, values) if at != own) for j in range(len(row))]
+        found.append((means.index(max(means)), means.index(min(means))))
+    return found
+
+
+def gap_of_other_half(values, half) -> np.ndarray:
     """Each example's score at the placement where the other half of the rows is best, less where that is worst."""
-    gaps = []
-    for i, row in enumerate(values):
-        means = [sum(other[j] for k, other in enumerate(values) if k % 2 != i % 2) for j in range(len(row))]
-        gaps.append(row[means.index(max(means))] - row[means.index(min(means))])
-    return gaps
+    pairs = zip(values, extremes_of_other_half(values, half))
+    return np.array([row[best] - row[worst] for row, (best, worst) in pairs])
 
 
 @settings(deadline=None, max_examples=40)
 @given(some(scores, rows=10, columns=3), st.data())
 def test_the_difference_of_two_gaps_is_bounded_by_its_pairs(candidate, data):
     reference = data.draw(arrays(np.float64, candidate.shape, elements=scores))
-    new, old = np.array(gap_of_other_half(candidate)), np.array(gap_of_other_half(reference))
+    found = []
+    for half in statistics.split_halves(len(candidate)):
+        new, old = gap_of_other_half(candidate, half), gap_of_other_half(reference, half)
+        # On a scale of half the points.
+        of_new, of_old = ((candidate.shape[1] == 2) / (2 * np.pi) * each.var() for each in (new, old))
+        highest = max(2 * upper_bound((a - b - old) / 2, 0.025, of_old) for a, b in permutations(candidate.T, 2))
+        lowest = -max(2 * upper_bound((a - b - new) / 2, 0.025, of_new) for a, b in permutations(reference.T, 2))
+        found.append((100 * (max(0, new.mean()) - max(0, old.mean())), max(-100, lowest), min(100, highest)))
     estimate, (low, high) = statistics.gap_difference(candidate, reference)
-    assert estimate == pytest.approx(100 * (max(0, new.mean()) - max(0, old.mean())))
-    highest = max(2 * upper_bound((a - b - old) / 2, 0.025) for a, b in permutations(candidate.T, 2))
-    lowest = -max(2 * upper_bound((a - b - new) / 2, 0.025) for a, b in permutations(reference.T, 2))
-    assert high == close(min(100, highest)) and low == close(max(-100, lowest))
+    assert [estimate, low, high] == close(np.median(found, axis=0).tolist())
+
+
+@settings(deadline=None, max_examples=40)
+@given(some(scores, rows=10, columns=3), st.data())
+def test_the_difference_at_the_best_placement_is_that_of_held_out_examples(chooser, data):
+    other = data.draw(arrays(np.float64, chooser.shape, elements=scores))
+    found, chosen = [], set()
+    for half in statistics.split_halves(len(chooser)):
+        best = [at for at, _ in extremes_of_other_half(chooser, half)]
+        chosen.update(best)
+        held_out = np.array([row[at] - own[at] for row, own, at in zip(other, chooser, best)])
+        found.append((100 * held_out.mean(), -upper_bound(-held_out, 0.05), upper_bound(held_out, 0.05)))
+    estimate, (low, high), places = statistics.difference_at_best(other - chooser, chooser, 0.05)
+    assert [estimate, low, high] == close(np.median(found, axis=0).tolist()) and places == sorted(chosen)
+    for least in (-0.6, -0.1, 0.0, 0.2):
+        reaches = statistics.difference_at_best_reaches((other - chooser)[:, None], chooser[:, None], least, 0.05)
+        assert abs(low - 100 * least) < 1e-6 or reaches.tolist() == [low >= 100 * least]
 
 
 @pytest.mark.filterwarnings("error")

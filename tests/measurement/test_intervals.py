@@ -254,7 +254,7 @@ def test_the_reduction_of_a_gap_is_covered_and_seen():
 
 def test_a_placement_is_chosen_by_the_other_half_of_the_examples():
     correct = np.array([[1, 0, 0], [0, 0, 1], [1, 0, 1], [0, 1, 1.0]])  # rows 0 and 2 choose for rows 1 and 3
-    best, worst = statistics.extremes_elsewhere(correct)
+    best, worst = statistics.extremes_elsewhere(correct, np.array([0, 1, 0, 1]))
     assert best.tolist() == [2, 0, 2, 0] and worst.tolist() == [0, 1, 0, 1]
 
 

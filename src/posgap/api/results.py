@@ -160,7 +160,7 @@ class SweepResult:
     def __repr__(self) -> str:
         figures = self.figures
         return (
-            f"<SweepResult {figures.label!r}: task {figures.task}, {figures.n_examples} examples at "
+            f"<SweepResult {figures.label!r}: task {figures.task}, {figures.sample_text} at "
             f"{len(figures.placements)} placements, gap {self.gap}, mean {self.mean}>"
         )
 

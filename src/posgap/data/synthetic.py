@@ -106,14 +106,18 @@ def fact_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
 
     The question asks who it is of whom the first says it, by a fact of the world. All sentences have the verb of the
     question, as far as there are enough of these, so that the verb alone finds nothing; the others follow. A document's
-    title is the thing, which no prompt shows. Raises `PosgapError` where there are too few names.
+    title is the thing, which no prompt shows. Nobody is asked for twice by one fact. Raises `PosgapError` where there
+    are too few names.
     """
     people, facts = people_names(), relations()
     if n_docs > len(people):
         raise PosgapError(f"n_docs={n_docs}: there are only {len(people)} names, one for each document")
     rng = random.Random(seed)
     every = list(chain.from_iterable(facts))
-    for number in range(1, n_examples + 1):
+    number, drawn = 0, set[tuple[str, str]]()
+    if n_examples > len(every) * len(people):
+        raise PosgapError(f"n_examples={n_examples}: there are {len(every) * len(people)} facts of people")
+    while number < n_examples:
         gold = rng.choice(every)
         like = [fact for fact in every if fact.verb == gold.verb and fact != gold]
         others = [fact for fact in every if fact.verb != gold.verb]
@@ -123,6 +127,10 @@ def fact_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
             for fact, name in zip(shown, rng.sample(people, n_docs))
         ]
         answer, _, _ = said[0].text.partition(" ")
+        if (gold.hinted_question, answer) in drawn:  # which is the same example, whatever stands beside it
+            continue
+        drawn.add((gold.hinted_question, answer))
+        number += 1
         yield Example(
             id=f"facts-{number:05d}",
             question=gold.hinted_question,

@@ -81,7 +81,7 @@ def read_diagnosed_sweep(config: DiagnoseConfig) -> DiagnosedSweep:
     everything = read_examples(config.examples)
     builder = as_filled(was.lengths, was.depths, was.seed, builder_of(was), everything)
     evidence = Evidence(config.sweep, sweep)
-    ids, correct = evidence.ids, evidence.correct
+    ids, correct = evidence.ids, evidence.scores
     by_id = {example.id: example for example in everything}
     examples = [by_id[id] for id in ids if id in by_id]
     now = {

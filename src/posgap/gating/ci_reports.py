@@ -109,7 +109,7 @@ def _sweep_line(sweep: Sweep) -> str:
     (low, high), (least, most) = sweep.gap_ci95, sweep.mean_ci95
     figures = (
         f"gap {sweep.gap:.1f} points ({low:.1f} to {high:.1f}), mean {sweep.mean:.1f} ({least:.1f} to {most:.1f}), "
-        f"of {sweep.n_examples} examples of the task {sweep.task} with {sweep.n_docs} documents"
+        f"of {sweep.sample_text} of the task {sweep.task} with {sweep.n_docs} documents"
     )
     unanswered = sweep.outcomes.phrase(sweep.placements) if sweep.outcomes else ""
     return f"{figures}; {unanswered}" if unanswered else figures

@@ -83,10 +83,10 @@ def more_examples(verdict: Verdict, candidate: Sweep) -> str:
     if verdict.outcome == "admitted":
         return ""
     if verdict.needs:
-        return f"{candidate.n_examples} examples are too few to tell. {MORE.format(needs=verdict.needs)}"
+        return f"{candidate.sample_text} are too few to tell. {MORE.format(needs=verdict.needs)}"
     if any(ruling.outcome == "unsure" for ruling in verdict.rules):
         return (
-            f"{candidate.n_examples} examples are enough for a model that is flat and has lost nothing. This one is "
+            f"{candidate.sample_text} are enough for a model that is flat and has lost nothing. This one is "
             "too close to what is allowed: rather than more examples, it takes a better model."
         )
     return ""

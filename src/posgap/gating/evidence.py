@@ -116,8 +116,8 @@ def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
         complaints.append(f"task {sweep.task}, and the policy asks for {policy.task}")
     if policy.data not in ("", sweep.examples_digest):
         complaints.append(f"examples {sweep.examples_digest[:12]}, and the policy asks for {policy.data[:12]}")
-    if sweep.n_examples < policy.least_examples:
-        complaints.append(f"{sweep.n_examples} examples, and the gate asks for {policy.least_examples}")
+    if sweep.n_independent < policy.least_examples:
+        complaints.append(f"{sweep.sample_text}, and the gate asks for {policy.least_examples}")
     least = min(policy.least_placements, sweep.n_docs)
     if len(sweep.placements) < least:
         complaints.append(f"{len(sweep.placements)} placements, and the gate asks for {least}")
@@ -159,8 +159,9 @@ def wrong_figure(evidence: Evidence) -> str:
     sweep, seed, categories = evidence.sweep, evidence.sweep.settings.get("seed"), evidence.sweep.categories
     if sweep.definition or sweep.task in TASKS.names():  # else it is a task of a package that is not installed here
         categories = sweep.asked_task.categories([Placement(tuple(p), sweep.n_docs) for p in sweep.placements])
-    figures = summarize(evidence.correct, sweep.placements, seed if isinstance(seed, int) else 0, categories)
-    baselines = baselines_of(evidence.baselines, evidence.correct)
+    seed = seed if isinstance(seed, int) else 0
+    figures = summarize(evidence.scores, sweep.placements, seed, categories, evidence.sample)
+    baselines = baselines_of(evidence.baselines, evidence.correct, evidence.sample)
     figures["baselines"] = {name: baseline.model_dump() for name, baseline in baselines.items()}
     if evidence.sweep.outcomes:
         figures["outcomes"] = evidence.outcomes

@@ -233,32 +233,23 @@ class Advantageous(GateRule):
     parameters = Limits
 
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
+        """The reference's best placement is chosen on one half of the examples, and both are compared there on the
+        other."""
+        from posgap.measurement import statistics
+
         reference, role = inputs.reference, inputs.reference_role
-        chosen, differences = self._compare_where_best(inputs.candidate.correct, reference.correct)
-        where = " or ".join(format_positions(reference.sweep.placements[column]) for column in sorted(set(chosen)))
+        differences = inputs.candidate.correct - reference.correct
+        estimate, interval, chosen = statistics.difference_at_best(differences, reference.correct, inputs.error)
+        where = " or ".join(format_positions(reference.sweep.placements[column]) for column in chosen)
         meaning = f"accuracy where the {role} is best (position {where}), against it"
-        return self.rule_on_loss(meaning, differences, limits.advantageous_tolerance, inputs.error)
+        # Taken from 0 the threshold is never "-0".
+        return self.rule_at_least(0.0 - limits.advantageous_tolerance, meaning, estimate, interval)
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
         from posgap.measurement import statistics
 
-        _, differences = self._compare_where_best(sweeps.candidate, sweeps.reference)
-        return statistics.difference_reaches(differences, -limits.advantageous_tolerance / 100, sweeps.error)
-
-    def _compare_where_best(
-        self, candidate: "np.ndarray", reference: "np.ndarray"
-    ) -> tuple["np.ndarray", "np.ndarray"]:
-        """Chooses the reference's best placement on one half of the examples, and compares both there on the other.
-
-        Takes scores [E, ..., P]; returns the placements [E, ...], and candidate minus reference there [E, ...].
-        """
-        import numpy as np
-
-        from posgap.measurement import statistics
-
-        chosen, _ = statistics.extremes_elsewhere(reference)
-        there = (np.take_along_axis(scores, chosen[..., None], axis=-1)[..., 0] for scores in (candidate, reference))
-        return chosen, np.subtract(*there, dtype=float)
+        differences, least = sweeps.candidate - sweeps.reference, -limits.advantageous_tolerance / 100
+        return statistics.difference_at_best_reaches(differences, sweeps.reference, least, sweeps.error)
 
 
 class Useful(GateRule):
@@ -294,7 +285,7 @@ class Useful(GateRule):
         sweeps = {"its own": inputs.candidate, "the base's": inputs.base, "the champion's": inputs.champion}
         for whose, evidence in sweeps.items():
             if evidence and "closed-book" in evidence.baselines:
-                differences = means - evidence.baselines["closed-book"].scores
+                differences = means - evidence.sample.average(evidence.baselines["closed-book"].scores)
                 meaning = f"mean, against {whose} answers without documents"
                 rulings.append(self.rule_on_loss(meaning, differences, 0.0, inputs.error))
         worst_first = ("fail", "unsure", "pass")
@@ -468,7 +459,8 @@ class Consistency(GateRule):
         if not task.slot_names:
             raise PosgapError(f"min_consistency: the task {task.name} has no items to choose from; leave it out")
         rows = swept_rows(read_predictions(inputs.candidate.path))
-        same = same_item(task, ((row["id"], row["placement"][0], row["response"]) for row in rows), sweep.n_docs)
+        chosen = same_item(task, ((row["id"], row["placement"][0], row["response"]) for row in rows), sweep.n_docs)
+        same = inputs.candidate.sample.average(chosen)
         meaning = "examples in which the same item is chosen in every order, in percent"
         interval = statistics.mean_interval(same, inputs.error).tolist()
         return self.rule_at_least(limits.min_consistency, meaning, 100 * same.mean(), interval)

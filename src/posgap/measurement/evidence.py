@@ -9,12 +9,13 @@ import numpy as np
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.figures import baseline_scores
 from posgap.measurement.predictions import Prediction, outcomes_of, read_predictions, swept_rows
+from posgap.measurement.sample import Sample
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.tasks.positions import format_positions
 
 
 def _scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> tuple[list[str], list[str], np.ndarray]:
-    """Example ids [E], their contents [E] and scores `correct [E, P]` of a sweep, which is at `path`; `PosgapError`
+    """Example ids [E], their contents [E] and scores [E, P] of a sweep, which is at `path`; `PosgapError`
     where the predictions are not all of it."""
     column = {tuple(p): i for i, p in enumerate(sweep.placements)}
     samples = sweep.asked.samples
@@ -39,8 +40,11 @@ def _scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> t
 
 
 class Evidence:
-    """A sweep with the `ids` [E] and `contents` [E] of its examples, its scores `correct [E, P]` with columns as in its
-    `placements`, how its prompts ended, and the scores of its baselines, all as its predictions say.
+    """A sweep with the `ids` [E], `contents` [E] and `scores` [E, P] of its examples, how its prompts ended, and the
+    scores of its baselines, all as its predictions say and in their order.
+
+    Statistics rest on `correct [n, P]`, the scores of the `sample`: groups of examples count once, and no order of
+    lines matters. Columns are as in the sweep's `placements`.
 
     Sweep and predictions are read from `path`, which messages name, where they are not given. Raises `PosgapError`
     where the predictions are not all of the sweep's.
@@ -50,7 +54,9 @@ class Evidence:
         self.path = path
         self.sweep = sweep or read_sweep(path)
         predictions = read_predictions(path) if predictions is None else predictions
-        self.ids, self.contents, self.correct = _scores_of(predictions, self.sweep, path)
+        self.ids, self.contents, self.scores = _scores_of(predictions, self.sweep, path)
+        self.sample = Sample(self.contents, self.sweep.groups)
+        self.correct = self.sample.average(self.scores)
         self.outcomes = outcomes_of(predictions, self.sweep.placements)
         self.baselines = baseline_scores(predictions, self.ids, self.sweep.asked.samples, path)
 
@@ -61,13 +67,16 @@ class Evidence:
         return other
 
     def reorder_like(self, reference: "Evidence") -> "Evidence":
-        """Returns a copy whose examples stand in the reference's order; `PosgapError` if these are other examples."""
-        if sorted(self.contents) != sorted(reference.contents):
-            raise PosgapError(f"{self.path} and {reference.path}: predictions of other examples; sweep both again")
+        """Returns a copy whose examples stand in the reference's order; `PosgapError` if these are other examples, or
+        counted in other groups."""
+        if sorted(self.contents) != sorted(reference.contents) or self.sweep.groups != reference.sweep.groups:
+            raise PosgapError(
+                f"{self.path} and {reference.path}: predictions of other examples, or in other groups; sweep both again"
+            )
         order = np.empty(len(self.contents), dtype=int)
         order[np.argsort(reference.contents, kind="stable")] = np.argsort(self.contents, kind="stable")
         ordered = copy.copy(self)
-        ordered.ids, ordered.contents = [self.ids[i] for i in order], list(reference.contents)
-        ordered.correct = self.correct[order]
+        ordered.ids, ordered.contents = [self.ids[i] for i in order], reference.contents
+        ordered.sample, ordered.scores = reference.sample, self.scores[order]
         ordered.baselines = {name: each._replace(scores=each.scores[order]) for name, each in self.baselines.items()}
         return ordered

@@ -12,20 +12,30 @@ from posgap.measurement import statistics
 from posgap.measurement.grid import grid_of
 from posgap.measurement.outcomes import OutcomeCounts
 from posgap.measurement.predictions import Prediction, ending_of
+from posgap.measurement.sample import Sample
 from posgap.measurement.shape import shape_of
 from posgap.measurement.sweeps import BaselineFigures, Flatness
 from posgap.tasks.placements import in_order
 from posgap.tasks.spans import CATEGORY
 
 
-def summarize(correct: np.ndarray, placements: list[list[int]], seed: int, categories: Sequence[str] = ()) -> dict:
-    """The statistics of a sweep from `correct [E, P]`, and the placements' categories, if they have some, under the
-    field names of `Sweep`."""
+def summarize(
+    correct: np.ndarray,
+    placements: list[list[int]],
+    seed: int,
+    categories: Sequence[str] = (),
+    sample: Sample | None = None,
+) -> dict:
+    """Returns the statistics of a sweep from `correct [E, P]`, and the placements' categories, if they have some, under
+    the field names of `Sweep`. Without a `sample` each row is a draw, and they stand in the order of their content."""
+    n_examples = len(correct)
+    correct = sample.average(correct) if sample else correct
     accuracy = statistics.accuracy(correct)
     worst = int(np.argmin(accuracy))
     flatness = Flatness(p=statistics.flatness_p(correct))
     return {
-        "n_examples": len(correct),
+        "n_examples": n_examples,
+        "groups": sample.groups if sample else [],
         "placements": placements,
         "accuracy": accuracy.tolist(),
         "ci95": statistics.mean_interval(correct).tolist(),
@@ -91,15 +101,17 @@ def baseline_scores(
     return found
 
 
-def baselines_of(baselines: Mapping[str, BaselineScores], correct: np.ndarray) -> dict[str, BaselineFigures]:
-    """The figures of baselines of examples whose scores at the placements are `correct [E, P]`."""
+def baselines_of(
+    baselines: Mapping[str, BaselineScores], correct: np.ndarray, sample: Sample
+) -> dict[str, BaselineFigures]:
+    """Returns the figures of baselines of a sample whose scores at the placements are `correct [n, P]`."""
     figures = {}
-    for name, (scores, outcomes) in baselines.items():
+    for name, (of_examples, outcomes) in baselines.items():
+        scores = sample.average(of_examples)
         over, over_ci95 = statistics.paired_difference(scores, correct.mean(axis=1))
         best, best_ci95 = None, None
         if correct.shape[1] > 1 and len(correct) > 1:
-            at_best = correct[np.arange(len(correct)), statistics.extremes_elsewhere(correct)[0]]
-            best, best_ci95 = statistics.paired_difference(at_best, scores)
+            best, best_ci95, _ = statistics.difference_at_best(correct - scores[:, None], correct)
         figures[name] = BaselineFigures(
             accuracy=float(100 * scores.mean()),
             ci95=statistics.mean_interval(scores).tolist(),

@@ -71,7 +71,7 @@ class Percentage(Record):
     @classmethod
     def from_examples(cls, by_example: Iterable[Sequence[float]]) -> "Percentage | None":
         """The mean over examples of each example's mean; None where there is nothing."""
-        means = np.array([np.mean(values) for values in by_example if len(values)])
+        means = np.sort([np.mean(values) for values in by_example if len(values)])  # so that no order matters
         if not len(means):
             return None
         low, high = statistics.mean_interval(means)

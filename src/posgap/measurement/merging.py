@@ -21,8 +21,8 @@ from posgap.measurement.sweeps import Sweep
 from posgap.tasks.fields import Shard
 from posgap.tasks.positions import format_positions, parse_shard
 
-_ALIKE = ("label", "model_digest", "ancestors", "prompt_digest")  # beside what is asked
-_TAKEN_OVER = {*_ALIKE, "model", "scaling", "task", "metric", "n_docs", "examples_digest"}
+_ALIKE = ("groups", "label", "model_digest", "ancestors", "prompt_digest")  # beside what is asked
+_TAKEN_OVER = {*_ALIKE[1:], "model", "scaling", "task", "metric", "n_docs", "examples_digest"}
 _TAKEN_OVER |= {"asked", "filled", "mitigation", "definition"}
 _WITHOUT_EFFECT = SweepConfig.parameters().keys() - SweepConfig.cache_key_fields()
 _APART = {"placements", "shard", "positions"}  # in which parts differ
@@ -58,22 +58,21 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
     placements = list(chain.from_iterable(part.sweep.placements for part in parts))
     if twice := [p for i, p in enumerate(placements) if p in placements[:i]]:
         raise PosgapError(f"placement {format_positions(twice[0])} was swept in two of the parts; leave one out")
-    correct = np.concatenate([part.correct for part in parts], axis=1)
+    scores = np.concatenate([part.scores for part in parts], axis=1)
     settings = first.sweep.settings | {"shard": "", "positions": _positions(parts)}
     if bounds := [_read_settings(part).max_unanswered for part in parts if "max_unanswered" in part.sweep.settings]:
         settings["max_unanswered"] = max(bounds)
     known = first.sweep.model_dump(include=_TAKEN_OVER)
     categories = list(chain.from_iterable(part.sweep.categories for part in parts))
-    figures = summarize(correct, placements, _read_settings(first).seed, categories)
+    figures = summarize(scores, placements, _read_settings(first).seed, categories, first.sample)
     outcomes = Outcomes.at(list(chain.from_iterable(part.outcomes.by_placement for part in parts)))
     more: dict[str, Any] = {
         "served": EndpointIdentity.combine(part.sweep.served for part in parts),
         "spent": TokenTotals.combine(part.sweep.spent for part in parts),
     }
     predictions = _predictions(parts)
-    more["baselines"] = baselines_of(
-        baseline_scores(predictions, first.ids, first.sweep.asked.samples, first.path), correct
-    )
+    baselines = baseline_scores(predictions, first.ids, first.sweep.asked.samples, first.path)
+    more["baselines"] = baselines_of(baselines, first.sample.average(scores), first.sample)
     return Sweep(**known, **more, **figures, outcomes=outcomes, settings=settings), predictions
 
 

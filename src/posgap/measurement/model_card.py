@@ -51,7 +51,7 @@ def position_gap(sweep: Sweep) -> str:
     """The section's head: what was measured, and how it came out, in words."""
     return f"""## Position gap
 
-How much accuracy depends on where in the prompt the answer lies: {sweep.n_examples} examples of the task \
+How much accuracy depends on where in the prompt the answer lies: {sweep.sample_text} of the task \
 `{sweep.task}`, {sweep.n_docs} documents each, measured by posgap {__version__}.
 
 {" ".join(summary_text(sweep))}
@@ -70,7 +70,7 @@ def results(sweep: Sweep) -> list[EvalResult]:
             task_type="question-answering",
             task_name="Long-context question answering",
             dataset_type=f"posgap-{sweep.task}",
-            dataset_name=f"{sweep.task}, {sweep.n_docs} documents, {sweep.n_examples} examples",
+            dataset_name=f"{sweep.task}, {sweep.n_docs} documents, {sweep.sample_text}",
             dataset_revision=sweep.examples_digest,
             metric_type=kind,
             metric_name=name,

@@ -7,6 +7,7 @@ import numpy as np
 
 from posgap.foundation.files import Record
 from posgap.measurement import statistics
+from posgap.measurement.sample import Sample
 from posgap.measurement.statistics import Points, ends
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.placements import Placement
@@ -51,10 +52,15 @@ class OptionBias(Record):
 
 
 def measure_option_bias(
-    task: Task, examples: Sequence[AnyExample], placements: Sequence[Placement], responses: Iterable[str], shuffle: int
+    task: Task,
+    examples: Sequence[AnyExample],
+    placements: Sequence[Placement],
+    responses: Iterable[str],
+    shuffle: int,
+    sample: Sample,
 ) -> OptionBias:
-    """The choices of the responses to these examples at these placements, an example's one after the other, each with
-    as many samples as the others; documents are ordered by the seed `shuffle`."""
+    """The choices of the responses to these examples, a `sample`, at these placements, an example's one after the
+    other, each with as many samples as the others; documents are ordered by the seed `shuffle`."""
     said, prompts = list(responses), list(product(examples, placements))
     samples, n_docs = len(said) // len(prompts), placements[0].n_docs
     orders = [task.slots.arrange(example, placement, shuffle) for example, placement in prompts]
@@ -63,7 +69,9 @@ def measure_option_bias(
     slots = slots.reshape(len(examples), len(placements), samples)
     by_example = len(placements) * samples
     shares = np.stack([(slots == slot).mean(axis=(1, 2)) for slot in range(n_docs + 1)], axis=1)  # [E, 1 + slots]
-    same = np.array([_is_one(items[at : at + by_example]) for at in range(0, len(items), by_example)], dtype=float)
+    shares = sample.average(shares)
+    chosen = np.array([_is_one(items[at : at + by_example]) for at in range(0, len(items), by_example)])
+    same = sample.average(chosen)
     intervals = [statistics.mean_interval(share).tolist() for share in shares.T]
     return OptionBias(
         slots=list(task.slot_names[:n_docs]),

@@ -97,7 +97,7 @@ def _common_categories(sweeps: Sequence[Sweep]) -> list[str]:
 def _below(sweeps: Sequence[Sweep]) -> str:
     """What stands below the title of a comparison: which models these are, and what they were asked."""
     models = ", ".join(dict.fromkeys(sweep.display_name for sweep in sweeps))
-    return f"{models}: task {sweeps[0].task}, n = {sweeps[0].n_examples:,}"
+    return f"{models}: task {sweeps[0].task}, n = {sweeps[0].n_text}"
 
 
 def render_page(

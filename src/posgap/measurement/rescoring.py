@@ -16,7 +16,7 @@ from posgap.measurement.predictions import outcome_of, read_predictions
 from posgap.measurement.sweeps import Sweep
 from posgap.storage.cache import fetch_location
 from posgap.storage.lineage import examples_of
-from posgap.tasks.content import content_keys, examples_digest
+from posgap.tasks.content import content_keys, examples_digest, find_groups
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import read_examples
@@ -56,9 +56,11 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
     """Scores every response of a sweep again, by the metric that is installed here, from its examples by their content.
 
     Of a graded sweep the scores must be those that the recorded judgements give; nothing is judged again. Raises
-    `PosgapError` that names the first row whose score is another.
+    `PosgapError` that names the first row whose score is another, or where other examples count as a group.
     """
     path, sweep = evidence.path, evidence.sweep
+    if find_groups(examples.values()) != sweep.groups:
+        raise PosgapError(f"{path}: the examples hang together in other groups than it says; sweep again")
     scored = _judgement_scorer(path) if sweep.grading else metric_scorer(sweep)
     for row in read_predictions(path):
         at = Placement(tuple(row["placement"]), sweep.n_docs, row.get("baseline", ""))

@@ -5,6 +5,7 @@ Examples are the sample: a row counts once, however many placements it has. Ever
 0 to 100, unless it is said to be a share. Why each method was chosen is said in docs/statistics.md.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -22,6 +23,7 @@ EACH_END = LEVEL / 2  # how often either end of a two-sided interval may be wron
 # their mean is this. So few examples that happen to agree are not taken for certainty.
 VARIANCE_OF_TWO = 0.5
 _Counts = tuple[np.ndarray, np.ndarray, np.ndarray]
+SPLITS = 9  # of the examples into halves, by content; what is said is the median over them
 FLIPS = 1999  # of the signs of examples' contrasts; with the signs seen they make 2,000
 
 
@@ -155,11 +157,14 @@ def placement_differences(candidate: np.ndarray, reference: np.ndarray, comparis
     return difference_interval(np.subtract(candidate, reference, dtype=np.float64), EACH_END / comparisons)
 
 
-def pair_bounds(correct: np.ndarray, error: float, less: np.ndarray | None = None) -> np.ndarray:
+def pair_bounds(
+    correct: np.ndarray, error: float, less: np.ndarray | None = None, more_variance: float = 0.0
+) -> np.ndarray:
     """Upper bounds `[P, P]` of accuracy at the row's placement minus that at the column's; NaN on the diagonal.
 
     Each is too low with chance `error`. Where `less [E]`, from -1 to 1, is taken off every example's difference, a
-    difference of differences is bounded, and may reach from -200 to 200.
+    difference of differences is bounded, and may reach from -200 to 200. An example's difference has `more_variance`
+    than is seen.
     """
     scores, placements = np.asarray(correct, np.float64), correct.shape[1]
     taken_off, scale = (0.0, 1.0) if less is None else (less[:, None], 2.0)
@@ -167,7 +172,7 @@ def pair_bounds(correct: np.ndarray, error: float, less: np.ndarray | None = Non
     for i in range(placements):
         differences = (scores[:, [i]] - scores - taken_off) / scale
         above[i], below[i] = differences.clip(min=0).sum(axis=0), (-differences).clip(min=0).sum(axis=0)
-        squares[i] = (differences**2).sum(axis=0)
+        squares[i] = (differences**2).sum(axis=0) + len(scores) * more_variance / scale**2
     bounds = 100 * scale * tango_bound(*_as_rights_and_wrongs(above, below, squares, len(scores)), error)
     np.fill_diagonal(bounds, np.nan)
     return bounds
@@ -236,23 +241,63 @@ def gap_noise(correct: np.ndarray, rng: np.random.Generator, permutations: int =
     return float(np.mean([gap(accuracy(rng.permuted(correct, axis=1))) for _ in range(permutations)]))
 
 
-def extremes_elsewhere(correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each example the placements (best [E], worst [E]) that the other half of the examples does best and worst at;
-    of sweeps [E, R, P] for each [E, R].
+def split_halves(n: int) -> np.ndarray:
+    """Assigns each of n rows to the half 0 or 1, by each of `SPLITS` splits [SPLITS, n], which are the same in every
+    call. Where rows stand in the order of their content, that alone decides."""
+    bits = np.random.PCG64(n).random_raw(SPLITS * n)
+    return bits.reshape(SPLITS, n).argsort(axis=1).argsort(axis=1) % 2
 
-    Halves are every second example. What is chosen for being high is too high where it was chosen; judged on
-    held-out examples it is what it is.
+
+def extremes_elsewhere(correct: np.ndarray, half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns for each example the placements (best [E], worst [E]) at which the examples of the other `half [E]` do
+    best and worst; of sweeps [E, R, P] for each [E, R].
+
+    What is chosen for being high is too high where it was chosen; judged on held-out examples it is what it is.
     """
-    half = np.arange(len(correct)) % 2
-    totals = np.stack([correct[1::2].sum(axis=0), correct[::2].sum(axis=0)])
+    totals = np.stack([correct[half == 1].sum(axis=0), correct[half == 0].sum(axis=0)])
     return totals.argmax(axis=-1)[half], totals.argmin(axis=-1)[half]
 
 
-def _gap_elsewhere(correct: np.ndarray) -> np.ndarray:
-    """Best minus worst placement of each example [E], from -1 to 1, both chosen by the other half of the examples."""
-    rows = np.arange(len(correct))
-    best, worst = (correct[rows, at] for at in extremes_elsewhere(correct))
-    return best - worst
+def _sums_at_best(differences: np.ndarray, chooser: np.ndarray) -> tuple[np.ndarray, _Counts]:
+    """Returns where `chooser [E, ..., P]` is best on either half of the examples by each split [2, S, ...], and what
+    `_signed_sums` says of `differences [E, ..., P]` there on the other half [S, ...]."""
+    half = split_halves(len(chooser))
+    halves = np.stack([half == 1, half == 0]).astype(chooser.dtype)
+    chosen = np.tensordot(halves, chooser, 1).argmax(axis=-1)
+    others = halves[::-1].astype(differences.dtype)
+    sums = []
+    for part in (differences.clip(min=0), (-differences).clip(min=0), differences**2):
+        there = np.take_along_axis(np.tensordot(others, part, 1), chosen[..., None], axis=-1)[..., 0]
+        sums.append(there.sum(axis=0))
+    above, below, squares = sums
+    return chosen, (above, below, squares)
+
+
+def difference_at_best(
+    differences: np.ndarray, chooser: np.ndarray, error: float = EACH_END
+) -> tuple[float, tuple[float, float], list[int]]:
+    """Returns the mean of `differences [E, P]` where `chooser [E, P]` is best, its interval, each end of which is wrong
+    with chance `error`, and all placements that were best.
+
+    The best placement is chosen on one half of the examples, and the differences are those of the other half. Mean and
+    ends are medians over `SPLITS` splits.
+    """
+    chosen, (above, below, squares) = _sums_at_best(differences, np.asarray(chooser, np.float64))
+    n = len(differences)
+    lows = -tango_bound(*_as_rights_and_wrongs(below, above, squares, n), error)
+    highs = tango_bound(*_as_rights_and_wrongs(above, below, squares, n), error)
+    estimate, low, high = (float(100 * np.median(each)) for each in ((above - below) / n, lows, highs))
+    return estimate, (low, high), sorted(set(chosen.ravel().tolist()))
+
+
+def difference_at_best_reaches(differences: np.ndarray, chooser: np.ndarray, least: float, error: float) -> np.ndarray:
+    """Whether the interval of `difference_at_best` begins at `least` (a share below 1) or above, for each of R sweeps
+    [E, R, P], found without a search [R]."""
+    if least <= -1:
+        return np.ones(differences.shape[1], bool)
+    _, (above, below, squares) = _sums_at_best(differences, chooser)
+    counts = _as_rights_and_wrongs(below, above, squares, len(differences))
+    return np.asarray(tango_refutes(-least, *counts, error).sum(axis=0) > SPLITS / 2)
 
 
 def gap_difference(
@@ -263,18 +308,29 @@ def gap_difference(
 
     The best of noisy accuracies is too high and the worst too low, the more so the noisier the model. So a model's
     best and worst placement are chosen on one half of the examples and compared on the other, and the estimate is
-    the difference of what remains. The interval's upper end is the largest upper bound, over pairs of placements, of
-    the candidate's difference minus the reference's at its chosen pair: that difference is at most the reference's
-    gap, and one of the pairs is the candidate's gap. The lower end is likewise, with the models exchanged.
+    the difference of what remains, no gap being below 0. The interval's upper end is the largest upper bound, over
+    pairs of placements, of the candidate's difference minus the reference's at its chosen pair: that difference is at
+    most the reference's gap, and one of the pairs is the candidate's gap. The lower end is likewise, with the models
+    exchanged. All three are medians over `SPLITS` splits into halves.
     """
     if candidate.shape[1] < 2:
         return 0.0, (-100.0, 100.0)
     new, old = np.asarray(candidate, np.float64), np.asarray(reference, np.float64)
-    new_gap, old_gap = _gap_elsewhere(new), _gap_elsewhere(old)
-    estimate = 100 * (max(0.0, float(new_gap.mean())) - max(0.0, float(old_gap.mean())))
-    low = -np.nanmax(pair_bounds(old, error, less=new_gap))
-    high = np.nanmax(pair_bounds(new, error, less=old_gap))
-    return estimate, (max(-100.0, float(low)), min(100.0, float(high)))
+    rows, found = np.arange(len(new)), []
+    # The halves are not independent: the noise of each decides what it chooses and what is seen at the other's choice.
+    # That adds 2 / pi to the variance of a held-out gap. With more placements the largest bound is high enough.
+    added = 2 / math.pi if new.shape[1] == 2 else 0.0
+    for half in split_halves(len(new)):
+        held_out = []
+        for scores in (new, old):
+            best, worst = extremes_elsewhere(scores, half)
+            held_out.append(scores[rows, best] - scores[rows, worst])
+        new_gap, old_gap = held_out
+        estimate = max(0.0, float(new_gap.mean())) - max(0.0, float(old_gap.mean()))
+        low = -np.nanmax(pair_bounds(old, error, new_gap, added * new_gap.var()))
+        found.append((100 * estimate, low, np.nanmax(pair_bounds(new, error, old_gap, added * old_gap.var()))))
+    estimate, low, high = np.median(found, axis=0).tolist()
+    return estimate, (max(-100.0, low), min(100.0, high))
 
 
 def ends(interval: Sequence[float], form: str = ".1f") -> str:

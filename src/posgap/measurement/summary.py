@@ -17,7 +17,7 @@ def summary_text(sweep: Sweep) -> list[str]:
         f"({sweep.worst.accuracy:.1f}): a gap of {sweep.gap:.1f} points (95 % interval {ends(sweep.gap_ci95)}), where "
         f"a model without position bias would show about {sweep.gap_noise:.1f} by chance.",
         f"The mean over {len(sweep.placements)} placements is {sweep.mean:.1f} ({ends(sweep.mean_ci95)}), "
-        f"of {sweep.n_examples} examples{_precision(sweep)}.",
+        f"of {sweep.sample_text}{_precision(sweep)}.",
     ]
     if sweep.mitigation:
         beside = "; what has fewer documents was asked without it" if sweep.baselines else ""

@@ -27,12 +27,13 @@ from posgap.measurement.probe import FirstAnswers
 from posgap.measurement.prompt_mitigator import PromptMitigator
 from posgap.measurement.resumption import OnCompletion, OpensGenerator, PromptGrid, generate_resumably
 from posgap.measurement.same_place import find_same_place
+from posgap.measurement.sample import Sample
 from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.measurement.thinking import EndlessThoughts, FirstThoughts, Retry, refuses_switch, thinking_retries
 from posgap.models.precision import device_class
 from posgap.storage.lineage import ancestors
-from posgap.tasks.content import content_keys, examples_digest
+from posgap.tasks.content import content_keys, examples_digest, find_groups, require_different
 from posgap.tasks.echo import find_copying
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, shard_of
@@ -68,9 +69,11 @@ class SweepRun:
     def plan(
         cls, config: SweepConfig, builder: TextPromptBuilder, examples: Sequence[AnyExample], model_digest: str = ""
     ) -> "SweepRun":
-        """Plans a sweep of the config's part of the examples and placements. Raises what `require_distractors` does."""
+        """Plans a sweep of the config's part of the examples and placements. Raises `PosgapError` where
+        an example is there twice, and what `require_distractors` does."""
         placements = list_placements(builder, config.n_docs, config.positions, config.shard)
         plan = cls(config, builder, examples[: config.limit or None], placements, model_digest)
+        require_different(plan.examples)
         require_distractors(plan.examples, builder, placements)
         return plan
 
@@ -171,11 +174,12 @@ class SweepRun:
         rows, mitigator = swept_rows(self.predictions), self.mitigator
         correct = np.array([row["correct"] for row in rows], dtype=float)
         correct = correct.reshape(len(examples), len(placements), config.samples).mean(axis=2)
+        sample = Sample(content_keys(examples), find_groups(examples))
         choices = habit = None
         # At some of the placements alone items would not stand in every slot equally often.
         if builder.task.slot_names and len(placements) == config.n_docs:
             responses = [row["response"] for row in rows]
-            choices = measure_option_bias(builder.task, examples, placements, responses, config.shuffle)
+            choices = measure_option_bias(builder.task, examples, placements, responses, config.shuffle, sample)
         if mitigator is None:  # else the model may have read the documents in another order than they were given in
             wrong = [row for row in rows if not row["correct"] and "outcome" not in row]
             said = [(row["id"], row["placement"], row["response"]) for row in wrong]
@@ -190,11 +194,11 @@ class SweepRun:
             scaling={"factors": factors} if factors else None,
             metric=config.metric or builder.task.metric,
             n_docs=placements[0].n_docs,
-            **summarize(correct, positions, config.seed, builder.task.categories(placements)),
+            **summarize(correct, positions, config.seed, builder.task.categories(placements), sample),
             outcomes=self.outcomes,
             choices=choices,
             same_place=habit,
-            baselines=baselines_of(baselines, correct),
+            baselines=baselines_of(baselines, sample.average(correct), sample),
             examples_digest=examples_digest(examples, 0 if builder.fill else config.n_docs, config.shuffle),
             **self.digests,
             ancestors=ancestors(config.model),

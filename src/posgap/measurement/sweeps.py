@@ -1,6 +1,7 @@
 """The record that `sweep.json` holds."""
 
 from collections.abc import Sized
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -129,6 +130,9 @@ class Sweep(Record):
     metric: str = Field(description="how answers were scored")
     n_docs: int = Field(ge=1, description="documents in a prompt; of filled prompts, the number of depths")
     n_examples: int = Field(ge=1, description="number of examples")
+    groups: list[list[str]] = Field(
+        [], description="contents of examples that share a question, gold text or records; each group counts once"
+    )
     placements: list[list[int]] = Field(
         min_length=1, description="positions of the gold documents, such as `[[1], [2]]` or `[[1, 2], [6, 7]]`"
     )
@@ -198,6 +202,9 @@ class Sweep(Record):
         for name, values in figures.items():
             if len(values) != len(self.placements):
                 raise ValueError(f"{name}: {len(values)} for {len(self.placements)} placements")
+        grouped = list(chain.from_iterable(self.groups))
+        if len(set(grouped)) < len(grouped) or self.n_independent < 1 or any(len(group) < 2 for group in self.groups):
+            raise ValueError("groups: not of two or more examples each, all different")
         if self.worst.placement not in self.placements:
             raise ValueError("worst: no placement of this sweep")
         asked = self.n_examples * self.asked.samples
@@ -218,6 +225,23 @@ class Sweep(Record):
         return [format_positions(placement) for placement in self.placements]
 
     @property
+    def n_independent(self) -> int:
+        """How many examples and groups of them there are, each of which counts once."""
+        return self.n_examples - sum(len(group) - 1 for group in self.groups)
+
+    @property
+    def n_text(self) -> str:
+        """What n is, such as "20 groups of 100 examples"; the number alone where no example hangs together."""
+        return (
+            f"{self.n_independent:,} groups of {self.n_examples:,} examples" if self.groups else f"{self.n_examples:,}"
+        )
+
+    @property
+    def sample_text(self) -> str:
+        """How many examples there are, and in how many groups, such as "100 examples in 20 groups"."""
+        return f"{self.n_examples} examples" + (f" in {self.n_independent} groups" if self.groups else "")
+
+    @property
     def n_digested(self) -> int:
         """How many of an example's documents its part in the examples' digest is of; 0: all."""
         return 0 if self.filled else self.n_docs
@@ -231,7 +255,7 @@ class Sweep(Record):
     def title(self) -> str:
         """What stands above the sweep's page: the model, the task, and how many examples there are."""
         at = f" at {self.filled.tokens:,} tokens" if self.filled else ""
-        return f"{self.display_name}{at}: task {self.task}, n = {self.n_examples:,}"
+        return f"{self.display_name}{at}: task {self.task}, n = {self.n_text}"
 
     @property
     def display_name(self) -> str:

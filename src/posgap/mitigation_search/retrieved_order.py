@@ -17,7 +17,8 @@ def compare_to_retrieved(mitigated: Evidence, base: Evidence, measured: int) -> 
     """Compares a mitigation with the model as it is, both as retrieved, on the same examples in the same order. The
     interval is one of `measured` that hold together (Bonferroni)."""
     new, old = mitigated.baselines[AS_RETRIEVED.name].scores, base.baselines[AS_RETRIEVED.name].scores
-    gain, gain_ci95 = statistics.paired_difference(new, old, statistics.EACH_END / measured)
+    won = base.sample.average(new - old)
+    gain, gain_ci95 = statistics.paired_difference(won, np.zeros_like(won), statistics.EACH_END / measured)
     return RetrievedGain(
         accuracy=float(100 * new.mean()),
         gain=gain,
@@ -32,7 +33,7 @@ def summarize_retrieved(base: Evidence, examples: Sequence[AnyExample], n_docs: 
     scores, figures = base.baselines[AS_RETRIEVED.name].scores, base.sweep.baselines[AS_RETRIEVED.name]
     said = {row["id"]: row["response"] for row in read_predictions(base.path) if row.get("baseline")}
     moved = []
-    for example, by_placement, score in zip(examples, base.correct, scores, strict=True):
+    for example, by_placement, score in zip(examples, base.scores, scores, strict=True):
         if score >= by_placement.max():
             continue
         passages = enumerate(prompt_passages(example, n_docs), start=1)

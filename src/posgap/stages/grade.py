@@ -98,9 +98,9 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
         served=judge.served,
         spent=spent,
     )
-    correct = Evidence(config.sweep, sweep, graded).correct
     known = {name: getattr(sweep, name) for name in _TAKEN_OVER}
-    figures = summarize(correct, sweep.placements, config.seed, sweep.categories)
+    scores = Evidence(config.sweep, sweep, graded).scores
+    figures = summarize(scores, sweep.placements, config.seed, sweep.categories, evidence.sample)
     result = Sweep(**known, metric=GRADED, **figures, outcomes=outcomes, grading=grading)
     explored = pack_sweep(result, graded, list(examples.values()))
     write_sweep(result, graded, training_examples(config.sweep), out, explored)

@@ -4,13 +4,15 @@ Whether a model was trained on what it is measured on, and whether two models we
 """
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
-from posgap.tasks.examples import AnyExample, Document, RankedExample
+from posgap.tasks.examples import AnyExample, Document, KVExample, RankedExample
 
 DIGITS = 16  # hex digits of a content, 64 bits: among a million examples two agree by chance once in 37 million
+TELLING = 40  # characters of a gold document or a record that two examples do not have in common by chance
 UNMISTAKABLE = 100  # characters of question, answers and gold documents that do not agree by chance
 
 
@@ -34,6 +36,50 @@ def content_key(example: AnyExample) -> str:
 def content_keys(examples: Iterable[AnyExample]) -> list[str]:
     """The content of each example, in their order."""
     return [content_key(example) for example in examples]
+
+
+def find_groups(examples: Iterable[AnyExample]) -> list[list[str]]:
+    """Returns the groups, of two or more, of examples that hang together, as their contents in order.
+
+    Two examples do that if they share a question with its answers, a gold document or a record, or if both do with a
+    third one: what a model makes of one says something of the others. Short documents and records, which agree by
+    chance, are no tie.
+    """
+    groups: dict[str, list[str]] = {}  # of each content, its group
+    owners: dict[tuple, str] = {}
+    for example in examples:
+        content = content_key(example)
+        groups.setdefault(content, [content])
+        for tie in _list_ties(example):
+            group, other = groups[content], groups[owners.setdefault(tie, content)]
+            if group is not other:
+                group += other
+                groups.update(dict.fromkeys(other, group))
+    tied = {id(group): sorted(group) for group in groups.values() if len(group) > 1}
+    return sorted(tied.values())
+
+
+def _list_ties(example: AnyExample) -> Iterator[tuple]:
+    """Yields what an example may share with others that hang together with it."""
+    yield "question", _fold(example.question), *sorted({_fold(answer) for answer in example.answers})
+    documents = example.gold
+    if isinstance(example, KVExample):
+        documents = [*documents, *example.distractors]
+    for text in _document_texts(documents):
+        if len(text) >= TELLING:
+            yield "document", text
+
+
+def require_different(examples: Sequence[AnyExample]) -> None:
+    """Raises `PosgapError` that names two examples of one content, if there are such."""
+    ids: dict[str, str] = {}
+    for content, example in zip(content_keys(examples), examples):
+        if content in ids:
+            raise PosgapError(
+                f"examples {ids[content]} and {example.id} are one example, by question, answers and gold documents; "
+                "leave one out"
+            )
+        ids[content] = example.id
 
 
 def examples_digest(examples: Iterable[AnyExample], n_docs: int, shuffle: int = 0) -> str:

@@ -35,7 +35,7 @@ def short_tags(sweep: Sweep, method: str, outcome: str, policy: str) -> dict[str
         WORST: f"{sweep.worst.accuracy:.1f} at {format_positions(sweep.worst.placement)}",
         GATE: outcome,
         POLICY: policy,
-        DATA: f"{sweep.task}, {sweep.n_examples} examples, {sweep.examples_digest[:12]}",
+        DATA: f"{sweep.task}, {sweep.sample_text}, {sweep.examples_digest[:12]}",
     }
 
 

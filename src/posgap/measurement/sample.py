@@ -1,0 +1,27 @@
+"""The examples of a sweep as a sample: those that hang together count once, and no order of lines moves a figure."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class Sample:
+    """Examples of these `contents` [E]. Those of a group (`posgap.tasks.content.find_groups`) are one draw, and every
+    other one is a draw of its own: n draws in all."""
+
+    def __init__(self, contents: Sequence[str], groups: Sequence[Sequence[str]] = ()):
+        self.groups = groups
+        first = {content: group[0] for group in groups for content in group}
+        self._draws: dict[str, list[int]] = {}
+        for at in sorted(range(len(contents)), key=contents.__getitem__):
+            self._draws.setdefault(first.get(contents[at], contents[at]), []).append(at)
+
+    @property
+    def n(self) -> int:
+        """How many draws there are."""
+        return len(self._draws)
+
+    def average(self, scores: np.ndarray) -> np.ndarray:
+        """Averages scores [E, ...] within each draw [n, ...]; draws come in the order of their content."""
+        draws = [scores[of_draw].mean(axis=0, dtype=np.float64) for _, of_draw in sorted(self._draws.items())]
+        return np.stack(draws)
