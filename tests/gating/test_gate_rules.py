@@ -314,7 +314,11 @@ def test_a_plan_says_what_the_policy_needs_and_what_a_number_of_examples_shows(c
     told = plan_gate(PlanGateConfig(mean=90, correlation=0.3, n_docs=5, examples=200))
     assert json.loads(capsys.readouterr().out) == told
     examples, low, high = told["examples"], *told["range"]
-    assert examples.keys() == {"gap", "mean", "advantageous", "useful", "policy"}
+    assert examples.keys() == {"gap", "mean", "advantageous", "useful", "policy", "check"}
+    # Of the rules that need no base, the gap wants the most.
+    assert examples["useful"] <= examples["gap"] == examples["check"] < examples["policy"]
+    alone = f"posgap check, which needs no base: a flat model passes in 80 % with {examples['check']} or more"
+    assert alone in caplog.messages
     assert 180 < examples["gap"] < 220 and max(examples["mean"], low) < examples["policy"] < high < 1.2 * low
     assert 9.5 < told["with"]["gap"] < 10.5 and told["with"]["passes"] < 0.4
     assert told["with"]["gap_at_best"] == pytest.approx(NOTHING_DIFFERS)

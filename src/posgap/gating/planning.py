@@ -16,6 +16,7 @@ from posgap.measurement.statistics import tango_bound, upper_error
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
+CHECK = "check"  # the name of the rules that need no base, together
 
 
 @with_local_paths
@@ -25,10 +26,11 @@ def plan_gate(config: PlanGateConfig) -> dict:
 
     JSON goes to stdout: `examples` of each rule and of the `policy`, null where no number is enough; the `range` in
     which the policy's lies with 95 %, since the sweeps are drawn at random; and, for `config.examples`, what these can
-    certify.
+    certify. `check` is of the rules that need no base, by which `posgap check` judges.
     """
     assumed = power.assumptions_from_config(config)
-    passing = PassRates(asked_rules(policy_of(config)), assumed)
+    rules = asked_rules(policy_of(config))
+    passing = PassRates(rules, assumed)
     needed = {name: passing.least(name, config.power) for name in passing.rule_names}
     plan: dict = {"power": config.power, "examples": needed, "range": _range(passing, needed[POLICY], config.power)}
     power.log_assumptions(assumed)
@@ -39,6 +41,12 @@ def plan_gate(config: PlanGateConfig) -> dict:
         enough = f"a flat model passes in {often} with {number} or more{drawn if name == POLICY else ''}"
         none = f"no number is enough up to {MAX_PROMPTS:,} prompts"
         log.info("%s: %s", what, enough if number else none)
+    without_base = PassRates([asked for asked in rules if not asked[0].needs_reference], assumed)
+    needed[CHECK] = needed[POLICY]
+    if without_base.rule_names != passing.rule_names:
+        needed[CHECK] = without_base.least(POLICY, config.power)
+        enough = f"a flat model passes in {often} with {needed[CHECK]} or more" if needed[CHECK] else none
+        log.info("posgap check, which needs no base: %s", enough)
     if config.examples:
         plan["with"] = _with(config.examples, passing, config.power)
         log.info(
