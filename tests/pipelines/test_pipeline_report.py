@@ -123,10 +123,19 @@ def test_failed_and_killed_steps_are_named_with_their_errors(pipeline, reported,
 @pytest.mark.usefixtures("mlflow_store")
 @pytest.mark.parametrize("state", ["RUNNING", ""])
 def test_where_kfp_does_not_say_how_it_ended_mlflow_does(pipeline, reported, state):
-    pipeline("validate")
+    pipeline("gate", gate="refused")
     assert reported(state=state)["status"] == "succeeded"
     pipeline("teacher", "no response is correct")
     assert reported(state=state)["status"] == "failed"
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_run_of_which_kfp_could_not_start_a_step_failed(pipeline, reported):
+    # No step failed, and KFP says what it says behind a gate that refuses (tests/pipelines/test_kfp_driver.py).
+    pipeline("validate")
+    outcome = reported(state="RUNNING")
+    assert outcome["status"] == "failed"
+    assert "see its log in KFP" in outcome["failed"][0]["error"]
 
 
 def test_a_step_that_succeeded_when_tried_again_did_not_fail(pipeline, reported):

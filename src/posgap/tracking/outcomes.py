@@ -14,7 +14,7 @@ from posgap.tracking.server import TrackingError
 log = logging.getLogger(__name__)
 JUDGES = ("gate", "watch")  # stages that judge a sweep
 SUCCEEDED, FAILED = "succeeded", "failed"
-# KFP's words for the state of a group of steps; others, like RUNNING, say nothing at the end.
+# KFP's words for the state of a group of steps; others say nothing at the end.
 _STATES = {"SUCCEEDED": SUCCEEDED, "COMPLETE": SUCCEEDED, "CACHED": SUCCEEDED, "FAILED": FAILED, "CANCELED": FAILED}
 _KILLED = "it was killed before it could say why (out of memory?); see its log in KFP"
 _SILENT = "a step failed before it could say why; see its log in KFP"
@@ -39,9 +39,12 @@ def outcome(
     """
     last = {step.name: step for step in stages}.values()
     failed = [{"step": step.name, "error": step.error or _KILLED} for step in last if step.status != "FINISHED"]
-    status = _STATES.get(state) or (FAILED if failed else SUCCEEDED)
+    is_complete = _is_complete(list(last))
+    # KFP leaves a run RUNNING behind a branch that was skipped, and behind a step that its own driver could not start.
+    was_cut = state == "RUNNING" and bool(stages) and not is_complete
+    status = _STATES.get(state) or (FAILED if failed or was_cut else SUCCEEDED)
     was_retried = any(step.status != "FINISHED" for step in stages) and not failed
-    if state == "FAILED" and was_retried and _is_complete(list(last)):
+    if state == "FAILED" and was_retried and is_complete:
         # KFP marks the groups of a failed try, and unmarks them by what comes after: behind a refusing gate, nothing.
         status = SUCCEEDED
     return {
