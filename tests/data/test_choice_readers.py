@@ -88,8 +88,8 @@ def test_a_broken_csv_is_named(tmp_path, text):
     (tmp_path / "m.csv").write_text(HENDRYCKS + text)
     with pytest.raises(PosgapError, match=r"m\.csv"):
         list(read_mmlu(tmp_path / "m.csv"))
-    (tmp_path / "m.csv").write_bytes(HENDRYCKS.encode() + b"\xff\xfe,b,c,d,e,A\n")
-    with pytest.raises(PosgapError, match="no CSV file in UTF-8"):
+    (tmp_path / "m.csv").write_bytes(HENDRYCKS.encode() + b"\x81,b,c,d,e,A\n")
+    with pytest.raises(PosgapError, match="no CSV file"):
         list(read_rows(tmp_path / "m.csv", "abcdef"))
 
 

@@ -315,7 +315,7 @@ def test_a_ranked_example_has_the_content_of_the_same_question_without_ranks(tmp
         ({"question": "q", "answers": ["a"], "passages": {"text": ["a", "b"], "score": [1]}}, "differ in length"),
         ({"question": "q", "answers": ["a"], "passages": "['a'\n 'b']"}, "a list as NumPy prints it"),
         ({"question": "q", "answers": ["a"], "passages": "[" * 5000}, "expected a list"),
-        ({"question": "q", "answers": [None], "passages": ["a"]}, "expected texts"),
+        ({"question": "q", "answers": [None], "passages": ["a"]}, "left out 1 without answers"),
     ],
 )
 def test_what_is_wrong_is_named_by_row_and_field(tmp_path, row, complaint):

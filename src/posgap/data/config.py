@@ -9,6 +9,7 @@ from posgap.data.sources import SOURCES
 from posgap.foundation.config import FileConfig, StageConfig
 from posgap.foundation.fields import (
     POSITIONAL,
+    Arguments,
     InputPath,
     OptionalInputPath,
     OptionalOutputPath,
@@ -144,6 +145,9 @@ class ImportConfig(FileConfig):
         None,
         description="rag: table with the columns `question`, `answers` and perhaps `relevant_ids`; traces have no "
         "right answers",
+    )
+    columns: Arguments = Field(
+        {}, description='rag: columns of fields that go by none of their names, like answer="Expected answer"'
     )
     relevant: Literal["", "id", "label", "answer"] = Field(
         "",

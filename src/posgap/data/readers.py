@@ -4,6 +4,8 @@ The gold documents of a two-hop example are [first hop, second hop]. A question 
 format is yielded as None, so that the caller can count it.
 """
 
+import html
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +16,8 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, parse_as, read_jsonl, read_rows
 from posgap.tasks.examples import Document, Example, KVExample, Texts
-from posgap.tasks.metrics import holds_answer, sub_exact_match
+from posgap.tasks.log_fields import python_value
+from posgap.tasks.metrics import contains_answer, holds_answer
 
 
 class _KeyValues(Record):
@@ -77,14 +80,15 @@ def litm_kv_examples(
         yield KVExample(id=id, question=wanted, answers=[value], key=wanted, value=value, records=kept)
 
 
-def read_litm_qa(path: Path) -> Iterator[tuple[int, Example]]:
+def read_litm_qa(path: Path) -> Iterator[tuple[int, Example | None]]:
     """Yields (line, example) of the lost-in-the-middle question-answering file:
-    `question, answers, ctxs[{title, text, isgold}]`."""
+    `question, answers, ctxs[{title, text, isgold}]`. A question without a gold document is yielded as None."""
     for line, row in read_jsonl(path):
         item = parse_as(_LitmQuestion, row, f"{path}:{line}")
         documents = [Document(title=c.title, text=c.text) for c in item.ctxs]
         gold = [i for i, c in enumerate(item.ctxs) if c.isgold]
-        yield line, _build_example(f"qa-{line:05d}", item.question, item.answers, documents, gold)
+        example = _build_example(f"qa-{line:05d}", item.question, item.answers, documents, gold)
+        yield line, example if gold else None
 
 
 class _Passage(BaseModel):
@@ -94,9 +98,15 @@ class _Passage(BaseModel):
     hasanswer: bool = Field(False, validation_alias=AliasChoices("hasanswer", "has_answer"))
 
 
+def _printed_list(value: Any) -> Any:
+    """The list that a cell has as Python prints it, as in NQ's and TriviaQA's tables."""
+    read = python_value(value) if isinstance(value, str) else None
+    return read if isinstance(read, list) else value
+
+
 class _Dpr(BaseModel):
     question: str
-    answers: list[str]
+    answers: Annotated[list[str], BeforeValidator(_printed_list)]
     ctxs: list[_Passage] | None = None
     positive_ctxs: list[_Passage] | None = None
     hard_negative_ctxs: list[_Passage] = []
@@ -214,24 +224,37 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
     The file is a JSON array, or lines, of `question, answer, type, supporting_facts[[title, sentence]],
     context[[title, [sentence]]]`; the last two may be dicts of lists. The second hop of a chain is the gold paragraph
     that holds the answer, if only one of the two does. Otherwise, and in comparisons, the hops are in the order of
-    the supporting facts. Raises `PosgapError` that names line and field if the schema is wrong.
+    the supporting facts. A question of whose gold paragraphs one is missing, as in the fullwiki file, or cannot be told
+    from others of its title, is yielded as None. Raises `PosgapError` that names line and field if the schema is wrong.
     """
     for number, row in read_rows(path):
         item = parse_as(_Hotpot, row, f"{path}:{number}")
         documents: list[Document] = []
-        first: dict[str, int] = {}  # the first paragraph of each title
+        titled: dict[str, list[int]] = {}  # the paragraphs of each title
         for title, sentences in item.context:
-            first.setdefault(title, len(documents))
+            titled.setdefault(_plain_title(title), []).append(len(documents))
             documents.append(Document(title=title, text=" ".join(map(str.strip, sentences))))
         hops, holds = [], []
-        for title in dict.fromkeys(title for title, _ in item.supporting_facts):
-            if title not in first:
-                raise PosgapError(f"{path}:{number}: field `supporting_facts`: no paragraph is titled {title!r}")
-            hops.append(first[title])
-            holds.append(sub_exact_match(f"{title} {documents[first[title]].text}", [item.answer]))
+        for title in dict.fromkeys(_plain_title(title) for title, _ in item.supporting_facts):
+            places = titled.get(title, [])
+            holding = []
+            for place in places:
+                if contains_answer(f"{title} {documents[place].text}", [item.answer]):
+                    holding.append(place)
+            # Of several paragraphs with one title the one that holds the answer, if one alone does.
+            of_title = holding if len(places) > 1 and len(holding) == 1 else places
+            if len(of_title) != 1:
+                hops = []
+                break
+            hops += of_title
+            holds.append(bool(holding))
         if "comparison" not in item.type and holds == [True, False]:
             hops.reverse()
         yield number, _two_hop_example(item.id or f"hotpot-{number:05d}", item.question, [item.answer], documents, hops)
+
+
+def _plain_title(title: str) -> str:
+    return unicodedata.normalize("NFKC", html.unescape(title)).strip()
 
 
 def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:

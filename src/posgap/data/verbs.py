@@ -17,6 +17,7 @@ from posgap.foundation.rows import kind_of_table
 from posgap.storage.outputs import writes_file
 from posgap.tasks.choice_files import LAYOUTS
 from posgap.tasks.examples import AnyExample
+from posgap.tasks.log_fields import require_columns
 from posgap.tasks.reading import with_unique_ids, write_examples
 from posgap.tasks.retrieval_logs import ImportReport, ranked_examples, read_labels, without_answering
 
@@ -34,9 +35,10 @@ _READERS: dict[str, Callable[[Path], Iterator[tuple[int, AnyExample | None]]]] =
 # What an example lacks that a reader leaves out.
 _WITHOUT = {
     "dpr": "without a passage that contains the answer",
+    "litm-qa": "without a passage that is marked as gold",
     **{name: layout.left_out for name, layout in LAYOUTS.items()},
 }
-_NOT_TWO = "that do not rest on two documents"
+_NOT_TWO = "that do not rest on two documents, of which each is there and told from others of its title"
 
 
 @writes_file
@@ -110,6 +112,7 @@ def _read_examples(config: ImportConfig, report: ImportReport) -> Iterator[tuple
         return read_litm_kv(path, config.key_digits, config.value_digits)
     if config.format != "rag":
         return _READERS[config.format](path)
-    labels = read_labels(config.answers) if config.answers else {}
-    examples = ranked_examples(read_rows(path), str(path), labels, config.relevant, report)
+    require_columns(config.columns)
+    labels = read_labels(config.answers, config.columns) if config.answers else {}
+    examples = ranked_examples(read_rows(path), str(path), labels, config.relevant, report, config.columns)
     return without_answering(examples, report) if config.answering == "drop" else examples

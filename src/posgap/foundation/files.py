@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from posgap.foundation.errors import PosgapError, first_fault
-from posgap.foundation.json_text import items, lines, parse_json, read_document
+from posgap.foundation.json_text import is_array, items, lines, parse_json, read_document
 from posgap.foundation.locations import blobs
 from posgap.foundation.rows import kind_of_table, table_rows
 
@@ -235,11 +235,29 @@ def read_models(kind: type[T], path: Path, name: str) -> Iterator[tuple[int, T]]
 
 
 def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, Any]]:
-    """Yields (line or number from 1, row) of a table (`rows.table_rows`), of a file of JSON lines, where its name says
-    `.jsonl`, or else of a JSON array. `columns` names those of a CSV file without a header."""
+    """Yields (line or number from 1, row) of a table (`rows.table_rows`), of JSON lines, of a JSON array, or of one
+    JSON object, which is its only row. `columns` names those of a CSV file without a header."""
     if kind_of_table(path) or Path(path).is_dir():
         return table_rows(path, columns)
-    return read_jsonl(path) if ".jsonl" in path.suffixes else items(path)
+    if ".jsonl" not in path.suffixes and is_array(path):
+        return items(path)
+    return _read_lines_or_object(path)
+
+
+def _read_lines_or_object(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    rows = read_jsonl(path)
+    if ".jsonl" in path.suffixes:
+        yield from rows
+        return
+    try:
+        first = next(rows)
+    except (PosgapError, StopIteration):
+        try:
+            first = 1, _object(parse_json(read_document(path), str(path)), str(path))
+        except PosgapError as error:
+            raise PosgapError(f"{path}: expected a JSON array of objects, lines of them, or one ({error})") from None
+    yield first
+    yield from rows
 
 
 def parse_as(kind: type[T], value: object, where: str) -> T:

@@ -122,9 +122,7 @@ def items(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def is_array(path: Path) -> bool:
-    """Whether a file that is named `.json` (also `.json.gz`) begins as a JSON array, rather than as lines."""
-    if ".json" not in Path(path).suffixes:
-        return False
+    """Whether a file begins as a JSON array, rather than as lines or one object."""
     with open_unpacked(path) as file:
         return _Buffer(file, path).next_byte() == b"["
 

@@ -3,15 +3,19 @@
 Rows come one at a time (of Parquet a batch at a time), so that memory stays flat however long the table is.
 """
 
+import codecs
 import csv
+import io
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.json_text import MB, RECORD, open_unpacked
 
+log = logging.getLogger(__name__)
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _PARQUET = ".parquet"
 _BATCH = 256  # rows of a Parquet file that are in memory at once
@@ -49,36 +53,59 @@ def table_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, d
 def _read_csv(path: Path, separator: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(RECORD)
     with open_unpacked(path) as file:
-        rows = csv.reader(_text_lines(file, path), delimiter=separator, strict=True)
-        read = 0  # lines
+        lines, before, read = _text_lines(file, path), 0, 0
         try:
+            first = next(lines, "")
+            if first.lower().startswith("sep="):  # as Excel has it
+                separator, first, before = first[4:5], next(lines, ""), 1
+            elif not columns:
+                separator = _find_separator(first, separator)
+            rows = csv.reader(chain([first], lines), delimiter=separator, strict=True)
             header = list(columns) or next(filter(None, rows), [])
-            # Where a comma stands for the decimal point, spreadsheets separate the columns of CSV by semicolons.
-            if len(header) == 1 and set(header[0]) & set(";\t,") - {separator}:
-                one = shorten(repr(header[0]))
-                raise PosgapError(
-                    f"{path}: has the one column {one}; separate its columns by commas in .csv, by tabs in .tsv"
-                )
-            read = rows.line_num
+            read = rows.line_num + before
             for cells in filter(None, rows):
-                read = rows.line_num
+                read = rows.line_num + before
                 number = read - sum(cell.count("\n") for cell in cells)
                 if len(cells) != len(header):
                     raise PosgapError(f"{path}:{number}: not as many cells as columns ({len(header)})")
                 yield number, dict(zip(header, cells))
         except csv.Error as error:
-            raise PosgapError(f"{path}:{read + 1}: no CSV file in UTF-8: {error}") from None
+            raise PosgapError(f"{path}:{read + 1}: no CSV file: {error}") from None
         except UnicodeDecodeError:
             raise PosgapError(f"{path}: no CSV file in UTF-8 after line {read}; save it as UTF-8") from None
 
 
+def _find_separator(header: str, usual: str) -> str:
+    """What separates the columns of a header: the usual sign, unless another one alone does. Where a comma stands for
+    the decimal point, spreadsheets write semicolons."""
+    most, best = 1, usual
+    for separator in (usual, ";", "\t", ",", "|"):
+        columns = len(next(csv.reader([header], delimiter=separator), []))
+        if columns > most and best == usual and most == 1:
+            most, best = columns, separator
+    return best
+
+
 def _text_lines(file: BinaryIO, path: Path) -> Iterator[str]:
-    first = True
-    while line := file.readline(RECORD + 1):
+    """Yields a file's lines, in UTF-8, in UTF-16 where it begins so, or in code page 1252 from where they are no
+    UTF-8."""
+    start, encoding = file.peek(2)[:2], "utf-8-sig"  # type: ignore[attr-defined]
+    text = io.TextIOWrapper(file, "utf-16", newline="") if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else None
+    while line := text.readline(RECORD + 1) if text else file.readline(RECORD + 1):
         if len(line) > RECORD:
             raise PosgapError(f"{path}: a line of more than {RECORD // MB} MB")
-        yield line.decode("utf-8-sig" if first else "utf-8")
-        first = False
+        if isinstance(line, str):
+            yield line
+            continue
+        try:
+            decoded = line.decode(encoding)
+        except UnicodeDecodeError:
+            encoding, decoded = "cp1252", line.decode("cp1252")
+            log.warning("%s: is no UTF-8, and is read in code page 1252", path)
+        yield decoded
+        encoding = "utf-8" if encoding == "utf-8-sig" else encoding
+    if text:
+        text.detach()
 
 
 def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,9 @@ Of the names of a field the first counts that a row has. `docs/rag.md` lists the
 import ast
 import contextlib
 import io
+import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -15,87 +17,180 @@ from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.json_text import parse_json
 
 Fields = Mapping[str, Any]
+Taken = Counter[tuple[str, str]]  # (field, the name that it was taken from): how often
 
-QUESTIONS = ("question", "query", "query_str", "user_input", "input", "str_or_query_bundle")
-ANSWERS = ("answers", "ground_truths", "ground_truth", "reference_answers", "reference_answer", "reference", "answer")
-PASSAGES = (
-    *("passages", "retrieved_passages", "retrieved_documents", "retrieved_contexts", "retrieved", "documents", "ctxs"),
-    *("contexts", "context", "source_documents", "source_nodes", "nodes", "results", "hits"),
+FIELDS: dict[str, tuple[str, ...]] = {
+    "question": ("question", "query", "query_str", "user_input", "input", "prompt", "str_or_query_bundle"),
+    "answers": (
+        *("expected_answers", "expected_answer", "expected_output", "expected_response", "expected", "golden_answers"),
+        *("golden_answer", "gold_answers", "gold_answer", "ground_truths", "ground_truth", "ground_truth_answer"),
+        *("reference_answers", "reference_answer", "reference_output", "correct_answers", "correct_answer", "answers"),
+        *("reference", "target", "ideal", "answer"),
+    ),
+    "passages": (
+        *("passages", "retrieved_passages", "retrieved_documents", "retrieved_docs", "retrieved_contexts"),
+        *("retrieved_context", "retrieved_chunks", "retrieval_context", "retrieval_contexts", "retrieved", "documents"),
+        *("docs", "chunks", "ctxs", "contexts", "source_documents", "source_nodes", "sources", "nodes", "results"),
+        *("hits", "matches", "search_results", "context"),
+    ),
+    "relevant_ids": (
+        *("relevant_ids", "relevant_doc_ids", "relevant_docs", "relevant_passage_ids", "relevant_chunk_ids"),
+        *("gold_ids", "gold_doc_ids", "gold_passage_ids", "positive_ids", "reference_context_ids", "qrels"),
+    ),
+    "question_id": ("question_id", "query_id", "qid"),
+    # lists beside the passages'
+    "passage_ids": ("passage_ids", "retrieved_ids", "retrieved_context_ids", "doc_ids", "chunk_ids", "ids"),
+    "passage_scores": ("scores", "retrieved_scores", "similarities"),
+    "passage_distances": ("distances",),
+    # of a passage
+    "text": (
+        *("text", "page_content", "passage_text", "passage", "content", "contents", "chunk", "chunk_text", "snippet"),
+        *("body", "document", "document_text", "paragraph_text", "context"),
+    ),
+    "title": ("title", "document_title", "doc_title"),
+    "score": ("score", "_score", "similarity", "relevance_score", "similarity_score", "rerank_score"),
+    "distance": ("distance", "_distance"),
+    "rank": ("rank", "ranking", "retrieval_rank", "position"),
+    "label": (
+        *("relevant", "is_relevant", "isgold", "is_gold", "gold", "is_supporting", "is_selected"),
+        *("relevance", "label"),
+    ),
+}
+# A passage's ids, those of its smallest part first; a row for each passage has `id` for itself.
+IDS = ("chunk_id", "passage_id", "node_id", "pid", "id", "id_", "_id", "doc_id", "docid", "document_id")
+# Where passages have one of these names, `answer` is what the chain answered, unless that has another name.
+_OF_CHAINS = (
+    *("retrieved_contexts", "retrieval_context", "contexts", "context", "source_documents", "source_nodes", "nodes"),
 )
-# Where passages have one of these names, `answer` is what the chain answered.
-_OF_CHAINS = ("retrieved_contexts", "contexts", "context", "source_documents", "source_nodes", "nodes")
-RELEVANT_IDS = (
-    *("relevant_ids", "relevant_doc_ids", "relevant_docs", "gold_ids", "gold_doc_ids", "positive_ids"),
-    "reference_context_ids",
+_RESPONSES = ("response", "result", "output", "actual_output", "generated_answer", "prediction", "llm_answer")
+_LABELS_IN_METADATA = FIELDS["label"][:-2]  # where `relevance` and `label` may be of anything
+_INNER = ("kwargs", "node", "document")  # LangChain's `dumpd`, LlamaIndex' NodeWithScore, Phoenix
+_OF_STORES = ("_source", "payload", "properties", "fields", "entity")  # Elasticsearch, Qdrant, Weaviate, Milvus
+_TRUE = ("true", "yes", "y", "x", "✓", "✔", "relevant", "gold", "positive", "ja", "oui", "si", "sí", "sim", "wahr")
+_FALSE = ("false", "no", "n", "-", "irrelevant", "not relevant", "negative", "nein", "non", "não", "falsch", "")
+_WIDE = re.compile(r"(?:context|passage|document|doc|chunk|text|retrieved\w*?)_?(\d+)(?:_(text|title|id|score|label))?")
+_NUMBERED = re.compile(
+    r"^\s*(?:Passage|Document|Doc|Context|Chunk)\s*\[?\d+\]?\s*[:.]\s*", re.MULTILINE | re.IGNORECASE
 )
-_PASSAGE_IDS = ("passage_ids", "retrieved_ids", "retrieved_context_ids", "doc_ids")  # lists beside the passages'
-_PASSAGE_SCORES = ("scores", "retrieved_scores", "similarities")
-TEXTS = ("text", "page_content", "passage_text", "passage", "content", "contents", "body", "document", "context")
-_TITLES = ("title",)
-IDS = ("id", "id_", "_id", "doc_id", "docid", "passage_id", "node_id", "pid", "chunk_id")
-PASSAGE_IDS = IDS[3:]  # those that a row for each passage does not have for the question's
-_SCORES = ("score", "similarity", "relevance_score")
-_LABELS = ("relevant", "is_relevant", "isgold", "is_gold", "gold", "is_supporting", "is_selected", "relevance", "label")
-_LABELS_IN_METADATA = _LABELS[:-2]  # where `relevance` and `label` may be of anything
-RANKS = ("rank", "ranking")
-QUESTION_IDS = ("question_id", "query_id", "qid")
-_TRUE, _FALSE = ("true", "yes", "relevant", "gold", "positive"), ("false", "no", "irrelevant", "not relevant", "")
+_MOST_IN_A_CELL = 60  # characters of an answer that stands beside others in a cell
+_MAX_GRADE = 10  # of relevance; beyond are scores
 
 
 class LoggedPassage(NamedTuple):
     """A passage as a log has it.
 
-    `label` is a grade, above 0 for a relevant passage, and `rank` its place in a column of ranks; both may be unknown.
-    Any of `ids` may be that of a relevant one.
+    `label` is a grade, above 0 for a relevant passage, or, where `is_share`, a score in a column of labels. `ids` are
+    its ids by their names, of which the log's relevant ids have one. `is_pair` says that it came as (document, score).
     """
 
     title: str
     text: str
     score: float | None = None
     label: float | None = None
-    ids: tuple[str, ...] = ()
+    ids: Mapping[str, str] = {}
     rank: float | None = None
-
-    @property
-    def id(self) -> str:
-        """The first of its ids; empty where it has none."""
-        return self.ids[0] if self.ids else ""
+    is_share: bool = False
+    is_pair: bool = False
 
 
-def first_cell(row: Fields, names: Iterable[str]) -> Any:
-    """Returns the first field of these names that is not empty, as the cells of tables may be; None where all are."""
-    for name in names:
+def is_filled(cell: Any) -> bool:
+    """Whether a cell holds anything: not None, NaN or an empty text."""
+    return cell is not None and not (isinstance(cell, str) and not cell.strip()) and not _is_nan(cell)
+
+
+def _is_nan(cell: Any) -> bool:
+    return isinstance(cell, float) and cell != cell
+
+
+def take(row: Fields, field: str, taken: Taken | None = None, names: Sequence[str] = ()) -> Any:
+    """The first cell of a field's names that is filled, which is noted in `taken`; None where all are empty."""
+    for name in names or FIELDS[field]:
         cell = row.get(name)
-        if cell is not None and cell != "":
+        if is_filled(cell):
+            if taken is not None:
+                taken[field, name] += 1
             return cell
     return None
 
 
-def plain_fields(row: Any, where: str) -> Fields:
-    """A row by its fields' names in lower case without surrounding space; a name that is so already comes first."""
-    row = _require_mapping(row, where)
-    cells = {str(name).strip().casefold(): cell for name, cell in row.items()}
-    return {name: row.get(name, cell) for name, cell in cells.items()}
+def plain_fields(row: Any, where: str, columns: Mapping[str, str] | None = None) -> Fields:
+    """A row by its fields' names in small letters, with _ between words; a name that is so already comes first.
+
+    `columns` says in what columns fields stand that have another name there. Cells of NumPy become lists and numbers.
+    """
+    cells = _plain_cells(require_mapping(row, where))
+    for field, column in (columns or {}).items():
+        if _plain_name(column) in cells:
+            cells[_first_name(field)] = cells.pop(_plain_name(column))
+    if "document_position" in cells:  # Phoenix' frames of retrieved documents
+        cells |= {"text": cells.pop("reference", None), "rank": cells["document_position"]}
+        cells["score"] = cells.pop("document_score", None)
+    return cells
 
 
-def list_names(row: Fields) -> str:
+def _plain_cells(row: Fields) -> dict[str, Any]:
+    cells = {}
+    for name, cell in row.items():
+        plain = _plain_name(str(name))
+        if plain not in cells or plain == name:
+            cells[plain] = cell.tolist() if hasattr(cell, "tolist") else cell
+    return cells
+
+
+def _plain_name(name: str) -> str:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip().strip("?:*").removeprefix("document."))
+    return re.sub(r"[\s-]+", "_", words.strip()).casefold()
+
+
+def _first_name(field: str) -> str:
+    """The name that is looked for first, of a field or of one of its names."""
+    plain = _plain_name(field)
+    named = {"answer": "answers", "passages": "passages", "id": "id"} | dict.fromkeys(FIELDS["rank"], "rank")
+    plain = named.get(plain, plain)
+    return FIELDS[plain][0] if plain in FIELDS else plain
+
+
+def require_columns(columns: Mapping[str, str]) -> None:
+    """`PosgapError` where `--columns` names a field that no log has."""
+    known = sorted({*FIELDS, "answer", "id"})
+    for field in columns:
+        if _plain_name(field) not in known:
+            raise PosgapError(f"columns: there is no field {shorten(repr(field))}; name some of {', '.join(known)}")
+
+
+def list_names(row: Iterable[str]) -> str:
     """The names of a row's fields, for an error."""
     return shorten(", ".join(row)) or "no fields"
 
 
-def find_question(row: Fields) -> str | None:
+def find_question(row: Fields, taken: Taken | None = None) -> str | None:
     """The question of a row; None where it has none."""
-    value = first_cell(row, QUESTIONS)
+    question = _question_text(take(row, "question", taken))
+    return question if question and question.strip() else None
+
+
+def _question_text(value: Any) -> str | None:
+    """The question in a cell: a text; the last message of a user; or an object around one, also written as JSON."""
+    if isinstance(value, str) and value.strip()[:1] in ("{", "[", '"'):
+        with contextlib.suppress(PosgapError):
+            return _question_text(parse_json(value, "")) or value
+    if isinstance(value, list):
+        messages = [as_mapping(message) for message in value]
+        asked = [message for message in messages if message.get("role", message.get("type")) in ("user", "human")]
+        return _question_text(asked[-1].get("content")) if asked else None
     if isinstance(value, Mapping):
-        value = first_cell(value, QUESTIONS)
-    return value if isinstance(value, str) and value.strip() else None
+        inner = take(value, "question", names=(*FIELDS["question"], "messages", "content", "value"))
+        if inner is None and len(value) == 1:
+            (inner,) = value.values()  # as {"match": {"text": ...}}
+        return _question_text(inner)
+    return value if isinstance(value, str) else None
 
 
-def require_question(row: Fields, where: str) -> str:
+def require_question(row: Fields, where: str, taken: Taken | None = None) -> str:
     """The question of a row; `PosgapError` where it has none."""
-    question = find_question(row)
+    question = find_question(row, taken)
     if question is None:
-        others = ", ".join(QUESTIONS[1:])
+        others = ", ".join(FIELDS["question"][1:])
         raise PosgapError(f"{where}: field `question`: missing or empty (also: {others}); found {list_names(row)}")
     return question
 
@@ -105,139 +200,254 @@ def question_key(question: str) -> str:
     return " ".join(question.split()).casefold()
 
 
-def parse_answers(row: Fields, where: str) -> list[str]:
+def parse_answers(row: Fields, where: str, taken: Taken | None = None) -> list[str]:
     """The accepted answers of a row; none where it has none."""
-    of_chain = any(name in row for name in _OF_CHAINS)
-    value = first_cell(row, ANSWERS[:-1] if of_chain else ANSWERS)
-    answers = [value] if isinstance(value, str) and not is_list(value) else _parse_list(value, where, "answers")
-    if not all(isinstance(answer, str | int | float) for answer in answers):
-        raise PosgapError(f"{where}: field `answers`: expected texts, found {shorten(str(answers))}")
-    return [str(answer) for answer in answers if str(answer).strip()]
+    of_chain = any(name in row for name in _OF_CHAINS) and not any(is_filled(row.get(name)) for name in _RESPONSES)
+    value = take(row, "answers", taken, FIELDS["answers"][:-1] if of_chain else FIELDS["answers"])
+    if isinstance(value, str):
+        value = _answers_in_cell(value)
+    if isinstance(value, Mapping):  # SQuAD's and TriviaQA's
+        texts = value.get("text", [value["value"]] if "value" in value else None)
+        value = value if texts is None else [*as_list(texts), *as_list(value.get("aliases", []))]
+    elif isinstance(value, bool):
+        value = "yes" if value else "no"
+    if value is not None and not isinstance(value, list | tuple | Mapping):
+        value = [value]
+    answers = []
+    for answer in parse_list(value, where, "answers"):
+        answer = as_mapping(answer).get("text", answer)
+        if not isinstance(answer, str | int | float) and answer is not None:
+            raise PosgapError(f"{where}: field `answers`: expected texts, found {shorten(str(answer))}")
+        if is_filled(answer):
+            answers.append(_write_id(answer) if isinstance(answer, float) else str(answer))
+    return answers
 
 
-def parse_relevant_ids(row: Fields, where: str) -> list[str] | None:
-    """The ids of a row's relevant passages; None where it says nothing of them."""
-    value = first_cell(row, RELEVANT_IDS)
+def _answers_in_cell(cell: str) -> Any:
+    """What a cell of text holds: a list, as JSON or Python writes it, some answers with ; or | between, or one."""
+    if cell.lstrip().startswith(("[", "{")):
+        value = python_value(cell)
+        if isinstance(value, Mapping) or (isinstance(value, list) and any(map(is_filled, value))):
+            return value
+    parts = [part.strip() for part in re.split(r"\s*[;|\n]\s*", cell) if part.strip()]
+    return parts if parts and all(len(part) <= _MOST_IN_A_CELL for part in parts) else [cell]
+
+
+def parse_relevant_ids(row: Fields, where: str, taken: Taken | None = None) -> list[str] | None:
+    """The ids of a row's relevant passages; None where it says nothing of them. Several in a cell of text stay as they
+    are written: only the passages' ids tell whether a comma parts them."""
+    value = take(row, "relevant_ids", taken)
+    if isinstance(value, str) and is_list(value):
+        value = parse_list(value, where, "relevant_ids")
     if value is None:
         return None
     if isinstance(value, Mapping):  # grades by id, as in TREC's qrels
-        grades = {str(name): _parse_grade(grade, f"{where}: field `relevant_ids`") for name, grade in value.items()}
-        return [name for name, grade in grades.items() if grade and grade > 0]
-    if isinstance(value, str | int) and not is_list(value):
-        return [str(value)]
-    return [str(name) for name in _parse_list(value, where, "relevant_ids")]
+        relevant = []
+        for name, grade in value.items():
+            if (_parse_label(grade, f"{where}: field `relevant_ids`")[0] or 0) > 0:
+                relevant.append(str(name))
+        return relevant
+    return [_write_id(name) for name in as_list(value) if is_filled(name)]
+
+
+def _write_id(value: Any) -> str:
+    """An id, or a number, as text; 2.0 is 2, as of a column that had empty cells."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def find_passages(row: Fields, taken: Taken | None = None) -> Any:
+    """The cell that holds a row's passages, without what is wrapped around them; None where there is none."""
+    for name in (*FIELDS["passages"], *_RESPONSES):
+        value = row.get(name)
+        if not isinstance(value, Mapping if name in _RESPONSES else str | list | tuple | Mapping) or not is_filled(
+            value
+        ):
+            continue
+        if isinstance(value, str) and is_list(value) and name not in FIELDS["text"]:
+            parsed = python_value(value)
+            value = value if parsed is None else parsed
+        while isinstance(value, Mapping):  # as {"hits": {"hits": [...]}}
+            inner = find_passages(value)
+            if inner is None:
+                break
+            value = inner
+        if name in _RESPONSES and not isinstance(value, list):
+            continue
+        if taken is not None:
+            taken["passages", name] += 1
+        return value
+    wide = _wide_passages(row)
+    if wide and taken is not None:
+        taken["passages", next(name for name in row if _WIDE.fullmatch(name))] += 1
+    return wide or None
+
+
+def _wide_passages(row: Fields) -> list[dict[str, Any]]:
+    """The passages of columns context_1, context_2 ..., with a title, id or score in columns of their own."""
+    by_number: dict[int, dict[str, Any]] = {}
+    for name, cell in row.items():
+        column = _WIDE.fullmatch(name)
+        if column and is_filled(cell):
+            by_number.setdefault(int(column[1]), {})[column[2] or "text"] = cell
+    return [by_number[number] for number in sorted(by_number)] if len(by_number) > 1 else []
 
 
 def has_passages(row: Fields) -> bool:
     """Whether a row has a list of passages."""
-    value = first_cell(row, PASSAGES)
-    return value is not None and is_list(value)
+    value = find_passages(row)
+    return value is not None and (is_list(value) or _NUMBERED.match(value) is not None)
 
 
-def parse_passages(row: Fields, where: str) -> list[LoggedPassage]:
+def parse_passages(row: Fields, where: str, taken: Taken) -> list[LoggedPassage]:
     """The passages that a row has in a list, or in a dict of lists, as `datasets` writes a list of dicts."""
-    value = first_cell(row, PASSAGES)
+    value = find_passages(row, taken)
     if isinstance(value, Mapping):
         value = _transpose(value, where)
+    elif isinstance(value, str) and _NUMBERED.match(value):  # LongBench
+        value = [text.strip() for text in _NUMBERED.split(value) if text.strip()]
     elif isinstance(value, str) and not is_list(value):
         raise PosgapError(
             f'{where}: the passages are no list: write them as JSON, ["...", "..."], or one passage a row (docs/rag.md)'
         )
-    passages = [parse_passage(each, f"{where}: field `passages`") for each in _parse_list(value, where, "passages")]
-    return add_lists_beside(passages, row, where)
+    values = parse_list(value, where, "passages")
+    is_pair = (
+        len(values) == 1 and isinstance(values[0], list) and [type(each) for each in values[0][1:]] in ([float], [int])
+    )
+    values = values if is_pair else _without_list_around(values)
+    passages = [parse_passage(each, f"{where}: field `passages`", taken) for each in values]
+    names = dict.fromkeys(name for each in values if isinstance(each, Mapping) for name in each)
+    if names and not set(map(_plain_name, names)) & {*FIELDS["text"], *_INNER, *_OF_STORES, "metadata", "meta"}:
+        raise PosgapError(_no_text(f"{where}: field `passages`", names))
+    return add_lists_beside(passages, row, where, taken)
+
+
+def _no_text(where: str, names: Iterable[str]) -> str:
+    return (
+        f"{where}: expected a passage's `text` (also: {', '.join(FIELDS['text'][1:])}); found "
+        f"{list_names(names)}; --columns names another, like text=Content"
+    )
+
+
+def _without_list_around(values: list[Any]) -> list[Any]:
+    """The list in a list of one list, as Chroma answers a query."""
+    return values[0] if len(values) == 1 and isinstance(values[0], list) else values
 
 
 def _transpose(columns: Fields, where: str) -> list[dict[str, Any]]:
     lists = {name: column for name, column in columns.items() if isinstance(column, list)}
+    if not lists:
+        by_key = [each for each in columns.values() if isinstance(each, Mapping)]
+        return [dict(each) for each in by_key] if len(by_key) == len(columns) else [dict(columns)]
     if len({len(column) for column in lists.values()}) > 1:
         raise PosgapError(f"{where}: field `passages`: its lists differ in length")
     return [dict(zip(lists, cells)) for cells in zip(*lists.values())]
 
 
-def add_lists_beside(passages: Sequence[LoggedPassage], row: Fields, where: str) -> list[LoggedPassage]:
-    """Gives passages with a text the ids and scores that a row has in lists of their own."""
-    ids = _list_beside(row, _PASSAGE_IDS, len(passages), where)
-    scores = _list_beside(row, _PASSAGE_SCORES, len(passages), where)
+def add_lists_beside(
+    passages: Sequence[LoggedPassage], row: Fields, where: str, taken: Taken | None = None
+) -> list[LoggedPassage]:
+    """Gives passages with a text the ids, scores and distances that a row has in lists of their own."""
+    ids = _list_beside(row, "passage_ids", len(passages), where, taken)
+    scores = _list_beside(row, "passage_scores", len(passages), where, taken)
+    distances = _list_beside(row, "passage_distances", len(passages), where, taken)
     completed = []
-    for passage, name, score in zip(passages, ids, scores):
+    for passage, name, score, distance in zip(passages, ids, scores, distances):
         if name is not None:
-            passage = passage._replace(ids=(*passage.ids, str(name)))
-        if score is not None and passage.text.strip():
-            passage = passage._replace(score=parse_number(score, f"{where}: field `scores`"))
+            passage = passage._replace(ids={**passage.ids, "passage_ids": _write_id(name)})
+        number = parse_number(score, f"{where}: field `scores`")
+        far = parse_number(distance, f"{where}: field `distances`")
+        if far is not None and number is None:
+            number = -far
+        if number is not None and passage.text.strip():
+            passage = passage._replace(score=number)
         completed.append(passage)
     return completed
 
 
-def _list_beside(row: Fields, names: Sequence[str], length: int, where: str) -> list[Any]:
-    value = first_cell(row, names)
-    values = [None] * length if value is None else _parse_list(value, where, names[0])
+def _list_beside(row: Fields, field: str, length: int, where: str, taken: Taken | None) -> list[Any]:
+    value = take(row, field, taken)
+    values = [None] * length if value is None else _without_list_around(parse_list(value, where, FIELDS[field][0]))
     if len(values) != length:
-        raise PosgapError(f"{where}: {len(values)} {names[0]} for {length} passages")
+        raise PosgapError(f"{where}: {len(values)} {FIELDS[field][0]} for {length} passages")
     return values
 
 
-def parse_passage(value: Any, where: str) -> LoggedPassage:
-    """A passage from a text, a pair of document and score, or a mapping, in whose `metadata` fields may stand too."""
+def parse_passage(value: Any, where: str, taken: Taken) -> LoggedPassage:
+    """A passage from a text, a pair of document and score, or a mapping, in whose `metadata` fields may stand too. One
+    without a text, as of a table or an image, has an empty one."""
     if isinstance(value, str):
         return LoggedPassage("", value)
     if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], int | float):
-        return parse_passage(value[0], where)._replace(score=float(value[1]))  # (document, score)
-    outer = _require_mapping(value, where)
-    inner = outer
-    for name in ("kwargs", "node", "document"):  # LangChain's `dumpd`, LlamaIndex' NodeWithScore, Phoenix
-        inner = inner[name] if isinstance(inner.get(name), Mapping) else inner
-    metadata = as_mapping(inner.get("metadata"))
-    parts = (inner, metadata, outer)
-    text = _first_of(parts, TEXTS) or as_mapping(inner.get("text_resource")).get("text", "")
+        return parse_passage(value[0], where, taken)._replace(score=float(value[1]), is_pair=True)
+    outer = _plain_cells(require_mapping(value, where))
+    inner: Fields = outer
+    for name in _INNER:
+        inner = _plain_cells(inner[name]) if isinstance(inner.get(name), Mapping) else inner
+    stored = take(inner, "", names=_OF_STORES)
+    metadata = as_mapping(inner.get("metadata", inner.get("meta")))
+    parts = (inner, _plain_cells(as_mapping(stored)), _plain_cells(metadata), outer)
+    text = _take_first(parts, "text", taken)
+    text = as_mapping(inner.get("text_resource")).get("text", "") if text is None else text
+    if isinstance(text, list) and len(text) == 1:
+        (text,) = text  # as `fields` of Elasticsearch has it
     if not isinstance(text, str):
-        raise PosgapError(f"{where}: expected a passage's `text` (also: {', '.join(TEXTS[1:])})")
-    label = None
-    for part, names in ((inner, _LABELS), (outer, _LABELS), (metadata, _LABELS_IN_METADATA)):
-        named = next((name for name in names if part.get(name) not in (None, "")), None)
-        if named:
-            label = _parse_grade(part[named], f"{where}: field `{named}`")
+        raise PosgapError(_no_text(where, inner))
+    score, is_share, label = _take_first(parts, "score", taken), False, None
+    for part, names in ((inner, ()), (parts[1], ()), (outer, ()), (parts[2], _LABELS_IN_METADATA)):
+        name = next((name for name in names or FIELDS["label"] if is_filled(part.get(name))), None)
+        if name:
+            taken["label", name] += 1
+            label, is_share = _parse_label(part[name], f"{where}: field `{name}`")
             break
-    title = _first_of(parts, _TITLES)
-    score = parse_number(_first_of(parts, _SCORES), f"{where}: `score`")
-    return LoggedPassage("" if title is None else str(title), text, score, label, _all_ids(parts))
+    number = parse_number(score, f"{where}: `score`")
+    if number is None:
+        distance = parse_number(_take_first((inner, outer), "distance", taken), f"{where}: `distance`")
+        number = None if distance is None else -distance
+    title = _take_first(parts, "title", taken)
+    rank = parse_number(_take_first((inner, outer), "rank", taken), f"{where}: field `rank`")
+    return LoggedPassage("" if title is None else str(title), text, number, label, _all_ids(parts), rank, is_share)
 
 
-def _first_of(parts: Iterable[Fields], names: Sequence[str]) -> Any:
+def _take_first(parts: Iterable[Fields], field: str, taken: Taken) -> Any:
     for part in parts:
-        cell = first_cell(part, names)
+        cell = take(part, field, taken)
         if cell is not None:
             return cell
     return None
 
 
-def _all_ids(parts: Iterable[Fields]) -> tuple[str, ...]:
-    ids: dict[str, None] = {}
+def _all_ids(parts: Iterable[Fields]) -> dict[str, str]:
+    """The ids of a passage by their names."""
+    ids: dict[str, str] = {}
     for part in parts:
         for name in IDS:
-            if isinstance(part.get(name), str | int):
-                ids[str(part[name])] = None
-    return tuple(ids)
+            cell = part.get(name)
+            if isinstance(cell, str | int | float) and is_filled(cell):
+                ids.setdefault(name, _write_id(cell))
+    return ids
 
 
-def _parse_grade(label: Any, where: str) -> float | None:
-    """A label as a grade, which is above 0 for relevant passages."""
+def _parse_label(label: Any, where: str) -> tuple[float | None, bool]:
+    """A label as a grade, which is above 0 for relevant passages, and whether it is a score that stands for one."""
     if isinstance(label, str) and label.strip().lower() in _TRUE + _FALSE:
-        return float(label.strip().lower() in _TRUE)
+        return float(label.strip().lower() in _TRUE), False
     try:
-        return parse_number(label, where)
+        percent = isinstance(label, str) and label.strip().endswith("%")
+        number = parse_number(label.strip().rstrip("%") if isinstance(label, str) else label, where)
     except PosgapError:
         raise PosgapError(
             f"{where}: {shorten(repr(label))} does not say whether the passage is relevant: write true or false, or "
             "a grade; rename the field if it is something else (docs/rag.md)"
         ) from None
+    return number, percent or (number is not None and (number % 1 != 0 or number > _MAX_GRADE))
 
 
 def parse_number(value: Any, where: str) -> float | None:
-    """A finite number; None for an empty cell, NaN and infinity."""
-    if value is None:
+    """A finite number, also with a comma for its point; None for an empty cell, NaN and infinity."""
+    if not is_filled(value):
         return None
     try:
-        number = float(value)
+        number = float(value.replace(",", ".") if isinstance(value, str) and value.count(",") == 1 else value)
     except (TypeError, ValueError, OverflowError):
         raise PosgapError(f"{where}: expected a number, found {shorten(repr(value))}") from None
     return number if number - number == 0 else None
@@ -248,44 +458,77 @@ def is_list(value: Any) -> bool:
     return not isinstance(value, str) or value.lstrip().startswith(("[", "{"))
 
 
-def _parse_list(value: Any, where: str, name: str) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """A list of the value, or of what is in it."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def parse_list(value: Any, where: str, name: str) -> list[Any]:
     """A list, also as a cell of CSV has it: in JSON, or as Python prints it."""
     if isinstance(value, str):
-        try:
-            value = parse_json(value, where)
-        except PosgapError:
-            if _is_printed_by_numpy(value):
-                raise PosgapError(
-                    f"{where}: field `{name}`: a list as NumPy prints it, whose texts cannot be told apart; write JSON "
-                    "(json.dumps), or Parquet"
-                ) from None
-            with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-                value = ast.literal_eval(value)
+        if _is_printed_by_numpy(value):
+            raise PosgapError(
+                f"{where}: field `{name}`: a list as NumPy prints it, whose texts cannot be told apart; write JSON "
+                "(json.dumps), or Parquet"
+            )
+        read = python_value(value)
+        value = value if read is None else read
     if value is None:
         return []
+    if isinstance(value, Mapping) and name == "passages":
+        return _transpose(value, where)
     if not isinstance(value, list | tuple):
         raise PosgapError(f"{where}: field `{name}`: expected a list, found {shorten(repr(value))}")
     return list(value)
 
 
+def python_value(cell: str) -> Any:
+    """The value of a text in JSON, or as Python prints it; None where it is neither. What Python prints of objects, as
+    `Document(page_content=...)`, are their fields by name."""
+    with contextlib.suppress(PosgapError):
+        return parse_json(cell, "")
+    if _is_printed_by_numpy(cell):
+        return None
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        return _value_of(ast.parse(cell.strip(), mode="eval").body)
+    return None
+
+
+def _value_of(node: ast.AST) -> Any:
+    if isinstance(node, ast.Call):
+        named = {each.arg: _value_of(each.value) for each in node.keywords if each.arg}
+        return _value_of(node.args[0]) if node.args else named  # array([...], dtype=object), UUID('...')
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value_of(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        return {_value_of(key): _value_of(value) for key, value in zip(node.keys, node.values) if key}
+    if isinstance(node, ast.Name | ast.Attribute):
+        return None  # nan, <Enum.member>
+    return ast.literal_eval(node)
+
+
 def _is_printed_by_numpy(cell: str) -> bool:
     """Whether texts stand side by side without a comma, which Python would take for one text."""
     blank = (tokenize.NL, tokenize.NEWLINE)
+    kinds = []
     try:
-        kinds = [
-            token.type for token in tokenize.generate_tokens(io.StringIO(cell).readline) if token.type not in blank
-        ]
+        for token in tokenize.generate_tokens(io.StringIO(cell).readline):
+            if token.type not in blank:
+                kinds.append(token.type)
     except (tokenize.TokenError, SyntaxError):
         return False
     return (tokenize.STRING, tokenize.STRING) in pairwise(kinds)
 
 
 def as_mapping(value: Any) -> Fields:
-    """The value itself if it is a mapping, else an empty one."""
+    """The value itself if it is a mapping, or JSON of one, else an empty one."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = python_value(value)
     return value if isinstance(value, Mapping) else {}
 
 
-def _require_mapping(value: Any, where: str) -> Fields:
+def require_mapping(value: Any, where: str) -> Fields:
+    """The value itself; `PosgapError` where it is no mapping."""
     if not isinstance(value, Mapping):
         raise PosgapError(f"{where}: expected a JSON object, found {shorten(repr(value))}")
     return value

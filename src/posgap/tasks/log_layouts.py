@@ -3,39 +3,55 @@
 To read another layout, write a reader and add it to `LAYOUTS`; names of fields belong to `posgap.tasks.log_fields`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.log_fields import (
-    ANSWERS,
+    FIELDS,
     IDS,
-    PASSAGE_IDS,
-    PASSAGES,
-    QUESTION_IDS,
-    RANKS,
-    TEXTS,
     Fields,
     LoggedPassage,
+    Taken,
     add_lists_beside,
     as_mapping,
     find_question,
-    first_cell,
     has_passages,
+    is_filled,
     list_names,
     parse_answers,
-    parse_number,
     parse_passage,
     parse_passages,
+    parse_relevant_ids,
     plain_fields,
     question_key,
     require_question,
+    take,
 )
+
+_MOST_NAMED = 3  # rows, of those that have one fault
+_WRAPPERS = (
+    "results",
+    "data",
+    "rows",
+    "examples",
+    "items",
+    "records",
+    "questions",
+    "samples",
+    "runs",
+    "traces",
+    "spans",
+)
+_DOTTED = re.compile(r"(?:inputs?|outputs?|reference(?:_outputs)?|attributes|metadata|retrieval|response)\..+")
 
 
 class LogRow(NamedTuple):
-    """A row of a log: its number, where it stands for errors ("log.csv:7"), and its fields in lower case."""
+    """A row of a log: its number, where it stands for errors ("log.csv:7"), and its fields in small letters."""
 
     number: int
     where: str
@@ -45,144 +61,329 @@ class LogRow(NamedTuple):
 class LogEntry(NamedTuple):
     """A question of a log and what was retrieved for it, in the log's order.
 
-    `fields` is what the log says besides: accepted answers, relevant ids, an id. `number` and `where` are those of its
-    first row. `has_ranks` says that the log has a column of ranks, so that a passage without one is conspicuous.
+    `answers` are the accepted ones, `relevant_ids` those of its relevant passages, None where it says nothing of them.
+    `number` and `where` are those of its first row. In a `list` the log itself has put the passages in order.
     """
 
     number: int
     where: str
     question: str
     passages: list[LoggedPassage]
-    fields: Fields
-    has_ranks: bool = False
+    answers: list[str]
+    relevant_ids: list[str] | None = None
+    id: str = ""
+    is_list: bool = True
+
+
+@dataclass
+class LogReading:
+    """What a log was taken for: the names of its fields, and the faults of its rows, by what is wrong."""
+
+    name: str
+    columns: Mapping[str, str] = field(default_factory=dict)
+    taken: Taken = field(default_factory=Counter)
+    faults: dict[str, list[str]] = field(default_factory=dict)
+    rows: int = 0
+    layout: str = ""
+
+    def note_fault(self, where: str, error: PosgapError) -> None:
+        """Keeps a fault until all of a file can be said at once."""
+        self.faults.setdefault(str(error).removeprefix(f"{where}: "), []).append(where)
+
+    def require_no_faults(self) -> None:
+        """Raises `PosgapError` with all faults, each with the number of its rows."""
+        told = []
+        for what, places in self.faults.items():
+            more = f" and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
+            told.append(f"{', '.join(places[:_MOST_NAMED])}{more}: {what}")
+        if told:
+            raise PosgapError("; ".join(told))
 
 
 class LogLayout(NamedTuple):
-    """A layout: whether a row with passages has it, and what reads the rows of such a log."""
+    """A layout: what its rows are, whether a row with passages has it, and what reads the rows of such a log."""
 
+    name: str
     fits: Callable[[Fields], bool]
-    entries: Callable[[Iterable[LogRow]], Iterator[LogEntry]]
+    entries: Callable[[Iterable[LogRow], LogReading], Iterator[LogEntry]]
 
 
-def read_log(numbered: Iterable[tuple[int, Any]], name: str) -> Iterator[LogEntry]:
-    """Yields the entries of the (number, row) of the log `name`; the first row with a passage tells its layout.
+def read_log(numbered: Iterable[tuple[int, Any]], reading: LogReading) -> list[LogEntry]:
+    """Returns the entries of a log's (number, row); the first row with a passage tells its layout.
 
-    Raises `PosgapError` that names the row and what is wrong with it.
+    Raises `PosgapError` that names the rows and all that is wrong with them.
     """
-    rows = _log_rows(numbered, name)
+    rows = _log_rows(numbered, reading)
     leading: list[LogRow] = []
+    layout = None
     for row in rows:
         leading.append(row)
-        if is_trace(row.fields) or first_cell(row.fields, (*PASSAGES, *TEXTS)) is not None:
+        layout = next((each for each in LAYOUTS if each.fits(row.fields)), None)
+        if layout:
             break
-    if not leading:
-        return
-    telling = leading[-1].fields
-    for layout in LAYOUTS:
-        if layout.fits(telling):
-            yield from layout.entries(chain(leading, rows))
-            return
-    raise PosgapError(
-        f"{leading[0].where}: no retrieved passages: expected a field `passages` with a list of them (also: "
-        f"{', '.join(PASSAGES[1:])}), or a row for each passage with its `text` (also: {', '.join(TEXTS[1:])}); "
-        f"found {list_names(telling)} (docs/rag.md)"
+    entries: list[LogEntry] = []
+    if layout:
+        reading.layout = layout.name
+        entries += layout.entries(chain(leading, rows), reading)
+    elif leading and not reading.faults:
+        raise PosgapError(
+            f"{leading[0].where}: no retrieved passages: expected a field `passages` with a list of them (also: "
+            f"{', '.join(FIELDS['passages'][1:])}), or a row for each passage with its `text` (also: "
+            f"{', '.join(FIELDS['text'][1:])}); found {list_names(leading[-1].fields)}; --columns names others, like "
+            "text=Content (docs/rag.md)"
+        )
+    reading.require_no_faults()
+    return entries
+
+
+def _log_rows(numbered: Iterable[tuple[int, Any]], reading: LogReading) -> Iterator[LogRow]:
+    """Yields the rows; what ends the file early is a fault of it."""
+    try:
+        for number, row in unwrapped_rows(numbered, reading.name):
+            where = f"{reading.name}:{number}"
+            fields = read_fields(row, where, reading.columns)
+            if any(map(is_filled, fields.values())):
+                reading.rows += 1
+                yield LogRow(number, where, fields)
+    except PosgapError as error:
+        if not reading.faults:
+            raise
+        reading.note_fault(str(error).partition(": ")[0], error)
+
+
+def unwrapped_rows(numbered: Iterable[tuple[int, Any]], name: str) -> Iterator[tuple[int, Any]]:
+    """Yields (number, row), also of rows within one object, or in any `orient` in which pandas writes a frame."""
+    rows = iter(numbered)
+    for number, row in rows:
+        inner = find_wrapped(row)
+        if inner is None and isinstance(row, list | tuple):
+            names = [str(cell) for cell in row]
+            if number != 1 or not any(name in FIELDS["question"] for name in names):
+                raise PosgapError(
+                    f"{name}:{number}: an array without names of fields; write objects (pandas: orient='records')"
+                )
+            for at, cells in rows:
+                yield at, dict(zip(names, cells))
+        elif inner is None:
+            yield number, row
+        else:
+            yield from enumerate(inner, start=1)
+
+
+def find_wrapped(row: Any) -> list[Any] | None:
+    """The rows that an object holds, instead of being one; None where it is a row."""
+    if not isinstance(row, Mapping):
+        return None
+    names, data = row.get("columns"), row.get("data")
+    if isinstance(names, list) and isinstance(data, list):  # split
+        return [dict(zip(names, cells)) for cells in data]
+    columns = list(row.values())
+    are_columns = all(isinstance(column, Mapping) for column in columns)
+    keys = list(dict.fromkeys(chain.from_iterable(columns))) if are_columns else []
+    if keys and set(row) & {*FIELDS["question"]} and all(list(column) == keys for column in columns):  # columns
+        return [{name: column[key] for name, column in row.items()} for key in keys]
+    if find_question(row) and has_passages(row):
+        return None
+    for name in _WRAPPERS:
+        inner = row.get(name)
+        if isinstance(inner, list) and inner and all(isinstance(each, Mapping) for each in inner):
+            return inner if any(find_question(each) or is_trace(each) for each in inner) else None
+    return columns if keys and all(map(find_question, columns)) else None  # index
+
+
+def read_fields(row: Any, where: str, columns: Mapping[str, str] | None = None) -> Fields:
+    """The fields of a log's row, by plain names and nested as they are meant."""
+    return _nested(plain_fields(row, where, columns))
+
+
+def _nested(row: Fields) -> Fields:
+    """A row whose dotted names are nested objects, as exports write them into columns: inputs.question."""
+    if not any(_DOTTED.fullmatch(name) for name in row):
+        return row
+    tree: dict[str, Any] = {}
+    for name, cell in row.items():
+        *outer, last = name.split(".") if _DOTTED.fullmatch(name) else [name]
+        place = tree
+        for part in outer:
+            inner = place.get(part)
+            place[part] = inner if isinstance(inner, dict) else {}
+            place = place[part]
+        place[last] = cell
+    return {name: _lists(cell) for name, cell in tree.items()}
+
+
+def _lists(value: Any) -> Any:
+    """An object whose names are 0, 1, 2 ... as a list, within objects too."""
+    if not isinstance(value, dict):
+        return value
+    inner = {name: _lists(cell) for name, cell in value.items()}
+    if inner and all(str(name).isdecimal() for name in inner):
+        return [inner[name] for name in sorted(inner, key=int)]
+    return inner
+
+
+def question_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEntry]:
+    """Yields an entry for each row, which has the passages of its question in a list."""
+    for row in rows:
+        try:
+            question = require_question(row.fields, row.where, reading.taken)
+            yield _to_entry(row, question, parse_passages(row.fields, row.where, reading.taken), row.fields, reading)
+        except PosgapError as error:
+            reading.note_fault(row.where, error)
+
+
+def _to_entry(
+    row: LogRow, question: str, passages: list[LoggedPassage], fields: Fields, reading: LogReading
+) -> LogEntry:
+    id = take(fields, "", names=("id", *FIELDS["question_id"]))
+    return LogEntry(
+        row.number,
+        row.where,
+        question,
+        passages,
+        parse_answers(fields, row.where, reading.taken),
+        parse_relevant_ids(fields, row.where, reading.taken),
+        "" if isinstance(id, dict | list) or id is None else str(id),
     )
 
 
-def _log_rows(numbered: Iterable[tuple[int, Any]], name: str) -> Iterator[LogRow]:
-    for number, row in numbered:
-        where = f"{name}:{number}"
-        yield LogRow(number, where, plain_fields(row, where))
-
-
-def question_rows(rows: Iterable[LogRow]) -> Iterator[LogEntry]:
-    """Yields an entry for each row, which has the passages of its question in a list."""
-    for row in rows:
-        question = require_question(row.fields, row.where)
-        yield LogEntry(row.number, row.where, question, parse_passages(row.fields, row.where), row.fields)
-
-
-def passage_rows(rows: Iterable[LogRow]) -> Iterator[LogEntry]:
+def passage_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEntry]:
     """Yields an entry for all rows of a question, each of which has one passage: as questions come first.
 
-    Rows belong together by the question's id, or its text. What they say of the question is taken from the first that
-    says it; their answers are all accepted.
+    Rows belong together by the question's id, or its text; one without either is of the question above it, as in merged
+    cells. What rows say of the question is taken from the first that says it; their answers are all accepted.
     """
-    by_question: dict[str, list[tuple[LogRow, float | None]]] = {}
-    has_ranks = False
+    by_question: dict[str, list[tuple[LogRow, LoggedPassage]]] = {}
+    name = None
     for row in rows:
-        name = first_cell(row.fields, QUESTION_IDS)
-        if name is None:
-            name = require_question(row.fields, row.where)
-        rank = parse_number(first_cell(row.fields, RANKS), f"{row.where}: field `rank`")
-        has_ranks = has_ranks or rank is not None
-        by_question.setdefault(str(name), []).append((row, rank))
-    for ranked_rows in by_question.values():
-        yield _join_rows(ranked_rows, has_ranks)
+        try:
+            own = take(row.fields, "question_id")
+            own = find_question(row.fields, reading.taken) if own is None else own
+            name = name if own is None else own
+            if name is None:
+                require_question(row.fields, row.where)
+            # A row's `id` is that of the row, or of the question.
+            cells = {each: cell for each, cell in row.fields.items() if each not in ("id", "id_", "_id")}
+            passage = parse_passage(cells, row.where, reading.taken)
+            by_question.setdefault(str(name), []).append((row, passage))
+        except PosgapError as error:
+            reading.note_fault(row.where, error)
+    for of_question in by_question.values():
+        row = of_question[0][0]
+        try:
+            yield _join_rows(of_question, reading)
+        except PosgapError as error:
+            reading.note_fault(row.where, error)
 
 
-def _join_rows(ranked_rows: Sequence[tuple[LogRow, float | None]], has_ranks: bool) -> LogEntry:
-    """The entry of one question's rows, each with its rank."""
-    passages, answers = [], []
+def _join_rows(of_question: Sequence[tuple[LogRow, LoggedPassage]], reading: LogReading) -> LogEntry:
+    """The entry of one question's rows, each with its passage."""
+    answers: list[str] = []
     common: dict[str, Any] = {}  # what the rows say of the question
-    for row, rank in ranked_rows:
-        # A row's `id` is that of the row, or of the question.
-        passage = parse_passage({**row.fields, "id": first_cell(row.fields, PASSAGE_IDS)}, row.where)
-        passages.append(passage._replace(rank=rank))
-        rest = {name: cell for name, cell in row.fields.items() if name not in (*TEXTS, *IDS)}
-        answers += parse_answers(rest, row.where)
+    for row, _ in of_question:
+        rest = {name: cell for name, cell in row.fields.items() if name not in (*FIELDS["text"], *IDS)}
+        answers += parse_answers(rest, row.where, reading.taken)
         for name, cell in rest.items():
-            if name not in common and cell not in (None, ""):
+            if name not in common and is_filled(cell):
                 common[name] = cell
-    common["answers"] = list(dict.fromkeys(answers))
-    number, where, _ = ranked_rows[0][0]
-    question = require_question(common, where)
-    return LogEntry(number, where, question, add_lists_beside(passages, common, where), common, has_ranks)
+    row = of_question[0][0]
+    passages = add_lists_beside([passage for _, passage in of_question], common, row.where)
+    entry = _to_entry(row, require_question(common, row.where), passages, common | {"answers": None}, reading)
+    return entry._replace(answers=list(dict.fromkeys(answers)), is_list=False)
 
 
 def is_trace(row: Fields) -> bool:
-    """Whether a row is a run of LangChain, or an event or a span of LlamaIndex."""
-    return "run_type" in row or {"event_type", "payload"} <= set(row) or {"span_id", "timestamp"} <= set(row)
+    """Whether a row is a run of LangChain or LangSmith, an event or a span of LlamaIndex, OpenTelemetry or Phoenix, or
+    a trace of Langfuse."""
+    marks = ({"run_type"}, {"event_type", "payload"}, {"span_id", "timestamp"}, {"inputs", "outputs"})
+    of_span = ({"attributes", "name"}, {"observations"}, {"input", "output", "trace_id"})
+    return any(each <= set(row) for each in (*marks, *of_span))
 
 
-def trace_rows(rows: Iterable[LogRow]) -> Iterator[LogEntry]:
+def trace_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEntry]:
     """Yields an entry for the first retrieval for each question among the runs, events or spans of a trace."""
     done: set[str] = set()
     queries: dict[str, Any] = {}
-    for number, where, fields in rows:
-        for retrieval in _retrievals(fields, queries):
-            question = find_question(retrieval)
-            if question is not None and has_passages(retrieval) and question_key(question) not in done:
-                done.add(question_key(question))
-                yield LogEntry(number, where, question, parse_passages(retrieval, where), retrieval)
+    for row in rows:
+        try:
+            for retrieval in _retrievals(row.fields, queries):
+                question = find_question(retrieval)
+                if question is not None and has_passages(retrieval) and question_key(question) not in done:
+                    done.add(question_key(question))
+                    find_question(retrieval, reading.taken)
+                    passages = parse_passages(retrieval, row.where, reading.taken)
+                    yield _to_entry(row, question, passages, retrieval, reading)._replace(
+                        id=str(retrieval.get("id") or "")
+                    )
+        except PosgapError as error:
+            reading.note_fault(row.where, error)
 
 
-def _retrievals(row: Fields, queries: dict[str, Any]) -> Iterator[Fields]:
+def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = None) -> Iterator[Fields]:
     """Yields the fields of all that may be retrievals in a trace's row. `queries` has those of LlamaIndex' events that
-    have begun, by their id."""
-    if "run_type" in row:
-        yield from _langchain_runs(row, queries)
-    elif "payload" in row:
+    have begun, by their id; `asked` is the question of the run that called this one, and what is right."""
+    if "payload" in row and "event_type" in row:
         payload, event = as_mapping(row["payload"]), str(row.get("id_", ""))
         queries.setdefault(event, payload.get("query_str"))
         yield {"query": queries[event], **payload}
-    else:
+        return
+    if not {"inputs", "outputs", "input", "output", "run_type"} & set(row):
         yield {**row, **as_mapping(row.get("response"))}
+    inputs = _with_question(row.get("inputs", row.get("input")))
+    outputs = row.get("outputs", row.get("output"))
+    outputs = {"documents": outputs} if isinstance(outputs, list) and outputs else as_mapping(outputs)
+    attributes = _nested_attributes(row.get("attributes"))
+    retrieved = {name: value for name, value in outputs.items() if name not in FIELDS["answers"]}
+    own = {**retrieved, **inputs, **_of_attributes(attributes)}
+    # A run that was called says itself what was retrieved; what is right stands in the one that called it.
+    common = {
+        "question": find_question(own),
+        "expected_answers": _accepted(row),
+        "relevant_ids": take(row, "relevant_ids"),
+    }
+    common = {name: (asked or {}).get(name) if value is None else value for name, value in common.items()}
+    yield {**own, **common}
+    for name in ("child_runs", "observations", "spans", "children"):
+        children = row.get(name)
+        for child in children if isinstance(children, list) else ():
+            yield from _retrievals(plain_fields(as_mapping(child), ""), queries, common)
 
 
-def _langchain_runs(run: Fields, queries: dict[str, Any]) -> Iterator[Fields]:
-    """Yields a run's inputs, outputs and reference answers, then those of the runs that it called."""
-    outputs, reference = as_mapping(run.get("outputs")), as_mapping(run.get("reference_outputs"))
-    retrieved = {name: value for name, value in outputs.items() if name not in ANSWERS}
-    accepted = {name: reference[name] for name in ANSWERS if name in reference}
-    yield {**retrieved, **as_mapping(run.get("inputs")), **accepted}
-    children = run.get("child_runs")
-    for child in children if isinstance(children, list) else ():
-        yield from _retrievals(as_mapping(child), queries)
+def _accepted(row: Fields) -> Any:
+    """What a run says is right, in its reference outputs or beside them; its own answer is what the chain said."""
+    for source in (as_mapping(row.get("reference_outputs")), as_mapping(row.get("reference"))):
+        accepted = take(source, "answers")
+        if accepted is not None:
+            return accepted
+    accepted = take(row, "answers", names=("reference_outputs", *FIELDS["answers"][:-1]))
+    return None if isinstance(accepted, Mapping) else accepted
+
+
+def _with_question(value: Any) -> Fields:
+    """What a run was asked, by the names of fields; a bare text is the question."""
+    inputs = as_mapping(value)
+    question = find_question({"question": value}) if value is not None and not find_question(inputs) else None
+    return {**inputs, "question": question} if question else inputs
+
+
+def _nested_attributes(value: Any) -> Fields:
+    """A span's attributes as nested objects; of OpenTelemetry's list the values by their keys."""
+    if isinstance(value, list):
+        pairs = [as_mapping(each) for each in value]
+        value = {each.get("key"): next(iter(as_mapping(each.get("value")).values()), None) for each in pairs}
+    plain = {f"attributes.{name}": cell for name, cell in as_mapping(value).items() if isinstance(name, str)}
+    return as_mapping(_nested(plain).get("attributes"))
+
+
+def _of_attributes(attributes: Fields) -> Fields:
+    """The question and the passages of a span's attributes, by OpenInference's names."""
+    asked = as_mapping(attributes.get("input")).get("value", attributes.get("input"))
+    documents = as_mapping(attributes.get("retrieval")).get("documents")
+    return {"question": asked, "documents": documents} if attributes else {}
 
 
 LAYOUTS = (
-    LogLayout(is_trace, trace_rows),
-    LogLayout(has_passages, question_rows),
-    LogLayout(lambda row: first_cell(row, TEXTS) is not None, passage_rows),
+    LogLayout("runs or spans of a trace", is_trace, trace_rows),
+    LogLayout("a question", has_passages, question_rows),
+    LogLayout("a passage", lambda row: take(row, "text") is not None, passage_rows),
 )

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import parse_as, read_jsonl, write_jsonl
-from posgap.foundation.json_text import is_array, items
-from posgap.foundation.rows import kind_of_table, table_rows
+from posgap.foundation.files import parse_as, read_rows, write_jsonl
+from posgap.foundation.rows import kind_of_table
 from posgap.tasks.choice_files import layout_of
 from posgap.tasks.examples import AnyExample, Example, KVExample, RankedExample
 from posgap.tasks.retrieval_logs import is_log, ranked_examples
@@ -50,9 +49,7 @@ def first_example(path: Path) -> AnyExample:
 
 
 def _parsed_lines(file: Path) -> Iterator[tuple[int, AnyExample]]:
-    table = bool(kind_of_table(file))
-    rows = table_rows(file) if table else items(file) if is_array(file) else read_jsonl(file)
-    return rows_as_examples(rows, str(file), table)
+    return rows_as_examples(read_rows(file), str(file), bool(kind_of_table(file)))
 
 
 def rows_as_examples(

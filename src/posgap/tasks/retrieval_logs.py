@@ -1,14 +1,16 @@
 """Turns what retrievers and chains around them write down into ranked examples: logs, evaluation sets and traces.
 
-`posgap.tasks.log_layouts` reads a log, whatever its layout, and `posgap.tasks.log_fields` its fields. Here its passages
-are put in their order, relevance is decided, and what cannot be asked is left out and counted.
+`posgap.tasks.log_layouts` reads a log, whatever its layout, and `posgap.tasks.log_fields` its fields. Here it is
+decided for the whole log what its words mean: its order, what tells relevant passages, and of which kind its ids are.
+What cannot be asked is left out and counted.
 """
 
 import logging
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -16,21 +18,21 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows
 from posgap.tasks.examples import Passage, RankedExample
 from posgap.tasks.log_fields import (
-    QUESTION_IDS,
     LoggedPassage,
-    first_cell,
+    Taken,
     has_passages,
     parse_answers,
     parse_relevant_ids,
-    plain_fields,
     question_key,
     require_question,
 )
-from posgap.tasks.log_layouts import LogEntry, is_trace, read_log
-from posgap.tasks.metrics import holds_answer, normalize, sub_exact_match
+from posgap.tasks.log_layouts import LogEntry, LogReading, find_wrapped, is_trace, read_fields, read_log, unwrapped_rows
+from posgap.tasks.metrics import contains_answer, holds_answer, normalize
 
 log = logging.getLogger(__name__)
 Relevance = Literal["id", "label", "answer"]
+METRIC = "answer_words"  # by which a passage of a log holds an answer
+_FEW = 3  # questions: fewer say nothing of a log
 
 
 @dataclass
@@ -39,15 +41,20 @@ class ImportReport:
 
     Counts questions that were left out, by reason; those in which the log left something open; and those whose relevant
     passages are told by id, label or answer. Counts passages that are `relevant`, others that hold an answer
-    (`answering`), and how many of those were `dropped`.
+    (`answering`), and how many of those were `dropped`. `elsewhere` counts questions, of those `told` by ids or labels
+    whose answer some passage holds, in which no relevant one does. `taken_for` says in words what the log was taken
+    for.
     """
 
     left_out: Counter[str] = field(default_factory=Counter)
     left_open: Counter[str] = field(default_factory=Counter)
     relevance: Counter[str] = field(default_factory=Counter)
+    taken_for: list[str] = field(default_factory=list)
     relevant: int = 0
     answering: int = 0
     dropped: int = 0
+    told: int = 0
+    elsewhere: int = 0
 
     def summary_lines(self) -> list[str]:
         """The counts in words, but for what was left open."""
@@ -64,18 +71,29 @@ class ImportReport:
         return lines
 
     def log_summary(self, name: str) -> None:
-        """Logs all counts of the log that `name` names; warns of what it left open."""
-        for line in self.summary_lines():
+        """Logs what the log that `name` names was taken for, and all counts; warns of what it left open."""
+        for line in (*self.taken_for, *self.summary_lines()):
             log.info("%s: %s", name, line)
         if self.left_open:
             what = "; ".join(f"in {number} questions {what}" for what, number in self.left_open.items())
             log.warning("%s: %s (docs/rag.md)", name, what)
+        if self.elsewhere >= _FEW and 2 * self.elsewhere >= self.told:
+            log.warning(
+                "%s: in %d of %d questions no relevant passage holds an answer, and another one does: are the ids of "
+                "relevant passages those of these passages, and none off by one? (docs/rag.md)",
+                name, self.elsewhere, self.told,
+            )  # fmt: skip
 
     def count_example(self, example: RankedExample) -> None:
         """Counts an example that can be asked."""
         self.relevance[example.relevance] += 1
         self.relevant += len(example.gold)
-        self.answering += sum(holds_answer(document, example.answers) for document in example.distractors)
+        answering = sum(holds_answer(document, example.answers, METRIC) for document in example.distractors)
+        self.answering += answering
+        if example.relevance != "answer":
+            is_held = any(holds_answer(document, example.answers, METRIC) for document in example.gold)
+            self.told += is_held or answering > 0
+            self.elsewhere += answering > 0 and not is_held
 
 
 class Labels(NamedTuple):
@@ -89,28 +107,31 @@ class _LeftOutError(Exception):
     """Why a question cannot be asked, as it follows "left out 3"."""
 
 
-def is_log(row: Mapping[str, Any], table: bool = False) -> bool:
+def is_log(row: Any, table: bool = False) -> bool:
     """Whether a row is of a log or a trace, rather than an example in posgap's own format.
 
     Any row of a `table` is that has no fields of an example; of JSON lines, which may be faulty examples, one with
-    retrieved passages.
+    retrieved passages, or an object or array around rows.
     """
+    if not isinstance(row, Mapping):
+        return isinstance(row, list)
     if {"passages", "relevance"} <= set(row):
         return False
     if {"records", "gold", "distractors"} & set(row) and not is_trace(row):
         return table and "distractors" not in row and "records" not in row
-    return table or is_trace(row) or has_passages(plain_fields(row, "a row"))
+    fields = read_fields(row, "a row")
+    return table or is_trace(fields) or has_passages(fields) or find_wrapped(row) is not None
 
 
-def read_labels(path: Path) -> dict[str, Labels]:
+def read_labels(path: Path, columns: Mapping[str, str] | None = None) -> dict[str, Labels]:
     """The labels by question of a file with `question`, `answers` and, where relevance goes by them, `relevant_ids`.
 
     Traces have none of their own. Any format that `posgap.foundation.files.read_rows` reads.
     """
     labels: dict[str, Labels] = {}
-    for number, row in read_rows(path):
+    for number, row in unwrapped_rows(read_rows(path), str(path)):
         where = f"{path}:{number}"
-        fields = plain_fields(row, where)
+        fields = read_fields(row, where, columns)
         key = question_key(require_question(fields, where))
         answers, ids = parse_answers(fields, where), parse_relevant_ids(fields, where)
         if key in labels:
@@ -127,24 +148,32 @@ def ranked_examples(
     labels: Mapping[str, Labels] | None = None,
     relevance: Relevance | str = "",
     report: ImportReport | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[int, RankedExample]]:
     """Yields (number, example) of the (number, row) of a retrieval log or a trace, which `name` names.
 
-    Passages stay in the retriever's order: the list's, or for a row per passage that of the column `rank`, else of the
-    rows. A passage that comes twice counts once. `labels` are answers and relevant ids by question, which come before
-    those of the row. Which passages are relevant is told by `relevance`, else by the first of these that the row has:
-    the ids of relevant passages, the passages' labels, and the answers that they hold (both normalised). Of a trace the
-    first retrieval for a question counts.
+    Passages stand in the retriever's order, as the log's own word has it: its ranks, else its scores, else the order in
+    which they come. A passage that comes twice counts once. `labels` are answers and relevant ids by question, which
+    come before those of the row. Which passages are relevant is told by `relevance`, else by the first of these that
+    the row has: the ids of relevant passages, the passages' labels, and the answers that they hold (by the metric
+    `answer_words`). Of a trace the first retrieval for a question counts. `columns` says in what columns fields stand
+    that have a name of their own there.
 
     What cannot be asked is left out and counted in `report`: questions without answers, without a relevant passage
     among those that were retrieved or with relevant ones alone, of several retrievals that are mixed, or, where
     relevance goes by answers, answered by yes or no. Without a `report` that is logged, and it is an error if it was
-    all. Raises `PosgapError` that names the row, and the field that is wrong.
+    all. Raises `PosgapError` that names the rows, and the fields that are wrong.
     """
     counted = ImportReport() if report is None else report
-    for entry in read_log(rows, name):
+    reading = LogReading(name, columns or {})
+    entries = _with_own_ids(_with_labels(read_log(rows, reading), labels or {}), name)
+    entries = decide_labels(decide_numbers(entries), relevance, counted)
+    entries, id_name = decide_ids(entries)
+    order = decide_order(entries)
+    counted.taken_for += _describe_reading(reading, entries, order, id_name)
+    for entry in entries:
         try:
-            example = _to_example(entry, labels or {}, relevance, counted)
+            example = _to_example(entry, order, relevance, counted)
         except _LeftOutError as reason:
             counted.left_out[str(reason)] += 1
             continue
@@ -163,39 +192,198 @@ def without_answering(
 ) -> Iterator[tuple[int, RankedExample]]:
     """Yields the examples without the passages that are not relevant and yet hold an answer, counted in `report`."""
     for number, example in examples:
-        kept = [p for p in example.passages if p.relevant or not holds_answer(p.document, example.answers)]
+        kept = []
+        for passage in example.passages:
+            if passage.relevant or not holds_answer(passage.document, example.answers, METRIC):
+                kept.append(passage)
         report.dropped += len(example.passages) - len(kept)
         yield number, example.model_copy(update={"passages": kept})
 
 
-def _to_example(entry: LogEntry, labels: Mapping[str, Labels], relevance: str, report: ImportReport) -> RankedExample:
+def _with_labels(entries: Iterable[LogEntry], labels: Mapping[str, Labels]) -> list[LogEntry]:
+    """The entries, with the labels of their questions in place of what the log says of them."""
+    labelled = []
+    for entry in entries:
+        own = labels.get(question_key(entry.question))
+        labelled.append(entry._replace(answers=own.answers, relevant_ids=own.ids) if own else entry)
+    return labelled
+
+
+def _with_own_ids(entries: list[LogEntry], name: str) -> list[LogEntry]:
+    """The entries, without their ids where these are not the questions', as those of users are not."""
+    ids = Counter(entry.id for entry in entries if entry.id)
+    if max(ids.values(), default=1) == 1:
+        return entries
+    log.info("%s: `id` is the same for several questions, and so is not theirs", name)
+    return [entry._replace(id="") for entry in entries]
+
+
+def decide_numbers(entries: list[LogEntry]) -> list[LogEntry]:
+    """The entries, with answers like 1994.0 as 1994 where all numbers of the log end so: a column with empty cells."""
+    every = [each for entry in entries for each in entry.answers if re.fullmatch(r"-?\d+(\.\d+)?", each)]
+    if not every or not all(each.endswith(".0") for each in every):
+        return entries
+    whole = []
+    for entry in entries:
+        whole.append(entry._replace(answers=[re.sub(r"^(-?\d+)\.0$", r"\1", each) for each in entry.answers]))
+    return whole
+
+
+def decide_labels(entries: Sequence[LogEntry], relevance: str, report: ImportReport) -> list[LogEntry]:
+    """The entries, with labels as scores where any of the log's labels is none: no grade, but a share or a percent."""
+    every = chain.from_iterable(entry.passages for entry in entries)
+    if relevance == "label" or not any(passage.is_share for passage in every):
+        return list(entries)
+    scored = []
+    for entry in entries:
+        passages = []
+        for passage in entry.passages:
+            score = passage.label if passage.score is None else passage.score
+            passages.append(passage._replace(label=None, score=score))
+        scored.append(entry._replace(passages=passages))
+    report.left_open["labels are no whole numbers, so they are scores; import them as grades by --relevant label"] = (
+        len(entries)
+    )
+    return scored
+
+
+def decide_ids(entries: Sequence[LogEntry]) -> tuple[list[LogEntry], str]:
+    """The entries, each passage with the one of its ids that the log's relevant ids are of; and the name of that.
+
+    It is the name under which the passages of most questions have a relevant id; of equal ones that of smaller parts.
+    Relevant ids that stand together in a cell are parted where no passage has such an id.
+    """
+    names = dict.fromkeys(chain.from_iterable(p.ids for entry in entries for p in entry.passages))
+    found: Counter[str] = Counter()
+    for entry in entries:
+        for name in names:
+            own = {passage.ids.get(name) for passage in entry.passages}
+            found[name] += not own.isdisjoint(_parted_ids(entry.relevant_ids or [], own))
+    best = max(names, key=lambda name: found[name], default="")
+    of_one_kind = []
+    for entry in entries:
+        passages = []
+        for passage in entry.passages:
+            ids = {best: passage.ids[best]} if best in passage.ids else {} if found[best] else passage.ids
+            passages.append(passage._replace(ids=ids))
+        own = {passage.ids.get(best) for passage in passages}
+        ids = None if entry.relevant_ids is None else _parted_ids(entry.relevant_ids, own)
+        of_one_kind.append(entry._replace(passages=passages, relevant_ids=ids))
+    return of_one_kind, best if found[best] else ""
+
+
+def _parted_ids(ids: Sequence[str], own: set[str | None]) -> list[str]:
+    parted: list[str] = []
+    for each in ids:
+        parts = [part for part in re.split(r"\s*[,;|\s]\s*", each.strip(" []{}()")) if part]
+        parted += [each] if each in own or not parts else parts
+    return parted
+
+
+class LogOrder(NamedTuple):
+    """By what a log's passages are put in the retriever's order: its ranks, its scores, or as they come."""
+
+    by: Literal["rank", "score", "list"]
+    words: str
+
+
+def decide_order(entries: Sequence[LogEntry]) -> LogOrder:
+    """Decides by what the passages of all questions of a log are ordered.
+
+    Ranks go before scores, and scores before the order in which passages come; a list whose scores only rise is one of
+    distances. `words` say it, and in how many questions two of these disagree.
+    """
+    by_rank = [_of_texts(entry) for entry in entries if any(p.rank is not None for p in _of_texts(entry))]
+    scored = []
+    for entry in entries:
+        passages = _of_texts(entry)
+        if len(passages) > 1 and all(passage.score is not None for passage in passages):
+            scored.append(passages)
+    falls = sum(_is_sorted(passages, lambda passage: -(passage.score or 0)) for passages in scored)
+    rises = sum(_is_sorted(passages, lambda passage: passage.score or 0) for passages in scored)
+    if by_rank:
+        against = 0
+        for passages in scored:
+            ranked = sorted(passages, key=lambda passage: (passage.rank is None, passage.rank or 0))
+            against += not _is_sorted(ranked, lambda passage: -(passage.score or 0))
+        beside = f"; scores disagree in {against} of {len(scored)} questions" if against else ""
+        return LogOrder("rank", f"that of their ranks{beside}")
+    if not scored or falls == len(scored):
+        return LogOrder("list", "that in which they come" + (", and so are their scores" if scored else ""))
+    if rises == len(scored) and all(entry.is_list for entry in entries) and _are_distances(scored):
+        return LogOrder("list", "that in which they come; their scores rise, as distances do")
+    against = len(scored) - falls
+    return LogOrder("score", f"that of their scores; they come in another one in {against} of {len(scored)} questions")
+
+
+def _of_texts(entry: LogEntry) -> list[LoggedPassage]:
+    return [passage for passage in entry.passages if passage.text.strip()]
+
+
+def _is_sorted(passages: Sequence[LoggedPassage], key: Callable[[LoggedPassage], float]) -> bool:
+    return all(key(before) <= key(after) for before, after in pairwise(passages))
+
+
+def _are_distances(scored: Iterable[Sequence[LoggedPassage]]) -> bool:
+    """Whether the scores of pairs of document and score rise, which LangChain's stores call distances."""
+    return all(passage.is_pair for passage in chain.from_iterable(scored))
+
+
+def _describe_reading(reading: LogReading, entries: Sequence[LogEntry], order: LogOrder, id_name: str) -> list[str]:
+    """What a log was taken for, in a few lines."""
+    sizes, empty = [], 0
+    for entry in entries:
+        sizes.append(len(_of_texts(entry)))
+        empty += sum(not p.text.strip() and bool(p.ids or entry.is_list) for p in entry.passages)
+    if not sizes:
+        return []
+    labels = f", labels from {_names(reading.taken, 'label')}" if _names(reading.taken, "label") else ""
+    listed = _names(reading.taken, "passages") or "the rows"
+    without = f"; {empty} without a text are left out" if empty else ""
+    ids = f"; ids of relevant passages are those of `{id_name}`" if id_name else ""
+    return [
+        f"{len(entries)} questions of {reading.rows} rows, each {reading.layout}: question from "
+        f"{_names(reading.taken, 'question')}, answers from {_names(reading.taken, 'answers') or '--answers'}",
+        f"passages from {listed}, {min(sizes)} to {max(sizes)} for a question: "
+        f"text from {_names(reading.taken, 'text') or 'the list'}, title from "
+        f"{_names(reading.taken, 'title') or 'nowhere'}{labels}{ids}{without}",
+        f"order: {order.words}",
+    ]
+
+
+def _names(taken: Taken, field: str) -> str:
+    return " and ".join(f"`{name}`" for own, name in taken if own == field)
+
+
+def _to_example(entry: LogEntry, order: LogOrder, relevance: str, report: ImportReport) -> RankedExample:
     """The example of a log's entry. Raises `_LeftOutError` where it cannot be asked."""
-    retrieved = _rank_passages(entry.passages, report) if entry.has_ranks else entry.passages
-    retrieved = [passage for passage in retrieved if passage.text.strip()]
-    own = labels.get(question_key(entry.question))
-    if own is None:
-        own = Labels(parse_answers(entry.fields, entry.where), parse_relevant_ids(entry.fields, entry.where))
-    if not relevance and own.ids is None:
-        retrieved = _move_scores_from_labels(retrieved, report)
-    if not own.answers:
+    retrieved = _order_passages(entry, order, report)
+    if not entry.answers:
         raise _LeftOutError("without answers (columns `answers` or `ground_truth`, or a file given as --answers)")
-    way = relevance or _way_to_tell(retrieved, own)
-    passages = _label_passages(retrieved, own, way, entry.where)
-    name = first_cell(entry.fields, ("id", *QUESTION_IDS))
+    way = relevance
+    if not way and entry.relevant_ids is not None:
+        way = "id"
+    elif not way:
+        way = "label" if any(passage.label is not None for passage in retrieved) else "answer"
     return RankedExample(
-        id=f"rag-{entry.number:06d}" if name is None or isinstance(name, dict | list) else str(name),
+        id=entry.id or f"rag-{entry.number:06d}",
         question=entry.question,
-        answers=own.answers,
-        passages=passages,
+        answers=entry.answers,
+        passages=_label_passages(retrieved, entry, way),
         relevance=cast(Relevance, way),
     )
 
 
-def _rank_passages(passages: Sequence[LoggedPassage], report: ImportReport) -> list[LoggedPassage]:
-    """A question's passages in the order of their ranks, those without a rank behind.
+def _order_passages(entry: LogEntry, order: LogOrder, report: ImportReport) -> list[LoggedPassage]:
+    """A question's passages that have a text in the log's order, those without a rank or a score behind.
 
     Where the ranks begin anew, the first retrieval alone counts. Raises `_LeftOutError` where several are mixed.
     """
+    passages = _of_texts(entry)
+    if order.by == "score":
+        return sorted(passages, key=lambda passage: (passage.score is None, -(passage.score or 0)))
+    if order.by == "list":
+        return passages
     ranks, shared = _count_ranks(passages)
     if shared:
         first, *others = _split_where_ranks_fall(passages)
@@ -206,7 +394,7 @@ def _rank_passages(passages: Sequence[LoggedPassage], report: ImportReport) -> l
             raise _LeftOutError("with several passages at most ranks: give each retrieval a `question_id` of its own")
     if shared:
         report.left_open["passages have equal ranks, and keep the order of the file"] += 1
-    if any(passage.rank is None and passage.text for passage in passages):
+    if any(passage.rank is None for passage in passages):
         report.left_open["passages have no rank, and stand behind those that have one"] += 1
     return sorted(passages, key=lambda passage: (passage.rank is None, passage.rank or 0))
 
@@ -233,46 +421,32 @@ def _count_ranks(passages: Iterable[LoggedPassage]) -> tuple[int, int]:
     """How many ranks there are, and how many of them several passages share."""
     texts: dict[float, set[str]] = {}
     for passage in passages:
-        if passage.rank is not None and passage.text:
+        if passage.rank is not None:
             texts.setdefault(passage.rank, set()).add(passage.text)
     return len(texts), sum(len(at_rank) > 1 for at_rank in texts.values())
 
 
-def _move_scores_from_labels(passages: Sequence[LoggedPassage], report: ImportReport) -> list[LoggedPassage]:
-    """The passages with their labels for scores, where some label is no whole number."""
-    if not any(passage.label and passage.label % 1 for passage in passages):
-        return list(passages)
-    report.left_open["labels are no whole numbers, so they are scores; import them as grades by --relevant label"] += 1
-    return [p._replace(label=None, score=p.label if p.score is None else p.score) for p in passages]
-
-
-def _way_to_tell(passages: Iterable[LoggedPassage], labels: Labels) -> Relevance:
-    """What tells relevant passages: their ids where these are known, else labels, else the answers they hold."""
-    if labels.ids is not None:
-        return "id"
-    return "label" if any(passage.label is not None for passage in passages) else "answer"
-
-
-def _label_passages(retrieved: Sequence[LoggedPassage], labels: Labels, way: str, where: str) -> list[Passage]:
+def _label_passages(retrieved: Sequence[LoggedPassage], entry: LogEntry, way: str) -> list[Passage]:
     """Each passage once, marked as relevant or not. Raises `_LeftOutError` where that tells nothing of positions."""
-    if way == "id" and labels.ids is None:
+    if way == "id" and entry.relevant_ids is None:
         raise PosgapError(
-            f"{where}: relevance goes by id, but the row has no ids of relevant passages (`relevant_ids`)"
+            f"{entry.where}: relevance goes by id, but the row has no ids of relevant passages (`relevant_ids`)"
         )
-    if way == "id" and not any(passage.id for passage in retrieved):
-        raise PosgapError(f"{where}: relevance goes by id, but the row has no passages with an id")
-    if way == "answer" and all(normalize(answer) in ("yes", "no") for answer in labels.answers):
+    if way == "id" and not any(passage.ids for passage in retrieved):
+        raise PosgapError(f"{entry.where}: relevance goes by id, but the row has no passages with an id")
+    if way == "answer" and all(normalize(answer) in ("yes", "no") for answer in entry.answers):
         raise _LeftOutError("answered by yes or no, which tells nothing of passages: they need labels or ids")
     passages: dict[tuple[str, str], Passage] = {}
     for each in retrieved:
         if way == "id":
-            relevant = not set(each.ids).isdisjoint(labels.ids or ())
+            relevant = not set(each.ids.values()).isdisjoint(entry.relevant_ids or ())
         elif way == "label":
             relevant = each.label is not None and each.label > 0
         else:
             # Whole words alone: what `holds_answer` finds within a word is no evidence that a passage answers.
-            relevant = sub_exact_match(f"{each.title} {each.text}", labels.answers)
-        passage = Passage(title=each.title, text=each.text, score=each.score, relevant=relevant, id=each.id)
+            relevant = contains_answer(f"{each.title} {each.text}", entry.answers)
+        id = next(iter(each.ids.values()), "")
+        passage = Passage(title=each.title, text=each.text, score=each.score, relevant=relevant, id=id)
         first = passages.setdefault((each.title, each.text), passage)
         if relevant and not first.relevant:
             passages[each.title, each.text] = first.model_copy(update={"relevant": True})
