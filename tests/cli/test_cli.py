@@ -32,7 +32,7 @@ def sweep(tmp_path, examples, model_folder, *more):
         (["--n-docs", "many"], "Invalid value for '--n-docs': 'many' is not a valid integer"),
         (["--positions", "1,x"], "--positions.1: 'x' is not a placement: write a position like 7, or two like 3+7"),
         (["--n-docs", "4", "--positions", "1+2"], "placement 1+2: the task has one gold document"),
-        (["--metric", "bleu"], "Invalid value for '--metric': 'bleu' is not one of 'em', 'sub_em', 'f1'"),
+        (["--metric", "bleu"], "Invalid value for '--metric': 'bleu' is not one of 'em', 'sub_em', 'answer_words'"),
         (["--dtype", "float8"], "Invalid value for '--dtype': 'float8' is not one of"),
         (["--colour", "red"], "No such option '--colour'"),
         (["--n-docs", "9"], "example kv-0: 5 distractors, but 9 documents need 8"),

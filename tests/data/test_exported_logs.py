@@ -9,10 +9,17 @@ import pytest
 
 import posgap
 from posgap.data.config import ImportConfig
+from posgap.data.distractors import relevance
 from posgap.data.verbs import import_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json, write_jsonl
+from posgap.measurement.config import SweepConfig
+from posgap.tasks.examples import Document, Example, KVExample
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.reading import read_examples
+from posgap.tasks.registry import TASKS
+from posgap.tasks.special_tokens import count_special
 
 QUESTION, TEXTS = "Where is Orm?", ["Tal exports tin.", "Uln is dry.", "Orm lies in the north."]
 ROW = {"question": QUESTION, "answers": ["north"], "passages": TEXTS}
@@ -265,3 +272,50 @@ def test_answers_are_read_as_they_are_meant(tmp_path, answers, read):
 def test_an_id_that_questions_share_is_not_theirs(tmp_path):
     write_jsonl(tmp_path / "log.jsonl", [{**ROW, "id": "u7"}, {**ROW, "id": "u7", "question": "Which?"}])
     assert [example.id for example in read_examples(tmp_path / "log.jsonl")] == ["rag-000001", "rag-000002"]
+
+
+def test_the_task_is_what_the_examples_are(tmp_path):
+    write_jsonl(tmp_path / "log.jsonl", [ROW])
+    paths = {"model": "m", "out": tmp_path / "out"}
+    assert SweepConfig(**paths, examples=tmp_path / "log.jsonl").task == "rag"
+    assert SweepConfig(**paths, examples=tmp_path / "log.jsonl", task="qa").task == "qa"
+    record = KVExample(id="a", question="k", answers=["v"], key="k", value="v", records=[("k", "v")])
+    write_jsonl(tmp_path / "kv.jsonl", [record.model_dump()])
+    assert SweepConfig(**paths, examples=tmp_path / "kv.jsonl").task == "kv"
+    assert SweepConfig(**paths, examples="s3://bucket/log.jsonl").task == "kv"
+
+
+def test_an_example_that_lacks_what_its_task_needs_is_refused(tmp_path):
+    write_jsonl(tmp_path / "log.jsonl", [ROW])
+    (example,) = read_examples(tmp_path / "log.jsonl")
+    builder = TextPromptBuilder(TASKS["kv"], 8)
+    with pytest.raises(PosgapError, match="example rag-000001: the task kv asks for the value of a key, and no record"):
+        builder.prompt(example, Placement((1,), 3))
+    assert TextPromptBuilder(TASKS["rag"], 8).prompt(example, Placement((1,), 3)).text
+
+
+def test_special_tokens_in_passages_are_counted_and_split(tokenizer):
+    end = tokenizer.eos_token
+    document = Document(title="On chats", text=f"A turn ends with {end} there.")
+    example = Example(id="a", question="Q?", answers=["x"], gold=[document], distractors=[])
+    assert count_special([example, example], [end]) == {
+        "examples_with_special_tokens": 2,
+        "passages_with_special_tokens": 2,
+    }
+    builder = PromptBuilder(TASKS["qa"], tokenizer, 4096, 8)
+    ids = builder(example, Placement((1,), 1))
+    assert tokenizer.eos_token_id not in ids[1:-1]
+
+
+@pytest.mark.parametrize(
+    ("question", "texts"),
+    [
+        ("白島の首都はどこですか", ["青川の名物は林檎である。", "白島の首都は海辺市である。", "黒原は広い。"]),
+        ("แม่น้ำโขงไหลผ่านประเทศใด", ["ข้าวเหนียวมะม่วง", "แม่น้ำโขงไหลผ่านลาว", "กรุงเทพ"]),
+        ("អង្គរវត្តនៅឯណា", ["ទន្លេមេគង្គ", "អង្គរវត្តជាប្រាសាទ", "ភ្នំពេញ"]),
+        ("ນະຄອນຫຼວງວຽງຈັນ", ["ແມ່ນ້ຳຂອງ", "ນະຄອນຫຼວງຂອງລາວ", "ເຂົ້າໜຽວ"]),
+    ],
+)
+def test_bm25_ranks_texts_without_spaces(question, texts):
+    scores = relevance(question, [Document(title="", text=text) for text in texts])
+    assert scores[1] > max(scores[0], scores[2])

@@ -36,7 +36,7 @@ from posgap.scaling.scaling_file import refuse_searched_on
 from posgap.storage.inputs import fetch_place, on_this_machine, source, sources
 from posgap.storage.lineage import training_examples
 from posgap.tasks.choice_files import layout_of
-from posgap.tasks.examples import AnyExample
+from posgap.tasks.examples import AnyExample, RankedExample
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import kind_of, read_examples, with_unique_ids, write_examples
 from posgap.tasks.registry import TASKS
@@ -78,7 +78,7 @@ def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> li
 def sweep(
     model: "str | Path | PreTrainedModel | Pipeline",
     examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
-    task: str = "kv",
+    task: str = "",
     *,
     lengths: None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
@@ -91,7 +91,7 @@ def sweep(
 def sweep(
     model: "str | Path | PreTrainedModel | Pipeline",
     examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
-    task: str = "kv",
+    task: str = "",
     *,
     lengths: int | str | Sequence[int | str],
     tokenizer: "PreTrainedTokenizerBase | None" = None,
@@ -103,7 +103,7 @@ def sweep(
 def sweep(
     model: "str | Path | PreTrainedModel | Pipeline",
     examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
-    task: str = "kv",
+    task: str = "",
     *,
     lengths: int | str | Sequence[int | str] | None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
@@ -115,7 +115,8 @@ def sweep(
     `model` is a model of transformers in memory, with its `tokenizer`, or a pipeline of both; a Hugging Face folder, a
     name on the hub, or a version in MLflow's registry, `models:/name@champion`; or the address of an OpenAI-compatible
     endpoint, `http://...`, where `name` among the options says which of its models, if it has several. `examples` is
-    whatever `posgap.examples` takes, or a number: so many are made for the task. `options` are those of `posgap sweep`,
+    whatever `posgap.examples` takes, or a number: so many are made for the task. Without a `task` that is rag for what
+    was retrieved, and else kv. `options` are those of `posgap sweep`,
     by their names in Python: `n_docs`, `positions`, `limit`, `metric`, `max_new_tokens`, `system`, `temperature`,
     `samples`, `label`, `batch_tokens`, ... Several `lengths`, like `["1k", "4k"]`, make a map of accuracy by length and
     depth, a `LengthsResult`.
@@ -138,10 +139,14 @@ def sweep(
         stack.enter_context(from_python(quiet))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posgap-")))
         asked_of, tokenizer = _parts(model, tokenizer)
+        given = [] if isinstance(examples, int) else _given(examples)
+        task = task or ("rag" if given and isinstance(given[0], RankedExample) else "kv")
         chosen = {"task": task, "examples": folder / "examples.jsonl", "out": folder / "sweep"} | options
         chosen["lengths"] = lengths or []
         config = parse_as(SweepConfig, _named(asked_of, chosen), "posgap.sweep")
-        everything = _examples(examples, config)
+        everything = given
+        if isinstance(examples, int):
+            everything = list(made_examples(TASKS[config.task], examples, config.n_docs, config.seed))
         rows = everything[: config.limit or None]
         write_examples(config.examples, rows)
         if isinstance(asked_of, str | Path):
@@ -259,10 +264,8 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, list) else value
 
 
-def _examples(given: "int | str | Path | pandas.DataFrame | Rows", config: SweepConfig) -> list[AnyExample]:
-    if isinstance(given, int):
-        return list(made_examples(TASKS[config.task], given, config.n_docs, config.seed))
-    return examples(given)
+def _given(rows: "str | Path | pandas.DataFrame | Rows") -> list[AnyExample]:
+    return examples(rows)
 
 
 def _named(model: "str | Path | PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:

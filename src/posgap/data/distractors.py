@@ -1,10 +1,12 @@
 """Distractors from the gold documents of other questions, drawn at random or ranked by BM25 (the library bm25s)."""
 
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 import numpy as np
 
+from posgap.tasks.answer_text import SPACELESS
 from posgap.tasks.examples import Document, Example, Passage, RankedExample
 from posgap.tasks.metrics import holds_answer
 
@@ -74,17 +76,31 @@ def relevance(question: str, documents: Sequence[Document]) -> list[float]:
     return [float(score) for score in _bm25(documents)(question)]
 
 
+def spell_bigrams(text: str) -> str:
+    """A text in which the letters of scripts without spaces stand in pairs, which BM25 takes for words."""
+    import regex
+
+    def pairs(run: "regex.Match[str]") -> str:
+        letters = regex.sub(r"\p{M}", "", run[0])  # which words of `bm25s` do not have
+        return " ".join(["", *(letters[at : at + 2] for at in range(max(1, len(letters) - 1))), ""])
+
+    spaceless = rf"{SPACELESS}|\p{{Katakana}}"
+    return regex.sub(rf"(?:{spaceless})(?:{spaceless}|[\p{{M}}ー])*", pairs, unicodedata.normalize("NFKC", text))
+
+
 def _bm25(documents: Sequence[Document]) -> Callable[[str], np.ndarray]:
     """What scores each of these documents `[n_docs]` for a question; all 0 where they have no word, or it has none."""
     import bm25s
 
-    words = bm25s.tokenize([f"{d.title} {d.text}" for d in documents], stopwords="en", show_progress=False)
+    texts = [spell_bigrams(f"{document.title} {document.text}") for document in documents]
+    words = bm25s.tokenize(texts, stopwords="en", show_progress=False)
     ranking = bm25s.BM25()
     if words.vocab:
         ranking.index(words, show_progress=False)
 
     def scores(question: str) -> np.ndarray:
-        asked = bm25s.tokenize([question], stopwords="en", return_ids=False, show_progress=False)[0]
+        plain = spell_bigrams(question)
+        asked = bm25s.tokenize([plain], stopwords="en", return_ids=False, show_progress=False)[0]
         return ranking.get_scores(asked) if asked and words.vocab else np.zeros(len(documents))
 
     return scores

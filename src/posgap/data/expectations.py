@@ -36,6 +36,7 @@ def example_table(
     placement = builder.task.choose_placements(n_docs)[0]
     rows = []
     for line, example in zip(lines or count(1), examples):
+        builder.task.require_fit(example)
         keys = [key for key, _ in example.records] if isinstance(example, KVExample) else []
         row = {
             "id": example.id,

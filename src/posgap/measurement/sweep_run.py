@@ -39,6 +39,7 @@ from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, shard_of
 from posgap.tasks.positions import parse_shard
 from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.special_tokens import OF_ANY_MODEL, count_special
 from posgap.tasks.task_file import is_definition
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ class SweepRun:
         plan = cls(config, builder, examples[: config.limit or None], placements, model_digest)
         require_different(plan.examples)
         require_distractors(plan.examples, builder, placements)
+        if not BACKENDS[config.backend].local:
+            _warn_of_special_tokens(plan.examples)
         return plan
 
     @property
@@ -241,6 +244,17 @@ def list_baselines(builder: TextPromptBuilder, names: Sequence[str], n_docs: int
     """Returns the baselines of these names; the first part of a sweep alone has them."""
     first = not shard or parse_shard(shard)[0] == 1
     return builder.task.baselines(names, n_docs) if first else []
+
+
+def _warn_of_special_tokens(examples: Sequence[AnyExample]) -> None:
+    """Says in how many passages a token stands by which an endpoint's server may end the user's turn."""
+    special = count_special(examples, OF_ANY_MODEL)
+    if special["passages_with_special_tokens"]:
+        log.warning(
+            "%d passages in %d of %d examples hold a token of chats, like <|im_end|>: the endpoint may end the "
+            "user's turn there",
+            special["passages_with_special_tokens"], special["examples_with_special_tokens"], len(examples),
+        )  # fmt: skip
 
 
 def require_distractors(

@@ -16,6 +16,7 @@ from posgap.stages.frame import stage
 from posgap.tasks.content import content_keys
 from posgap.tasks.examples import AnyExample, Example
 from posgap.tasks.reading import EXAMPLES_FILE, numbered_examples, read_examples, write_examples
+from posgap.tasks.special_tokens import count_special
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,8 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     of_choices = bool(task.slot_names)
     suite = expectations(config.n_docs, longest, task.n_gold, of_choices, task.slots.of_any_number)
     answering = answering_distractors([] if of_choices else examples, task.metric)
-    report = {"examples": len(table), **answering} | run_expectations(table, suite)
+    special = count_special(examples, builder.special)
+    report = {"examples": len(table), **answering, **special} | run_expectations(table, suite)
     write_json(out / "validation.json", report)
     rows_failed = len({row["id"] for each in report["checks"] for row in each["rows"]})
     more = {"title": f"Validation of {config.examples}", "report": report, "rows_failed": rows_failed, "shown": SHOWN}
@@ -52,6 +54,12 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
         raise Rejection(f"{config.examples}: {failures}. Report: {config.out}.rejected/{PAGE}")
     write_examples(out / EXAMPLES_FILE, examples)
     log.log(RESULT, "%d examples pass %d expectations", len(table), report["evaluated"])
+    if special["examples_with_special_tokens"]:
+        log.warning(
+            "in %d of %d examples passages hold a special token of the model, %d in all: a local model reads it as the "
+            "characters that it has, but the server of an endpoint may end the user's turn there",
+            special["examples_with_special_tokens"], len(table), special["passages_with_special_tokens"],
+        )  # fmt: skip
     if among := answering["examples_with_answering_distractors"]:
         log.warning(
             "in %d of %d examples passages that are not relevant hold an answer, %d in all: a response that copies "

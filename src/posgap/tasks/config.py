@@ -1,13 +1,15 @@
 """Config of tasks: the parameters of everything that makes prompts, the task and what stands around its text."""
 
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from posgap.foundation.config import StageConfig
 from posgap.foundation.fields import MODEL, RARE, InputPath, ModelName, Values
 from posgap.foundation.registry import Parameters
 from posgap.tasks.fields import MAX_DOCS, ChatTemplateText, QuestionPlace, TaskName
+from posgap.tasks.reading import task_of_examples
 from posgap.tasks.registry import TASKS
 
 WORDED = (
@@ -60,6 +62,16 @@ class _PromptFields(StageConfig):
     max_new_tokens: int = Field(0, ge=0, description="longest response, in tokens; 0: the task's own limit")
     question: Annotated[QuestionPlace, RARE] = Field("after", description=QUESTION)
     shuffle: Annotated[int, RARE] = Field(0, ge=0, description=SHUFFLE)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _task_of_examples(cls, values: Any) -> Any:
+        """Where no task is given, a retrieval log on this machine is for rag."""
+        examples = values.get("examples") if isinstance(values, dict) else None
+        if not examples or "task" in values or not Path(str(examples)).exists():
+            return values
+        task = task_of_examples(Path(str(examples)))
+        return {**values, "task": task} if task else values
 
 
 class PromptConfig(FramingParameters, _PromptFields):

@@ -14,6 +14,7 @@ from posgap.tasks.document_spans import Span, characters, token_offsets, token_s
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.framing import PLAIN, ChatTemplate, Framing
 from posgap.tasks.placements import Placement
+from posgap.tasks.special_tokens import special_tokens
 from posgap.tasks.task import AS_GIVEN, BASELINES, PromptOrder, Task
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class TextPromptBuilder:
     def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
         """The prompt's text, and for a local model its token ids, which raises `PosgapError` if prompt and response
         would exceed the context."""
+        self.task.require_fit(example)
         name = f"example {example.id} at position {placement.name}"
         if placement.baseline and not BASELINES[placement.baseline].documents:
             return self.of_text(self.text(example, placement), name)
@@ -174,7 +176,7 @@ class PromptBuilder(TextPromptBuilder):
             raise PosgapError(f"{names}: the model has no chat template to take it; give one with --template")
         template = digest_of(source) if source else ""
         super().__init__(task, max_new_tokens, order, template, framing, stop, max_thinking_tokens)
-        self.tokenizer, self.context = tokenizer, context
+        self.tokenizer, self.context, self.special = tokenizer, context, special_tokens(tokenizer)
 
     def __call__(self, example: AnyExample, placement: Placement) -> list[int]:
         """The prompt's token ids; raises `PosgapError` if prompt and response would exceed the context."""
@@ -213,10 +215,22 @@ class PromptBuilder(TextPromptBuilder):
         return self.chat.ending if self.chat else ""
 
     def token_ids(self, text: str) -> list[int]:
-        """The token ids of a prompt's text, in the chat template if there is one."""
-        if self.chat:
-            return self.tokenizer(self.chat(text), add_special_tokens=False, verbose=False)["input_ids"]
-        return self.tokenizer(text, verbose=False)["input_ids"]
+        """The token ids of a prompt's text, in the chat template if there is one.
+
+        A special token that stands in the text, as a passage may have it, is read as the characters that it has.
+        """
+        whole = self.chat(text) if self.chat else text
+        if any(token in text for token in self.special):
+            before, found, after = whole.partition(text)
+            if found:
+                of_text = self._ids(text, split_special_tokens=True)
+                own = [] if self.chat else self.tokenizer("", verbose=False)["input_ids"][:1]
+                return [*own, *self._ids(before), *of_text, *self._ids(after)]
+        return self.tokenizer(whole, add_special_tokens=not self.chat, verbose=False)["input_ids"]
+
+    def _ids(self, text: str, **options: bool) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False, **options)["input_ids"]
+        return ids
 
     def response_ids(self, example: AnyExample, placement: Placement, text: str) -> list[int]:
         """The token ids of `text` as the model would write it after that prompt, with the end token.
@@ -224,7 +238,7 @@ class PromptBuilder(TextPromptBuilder):
         Raises `PosgapError` if the tokenizer joins the end of the prompt with the beginning of the response.
         """
         if self.chat:
-            ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            ids = self._ids(text)
         else:
             before = self.text(example, placement)
             prompt, together = self.token_ids(before), self.token_ids(f"{before} {text}")

@@ -48,6 +48,17 @@ def first_example(path: Path) -> AnyExample:
     raise PosgapError(f"{file}: holds no examples")
 
 
+def task_of_examples(path: Path) -> str:
+    """The task that a file's examples are of by themselves: rag for what was retrieved, else none."""
+    file = examples_file(path)
+    try:
+        _, row = next(read_rows(file), (0, {}))
+    except PosgapError:
+        return ""  # which is said where the examples are read
+    is_retrieved = is_log(row, bool(kind_of_table(file))) or kind_of(row) is RankedExample
+    return "rag" if row and is_retrieved and not layout_of(row) else ""
+
+
 def _parsed_lines(file: Path) -> Iterator[tuple[int, AnyExample]]:
     return rows_as_examples(read_rows(file), str(file), bool(kind_of_table(file)))
 

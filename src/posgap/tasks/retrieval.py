@@ -2,13 +2,20 @@
 
 from collections.abc import Sequence
 
-from posgap.tasks.examples import Document
+from posgap.tasks.examples import AnyExample, Document, KVExample
 from posgap.tasks.task import Task, one_of_all, other_titles_and_texts, search_results
 
 
 def json_records(documents: Sequence[Document]) -> str:
     """Writes documents as one JSON object with one record per line."""
     return "{" + ",\n ".join(f'"{d.title}": "{d.text}"' for d in documents) + "}"
+
+
+def why_no_record(example: AnyExample) -> str:
+    """Says that an example is none of keys and values: its question is no record's key."""
+    if isinstance(example, KVExample) or any(document.title == example.question for document in example.gold):
+        return ""
+    return "the task kv asks for the value of a key, and no record has its question for a key"
 
 
 KV = Task(
@@ -27,6 +34,7 @@ KV = Task(
     chance=one_of_all,
     candidates=other_titles_and_texts,
     synthetic="kv",
+    lacks=why_no_record,
 )
 QA = Task(
     name="qa",

@@ -30,6 +30,11 @@ class PromptOrder:
 AS_GIVEN = PromptOrder()
 
 
+def nothing_lacking(example: AnyExample) -> str:
+    """Any example with gold documents can be asked."""
+    return ""
+
+
 def no_chance(n_docs: int) -> float:
     """Open answers are not guessed."""
     return 0.0
@@ -74,7 +79,7 @@ class Task:
     what the prompt offers. `candidates(example)` is what else in the prompt a response could name, none of it right.
     `extract` returns the part of a response that is compared with the answers. `asked` words an example's question as
     the task puts it. `synthetic` names the data of `posgap data make` that the task can ask about; empty where there is
-    none.
+    none. `lacks` says what an example does not have that the task asks for; empty where it has everything.
     """
 
     name: str
@@ -95,7 +100,14 @@ class Task:
     extract: Callable[[str], str] = str
     asked: Callable[[str], str] = str
     synthetic: str = ""
+    lacks: Callable[[AnyExample], str] = nothing_lacking
     parameters: ClassVar[type[Parameters]] = Parameters  # none
+
+    def require_fit(self, example: AnyExample) -> None:
+        """`PosgapError` where the example lacks what the task asks for."""
+        lacking = self.lacks(example)
+        if lacking:
+            raise PosgapError(f"example {example.id}: {lacking}; give the task that its examples are for by --task")
 
     def prompt(self, example: AnyExample, placement: Placement, order: PromptOrder = AS_GIVEN) -> str:
         """The prompt's text, without any chat template."""
