@@ -246,7 +246,7 @@ def test_data_and_model_in_s3_are_looked_at_without_the_weights(form, bucket, mo
     for day in ("2026-11-13", "2026-11-20"):
         client.upload_file(form.data_train, name, f"data/train-{day}.jsonl")
     s3_calls.clear()
-    there = {"data_train": f"{bucket}/data/train-", "base_model": f"{bucket}/model"}
+    there = {"data_train": f"{bucket}/data/train-", "base_model": f"{bucket}/model/"}
     results = read_plan(preflight(form.model_copy(update=there)))["found"]
     assert results["training examples"] == f"{bucket}/data/train-2026-11-20.jsonl"
     assert results["model"].startswith("llama, 2 layers")

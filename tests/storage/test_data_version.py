@@ -95,6 +95,14 @@ def test_what_changed_since_the_champion(bucket, data, crown, tmp_path, model_fo
     assert ask(model="some/model-on-the-hub")["digests"]["base model"] == "some/model-on-the-hub"
 
 
+def test_a_folder_is_imported_by_an_address_that_begins_no_other(bucket, tmp_path):
+    for version in ("1", "10"):
+        put(f"{bucket}/data/v={version}/examples.jsonl", b"{}")
+        put(f"{bucket}/data/v={version}/_SUCCESS", b"")
+    config = DataVersionConfig(data=f"{bucket}/data/", name="tiny", only_new=False, out=tmp_path / "out")
+    assert read_data_version(data_version(config))["uri"] == f"{bucket}/data/v=10/"
+
+
 @dsl.pipeline(name="retraining")
 def retraining(data: str, model: str, name: str, only_new: bool = True):
     version = data_version_component(data=data, model=model, name=name, only_new=only_new).set_caching_options(False)

@@ -85,9 +85,9 @@ def _check_model(form: PreflightConfig) -> str:
 def _without_weights(model: str) -> tuple[str, list[str]]:
     """A local folder with the model's configuration and tokenizer, and the names of all its files, if known."""
     if is_uri(model):
-        whole = take_snapshot(model)
+        whole = take_snapshot(model.rstrip("/"))
         small = tuple(file for file in whole.objects if file.name.endswith(_SMALL))
-        return str(Snapshot(model, small).fetch()), [file.name for file in whole.objects]
+        return str(Snapshot(model.rstrip("/"), small).fetch()), [file.name for file in whole.objects]
     folder = source(model)
     if isinstance(folder, ByName):
         return model, []

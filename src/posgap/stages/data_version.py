@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from posgap.data.config import DataVersionConfig, VersionVerbConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of, read_json, write_json
-from posgap.foundation.locations import Location
+from posgap.foundation.locations import Location, is_uri
 from posgap.foundation.printing import RESULT, show
 from posgap.stages.frame import stage
 from posgap.storage.inputs import source
@@ -50,8 +50,8 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
         note = f"skipped: {made} from data version {version.name} and this base model"
     result = {
         "version": version.name,
-        "uri": str(version.location),
-        "eval_uri": str(held_out.location) if held_out else "",
+        "uri": _to_import(version),
+        "eval_uri": _to_import(held_out) if held_out else "",
         "digests": digests,
         "champion": str(to_beat.version) if to_beat else None,
         "cache_keys": _cache_keys(config, version, held_out, to_beat),
@@ -99,6 +99,12 @@ def _find_changes(config: DataVersionConfig, digests: Mapping[str, str], champio
     if config.recipe and recipe and config.recipe != recipe:
         changed.append("recipe")
     return changed
+
+
+def _to_import(version: Version) -> str:
+    """Returns the address for KFP's importer, of a folder with a slash: 2.15 and 2.16 bring all that begins with it."""
+    is_prefix = version.is_folder and is_uri(version.location)
+    return f"{version.location}/" if is_prefix else str(version.location)
 
 
 def _input_digest(location: Location) -> str:
