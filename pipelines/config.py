@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, StringConstraints
 
 from posgap.foundation.config import Config
 from posgap.foundation.fields import (
+    NO_OPTION,
     POSITIONAL,
     Arguments,
     Local,
@@ -61,12 +62,12 @@ class ServerConfig(KfpConfig):
 
 # What Kubernetes takes for a name, since there KFP can keep its pipelines.
 UploadedName = Annotated[str, StringConstraints(pattern=r"^([a-z0-9]([a-z0-9.-]{0,98}[a-z0-9])?)?$")]
-_NAMED = "name of the pipeline on the server; empty: posgap-mitigation, or posgap-watch"
 
 
 class PipelineCompileConfig(KfpConfig, _OneOfOurs):
-    """Compiles a pipeline to YAML, for upload in the KFP UI, or uploads it to a KFP server as a version of a named one.
+    """Compiles a pipeline to YAML, for upload in the KFP UI, or uploads it to a KFP server as a version.
 
+    With a file it says what a run would ask of the cluster, and always what looks wrong in that.
     What is there already is not uploaded again.
     """
 
@@ -78,14 +79,12 @@ class PipelineCompileConfig(KfpConfig, _OneOfOurs):
         "2.17", description="version of the KFP server; what an older one does not know is left out"
     )
     host: str = Field("", description="address of KFP, like http://localhost:8080, to upload to; empty: nowhere")
-    named: UploadedName = Field("", description=f"with --host: {_NAMED}")
     version: UploadedName = Field(
         "", description="with --host: name of the version; empty: posgap's version and a digest"
     )
 
 
 class PipelineOnCluster(ServerConfig, CompiledPipeline):
-    no_cache: bool = Field(False, description="run every step again, even if KFP has its result in the cache")
     service_account: str = Field(
         "posgap-pipeline",
         description="Kubernetes service account of the steps, which infra/kubernetes makes; empty: KFP's default",
@@ -95,13 +94,13 @@ class PipelineOnCluster(ServerConfig, CompiledPipeline):
         description="version that `posgap pipeline compile --host` made, or latest; empty: the compiled pipeline is "
         "sent with the run, and the UI shows it on the run's page alone",
     )
-    named: UploadedName = Field("", description=f"with --version: {_NAMED}")
 
 
 class PipelineSubmitConfig(PipelineOnCluster):
     """Runs a pipeline on a KFP server. The token is read from KFP_TOKEN, never from the command line."""
 
     name: str = Field("", description="name of the run; empty: the pipeline's name and the time")
+    no_cache: bool = Field(False, description="run every step again, even if KFP has its result in the cache")
     wait: bool = Field(False, description="wait for the end; exit code 4 if the run failed, 5 if it was cancelled")
     timeout: float = Field(
         86400.0, gt=0, description="with --wait: seconds to wait at most; after that exit code 6, while the run goes on"
@@ -116,6 +115,7 @@ class ScheduleConfig(PipelineOnCluster):
     """
 
     name: Annotated[str, POSITIONAL] = Field("", description="name of the schedule within the experiment")
+    smoke: Annotated[bool, NO_OPTION] = Field(False, description="never: the tiny model is run once")
     cron: str = Field(
         "",
         description="times of the runs: minute hour day month weekday, or six fields with seconds first; makes the "
@@ -129,10 +129,6 @@ class ScheduleConfig(PipelineOnCluster):
         description="pause: it starts no more runs, and one that has started goes on; resume: it starts runs again; "
         "delete: removes it, or only pauses it and says so, if one of its runs is still running",
     )
-
-
-class PipelineLintConfig(CompiledPipeline):
-    """Lists what a run would request from the cluster, step by step. The exit code is 1 if there are warnings."""
 
 
 class WatchFormConfig(PlacedConfig):

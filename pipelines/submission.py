@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import kfp_server_api
 
-from posgap.foundation.errors import RunCancellation, RunFailure, RunTimeout
+from posgap.foundation.errors import PosgapError, RunCancellation, RunFailure, RunTimeout
 from posgap.foundation.printing import set_result, show
 from posgap.pipelines.arguments import arguments, declared_parameters
+from posgap.pipelines.checks import Check
 from posgap.pipelines.compilation import CompiledYaml, load
 from posgap.pipelines.config import PipelineOnCluster, PipelineSubmitConfig
 from posgap.pipelines.connection import connect
@@ -28,7 +29,10 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 
 def submit(config: PipelineSubmitConfig) -> None:
     """Starts a run and prints its id and address; with `wait`, raises an error if it fails or takes too long."""
+    if config.version and config.no_cache:
+        raise PosgapError("--version: --no-cache cannot change a version that was uploaded; leave one of them out")
     compiled, values = to_run(config)
+    compiled = compiled.without_cache() if config.no_cache else compiled
     client = connect(config)
     experiment = client.ensure_experiment(config)
     # The suffix distinguishes two submissions within the same second, for people and for `once`.
@@ -67,7 +71,8 @@ def to_run(config: PipelineOnCluster) -> tuple[CompiledYaml, dict]:
         arguments(config, declared_parameters(config.pipeline))
     compiled = fetch_uploaded(config) if config.version else load(config.file, config.pipeline)
     values = arguments(config, compiled.parameters)
-    return (compiled.without_cache() if config.no_cache else compiled), values
+    Check(compiled, values).log_warnings()
+    return compiled, values
 
 
 def _wait_for_end(client: "Client", run_id: str, compiled: CompiledYaml, config: PipelineSubmitConfig) -> None:

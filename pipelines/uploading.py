@@ -8,7 +8,8 @@ import yaml
 from posgap import __version__
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
-from posgap.foundation.printing import set_result, show
+from posgap.foundation.printing import show
+from posgap.pipelines.checks import Check, table
 from posgap.pipelines.compilation import CompiledYaml, compiled_text, for_server, load, parse, pipeline
 from posgap.pipelines.config import PipelineCompileConfig, PipelineOnCluster
 from posgap.pipelines.connection import connect
@@ -28,7 +29,7 @@ def upload(compiled: CompiledYaml, config: PipelineCompileConfig) -> None:
     version cannot be changed.
     """
     digest = digest_of([compiled.spec, compiled.platform])
-    name, version = config.named or compiled.name, config.version or f"{__version__}-{digest[:8]}"
+    name, version = compiled.name, config.version or f"{__version__}-{digest[:8]}"
     if version == LATEST:
         raise PosgapError(f"--version: {LATEST} stands for the newest version; give another name")
     client = connect(config)
@@ -53,10 +54,9 @@ def upload(compiled: CompiledYaml, config: PipelineCompileConfig) -> None:
 
 def fetch_uploaded(config: PipelineOnCluster) -> CompiledYaml:
     """The version that `config` names, as the server holds it. Raises `PosgapError` where there is none."""
-    if config.file or config.no_cache:
-        option = "--file" if config.file else "--no-cache"
-        raise PosgapError(f"--version: {option} cannot change a version that was uploaded; leave one of them out")
-    client, name = connect(config), config.named or f"posgap-{config.pipeline}"
+    if config.file:
+        raise PosgapError("--version: --file cannot change a version that was uploaded; leave one of them out")
+    client, name = connect(config), f"posgap-{config.pipeline}"
     if not (pipeline := client.find_pipeline(config, name)):
         raise PosgapError(f"pipeline {name}: not found; `posgap pipeline compile --host` uploads it")
     wanted = {} if config.version == LATEST else {"display_name": config.version}
@@ -73,29 +73,37 @@ def fetch_uploaded(config: PipelineOnCluster) -> CompiledYaml:
 
 def compile_pipeline(config: PipelineCompileConfig) -> None:
     """Writes the compiled pipeline to `config.out`, atomically, or uploads it to `config.host`, or both; with neither
-    it goes to standard output.
+    it goes to standard output. Prints or logs what a run would ask of the cluster, and warnings.
 
     A file replaces an older compilation of the same pipeline; any other file only if `config.force` is set, which is
-    told before the pipeline is compiled.
+    told before the pipeline is compiled. Raises `PosgapError` where every run would fail for how it is compiled.
     """
-    compiled = pipeline(config.pipeline)
+    made = pipeline(config.pipeline)
 
     def is_older(file: Path) -> bool:
         try:
-            return load(file).name == compiled.name
+            return load(file).name == made.name
         except PosgapError:
             return False
 
-    if config.out is not None:
+    def compile_checked() -> tuple[str, CompiledYaml, Check]:
+        text = for_server(compiled_text(made), config.kfp)
+        compiled = parse(text, made.name)
+        return text, compiled, Check(compiled, {})
+
+    if config.out is None:
+        text, compiled, check = compile_checked()
+    else:
         with File(config, config.force, may_replace=is_older) as output:
             output.require_replaceable()
-            text = for_server(compiled_text(compiled), config.kfp)
+            text, compiled, check = compile_checked()
             output.partial.write_text(text, encoding="utf-8")
             output.take_place()
-        set_result({"pipeline": compiled.name, "out": str(config.out)})
-    else:
-        text = for_server(compiled_text(compiled), config.kfp)
+        if not config.host:
+            show(table(check), {"pipeline": compiled.name, "out": str(config.out)} | check.result)
+            return
+    check.log_warnings()
     if config.host:
-        upload(parse(text, compiled.name), config)
-    elif config.out is None:
+        upload(compiled, config)
+    else:
         show(text.rstrip("\n"), {"pipeline": compiled.name, "documents": list(yaml.safe_load_all(text))})

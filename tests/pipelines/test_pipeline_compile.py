@@ -21,7 +21,7 @@ from posgap.foundation.fields import parse_settings, settings_text
 from posgap.pipelines import compilation, smoke, uploading
 from posgap.pipelines.arguments import check_arguments, declared_parameters
 from posgap.pipelines.compilation import compiled_text, for_server, load, parse
-from posgap.pipelines.config import PipelineLintConfig
+from posgap.pipelines.config import PipelineRunConfig
 from posgap.preflight.form import candidates, commonly, flat_settings
 from posgap.tasks.registry import TASKS
 
@@ -154,13 +154,13 @@ def test_the_version_is_an_option_and_no_other_is_known(capsys, tmp_path):
 def test_a_task_s_file_goes_into_the_settings_as_what_it_says(tmp_path):
     (tmp_path / "own.yaml").write_text('name: own\ntemplate: "a\\n\\n{documents}\\n\\n{question}\\nb"\nmetric: em\n')
     parameters = load(COMMITTED).parameters
-    sent = check_arguments(PipelineLintConfig(param={"task": str(tmp_path / "own.yaml"), "shards": "2"}), parameters)
+    sent = check_arguments(PipelineRunConfig(param={"task": str(tmp_path / "own.yaml"), "shards": "2"}), parameters)
     said = flat_settings(sent["settings"])
     assert sent.keys() == {"settings"} and said["shards"] == 2 and said["task"]["metric"] == "em"
     with pytest.raises(PosgapError, match="--param task: the pipeline does not offer 'kvv'; did you mean kv?"):
-        check_arguments(PipelineLintConfig(param={"task": "kvv"}), parameters)
+        check_arguments(PipelineRunConfig(param={"task": "kvv"}), parameters)
     with pytest.raises(PosgapError, match=r"nowhere.yaml: No such file"):
-        check_arguments(PipelineLintConfig(param={"task": "nowhere.yaml"}), parameters)
+        check_arguments(PipelineRunConfig(param={"task": "nowhere.yaml"}), parameters)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_value_that_the_form_does_not_offer_is_refused(given, complaint):
     backend = load(COMMITTED).parameters["inference_backend"]
     parameters = {"inference_backend": backend, "n": {"parameterType": "NUMBER_INTEGER", "literals": [1.0, 20.0]}}
     name, _, value = given.partition("=")
-    config = PipelineLintConfig(param={name: value})
+    config = PipelineRunConfig(param={name: value})
     if complaint is None:
         assert check_arguments(config, parameters) == {name: type(parameters[name].get("literals")[0])(value)}
         return
@@ -197,18 +197,18 @@ def test_what_the_form_does_not_ask_for_goes_into_its_settings():
     parameters = load(COMMITTED).parameters
     given = {"methods": "r1+lpes", "shards": "4", "sweep.limit": "9", "sweep.positions": "1,4", "max_gap": "5"}
     given |= {"settings": "shards: 2\nvalidate: {limit: 8}", "learning_rate": "1e-5"}
-    values = check_arguments(PipelineLintConfig(param=given), parameters)
+    values = check_arguments(PipelineRunConfig(param=given), parameters)
     assert values.keys() == {"settings", "max_gap"} and values["max_gap"] == 5.0
     said = {"shards": 4, "validate": {"limit": 8}, "methods": "r1+lpes", "sweep.limit": 9, "sweep.positions": "1,4"}
     assert parse_settings(values["settings"]) == said | {"learning_rate": 1e-5}
     offered = {"methods": "r1 then mitigate", "base_model": "m"}
-    assert check_arguments(PipelineLintConfig(param=offered), parameters) == offered
+    assert check_arguments(PipelineRunConfig(param=offered), parameters) == offered
     for wrong, complaint in {
         "max_gpa": "--param max_gpa: the pipeline has no such parameter; did you mean max_gap",
         "epocs": "--param epocs: the pipeline has no such parameter; did you mean epochs?",
     }.items():
         with pytest.raises(PosgapError, match=complaint):
-            check_arguments(PipelineLintConfig(param={wrong: "5"}), parameters)
+            check_arguments(PipelineRunConfig(param={wrong: "5"}), parameters)
     for wrong, complaint in {
         "sweep: {limits: 1}": "settings: sweep.limits: no stage has such a parameter; did you mean sweep.limit",
         "base_model: m": "settings: base_model: is a field of the form; fill it in there",
@@ -216,7 +216,7 @@ def test_what_the_form_does_not_ask_for_goes_into_its_settings():
         "- 1": "settings: must be like {shards: 4, learning_rate: 1e-5}",
     }.items():
         with pytest.raises(PosgapError, match=complaint):
-            check_arguments(PipelineLintConfig(param={"settings": wrong}), parameters)
+            check_arguments(PipelineRunConfig(param={"settings": wrong}), parameters)
 
 
 def test_settings_are_read_by_yaml_1_2_and_every_json_text_as_json():
@@ -277,13 +277,14 @@ def test_a_foreign_file_is_refused_before_anything_is_compiled(capsys, tmp_path,
 @pytest.mark.parametrize("text", ["", "a: [", "a: 1", "- 1", "pipelineInfo: {name: x}", "spec: {workflow: argo}"])
 def test_what_is_no_compiled_pipeline_is_refused_in_one_line(capsys, tmp_path, text):
     (tmp_path / "p.yaml").write_text(text)
-    complaint = fails(capsys, "lint", "--file", tmp_path / "p.yaml")
+    complaint = fails(capsys, "submit", "--host", "http://localhost:1", "--file", tmp_path / "p.yaml")
     assert complaint.startswith(f"{tmp_path / 'p.yaml'}: not a compiled KFP pipeline (")
     assert complaint.endswith("write one with `posgap pipeline compile`")
 
 
 def test_a_missing_file_is_named(capsys, tmp_path):
-    assert fails(capsys, "lint", "--file", tmp_path / "p.yaml") == f"{tmp_path / 'p.yaml'}: No such file or directory"
+    complaint = fails(capsys, "submit", "--host", "http://localhost:1", "--file", tmp_path / "p.yaml")
+    assert complaint == f"{tmp_path / 'p.yaml'}: No such file or directory"
 
 
 def test_switching_the_cache_off_reaches_steps_within_groups():

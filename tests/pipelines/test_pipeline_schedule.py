@@ -44,7 +44,7 @@ def test_a_schedule_is_one_run_at_a_time_and_none_to_catch_up(schedule):
     with served(Server()) as server:
         out, err = schedule(server, *WEEKLY, "--param", "steps=5", "--service-account", "robot")
     ((key, sent),) = server.schedules.items()
-    assert out == f"weekly: created ({key}); next run 2026-11-23 03:00 UTC" and not err
+    assert out == f"weekly: created ({key}); next run 2026-11-23 03:00 UTC" and "removed" not in err
     assert sent["trigger"] == {"cron_schedule": {"cron": "0 0 3 * * 1"}}
     assert (sent["max_concurrency"], sent["no_catchup"], sent["mode"]) == ("1", True, "ENABLE")
     assert sent["runtime_config"]["parameters"] == {"data": "s3://bucket/examples.jsonl.gz", "steps": 5}
@@ -66,7 +66,6 @@ def test_the_same_again_changes_nothing(schedule):
     "change",
     [
         ("--param", "steps=9"),
-        ("--no-cache",),
         ("--service-account", "other"),
         ("--cron", "0 4 * * 1"),
         ("--timezone", "Asia/Tokyo"),

@@ -90,23 +90,27 @@ def upload(capsys, monkeypatch):
 
 @pytest.mark.full
 def test_a_version_is_uploaded_once_and_runs_and_schedules_name_it(capsys, upload, tmp_path):
+    ours = copy.deepcopy(toy)
+    ours.pipeline_spec.pipeline_info.name = "posgap-mitigation"
     with served(Server()) as server:
-        by_version = ["--host", server.url, "--named", "toy", *GIVEN, "--version"]
+        by_version = ["--host", server.url, *GIVEN, "--version"]
         missing = fails(capsys, "submit", *by_version, "latest")
-        assert missing == "pipeline toy: not found; `posgap pipeline compile --host` uploads it"
-        code, out = upload(server)
+        assert missing == "pipeline posgap-mitigation: not found; `posgap pipeline compile --host` uploads it"
+        code, out = upload(server, pipeline=ours)
         (pipeline,), (version,) = server.pipelines.values(), server.versions.values()
         page = f"{pipeline['pipeline_id']}/version/{version['pipeline_version_id']}"
         said, address = out.splitlines()
         assert code == 0 and address == f"{server.url}/#/pipelines/details/{page}"
-        assert said == f"toy version {version['name']}: uploaded" and pipeline["name"] == "toy"
-        assert version["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "toy"
-        again = upload(server, "--out", tmp_path / "toy.yaml")[1]
+        assert (
+            said == f"posgap-mitigation version {version['name']}: uploaded" and pipeline["name"] == "posgap-mitigation"
+        )
+        assert version["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "posgap-mitigation"
+        again = upload(server, "--out", tmp_path / "toy.yaml", pipeline=ours)[1]
         assert again.split("\n")[:2] == [said.replace("uploaded", "unchanged"), address]
-        assert load(tmp_path / "toy.yaml").name == "toy", "both a file and a version"
-        other = copy.deepcopy(toy)
+        assert load(tmp_path / "toy.yaml").name == "posgap-mitigation", "both a file and a version"
+        other = copy.deepcopy(ours)
         other.pipeline_spec.pipeline_info.description = "another"
-        refused = upload(server, "--version", version["name"], "--named", "toy", pipeline=other, code=2)
+        refused = upload(server, "--version", version["name"], pipeline=other, code=2)
         assert "is there, and another one; give --version another name" in refused
         upload(server, "--version", "second", pipeline=other)
         newest = [*server.versions.values()][-1]["pipeline_version_id"]
@@ -123,7 +127,7 @@ def test_a_version_is_uploaded_once_and_runs_and_schedules_name_it(capsys, uploa
         (schedule,) = server.schedules.values()
         assert schedule["pipeline_version_reference"] == named
         unknown = fails(capsys, "submit", *by_version, "third")
-        assert unknown == f"toy: no version third; the newest are second, {version['name']}"
+        assert unknown == f"posgap-mitigation: no version third; the newest are second, {version['name']}"
         wrong = fails(capsys, "submit", *by_version, "second", "--param", "stepz=7")
         assert wrong == "--param stepz: the pipeline has no such parameter; did you mean steps?"
         assert "--no-cache cannot change a version" in fails(capsys, "submit", *by_version, "second", "--no-cache")
@@ -297,7 +301,8 @@ def test_waiting_ends_with_success(capsys, submit):
         server.states = ["PENDING", "RUNNING", "RUNNING", "SUCCEEDED"]
         code, _, err = posgap(capsys, *submit(server, *WAIT))
     assert code == 0
-    assert [line.rsplit(": ", 1)[1] for line in err.splitlines()] == ["PENDING", "RUNNING", "SUCCEEDED"]
+    states = [line.rsplit(": ", 1)[1] for line in err.splitlines() if line.startswith("posgap | run ")]
+    assert states == ["PENDING", "RUNNING", "SUCCEEDED"]
 
 
 def task(name: str, state: str, second: int) -> dict:

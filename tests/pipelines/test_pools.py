@@ -8,8 +8,8 @@ from places import ROOT
 
 from posgap.components.wrapper import CPU, SERVE, TRAIN, image
 from posgap.foundation.errors import PosgapError
+from posgap.pipelines.checks import complaints
 from posgap.pipelines.compilation import compiled_text, load, parse
-from posgap.pipelines.lint import complaints
 from posgap.pipelines.mitigation import mitigation_pipeline
 from posgap.pipelines.pools import cluster_config
 from posgap.pipelines.resources import resources, secret_keys
@@ -140,7 +140,7 @@ def test_what_watches_lies_where_its_twins_do(steps):
         assert secret_keys(step.settings) == secrets_for(name), name
 
 
-def test_lint_finds_nothing_wrong_with_any_step(steps):
+def test_nothing_looks_wrong_with_any_step(steps):
     assert not [complaint for step in steps.values() for complaint in complaints(step)]
 
 

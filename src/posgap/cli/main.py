@@ -1,6 +1,6 @@
 """The command line: the verbs of posgap.cli.verbs, their options read off their configs.
 
-Exit codes: 0 done, 1 `pipeline lint`, `verify` or `doctor` found something, or a fault of posgap itself (its line names
+Exit codes: 0 done, 1 `verify` or `doctor` found something, or a fault of posgap itself (its line names
 the file that has the traceback), 2 bad input (one line says what, where and what to do), 3 the gate refused, 4 a
 submitted run failed, 5 it was cancelled, 6 it was still under way when the time was up, 7 the gate had not enough
 evidence, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.

@@ -25,7 +25,6 @@ from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig
 from posgap.mitigation_search.config import ApplyConfig, MitigateConfig
 from posgap.pipelines.config import (
     PipelineCompileConfig,
-    PipelineLintConfig,
     PipelineRunConfig,
     PipelineSubmitConfig,
     ScheduleConfig,
@@ -211,7 +210,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "--host http://localhost:8080 --param model=Qwen/Qwen3-0.6B --wait",
             work="posgap.pipelines.submission:submit",
         ),
-        "pipeline lint": Verb(PipelineLintConfig, "--smoke", work="posgap.pipelines.lint:lint"),
         "pipeline schedule": Verb(
             ScheduleConfig, 'weekly --cron "0 6 * * mon"', work="posgap.pipelines.schedules:schedule"
         ),

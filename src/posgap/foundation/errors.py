@@ -42,7 +42,7 @@ class NotEnoughEvidence(PosgapError):
 
 
 class Findings(PosgapError):
-    """`pipeline lint`, `doctor` or `verify` found faults. Exit code 1."""
+    """`doctor` or `verify` found faults. Exit code 1."""
 
     exit_code = 1
 

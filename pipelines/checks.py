@@ -1,43 +1,62 @@
-"""`posgap pipeline lint`: the resources a run would request from the cluster, and warnings about them."""
+"""What a run of a compiled pipeline would ask of the cluster, and what of it would fail or looks wrong."""
 
 import dataclasses
+import logging
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tabulate import tabulate
 
 from posgap import __version__
-from posgap.foundation.errors import Findings
-from posgap.foundation.printing import show
-from posgap.pipelines.arguments import check_arguments
-from posgap.pipelines.compilation import CompiledYaml, load
-from posgap.pipelines.config import PipelineLintConfig
+from posgap.foundation.errors import PosgapError
+from posgap.pipelines.compilation import CompiledYaml
 from posgap.pipelines.resources import Resources, max_accelerators, resources, secret_keys
 from posgap.pipelines.steps import UNKNOWN, Group, Step, tree
+from posgap.preflight.config import ClusterConfig
 from posgap.preflight.training_pool import amount
 
+log = logging.getLogger(__name__)
 _MOVING = {"", "latest", "main", "master", "stable", "nightly", "edge", "dev"}
 _MAX_FIELDS = 12
 _MIN_CPUS, _MIN_MEMORY = "2", "16Gi"  # for each of several accelerators
 _IMAGE = re.compile(r"(?P<name>[^@]+?)(:(?P<tag>[^:/@]+))?(@(?P<digest>.+))?")
 
 
-def lint(config: PipelineLintConfig) -> None:
-    """Prints steps, totals and warnings; raises `Findings` if there are any warnings."""
-    compiled = load(config.file, config.pipeline)
-    group = tree(compiled, check_arguments(config, compiled.parameters))
-    steps = [resources(step) for step in group.steps()]
-    warnings = [f"form: {complaint}" for complaint in form_complaints(compiled.parameters)]
-    warnings += importer_complaints(compiled)
-    for step in group.steps():
-        warnings += [f"{step.name}: {complaint}" for complaint in complaints(step)]
-    totals = _totals(steps, group)
-    result = {"steps": [dataclasses.asdict(step) for step in steps], "totals": totals, "warnings": warnings}
-    show(_table(steps, totals, warnings), result)
-    if warnings:
-        raise Findings(f"pipeline {compiled.name}: {len(warnings)} warning{'s' if len(warnings) > 1 else ''}")
+class Check:
+    """A compiled pipeline with these arguments: its steps, what they ask for in all, and warnings.
+
+    Raises `PosgapError` where KFP would take the pipeline, and a run would end at one of its steps all the same.
+    """
+
+    def __init__(self, compiled: CompiledYaml, arguments: Mapping[str, Any]):
+        group = tree(compiled, arguments)
+        steps = group.steps()
+        faults = importer_complaints(compiled)
+        for step in steps:
+            faults += [f"{step.name}: {complaint}" for complaint in unpassed_complaints(step)]
+        if faults:
+            raise PosgapError(f"pipeline {compiled.name}: {'; '.join(faults)}")
+        self.warnings = [f"form: {complaint}" for complaint in form_complaints(compiled.parameters)]
+        for step in steps:
+            self.warnings += [f"{step.name}: {complaint}" for complaint in complaints(step)]
+        self.steps = [resources(step) for step in steps]
+        self.warnings += image_warnings({step.image for step in self.steps})
+        self.totals = _totals(self.steps, group)
+        if compiled.root:
+            self.totals["pipeline root"] = {compiled.root: ["all"]}
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """All of it as JSON has it."""
+        steps = [dataclasses.asdict(step) for step in self.steps]
+        return {"steps": steps, "totals": self.totals, "warnings": self.warnings}
+
+    def log_warnings(self) -> None:
+        """Logs the warnings, each in a line."""
+        for warning in self.warnings:
+            log.warning("%s", warning)
 
 
 def form_complaints(parameters: Mapping[str, dict[str, Any]]) -> list[str]:
@@ -98,10 +117,25 @@ def complaints(step: Step) -> list[str]:
         faults.append("has no time limit: if it hangs, it holds its nodes for ever")
     if not step.settings.get("securityContext", {}).get("runAsNonRoot"):
         faults.append("may run as root, which a namespace with restricted pods refuses")
-    faults += _credential_complaints(step.settings)
-    if names := ", ".join(name.removeprefix("pipelinechannel--") for name in step.unpassed):
-        faults.append(f"uses {names}, which KFP does not pass into the group around it: the step would not start")
-    return faults
+    return faults + _credential_complaints(step.settings)
+
+
+def unpassed_complaints(step: Step) -> list[str]:
+    """What the step uses and KFP does not pass to it: it compiles such a step, which then cannot start."""
+    names = ", ".join(name.removeprefix("pipelinechannel--") for name in step.unpassed)
+    return (
+        [f"uses {names}, which KFP does not pass into the group around it: the step would not start"] if names else []
+    )
+
+
+def image_warnings(images: Iterable[str]) -> list[str]:
+    """The images of posgap's own registry that no release has: those of a version under development."""
+    own = ClusterConfig.default("registry")
+    missing = sorted(image for image in images if image.startswith(f"{own}/") and image.endswith(f":{__version__}"))
+    if not missing or not re.search(r"dev|rc|[ab][0-9]", __version__):
+        return []
+    hint = "build and push them (`make images`), and name your registry in the cluster's file (POSGAP_CLUSTER)"
+    return [f"no release has {', '.join(missing)}: {hint}"]
 
 
 def _share_complaints(requested: Resources) -> list[str]:
@@ -161,7 +195,8 @@ def _totals(steps: list[Resources], group: Group) -> dict[str, dict[str, list[st
     return {kind: dict(names) for kind, names in totals.items()}
 
 
-def _table(steps: list[Resources], totals: dict[str, dict[str, list[str]]], warnings: list[str]) -> str:
+def table(check: Check) -> str:
+    """The check for people: a row for each step, the totals, and the warnings."""
     rows = [
         {
             "step": step.step,
@@ -173,15 +208,16 @@ def _table(steps: list[Resources], totals: dict[str, dict[str, list[str]]], warn
             "retries": step.retries,
             "cache": "yes" if step.cached else "no",
         }
-        for step in steps
+        for step in check.steps
     ]
     sums = []
-    for kind, names in totals.items():
+    for kind, names in check.totals.items():
         for number, (name, by) in enumerate(names.items()):
             sums.append(("" if number else kind, name, ", ".join(by)))
     parts = [tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True)]
     parts.append(tabulate(sums, tablefmt="plain", disable_numparse=True))
-    parts += ["\n".join(f"warning: {warning}" for warning in warnings)] if warnings else []
+    if check.warnings:
+        parts.append("\n".join(f"warning: {warning}" for warning in check.warnings))
     return "\n\n".join("\n".join(map(str.rstrip, part.splitlines())) for part in parts)
 
 

@@ -1,16 +1,20 @@
-"""`posgap pipeline lint` says what a run asks of the cluster, and what in it looks wrong."""
+"""A compiled pipeline is checked: what a run asks of the cluster, what in it would fail, and what looks wrong."""
 
 import json
 
 import pytest
 from kfp import dsl, kubernetes
+from kfp_server import Server, served
 from places import ROOT
-from toy_pipeline import TAINT, bounded, fails, on_gpus, posgap, small, step, toy
+from toy_pipeline import GIVEN, ROOT_OF_TOYS, TAINT, bounded, on_gpus, posgap, small, step, toy
 
 from posgap import __version__
+from posgap.foundation.errors import PosgapError
+from posgap.pipelines import checks, uploading
+from posgap.pipelines.checks import Check, complaints, form_complaints, image_warnings, importer_complaints, table
 from posgap.pipelines.compilation import compiled_text, load, parse
-from posgap.pipelines.lint import complaints, form_complaints, importer_complaints
 from posgap.pipelines.resources import max_accelerators
+from posgap.pipelines.smoke import PARAMETERS
 from posgap.pipelines.steps import Group, tree
 
 OURS = f"ghcr.io/posgap/posgap-cpu:{__version__}"
@@ -20,15 +24,14 @@ OURS = f"ghcr.io/posgap/posgap-cpu:{__version__}"
 JSON_FIELDS = "form: pool, shards, tolerations: to be written as JSON, where a text could be read as YAML"
 
 
-def linted(capsys, toy_file, *more) -> dict:
-    code, out, err = posgap(capsys, "lint", "--file", toy_file, "--json", *more)
-    result = json.loads(out)
-    assert code == 1 and result["warnings"] == [JSON_FIELDS], err
-    return result
+def checked(toy_file, **arguments) -> dict:
+    check = Check(load(toy_file), arguments)
+    assert check.warnings[0] == JSON_FIELDS
+    return check.result
 
 
-def test_every_step_s_requests_are_listed_in_an_order_they_can_run_in(capsys, toy_file):
-    steps = linted(capsys, toy_file)["steps"]
+def test_every_step_s_requests_are_listed_in_an_order_they_can_run_in(toy_file):
+    steps = checked(toy_file)["steps"]
     names = [step["step"] for step in steps]
     assert sorted(names) == ["explain", "generate", "prepare", "report", "search", "sweep", "train R1"]
     assert names.index("prepare") < names.index("train R1") < names.index("explain") < names.index("report")
@@ -51,35 +54,34 @@ def test_every_step_s_requests_are_listed_in_an_order_they_can_run_in(capsys, to
     assert not steps[names.index("generate")]["cached"] and steps[names.index("report")]["accelerators"] == 0
 
 
-def test_parameters_are_followed_to_where_they_are_used(capsys, toy_file):
-    more = ("--param", 'pool={"node": "h100"}', "--param", "secret=mine", "--param", "tolerations=[]")
-    code, out, _ = posgap(capsys, "lint", "--file", toy_file, "--json", *more)
-    train = next(step for step in json.loads(out)["steps"] if step["step"] == "train R1")
-    assert code == 1 and train["pool"] == {"node": "h100"} and train["needs"]["secrets"] == ["mine"]
-    form, *warnings = json.loads(out)["warnings"]
-    assert form == JSON_FIELDS and len(warnings) == 5 and all("tolerates no taint" in warning for warning in warnings)
+def test_arguments_are_followed_to_where_they_are_used(toy_file):
+    result = checked(toy_file, pool={"node": "h100"}, secret="mine", tolerations=[])
+    train = next(step for step in result["steps"] if step["step"] == "train R1")
+    assert train["pool"] == {"node": "h100"} and train["needs"]["secrets"] == ["mine"]
+    taints = [warning for warning in result["warnings"] if "tolerates no taint" in warning]
+    assert len(taints) == 5
 
 
-def test_totals_say_what_must_be_there_and_who_wants_it(capsys, toy_file):
-    totals = linted(capsys, toy_file)["totals"]
+def test_totals_say_what_must_be_there_and_who_wants_it(toy_file):
+    totals = checked(toy_file)["totals"]
     assert totals["secrets"] == {"s3-credentials": ["train R1"]} and totals["claims"] == {"models": ["train R1"]}
     assert set(totals["pools"]) == {"any", "pool=gpu-train"} and set(totals["images"]) == {OURS}
     assert totals["tolerations"].keys() == {"nvidia.com/gpu:NoSchedule"}
+    assert totals["pipeline root"] == {ROOT_OF_TOYS: ["all"]}
     # Either generate (4) or explain (1), after train (2); beside search (1) and two of the loop (2).
     assert list(totals["accelerators at once"]) == ["7"]
 
 
-@pytest.mark.parametrize(("shards", "most"), [("[1]", "6"), ("[]", "5"), ("[1,2,3,4,5,6]", "7")])
-def test_a_loop_takes_as_many_copies_as_it_has_items_up_to_its_limit(capsys, toy_file, shards, most):
-    totals = linted(capsys, toy_file, "--param", f"shards={shards}")["totals"]
+@pytest.mark.parametrize(("shards", "most"), [([1], "6"), ([], "5"), ([1, 2, 3, 4, 5, 6], "7")])
+def test_a_loop_takes_as_many_copies_as_it_has_items_up_to_its_limit(toy_file, shards, most):
+    totals = checked(toy_file, shards=shards)["totals"]
     assert list(totals["accelerators at once"]) == [most]
 
 
-def test_the_table_has_a_row_a_step_and_ends_with_the_warnings(capsys, toy_file):
-    code, out, err = posgap(capsys, "lint", "--file", toy_file)
-    rows = {line.split("  ")[0]: line.split() for line in out.splitlines()}
-    assert code == 1 and err == "posgap: error: pipeline toy: 1 warning\n"
-    assert out.endswith(f"\n\nwarning: {JSON_FIELDS}\n")
+def test_the_table_has_a_row_a_step_and_ends_with_the_warnings(toy_file):
+    check = Check(load(toy_file), {})
+    rows = {line.split("  ")[0]: line.split() for line in table(check).splitlines()}
+    assert f"\n\nwarning: {JSON_FIELDS}\n" in table(check) and table(check).endswith(check.warnings[-1])
     assert rows["step"] == ["step", "image", "pool", "cpu", "memory", "accelerators", "retries", "cache"]
     image = f"posgap-cpu:{__version__}"
     assert rows["train R1"] == ["train", "R1", image, "pool=gpu-train", "4", "32Gi", "2", "nvidia.com/gpu", "2", "yes"]
@@ -207,8 +209,8 @@ def test_a_parameter_that_kfp_does_not_pass_into_a_group_is_found():
         with dsl.If(n > 0):
             on_gpus(step("train")(n=n), 1, {"pool": "x"}, [TAINT]).set_accelerator_limit(gpus)
 
-    (only,) = tree(parse(compiled_text(lost), "lost"), {}).steps()
-    assert complaints(only) == ["uses gpus, which KFP does not pass into the group around it: the step would not start"]
+    with pytest.raises(PosgapError, match="lost: train: uses gpus, which KFP does not pass into the group around it"):
+        Check(parse(compiled_text(lost), "lost"), {})
 
 
 @dsl.component(base_image=OURS, install_kfp_package=False)
@@ -230,10 +232,12 @@ def test_an_importer_whose_artifact_or_address_kfp_would_not_find_is_found():
             inner = dsl.importer(artifact_uri=found.output, artifact_class=dsl.Dataset)
             read(examples=inner.set_display_name("data").output)
 
-    assert importer_complaints(parse(compiled_text(imported), "imported")) == [
-        "importer: an importer beside find, which gives its address; put it into a group",
-        "importer-2: an importer named 'data', by which no step finds its artifact",
-    ]
+    with pytest.raises(PosgapError) as refused:
+        Check(parse(compiled_text(imported), "imported"), {})
+    assert str(refused.value) == (
+        "pipeline imported: importer: an importer beside find, which gives its address; put it into a group; "
+        "importer-2: an importer named 'data', by which no step finds its artifact"
+    )
 
 
 @pytest.mark.parametrize(("name", "importers"), [("mitigation", 3), ("watch", 1)])
@@ -264,25 +268,38 @@ def test_the_most_at_once_is_over_all_orders_and_open_where_only_the_run_will_kn
     assert max_accelerators(Group({"loop": Group({"a": train}, {"a": []}, times=None)}, {"loop": []})) == (2, False)
 
 
-def test_one_warning_ends_it_with_code_1(capsys, tmp_path, toy_file):
-    (tmp_path / "p.yaml").write_text(toy_file.read_text().replace("posgap-cpu:", "posgap-cpu:9."))
-    complaint = fails(capsys, "lint", "--file", tmp_path / "p.yaml", code=1)
-    assert complaint == "pipeline toy: 8 warnings"
+def test_images_that_no_release_has_are_named(monkeypatch):
+    ours = ["ghcr.io/posgap/posgap-cpu:1.0.dev3", "registry.example/posgap-cpu:1.0.dev3", "python:3.11"]
+    monkeypatch.setattr(checks, "__version__", "1.0.dev3")
+    (warning,) = image_warnings(ours)
+    assert warning.startswith("no release has ghcr.io/posgap/posgap-cpu:1.0.dev3: build and push them (`make images`)")
+    monkeypatch.setattr(checks, "__version__", "1.0")
+    assert image_warnings(["ghcr.io/posgap/posgap-cpu:1.0"]) == []
+
+
+def test_whoever_compiles_to_a_file_or_submits_is_told(capsys, tmp_path, monkeypatch, toy_file):
+    monkeypatch.setattr(uploading, "pipeline", lambda name: toy)
+    code, out, _ = posgap(capsys, "compile", "--out", tmp_path / "toy.yaml", "--json")
+    assert code == 0 and json.loads(out)["warnings"][0] == JSON_FIELDS
+    code, out, err = posgap(capsys, "compile")
+    assert code == 0 and JSON_FIELDS in err and JSON_FIELDS not in out
+    with served(Server()) as server:
+        code, out, err = posgap(capsys, "submit", "--host", server.url, "--file", toy_file, *GIVEN)
+    assert code == 0 and JSON_FIELDS in err and len(server.runs) == 1
 
 
 @pytest.mark.parametrize("name", ["mitigation", "watch"])
-def test_there_is_nothing_to_warn_of_in_posgap_s_own(name, capsys):
-    code, out, err = posgap(capsys, "lint", "--file", ROOT / "pipelines" / f"{name}.yaml")
-    assert code == 0 and "warning" not in out and not err
+def test_there_is_nothing_to_warn_of_in_posgap_s_own(name):
+    check = Check(load(ROOT / "pipelines" / f"{name}.yaml"), {})
+    assert check.warnings == image_warnings({step.image for step in check.steps})
 
 
 @pytest.mark.full
-def test_the_mitigation_pipeline_is_read_whole(capsys):
-    code, out, _ = posgap(capsys, "lint", "--json", "--smoke")
-    steps = {step["step"] for step in json.loads(out)["steps"]}
+def test_the_mitigation_pipeline_is_read_whole():
     compiled = load(None)
+    steps = {step.step for step in Check(compiled, PARAMETERS).steps}
     importers = {name for name, executor in compiled.executors.items() if "importer" in executor}
     tasks = [task for dag in compiled.dags() for task in dag["tasks"].values()]
     labels = {name: component.get("executorLabel") for name, component in compiled.spec["components"].items()}
     run = {t["taskInfo"]["name"] for t in tasks if labels[t["componentRef"]["name"]] not in {None, *importers}}
-    assert code in (0, 1) and steps == run and len(steps) > 5
+    assert steps == run and len(steps) > 5
