@@ -88,6 +88,34 @@ def test_a_file_of_weights_that_is_cut_off_is_refused(copy, kept):
         assert len(str(told.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "place", [".w.safetensors", "../w.safetensors", "sub/w.safetensors", "/{}/w.safetensors", None]
+)
+def test_weights_that_the_digest_does_not_cover_are_not_read(copy, tmp_path, place):
+    """They could be exchanged after the sweep."""
+    weights = load_file(copy / "model.safetensors")
+    named = place and place.format(tmp_path)
+    if place:
+        target = copy / named
+        target.parent.mkdir(exist_ok=True)
+        shutil.move(copy / "model.safetensors", target)
+    write_json(copy / "model.safetensors.index.json", {"metadata": {}, "weight_map": dict.fromkeys(weights, named)})
+    with pytest.raises(PosgapError, match="reads weights from .*, which the model's digest does not cover: shards are"):
+        load_model(str(copy))
+
+
+def test_a_linked_folder_and_a_file_that_the_config_names_are_refused(copy, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (copy / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PosgapError, match="additional_chat_templates: is a link to a folder"):
+        load_tokenizer(str(copy))
+    (copy / "additional_chat_templates").unlink()
+    shutil.copy(copy / "model.safetensors", copy / ".w.safetensors")
+    write_json(copy / "config.json", read_json(copy / "config.json") | {"transformers_weights": ".w.safetensors"})
+    with pytest.raises(PosgapError, match="reads weights from '.w.safetensors'"):
+        load_model(str(copy))
+
+
 def test_a_stage_measures_no_model_that_is_not_whole(copy, tmp_path, capsys):
     change(copy, {NORM: None})
     (tmp_path / "t.txt").write_text("0123456789abcdef" * 8)

@@ -4,6 +4,7 @@ import copy
 import functools
 import inspect
 import math
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 # Of a model on the hub, no code.
 _SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.bpe", "*.jinja", "*.md")
 _WEIGHTS = "*.safetensors"
+_INDEX = "*.index.json"  # of shards
+_EXPLICIT = "transformers_weights"  # of config.json: the file of weights, or its index
+_PLAIN = re.compile(r"[^./\\][^/\\]*")  # the name of a file beside it that is not hidden
 _OTHER_WEIGHTS = ("consolidated*.safetensors", "*/*.safetensors")  # the same again, for other programs
 HUB_SECONDS = 60.0  # for a model's small files
 SILENCE_SECONDS = 10.0  # of the hub, after which it is given up
@@ -46,6 +50,7 @@ def _load_by(loader, path: str, what: str, weights: bool = False, **options):
             f"{path}: is an adapter; give its folder, here or in S3, to be merged into its base, or merge it "
             "(peft: merge_and_unload)"
         )
+    require_own_files(folder)
     try:
         if (config := _closed_config(folder)) is not None:
             if loader is AutoConfig:
@@ -60,6 +65,29 @@ def _load_by(loader, path: str, what: str, weights: bool = False, **options):
         if not (folder / "config.json").is_file():
             reason = NO_CONFIG
         raise PosgapError(f"{path}: no {what} to load here: {reason}") from None
+
+
+def require_own_files(folder: Path) -> None:
+    """`PosgapError` where the weights of a folder would be read from elsewhere, or from hidden files, since its digest
+    is of its plain files alone."""
+    for linked in filter(Path.is_symlink, folder.iterdir()):
+        if linked.is_dir():
+            raise PosgapError(
+                f"{linked}: is a link to a folder, which the model's digest does not cover; copy it there"
+            )
+    named = list[object]()
+    for index in folder.glob(_INDEX):
+        weight_map = read_object(index).get("weight_map")
+        named += weight_map.values() if isinstance(weight_map, dict) else [weight_map]
+    config = folder / "config.json"
+    if config.is_file() and _EXPLICIT in config.read_text(encoding="utf-8", errors="replace"):
+        named.append(read_object(config).get(_EXPLICIT))
+    for name in named:
+        if not isinstance(name, str) or not _PLAIN.fullmatch(name):
+            raise PosgapError(
+                f"{folder}: reads weights from {name!r}, which the model's digest does not cover: shards are files of "
+                "the folder itself that are not hidden; save the model again"
+            )
 
 
 def _closed_config(folder: Path) -> PretrainedConfig | None:
