@@ -51,6 +51,20 @@ def test_a_response_without_text_is_never_right(tmp_path, base):
         decide(tmp_path, new, base)
 
 
+def test_an_echo_that_a_row_hides_is_refused(tmp_path, base):
+    """It is looked for again, like scores: a copy of the prompt holds the answer wherever it stands."""
+    new = write_sweep(tmp_path / "new", [0.995] * 5)
+
+    def repeated(row):
+        of = example(int(row["id"][1:]))
+        right = f'"{of.answers[0]}"'
+        listed = " ".join(f'"{key}": "{value}",' for key, value in of.records)
+        return {"correct": False, "response": f"{right} {listed}"}
+
+    with pytest.raises(PosgapError, match="new: e0 at 1: the response repeats the prompt, and the sweep says that it"):
+        decide(tmp_path, forge(new, repeated), base)
+
+
 def test_a_base_that_is_made_worse_is_refused(tmp_path, base):
     forge(base, lambda row: {"correct": False})
     with pytest.raises(PosgapError, match=r"base: e0 at 1: the score of .*v0-0.* is 1 and not 0"):

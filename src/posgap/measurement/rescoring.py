@@ -6,6 +6,7 @@ a metric with a fault, could have written any score.
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError, shorten
@@ -17,9 +18,12 @@ from posgap.measurement.sweeps import Sweep
 from posgap.storage.cache import fetch_location
 from posgap.storage.lineage import examples_of
 from posgap.tasks.content import content_keys, examples_digest, find_groups
+from posgap.tasks.echo import find_copying
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import read_examples
+from posgap.tasks.task import PromptOrder
 
 _AGREE = 1e-6  # by which scores may differ that were computed on another machine
 
@@ -53,15 +57,18 @@ def swept_examples(folder: Path, given: Location | None = None) -> dict[str, Any
 
 
 def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> None:
-    """Scores every response of a sweep again, by the metric that is installed here, from its examples by their content.
+    """Scores every response of a sweep again, by the metric that is installed here, from its examples by their content,
+    and looks again whether it repeats the prompt.
 
     Of a graded sweep the scores must be those that the recorded judgements give; nothing is judged again. Raises
-    `PosgapError` that names the first row whose score is another, or where other examples count as a group.
+    `PosgapError` that names the first row whose score is another, or that hides an echo, or where other examples count
+    as a group.
     """
     path, sweep = evidence.path, evidence.sweep
     if find_groups(examples.values()) != sweep.groups:
         raise PosgapError(f"{path}: the examples hang together in other groups than it says; sweep again")
     scored = _judgement_scorer(path) if sweep.grading else metric_scorer(sweep)
+    builder = TextPromptBuilder(sweep.asked_task, 0, PromptOrder(sweep.asked.question, sweep.asked.shuffle))
     for row in read_predictions(path):
         at = Placement(tuple(row["placement"]), sweep.n_docs, row.get("baseline", ""))
         said = outcome_of(row) == "answered"
@@ -72,6 +79,14 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
                 f"{path}: {row['id']} at {at.name}: the score of {response} is {score:g} and not {row['correct']:g}, "
                 "which the sweep has; sweep again"
             )
+        if said and row.get("echo") is False and not sweep.filled:  # whose filler is not among the examples
+            example = examples[row["content"]]
+            right = builder.task.right_answers(example, at)
+            if find_copying(partial(builder.text, example, at), row["response"], right).echo:
+                raise PosgapError(
+                    f"{path}: {row['id']} at {at.name}: the response repeats the prompt, and the sweep says that it "
+                    "does not; sweep again"
+                )
 
 
 def metric_scorer(sweep: Sweep) -> Callable[[str, AnyExample, Placement], float]:
