@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from written_sweeps import write_sweep
+from written_sweeps import ASKED, copy_of, write_sweep
 
-from posgap.foundation.files import read_json
+from posgap.foundation.files import digest_path, read_json
 from posgap.gating.config import GateConfig
 from posgap.gating.looks import attempt_number, is_counted, record_attempt
 from posgap.gating.replay import replay_verdict
@@ -80,15 +80,16 @@ def test_a_model_that_was_not_admitted_has_less_of_the_error_on_other_examples(t
 
 def asked(examples="e", **more) -> SimpleNamespace:
     """What is looked at of a sweep."""
-    known = {"settings": {"backend": "transformers"}, "model_digest": "m", "task": "kv", "n_docs": 5}
-    return SimpleNamespace(**known | more, examples_digest=examples)
+    known = {"model": "m", "model_digest": "m", "task": "kv", "metric": "em", "n_docs": 5, "placements": [[1]]}
+    return SimpleNamespace(**{"asked": ASKED} | known | more, examples_digest=examples)
 
 
 def judged(passed: bool = False, gaps: Sequence[str] = ()) -> SimpleNamespace:
     return SimpleNamespace(passed=passed, evidence_gaps=gaps)
 
 
-def test_a_look_is_a_verdict_on_new_examples_of_one_model_task_and_n_docs(tmp_path, monkeypatch):
+def test_a_look_is_a_verdict_on_new_examples_or_by_another_question(tmp_path, monkeypatch):
+    """Whatever else is changed, the same weights had their chance: 20 looks pass a model at the threshold in 43 %."""
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
     assert attempt_number(asked()) == 1
     for verdict in (judged(passed=True), judged(gaps=["too few"])):
@@ -97,22 +98,30 @@ def test_a_look_is_a_verdict_on_new_examples_of_one_model_task_and_n_docs(tmp_pa
     for examples in ("one", "two", "one"):
         record_attempt(judged(), asked(examples))
     assert [attempt_number(asked(examples)) for examples in ("one", "two", "three")] == [1, 2, 3]
-    for other in ({"model_digest": "n"}, {"task": "qa"}, {"n_docs": 6}):
-        assert attempt_number(asked("three", **other)) == 1
-    assert attempt_number(asked("three", settings={})) == 3  # the default's backend is on this machine
+    system = ASKED.model_copy(update={"system": "Be brief."})
+    for other in ({"task": "my-kv"}, {"n_docs": 6}, {"asked": system}, {"settings": {"backend": "openai"}}):
+        assert attempt_number(asked("three", **other)) == 3
+    assert attempt_number(asked("one", n_docs=6)) == 3, "of examples that were seen, another question"
+    assert attempt_number(asked("three", model_digest="n")) == 1
     (file,) = (tmp_path / "looks").iterdir()
-    assert read_json(file) == ["one", "two"]
+    assert len(read_json(file)) == 2
 
 
-@pytest.mark.parametrize(
-    "more", [{"settings": {"backend": "openai"}}, {"settings": {"backend": "own"}}, {"model_digest": ""}]
-)
-def test_of_a_model_that_may_have_changed_no_look_is_counted(tmp_path, monkeypatch, more):
+def test_a_file_beside_the_weights_makes_no_new_model(tmp_path, monkeypatch, model_folder):
+    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / "cache"))
+    other = copy_of(model_folder, tmp_path / "other")
+    assert digest_path(model_folder) != digest_path(other)
+    record_attempt(judged(), asked("one", model=str(model_folder), model_digest=digest_path(model_folder)))
+    for _ in range(2):
+        assert attempt_number(asked("two", model=str(other), model_digest=digest_path(other))) == 2
+    assert attempt_number(asked("two", model=str(other), model_digest="another's")) == 1
+
+
+def test_of_a_model_that_may_have_changed_no_look_is_counted(tmp_path, monkeypatch):
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
-    record_attempt(judged(), asked("one", **more))
-    assert (
-        attempt_number(asked("two", **more)) is None and not is_counted(asked(**more)) and not list(tmp_path.iterdir())
-    )
+    of_endpoint = asked("one", model_digest="")
+    record_attempt(judged(), of_endpoint)
+    assert attempt_number(of_endpoint) is None and not is_counted(of_endpoint) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.full
@@ -122,9 +131,11 @@ def test_looks_at_an_endpoint_are_not_counted_and_a_note_says_what_that_needs(tm
     needs = {}
     for backend in ("openai", "transformers"):
         for n in (190, 200):
-            model = tmp_path / f"model-{backend}"
-            model.mkdir(exist_ok=True)
-            (model / "weights").write_text(backend)
+            model = "m"
+            if backend == "transformers":
+                model = tmp_path / f"model-{backend}"
+                model.mkdir(exist_ok=True)
+                (model / "weights").write_text(backend)
             place, settings = tmp_path / f"{backend}-{n}", {"backend": backend}
             place.mkdir()
             swept = write_sweep(place / "new", unsure, model=model, order=range(n), settings=settings)

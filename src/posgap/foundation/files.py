@@ -156,6 +156,13 @@ def digest_path(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_of_weights(folder: Path) -> str:
+    """sha256 of the weights in a model's folder, whatever else lies there and however their files are called; empty
+    where it has none."""
+    found = sorted(digest_path(file) for file in folder.glob("*.safetensors"))
+    return digest_of(found) if found else ""
+
+
 def digest_of_folder(files: Mapping[str, str]) -> str:
     """sha256 of a folder whose files, by their names below it, have these sha256s."""
     sha = hashlib.sha256()

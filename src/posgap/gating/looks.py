@@ -3,11 +3,11 @@
 The looks are counted in posgap's cache, and each verdict says which one it was.
 """
 
-from posgap.foundation.files import digest_of, read_json, write_json
+from pathlib import Path
+
+from posgap.foundation.files import digest_of, digest_of_weights, digest_path, read_json, write_json
 from posgap.foundation.locations import cache_folder
 from posgap.gating.verdict import Verdict
-from posgap.generation.backends import BACKENDS
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import Sweep
 from posgap.storage.cache import lock_mark
 
@@ -15,14 +15,14 @@ from posgap.storage.cache import lock_mark
 def attempt_number(sweep: Sweep) -> int | None:
     """Which look at the sweep's model this is, from 1 on.
 
-    Those before it were verdicts on other examples of the same task and number of documents that could have admitted
-    the model, and did not. Looks at an endpoint are not counted: nobody knows whether its model is still the same.
-    None says so.
+    Those before it were verdicts that could have admitted its weights, and did not, by other examples, another number
+    of documents, task or prompt. Looks at a model without a digest are not counted: behind an endpoint or on the hub,
+    nobody knows whether it is still the same. None says so.
     """
     if not is_counted(sweep):
         return None
-    before = _refused_examples(sweep)
-    return before.index(sweep.examples_digest) + 1 if sweep.examples_digest in before else len(before) + 1
+    before, question = _refused_questions(sweep), _question(sweep)
+    return before.index(question) + 1 if question in before else len(before) + 1
 
 
 def record_attempt(verdict: Verdict, sweep: Sweep) -> None:
@@ -30,23 +30,37 @@ def record_attempt(verdict: Verdict, sweep: Sweep) -> None:
     if verdict.passed or verdict.evidence_gaps or not is_counted(sweep):
         return
     with lock_mark(f"looks-{_model_key(sweep)}"):
-        before = _refused_examples(sweep)
-        if sweep.examples_digest not in before:
-            write_json(cache_folder() / "looks" / f"{_model_key(sweep)}.json", [*before, sweep.examples_digest])
+        before, question = _refused_questions(sweep), _question(sweep)
+        if question not in before:
+            write_json(cache_folder() / "looks" / f"{_model_key(sweep)}.json", [*before, question])
 
 
-def _refused_examples(sweep: Sweep) -> list[str]:
-    """The examples, by digest, on which the sweep's model was judged and not admitted, in that order."""
+def _refused_questions(sweep: Sweep) -> list[str]:
+    """What the sweep's model was judged by and not admitted, by digest and in that order."""
     file = cache_folder() / "looks" / f"{_model_key(sweep)}.json"
     return read_json(file) if file.is_file() else []
 
 
 def is_counted(sweep: Sweep) -> bool:
-    """Whether looks at the sweep's model are counted: it is on this machine, and known by its digest."""
-    backend = sweep.settings.get("backend", SweepConfig.default("backend"))
-    known = backend in BACKENDS.names() and BACKENDS[backend].local
-    return known and bool(sweep.model_digest)
+    """Whether looks at the sweep's model are counted: it is known by its digest."""
+    return bool(sweep.model_digest)
+
+
+def _question(sweep: Sweep) -> str:
+    """Digest of what was asked, of which examples: all that makes other answers likely."""
+    asked = sweep.asked.model_dump(mode="json")
+    return digest_of([sweep.examples_digest, sweep.task, sweep.metric, sweep.n_docs, sweep.placements, asked])
 
 
 def _model_key(sweep: Sweep) -> str:
-    return digest_of([sweep.model_digest, sweep.task, sweep.n_docs])[:16]
+    """What tells a model from others: its weights, whatever lies beside them in its folder; or its folder's digest,
+    where that is not at hand."""
+    known = cache_folder() / "weights" / f"{sweep.model_digest}.json"
+    if known.is_file():
+        return read_json(known)[:16]
+    folder = Path(sweep.model)
+    if not folder.is_dir() or digest_path(folder) != sweep.model_digest:
+        return sweep.model_digest[:16]
+    weights = digest_of_weights(folder) or sweep.model_digest
+    write_json(known, weights)  # so that many gigabytes are read once
+    return weights[:16]

@@ -24,6 +24,7 @@ from posgap.tracking.registry import (
     PROMOTED_SWEEP,
     PROMOTION_RUN,
     SEVERAL,
+    WEIGHTS,
     bring_model,
     create,
     find_versions,
@@ -118,7 +119,7 @@ def _choose_champion(lease: Lease, promotion: Promotion, version: str) -> Standi
         return champion
     if promotion.needs_approval and not _approver(name, winner):
         if despite_rollback:
-            lifted = f"{champions.ended_by(registered, winner)} {despite_rollback}"
+            lifted = f"{champions.ended_by(registered, _rolled_back_as(lease, winner))} {despite_rollback}"
             lease.send_change(methodcaller("set_model_version_tag", name, winner, DESPITE, lifted))
         lease.set_alias(CHALLENGER, winner)
         return Standing(version, CHALLENGER if version == winner else "", former)
@@ -181,24 +182,39 @@ def _promote_approved(lease: Lease) -> None:
 
 
 def _require_not_rolled_back(lease: Lease, version: str) -> None:
-    if reason := _veto(lease, version):
+    reason = _veto(lease, version)
+    if reason:
         raise PosgapError(
-            f"{lease.name} version {version}: is this model, and was {reason}; promote another one, or say with "
-            "--despite-rollback why it may be the champion again"
+            f"{lease.name} version {_rolled_back_as(lease, version)}: is this model, and was {reason}; promote another "
+            "one, or say with --despite-rollback why it may be the champion again"
         )
 
 
 def _veto(lease: Lease, version: str) -> str:
     """Why a version was rolled back, unless somebody said as it became the challenger why it may return; else empty."""
-    reason = champions.rolled_back(lease.read_model()).get(version, "")
+    reason = champions.rolled_back(lease.read_model()).get(_rolled_back_as(lease, version), "")
     return "" if reason and _despite(lease, version) else reason
+
+
+def _rolled_back_as(lease: Lease, version: str) -> str:
+    """The version with these weights whose last reign a rollback ended, this one first; this one where there is none.
+
+    A file of no matter beside the weights makes another version, and no other model.
+    """
+    vetoed = champions.rolled_back(lease.read_model())
+    weights = get_version(lease.name, version).tags.get(WEIGHTS)
+    if version in vetoed or not weights:
+        return version
+    same = (str(each.version) for each in find_versions(lease.name, WEIGHTS, weights))
+    return next((each for each in same if each in vetoed), version)
 
 
 def _despite(lease: Lease, version: str) -> str:
     """Why a version may be the champion again although it was rolled back; empty if nobody said so of the last end of
     its reign."""
     ended, _, reason = get_version(lease.name, version).tags.get(DESPITE, "").partition(" ")
-    return reason if ended and ended == champions.ended_by(lease.read_model(), version) else ""
+    of_veto = champions.ended_by(lease.read_model(), _rolled_back_as(lease, version))
+    return reason if ended and ended == of_veto else ""
 
 
 def _approver(name: str, version: str) -> str:

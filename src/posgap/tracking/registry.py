@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 DIGEST = "posgap.model_digest"  # tag: the model's
+WEIGHTS = "posgap.weights_digest"  # tag: that of its weights alone, by which a veto holds
 DOWNLOAD_SECONDS = 3600.0  # for the download of a model; MLflow does not tell its size
 MODEL_SECONDS = 120.0  # for an operation on a whole model, besides its upload
 RECIPE = "posgap.recipe"  # tag: digest of how a model was made, beside what it was made from
