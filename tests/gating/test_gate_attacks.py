@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from written_sweeps import ASKED, N, copy_of, decide, example, promotion, write_sweep
+from written_sweeps import ASKED, N, copy_of, decide, example, gated, promoted, promotion, write_sweep
 
 from posgap.cli.main import main
 from posgap.foundation.errors import GateRefusal, PosgapError
@@ -262,6 +262,19 @@ def test_whoever_always_says_the_same_letter_has_the_largest_gap_there_is(tmp_pa
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_champion_or_base_that_was_made_worse_is_not_displaced(tmp_path, base, model_folder):
+    """Its responses were edited to wrong ones, in agreement with all figures."""
+    promote(promotion(tmp_path, "good", copy_of(model_folder, tmp_path / "one"), base))
+    place = copy_of(model_folder, tmp_path / "two")
+    new = write_sweep(tmp_path / "sweep-new", [0.94] * 5, model=place)
+    worse = write_sweep(tmp_path / "worse", [0.93] * 5, model=tmp_path / "one")
+    lax = {"name": "tiny", "max_gap": 30, "advantageous_tolerance": 30}
+    judged = gated(tmp_path, "new", new, base, champion=worse, **lax)
+    with pytest.raises(PosgapError, match="champion: not the sweep with which tiny version 1 was promoted, which"):
+        promoted(tmp_path, "new", place, new, judged)
+
+
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_link_that_is_turned_between_gate_and_promotion_promotes_nothing(tmp_path, base, model_folder):
     """Of the sweep, of the model, and of the gate's own copy; what is stored is what was judged."""

@@ -234,12 +234,12 @@ def test_a_policy_that_was_spoilt_in_mlflow_admits_nobody(tmp_path, base, model_
 @pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_a_version_says_by_which_policy_and_evidence_it_was_admitted(tmp_path, base, model_folder):
-    registered(tmp_path, "version: 7\nmax_gap: 8")
+    registered(tmp_path, "version: 7\nmax_gap: 8\nallow: [trial]")
     admitted = promotion(tmp_path, "admitted", model_folder, base)
     promote(admitted)
     version = mlflow.MlflowClient().get_model_version_by_alias("tiny", "champion")
     tags, record = version.tags, record_of(version)
-    policy = Policy(version="7", max_gap=8)
+    policy = Policy(version="7", max_gap=8, allow=["trial"])
     assert parsed_policy(tags["posgap.policy"].encode(), "tag") == policy
     assert record.policy == policy_digest(policy) and tags["policy"] == f"7 ({record.policy[:12]})"
     assert tags["posgap.evidence"] == digest_path(admitted.out / "evidence.json")
@@ -257,7 +257,7 @@ def signed(tmp_path, monkeypatch, capsys):
     assert posgap("policy", "--keygen", tmp_path / "key") == 0
     line = capsys.readouterr().out
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
-    registered(tmp_path, line)
+    registered(tmp_path, f"{line}allow: [trial]")
     monkeypatch.setenv("POSGAP_SIGNING_KEY", (tmp_path / "key").read_text())
     return line.split()[1]
 

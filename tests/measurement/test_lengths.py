@@ -16,6 +16,7 @@ from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.config import CompareConfig, DiagnoseConfig, MergeConfig, SweepConfig
 from posgap.measurement.diagnoses import read_diagnosis
 from posgap.measurement.lengths import folder_at, read_lengths
+from posgap.measurement.predictions import read_predictions, swept_rows
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.compare import compare
@@ -26,7 +27,7 @@ from posgap.stages.teacher import advantageous_placements
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.positions import parse_depths, parse_length, tokens_of
 from posgap.tasks.reading import write_examples
-from posgap.tracking.answering import require_answers
+from posgap.tracking.answering import SweptAnswers
 
 KEPT = ("accuracy", "ci95", "mean", "mean_ci95", "gap", "gap_ci95", "gap_noise")
 
@@ -193,8 +194,9 @@ def test_a_sweep_at_one_length_goes_through_merge_diagnosis_and_the_tried_answer
     plain = SweepConfig(out=tmp_path / "plain", n_docs=21, positions="1,6,11,16,21", **asked)
     by_hand = config.model_copy(update={"sweep": sweep(plain), "out": tmp_path / "plain-why"})
     assert attention == read_diagnosis(diagnose(by_hand)).attention
-    require_answers(model_folder, whole, swept_examples(whole, asked["examples"]), 8)
-    assert "8 of 8 responses are as the sweep recorded" in caplog.text
+    rows = swept_rows(read_predictions(whole))[:8]
+    again = SweptAnswers(read_sweep(whole), model_folder, swept_examples(whole, asked["examples"]))
+    assert [answer.text for answer in again.answer(rows)] == [row["response"] for row in rows]
     with pytest.raises(PosgapError, match="whose placements are depths; give `advantageous`"):
         given = {name: asked[name] for name in ("examples", "model")}
         advantageous_placements(TeacherConfig(sweep=whole, out=tmp_path / "t", **given), 1)

@@ -58,7 +58,7 @@ class Place:
     candidates: list[Path]
 
     def start(self, folder: Path, name: str, run: str, out: Path, url: str = "", *more: str) -> BaseProcess:
-        words = ["promote", "--name", name, "--out", str(out), "--answers", "0", *more]  # nobody swept
+        words = ["promote", "--name", name, "--out", str(out), *more]
         words += ["--model", str(folder / f"model-{folder.name}")]
         for option in ("sweep", "gate"):
             words += [f"--{option}", str(folder / option)]
@@ -107,7 +107,7 @@ def prepared(folder: Path, number: int, model_folder: Path) -> Path:
     model = copy_of(model_folder, here / f"model-{number}")
     probability = {0: 0.9, MOST: 0.995}.get(number, 0.94 + 0.003 * number)
     swept = write_sweep(here / "sweep", [probability] * 5, model=model, seed=number)
-    lax = {"max_gap": 30, "advantageous_tolerance": 30, "mean_tolerance": 30, "allow": ["base"]}
+    lax = {"max_gap": 30, "advantageous_tolerance": 30, "mean_tolerance": 30, "allow": ["base", "trial"]}
     champion = {"champion": folder / "0" / "sweep"} if number else {}
     admit(GateConfig(out=here / "gate", candidate=swept, base=folder / "0" / "sweep", **champion, **lax))
     return here

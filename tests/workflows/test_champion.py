@@ -84,7 +84,7 @@ def test_a_verdict_is_stale_when_the_champion_has_changed(tmp_path, base, champi
     with pytest.raises(PosgapError, match="compares the model with another champion, m, and that of tiny is version 2"):
         promoted(tmp_path, "third", tmp_path / "third", swept["third"], tmp_path / "gate-third")
     judged = {"gate": tmp_path / "gate-third", "gate_again": tmp_path / "again"}
-    options = judged | {"model": str(tmp_path / "third"), "sweep": swept["third"], "name": "tiny", "answers": 0}
+    options = judged | {"model": str(tmp_path / "third"), "sweep": swept["third"], "name": "tiny"}
     admission.promote(PromoteConfig(**options, out=tmp_path / "promote-third"))
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "3"
     before, after = read_verdict(tmp_path / "gate-third"), read_verdict(tmp_path / "again")
@@ -100,7 +100,7 @@ def test_a_candidate_worse_than_today_s_champion_is_gated_again_and_refused(tmp_
         swept = write_sweep(tmp_path / f"sweep-{name}", [skill] * 5, model=copy_of(model_folder, tmp_path / name))
         judged = gated(tmp_path, name, swept, base, name="tiny", max_gap=30, advantageous_tolerance=30)
         assert read_verdict(judged).passed, "there was no champion yet"
-        options[name] = {"model": str(tmp_path / name), "sweep": swept, "gate": judged, "name": "tiny", "answers": 0}
+        options[name] = {"model": str(tmp_path / name), "sweep": swept, "gate": judged, "name": "tiny"}
     promote(PromoteConfig(**options["good"], out=tmp_path / "promoted"))
     again = {"gate_again": tmp_path / "again", "out": tmp_path / "refused"}
     with pytest.raises(GateRefusal, match="mean"):
@@ -313,5 +313,5 @@ def test_the_name_s_own_policy_says_whether_the_best_champion_may_be_left_out(tm
     registry.set_policy("tiny", "mean_tolerance: 2")
     with pytest.raises(PosgapError, match="does not compare the model with the best champion so far, tiny version 1;"):
         promoted(tmp_path, "lax", model, swept, lax)
-    registry.set_policy("tiny", "mean_tolerance: 2\nallow: [anchor]")
+    registry.set_policy("tiny", "mean_tolerance: 2\nallow: [anchor, trial]")
     promoted(tmp_path, "meant", model, swept, lax)

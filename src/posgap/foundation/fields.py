@@ -189,6 +189,7 @@ Allowable = Literal[
     "backend",
     "base",
     "anchor",
+    "trial",
 ]
 Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]

@@ -4,6 +4,7 @@ the gate kept beside it; and it must compare its candidate with the champion of 
 import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,11 @@ from posgap.foundation.printing import RESULT, show
 from posgap.foundation.printing import set_result as keep_result
 from posgap.gating.config import VerifyConfig
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import ANCHOR, FILES, first_difference, folder_of
+from posgap.gating.evidence import ANCHOR, FILES, first_difference, folder_of, read_gate_inputs
 from posgap.gating.looks import is_counted
 from posgap.gating.policy import registered_policy
-from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict
+from posgap.gating.rules import GateInputs
+from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict, share_of_error
 from posgap.measurement.sweeps import read_sweep
 from posgap.storage.inputs import source
 from posgap.storage.verification import Verification
@@ -67,6 +69,14 @@ def replay_verdict(folder: Path) -> Verdict:
     if wrong:
         raise PosgapError(f"{folder / GATE_FILE}: does not follow from its sweeps: {wrong}; gate again")
     return recorded
+
+
+def read_kept_inputs(policy: Policy, verdict: Verdict, folder: Path) -> GateInputs:
+    """The sweeps that lie beside a verdict, as a policy judges them."""
+    kept = {role: folder / role for role in verdict.evidence}
+    sweeps = kept["candidate"], kept["base"], kept.get("champion")
+    inputs, _ = read_gate_inputs(*sweeps, policy.allow, anchor=kept.get(ANCHOR))
+    return replace(inputs, share=share_of_error(verdict.look, verdict.candidates))
 
 
 def judge_again(

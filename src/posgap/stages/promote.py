@@ -6,14 +6,22 @@ from pathlib import Path
 
 from posgap.distillation.methods import method_of
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest_path, write_json
+from posgap.foundation.files import digest_of_weights, digest_path, write_json
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import sweep_record
 from posgap.gating.policy import policy_digest, policy_line, registered_policy
-from posgap.gating.replay import champion_of, copy_sweeps, judge_again, replay_verdict, require_valid
+from posgap.gating.replay import (
+    champion_of,
+    copy_sweeps,
+    judge_again,
+    read_kept_inputs,
+    replay_verdict,
+    require_valid,
+)
 from posgap.gating.signature import require_signed
+from posgap.gating.trial import require_answers, require_references, require_triable
 from posgap.gating.verdict import GATE_FILE, Verdict, digests
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.rescoring import swept_examples
@@ -22,7 +30,7 @@ from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
 from posgap.storage.lineage import ancestors, training_examples
 from posgap.tracking import registry
-from posgap.tracking.answering import as_swept, require_answers, require_kept_alike
+from posgap.tracking.answering import as_swept, require_kept_alike
 from posgap.tracking.champions import CHALLENGER, CHAMPION
 from posgap.tracking.config import PromoteConfig
 from posgap.tracking.presentation import OF_RUN, describe_version, short_tags, write_pages
@@ -45,49 +53,47 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
 
     Where several candidates of one pipeline run are promoted, the alias ends at the best of them, whichever comes
     first. The kept evidence is judged again, by the policy that the name has of its own if there is one, with every
-    response scored again. Before an alias moves, the version as the registry gives it back answers some prompts of the
+    response scored again. Before an alias moves, the version as the registry gives it back answers prompts of the
     sweep.
 
     Raises what the verdict says, and moves no alias, where the model is not admitted; `PosgapError` where sweep and
-    model do not belong together, the version answers otherwise, the verdict is on another champion than that of today,
-    or a signature is missing that a policy asks for.
+    model do not belong together, the version answers otherwise or cannot be tried, the verdict is on another champion
+    than that of today, or a signature is missing that a policy asks for.
     """
     verdict = replay_verdict(config.gate)
     swept = _judged_sweep(config, verdict)
     run.label(swept.label)
     _require_admitted(verdict, config.model, run)
     examples = swept_examples(config.sweep, config.examples)
-    policies = [verdict.policy, *filter(None, [registered_policy(config.name)])]  # the last one counts
-    again = judge_again(policies[-1], verdict, config.gate, examples)
+    policies = [verdict.policy, *filter(None, [registered_policy(config.name)])]
+    policy = policies[-1]  # the registered one counts
+    again = judge_again(policy, verdict, config.gate, examples)
     _require_admitted(again, f"{config.model} by the policy of {config.name}", run)
     _require_lasting(verdict, config, policies)
     _require_swept_model(config, verdict, swept)
+    require_triable(swept, Path(config.model), policy)
     beaten = champion_of(verdict, config.name, config.gate)
-    record = _version_record(config, verdict, policies[-1], _best_before(config.name, again))
-    write_pages(swept, out)
-    copy_sweeps([(registry.PROMOTED_SWEEP, config.sweep)], out)
-    shown = short_tags(swept, method_of(config.model), verdict.outcome, policy_line(policies[-1]))
-    tags = shown | _record_tags(config, swept, policies[-1], run)
-    tags[registry.EVIDENCE] = store_record(record, run.id, out)
+    inputs = read_kept_inputs(policy, verdict, config.gate)
+    require_references(config.name, inputs, policy, examples)
+    tags = _version_tags(config, again, swept, policy, run, out)
 
     def try_out(stored: Path) -> None:
         require_kept_alike(stored, swept)
-        require_answers(stored, config.sweep, examples, config.answers)
+        require_answers(stored, inputs, policy, examples, config.sweep)
 
-    standing = promote_version(
-        Promotion(
-            config.name,
-            Path(config.model),
-            tags,
-            run,
-            sweep=out / registry.PROMOTED_SWEEP,
-            asked=as_swept(swept),
-            needs_approval=config.approval or any(policy.approval for policy in policies),
-            despite_rollback=config.despite_rollback,
-            require_current=lambda: champion_of(verdict, config.name, config.gate, beaten),
-            try_out=try_out,
-        )
+    promotion = Promotion(
+        config.name,
+        Path(config.model),
+        tags,
+        run,
+        sweep=out / registry.PROMOTED_SWEEP,
+        asked=as_swept(swept),
+        needs_approval=config.approval or any(each.approval for each in policies),
+        despite_rollback=config.despite_rollback,
+        require_current=lambda: champion_of(verdict, config.name, config.gate, beaten),
+        try_out=try_out,
     )
+    standing = promote_version(promotion)
     _log_promotion(config.name, standing, tags, out, run)
     describe_version(config.name, standing.version, swept, run)
 
@@ -146,20 +152,31 @@ def _version_record(config: PromoteConfig, verdict: Verdict, policy: Policy, anc
     )
 
 
-def _record_tags(config: PromoteConfig, swept: Sweep, policy: Policy, run: Run) -> dict[str, str]:
-    """The version's tags for posgap, which say what it is and how it was admitted; those without a value are left out,
-    but for the model's digest."""
+def _version_tags(
+    config: PromoteConfig, verdict: Verdict, swept: Sweep, policy: Policy, run: Run, out: Path
+) -> dict[str, str]:
+    """Writes what the version shows, and the record of what it rests on, into `out`, and returns the version's tags.
+
+    Those that have no value are left out, but for the model's digest.
+    """
+    record = _version_record(config, verdict, policy, _best_before(config.name, verdict))
+    write_pages(swept, out)
+    copy_sweeps([(registry.PROMOTED_SWEEP, config.sweep)], out)
+    shown = short_tags(swept, method_of(config.model), verdict.outcome, policy_line(policy))
     optional = {
         PIPELINE_TAG: pipeline_run(),
         registry.RECIPE: config.recipe,
         registry.DTYPE: swept.asked.dtype,
         registry.DEVICE: swept.asked.device,
     }
-    return {
+    required = {
         registry.DIGEST: config.digest("model"),
+        registry.WEIGHTS: digest_of_weights(Path(config.model)),
         registry.PROMOTION_RUN: run.required_id(),
         registry.POLICY: policy.model_dump_json(),
-    } | {tag: value for tag, value in optional.items() if value}
+        registry.EVIDENCE: store_record(record, run.id, out),
+    }
+    return shown | required | {tag: value for tag, value in optional.items() if value}
 
 
 def _log_promotion(name: str, standing: Standing, tags: Mapping[str, str], out: Path, run: Run) -> None:

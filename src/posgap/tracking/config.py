@@ -57,12 +57,6 @@ class PromoteConfig(StageConfig):
         description="folder for a new verdict, by the same policy, where the champion has changed since `gate`; empty: "
         "the model is refused then",
     )
-    answers: int = Field(
-        16,
-        ge=0,
-        description="number of right responses of the sweep that the version, loaded from the registry, is asked for "
-        "again; 0: none",
-    )
     despite_rollback: str = Field(
         "",
         pattern=r"^[^\r\n]{0,300}$",

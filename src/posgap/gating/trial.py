@@ -1,0 +1,301 @@
+"""The trial of a version before it serves: it answers again what decides its verdict.
+
+Every score follows from a response, and a response is what somebody wrote down. Edits that turn a verdict must be many
+enough where the gap is decided, so that so many prompts are asked again that one of them is among these with 95 %.
+"""
+
+import copy
+import logging
+import math
+import random
+import tempfile
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.files import digest_path
+from posgap.foundation.registry import Parameters
+from posgap.gating.demands import Policy
+from posgap.gating.evidence import sweep_record
+from posgap.gating.rules import GateInputs, GateRule, Ruling
+from posgap.gating.verdict import against, asked_rules
+from posgap.generation.generator import Completion
+from posgap.measurement.comparability import list_differences
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.predictions import PREDICTIONS_FILE, Prediction, read_predictions, swept_rows
+from posgap.measurement.rescoring import metric_scorer
+from posgap.measurement.sweeps import Sweep, read_sweep
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement
+from posgap.tracking import registry
+from posgap.tracking.answering import SweptAnswers, why_not_tried
+from posgap.tracking.version_record import judged_sweep, record_of
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+log = logging.getLogger(__name__)
+TRIAL = "trial"  # what a policy allows where a version need not be tried
+MISSED = 0.05  # how often edits that turn the verdict may stay unseen
+LEAST = 16  # right responses that are asked again whatever the verdict rests on
+MAX_WORSE = 1 / 8  # of the responses that are tried, how many may have a lower score than was recorded
+
+
+def require_triable(sweep: Sweep, model: Path, policy: Policy) -> None:
+    """Raises `PosgapError` where the model in a folder cannot answer its sweep again and the policy asks for that."""
+    hindrance = "" if TRIAL in policy.allow else why_not_tried(sweep, model)
+    if hindrance:
+        raise PosgapError(
+            f"{model}: it cannot be tried whether the model answers as its sweep recorded: {hindrance}; promote where "
+            "it can, or have the policy do without: `allow: [trial]`"
+        )
+
+
+def require_references(name: str, inputs: GateInputs, policy: Policy, examples: Mapping[str, AnyExample]) -> None:
+    """Holds the sweeps that a candidate was compared with against what the registry knows of the model `name`.
+
+    A sweep with which a version was promoted must be that very one, by its sha256. Where a champion was swept
+    otherwise, on newer examples perhaps, its version answers again as `require_answers` has it. Raises `PosgapError`
+    where a sweep is another, or the version answers otherwise: who makes a champion worse displaces it.
+    """
+    versions = registry.versions(name)
+    for role in ("champion", "anchor"):
+        evidence = getattr(inputs, role)
+        version = _version_of(evidence, versions) if evidence else None
+        if version is None:
+            continue
+        with tempfile.TemporaryDirectory() as place:
+            recorded = judged_sweep(version, Path(place))
+            if recorded and not list_differences(read_sweep(recorded), evidence.sweep):
+                _require_same(recorded, evidence, f"{name} version {version.version}")
+                continue
+            if TRIAL in policy.allow:
+                continue
+            model = registry.bring_model(f"models:/{name}/{version.version}", Path(place) / "model")
+            try:
+                require_answers(model, inputs, policy, examples, evidence.path, role)
+            except PosgapError as error:
+                raise PosgapError(f"{evidence.path}: the sweep of the {role} cannot be believed: {error}") from None
+    _require_base_of_record(inputs, registry.to_beat(name))
+
+
+def _version_of(evidence: Evidence, versions: "Sequence[ModelVersion]") -> "ModelVersion | None":
+    """The version whose model was swept; None of one that posgap did not register."""
+    digest = evidence.sweep.model_digest
+    return next((version for version in versions if version.tags.get(registry.DIGEST) == digest), None)
+
+
+def _require_same(recorded: Path, evidence: Evidence, version: str) -> None:
+    """Raises `PosgapError` unless the predictions are those of the recorded sweep."""
+    kept, judged = (digest_path(folder / PREDICTIONS_FILE) for folder in (recorded, evidence.path))
+    if kept != judged:
+        raise PosgapError(
+            f"{evidence.path}: not the sweep with which {version} was promoted, which MLflow has; gate again with "
+            "--name and without --champion"
+        )
+
+
+def _require_base_of_record(inputs: GateInputs, champion: "ModelVersion | None") -> None:
+    """Raises `PosgapError` where the champion was judged beside the same sweep of the base with other predictions."""
+    record = record_of(champion) if champion and inputs.base else None
+    if record is None or inputs.base is None:
+        return
+    judged, then = sweep_record(inputs.base), record.sweeps.get("base", {})
+    was_same = (then.get("model"), then.get("examples"), then.get("settings")) == (
+        judged.model_digest,
+        judged.examples_digest,
+        judged.settings_digest,
+    )
+    if was_same and judged.model_digest and then.get(PREDICTIONS_FILE) != judged.files[PREDICTIONS_FILE]:
+        raise PosgapError(
+            f"{inputs.base.path}: has other responses of the base than those beside which the champion was judged; "
+            "gate beside the sweep of then, or on other examples"
+        )
+
+
+def require_answers(
+    model: Path,
+    inputs: GateInputs,
+    policy: Policy,
+    examples: Mapping[str, AnyExample],
+    swept: Path,
+    role: str = "candidate",
+) -> None:
+    """Has the model in a folder answer prompts of its sweep, drawn so that nobody can foretell which.
+
+    `swept` is the folder of that sweep, `examples` are its examples by their content, and `inputs` what was judged by
+    `policy`, the model in this `role`. Responses need not all agree, since another processor decides near-ties
+    otherwise. Where the score of one is another, all that have a part in the verdict are asked again, and it is judged
+    by these.
+
+    Raises `PosgapError` where the model cannot be tried and the policy does not allow that, where fewer than half of
+    the responses are those of the sweep, where more than an eighth of the right ones have a lower score, and where the
+    policy does not admit the model with the answers of now.
+    """
+    sweep = getattr(inputs, role).sweep
+    require_triable(sweep, model, policy)
+    if TRIAL in policy.allow:
+        log.warning("not tried whether the model answers as its sweep recorded, as the policy allows")
+        return
+    rows = swept_rows(read_predictions(swept))
+    random.SystemRandom().shuffle(rows)
+    edits = DecidingEdits(inputs, asked_rules(policy), role)
+    drawn, others = edits.draw(rows)
+    answers = SweptAnswers(sweep, model, examples)
+    completions = answers.answer(drawn)
+    _require_cut(drawn, completions)
+    responses = [completion.text for completion in completions]
+    _require_alike(drawn, responses)
+    if sweep.grading:
+        return  # a judge is not asked again
+    score = metric_scorer(sweep)
+
+    def rescore(row: Prediction, response: str) -> float:
+        return score(response, examples[row["content"]], Placement(tuple(row["placement"]), sweep.n_docs))
+
+    scores = list(map(rescore, drawn, responses))
+    _require_scores(drawn, responses, scores)
+    if all(map(math.isclose, scores, _recorded(drawn))):
+        return
+    log.info("%d more prompts are asked again, since the score of a response is another", len(others))
+    for row, completion in zip(others, answers.answer(others), strict=True):
+        scores.append(rescore(row, completion.text))
+    edits.require_admitted([*drawn, *others], scores)
+
+
+class DecidingEdits:
+    """How many rows of a sweep must be edited for a verdict that admits the candidate to be wrong, by placement.
+
+    The sweep is the one that has this `role` in the verdict.
+
+    `made_right` [P] are the least numbers of responses that would have to be wrong in truth for one of the rules not to
+    pass, and `made_wrong` [P] of those that would have to be right, as a gap is smaller too where the best placement is
+    worse; infinite where none are enough. Edits at several placements add up: where of each the share
+    1 - 0.05^(1 / least) is asked again, all of them are missed in 5 % at most.
+    """
+
+    def __init__(self, inputs: GateInputs, rules: Sequence[tuple[GateRule, Parameters]], role: str = "candidate"):
+        self.inputs, self.rules, self.role = inputs, rules, role
+        self.evidence: Evidence = getattr(inputs, role)
+        columns = range(len(self.evidence.sweep.placements))
+        self.made_right = [self._least(column, 0.0) for column in columns]
+        self.made_wrong = [self._least(column, 1.0) for column in columns]
+
+    def draw(self, rows: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
+        """The first of these rows that are to be asked again, and the other ones that have a part in the verdict."""
+        wanted = Counter[tuple[int, bool, bool]]()
+        for row in rows:
+            wanted[self._kind(row)] += 1
+        for kind, count in wanted.items():
+            wanted[kind] = math.ceil(count * self._share(kind))
+        drawn, others, spare = list[Prediction](), list[Prediction](), list[Prediction]()
+        for row in rows:
+            kind = self._kind(row)
+            place = drawn if wanted[kind] > 0 else others if self._share(kind) else spare
+            wanted[kind] -= 1
+            place.append(row)
+        missing = max(0, LEAST - sum(map(bool, _recorded(drawn))))
+        more = sorted(spare + others, key=_is_wrong)
+        return drawn + more[:missing], [row for row in others if row not in more[:missing]]
+
+    def require_admitted(self, rows: Sequence[Prediction], scores: Sequence[float]) -> None:
+        """Raises `PosgapError` unless the rules pass with these scores in place of the rows' own."""
+        now = self.evidence.scores.copy()
+        for row, score in zip(rows, scores, strict=True):
+            now[self.evidence.ids.index(row["id"]), self._column(row)] = score
+        broken = self._first_not_passed(now)
+        if broken:
+            others = sum(not same for same in map(math.isclose, scores, _recorded(rows)))
+            raise PosgapError(
+                f"{others} of {len(rows)} responses that were asked again have another score than its sweep recorded, "
+                f"and with these the policy does not admit it: {against(broken)}"
+            )
+
+    def _first_not_passed(self, scores: np.ndarray) -> Ruling | None:
+        edited = copy.copy(self.evidence)
+        edited.scores, edited.correct = scores, edited.sample.average(scores)
+        inputs = replace(self.inputs, **{self.role: edited})
+        rulings = (rule.judge(limits, inputs) for rule, limits in self.rules)
+        return next((ruling for ruling in rulings if not ruling.passed), None)
+
+    def _least(self, column: int, truth: float) -> float:
+        """The least number of rows at a placement with which the rules do not all pass, if `truth` is their score."""
+        scores = self.evidence.scores
+        elsewhere = scores.sum(axis=1) - scores[:, column]
+        able = np.flatnonzero(scores[:, column] != truth)
+        # First those that make the largest difference to other placements.
+        order = able[np.argsort(elsewhere[able] if truth else -elsewhere[able], kind="stable")]
+
+        def is_turned(count: int) -> bool:
+            edited = scores.copy()
+            edited[order[:count], column] = truth
+            return self._first_not_passed(edited) is not None
+
+        least = 1 + bisect_left(range(1, len(order) + 1), True, key=is_turned)
+        return least if least <= len(order) else math.inf
+
+    def _column(self, row: Prediction) -> int:
+        return self.evidence.sweep.placements.index(row["placement"])
+
+    def _kind(self, row: Prediction) -> tuple[int, bool, bool]:
+        """Where a row stands, and whether it can have been made right, and wrong."""
+        return self._column(row), row["correct"] > 0, row["correct"] < 1
+
+    def _share(self, kind: tuple[int, bool, bool]) -> float:
+        """The share of the rows of a kind that is asked again."""
+        column, is_right, is_wrong = kind
+        shares = [
+            is_right * (1 - MISSED ** (1 / self.made_right[column])),
+            is_wrong * (1 - MISSED ** (1 / self.made_wrong[column])),
+        ]
+        return max(shares)
+
+
+def _recorded(rows: Sequence[Prediction]) -> list[float]:
+    return [float(row["correct"]) for row in rows]
+
+
+def _is_wrong(row: Prediction) -> bool:
+    return not row["correct"]
+
+
+def _require_cut(rows: Sequence[Prediction], completions: Sequence[Completion]) -> None:
+    """Raises `PosgapError` if a response was cut at the limit of tokens, and its row hides that."""
+    for row, completion in zip(rows, completions, strict=True):
+        if completion.text == row["response"] and completion.cut and not row.get("cut"):
+            raise PosgapError(
+                f"the response to {row['id']} is cut at the limit of tokens, and the sweep says that it is not: "
+                f"{shorten(repr(completion.text))}"
+            )
+
+
+def _require_alike(rows: Sequence[Prediction], responses: Sequence[str]) -> None:
+    """Raises `PosgapError` if fewer than half of the responses are those of the rows."""
+    others = [pair for pair in zip(rows, responses, strict=True) if pair[0]["response"] != pair[1]]
+    same = len(rows) - len(others)
+    log.info("%d of %d responses are as the sweep recorded", same, len(rows))
+    if 2 * same < len(rows):
+        raise PosgapError(f"only {same} of {len(rows)} responses are as its sweep recorded: {_shown(*others[0])}")
+
+
+def _require_scores(rows: Sequence[Prediction], responses: Sequence[str], scores: Sequence[float]) -> None:
+    """Raises `PosgapError` if more than an eighth of the right responses have a lower score than the rows say."""
+    worse = []
+    for row, response, score in zip(rows, responses, scores, strict=True):
+        if score < row["correct"]:
+            worse.append((row, response))
+    right = sum(map(bool, _recorded(rows)))
+    if len(worse) > MAX_WORSE * right:
+        raise PosgapError(
+            f"{len(worse)} of {right} right responses have a lower score than its sweep recorded: {_shown(*worse[0])}"
+        )
+
+
+def _shown(row: Prediction, response: str) -> str:
+    return f"to {row['id']} it answers {shorten(repr(response))}, and the sweep has {shorten(repr(row['response']))}"

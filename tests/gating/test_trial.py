@@ -1,0 +1,135 @@
+"""What a version is asked again before it serves, and that edited responses are found by it."""
+
+import logging
+import random
+import re
+
+import numpy as np
+import pytest
+from written_sweeps import N, example, write_sweep
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json, write_json
+from posgap.gating import trial
+from posgap.gating.demands import Policy
+from posgap.gating.evidence import read_gate_inputs
+from posgap.gating.trial import DecidingEdits, require_answers, require_triable
+from posgap.gating.verdict import asked_rules
+from posgap.generation.generator import Completion
+from posgap.measurement.rescoring import swept_examples
+from posgap.measurement.sweeps import read_sweep
+from posgap.tracking import answering
+
+
+def curve(*wrong):
+    """Scores [N, 5] with so many wrong ones at each position, each of other examples."""
+    scores = np.ones((N, 5))
+    at = 0
+    for column, count in enumerate(wrong):
+        scores[(np.arange(count) + at) % N, column] = 0
+        at += count
+    return scores
+
+
+HONEST = curve(2, 4, 26, 24, 3)
+FORGED = curve(2, 4, 4, 4, 3)
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Has models answer as these scores say; what was asked again is kept."""
+    said = {"scores": FORGED, "asked": [], "cut": False}
+
+    class Answers:
+        def __init__(self, *_):
+            pass
+
+        def answer(self, rows):
+            said["asked"] += rows
+            responses = []
+            for row in rows:
+                number = int(row["id"][1:])
+                is_right = said["scores"][number, row["placement"][0] - 1]
+                text = f'"{example(number).answers[0]}"' if is_right else "said"
+                responses.append(Completion(text, [], cut=said["cut"]))
+            return responses
+
+    monkeypatch.setattr(trial, "SweptAnswers", Answers)
+    monkeypatch.setattr(trial, "why_not_tried", lambda *_: "")
+    return said
+
+
+def judged(tmp_path, scores, **demands):
+    """What is tried of a sweep with these scores, beside a base with the same ones."""
+    tmp_path.mkdir(exist_ok=True)
+    base = write_sweep(tmp_path / "base", scores)
+    swept = write_sweep(tmp_path / "swept", scores)
+    policy = Policy(**demands)
+    return read_gate_inputs(swept, base, None, [])[0], policy, swept_examples(swept), swept
+
+
+def test_a_model_that_answers_as_it_was_swept_is_asked_where_the_verdict_rests(tmp_path, answers, caplog):
+    caplog.set_level(logging.INFO)
+    inputs, policy, examples, swept = judged(tmp_path, FORGED)
+    require_answers(tmp_path, inputs, policy, examples, swept)
+    asked = answers["asked"]
+    assert caplog.messages == [f"{len(asked)} of {len(asked)} responses are as the sweep recorded"]
+    edits = DecidingEdits(inputs, asked_rules(policy))
+    assert min(edits.made_right) < 10, "so few edits at one position change the verdict"
+    assert 16 <= len(asked) < 0.6 * FORGED.size
+
+
+def test_edits_that_turn_the_verdict_are_found_in_nineteen_of_twenty(tmp_path, answers, monkeypatch):
+    """Of 750 responses 31 had been written right at the worst positions, and were promoted three times of three."""
+    inputs, policy, examples, swept = judged(tmp_path, FORGED)
+    honest, *_ = judged(tmp_path / "honest", HONEST)
+    rules = asked_rules(policy)
+    assert all(rule.judge(limits, inputs).passed for rule, limits in rules)
+    assert not all(rule.judge(limits, honest).passed for rule, limits in rules)
+    answers["scores"] = HONEST
+    found = 0
+    for seed in range(20):
+        monkeypatch.setattr(trial.random, "SystemRandom", lambda seed=seed: random.Random(seed))
+        try:
+            require_answers(tmp_path, inputs, policy, examples, swept)
+        except PosgapError as error:
+            assert re.search("not admit it: gap|right responses have a lower score", str(error))
+            found += 1
+    assert found >= 19
+
+
+def test_few_near_ties_that_fall_otherwise_do_no_harm(tmp_path, answers):
+    inputs, policy, examples, swept = judged(tmp_path, FORGED)
+    answers["scores"] = FORGED.copy()
+    answers["scores"][150:152, 2] = 0
+    for _ in range(3):
+        require_answers(tmp_path, inputs, policy, examples, swept)
+
+
+def test_a_cut_that_a_row_hides_is_seen(tmp_path, answers):
+    """Many cut answers are a refusal by themselves."""
+    inputs, policy, examples, swept = judged(tmp_path, FORGED)
+    answers["cut"] = True
+    with pytest.raises(PosgapError, match="is cut at the limit of tokens, and the sweep says that it is not"):
+        require_answers(tmp_path, inputs, policy, examples, swept)
+
+
+def test_a_model_whose_right_answers_were_all_written_is_no_champion(tmp_path, answers):
+    inputs, policy, examples, swept = judged(tmp_path, FORGED, max_gap=100)
+    answers["scores"] = np.zeros((N, 5))
+    with pytest.raises(PosgapError, match=r"^only \d+ of \d+ responses are as its sweep recorded: to e\d+ it answers"):
+        require_answers(tmp_path, inputs, policy, examples, swept)
+
+
+@pytest.mark.parametrize("change", [{"zzz": 1}, {"temperature": 0.5}, {"backend": "openai"}, {"backend": "their own"}])
+def test_no_setting_switches_the_trial_off_but_a_policy_may(tmp_path, model_folder, change):
+    swept = write_sweep(tmp_path / "swept", FORGED, model=model_folder)
+    told = read_json(swept / "sweep.json")
+    write_json(swept / "sweep.json", told | {"settings": {"task": "kv", **change}})
+    sweep = read_sweep(swept)
+    assert answering.why_not_tried(sweep, model_folder)
+    with pytest.raises(
+        PosgapError, match="it cannot be tried whether .*; promote where it can, or .* `allow: .trial.`"
+    ):
+        require_triable(sweep, model_folder, Policy())
+    require_triable(sweep, model_folder, Policy(allow=["trial"]))
