@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from llamas import answers, by_hand, groups_of, llama, random_model
 from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
+from posgap.generation import transformers as transformers_backend
 from posgap.generation.batching import LOOK_AHEAD, batches, group_batches, reading_order, shared_lengths
 from posgap.generation.endings import ResponseStream
 from posgap.generation.generator import Sampling, complete
@@ -74,6 +75,35 @@ def test_reuse_does_not_change_greedy_answers(tokenizer, budget, attention):
     assert len({tuple(ids) for group in expected for ids in group}) > 5
     assert answers(model, tokenizer, groups, budget) == expected
     assert answers(model, tokenizer, groups, budget, reuse=False) == expected
+
+
+@pytest.mark.parametrize("budget", [1, 160, 10_000])
+def test_as_on_a_gpu_answers_are_the_same(tokenizer, budget, monkeypatch):
+    monkeypatch.setattr(transformers_backend, "is_gpu", lambda device: True)
+    model, groups = llama(), groups_of(tokenizer)
+    expected = [[by_hand(model, tokenizer, prompt) for prompt in group] for group in groups]
+    assert answers(model, tokenizer, groups, budget) == expected
+
+
+def test_as_on_a_gpu_equal_rows_are_read_at_once_without_a_mask(tokenizer, monkeypatch):
+    """One pass reads a batch, one a token writes it, and the host looks every few tokens."""
+    monkeypatch.setattr(transformers_backend, "is_gpu", lambda device: True)
+    model, passes, looks = llama(), [], []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: passes.append((kwargs["input_ids"].shape, kwargs.get("attention_mask") is None)),
+        with_kwargs=True,
+    )
+    take = transformers_backend._Over.take
+    monkeypatch.setattr(
+        transformers_backend._Over, "take", lambda self, ids: (looks.append(ids.shape[1]), take(self, ids))[1]
+    )
+    groups = [[Prompt("", [1, 4, 5, 9 + i, 10 + at, 30]) for at in range(4)] for i in range(4)]
+    generator = TransformersGenerator(model, tokenizer, 8 * (6 + 16))
+    generator.end_ids.clear()  # so that responses are as long as they may be
+    model.generation_config.eos_token_id = None
+    assert len(list(generator.generate(groups, Sampling(16)))) == 16
+    assert passes == 2 * ([((8, 6), True)] + 15 * [((8, 1), True)])
+    assert len(looks) == 2 * 3  # after 8 tokens, after 16, and at the end
 
 
 def test_penalties_in_the_model_s_generation_config_do_not_make_greedy_less_greedy(tokenizer):

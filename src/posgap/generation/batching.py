@@ -7,6 +7,7 @@ import numpy as np
 from posgap.tasks.prompts import Prompt
 
 Group = Sequence[Prompt]
+BATCH_TOKENS = 32768  # of a batch, where nobody says
 LOOK_AHEAD = 4  # batches of groups that are held in memory, to sort them by length
 
 

@@ -34,7 +34,9 @@ class GenerationConfig(PromptConfig, SeededConfig):
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
     batch_tokens: Annotated[int, WITHOUT_EFFECT, RARE] = Field(
-        32768, ge=1, description="transformers: tokens in a batch, padding included"
+        0,
+        ge=0,
+        description="transformers: tokens in a batch, padding included; 0: 32768, and on a GPU what its memory holds",
     )
 
     def stop_strings(self, usual: Sequence[str]) -> tuple[str, ...]:

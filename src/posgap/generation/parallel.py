@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from posgap.foundation.errors import PosgapError
-from posgap.generation.batching import Group, group_batches
+from posgap.generation.batching import BATCH_TOKENS, Group, group_batches
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.transformers import TransformersGenerator
 from posgap.mitigations.in_force import load_model
@@ -26,7 +26,7 @@ class ParallelGenerator:
 
     def __init__(self, model: str, dtype: str, tokenizer: PreTrainedTokenizerBase, batch_tokens: int, processes: int):
         self.model, self.dtype, self.tokenizer = model, dtype, tokenizer
-        self.batch_tokens, self.processes = batch_tokens, processes
+        self.batch_tokens, self.processes = batch_tokens or BATCH_TOKENS, processes
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         batches = enumerate(group_batches(groups, sampling.limit, self.batch_tokens))

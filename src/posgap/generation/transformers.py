@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,25 +16,31 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from posgap.generation.batching import Group, group_batches, reading_order
+from posgap.generation.batching import BATCH_TOKENS, Group, group_batches, reading_order
 from posgap.generation.endings import ResponseStream
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import Pool, PrefixCache, can_go_on, can_reuse_prefixes
 from posgap.mitigations.state import needs_own_batch
 from posgap.models.loading import on_device
+from posgap.models.memory import tokens_that_fit
 from posgap.models.packing import pack_weights
 from posgap.models.patching import last_logits
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 from posgap.tasks.prompts import Prompt
 
+# Tokens that a GPU writes before the host looks which responses are over, for which it waits.
+LOOK_AFTER = 8
 # Families that answer a prompt otherwise where padding is before it: they heed no mask in some layers, or compress
 # keys in blocks of columns.
 READS_PADDING = ("deepseek_v4", "recurrent_gemma", "rwkv", "xlstm")
-
-
 # Tokens, those of responses included, that are answered together at first: so the first answers are there soon, and an
 # interruption loses little. Then twice as many as were answered before, up to the tokens of a batch.
 FIRST_TOKENS = 2048
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Returns whether what costs time on a device is what it is told to do, more than what it computes."""
+    return device.type != "cpu"
 
 
 class TransformersGenerator:
@@ -43,6 +50,10 @@ class TransformersGenerator:
     the model's cache allows that, and the responses to as many prompts as fit are written together. Each is yielded
     when it is over, while others go on. Prompts that a model would answer otherwise together than alone (RoPE that
     follows the longest row, no mask for padding) are not put into one batch.
+
+    On a GPU prompts are read whole, beside those of their length, with no mask where all are as long, and batches are
+    written to their end in one piece. To share beginnings there took longer than reading them: cached rows have gaps,
+    so that each pass had a mask and no flash kernel, and twice as many operations were launched.
     """
 
     def __init__(
@@ -59,11 +70,12 @@ class TransformersGenerator:
         self.model: Any = on_device(model, self.device)  # the type lacks `generate`
         if pack:
             pack_weights(model)
-        self.tokenizer, self.batch_tokens = tokenizer, batch_tokens
+        self.tokenizer, self.on_gpu = tokenizer, is_gpu(self.device)
+        self.batch_tokens = batch_tokens or (tokens_that_fit(model, self.device) if self.on_gpu else BATCH_TOKENS)
         self.lengths = RopeLengths.from_config(model.config)
         self.one_by_one = model.config.model_type in READS_PADDING or needs_own_batch(model)
-        self.reuse = reuse and not self.one_by_one and can_reuse_prefixes(model)
-        self.goes_on = self.reuse or can_go_on(model)
+        self.reuse = reuse and not self.on_gpu and not self.one_by_one and can_reuse_prefixes(model)
+        self.goes_on = self.reuse or (not self.on_gpu and can_go_on(model))
         self._last_logits = last_logits(model, 1)  # nobody asks what follows a prompt's other tokens
         end = model.generation_config.eos_token_id
         self.end_ids = (set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}) - {None}
@@ -74,8 +86,9 @@ class TransformersGenerator:
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         for number, batch in enumerate(group_batches(groups, sampling.limit, self.batch_tokens)):
-            for row, at, completion in self.answer_batch(number, [group for _, group in batch], sampling):
-                yield batch[row][0], at, completion
+            indices, together = zip(*batch)
+            for row, at, completion in self.answer_batch(number, together, sampling):
+                yield indices[row], at, completion
 
     @torch.inference_mode()
     def answer_batch(
@@ -87,13 +100,16 @@ class TransformersGenerator:
         process answers the batch.
         """
         torch.manual_seed(int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0]))
-        lengths = [len(prompt.token_ids) for group in groups for prompt in group]
+        left: list[_PendingPrompt] = []
+        for row, group in enumerate(groups):
+            left += [_PendingPrompt(row, at, prompt) for at, prompt in enumerate(group)]
+        lengths = list(map(_PendingPrompt.__len__, left))
         longest = max(lengths, default=0) + sampling.limit
-        room = _Room(self.batch_tokens // longest, FIRST_TOKENS // longest if number == 0 else self.batch_tokens)
+        begins_small = number == 0 and not self.on_gpu
+        room = _Room(self.batch_tokens // longest, FIRST_TOKENS // longest if begins_small else self.batch_tokens)
         if not self.reuse or min(lengths, default=0) < 2:  # what is kept of a prompt lacks its last token
-            left: list[_PendingPrompt] = []
-            for row, group in enumerate(groups):
-                left += [_PendingPrompt(row, at, prompt) for at, prompt in enumerate(group)]
+            if self.on_gpu:
+                left.sort(key=_PendingPrompt.__len__, reverse=True)  # rows of one length need no mask
             while left:
                 together, left = left[: room.n_rows], left[room.n_rows :]
                 yield from self._read_whole(together, sampling)
@@ -105,13 +121,15 @@ class TransformersGenerator:
             # Of few groups at a time, more prompts can wait to be answered together.
             count = room.n_rows // 4 if several and room.n_rows >= 8 else room.n_rows
             first, following = following, min(following + count, len(groups))
-            yield from self._read_shared({row: groups[row] for row in range(first, following)}, room, sampling)
+            yield from self._read_shared(dict(list(enumerate(groups))[first:following]), room, sampling)
 
     def _read_shared(
         self, groups: Mapping[int, Group], room: "_Room", sampling: Sampling
     ) -> Iterator[tuple[int, int, Completion]]:
         """Answers groups by their numbers: a prompt of each at a time, read from where it differs from the last."""
-        orders = {row: reading_order([prompt.token_ids for prompt in group]) for row, group in groups.items()}
+        orders = {}
+        for row, group in groups.items():
+            orders[row] = reading_order([prompt.token_ids for prompt in group])
         cache, rows = PrefixCache(len(groups), self.device), list(groups)
         waiting: list[_PendingPrompt] = []
         pool = Pool()
@@ -119,8 +137,11 @@ class TransformersGenerator:
         for turn in range(turns):
             going_on = [place for place, row in enumerate(rows) if turn < len(orders[row])]
             cache.select(going_on)
-            rows = [rows[place] for place in going_on]
-            pending = [_PendingPrompt(row, orders[row][turn], groups[row][orders[row][turn]]) for row in rows]
+            rows = list(map(rows.__getitem__, going_on))
+            pending = []
+            for row in rows:
+                at = orders[row][turn]
+                pending.append(_PendingPrompt(row, at, groups[row][at]))
             ids, mask = cache.advance([each.prompt.token_ids for each in pending], self.tokenizer.pad_token_id)
             last = turn + 1 == turns
             beside = room.n_rows - len(rows)  # rows that fit in memory beside those of the cache
@@ -189,8 +210,11 @@ class TransformersGenerator:
         ids, mask, states = batch.ids, batch.mask, batch.states
         rows = [(each, ResponseStream(self.tokenizer, self.end_ids, sampling)) for each in batch.prompts]
         left, written = rows, 0
+        look_after = LOOK_AFTER if self.on_gpu else 1
         while True:
-            over = _Over([stream for _, stream in rows], len(left) if states is None else -(-len(left) // 8))
+            streams = [stream for _, stream in rows]
+            enough = len(left) if states is None else -(-len(left) // 8)
+            over = _Over(streams, enough, ids.shape[1], look_after)
             output = self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,
@@ -199,6 +223,7 @@ class TransformersGenerator:
                 **({} if states is None else {"past_key_values": states}),
                 **(sampled if sampling.temperature else {"do_sample": False}),
             )
+            over.take(output)
             new = output.shape[1] - ids.shape[1]
             written += new
             ended = written >= sampling.limit
@@ -217,12 +242,17 @@ class TransformersGenerator:
                 states.batch_select_indices(going_on)
 
 
-class _PendingPrompt(NamedTuple):
+@dataclass(frozen=True)
+class _PendingPrompt:
     """A prompt of a group, by both numbers."""
 
     group: int
     at: int
     prompt: Prompt
+
+    def __len__(self) -> int:
+        """The number of the prompt's tokens."""
+        return len(self.prompt.token_ids)
 
 
 class _Batch(NamedTuple):
@@ -263,16 +293,33 @@ def borrow_model(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Over(StoppingCriteria):
-    """Stops the rows of a batch whose responses are over, and all of them when `enough` more are over than before."""
+    """Stops the rows of a batch whose responses are over, and all of them when `enough` more are over than before.
 
-    def __init__(self, streams: Sequence[ResponseStream], enough: int):
-        self.streams = streams
-        self.at_most = sum(stream.over for stream in streams) + enough
+    The host looks at what was written `after` so many tokens, from the column `seen` on.
+    """
+
+    def __init__(self, streams: Sequence[ResponseStream], enough: int, seen: int, after: int):
+        self.streams, self.seen, self.after = streams, seen, after
+        self.at_most = self._count() + enough
         self.stopped = False  # a GPU goes on for some steps, which are then undone
+        self.rows: Any = None  # which are over, as was last seen
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-        over = [True] * len(self.streams)
+        if self.rows is None or (not self.stopped and input_ids.shape[1] - self.seen >= self.after):
+            if input_ids.shape[1] - self.seen >= self.after:
+                self.take(input_ids)
+            self.stopped = self._count() >= self.at_most
+            over = [self.stopped or stream.over for stream in self.streams]
+            self.rows = torch.tensor(over).to(input_ids.device, non_blocking=True)
+        return self.rows
+
+    def take(self, input_ids: Any) -> None:
+        """Hands the streams the columns that they have not seen."""
         if not self.stopped:
-            over = [stream.over or stream.take(token) for stream, token in zip(self.streams, input_ids[:, -1].tolist())]
-            self.stopped = sum(over) >= self.at_most
-        return torch.tensor([self.stopped or each for each in over], device=input_ids.device)
+            for stream, tokens in zip(self.streams, input_ids[:, self.seen :].tolist()):
+                if not stream.over:
+                    stream.take_all(tokens)
+        self.seen = input_ids.shape[1]
+
+    def _count(self) -> int:
+        return sum(stream.over for stream in self.streams)

@@ -5,7 +5,7 @@ import math
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posgap.foundation.errors import PosgapError
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_FILLED = 0.6  # of a GPU's free memory; generating lays some of it out twice
 _BESIDE_WEIGHTS = 1.2  # activations and the key-value cache of a prompt, as a share of the weights
 
 
@@ -30,11 +31,24 @@ def cache_bytes(model: str, dtype: str, tokens: int) -> int:
     say."""
     from posgap.models.loading import load_config, resolve_dtype
 
-    config = load_config(model).get_text_config()
+    return tokens * _cached_numbers(load_config(model).get_text_config()) * resolve_dtype(dtype).itemsize
+
+
+def _cached_numbers(config: Any) -> int:
+    """The numbers of a token's keys and values in all layers of a text model with this config."""
     heads = getattr(config, "num_attention_heads", 0)
     width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // (heads or 1)
     layers, kept = getattr(config, "num_hidden_layers", 0), getattr(config, "num_key_value_heads", None) or heads
-    return 2 * tokens * layers * kept * width * resolve_dtype(dtype).itemsize
+    return 2 * layers * kept * width
+
+
+def tokens_that_fit(model: Any, device: "torch.device") -> int:
+    """Returns about how many tokens a GPU's free memory holds while a model reads them and writes on."""
+    memory, config = device_memory(device), model.config.get_text_config()
+    hidden = getattr(config, "hidden_size", 0)
+    in_a_layer = 8 * hidden + 3 * (getattr(config, "intermediate_size", None) or 4 * hidden)
+    each = (_cached_numbers(config) + in_a_layer) * model.dtype.itemsize
+    return int(_FILLED * (memory.total - memory.standing) / max(each, 1))
 
 
 def available_bytes() -> float:

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posgap.foundation.progress import meter
-from posgap.generation.batching import batches, reading_order
+from posgap.generation.batching import BATCH_TOKENS, batches, reading_order
 from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
@@ -66,7 +66,7 @@ class ForcedEvaluator:
     ):
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.scaling = on_device(model, self.device), layer_scaling(model)
-        self.questions, self.pad, self.batch_tokens = questions, pad_token_id, batch_tokens
+        self.questions, self.pad, self.batch_tokens = questions, pad_token_id, batch_tokens or BATCH_TOKENS
         self.reuse = can_reuse_prefixes(model)
         self.orders, self.lengths = [], []  # of each example's placements, and of its longest prompt with its response
         for row in questions:

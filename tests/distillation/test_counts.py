@@ -1,0 +1,28 @@
+"""What a sweep and a step of R1 hand to a GPU, counted without one, stays within bounds."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import counts
+
+pytestmark = pytest.mark.full
+
+
+def test_a_sweep_on_a_gpu_launches_hardly_more_than_plain_generate():
+    found = counts.count_sweep(examples=4, positions=5, rows=10, new_tokens=8)
+    theirs, ours = found["theirs"], found["ours"]
+    assert ours["operations"] <= 1.2 * theirs["operations"]
+    assert ours["passes"] <= theirs["passes"] and ours["masked"] == 0
+    assert ours["reads"] <= theirs["reads"] and ours["copied_mb"] <= 1.1 * theirs["copied_mb"] + 1
+
+
+@pytest.mark.parametrize("rows", [2, 20])
+def test_a_step_of_r1_waits_for_the_gpu_at_most_four_times(rows):
+    found = counts.count_step(rows, examples=4)
+    theirs, ours = found["theirs"], found["ours"]
+    assert ours["own_reads"] <= 4 and ours["reads"] < theirs["reads"]
+    # What is checked once, before the first step, counts here as much as the step itself.
+    assert ours["operations"] <= 1.4 * theirs["operations"] and ours["tokens"] < 0.7 * theirs["tokens"]
