@@ -73,6 +73,15 @@ EXPORTS = {
     },
     "Qdrant": {"query": QUESTION, "answers": "north", "results": [{"id": 1, "payload": each} for each in TEXT_FIELDS]},
     "Pinecone": {"query": QUESTION, "answers": "north", "matches": [{"metadata": each} for each in TEXT_FIELDS]},
+    "Haystack's pipeline": {
+        **{"query": {"text": QUESTION}, "ground_truth": "north"},
+        **{"retriever": {"documents": [{"content": text} for text in TEXTS]}, "llm": {"replies": ["?"]}},
+    },
+    "Bedrock": {
+        **{"query": {"text": QUESTION}, "answers": "north"},
+        "retrievalResults": [{"content": {"text": text}, "score": 0.5} for text in TEXTS],
+    },
+    "Azure": {"query": QUESTION, "answers": "north", "value": [{"@search.score": 1.5, "content": t} for t in TEXTS]},
     "Haystack": {"query": QUESTION, "answers": "north", "documents": [{"content": t, "meta": {}} for t in TEXTS]},
     "LongBench": {
         **{"input": QUESTION, "answers": ["north"]},
@@ -105,6 +114,8 @@ def test_any_orient_of_pandas_is_read(tmp_path, orient):
     frame = pandas.DataFrame([ROW, ROW | {"question": "Which?"}])
     frame.to_json(tmp_path / "log.json", orient=orient)
     assert [example.question for example in read_examples(tmp_path / "log.json")] == [QUESTION, "Which?"]
+    write_json(tmp_path / "list.json", frame.to_dict("list"))
+    assert [example.question for example in read_examples(tmp_path / "list.json")] == [QUESTION, "Which?"]
     frame.to_json(tmp_path / "values.json", orient="values")
     with pytest.raises(PosgapError, match="an array without names of fields; write objects .*orient='records'"):
         read_examples(tmp_path / "values.json")

@@ -10,6 +10,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.openai import OpenAIGenerator
+from posgap.generation.whole_prompts import MostTokens
 from posgap.tasks.prompts import Prompt
 
 PROMPT = "\n".join(f'"key-{n}": "{n * 7919 % 10007}", which is number {n} of all.' for n in range(150))
@@ -57,6 +58,14 @@ def test_cut_prompts_give_no_figures(shown, usage):
 def test_whole_prompts_are_asked_after_three_questions(usage, added, questions):
     answers, requests = ask(keep_all, usage, added)
     assert answers == ["none"] * 3 and requests == 3 + questions
+
+
+def test_prompts_of_several_lengths_are_not_read_in_one_number_of_tokens():
+    most, texts = MostTokens(), [f"{PROMPT} {'more ' * n}" for n in range(0, 200, 20)]
+    assert not any(most.why_cut(text, 2000 + len(text)) for text in texts)
+    most = MostTokens()
+    assert [bool(most.why_cut(text, 4096)) for text in texts[:5]] == [False, False, False, True, True]
+    assert not any(MostTokens().why_cut(text, told) for text in texts for told in (None, 9))
 
 
 def test_a_model_that_finds_no_marker_at_all_is_only_warned_of(caplog):

@@ -43,6 +43,7 @@ from posgap.generation.whole_prompts import (
     NO_MARKER,
     NOBODY_KNOWS,
     SHORT,
+    MostTokens,
     ReadingRate,
     count_pieces,
     cut_sample,
@@ -116,7 +117,7 @@ class OpenAIGenerator:
         self.checking = asyncio.Lock()
         self.whole = LONG  # bytes of the longest prompt that is known to be read whole
         self.rate: ReadingRate | None = None
-        self.repeats = RepeatedAnswers()
+        self.most, self.repeats = MostTokens(), RepeatedAnswers()
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         questions = ((index, at, prompt) for index, group in enumerate(groups) for at, prompt in enumerate(group))
@@ -185,6 +186,9 @@ class OpenAIGenerator:
             why_cut = self.rate.why_cut(prompt.text, told) if self.rate else ""
             if why_cut:
                 return self._count_failure(why_cut)
+            why_cut = self.most.why_cut(prompt.text, told)
+            if why_cut:
+                raise PosgapError(f"{self.shown}: {why_cut}; begin anew, with another --out or --force")
             self.answered, self.answered_at, self.row = self.answered + 1, time.monotonic(), 0
             if completion.outcome == "empty" and sampling.stop:
                 sampling = replace(sampling, stop=())  # Endpoints stop at a stop string before any text too.

@@ -14,6 +14,7 @@ SHORT = "Hello"  # what a template adds is counted by this
 LONGER = 1.1  # a prompt this many times as long as those that were read whole may be cut all the same
 _SAMPLE = 700  # bytes of each of three stretches, which together fit into 2,048 tokens
 _LEAST = 0.85  # of the tokens expected: samples of a text differ by some percent
+_FEW, _SPREAD = 4, 1.02  # lengths of prompts that are cut at one number of tokens, the longest by the shortest
 _PIECES = re.compile(r"[^\W\d_]+|\d+|[^\w\s]+|_+")
 _REMEDY = (
     "give it a larger context (Ollama: OLLAMA_CONTEXT_LENGTH; gateways: no shortening, like `transforms: []`), or ask "
@@ -37,6 +38,28 @@ class ReadingRate(NamedTuple):
         if told is None or told >= _LEAST * expected:
             return ""
         return f"it read {told:,} tokens of a prompt of about {expected:,.0f}: it cuts prompts; {_REMEDY}"
+
+
+class MostTokens:
+    """The most tokens that a server said it read of a prompt, and the pieces of the prompts of which it did.
+
+    Prompts of several lengths of which it read the same number, more than of any other, were cut there.
+    """
+
+    def __init__(self) -> None:
+        self.told, self.pieces = 0, set[int]()
+
+    def why_cut(self, text: str, told: int | None) -> str:
+        """Says that prompts were cut, which only several of them show; empty where nothing does."""
+        if told is None or told < self.told or len(text.encode()) <= LONG:
+            return ""
+        if told > self.told:
+            self.told, self.pieces = told, set()
+        self.pieces.add(count_pieces(text))
+        if len(self.pieces) < _FEW or max(self.pieces) < _SPREAD * min(self.pieces):
+            return ""
+        lengths = f"{len(self.pieces)} prompts that differ in length"
+        return f"it read {told:,} tokens of each of {lengths}: it cuts prompts; {_REMEDY}"
 
 
 def count_pieces(text: str) -> int:

@@ -196,7 +196,10 @@ def _usage(value: Any) -> Usage | None:
     of_prompt = usage.get("prompt_tokens_details")
     of_prompt = of_prompt if isinstance(of_prompt, dict) else {}
     tokens = (
-        *(usage.get("prompt_tokens"), usage.get("completion_tokens")),
+        *(
+            usage.get("prompt_tokens", usage.get("input_tokens")),
+            usage.get("completion_tokens", usage.get("output_tokens")),
+        ),
         *(details.get("reasoning_tokens"), of_prompt.get("cached_tokens")),
     )
     counted = [n if isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**53 else None for n in tokens]

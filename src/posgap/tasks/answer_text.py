@@ -24,13 +24,18 @@ _SIGNS = str.maketrans(
         **dict.fromkeys("‘’‚‛′ʼʹ`´＇", "'"),
         **dict.fromkeys("“”„‟″«»", '"'),
         **{"⁄": "/", "∕": "/", "ي": "ی", "ى": "ی", "ك": "ک", "ı": "i", "_": " ", "*": "", "&": " and "},
+        **{"٪": "%", "٫": ".", "٬": ","},
     }
 )
 _UNITS = (
     r"(?:km|cm|mm|nm|µm|μm|m|kg|mg|g|ml|l|s|ms|min|h|hz|khz|mhz|ghz|kw|mw|gw|w|v|mph|km/h|kmh|kb|mb|gb|tb|bn|ft|in|lbs?"
     r"|oz|mio|mrd|million|billion)"
 )
-_NUMBER = r"(?:\d{1,3}(?:(?:,\d{3})+|(?:[ '\u00A0\u2009\u202F]\d{3})+)(?!\d)|\d+)(?:\.\d+)*(?:,\d{1,2}(?!\d))?"
+# Thousands by points, or in India's way; a part of one; thousands by commas or spaces, with a part.
+_NUMBER = (
+    r"(?:\d{1,3}(?:\.\d{3}){2,}(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\.\d+"
+    r"|\d{1,3}(?:(?:,\d{3})+|(?:[ '\u00A0\u2009\u202F]\d{3})+)(?!\d)|\d+)(?:\.\d+)*(?:,\d{1,2}(?!\d))?"
+)
 _OTHER = rf"(?!{SPACELESS}|\p{{Katakana}}|\p{{Hangul}})"
 # A word: a number with its sign, or some that make a range, a date, a time or a fraction; a character of a script
 # without spaces; a word of katakana; letters with what is part of them, as in u.s, o'dell and c++; or a sign.
@@ -43,7 +48,8 @@ _WORD = (
     r"(?:\+\+|\+(?!\w)|\#)?)"
     r"|(?P<sign>[%$€£¥₹₩₽°=<>@§^~|©®™]|\p{So})"
 )
-_HYPHEN, _ABBREVIATION = r"(?<=\p{L})-(?=\p{L})", r"\b(?:\p{Lu}\p{Ll}?\.){2,}"
+_HYPHEN = r"(?<=\p{L})-(?=[\p{L}\d])"
+_ABBREVIATION = r"\b(?:\p{Lu}\p{Ll}?\.){2,}|\b(?:\p{Lu}\.)+\p{Lu}\b"
 _LEFT_OUT = ("the",)
 # What may stand around a word within it: Korean particles, a genitive or a case behind an apostrophe; elisions, and the
 # proclitics of Arabic and Hebrew.
@@ -65,7 +71,7 @@ def stands_in(answer: str, text: str) -> bool:
     if not forms[0]:
         return _fold(answer).strip() in _fold(text) if answer.strip() else False
     # Few texts have the longest word of an answer, and only these take the time to be parted into words.
-    longest = max((_letters(word) for word in forms[1]), key=len)
+    longest = max((_letters(word).lstrip("0") for word in forms[1]), key=len)
     if longest not in _letters(text):
         return False
     return any(_has_run(words, written) for words, written in zip(forms, _forms(text)))
@@ -82,6 +88,7 @@ def _shown(text: str) -> str:
     if "<" in text:
         text = _pattern(_MARKUP).sub("", text)
     text = _pattern(r"(?<=\d)(?=[½⅓⅔¼¾⅛⅜⅝⅞])").sub(" ", html.unescape(text))
+    text = _pattern(r"(?<=\d)(?=[⁰¹²³⁴⁵⁶⁷⁸⁹])(?<![⁰¹²³⁴⁵⁶⁷⁸⁹])").sub("^", text)
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
     return _pattern(r"[^\P{Nd}0-9]").sub(lambda digit: str(unicodedata.digit(digit[0])), text)
 
@@ -95,6 +102,8 @@ def _forms(text: str) -> tuple[tuple[str, ...], ...]:
     shown = _pattern(r"\b(\p{Lu})\. (?=\p{Lu}\.)").sub(r"\1.", shown)  # J. R. R. Tolkien
     shown = _pattern(r"(?i)(?<=\d)\s*(?:percent|per cent)\b").sub("%", shown)
     shown = _pattern(r"(?i)\bminus (?=\d)").sub("-", shown)
+    shown = _pattern(r"(?<=\d) - (?=\d)").sub("-", shown)
+    shown = _pattern(r"(?<![€£¥₹₩₽$\d.,])(\d[\d.,]*)\s?([€£¥₹₩₽$])(?!\d)").sub(r"\2\1", shown)
     parted = _pattern(_HYPHEN).sub(" ", shown)
     plain = _words(_fold(parted))
     joined = _words(_fold(_pattern(_HYPHEN).sub("", shown))) if parted != shown else plain
@@ -122,7 +131,10 @@ def _fold(text: str) -> str:
 
 def _number(written: str) -> str:
     """A number as it is written everywhere: 12,500 and 12 500 as 12500, 1994.0 as 1994, 3,5 as 3.5."""
-    plain = _pattern(r"(?<=\d)[, '\u00A0\u2009\u202F](?=\d{3}(?!\d))").sub("", written).replace(",", ".")
+    if _pattern(r"-?\d+(?:\.\d{3}){2,}").fullmatch(written):
+        return written.replace(".", "")
+    plain = _pattern(r"(?<=\d)[, '\u00A0\u2009\u202F](?=(?:\d\d,)*\d{3}(?!\d))").sub("", written).replace(",", ".")
+    plain = _pattern(r"^(-?)\.").sub(r"\g<1>0.", plain)
     return _pattern(r"^(-?\d+)\.0+$").sub(r"\1", plain)
 
 

@@ -54,7 +54,7 @@ def _mmlu(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     question whose right option stands among the wrong ones too is yielded as None.
     """
     for number, row in rows:
-        if number == 1 and row.get("question") == "question":
+        if number == 1 and isinstance(row, Mapping) and row.get("question") == "question":
             continue  # a header all the same
         item = parse_as(_MmluRow, row, f"{name}:{number}")
         if item.right_index < 0:

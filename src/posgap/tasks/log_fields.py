@@ -5,13 +5,14 @@ Of the names of a field the first counts that a row has. `docs/rag.md` lists the
 
 import ast
 import contextlib
+import dataclasses
 import io
 import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.json_text import parse_json
@@ -31,7 +32,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         *("passages", "retrieved_passages", "retrieved_documents", "retrieved_docs", "retrieved_contexts"),
         *("retrieved_context", "retrieved_chunks", "retrieval_context", "retrieval_contexts", "retrieved", "documents"),
         *("docs", "chunks", "ctxs", "contexts", "source_documents", "source_nodes", "sources", "nodes", "results"),
-        *("hits", "matches", "search_results", "context"),
+        *("hits", "matches", "search_results", "retrieval_results", "retriever_resources", "value", "context"),
     ),
     "relevant_ids": (
         *("relevant_ids", "relevant_doc_ids", "relevant_docs", "relevant_passage_ids", "relevant_chunk_ids"),
@@ -48,7 +49,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         *("body", "document", "document_text", "paragraph_text", "context"),
     ),
     "title": ("title", "document_title", "doc_title"),
-    "score": ("score", "_score", "similarity", "relevance_score", "similarity_score", "rerank_score"),
+    "score": ("score", "_score", "@search.score", "similarity", "relevance_score", "similarity_score", "rerank_score"),
     "distance": ("distance", "_distance"),
     "rank": ("rank", "ranking", "retrieval_rank", "position"),
     "label": (
@@ -62,11 +63,30 @@ IDS = ("chunk_id", "passage_id", "node_id", "pid", "id", "id_", "_id", "doc_id",
 _OF_CHAINS = (
     *("retrieved_contexts", "retrieval_context", "contexts", "context", "source_documents", "source_nodes", "nodes"),
 )
+_AROUND = ("retriever", "retrieval", "outputs")  # what a pipeline puts around passages
 _RESPONSES = ("response", "result", "output", "actual_output", "generated_answer", "prediction", "llm_answer")
 _LABELS_IN_METADATA = FIELDS["label"][:-2]  # where `relevance` and `label` may be of anything
 _INNER = ("kwargs", "node", "document")  # LangChain's `dumpd`, LlamaIndex' NodeWithScore, Phoenix
 _OF_STORES = ("_source", "payload", "properties", "fields", "entity")  # Elasticsearch, Qdrant, Weaviate, Milvus
-_TRUE = ("true", "yes", "y", "x", "✓", "✔", "relevant", "gold", "positive", "ja", "oui", "si", "sí", "sim", "wahr")
+_TRUE = (
+    "true",
+    "yes",
+    "y",
+    "j",
+    "x",
+    "+",
+    "✓",
+    "✔",
+    "relevant",
+    "gold",
+    "positive",
+    "ja",
+    "oui",
+    "si",
+    "sí",
+    "sim",
+    "wahr",
+)
 _FALSE = ("false", "no", "n", "-", "irrelevant", "not relevant", "negative", "nein", "non", "não", "falsch", "")
 _WIDE = re.compile(r"(?:context|passage|document|doc|chunk|text|retrieved\w*?)_?(\d+)(?:_(text|title|id|score|label))?")
 _NUMBERED = re.compile(
@@ -76,7 +96,8 @@ _MOST_IN_A_CELL = 60  # characters of an answer that stands beside others in a c
 _MAX_GRADE = 10  # of relevance; beyond are scores
 
 
-class LoggedPassage(NamedTuple):
+@dataclasses.dataclass
+class LoggedPassage:
     """A passage as a log has it.
 
     `label` is a grade, above 0 for a relevant passage, or, where `is_share`, a score in a column of labels. `ids` are
@@ -87,7 +108,7 @@ class LoggedPassage(NamedTuple):
     text: str
     score: float | None = None
     label: float | None = None
-    ids: Mapping[str, str] = {}
+    ids: dict[str, str] = dataclasses.field(default_factory=dict)
     rank: float | None = None
     is_share: bool = False
     is_pair: bool = False
@@ -179,7 +200,7 @@ def _question_text(value: Any) -> str | None:
         asked = [message for message in messages if message.get("role", message.get("type")) in ("user", "human")]
         return _question_text(asked[-1].get("content")) if asked else None
     if isinstance(value, Mapping):
-        inner = take(value, "question", names=(*FIELDS["question"], "messages", "content", "value"))
+        inner = take(value, "question", names=(*FIELDS["question"], "messages", "content", "text", "value"))
         if inner is None and len(value) == 1:
             (inner,) = value.values()  # as {"match": {"text": ...}}
         return _question_text(inner)
@@ -257,28 +278,26 @@ def _write_id(value: Any) -> str:
 
 def find_passages(row: Fields, taken: Taken | None = None) -> Any:
     """The cell that holds a row's passages, without what is wrapped around them; None where there is none."""
-    for name in (*FIELDS["passages"], *_RESPONSES):
+    for name in (*FIELDS["passages"], *_AROUND, *_RESPONSES):
         value = row.get(name)
-        if not isinstance(value, Mapping if name in _RESPONSES else str | list | tuple | Mapping) or not is_filled(
-            value
-        ):
+        is_named = name in FIELDS["passages"]
+        kinds = str | list | tuple | Mapping if is_named else Mapping
+        if not isinstance(value, kinds) or not is_filled(value):
             continue
         if isinstance(value, str) and is_list(value) and name not in FIELDS["text"]:
             parsed = python_value(value)
             value = value if parsed is None else parsed
-        while isinstance(value, Mapping):  # as {"hits": {"hits": [...]}}
-            inner = find_passages(value)
-            if inner is None:
-                break
-            value = inner
-        if name in _RESPONSES and not isinstance(value, list):
-            continue
-        if taken is not None:
-            taken["passages", name] += 1
-        return value
+        inner = value
+        while isinstance(inner, Mapping):  # as {"hits": {"hits": [...]}}
+            value, inner = inner, find_passages(inner)
+        value = value if inner is None else inner
+        if is_named or isinstance(value, list):
+            if taken is not None:
+                taken["passages", name] += 1
+            return value
     wide = _wide_passages(row)
     if wide and taken is not None:
-        taken["passages", next(name for name in row if _WIDE.fullmatch(name))] += 1
+        taken["passages", "context_1, context_2 ..."] += 1
     return wide or None
 
 
@@ -315,10 +334,11 @@ def parse_passages(row: Fields, where: str, taken: Taken) -> list[LoggedPassage]
     )
     values = values if is_pair else _without_list_around(values)
     passages = [parse_passage(each, f"{where}: field `passages`", taken) for each in values]
+    add_lists_beside(passages, row, where)
     names = dict.fromkeys(name for each in values if isinstance(each, Mapping) for name in each)
     if names and not set(map(_plain_name, names)) & {*FIELDS["text"], *_INNER, *_OF_STORES, "metadata", "meta"}:
         raise PosgapError(_no_text(f"{where}: field `passages`", names))
-    return add_lists_beside(passages, row, where, taken)
+    return passages
 
 
 def _no_text(where: str, names: Iterable[str]) -> str:
@@ -343,33 +363,20 @@ def _transpose(columns: Fields, where: str) -> list[dict[str, Any]]:
     return [dict(zip(lists, cells)) for cells in zip(*lists.values())]
 
 
-def add_lists_beside(
-    passages: Sequence[LoggedPassage], row: Fields, where: str, taken: Taken | None = None
-) -> list[LoggedPassage]:
+def add_lists_beside(passages: Sequence[LoggedPassage], row: Fields, where: str) -> None:
     """Gives passages with a text the ids, scores and distances that a row has in lists of their own."""
-    ids = _list_beside(row, "passage_ids", len(passages), where, taken)
-    scores = _list_beside(row, "passage_scores", len(passages), where, taken)
-    distances = _list_beside(row, "passage_distances", len(passages), where, taken)
-    completed = []
-    for passage, name, score, distance in zip(passages, ids, scores, distances):
-        if name is not None:
-            passage = passage._replace(ids={**passage.ids, "passage_ids": _write_id(name)})
-        number = parse_number(score, f"{where}: field `scores`")
-        far = parse_number(distance, f"{where}: field `distances`")
-        if far is not None and number is None:
-            number = -far
-        if number is not None and passage.text.strip():
-            passage = passage._replace(score=number)
-        completed.append(passage)
-    return completed
-
-
-def _list_beside(row: Fields, field: str, length: int, where: str, taken: Taken | None) -> list[Any]:
-    value = take(row, field, taken)
-    values = [None] * length if value is None else _without_list_around(parse_list(value, where, FIELDS[field][0]))
-    if len(values) != length:
-        raise PosgapError(f"{where}: {len(values)} {FIELDS[field][0]} for {length} passages")
-    return values
+    for field in ("passage_ids", "passage_scores", "passage_distances"):
+        cell = take(row, field)
+        values = [] if cell is None else _without_list_around(parse_list(cell, where, FIELDS[field][0]))
+        if cell is not None and len(values) != len(passages):
+            raise PosgapError(f"{where}: {len(values)} {FIELDS[field][0]} for {len(passages)} passages")
+        for passage, value in zip(passages, values):
+            if field == "passage_ids":
+                passage.ids[field] = _write_id(value)
+                continue
+            number = parse_number(value, f"{where}: field `{FIELDS[field][0]}`")
+            if number is not None and passage.text.strip() and (field == "passage_scores" or passage.score is None):
+                passage.score = number if field == "passage_scores" else -number
 
 
 def parse_passage(value: Any, where: str, taken: Taken) -> LoggedPassage:
@@ -378,7 +385,9 @@ def parse_passage(value: Any, where: str, taken: Taken) -> LoggedPassage:
     if isinstance(value, str):
         return LoggedPassage("", value)
     if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], int | float):
-        return parse_passage(value[0], where, taken)._replace(score=float(value[1]), is_pair=True)
+        passage = parse_passage(value[0], where, taken)  # (document, score)
+        passage.score, passage.is_pair = float(value[1]), True
+        return passage
     outer = _plain_cells(require_mapping(value, where))
     inner: Fields = outer
     for name in _INNER:
@@ -388,8 +397,8 @@ def parse_passage(value: Any, where: str, taken: Taken) -> LoggedPassage:
     parts = (inner, _plain_cells(as_mapping(stored)), _plain_cells(metadata), outer)
     text = _take_first(parts, "text", taken)
     text = as_mapping(inner.get("text_resource")).get("text", "") if text is None else text
-    if isinstance(text, list) and len(text) == 1:
-        (text,) = text  # as `fields` of Elasticsearch has it
+    if isinstance(text, list | Mapping):  # as `fields` of Elasticsearch, Bedrock and OpenAI's file search have it
+        text = "\n".join(str(as_mapping(part).get("text", part)) for part in as_list(text))
     if not isinstance(text, str):
         raise PosgapError(_no_text(where, inner))
     score, is_share, label = _take_first(parts, "score", taken), False, None

@@ -58,7 +58,8 @@ class LogRow(NamedTuple):
     fields: Fields
 
 
-class LogEntry(NamedTuple):
+@dataclass
+class LogEntry:
     """A question of a log and what was retrieved for it, in the log's order.
 
     `answers` are the accepted ones, `relevant_ids` those of its relevant passages, None where it says nothing of them.
@@ -178,17 +179,21 @@ def find_wrapped(row: Any) -> list[Any] | None:
     if isinstance(names, list) and isinstance(data, list):  # split
         return [dict(zip(names, cells)) for cells in data]
     columns = list(row.values())
-    are_columns = all(isinstance(column, Mapping) for column in columns)
-    keys = list(dict.fromkeys(chain.from_iterable(columns))) if are_columns else []
-    if keys and set(row) & {*FIELDS["question"]} and all(list(column) == keys for column in columns):  # columns
-        return [{name: column[key] for name, column in row.items()} for key in keys]
+    question = next((row[name] for name in FIELDS["question"] if name in row), None)
+    kind, cells = type(question), question if isinstance(question, list | dict) else []
+    if cells and all(isinstance(column, kind) and len(column) == len(cells) for column in columns):
+        if isinstance(question, dict):  # columns
+            return [{name: column.get(key) for name, column in row.items()} for key in question]
+        if isinstance(cells[0], str):  # list
+            return [dict(zip(row, each)) for each in zip(*columns)]
     if find_question(row) and has_passages(row):
         return None
     for name in _WRAPPERS:
         inner = row.get(name)
         if isinstance(inner, list) and inner and all(isinstance(each, Mapping) for each in inner):
             return inner if any(find_question(each) or is_trace(each) for each in inner) else None
-    return columns if keys and all(map(find_question, columns)) else None  # index
+    are_rows = bool(columns) and all(isinstance(column, Mapping) and find_question(column) for column in columns)
+    return columns if are_rows else None  # index
 
 
 def read_fields(row: Any, where: str, columns: Mapping[str, str] | None = None) -> Fields:
@@ -287,9 +292,11 @@ def _join_rows(of_question: Sequence[tuple[LogRow, LoggedPassage]], reading: Log
             if name not in common and is_filled(cell):
                 common[name] = cell
     row = of_question[0][0]
-    passages = add_lists_beside([passage for _, passage in of_question], common, row.where)
-    entry = _to_entry(row, require_question(common, row.where), passages, common | {"answers": None}, reading)
-    return entry._replace(answers=list(dict.fromkeys(answers)), is_list=False)
+    passages = [passage for _, passage in of_question]
+    add_lists_beside(passages, common, row.where)
+    entry = _to_entry(row, require_question(common, row.where), passages, common, reading)
+    entry.answers, entry.is_list = list(dict.fromkeys(answers)), False
+    return entry
 
 
 def is_trace(row: Fields) -> bool:
@@ -312,9 +319,7 @@ def trace_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEntry
                     done.add(question_key(question))
                     find_question(retrieval, reading.taken)
                     passages = parse_passages(retrieval, row.where, reading.taken)
-                    yield _to_entry(row, question, passages, retrieval, reading)._replace(
-                        id=str(retrieval.get("id") or "")
-                    )
+                    yield _to_entry(row, question, passages, retrieval, reading)
         except PosgapError as error:
             reading.note_fault(row.where, error)
 

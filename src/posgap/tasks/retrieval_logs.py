@@ -166,9 +166,11 @@ def ranked_examples(
     """
     counted = ImportReport() if report is None else report
     reading = LogReading(name, columns or {})
-    entries = _with_own_ids(_with_labels(read_log(rows, reading), labels or {}), name)
-    entries = decide_labels(decide_numbers(entries), relevance, counted)
-    entries, id_name = decide_ids(entries)
+    entries = read_log(rows, reading)
+    _add_labels(entries, labels or {})
+    decide_questions(entries, name)
+    decide_labels(entries, relevance, counted)
+    id_name = decide_ids(entries)
     order = decide_order(entries)
     counted.taken_for += _describe_reading(reading, entries, order, id_name)
     for entry in entries:
@@ -200,79 +202,69 @@ def without_answering(
         yield number, example.model_copy(update={"passages": kept})
 
 
-def _with_labels(entries: Iterable[LogEntry], labels: Mapping[str, Labels]) -> list[LogEntry]:
-    """The entries, with the labels of their questions in place of what the log says of them."""
-    labelled = []
+def _add_labels(entries: Iterable[LogEntry], labels: Mapping[str, Labels]) -> None:
+    """Gives entries the labels of their questions in place of what the log says of them."""
     for entry in entries:
         own = labels.get(question_key(entry.question))
-        labelled.append(entry._replace(answers=own.answers, relevant_ids=own.ids) if own else entry)
-    return labelled
+        if own:
+            entry.answers, entry.relevant_ids = own.answers, own.ids
 
 
-def _with_own_ids(entries: list[LogEntry], name: str) -> list[LogEntry]:
-    """The entries, without their ids where these are not the questions', as those of users are not."""
+def decide_questions(entries: Sequence[LogEntry], name: str) -> None:
+    """Takes ids that several questions share for none, as those of users are, and numbers that all end in .0, as in a
+    column with empty cells, for whole ones."""
     ids = Counter(entry.id for entry in entries if entry.id)
-    if max(ids.values(), default=1) == 1:
-        return entries
-    log.info("%s: `id` is the same for several questions, and so is not theirs", name)
-    return [entry._replace(id="") for entry in entries]
-
-
-def decide_numbers(entries: list[LogEntry]) -> list[LogEntry]:
-    """The entries, with answers like 1994.0 as 1994 where all numbers of the log end so: a column with empty cells."""
-    every = [each for entry in entries for each in entry.answers if re.fullmatch(r"-?\d+(\.\d+)?", each)]
-    if not every or not all(each.endswith(".0") for each in every):
-        return entries
-    whole = []
+    is_shared = max(ids.values(), default=1) > 1
+    if is_shared:
+        log.info("%s: `id` is the same for several questions, and so is not theirs", name)
+    answers = list(chain.from_iterable(entry.answers for entry in entries))
+    numbers = list(filter(re.compile(r"-?\d+(\.\d+)?").fullmatch, answers))
+    are_whole = all(number.endswith(".0") for number in numbers)
     for entry in entries:
-        whole.append(entry._replace(answers=[re.sub(r"^(-?\d+)\.0$", r"\1", each) for each in entry.answers]))
-    return whole
+        entry.id = "" if is_shared else entry.id
+        if numbers and are_whole:
+            entry.answers = [re.sub(r"^(-?\d+)\.0$", r"\1", answer) for answer in entry.answers]
 
 
-def decide_labels(entries: Sequence[LogEntry], relevance: str, report: ImportReport) -> list[LogEntry]:
-    """The entries, with labels as scores where any of the log's labels is none: no grade, but a share or a percent."""
-    every = chain.from_iterable(entry.passages for entry in entries)
-    if relevance == "label" or not any(passage.is_share for passage in every):
-        return list(entries)
-    scored = []
-    for entry in entries:
-        passages = []
-        for passage in entry.passages:
-            score = passage.label if passage.score is None else passage.score
-            passages.append(passage._replace(label=None, score=score))
-        scored.append(entry._replace(passages=passages))
-    report.left_open["labels are no whole numbers, so they are scores; import them as grades by --relevant label"] = (
-        len(entries)
-    )
-    return scored
+def decide_labels(entries: Sequence[LogEntry], relevance: str, report: ImportReport) -> None:
+    """Takes labels for scores where any of the log's labels is none: no grade, but a share or a percent."""
+    passages = list(chain.from_iterable(entry.passages for entry in entries))
+    if relevance == "label" or not any(passage.is_share for passage in passages):
+        return
+    for passage in passages:
+        passage.score = passage.label if passage.score is None else passage.score
+        passage.label = None
+    what = "labels are no whole numbers, so they are scores; import them as grades by --relevant label"
+    report.left_open[what] = len(entries)
 
 
-def decide_ids(entries: Sequence[LogEntry]) -> tuple[list[LogEntry], str]:
-    """The entries, each passage with the one of its ids that the log's relevant ids are of; and the name of that.
+def decide_ids(entries: Sequence[LogEntry]) -> str:
+    """Leaves each passage the one of its ids that the log's relevant ids are of, and returns the name of that.
 
     It is the name under which the passages of most questions have a relevant id; of equal ones that of smaller parts.
     Relevant ids that stand together in a cell are parted where no passage has such an id.
     """
-    names = dict.fromkeys(chain.from_iterable(p.ids for entry in entries for p in entry.passages))
     found: Counter[str] = Counter()
     for entry in entries:
-        for name in names:
-            own = {passage.ids.get(name) for passage in entry.passages}
-            found[name] += not own.isdisjoint(_parted_ids(entry.relevant_ids or [], own))
-    best = max(names, key=lambda name: found[name], default="")
-    of_one_kind = []
-    for entry in entries:
-        passages = []
+        by_name: dict[str, set[str]] = {}
         for passage in entry.passages:
-            ids = {best: passage.ids[best]} if best in passage.ids else {} if found[best] else passage.ids
-            passages.append(passage._replace(ids=ids))
-        own = {passage.ids.get(best) for passage in passages}
-        ids = None if entry.relevant_ids is None else _parted_ids(entry.relevant_ids, own)
-        of_one_kind.append(entry._replace(passages=passages, relevant_ids=ids))
-    return of_one_kind, best if found[best] else ""
+            for name, id in passage.ids.items():
+                by_name.setdefault(name, set()).add(id)
+        for name, own in by_name.items():
+            found[name] += not own.isdisjoint(_parted_ids(entry.relevant_ids or [], own))
+    best = max(found, key=found.__getitem__, default="")
+    for entry in entries:
+        for passage in entry.passages:
+            if found[best]:
+                passage.ids = {best: passage.ids[best]} if best in passage.ids else {}
+        if entry.relevant_ids is not None:
+            own = {passage.ids.get(best, "") for passage in entry.passages}
+            entry.relevant_ids = _parted_ids(entry.relevant_ids, own)
+    return best if found[best] else ""
 
 
-def _parted_ids(ids: Sequence[str], own: set[str | None]) -> list[str]:
+def _parted_ids(ids: Iterable[str], own: set[str]) -> list[str]:
+    """The ids, those in one cell apart unless a passage has such an id."""
     parted: list[str] = []
     for each in ids:
         parts = [part for part in re.split(r"\s*[,;|\s]\s*", each.strip(" []{}()")) if part]
