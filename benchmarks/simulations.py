@@ -21,6 +21,8 @@ NAME is one of
   spread and correlation of two models for which mean, correlation of placements and agreement of models are those of
   the plan. In the rows of AR(1) neighbouring placements are more alike than distant ones, which no plan knows. Then
   models are looked at twice: the gate names the number for a second look from a first sweep that is too small.
+- sample: what an order of lines, the dependence of two halves, and examples that hang together do to figures, as
+  posgap took them until November 2026 (halves are every second row, every row counts) and as it takes them now.
 
 The last line is JSON: of `--quick`, which tries a few cells of each, by name.
 """
@@ -46,7 +48,17 @@ from posgap.gating.passing import POLICY, PassRates
 from posgap.gating.rules import GateInputs, Ruling
 from posgap.gating.verdict import LATER, asked_rules, examples_needed, outcome_of
 from posgap.measurement.power import USUAL, Assumptions, assumptions_from_pair
-from posgap.measurement.statistics import LEVEL, flatness_p, gap_interval
+from posgap.measurement.sample import Sample
+from posgap.measurement.statistics import (
+    EACH_END,
+    LEVEL,
+    extremes_elsewhere,
+    flatness_p,
+    gap_difference,
+    gap_interval,
+    mean_interval,
+    pair_bounds,
+)
 from posgap.tasks.registry import TASKS
 
 Simulated = tuple[str, dict[str, Any]]  # the page's section, and figures
@@ -454,11 +466,103 @@ def plan(quick: bool, runs: int) -> Simulated:
     return f"{text}\n\n{table}\n\n{markdown(columns, again)}", figures
 
 
+# What counts as a draw, and what does not
+
+Change = tuple[float, tuple[float, float]]
+CONCENTRATION = 3.0  # of the beta distribution of a document's chances
+
+
+def difference_by_rows(candidate: np.ndarray, reference: np.ndarray) -> Change:
+    """The change of gap with its interval, where every second row makes a half and halves count as independent."""
+    half, rows, held_out = np.arange(len(candidate)) % 2, np.arange(len(candidate)), []
+    for scores in (candidate, reference):
+        best, worst = extremes_elsewhere(scores, half)
+        held_out.append(scores[rows, best] - scores[rows, worst])
+    new, old = held_out
+    ends = -np.nanmax(pair_bounds(reference, EACH_END, new)), np.nanmax(pair_bounds(candidate, EACH_END, old))
+    return 100 * (max(0.0, new.mean()) - max(0.0, old.mean())), ends
+
+
+def difference_by_content(candidate: np.ndarray, reference: np.ndarray) -> Change:
+    """The change of gap of rows that stand in any order: their scores stand for their contents."""
+    sample = Sample([str(row.tolist()) + f"{at:04}" for at, row in enumerate(np.hstack([candidate, reference]))])
+    return gap_difference(sample.average(candidate), sample.average(reference))
+
+
+def of_documents(accuracy: np.ndarray, documents: int, questions: int, rng: np.random.Generator) -> np.ndarray:
+    """Rights and wrongs [documents * questions, P]: a document's chances at the placements are its questions'."""
+    chances = rng.beta(CONCENTRATION * accuracy, CONCENTRATION * (1 - accuracy), (documents, len(accuracy)))
+    return (
+        (rng.random((documents, questions, len(accuracy))) < chances[:, None]).astype(float).reshape(-1, len(accuracy))
+    )
+
+
+def moved(change: Callable[[np.ndarray, np.ndarray], Change], runs: int) -> tuple[float, float]:
+    """By how many points eight orders of 100 examples move the change of gap at most, and in what share of data sets
+    they move whether it is told from 0."""
+    rng, spans, flips = np.random.default_rng(0), [], 0
+    for _ in range(runs):
+        old, new = (
+            of_documents(accuracy, 100, 1, rng) for accuracy in (np.array([0.8, 0.6, 0.6, 0.6, 0.75]), np.full(5, 0.8))
+        )
+        found = [change(new[order], old[order]) for order in map(rng.permutation, [100] * 8)]
+        spans.append(np.ptp([estimate for estimate, _ in found]))
+        flips += len({high < 0 for _, (_, high) in found}) > 1
+    return max(spans), flips / runs
+
+
+def too_low(change: Callable[[np.ndarray, np.ndarray], Change], placements: int, runs: int) -> float:
+    """How often the upper end of the change of gap is too low, where the candidate's gap is 30 and the base is flat."""
+    rng, missed, accuracy = np.random.default_rng(1), 0, np.full(placements, 0.9)
+    accuracy[0] = 0.6
+    for _ in range(runs):
+        new, old = (of_documents(each, 100, 1, rng) for each in (accuracy, np.full(placements, 0.6)))
+        missed += change(new, old)[1][1] < 30 - 1e-9
+    return missed / runs
+
+
+def grouped(documents: int, questions: int, runs: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """How often a flat model is called uneven, a mean's interval misses, and a gap of 10 passes for at most 10, where
+    every example counts, and where every document does."""
+    contents = [f"{at:04}" for at in range(documents * questions)]
+    sample = Sample(contents, [contents[at : at + questions] for at in range(0, len(contents), questions)])
+    wrong, rng = np.zeros((2, 3)), np.random.default_rng(2)
+    for _ in range(runs):
+        flat, uneven = (
+            of_documents(accuracy, documents, questions, rng) for accuracy in (np.full(5, 0.8), np.array([0.8, 0.7]))
+        )
+        for at, (of_flat, of_uneven) in enumerate(((flat, uneven), (sample.average(flat), sample.average(uneven)))):
+            low, high = mean_interval(of_flat.mean(axis=1))
+            wrong[at] += flatness_p(of_flat) < LEVEL, not low <= 80 <= high, gap_interval(of_uneven)[1] <= 10
+    names = ("called uneven", "mean missed", "gap of 10 passed")
+    return tuple(dict(zip(names, of_way)) for of_way in (wrong / runs).round(3).tolist())
+
+
+def sample(quick: bool, runs: int) -> Simulated:
+    """What moved or erred before, and now."""
+    ways, rows, figures = (difference_by_rows, difference_by_content), [], dict[str, Any]()
+    spans = [moved(way, max(4, runs // 20)) for way in ways]
+    figures["points that an order moves"] = [round(span, 1) for span, _ in spans]
+    figures["share of data sets whose verdict an order moves"] = [round(share, 2) for _, share in spans]
+    for placements in (2,) if quick else (2, 3, 5):
+        found = [round(too_low(way, placements, runs), 3) for way in (difference_by_rows, gap_difference)]
+        figures[f"upper end too low at {placements} placements, 0.025 asked"] = found
+    for documents, questions in ((20, 10),) if quick else ((20, 10), (40, 5), (200, 1)):
+        before, now = grouped(documents, questions, runs)
+        for name in before:
+            figures[f"{documents} documents with {questions} questions: {name}"] = [before[name], now[name]]
+    for name, (before, now) in figures.items():
+        rows.append([name, f"{before:g}", f"{now:g}"])
+    text = f"By `benchmarks/simulations.py sample --write`, {runs} data sets a row."
+    return f"{text}\n\n{markdown(['what', 'before', 'now'], rows)}", {"runs": runs, **figures}
+
+
 SIMULATIONS: dict[str, tuple[Callable[[bool, int], Simulated], int]] = {  # and how many runs a cell `--quick` has
     "two": (two, 1),
     "flatness": (flatness, 20),
     "rates": (rates, 30),
     "plan": (plan, 40),
+    "sample": (sample, 60),
 }
 
 

@@ -196,8 +196,8 @@ def test_every_claim_is_a_sentence(tmp_path):
         "mean, against guessing: at least 10 for certain",
         "accuracy at the worst position: at least 50 for certain",
         "gap between regions (beginning, middle, end): at most 12.5 for certain",
-        "prompts without an answer, in percent, at the worst position: at most 2 for certain",
-        "answers that repeat the prompt or are cut, in percent, at the worst position: at most 10 for certain",
+        "prompts without an answer, in percent, at the worst position: at most 2",
+        "answers that repeat the prompt or are cut, in percent, at the worst position: at most 10",
     ]
 
 

@@ -17,7 +17,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Completion
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
-from posgap.measurement.thinking import BUDGET, LOOK, EndlessThoughts, FirstThoughts, thinking_retries
+from posgap.measurement.thinking import BUDGET, LOOK, FirstThoughts, UnfinishedThoughts, thinking_retries
 from posgap.mitigation_search.config import MitigateConfig
 from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
@@ -189,5 +189,5 @@ def test_half_of_the_first_answers_must_end_in_thoughts():
             look(completion)
     look = FirstThoughts(2)
     look(answer)
-    with pytest.raises(EndlessThoughts, match="1 of the first 2 answers"):
+    with pytest.raises(UnfinishedThoughts, match="1 of the first 2 answers"):
         look(thinking)

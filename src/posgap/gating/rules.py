@@ -70,8 +70,9 @@ class Ruling(Record):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def sentence(self) -> str:
-        """The claim in words."""
-        return f"{self.meaning}: {self.claim} {self.threshold:g} for certain"
+        """The claim in words; what was counted is no more certain than it is."""
+        certainty = "" if self.is_counted else " for certain"
+        return f"{self.meaning}: {self.claim} {self.threshold:g}{certainty}"
 
 
 @dataclass(frozen=True)

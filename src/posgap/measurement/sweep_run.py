@@ -30,7 +30,7 @@ from posgap.measurement.same_place import find_same_place
 from posgap.measurement.sample import Sample
 from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweeps import PromptSettings, Sweep
-from posgap.measurement.thinking import EndlessThoughts, FirstThoughts, Retry, refuses_switch, thinking_retries
+from posgap.measurement.thinking import FirstThoughts, Retry, UnfinishedThoughts, refuses_switch, thinking_retries
 from posgap.models.precision import device_class
 from posgap.storage.lineage import ancestors
 from posgap.tasks.content import content_keys, examples_digest, find_groups, require_different
@@ -114,21 +114,21 @@ class SweepRun:
     def run(
         self,
         opens: OpensGenerator | None = None,
-        on_endless_thoughts: Literal["retry", "raise", "go on"] = "retry",
+        on_unfinished_thoughts: Literal["retry", "raise", "go on"] = "retry",
         first_answers: FirstAnswers | None = None,
     ) -> None:
         """Asks every example at every placement, and scores the responses.
 
         `opens` opens what answers, where something is left to ask; without it each try opens the config's backend.
-        Where the first answers end within thoughts all is asked anew as `thinking_retries` say, or `EndlessThoughts` is
-        raised. Raises `PosgapError` early where an endpoint fails, or where so many answers are missing that there will
-        be no figures. Responses are kept beside the config's `out` as they come.
+        Where the first answers end within thoughts all is asked anew as `thinking_retries` say, or `UnfinishedThoughts`
+        is raised. Raises `PosgapError` early where an endpoint fails, or where so many answers are missing that there
+        will be no figures. Responses are kept beside the config's `out` as they come.
         """
         retries: list[Retry] = []
-        if on_endless_thoughts == "retry":
+        if on_unfinished_thoughts == "retry":
             retries = list(thinking_retries(self.config, self.builder, self.examples[0], self.placements[0]))
         while True:
-            must_end = bool(retries) or on_endless_thoughts == "raise"
+            must_end = bool(retries) or on_unfinished_thoughts == "raise"
             prompts = self._prompts()
             watch = _watch(self.config, prompts, FirstThoughts(prompts.count) if must_end else None)
             title = f"sweep of {self.config.label or 'the model'}"
@@ -136,10 +136,10 @@ class SweepRun:
                 completions, self.served = generate_resumably(prompts, title, opens, watch, first_answers)
                 break
             except PosgapError as error:
-                is_endless = isinstance(error, EndlessThoughts)
-                if not retries or not (is_endless or refuses_switch(self.config)):
+                is_unfinished = isinstance(error, UnfinishedThoughts)
+                if not retries or not (is_unfinished or refuses_switch(self.config)):
                     raise
-                why = f"{error.seen}, at the limit of tokens" if isinstance(error, EndlessThoughts) else error
+                why = f"{error.seen}, at the limit of tokens" if isinstance(error, UnfinishedThoughts) else error
                 self.config, self.builder, words = retries.pop(0)
                 log.warning("%s: asked again, %s", why, words)
         self._score(completions)

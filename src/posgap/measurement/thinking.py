@@ -21,7 +21,7 @@ SWITCH = "enable_thinking"  # the argument by which chat templates of Qwen3, Smo
 BUDGET, MIN_BUDGET = 2048, 256  # tokens of thoughts where nothing turns them off; with fewer few models come to an end
 
 
-class EndlessThoughts(PosgapError):
+class UnfinishedThoughts(PosgapError):
     """The first answers end within thoughts, at the limit of tokens; `seen` says of how many."""
 
     def __init__(self, seen: str):
@@ -41,10 +41,10 @@ class Retry(NamedTuple):
 
 
 class FirstThoughts:
-    """Looks at the first answers as they come. Raises `EndlessThoughts` where at least half of them end in thoughts."""
+    """Looks at the first answers as they come. Raises `UnfinishedThoughts` where at least half end within thoughts."""
 
     def __init__(self, total: int):
-        self.look, self.count, self.endless = min(LOOK, total), 0, 0
+        self.look, self.count, self.unfinished = min(LOOK, total), 0, 0
 
     @classmethod
     def for_config(cls, config: GenerationConfig, total: int) -> "FirstThoughts":
@@ -60,9 +60,9 @@ class FirstThoughts:
         if self.is_over:
             return
         self.count += 1
-        self.endless += completion.outcome == "truncated" and bool(completion.thoughts)
-        if self.is_over and 2 * self.endless >= self.look:
-            raise EndlessThoughts(f"{self.endless} of the first {self.look} answers end within thoughts")
+        self.unfinished += completion.outcome == "truncated" and bool(completion.thoughts)
+        if self.is_over and 2 * self.unfinished >= self.look:
+            raise UnfinishedThoughts(f"{self.unfinished} of the first {self.look} answers end within thoughts")
 
 
 def thinking_retries(
