@@ -68,6 +68,8 @@ def test_the_form_takes_every_task(form, task, tmp_path):
     question = "q"
     if task.startswith("facts"):  # which has questions of its own
         question = next(iter(made_examples(TASKS[task], 1, 12, 0))).question
+    if task == "kv":  # whose question is the key of a record
+        documents[0] = Document(title=question, text="x0")
     example = Example(
         id="e", question=question, answers=["x0"], gold=documents[:n_gold], distractors=documents[n_gold:]
     )
@@ -122,7 +124,7 @@ def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
         f"task: unknown task 'kw': choose {TASKS.names_as_text()}, got 'kw'",
         "inference_backend: unknown backend 'tgi': choose transformers or vllm, got 'tgi'",
         "max_gap: Input should be less than or equal to 100, got 101.0",
-        "settings: learning_rate: Input should be greater than 0, got -1e-05",
+        "settings: learning_rate: Input should be greater than or equal to 0, got -1e-05",
         "settings: base_model: is a field of the form; fill it in there",
         "settings: sweep.model: is set by the form or the pipeline, and cannot be set here",
         "settings: only_new: Input should be a valid boolean, unable to interpret input, got 'perhaps'",

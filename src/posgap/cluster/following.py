@@ -43,8 +43,10 @@ def run_job(client: "TrainerClient", job: Job, create: Create = create) -> None:
     with deferred_termination() as termination:
         cluster = _Cluster(client, termination)
         try:
-            while not (ended := _attempt(cluster, job, create)):
+            ended = _attempt(cluster, job, create)
+            while not ended:
                 log.info("TrainJob %s was just being deleted when it was joined; creating it again", job.name)
+                ended = _attempt(cluster, job, create)
             why = "" if ended.status == COMPLETE else why_it_failed(client, ended)
         except KeyboardInterrupt:
             cluster.delete(job.name)
@@ -103,10 +105,10 @@ def _attempt(cluster: _Cluster, job: Job, create: Create) -> "TrainJob | None":
     created = _start(cluster, job, create)
     deadline = time.monotonic() + job.seconds
     with print_log(cluster.client, job.name):
-        while state := cluster.get_state(job.name):
-            if state.status in (COMPLETE, FAILED) or time.monotonic() > deadline:
-                break
+        state = cluster.get_state(job.name)
+        while state and state.status not in (COMPLETE, FAILED) and time.monotonic() <= deadline:
             cluster.wait_for_poll()
+            state = cluster.get_state(job.name)
     if created and not state:
         raise PosgapError(f"TrainJob {job.name} was deleted by somebody else; the same command goes on")
     return state
@@ -118,8 +120,10 @@ def _start(cluster: _Cluster, job: Job, create: Create) -> bool:
     state = cluster.get_state(job.name)
     if state and state.status == FAILED:
         cluster.delete(job.name)
-        while state := cluster.get_state(job.name):
-            cluster.wait_for_poll()
+        while state:
+            state = cluster.get_state(job.name)
+            if state:
+                cluster.wait_for_poll()
     if not state:
         try:
             create(cluster.client, job)
@@ -189,12 +193,12 @@ def why_it_failed(client: "TrainerClient", job: "TrainJob") -> str:
     """
     said = {}
     for step in job.steps:
-        if step.status == "Failed" and (lines := _last_lines(client, job.name, step.name)):
-            log.error(
-                "the end of the log of %s:\n%s", step.name, "\n".join(f"  {step.name} | {line}" for line in lines)
-            )
-            own = [line.partition(_ERROR)[2] for line in lines if _ERROR in line and "SIGTERM" not in line]
-            said[step.name] = (not own, own[0] if own else lines[-1])
+        lines = _last_lines(client, job.name, step.name) if step.status == "Failed" else []
+        if not lines:
+            continue
+        log.error("the end of the log of %s:\n%s", step.name, "\n".join(f"  {step.name} | {line}" for line in lines))
+        own = [line.partition(_ERROR)[2] for line in lines if _ERROR in line and "SIGTERM" not in line]
+        said[step.name] = (not own, own[0] if own else lines[-1])
     if not said:
         return _events(client, job.name)
     worker = min(said, key=lambda name: said[name][0])

@@ -25,7 +25,9 @@ def describe_artifact(artifact: Any, **metadata: Any) -> None:
         "posgap": manifest.get("versions", {}).get("posgap"),
         "mlflow_run_id": manifest.get("mlflow_run_id"),
     }
-    artifact.metadata.update({name: value for name, value in (made_by | metadata).items() if value not in (None, "")})
+    for name, value in (made_by | metadata).items():
+        if value not in (None, ""):
+            artifact.metadata[name] = value
 
 
 def measure(metrics: Any, **figures: float) -> None:
@@ -75,11 +77,15 @@ def show_page(out: Any, name: str, page: Any) -> None:
 def show_preflight(out: Any, checks: Any) -> None:
     """Shows the result of each check of `preflight`, what the form's settings said, and what each stage is given."""
     plan = read_json(Path(out.path) / "preflight.json")
-    lines = ["# Ready to run", "", *(f"- **{name}**: {result}" for name, result in plan["found"].items()), ""]
+    lines = ["# Ready to run", ""]
+    for name, result in plan["found"].items():
+        lines.append(f"- **{name}**: {result}")
     for title, values in {"Settings": plan["given"], "What each stage is given": plan["settings"]}.items():
-        lines += [f"## {title}", "", "```yaml"]
-        lines += [f"{name}: {json.dumps(each)}" for name, each in values.items()]
-        lines += ["```", ""]
+        lines += ["", f"## {title}", "", "```yaml"]
+        for name, value in values.items():
+            lines.append(f"{name}: {json.dumps(value)}")
+        lines.append("```")
+    lines.append("")
     Path(checks.path).write_text("\n".join(lines), encoding="utf-8")
     describe_artifact(out)
 
@@ -115,9 +121,10 @@ def show_model(out: Any, **metadata: Any) -> None:
 
 def show_training(out: Any, metrics: Any) -> None:
     """Shows a trained model, with the loss of its first and last step."""
-    steps = [row for _, row in read_jsonl(Path(out.path) / "history.jsonl")]
+    steps = list(read_jsonl(Path(out.path) / "history.jsonl"))
+    (_, first), (_, last) = steps[0], steps[-1]
     show_model(out, steps=len(steps))
-    measure(metrics, first_loss=steps[0]["loss"], last_loss=steps[-1]["loss"], steps=len(steps))
+    measure(metrics, first_loss=first["loss"], last_loss=last["loss"], steps=len(steps))
 
 
 def show_pictures(page: Any, caption: str, *pictures: Path) -> None:
@@ -147,14 +154,14 @@ def show_mitigate(out: Any, page: Any, metrics: Any) -> None:
     folder = Path(out.path)
     result = read_json(folder / "mitigate.json")
     shutil.copyfile(folder / "mitigate.html", page.path)
-    measured = [each for each in result["found"] if each["measured"]]
+    measured = [each["name"] for each in result["found"] if each["measured"]]
     measure(metrics, gap=result["base_gap"], mean=result["base_mean"])
-    describe_artifact(out, measured=", ".join(each["name"] for each in measured), seconds=str(result["seconds"]))
+    describe_artifact(out, measured=", ".join(measured), seconds=str(result["seconds"]))
 
 
 def show_rollout(out: Any, page: Any, *names: str) -> None:
     """Shows the readings of a rollout's JSON files and its pictures, by their names, as far as they are there."""
-    files = [file for file in (Path(out.path, name) for name in names) if file.is_file()]
+    files = [Path(out.path, name) for name in names if Path(out.path, name).is_file()]
     summary = "; ".join(read_json(file)["summary"] for file in files if file.suffix == ".json")
     show_pictures(page, summary, *(file for file in files if file.suffix == ".png"))
     describe_artifact(out, summary=summary)

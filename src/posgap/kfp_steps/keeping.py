@@ -82,9 +82,11 @@ class _Mirror:
             return
         with self._forgiving(), tempfile.TemporaryDirectory() as copies:
             # Of copies, since a stage goes on writing to its files while they are read.
-            copied = [(path, Path(shutil.copyfile(path, Path(copies, str(at))))) for at, path in enumerate(changed)]
-            named = [(copy, f"{self.place}/{path.relative_to(self.folder).as_posix()}") for path, copy in copied]
-            upload_files([(copy, digest_path(copy), uri) for copy, uri in named], self.place)
+            sent = []
+            for number, path in enumerate(changed):
+                copy = Path(shutil.copyfile(path, Path(copies, str(number))))
+                sent.append((copy, digest_path(copy), f"{self.place}/{path.relative_to(self.folder).as_posix()}"))
+            upload_files(sent, self.place)
             self._sent |= changed
 
     @contextmanager

@@ -37,20 +37,19 @@ STAGES: dict[str, type[Config]] = {
 }
 JUDGING = ("compare", "gate")  # stages that change no model
 # The form's fields that are passed on to stages, by the stages' names for them.
-FORM_FIELDS = {name: name for name in ("task", "n_docs", "seed", "max_gap")} | {"backend": "inference_backend"}
+FORM_FIELDS = {"task": "task", "n_docs": "n_docs", "seed": "seed", "max_gap": "max_gap", "backend": "inference_backend"}
 # What `settings` may say of the run itself, rather than of a stage: methods and tasks that no dropdown offers, too.
 _SAID = [name for name, field in PreflightConfig.model_fields.items() if IN_SETTINGS in field.metadata]
 OF_RUN = [*_SAID, "methods", "task"]
 # An adapter names its base by a path of the step that trained it, which other steps do not have.
 _OWN = {*FORM_FIELDS, "model", "method", "label", "shard", "name", "gpus_per_node", "lora_export", "methods"}
-_ELSEWHERE = {name for name in PreflightConfig.model_fields if name not in OF_RUN}
+_ELSEWHERE = PreflightConfig.model_fields.keys() - set(OF_RUN)
 
 
 def commonly() -> list[str]:
     """The methods that are asked for most, in whole, which a form can offer: each alone, and with mitigations beside or
     on top of it."""
-    trained = [name for name in METHODS.names() if name not in MITIGATIONS.names() and _trains(name)]
-    both = []
+    trained, both = list(filter(_trains, _methods())), []
     for name in trained:
         both += [f"{name}+{MITIGATE.name}", f"{name} then {MITIGATE.name}"]
     return [*trained, MITIGATE.name, *both]
@@ -58,8 +57,12 @@ def commonly() -> list[str]:
 
 def with_run_settings(form: PreflightConfig) -> PreflightConfig:
     """The form, with what its settings say of the run; as it was where that misfits, which `complaints` reports."""
-    said = {name: value for name, value in flat_settings(form.settings).items() if name in OF_RUN}
+    said = _of_run(flat_settings(form.settings))
     return form if _misfits(said) else form.model_copy(update=_form_values(said))
+
+
+def _of_run(said: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if name in OF_RUN}
 
 
 def flat_settings(text: str) -> dict[str, Any]:
@@ -89,7 +92,10 @@ def candidates(methods: str) -> list[str]:
     """The candidates to make of the base model, in the order given: methods of training, and `mitigate` for all
     mitigations named, of which the best becomes one candidate. Raises `ValueError` if a method is unknown or given
     twice, or `then` joins what it cannot."""
-    return list(dict.fromkeys(MITIGATE.name if name in _of_models() else name for name in _parse_methods(methods)[0]))
+    found = dict[str, None]()
+    for name in _parse_methods(methods)[0]:
+        found[MITIGATE.name if name in _of_models() else name] = None
+    return list(found)
 
 
 def has_on_top(methods: str) -> bool:
@@ -108,7 +114,7 @@ def remedies(methods: str, backend: str, on_top: bool = False) -> list[str]:
     """The mitigations that the candidate `mitigate` is chosen from, or the one on top of a trained model: those named,
     or all that a model can have and the backend serves. Raises `ValueError` for one that the backend does not serve."""
     served = [m.name for m in MITIGATIONS if m.of_model and ("anything" in m.served_by or backend in m.served_by)]
-    named = [name for name in _parse_methods(methods)[on_top] if name in _of_models()]
+    named = _mitigations_in(_parse_methods(methods)[on_top])
     for name in named:
         if name not in served:
             raise ValueError(f"methods: {backend} does not serve {name}; it serves {', '.join(served)}")
@@ -129,23 +135,31 @@ def _parse_methods(methods: str) -> tuple[list[str], list[str]]:
 
 
 def _parse_names(methods: str) -> list[str]:
-    chosen = [method.strip() for method in methods.split("+")]
-    trained = [name for name in METHODS.names() if name not in MITIGATIONS.names()]
+    chosen = re.split(r"\s*\+\s*", methods.strip())
     for method in chosen:
-        if method not in trained and method not in _of_models():
+        if method not in (*_methods(), *_of_models()):
             raise ValueError(
-                f"methods: unknown method {method!r}: choose from {', '.join(trained)}, or mitigations from "
+                f"methods: unknown method {method!r}: choose from {', '.join(_methods())}, or mitigations from "
                 f"{', '.join(_of_models())}, like r1+lpes, or r1 then lpes"
             )
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"methods: {methods!r} names a method twice")
-    if MITIGATE.name in chosen and (also := [name for name in chosen if name in _of_models()]):
+    also = _mitigations_in(chosen)
+    if also and MITIGATE.name in chosen:
         raise ValueError(f"methods: {MITIGATE.name} tries {also[0]} too; name one of them")
     return chosen
 
 
 def _trains(name: str) -> bool:
     return name not in (MITIGATE.name, *_of_models())
+
+
+def _methods() -> list[str]:
+    return [name for name in METHODS.names() if name not in MITIGATIONS.names()]
+
+
+def _mitigations_in(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name in _of_models()]
 
 
 def _of_models() -> list[str]:
@@ -199,7 +213,9 @@ def recipe(form: PreflightConfig) -> str:
     """sha256 of all that decides which models a run makes, beside data and base model: methods, the parameters of the
     stages that make and measure them, and posgap's version, which is that of the images."""
     form = with_run_settings(form)
-    by_stage = {name: values for name, values in settings(form).items() if name not in JUDGING}
+    by_stage = settings(form)
+    for name in JUDGING:
+        del by_stage[name]
     return digest_of([__version__, sorted(candidates(form.methods)), form.trainer, by_stage])
 
 
@@ -225,18 +241,18 @@ def complaints(form: PreflightConfig) -> Iterator[str]:
     except (ValueError, PosgapError) as error:
         yield str(error)
     yield from unknown(said)
-    yield from (f"settings: {fault}" for fault in _misfits({n: value for n, value in said.items() if n in OF_RUN}))
-    yield from _stage_faults({stage: values for stage, values in settings(form).items() if _is_used(stage, form)})
+    for fault in _misfits(_of_run(said)):
+        yield f"settings: {fault}"
+    by_stage = settings(form)
+    del by_stage["distill" if form.trainer else "train_job"]
+    yield from _stage_faults(by_stage)
     try:
         registered_name(form.registered_name)
     except ValueError as error:
         yield f"registered_name: {error}, got {form.registered_name!r}"
     pool = {"nodes": {}, "cpu": "1", "memory": "1Gi", "accelerators": form.gpus_train}
-    yield from ("gpus_train" + fault.removeprefix("accelerators") for fault in faults(partial(PoolConfig, **pool)))
-
-
-def _is_used(stage: str, form: PreflightConfig) -> bool:
-    return stage != ("distill" if form.trainer else "train_job")
+    for fault in faults(partial(PoolConfig, **pool)):
+        yield "gpus_train" + fault.removeprefix("accelerators")
 
 
 def _fields(config: type[Config]) -> dict[str, FieldInfo]:

@@ -1,5 +1,6 @@
 """The prerequisites of a pipeline run, checked before it spends GPU time: data, a complete model, a registry."""
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -118,12 +119,15 @@ def estimate_workflow(methods: str, shards: int) -> int:
 
 def _require_small_workflow(methods: str, shards: int) -> None:
     try:
-        size = estimate_workflow(methods, shards)
+        size, of_each = (
+            estimate_workflow(methods, shards),
+            estimate_workflow(methods, 1) - estimate_workflow(methods, 0),
+        )
     except ValueError:  # which `complaints` reports
         return
     if size > _MAX_WORKFLOW:
-        fitting = [count for count in range(1, shards) if estimate_workflow(methods, count) <= _MAX_WORKFLOW]
-        most = f"at most {fitting[-1]} shards, or fewer methods" if fitting else "fewer methods"
+        fitting = shards - math.ceil((size - _MAX_WORKFLOW) / of_each)
+        most = f"at most {fitting} shards, or fewer methods" if fitting > 0 else "fewer methods"
         raise PosgapError(
             f"methods, shards: {methods} in {shards} parts is more than the 1 MiB that Argo keeps of a run; give {most}"
         )
