@@ -94,9 +94,10 @@ class MakeConfig(*GENERATORS.bases(), FileConfig):  # type: ignore[misc]  # mypy
 
     @classmethod
     def shown_defaults(cls) -> dict[str, str]:
-        usual = {kind.name: kind.usual for kind in GENERATORS}
-        most = max(usual.values(), key=list(usual.values()).count)
-        return {"n_docs": ", ".join([str(most), *(f"{name}: {n}" for name, n in usual.items() if n != most)])}
+        usual = [kind.usual for kind in GENERATORS]
+        most = max(usual, key=usual.count)
+        others = [f"{kind.name}: {kind.usual}" for kind in GENERATORS if kind.usual != most]
+        return {"n_docs": ", ".join([str(most), *others])}
 
     @model_validator(mode="after")
     def _takes_what_is_given(self) -> Self:

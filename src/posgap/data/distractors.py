@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, count
 
 import numpy as np
 
@@ -34,9 +34,12 @@ def _gold_documents(examples: Iterable[Example]) -> list[Document]:
 def first_distractors(documents: Iterable[Document], example: Example, n_docs: int) -> list[Document] | None:
     """The first documents that are no gold ones and hold no answer, so many that a prompt has `n_docs` with the gold
     ones; None where there are too few."""
-    usable = (each for each in documents if each not in example.gold and not holds_answer(each, example.answers))
-    needed = n_docs - len(example.gold)
-    found = list(islice(usable, max(0, needed)))
+    needed, found = n_docs - len(example.gold), list[Document]()
+    for document in documents:
+        if len(found) >= needed:
+            break
+        if document not in example.gold and not holds_answer(document, example.answers):
+            found.append(document)
     return found if len(found) >= needed else None
 
 
@@ -50,7 +53,7 @@ def with_ranked_distractors(examples: Sequence[Example], n_docs: int) -> Iterato
     Equal arguments give equal examples. Yields None for an example that has too few candidates.
     """
     pool = _gold_documents(examples)
-    place = {document: number for number, document in enumerate(pool)}
+    place = dict(zip(pool, count()))
     relevance_of = _bm25(pool)
     for example in examples:
         scores = relevance_of(example.question)

@@ -64,7 +64,7 @@ def split_around(text: str, quote: str) -> tuple[list[str], int]:
     White space in the quote may differ from the text's. Raises `PosgapError` where the quote does not stand in the
     text, or more than once, or where there are no two parts.
     """
-    found = [each.span() for each in re.finditer(r"\s+".join(map(re.escape, quote.split())), text)]
+    found = list(map(re.Match.span, re.finditer(r"\s+".join(map(re.escape, quote.split())), text)))
     if len(found) != 1:
         where = f"{len(found)} times in the file; give a longer one" if found else "nowhere in the file"
         raise PosgapError(f"field `quote`: {shorten(repr(quote))} stands {where}")
@@ -72,12 +72,15 @@ def split_around(text: str, quote: str) -> tuple[list[str], int]:
     width, cuts = len(text) / PARTS, {0, len(text)}
     borders = []
     for border in _BORDERS:
-        ends = (match.end() for match in re.finditer(border, text))
+        ends = map(re.Match.end, re.finditer(border, text))
         borders.append([end for end in ends if not first < end < last])
     for number in range(1, PARTS):
-        near = [_nearest(ends, number * width) for ends in borders]
-        # A better kind of border is worth a quarter of a part; between words any will do.
-        cuts.add(next((at for at in near if abs(at - number * width) <= width / 4), near[-1]))
+        for ends in borders:
+            at = _nearest(ends, number * width)
+            # A better kind of border is worth a quarter of a part; between words any will do.
+            if abs(at - number * width) <= width / 4:
+                break
+        cuts.add(at)
     parts: list[str] = []
     of_quote = 0
     for start, end in pairwise(sorted(cuts)):

@@ -3,13 +3,13 @@
 import logging
 import os
 from collections.abc import Collection, Sequence
-from itertools import chain, count
+from itertools import count
 from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.content import content_key
 from posgap.tasks.examples import AnyExample, KVExample, RankedExample
-from posgap.tasks.metrics import holds_answer, normalize, sub_exact_match
+from posgap.tasks.metrics import contains_answer, holds_answer, normalize, sub_exact_match
 from posgap.tasks.prompts import PromptBuilder
 
 if TYPE_CHECKING:
@@ -37,18 +37,17 @@ def example_table(
     rows = []
     for line, example in zip(lines or count(1), examples):
         builder.task.require_fit(example)
-        keys = [key for key, _ in example.records] if isinstance(example, KVExample) else []
         row = {
             "id": example.id,
             "line": line,
             "question": example.question,
             "n_answers": len(example.answers),
-            "shortest_answer": min((len(answer.strip()) for answer in example.answers), default=0),
+            "shortest_answer": min(map(len, map(str.strip, example.answers)), default=0),
             "n_gold": len(example.gold),
             "n_docs": len(example.gold) + len(example.distractors),
             "gold_holds_answer": _gold_holds_answer(example),
             "gold_among_distractors": _gold_among_distractors(example, bool(builder.task.slot_names)),
-            "key_occurrences": keys.count(example.key) if isinstance(example, KVExample) else 1,
+            "key_occurrences": len(example.gold) if isinstance(example, KVExample) else 1,
             "prompt_tokens": _prompt_tokens(example, builder, placement),
             "in_excluded": bool(excluded) and content_key(example) in excluded,
         }
@@ -70,7 +69,7 @@ def answering_distractors(examples: list[AnyExample], metric: str) -> dict[str, 
 
 
 def _yes_or_no(example: AnyExample) -> bool:
-    return any(normalize(answer) in ("yes", "no") for answer in example.answers)
+    return not {"yes", "no"}.isdisjoint(map(normalize, example.answers))
 
 
 def _gold_holds_answer(example: AnyExample) -> bool:
@@ -78,15 +77,14 @@ def _gold_holds_answer(example: AnyExample) -> bool:
         return True  # somebody judged that these passages answer, in whatever words
     if _yes_or_no(example):
         return True  # a judgement on the documents, which no document contains word for word
-    return sub_exact_match(" ".join(f"{d.title} {d.text}" for d in example.gold), example.answers)
+    documents = " ".join(f"{document.title} {document.text}" for document in example.gold)
+    return contains_answer(documents, example.answers) or sub_exact_match(documents, example.answers)
 
 
 def _gold_among_distractors(example: AnyExample, without_titles: bool) -> int:
     """How many distractors are gold documents; of items to choose from, the texts alone are shown."""
-    if not without_titles:
-        return sum(document in example.gold for document in example.distractors)
-    gold = {" ".join(document.text.split()) for document in example.gold}
-    return sum(" ".join(document.text.split()) in gold for document in example.distractors)
+    gold = [document.text.split() if without_titles else document for document in example.gold]
+    return sum((document.text.split() if without_titles else document) in gold for document in example.distractors)
 
 
 def _prompt_tokens(example: AnyExample, builder: PromptBuilder, placement) -> int:
@@ -154,12 +152,13 @@ def run_expectations(table: "pd.DataFrame", suite: list) -> dict:
     )
     outcome = checkpoint.run(batch_parameters={"dataframe": table})
     report: dict = {"success": bool(outcome.success), "evaluated": 0, "failures": [], "checks": [], "results": []}
-    for result in chain.from_iterable(validation.results for validation in outcome.run_results.values()):
-        report["evaluated"] += 1
-        report["checks"].append(_outcome_of_rule(result, len(table)))
-        report["results"].append(result.to_json_dict())
-        if not result.success:
-            report["failures"].append(_failure(result, table))
+    for validation in outcome.run_results.values():
+        for result in validation.results:
+            report["evaluated"] += 1
+            report["checks"].append(_outcome_of_rule(result, len(table)))
+            report["results"].append(result.to_json_dict())
+            if not result.success:
+                report["failures"].append(_failure(result, table))
     return report
 
 
@@ -196,7 +195,7 @@ def _rule(limits: dict) -> str:
     if "regex" in limits:
         return "not be blank"
     if "value_set" in limits:
-        return "be " + " or ".join(str(value).lower() for value in limits["value_set"])
+        return "be " + " or ".join(map(str, limits["value_set"])).lower()
     low, high = limits.get("min_value"), limits.get("max_value")
     if high is None:
         return f"be at least {low:g}"

@@ -57,21 +57,19 @@ def fetch_source(source: Source) -> Path:
 
 def checksum(path: Path, algorithm: str) -> str:
     """A file's checksum by the algorithm "sha256", "md5" or "git" (its blob id in git)."""
-    if algorithm == "git":
-        sha = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
-    else:
-        sha = hashlib.new(algorithm, usedforsecurity=False)
     with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            sha.update(chunk)
-    return sha.hexdigest()
+        if algorithm != "git":
+            return hashlib.file_digest(file, algorithm).hexdigest()
+        blob = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
+        return hashlib.file_digest(file, lambda: blob).hexdigest()
 
 
 def _require_checksum(source: Source, downloaded: Path) -> None:
     if not source.checksum:
         return
     algorithm, _, wanted = source.checksum.partition(":")
-    if (actual := checksum(downloaded, algorithm)) != wanted:
+    actual = checksum(downloaded, algorithm)
+    if actual != wanted:
         raise PosgapError(f"{source.url}: its {algorithm} checksum is {actual}, not {wanted}; the file was not kept")
 
 

@@ -80,14 +80,14 @@ def _questions_with_distractors(
     if not examples:
         raise PosgapError("data make qa: give the questions by --examples")
     questions = read_examples(examples)
-    plain = [_without_distractors(e) for e in questions if not isinstance(e, KVExample)]
+    plain = [_without_distractors(example) for example in questions if not isinstance(example, KVExample)]
     if len(plain) < len(questions):
         raise PosgapError(
             f"{examples}: holds key-value records, but distractors are drawn from passages; make key-value data "
             "with `data make kv`"
         )
     drawn = with_ranked_distractors(plain, n_docs) if distractors == "bm25" else with_distractors(plain, n_docs, seed)
-    made = [example for example in drawn if example is not None]
+    made = list(filter(None, drawn))
     if not made:
         raise PosgapError(
             f"{examples}: for no question are there {n_docs - 1} passages of other questions without its "

@@ -6,7 +6,7 @@ format is yielded as None, so that the caller can count it.
 
 import html
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,10 @@ class _KeyValues(Record):
 
     def cut(self, key_digits: int, value_digits: int) -> list[tuple[str, str]]:
         """The records with keys and values of so many characters; 0: whole."""
-        return [(key[: key_digits or None], value[: value_digits or None]) for key, value in self.ordered_kv_records]
+        records = []
+        for key, value in self.ordered_kv_records:
+            records.append((key[: key_digits or None], value[: value_digits or None]))
+        return records
 
 
 class _Context(Record):
@@ -85,9 +88,8 @@ def read_litm_qa(path: Path) -> Iterator[tuple[int, Example | None]]:
     `question, answers, ctxs[{title, text, isgold}]`. A question without a gold document is yielded as None."""
     for line, row in read_jsonl(path):
         item = parse_as(_LitmQuestion, row, f"{path}:{line}")
-        documents = [Document(title=c.title, text=c.text) for c in item.ctxs]
-        gold = [i for i, c in enumerate(item.ctxs) if c.isgold]
-        example = _build_example(f"qa-{line:05d}", item.question, item.answers, documents, gold)
+        gold = [place for place, passage in enumerate(item.ctxs) if passage.isgold]
+        example = _build_example(f"qa-{line:05d}", item.question, item.answers, _documents(item.ctxs), gold)
         yield line, example if gold else None
 
 
@@ -116,8 +118,9 @@ class _Dpr(BaseModel):
         """Candidates for the gold document, best first, and for distractors."""
         if self.ctxs is None:
             return self.positive_ctxs or [], self.hard_negative_ctxs + self.negative_ctxs
-        marked = [p for p in self.ctxs if p.isgold]
-        return marked or [p for p in self.ctxs if p.hasanswer], [p for p in self.ctxs if not p.isgold]
+        by_rank = sorted(self.ctxs, key=lambda passage: (not passage.isgold, not passage.hasanswer))
+        gold = [passage for passage in by_rank if passage.isgold or passage.hasanswer]
+        return gold, [passage for passage in self.ctxs if not passage.isgold]
 
 
 def read_dpr(path: Path) -> Iterator[tuple[int, Example | None]]:
@@ -135,13 +138,16 @@ def read_dpr(path: Path) -> Iterator[tuple[int, Example | None]]:
                 f"{path}:{number}: field `ctxs`: missing, and so is `positive_ctxs`; one of them must hold the passages"
             )
         gold, others = item.passages()
-        kept = [p for p in others if not (p.hasanswer or holds_answer(_document(p), item.answers))]
-        documents = [_document(p) for p in (*gold[:1], *kept)]
+        documents = _documents(gold[:1])
+        for passage, document in zip(others, _documents(others)):
+            if not (passage.hasanswer or holds_answer(document, item.answers)):
+                documents.append(document)
         yield number, _build_example(f"dpr-{number:06d}", item.question, item.answers, documents, [0]) if gold else None
 
 
-def _document(passage: _Passage) -> Document:
-    return Document(title=passage.title, text=passage.text)
+def _documents(passages: Iterable["_Context | _Passage | _OwnDocument"]) -> list[Document]:
+    """What of these passages stands in prompts."""
+    return [Document(title=passage.title, text=passage.text) for passage in passages]
 
 
 class _OwnDocument(BaseModel):
@@ -165,15 +171,15 @@ def read_own(path: Path) -> Iterator[tuple[int, Example]]:
     """
     for number, row in read_rows(path):
         item = parse_as(_Own, row, f"{path}:{number}")
-        hops = [i for i, document in enumerate(item.documents) if document.gold]
-        hops.sort(key=lambda i: item.documents[i].gold)
-        if [item.documents[i].gold for i in hops] not in ([1], [1, 2]):
+        marks = [document.gold for document in item.documents]
+        hops = sorted(filter(marks.__getitem__, range(len(marks))), key=marks.__getitem__)
+        if sorted(filter(None, marks)) not in ([1], [1, 2]):
             raise PosgapError(
                 f"{path}:{number}: field `documents`: mark one with `gold: true`, or two with `gold: 1` and "
                 f"`gold: 2`; {len(hops)} are marked"
             )
-        documents = [Document(title=d.title, text=d.text) for d in item.documents]
-        yield number, _build_example(item.id or f"own-{number:06d}", item.question, item.answers, documents, hops)
+        name = item.id or f"own-{number:06d}"
+        yield number, _build_example(name, item.question, item.answers, _documents(item.documents), hops)
 
 
 def _in_pairs(left: str, right: str) -> BeforeValidator:
@@ -235,7 +241,8 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
             titled.setdefault(_plain_title(title), []).append(len(documents))
             documents.append(Document(title=title, text=" ".join(map(str.strip, sentences))))
         hops, holds = [], []
-        for title in dict.fromkeys(_plain_title(title) for title, _ in item.supporting_facts):
+        titles, _ = zip(*item.supporting_facts) if item.supporting_facts else ((), ())
+        for title in dict.fromkeys(map(_plain_title, titles)):
             places = titled.get(title, [])
             holding = []
             for place in places:
@@ -265,14 +272,20 @@ def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
     """
     for number, row in read_rows(path):
         item = parse_as(_Musique, row, f"{path}:{number}")
-        place = {paragraph.idx: i for i, paragraph in enumerate(item.paragraphs)}
-        support = [hop.paragraph_support_idx for hop in item.question_decomposition]
-        if missing := [idx for idx in support if idx is not None and idx not in place]:
-            raise PosgapError(f"{path}:{number}: field `question_decomposition`: no paragraph has idx {missing[0]}")
-        hops = [place[idx] for idx in support if idx is not None]
-        documents = [Document(title=p.title, text=p.paragraph_text) for p in item.paragraphs]
-        if len(support) != 2 or not all(item.paragraphs[i].is_supporting for i in hops):
-            hops = []
+        place, documents = dict[int, int](), list[Document]()
+        for paragraph in item.paragraphs:
+            place[paragraph.idx] = len(documents)
+            documents.append(Document(title=paragraph.title, text=paragraph.paragraph_text))
+        hops, is_whole = [], len(item.question_decomposition) == 2
+        for hop in item.question_decomposition:
+            idx = hop.paragraph_support_idx
+            if idx is None:
+                continue
+            if idx not in place:
+                raise PosgapError(f"{path}:{number}: field `question_decomposition`: no paragraph has idx {idx}")
+            hops.append(place[idx])
+            is_whole = is_whole and item.paragraphs[place[idx]].is_supporting
+        hops = hops if is_whole else []
         yield number, _two_hop_example(item.id, item.question, [item.answer, *item.answer_aliases], documents, hops)
 
 

@@ -71,12 +71,15 @@ def needle_examples(
         values = rng.sample(range(10 ** (digits - 1), 10**digits), n_docs * facts)
         statements = [dict(zip(rng.sample(ATTRIBUTES, facts), values[i::n_docs])) for i in range(n_docs)]
         documents = [_document_of_place(place, facts) for place, facts in zip(places, statements)]
-        attributes = [rng.choice(list(statements[i])) for i in range(needles)]
-        asked = ", and the ".join(f"{attribute} of {d.title}" for attribute, d in zip(attributes, documents))
+        asked, answers = [], []
+        for document, stated in zip(documents[:needles], statements):
+            attribute = rng.choice(list(stated))
+            asked.append(f"{attribute} of {document.title}")
+            answers.append(str(stated[attribute]))
         yield Example(
             id=f"needle-{number:06d}",
-            question=f"What {'is' if needles == 1 else 'are'} the {asked}?",
-            answers=[str(statements[i][attribute]) for i, attribute in enumerate(attributes)],
+            question=f"What {'is' if needles == 1 else 'are'} the {', and the '.join(asked)}?",
+            answers=answers,
             gold=documents[:needles],
             distractors=documents[needles:],
         )
@@ -167,12 +170,13 @@ def two_hop_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Exampl
         if content in drawn:
             continue
         drawn.add(content)
+        documents = [Document(title=who, text=contact) for who, contact in content]
         yield Example(
             id=f"two-hop-{len(drawn):05d}",
             question=CONTACT_QUESTION.format(cycle[0]),
             answers=[cycle[2]],
-            gold=[Document(title=who, text=contact) for who, contact in gold],
-            distractors=[Document(title=who, text=contact) for who, contact in distractors],
+            gold=documents[:2],
+            distractors=documents[2:],
         )
 
 

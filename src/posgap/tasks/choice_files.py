@@ -7,6 +7,7 @@ title is the name of the model that wrote it, which no prompt shows.
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from string import ascii_uppercase as LETTERS
 from typing import Any, NamedTuple
@@ -167,9 +168,9 @@ class _Comparison(BaseModel):
     @classmethod
     def _in_columns(cls, row: Any) -> Any:
         """Answers that have a column each, response_a, response_b ..."""
-        names = [f"response_{name.lower()}" for name in LETTERS]
-        if isinstance(row, dict) and "answers" not in row and names[0] in row:
-            return row | {"answers": [row[name] for name in names if row.get(name) is not None]}
+        if isinstance(row, dict) and "answers" not in row and "response_a" in row:
+            answers = (row.get(f"response_{letter}") for letter in LETTERS.lower())
+            return row | {"answers": list(filter(None, answers))}
         return row
 
     @property
@@ -204,22 +205,19 @@ def _comparisons(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
 
 def _split_off(texts: Sequence[str], index: int) -> tuple[tuple[str, str], list[tuple[str, str]]]:
     """The item at an index, and the others, without titles."""
-    items = [("", text) for text in texts]
-    return items[index], items[:index] + items[index + 1 :]
+    items = list(zip(repeat(""), texts))
+    return items.pop(index), items
 
 
 def _choice_example(id: str, question: str, gold: tuple[str, str], others: Iterable[tuple[str, str]]) -> Example | None:
     """The example of items as (title, text); None where the gold one stands among the others too."""
     gold_document, *distractors = (Document(title=title, text=text) for title, text in (gold, *others))
-    if any(_single_spaced(other.text) == _single_spaced(gold_document.text) for other in distractors):
-        return None
+    for other in distractors:
+        if other.text.split() == gold_document.text.split():
+            return None
     return Example(
         id=id, question=question, answers=[gold_document.text], gold=[gold_document], distractors=distractors
     )
-
-
-def _single_spaced(text: str) -> str:
-    return " ".join(text.split())
 
 
 class Layout(NamedTuple):
@@ -267,4 +265,7 @@ LAYOUTS = {
 def layout_of(row: Any) -> Layout | None:
     """The layout that a row with these fields has; None where it has none of them."""
     fields = set(row) if isinstance(row, Mapping) else set()
-    return next((layout for layout in LAYOUTS.values() if any(own <= fields for own in layout.fields)), None)
+    for layout in LAYOUTS.values():
+        if any(map(fields.issuperset, layout.fields)):
+            return layout
+    return None

@@ -6,6 +6,7 @@ distractors are taken from the records; a ranked example holds `id, question, an
 passages[{title, text, score, relevant, id}]` in a retriever's order, and its gold documents are the relevant passages.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -53,11 +54,14 @@ class KVExample(Record):
 
     @property
     def gold(self) -> list[Document]:
-        return [Document(title=key, text=value) for key, value in self.records if key == self.key]
+        return self._documents(of_key=True)
 
     @property
     def distractors(self) -> list[Document]:
-        return [Document(title=key, text=value) for key, value in self.records if key != self.key]
+        return self._documents(of_key=False)
+
+    def _documents(self, of_key: bool) -> list[Document]:
+        return [Document(title=key, text=value) for key, value in self.records if (key == self.key) == of_key]
 
 
 class Passage(Record):
@@ -75,6 +79,11 @@ class Passage(Record):
         return Document(title=self.title, text=self.text)
 
 
+def documents_of(passages: Iterable[Passage], relevant: bool) -> list[Document]:
+    """The documents of those passages that are relevant, or of those that are not, in their order."""
+    return [passage.document for passage in passages if passage.relevant == relevant]
+
+
 class RankedExample(Record):
     """A question with the passages that a retriever returned for it, in its order, the best first.
 
@@ -89,11 +98,11 @@ class RankedExample(Record):
 
     @property
     def gold(self) -> list[Document]:
-        return [passage.document for passage in self.passages if passage.relevant]
+        return documents_of(self.passages, relevant=True)
 
     @property
     def distractors(self) -> list[Document]:
-        return [passage.document for passage in self.passages if not passage.relevant]
+        return documents_of(self.passages, relevant=False)
 
 
 AnyExample = Example | KVExample | RankedExample

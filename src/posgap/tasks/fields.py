@@ -66,7 +66,8 @@ def _judge_prompt(value: Any) -> Any:
     text = str(value)
     if not any(place in text for place in JUDGE_PLACES):
         text = _of_file(value, "prompt")
-    if missing := [place for place in JUDGE_PLACES if text.count(place) != 1]:
+    missing = [place for place in JUDGE_PLACES if text.count(place) != 1]
+    if missing:
         raise ValueError(
             f"must have {missing[0]} in it, once: {', '.join(JUDGE_PLACES)} stand for what the judge is shown"
         )

@@ -196,9 +196,10 @@ def _question_text(value: Any) -> str | None:
         with contextlib.suppress(PosgapError):
             return _question_text(parse_json(value, "")) or value
     if isinstance(value, list):
-        messages = [as_mapping(message) for message in value]
-        asked = [message for message in messages if message.get("role", message.get("type")) in ("user", "human")]
-        return _question_text(asked[-1].get("content")) if asked else None
+        for message in map(as_mapping, reversed(value)):
+            if message.get("role", message.get("type")) in ("user", "human"):
+                return _question_text(message.get("content"))
+        return None
     if isinstance(value, Mapping):
         inner = take(value, "question", names=(*FIELDS["question"], "messages", "content", "text", "value"))
         if inner is None and len(value) == 1:
@@ -223,7 +224,7 @@ def question_key(question: str) -> str:
 
 def parse_answers(row: Fields, where: str, taken: Taken | None = None) -> list[str]:
     """The accepted answers of a row; none where it has none."""
-    of_chain = any(name in row for name in _OF_CHAINS) and not any(is_filled(row.get(name)) for name in _RESPONSES)
+    of_chain = not set(_OF_CHAINS).isdisjoint(row) and take(row, "", names=_RESPONSES) is None
     value = take(row, "answers", taken, FIELDS["answers"][:-1] if of_chain else FIELDS["answers"])
     if isinstance(value, str):
         value = _answers_in_cell(value)
@@ -250,8 +251,8 @@ def _answers_in_cell(cell: str) -> Any:
         value = python_value(cell)
         if isinstance(value, Mapping) or (isinstance(value, list) and any(map(is_filled, value))):
             return value
-    parts = [part.strip() for part in re.split(r"\s*[;|\n]\s*", cell) if part.strip()]
-    return parts if parts and all(len(part) <= _MOST_IN_A_CELL for part in parts) else [cell]
+    parts = list(filter(None, re.split(r"\s*[;|\n]\s*", cell.strip())))
+    return parts if parts and max(map(len, parts)) <= _MOST_IN_A_CELL else [cell]
 
 
 def parse_relevant_ids(row: Fields, where: str, taken: Taken | None = None) -> list[str] | None:
@@ -268,7 +269,7 @@ def parse_relevant_ids(row: Fields, where: str, taken: Taken | None = None) -> l
             if (_parse_label(grade, f"{where}: field `relevant_ids`")[0] or 0) > 0:
                 relevant.append(str(name))
         return relevant
-    return [_write_id(name) for name in as_list(value) if is_filled(name)]
+    return list(map(_write_id, filter(is_filled, as_list(value))))
 
 
 def _write_id(value: Any) -> str:
@@ -308,7 +309,7 @@ def _wide_passages(row: Fields) -> list[dict[str, Any]]:
         column = _WIDE.fullmatch(name)
         if column and is_filled(cell):
             by_number.setdefault(int(column[1]), {})[column[2] or "text"] = cell
-    return [by_number[number] for number in sorted(by_number)] if len(by_number) > 1 else []
+    return list(dict(sorted(by_number.items())).values()) if len(by_number) > 1 else []
 
 
 def has_passages(row: Fields) -> bool:
@@ -323,22 +324,26 @@ def parse_passages(row: Fields, where: str, taken: Taken) -> list[LoggedPassage]
     if isinstance(value, Mapping):
         value = _transpose(value, where)
     elif isinstance(value, str) and _NUMBERED.match(value):  # LongBench
-        value = [text.strip() for text in _NUMBERED.split(value) if text.strip()]
+        value = list(filter(None, map(str.strip, _NUMBERED.split(value))))
     elif isinstance(value, str) and not is_list(value):
         raise PosgapError(
             f'{where}: the passages are no list: write them as JSON, ["...", "..."], or one passage a row (docs/rag.md)'
         )
     values = parse_list(value, where, "passages")
-    is_pair = (
-        len(values) == 1 and isinstance(values[0], list) and [type(each) for each in values[0][1:]] in ([float], [int])
-    )
-    values = values if is_pair else _without_list_around(values)
+    if not (values and _is_scored_pair(values[0])):
+        values = _without_list_around(values)
     passages = [parse_passage(each, f"{where}: field `passages`", taken) for each in values]
     add_lists_beside(passages, row, where)
-    names = dict.fromkeys(name for each in values if isinstance(each, Mapping) for name in each)
+    names: dict[str, None] = {}
+    for each in values:
+        names |= dict.fromkeys(each if isinstance(each, Mapping) else ())
     if names and not set(map(_plain_name, names)) & {*FIELDS["text"], *_INNER, *_OF_STORES, "metadata", "meta"}:
         raise PosgapError(_no_text(f"{where}: field `passages`", names))
     return passages
+
+
+def _is_scored_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], int | float)
 
 
 def _no_text(where: str, names: Iterable[str]) -> str:
@@ -355,10 +360,10 @@ def _without_list_around(values: list[Any]) -> list[Any]:
 
 def _transpose(columns: Fields, where: str) -> list[dict[str, Any]]:
     lists = {name: column for name, column in columns.items() if isinstance(column, list)}
-    if not lists:
-        by_key = [each for each in columns.values() if isinstance(each, Mapping)]
-        return [dict(each) for each in by_key] if len(by_key) == len(columns) else [dict(columns)]
-    if len({len(column) for column in lists.values()}) > 1:
+    if not lists:  # passages by key, or one
+        are_passages = bool(columns) and not set(map(type, columns.values())) - {dict}
+        return list(columns.values()) if are_passages else [dict(columns)]
+    if len(set(map(len, lists.values()))) > 1:
         raise PosgapError(f"{where}: field `passages`: its lists differ in length")
     return [dict(zip(lists, cells)) for cells in zip(*lists.values())]
 
@@ -384,7 +389,7 @@ def parse_passage(value: Any, where: str, taken: Taken) -> LoggedPassage:
     without a text, as of a table or an image, has an empty one."""
     if isinstance(value, str):
         return LoggedPassage("", value)
-    if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], int | float):
+    if _is_scored_pair(value):
         passage = parse_passage(value[0], where, taken)  # (document, score)
         passage.score, passage.is_pair = float(value[1]), True
         return passage
@@ -402,11 +407,13 @@ def parse_passage(value: Any, where: str, taken: Taken) -> LoggedPassage:
     if not isinstance(text, str):
         raise PosgapError(_no_text(where, inner))
     score, is_share, label = _take_first(parts, "score", taken), False, None
+    named: Taken = Counter()
     for part, names in ((inner, ()), (parts[1], ()), (outer, ()), (parts[2], _LABELS_IN_METADATA)):
-        name = next((name for name in names or FIELDS["label"] if is_filled(part.get(name))), None)
-        if name:
-            taken["label", name] += 1
-            label, is_share = _parse_label(part[name], f"{where}: field `{name}`")
+        cell = take(part, "label", named, names)
+        if cell is not None:
+            (_, name), *_ = named
+            label, is_share = _parse_label(cell, f"{where}: field `{name}`")
+            taken.update(named)
             break
     number = parse_number(score, f"{where}: `score`")
     if number is None:
@@ -508,7 +515,7 @@ def _value_of(node: ast.AST) -> Any:
         named = {each.arg: _value_of(each.value) for each in node.keywords if each.arg}
         return _value_of(node.args[0]) if node.args else named  # array([...], dtype=object), UUID('...')
     if isinstance(node, ast.List | ast.Tuple):
-        return [_value_of(each) for each in node.elts]
+        return list(map(_value_of, node.elts))
     if isinstance(node, ast.Dict):
         return {_value_of(key): _value_of(value) for key, value in zip(node.keys, node.values) if key}
     if isinstance(node, ast.Name | ast.Attribute):

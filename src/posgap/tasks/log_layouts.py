@@ -119,7 +119,7 @@ def read_log(numbered: Iterable[tuple[int, Any]], reading: LogReading) -> list[L
     layout = None
     for row in rows:
         leading.append(row)
-        layout = next((each for each in LAYOUTS if each.fits(row.fields)), None)
+        layout = find_layout(row.fields)
         if layout:
             break
     entries: list[LogEntry] = []
@@ -135,6 +135,14 @@ def read_log(numbered: Iterable[tuple[int, Any]], reading: LogReading) -> list[L
         )
     reading.require_no_faults()
     return entries
+
+
+def find_layout(fields: Fields) -> LogLayout | None:
+    """The layout of a log that has such a row; None where the row has no passage, or is of no log."""
+    for layout in LAYOUTS:
+        if layout.fits(fields):
+            return layout
+    return None
 
 
 def _log_rows(numbered: Iterable[tuple[int, Any]], reading: LogReading) -> Iterator[LogRow]:
@@ -158,8 +166,8 @@ def unwrapped_rows(numbered: Iterable[tuple[int, Any]], name: str) -> Iterator[t
     for number, row in rows:
         inner = find_wrapped(row)
         if inner is None and isinstance(row, list | tuple):
-            names = [str(cell) for cell in row]
-            if number != 1 or not any(name in FIELDS["question"] for name in names):
+            names = list(map(str, row))
+            if number != 1 or set(names).isdisjoint(FIELDS["question"]):
                 raise PosgapError(
                     f"{name}:{number}: an array without names of fields; write objects (pandas: orient='records')"
                 )
@@ -177,23 +185,35 @@ def find_wrapped(row: Any) -> list[Any] | None:
         return None
     names, data = row.get("columns"), row.get("data")
     if isinstance(names, list) and isinstance(data, list):  # split
-        return [dict(zip(names, cells)) for cells in data]
+        return _rows_of(names, data)
     columns = list(row.values())
-    question = next((row[name] for name in FIELDS["question"] if name in row), None)
+    question = take(row, "question")
     kind, cells = type(question), question if isinstance(question, list | dict) else []
     if cells and all(isinstance(column, kind) and len(column) == len(cells) for column in columns):
         if isinstance(question, dict):  # columns
-            return [{name: column.get(key) for name, column in row.items()} for key in question]
+            return _rows_of(row, zip(*map(dict.values, columns)))
         if isinstance(cells[0], str):  # list
-            return [dict(zip(row, each)) for each in zip(*columns)]
+            return _rows_of(row, zip(*columns))
     if find_question(row) and has_passages(row):
         return None
     for name in _WRAPPERS:
         inner = row.get(name)
-        if isinstance(inner, list) and inner and all(isinstance(each, Mapping) for each in inner):
-            return inner if any(find_question(each) or is_trace(each) for each in inner) else None
-    are_rows = bool(columns) and all(isinstance(column, Mapping) and find_question(column) for column in columns)
-    return columns if are_rows else None  # index
+        if isinstance(inner, list) and _are_rows(inner):
+            return inner
+    return columns if _are_rows(columns) else None  # index
+
+
+def _are_rows(values: list[Any]) -> bool:
+    """Whether all of some values are objects, and the first is a row of a log."""
+    if not values or set(map(type, values)) != {dict}:
+        return False
+    return bool(find_question(values[0])) or is_trace(values[0])
+
+
+def _rows_of(names: Iterable[str], data: Iterable[Iterable[Any]]) -> list[dict[str, Any]]:
+    """Rows of these names from the cells of each."""
+    names = list(names)
+    return [dict(zip(names, cells)) for cells in data]
 
 
 def read_fields(row: Any, where: str, columns: Mapping[str, str] | None = None) -> Fields:
@@ -203,7 +223,7 @@ def read_fields(row: Any, where: str, columns: Mapping[str, str] | None = None) 
 
 def _nested(row: Fields) -> Fields:
     """A row whose dotted names are nested objects, as exports write them into columns: inputs.question."""
-    if not any(_DOTTED.fullmatch(name) for name in row):
+    if not any(map(_DOTTED.fullmatch, row)):
         return row
     tree: dict[str, Any] = {}
     for name, cell in row.items():
@@ -214,17 +234,16 @@ def _nested(row: Fields) -> Fields:
             place[part] = inner if isinstance(inner, dict) else {}
             place = place[part]
         place[last] = cell
-    return {name: _lists(cell) for name, cell in tree.items()}
+    return dict(zip(tree, map(_lists, tree.values())))
 
 
 def _lists(value: Any) -> Any:
     """An object whose names are 0, 1, 2 ... as a list, within objects too."""
     if not isinstance(value, dict):
         return value
-    inner = {name: _lists(cell) for name, cell in value.items()}
-    if inner and all(str(name).isdecimal() for name in inner):
-        return [inner[name] for name in sorted(inner, key=int)]
-    return inner
+    inner = dict(zip(value, map(_lists, value.values())))
+    are_numbers = bool(inner) and all(map(str.isdecimal, map(str, inner)))
+    return list(map(inner.__getitem__, sorted(inner, key=int))) if are_numbers else inner
 
 
 def question_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEntry]:
@@ -268,8 +287,7 @@ def passage_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEnt
             if name is None:
                 require_question(row.fields, row.where)
             # A row's `id` is that of the row, or of the question.
-            cells = {each: cell for each, cell in row.fields.items() if each not in ("id", "id_", "_id")}
-            passage = parse_passage(cells, row.where, reading.taken)
+            passage = parse_passage(_without(row.fields, ("id", "id_", "_id")), row.where, reading.taken)
             by_question.setdefault(str(name), []).append((row, passage))
         except PosgapError as error:
             reading.note_fault(row.where, error)
@@ -286,7 +304,7 @@ def _join_rows(of_question: Sequence[tuple[LogRow, LoggedPassage]], reading: Log
     answers: list[str] = []
     common: dict[str, Any] = {}  # what the rows say of the question
     for row, _ in of_question:
-        rest = {name: cell for name, cell in row.fields.items() if name not in (*FIELDS["text"], *IDS)}
+        rest = _without(row.fields, (*FIELDS["text"], *IDS))
         answers += parse_answers(rest, row.where, reading.taken)
         for name, cell in rest.items():
             if name not in common and is_filled(cell):
@@ -299,12 +317,17 @@ def _join_rows(of_question: Sequence[tuple[LogRow, LoggedPassage]], reading: Log
     return entry
 
 
+def _without(row: Fields, names: Sequence[str]) -> dict[str, Any]:
+    """The fields of a row that have none of these names."""
+    return {name: cell for name, cell in row.items() if name not in names}
+
+
 def is_trace(row: Fields) -> bool:
     """Whether a row is a run of LangChain or LangSmith, an event or a span of LlamaIndex, OpenTelemetry or Phoenix, or
     a trace of Langfuse."""
     marks = ({"run_type"}, {"event_type", "payload"}, {"span_id", "timestamp"}, {"inputs", "outputs"})
     of_span = ({"attributes", "name"}, {"observations"}, {"input", "output", "trace_id"})
-    return any(each <= set(row) for each in (*marks, *of_span))
+    return any(map(set(row).issuperset, (*marks, *of_span)))
 
 
 def trace_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEntry]:
@@ -338,8 +361,7 @@ def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = Non
     outputs = row.get("outputs", row.get("output"))
     outputs = {"documents": outputs} if isinstance(outputs, list) and outputs else as_mapping(outputs)
     attributes = _nested_attributes(row.get("attributes"))
-    retrieved = {name: value for name, value in outputs.items() if name not in FIELDS["answers"]}
-    own = {**retrieved, **inputs, **_of_attributes(attributes)}
+    own = {**_without(outputs, FIELDS["answers"]), **inputs, **_of_attributes(attributes)}
     # A run that was called says itself what was retrieved; what is right stands in the one that called it.
     common = {
         "question": find_question(own),
@@ -374,8 +396,10 @@ def _with_question(value: Any) -> Fields:
 def _nested_attributes(value: Any) -> Fields:
     """A span's attributes as nested objects; of OpenTelemetry's list the values by their keys."""
     if isinstance(value, list):
-        pairs = [as_mapping(each) for each in value]
-        value = {each.get("key"): next(iter(as_mapping(each.get("value")).values()), None) for each in pairs}
+        by_key = {}
+        for pair in map(as_mapping, value):
+            by_key[pair.get("key")] = next(iter(as_mapping(pair.get("value")).values()), None)
+        value = by_key
     plain = {f"attributes.{name}": cell for name, cell in as_mapping(value).items() if isinstance(name, str)}
     return as_mapping(_nested(plain).get("attributes"))
 

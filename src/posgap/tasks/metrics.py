@@ -80,7 +80,11 @@ def lost_in_the_middle(response: str, answers: Sequence[str]) -> bool:
     """
     line = response.split("\n")[0]
     simplified = normalize(line)
-    return any(wanted in simplified if (wanted := normalize(a)) else sub_exact_match(line, [a]) for a in answers)
+    for answer in answers:
+        wanted = normalize(answer)
+        if wanted in simplified if wanted else sub_exact_match(line, [answer]):
+            return True
+    return False
 
 
 def contains_any(response: str, answers: Sequence[str]) -> bool:
@@ -109,10 +113,15 @@ def named(response: str, answers: Sequence[str]) -> list[bool]:
     more: there the limit of tokens has cut a copy of the prompt.
     """
     text = response.lower()
-    right = {answer.lower() for answer in answers} - {""}
-    others = {other.lower() for other in (answers.others if isinstance(answers, RightAnswers) else ())} - right - {""}
-    spans = [(at, at + len(each), each in right) for each in right | others for at in _places(each, text)]
-    spans += [(at, len(text), False) for other in others if (at := _cut_candidate(other, text)) is not None]
+    right = set(map(str.lower, answers)) - {""}
+    others = set(map(str.lower, answers.others if isinstance(answers, RightAnswers) else ())) - right - {""}
+    spans: list[tuple[int, int, bool]] = []
+    for candidate in right | others:
+        for at in _places(candidate, text):
+            spans.append((at, at + len(candidate), candidate in right))
+        cut_at = None if candidate in right else _cut_candidate(candidate, text)
+        if cut_at is not None:
+            spans.append((cut_at, len(text), False))
     kept: list[tuple[int, int, bool]] = []
     for start, end, is_right in sorted(spans, key=lambda span: (span[0] - span[1], not span[2], span[0])):
         if all(end <= before or start >= after for before, after, _ in kept):
@@ -137,7 +146,7 @@ def share_of(response: str, answers: Sequence[str]) -> float:
 
 def all_of(response: str, answers: Sequence[str]) -> bool:
     """The response contains every one of the answers, each as by sub_EM."""
-    return bool(answers) and all(sub_exact_match(response, [answer]) for answer in answers)
+    return share_of(response, answers) == 1
 
 
 def set_match(response: str, answers: Sequence[str]) -> bool:
@@ -243,7 +252,8 @@ def _comparable(response: str, answers: Sequence[str]) -> Iterator[tuple[str, st
     """
     for answer in answers:
         for simplify in (normalize, _without_punctuation, _lower_case):
-            if wanted := simplify(answer):
+            wanted = simplify(answer)
+            if wanted:
                 yield wanted, simplify(response)
                 break
 

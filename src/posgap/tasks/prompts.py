@@ -170,7 +170,8 @@ class PromptBuilder(TextPromptBuilder):
         max_thinking_tokens: int = 0,
     ):
         own = tokenizer.get_chat_template() if tokenizer.chat_template else ""
-        self.chat = ChatTemplate(source, tokenizer, framing) if (source := framing.template or own) else None
+        source = framing.template or own
+        self.chat = ChatTemplate(source, tokenizer, framing) if source else None
         if framing.shown_settings() and not self.chat:
             names = ", ".join(framing.shown_settings())
             raise PosgapError(f"{names}: the model has no chat template to take it; give one with --template")

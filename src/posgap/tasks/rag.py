@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from posgap.foundation.errors import PosgapError
-from posgap.tasks.examples import AnyExample, Document, Passage, RankedExample
+from posgap.tasks.examples import AnyExample, Document, Passage, RankedExample, documents_of
 from posgap.tasks.placements import Placement
 from posgap.tasks.retrieval import QA
 from posgap.tasks.slots import Slots, shuffle_documents
@@ -23,8 +23,8 @@ def place_block(example: AnyExample, placement: Placement, shuffle: int = 0) -> 
     position: the last positions of an example with m relevant passages are all its position n - m + 1.
     """
     passages = prompt_passages(example, placement.n_docs)
-    relevant = [passage.document for passage in passages if passage.relevant]
-    others = shuffle_documents([passage.document for passage in passages if not passage.relevant], example, shuffle)
+    relevant = documents_of(passages, relevant=True)
+    others = shuffle_documents(documents_of(passages, relevant=False), example, shuffle)
     before = min(placement.positions[0] - 1, len(others))
     return others[:before] + relevant + others[before:]
 
@@ -33,10 +33,10 @@ def place_best(example: AnyExample, placement: Placement, shuffle: int = 0, alon
     """The relevant passage that was ranked highest at the position, and all others in the retriever's order, further
     relevant ones among them; where it is `alone`, these are left out and the prompt is filled with others."""
     passages = prompt_passages(example, placement.n_docs, alone)
-    first = next(i for i, passage in enumerate(passages) if passage.relevant)
-    others = [passage.document for i, passage in enumerate(passages) if i != first]
-    documents = shuffle_documents(others, example, shuffle)
-    documents.insert(placement.positions[0] - 1, passages[first].document)
+    marks = [passage.relevant for passage in passages]
+    best = passages.pop(marks.index(True))
+    documents = shuffle_documents([passage.document for passage in passages], example, shuffle)
+    documents.insert(placement.positions[0] - 1, best.document)
     return documents
 
 
@@ -60,17 +60,19 @@ def prompt_passages(example: AnyExample, n_docs: int, alone: bool = False) -> li
 
     Raises `PosgapError` where there are too few.
     """
+    passages: list[Passage] = []
     if isinstance(example, RankedExample):
-        passages = example.passages
+        passages += example.passages
     else:
-        passages = [Passage(title=document.title, text=document.text, relevant=True) for document in example.gold]
-        passages += [Passage(title=document.title, text=document.text) for document in example.distractors]
-    relevant = [place for place, passage in enumerate(passages) if passage.relevant]
-    others = [place for place, passage in enumerate(passages) if not passage.relevant]
-    if not relevant:
+        for at, document in enumerate([*example.gold, *example.distractors]):
+            passages.append(Passage(title=document.title, text=document.text, relevant=at < len(example.gold)))
+    places: dict[bool, list[int]] = {True: [], False: []}
+    for place, passage in enumerate(passages):
+        places[passage.relevant].append(place)
+    if not places[True]:
         raise PosgapError(f"example {example.id}: has no relevant passage")
-    kept = relevant[: 1 if alone else n_docs]
-    kept += others[: n_docs - len(kept)]
+    kept = places[True][: 1 if alone else n_docs]
+    kept += places[False][: n_docs - len(kept)]
     if len(kept) < n_docs:
         raise PosgapError(
             f"example {example.id}: {len(kept)} passages can be shown, fewer than the {n_docs} documents of a prompt; "

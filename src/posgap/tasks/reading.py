@@ -71,7 +71,8 @@ def rows_as_examples(
     numbered = iter(rows)
     for first in numbered:
         everything = chain([first], numbered)
-        if layout := layout_of(first[1]):
+        layout = layout_of(first[1])
+        if layout:
             yield from layout.usable_examples(everything, name)
         elif is_log(first[1], table):
             yield from ranked_examples(everything, name)

@@ -8,9 +8,11 @@ What cannot be asked is left out and counted.
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from functools import partial
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -32,6 +34,7 @@ from posgap.tasks.metrics import contains_answer, holds_answer, normalize
 log = logging.getLogger(__name__)
 Relevance = Literal["id", "label", "answer"]
 METRIC = "answer_words"  # by which a passage of a log holds an answer
+_SCORE, _RANK = attrgetter("score"), attrgetter("rank")
 _FEW = 3  # questions: fewer say nothing of a log
 
 
@@ -88,10 +91,11 @@ class ImportReport:
         """Counts an example that can be asked."""
         self.relevance[example.relevance] += 1
         self.relevant += len(example.gold)
-        answering = sum(holds_answer(document, example.answers, METRIC) for document in example.distractors)
+        holds = partial(holds_answer, answers=example.answers, metric=METRIC)
+        answering = sum(map(holds, example.distractors))
         self.answering += answering
         if example.relevance != "answer":
-            is_held = any(holds_answer(document, example.answers, METRIC) for document in example.gold)
+            is_held = any(map(holds, example.gold))
             self.told += is_held or answering > 0
             self.elsewhere += answering > 0 and not is_held
 
@@ -213,13 +217,13 @@ def _add_labels(entries: Iterable[LogEntry], labels: Mapping[str, Labels]) -> No
 def decide_questions(entries: Sequence[LogEntry], name: str) -> None:
     """Takes ids that several questions share for none, as those of users are, and numbers that all end in .0, as in a
     column with empty cells, for whole ones."""
-    ids = Counter(entry.id for entry in entries if entry.id)
-    is_shared = max(ids.values(), default=1) > 1
+    ids = list(filter(None, map(attrgetter("id"), entries)))
+    is_shared = len(set(ids)) < len(ids)
     if is_shared:
         log.info("%s: `id` is the same for several questions, and so is not theirs", name)
-    answers = list(chain.from_iterable(entry.answers for entry in entries))
+    answers = chain.from_iterable(map(attrgetter("answers"), entries))
     numbers = list(filter(re.compile(r"-?\d+(\.\d+)?").fullmatch, answers))
-    are_whole = all(number.endswith(".0") for number in numbers)
+    are_whole = all(map(re.compile(r"-?\d+\.0").fullmatch, numbers))
     for entry in entries:
         entry.id = "" if is_shared else entry.id
         if numbers and are_whole:
@@ -228,8 +232,8 @@ def decide_questions(entries: Sequence[LogEntry], name: str) -> None:
 
 def decide_labels(entries: Sequence[LogEntry], relevance: str, report: ImportReport) -> None:
     """Takes labels for scores where any of the log's labels is none: no grade, but a share or a percent."""
-    passages = list(chain.from_iterable(entry.passages for entry in entries))
-    if relevance == "label" or not any(passage.is_share for passage in passages):
+    passages = list(chain.from_iterable(map(attrgetter("passages"), entries)))
+    if relevance == "label" or not any(map(attrgetter("is_share"), passages)):
         return
     for passage in passages:
         passage.score = passage.label if passage.score is None else passage.score
@@ -267,7 +271,7 @@ def _parted_ids(ids: Iterable[str], own: set[str]) -> list[str]:
     """The ids, those in one cell apart unless a passage has such an id."""
     parted: list[str] = []
     for each in ids:
-        parts = [part for part in re.split(r"\s*[,;|\s]\s*", each.strip(" []{}()")) if part]
+        parts = list(filter(None, re.split(r"\s*[,;|\s]\s*", each.strip(" []{}()"))))
         parted += [each] if each in own or not parts else parts
     return parted
 
@@ -285,26 +289,24 @@ def decide_order(entries: Sequence[LogEntry]) -> LogOrder:
     Ranks go before scores, and scores before the order in which passages come; a list whose scores only rise is one of
     distances. `words` say it, and in how many questions two of these disagree.
     """
-    by_rank = [_of_texts(entry) for entry in entries if any(p.rank is not None for p in _of_texts(entry))]
-    scored = []
+    scored: list[list[float]] = []  # the scores of each question, in the order of its ranks where it has any
+    has_ranks, are_pairs, are_lists = False, True, True
     for entry in entries:
         passages = _of_texts(entry)
-        if len(passages) > 1 and all(passage.score is not None for passage in passages):
-            scored.append(passages)
-    falls = sum(_is_sorted(passages, lambda passage: -(passage.score or 0)) for passages in scored)
-    rises = sum(_is_sorted(passages, lambda passage: passage.score or 0) for passages in scored)
-    if by_rank:
-        against = 0
-        for passages in scored:
-            ranked = sorted(passages, key=lambda passage: (passage.rank is None, passage.rank or 0))
-            against += not _is_sorted(ranked, lambda passage: -(passage.score or 0))
+        has_ranks = has_ranks or set(map(_RANK, passages)) - {None} != set()
+        are_lists = are_lists and entry.is_list
+        if len(passages) > 1 and None not in map(_SCORE, passages):
+            scored.append(list(map(_SCORE, sorted(passages, key=_place))))
+            are_pairs = are_pairs and all(map(attrgetter("is_pair"), passages))
+    falling = [scores == sorted(scores, reverse=True) for scores in scored]
+    against = falling.count(False)
+    if has_ranks:
         beside = f"; scores disagree in {against} of {len(scored)} questions" if against else ""
         return LogOrder("rank", f"that of their ranks{beside}")
-    if not scored or falls == len(scored):
+    if not against:
         return LogOrder("list", "that in which they come" + (", and so are their scores" if scored else ""))
-    if rises == len(scored) and all(entry.is_list for entry in entries) and _are_distances(scored):
+    if are_pairs and are_lists and scored == list(map(sorted, scored)):
         return LogOrder("list", "that in which they come; their scores rise, as distances do")
-    against = len(scored) - falls
     return LogOrder("score", f"that of their scores; they come in another one in {against} of {len(scored)} questions")
 
 
@@ -312,13 +314,9 @@ def _of_texts(entry: LogEntry) -> list[LoggedPassage]:
     return [passage for passage in entry.passages if passage.text.strip()]
 
 
-def _is_sorted(passages: Sequence[LoggedPassage], key: Callable[[LoggedPassage], float]) -> bool:
-    return all(key(before) <= key(after) for before, after in pairwise(passages))
-
-
-def _are_distances(scored: Iterable[Sequence[LoggedPassage]]) -> bool:
-    """Whether the scores of pairs of document and score rise, which LangChain's stores call distances."""
-    return all(passage.is_pair for passage in chain.from_iterable(scored))
+def _place(passage: LoggedPassage) -> tuple[bool, float]:
+    """By what a passage stands among others that have ranks, where it may have none."""
+    return passage.rank is None, passage.rank or 0
 
 
 def _describe_reading(reading: LogReading, entries: Sequence[LogEntry], order: LogOrder, id_name: str) -> list[str]:
@@ -356,7 +354,7 @@ def _to_example(entry: LogEntry, order: LogOrder, relevance: str, report: Import
     if not way and entry.relevant_ids is not None:
         way = "id"
     elif not way:
-        way = "label" if any(passage.label is not None for passage in retrieved) else "answer"
+        way = "answer" if {None}.issuperset(map(attrgetter("label"), retrieved)) else "label"
     return RankedExample(
         id=entry.id or f"rag-{entry.number:06d}",
         question=entry.question,
@@ -386,9 +384,9 @@ def _order_passages(entry: LogEntry, order: LogOrder, report: ImportReport) -> l
             raise _LeftOutError("with several passages at most ranks: give each retrieval a `question_id` of its own")
     if shared:
         report.left_open["passages have equal ranks, and keep the order of the file"] += 1
-    if any(passage.rank is None for passage in passages):
+    if None in map(_RANK, passages):
         report.left_open["passages have no rank, and stand behind those that have one"] += 1
-    return sorted(passages, key=lambda passage: (passage.rank is None, passage.rank or 0))
+    return sorted(passages, key=_place)
 
 
 def _split_where_ranks_fall(passages: Iterable[LoggedPassage]) -> list[list[LoggedPassage]]:
@@ -405,7 +403,7 @@ def _split_where_ranks_fall(passages: Iterable[LoggedPassage]) -> list[list[Logg
 
 def _are_retrievals(runs: Sequence[Sequence[LoggedPassage]]) -> bool:
     """Whether each run begins with the lowest rank of all, and has no rank twice."""
-    lowest = min(passage.rank for passage in chain(*runs) if passage.rank is not None)
+    lowest = min(chain(*runs), key=_place).rank
     return all(run[0].rank == lowest and not _count_ranks(run)[1] for run in runs)
 
 
@@ -415,7 +413,7 @@ def _count_ranks(passages: Iterable[LoggedPassage]) -> tuple[int, int]:
     for passage in passages:
         if passage.rank is not None:
             texts.setdefault(passage.rank, set()).add(passage.text)
-    return len(texts), sum(len(at_rank) > 1 for at_rank in texts.values())
+    return len(texts), len(texts) - list(map(len, texts.values())).count(1)
 
 
 def _label_passages(retrieved: Sequence[LoggedPassage], entry: LogEntry, way: str) -> list[Passage]:
@@ -424,9 +422,9 @@ def _label_passages(retrieved: Sequence[LoggedPassage], entry: LogEntry, way: st
         raise PosgapError(
             f"{entry.where}: relevance goes by id, but the row has no ids of relevant passages (`relevant_ids`)"
         )
-    if way == "id" and not any(passage.ids for passage in retrieved):
+    if way == "id" and not any(map(attrgetter("ids"), retrieved)):
         raise PosgapError(f"{entry.where}: relevance goes by id, but the row has no passages with an id")
-    if way == "answer" and all(normalize(answer) in ("yes", "no") for answer in entry.answers):
+    if way == "answer" and {"yes", "no"}.issuperset(map(normalize, entry.answers)):
         raise _LeftOutError("answered by yes or no, which tells nothing of passages: they need labels or ids")
     passages: dict[tuple[str, str], Passage] = {}
     for each in retrieved:
@@ -442,7 +440,7 @@ def _label_passages(retrieved: Sequence[LoggedPassage], entry: LogEntry, way: st
         first = passages.setdefault((each.title, each.text), passage)
         if relevant and not first.relevant:
             passages[each.title, each.text] = first.model_copy(update={"relevant": True})
-    relevances = [passage.relevant for passage in passages.values()]
+    relevances = list(map(attrgetter("relevant"), passages.values()))
     if not any(relevances):
         raise _LeftOutError("without a relevant passage among those that were retrieved")
     if len(relevances) > 1 and all(relevances):

@@ -71,7 +71,8 @@ class TaskDefinition(BaseModel):
             allowed = ", ".join(f"{{{place}}}" for place in places)
             raise ValueError(f"may have {allowed} and no other braces; write {{{{ and }}}} for braces")
         for place in places[:n_needed]:
-            if (times := [name for name, *_ in parts].count(place)) != 1:
+            times = [name for name, *_ in parts].count(place)
+            if times != 1:
                 raise ValueError(f"must have {{{place}}} in it once, and has it {times} times")
         return text
 
@@ -144,7 +145,8 @@ def as_definition(value: object, where: str) -> str:
     if not isinstance(value, dict):
         raise PosgapError(f"{where}: holds no task; write lines like `name: tickets` (docs/extending.md)")
     known = [*TaskDefinition.model_fields]
-    if unknown := [str(name) for name in value if name not in known]:
+    unknown = [str(name) for name in value if name not in known]
+    if unknown:
         hint = suggestion(unknown[0], known, f"it may have {', '.join(known)}", at_most=1)
         raise PosgapError(f"{where}: a task has no field `{unknown[0]}`; {hint}")
     return parse_as(TaskDefinition, value, where).model_dump_json(exclude_defaults=True)
