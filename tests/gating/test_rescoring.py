@@ -101,11 +101,19 @@ def test_examples_must_be_at_hand_and_those_that_were_swept(tmp_path, base):
     write_examples(more, [example(e) for e in reversed(range(N + 9))])
     assert decide(tmp_path, new, base, examples=more)[0].passed, "a sweep may be of a part, in another order"
     (new / "examples.jsonl").rename(tmp_path / "elsewhere.jsonl")
-    with pytest.raises(PosgapError, match=r"new: its examples are not at hand \(.*examples.jsonl: no such file"):
+    with pytest.raises(PosgapError, match=r"new: its examples are not at hand, .* \(.*examples.jsonl: no such file"):
         decide(tmp_path, new, base, max_gap=9)
     write_json(new / "manifest.json", {})
     with pytest.raises(PosgapError, match="new: does not say where its examples are; give them with --examples"):
         decide(tmp_path, new, base, max_gap=9)
+
+
+def test_a_relative_path_is_found_from_another_folder(tmp_path, base, monkeypatch):
+    new = write_sweep(tmp_path / "new", [0.995] * 5)
+    write_json(new / "manifest.json", {"inputs": {"examples": {"path": "new/examples.jsonl"}}})
+    (tmp_path / "far").mkdir()
+    monkeypatch.chdir(tmp_path / "far")
+    assert decide(tmp_path, new, base)[0].passed
 
 
 @pytest.mark.full

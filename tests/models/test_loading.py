@@ -104,6 +104,15 @@ def test_weights_that_the_digest_does_not_cover_are_not_read(copy, tmp_path, pla
         load_model(str(copy))
 
 
+def test_a_tokenizer_whose_replacements_never_end_is_refused(copy):
+    doubles = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    told = read_json(copy / "tokenizer.json")
+    sequence = {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [doubles] * 30}] * 2}
+    write_json(copy / "tokenizer.json", told | {"normalizer": sequence})
+    with pytest.raises(PosgapError, match="tokenizer.json: its replacements make a text up to 1e.18 times as long"):
+        load_tokenizer(str(copy))
+
+
 def test_a_linked_folder_and_a_file_that_the_config_names_are_refused(copy, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (copy / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")

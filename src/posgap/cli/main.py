@@ -439,7 +439,7 @@ def main(arguments: list[str] | None = None) -> None:
     _reopen_closed_streams()
     _log_to_stderr()
     raise_on_termination()
-    os.environ.setdefault("MPLBACKEND", "Agg")  # a command opens no window
+    os.environ["MPLBACKEND"] = "Agg"  # a command opens no window, and needs no backend that is not installed
     code = 0
     with printing.command(sys.argv[1:] if arguments is None else arguments):
         try:

@@ -41,7 +41,10 @@ def swept_examples(folder: Path, given: Location | None = None) -> dict[str, Any
     except (PosgapError, OSError) as error:
         if given:
             raise
-        raise PosgapError(f"{folder}: its examples are not at hand ({error}); give them with --examples") from None
+        raise PosgapError(
+            f"{folder}: its examples are not at hand, neither from here nor from a folder above it ({error}); give "
+            "them with --examples"
+        ) from None
     if not examples:
         raise PosgapError(f"{folder}: does not say where its examples are; give them with --examples")
     found: dict[str, AnyExample] = {}

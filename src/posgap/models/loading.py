@@ -38,6 +38,7 @@ _PLAIN = re.compile(r"[^./\\][^/\\]*")  # the name of a file beside it that is n
 _OTHER_WEIGHTS = ("consolidated*.safetensors", "*/*.safetensors")  # the same again, for other programs
 HUB_SECONDS = 60.0  # for a model's small files
 SILENCE_SECONDS = 10.0  # of the hub, after which it is given up
+MAX_GROWTH = 100.0  # of a text by a tokenizer's replacements
 transformers_logging.disable_progress_bar()
 
 
@@ -101,7 +102,28 @@ def _closed_config(folder: Path) -> PretrainedConfig | None:
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The model's tokenizer. One without a padding token pads with its end token."""
+    _require_bounded(model_folder(path, weights=False) / "tokenizer.json")
     return with_padding_token(_load_by(AutoTokenizer, path, "tokenizer"))
+
+
+def _require_bounded(tokenizer: Path) -> None:
+    """`PosgapError` where the replacements of a tokenizer.json, one after the other, make a text far longer.
+
+    Twenty that double a letter make a million of it, and sixty never end.
+    """
+    if not tokenizer.is_file() or b'"Replace"' not in tokenizer.read_bytes():
+        return
+    steps, growth = [read_object(tokenizer).get(part) for part in ("normalizer", "pre_tokenizer", "decoder")], 1.0
+    for step in steps:  # which grows by the steps within
+        if isinstance(step, dict):
+            steps += [each for inner in step.values() if isinstance(inner, list) for each in inner]
+            pattern = step.get("pattern")
+            replaced = pattern.get("String") if isinstance(pattern, dict) else None
+            growth *= max(1.0, len(str(step.get("content", ""))) / len(str(replaced or "1")))
+    if growth > MAX_GROWTH:
+        raise PosgapError(
+            f"{tokenizer}: its replacements make a text up to {growth:.0e} times as long; get another one"
+        )
 
 
 def with_padding_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from posgap.foundation.files import parse_as, read_json, write_json
-from posgap.foundation.locations import Location
+from posgap.foundation.locations import Location, is_address, is_uri
 from posgap.storage.cache import fetch_location
 from posgap.storage.inputs import read_manifest
 
@@ -13,11 +13,27 @@ TRAINING_EXAMPLES_FILE = "training_examples.json"
 
 def examples_of(swept: Location) -> Location | None:
     """The location of the examples of a sweep, or of the parts that it was merged from; None if it is not known."""
-    inputs = read_manifest(fetch_location(swept)).get("inputs", {})
+    folder = fetch_location(swept)
+    inputs = read_manifest(folder).get("inputs", {})
     for field in ("examples", "sweeps.1"):
-        if path := inputs.get(field, {}).get("path"):
-            return path if field == "examples" else examples_of(path)
+        path = inputs.get(field, {}).get("path")
+        if path:
+            place = _found_from(path, Path(folder))
+            return place if field == "examples" else examples_of(place)
     return None
+
+
+def _found_from(location: str, folder: Path) -> Location:
+    """A location that the manifest of `folder` names.
+
+    A relative path that leads nowhere from here is looked for from the folders above `folder`, in one of which the
+    command stood that wrote it.
+    """
+    path = Path(location)
+    if is_uri(location) or is_address(location) or path.is_absolute() or path.exists():
+        return location
+    there = (above / path for above in folder.resolve().parents)
+    return next(filter(Path.exists, there), location)
 
 
 def ancestors(folder: str | Path) -> list[str]:
