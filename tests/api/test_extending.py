@@ -164,7 +164,8 @@ def test_the_compiled_pipeline_and_its_form_know_a_package_s_method_and_paramete
     }
     assert parameters["comp-distill"]["kl_temperature"]["defaultValue"] == 1
     assert parameters["comp-gate"]["least_worst"]["parameterType"] == "NUMBER_DOUBLE"
-    assert "notes: the label of a note" in parameters["comp-sweep"]["task"]["description"]
+    shown = spec["root"]["inputDefinitions"]["parameters"]
+    assert "notes: the label of a note" in shown["task"]["description"]
 
 
 def test_a_package_that_is_broken_or_takes_a_name_is_left_out_with_a_warning(posgap):

@@ -318,8 +318,8 @@ def test_an_error_has_one_line_and_no_secret(capsys, monkeypatch):
 
 
 def test_secrets_stay_out_of_files_logs_and_mlflow(capsys, tmp_path, mlflow_store, monkeypatch):
-    monkeypatch.setenv("POSGAP_WEBHOOK_URL", "")
-    secrets = ["--webhook-url", "https://127.0.0.1:9/hook/4711", "--message", "at postgresql://me:hunter2@db failed"]
+    monkeypatch.setenv("POSGAP_WEBHOOK_URL", "https://127.0.0.1:9/hook/4711")
+    secrets = ["--message", "at postgresql://me:hunter2@db failed"]
     code, shown = run(capsys, "report", "--out", tmp_path / "out", *secrets)
     assert code == 0, shown
     written = shown + "".join(file.read_text() for file in (tmp_path / "out").iterdir())

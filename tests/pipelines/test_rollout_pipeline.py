@@ -18,7 +18,7 @@ def why(texts: str, model: str):
     read = dsl.importer(artifact_uri=texts, artifact_class=dsl.Dataset).output
     looked_at = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).output
     measured = rollout_measure(texts=read, model=looked_at, length=32).outputs["out"]
-    like_it = {"encoding": "measured", "residual": "measured", "content": "heads"}
+    like_it = {"encoding": "measured", "residual": ["measured"], "content": ["heads"]}
     rollout_predict(measurement=measured, **like_it)
     rollout_experiment(iterations=2)
 
