@@ -65,7 +65,8 @@ def _take(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     sections = _read_sections(value)
     verbs, verb = _verbs(ctx.find_root().command), words_of(ctx)
     _require_known(value, sections.keys() - {TRACKING}, [*verbs, verb, TRACKING], "verb")
-    if place := sections.get(TRACKING):
+    place = sections.get(TRACKING)
+    if place:
         if not isinstance(place, str):
             raise PosgapError(f"{value}: {TRACKING}: write the address of an MLflow server, or sqlite:///FILE")
         os.environ["MLFLOW_TRACKING_URI"] = os.environ.get("MLFLOW_TRACKING_URI") or place
@@ -111,7 +112,8 @@ def _read_sections(file: str) -> dict[str, Any]:
 
 def _require_known(where: str, given: Iterable[str], known: list[str], what: str) -> None:
     for name in given:
-        if (plain := name.replace("_", "-")) in known or name in known:
+        plain = name.replace("_", "-")
+        if plain in known or name in known:
             continue
         meant = suggestion(plain, known, f"it may be {', '.join(known[:12])}, ...", at_most=1)
         raise PosgapError(f"{where}: no {what} is called {shorten(name)}; {meant}")

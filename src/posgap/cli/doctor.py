@@ -60,7 +60,8 @@ def doctor(config: DoctorConfig) -> None:
         for each in found
     ]
     show("\n".join(lines), {"posgap": __version__, "parts": [each._asdict() for each in found]})
-    if broken := [each.part for each in found if each.state == "broken"]:
+    broken = [each.part for each in found if each.state == "broken"]
+    if broken:
         raise Findings(f"of no use as it is: {', '.join(broken)}")
 
 
@@ -96,7 +97,8 @@ def _disk(folder: Path) -> Finding:
 
 def _gpus() -> list[str]:
     """Name and memory of each NVIDIA GPU that the driver shows."""
-    if not (smi := shutil.which("nvidia-smi")):
+    smi = shutil.which("nvidia-smi")
+    if not smi:
         return []
     asked = [smi, "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
@@ -117,7 +119,8 @@ def _torch(gpus: list[str]) -> Finding:
 
 def _bfloat16() -> Finding:
     """Whether the processor multiplies in bfloat16, which decides what `--dtype auto` is without a GPU."""
-    if flag := bfloat16_of_cpu():
+    flag = bfloat16_of_cpu()
+    if flag:
         seen = f"the processor computes it ({flag}): models of {MIN_PARAMETERS // 10**6} million parameters or more "
         return Finding("bfloat16", "yes", f"{seen}generate in it where no GPU does")
     return Finding("bfloat16", "no", "the processor does not compute it: models generate in float32 where no GPU does")
@@ -138,7 +141,8 @@ def _within_bounds(package: str) -> Finding:
 
 
 def _package(part: str, module: str, mend: str, wanted: bool = True) -> Finding:
-    if installed := _version(module):
+    installed = _version(module)
+    if installed:
         return Finding(part, "yes", installed)
     return Finding(part, "no", "not installed", mend if wanted else "")
 
@@ -186,7 +190,8 @@ def _kubeflow() -> Finding:
     if _version("kfp") is None:
         state: Literal["no", "broken"] = "broken" if os.environ.get("KFP_HOST") else "no"
         return Finding("Kubeflow", state, "no pipeline runs here, or on a cluster", how_to_install("kfp"))
-    if host := os.environ.get("KFP_HOST"):
+    host = os.environ.get("KFP_HOST")
+    if host:
         return _answers(
             "Kubeflow", host, f"{host.rstrip('/')}/apis/v2beta1/healthz", "correct KFP_HOST, or forward its port"
         )

@@ -42,7 +42,8 @@ def report(config: ReportConfig, out: Path, run: Run) -> None:
     run.tags(tags)
     run.artifact(out)
     log.log(RESULT, "the run %s%s", result["status"], "".join(f"; {f['step']}: {f['error']}" for f in result["failed"]))
-    if url := os.environ.get(WEBHOOK_VARIABLE):
+    url = os.environ.get(WEBHOOK_VARIABLE)
+    if url:
         post(url, result)
 
 

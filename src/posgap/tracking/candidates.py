@@ -31,7 +31,8 @@ def best_of_run(registered: "RegisteredModel", version: str, pipeline: str) -> s
 
 def _judged_sweep(version: "ModelVersion", place: Path) -> Evidence:
     """The sweep with which a version was admitted, downloaded to a folder in `place`."""
-    if sweep := judged_sweep(version, place / str(version.version)):
+    sweep = judged_sweep(version, place / str(version.version))
+    if sweep:
         return Evidence(sweep)
     raise PosgapError(
         f"{version.name} version {version.version}: MLflow has not the sweep that it was promoted with, so that it "

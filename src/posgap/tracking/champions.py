@@ -70,8 +70,16 @@ def alias_version(model: "RegisteredModel", alias: str) -> str:
 
 def changes(model: "RegisteredModel") -> list[dict[str, Any]]:
     """Each change of the champion, in order: when (`at`, UTC), to which `version`, from which `before`, and `why`."""
-    read = [parse_json(model.tags[tag], f"{model.name}: tag {tag}") for _, tag in _change_moments(model)]
-    return [change for change in read if isinstance(change, dict)]
+    return list(_changes_by_tag(model).values())
+
+
+def _changes_by_tag(model: "RegisteredModel") -> dict[str, dict[str, Any]]:
+    recorded = {}
+    for tag in sorted(filter(_moment, model.tags), key=lambda tag: (_moment(tag), tag)):
+        change = parse_json(model.tags[tag], f"{model.name}: tag {tag}")
+        if isinstance(change, dict):
+            recorded[tag] = change
+    return recorded
 
 
 def rolled_back(model: "RegisteredModel") -> dict[str, str]:
@@ -85,9 +93,11 @@ def rolled_back(model: "RegisteredModel") -> dict[str, str]:
 
 def ended_by(model: "RegisteredModel", version: str) -> str:
     """The tag that records the last end of a version's reign; empty if it has none."""
-    records = [(tag, parse_json(model.tags[tag], f"{model.name}: tag {tag}")) for _, tag in _change_moments(model)]
-    ends = [tag for tag, change in records if isinstance(change, dict) and str(change.get("before", "")) == version]
-    return ends[-1] if ends else ""
+    ended = ""
+    for tag, change in _changes_by_tag(model).items():
+        if str(change.get("before", "")) == version:
+            ended = tag
+    return ended
 
 
 def mark_rolled_back(name: str, change: Change) -> None:
@@ -97,7 +107,8 @@ def mark_rolled_back(name: str, change: Change) -> None:
     def describe(version: str, head: str) -> None:
         described = call_mlflow(lambda client: client.get_model_version(name, version)).description or ""
         kept = described.partition("\n\n")[2] if described.startswith(_HEAD) else described
-        if (text := f"{head}{kept}"[:MAX_CHARACTERS]) != described:
+        text = f"{head}{kept}"[:MAX_CHARACTERS]
+        if text != described:
             call_mlflow(lambda client: client.update_model_version(name, version, text))
 
     try:
@@ -143,7 +154,8 @@ def repair(lease: Lease) -> Change | None:
 
 
 def _complete_what_is_under_way(lease: Lease, model: "RegisteredModel") -> Change | None:
-    if not (text := model.tags.get(UNDER_WAY)):
+    text = model.tags.get(UNDER_WAY)
+    if not text:
         return None
     try:
         change = Change.model_validate_json(text)
@@ -153,7 +165,7 @@ def _complete_what_is_under_way(lease: Lease, model: "RegisteredModel") -> Chang
     # than today's.
     if (
         change
-        and _moment(change.tag) > max([0, *(moment for moment, _ in _change_moments(model))])
+        and _moment(change.tag) > _last_moment(model)
         and alias_version(model, CHAMPION) in (change.before, change.version)
         and _is_there(lease.name, change.version)
     ):
@@ -177,19 +189,20 @@ def _complete(lease: Lease, change: Change) -> None:
 
 def _overwritten(lease: Lease, model: "RegisteredModel") -> dict[str, str]:
     """The recorded versions of aliases that this process may have overwritten after it lost the lease."""
-    if not lease.stale or not (recorded := changes(model)):
-        return {}
-    last = recorded[-1]
-    meant = {alias: str(last[key]) for alias, key in ((CHAMPION, "version"), (PREVIOUS, "previous")) if key in last}
-    return {alias: meant[alias] for alias, version in lease.stale.items()
-            if alias in meant and alias_version(model, alias) == version != meant[alias]}  # fmt: skip
+    recorded, overwritten = changes(model) if lease.stale else [], {}
+    for alias, key in ((CHAMPION, "version"), (PREVIOUS, "previous")):
+        if recorded and key in recorded[-1] and alias in lease.stale:
+            meant = str(recorded[-1][key])
+            if alias_version(model, alias) == lease.stale[alias] != meant:
+                overwritten[alias] = meant
+    return overwritten
 
 
 def _change(
     model: "RegisteredModel", version: str, previous: str, why: str, run: str = "", before: str | None = None
 ) -> Change:
     """A change whose moment is later than that of every recorded one, even if the machines' clocks differ."""
-    milliseconds = max([int(1000 * time.time()), *(moment + 1 for moment, _ in _change_moments(model))])
+    milliseconds = max(int(1000 * time.time()), _last_moment(model) + 1)
     return Change(
         tag=f"{CHANGE}{milliseconds}-{uuid.uuid4().hex[:8]}",
         at=utc(milliseconds),
@@ -201,9 +214,9 @@ def _change(
     )
 
 
-def _change_moments(model: "RegisteredModel") -> list[tuple[int, str]]:
-    """The moments, in milliseconds, and tags of all changes, in order."""
-    return sorted((moment, tag) for tag in model.tags if (moment := _moment(tag)))
+def _last_moment(model: "RegisteredModel") -> int:
+    """The moment of the last recorded change, in milliseconds; 0 if there is none."""
+    return max(map(_moment, model.tags), default=0)
 
 
 def _moment(tag: str) -> int:
@@ -214,8 +227,11 @@ def _moment(tag: str) -> int:
 
 def _before(name: str, recorded: list[dict[str, Any]], but: set[str]) -> str:
     """The last champion that still exists and is none of `but`; empty if there is none."""
-    versions = [str(change.get(key, "")) for change in reversed(recorded) for key in ("version", "before")]
-    return next((version for version in versions if version and version not in but and _is_there(name, version)), "")
+    for change in reversed(recorded):
+        for version in (str(change.get("version", "")), str(change.get("before", ""))):
+            if version and version not in but and _is_there(name, version):
+                return version
+    return ""
 
 
 def _is_there(name: str, version: str) -> bool:

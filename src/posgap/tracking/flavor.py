@@ -56,7 +56,8 @@ def save_model(
         "transformers": transformers.__version__,
     }
     with tempfile.TemporaryDirectory() as parent:
-        (empty := Path(parent) / Path(DATA).name).mkdir()
+        empty = Path(parent) / Path(DATA).name
+        empty.mkdir()
         mlflow.pyfunc.save_model(
             path,
             loader_module=answering.__name__,
@@ -113,5 +114,6 @@ def _as_mlflow_has_it(config: Any, tokenizer: Path, dtype: str) -> dict[str, Any
 
 def _link(folder: Path, target: Path, leave: tuple[str, ...] = ()) -> None:
     """Brings the files of a folder to another one."""
-    for file in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(leave)):
-        files.link(file, target / file.relative_to(folder))
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and not file.name.endswith(leave):
+            files.link(file, target / file.relative_to(folder))

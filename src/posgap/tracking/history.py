@@ -31,7 +31,9 @@ def show_history(name: str) -> None:
         figures = {tag: version.tags.get(tag, "") for tag in SHOWN}
         first = {"version": number, "registered": champions.utc(version.creation_timestamp), "aliases": aliases}
         versions.append(first | figures | {"champion": _reign(number, changes)})
-    shown = [{key: str(change.get(key, "")) for key in _CHANGE} for change in changes]
+    shown = []
+    for change in changes:
+        shown.append({key: str(change.get(key, "")) for key in _CHANGE})
     text = _table(_VERSION, versions)
     if shown:
         text += f"\n\n{_table(_CHANGE, shown)}"

@@ -102,7 +102,8 @@ class Lease:
 
     def await_inflight(self) -> None:
         """Waits until no unanswered request can still take effect."""
-        if (seconds := self.quiet_at - now()) > 0:
+        seconds = self.quiet_at - now()
+        if seconds > 0:
             log.info(
                 "%s: MLflow left a request unanswered: waiting for %.0f s, in which it may do it", self.name, seconds
             )
@@ -240,7 +241,8 @@ class Lease:
                 self._remove_flag(flag)
             else:
                 self._others[flag] = (value, since if value_before == value else now())
-                if (holder := _holder(value)[0]) not in self._awaited:
+                holder = _holder(value)[0]
+                if holder not in self._awaited:
                     self._awaited.add(holder)
                     log.info("%s: waiting for %s", self.name, holder)
         return list(self._others)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -51,7 +52,7 @@ def left_behind(name: str, hours: float) -> list[Remains]:
     else:
         found = _all(lambda client, token: client.search_registered_models(page_token=token))
         models = list(filter(None, (registry.registered_model(model.name) for model in found)))
-    in_registry = [remains for model in models for remains in _of_model(model, before)]
+    in_registry = chain.from_iterable(_of_model(model, before) for model in models)
     return [*in_registry, *_logged_models(before), *_stale_runs(before)]
 
 
@@ -84,7 +85,8 @@ def _of_model(model: "RegisteredModel", before: int) -> Iterator[Remains]:
         champions.in_turn(name, lambda lease, completed: None)
 
     for flag, holder in leases.holders(model).items():
-        if (since := leases.since(flag)) < before:
+        since = leases.since(flag)
+        if since < before:
             yield Remains("lease", f"{name}: {holder}", since, "removed, unless it is alive", take_lease)
     if champions.UNDER_WAY in model.tags and not leases.holders(model):
         yield Remains("change", name, model.last_updated_timestamp or 0, "completed", take_lease)
@@ -127,7 +129,10 @@ def _logged_models(before: int) -> Iterator[Remains]:
 def _stale_runs(before: int) -> Iterator[Remains]:
     """Runs of stages that still count as running, but have logged nothing for long."""
     for run in _all_runs("attributes.status = 'RUNNING'"):
-        if STAGE_TAG in run.data.tags and run.info.start_time < before and (heard := _last_heard(run)) < before:
+        # Only for such a run MLflow is asked for its metrics.
+        is_old = STAGE_TAG in run.data.tags and run.info.start_time < before
+        heard = _last_heard(run) if is_old else before
+        if heard < before:
             close = partial(call_mlflow, methodcaller("set_terminated", run.info.run_id, KILLED))
             which = f"{run.data.tags[STAGE_TAG]} {run.info.run_id}"
             yield Remains("run", which, heard, f"closed as {KILLED}", close)
@@ -137,9 +142,10 @@ def _last_heard(run: "Run") -> int:
     """When a run, or one below it, last began, ended or logged a metric, in milliseconds."""
 
     def moments(client: "MlflowClient") -> list[int]:
-        return [
-            point.timestamp for name in run.data.metrics for point in client.get_metric_history(run.info.run_id, name)
-        ]
+        logged = []
+        for name in run.data.metrics:
+            logged += [point.timestamp for point in client.get_metric_history(run.info.run_id, name)]
+        return logged
 
     if run.info.end_time:
         return run.info.end_time

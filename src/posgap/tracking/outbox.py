@@ -147,7 +147,8 @@ class Outbox:
     def left_behind(cls, place: Path) -> Iterator["Outbox"]:
         """The outboxes in a folder whose processes have ended. A run that was not closed will be closed as KILLED."""
         for file in sorted(place.glob("*.jsonl")):
-            if (opened := _of_the_dead(file)) is None:
+            opened = _of_the_dead(file)
+            if opened is None:
                 continue
             changed = file.stat().st_mtime
             entries = _entries(opened)
@@ -285,12 +286,14 @@ class Outbox:
         if self._may_be_there:
             self._may_be_twice = True
             self.asked_twice |= not self._left_behind
-            if there := self._find_runs(client):
+            there = self._find_runs(client)
+            if there:
                 return there[0]
         self._may_be_there = True
         tags, experiment = self.opening.tags, self._experiment(client)
         shown_as_training(client, experiment)
-        if (pipeline_run := self.opening.pipeline_run) and PARENT_TAG not in tags:
+        pipeline_run = self.opening.pipeline_run
+        if pipeline_run and PARENT_TAG not in tags:
             tags = tags | {PARENT_TAG: parent_of(client, experiment, pipeline_run, tags)}
         return client.create_run(
             experiment, self.opening.time, tags | {KEY_TAG: self.key}, self.opening.name

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from posgap.tracking.outbox import milliseconds
@@ -69,7 +70,9 @@ def close(parent: str, stages: list[StageRun], succeeded: bool, note: str, tags:
     promoted = next((step for step in stages if step.tags.get("posgap.promotion") == "promoted"), None)
     figures = {name: promoted.metrics[name] for name in _FIGURES if name in promoted.metrics} if promoted else {}
     now = milliseconds()
-    datasets = {(each.dataset.name, each.dataset.digest): each for step in stages for each in step.datasets}
+    datasets = {}
+    for each in chain.from_iterable(step.datasets for step in stages):
+        datasets[each.dataset.name, each.dataset.digest] = each
 
     def tell(client: "MlflowClient") -> None:
         for step in stages:

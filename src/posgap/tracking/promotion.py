@@ -163,10 +163,12 @@ def _promote_approved(lease: Lease) -> None:
     """Makes the challenger the champion, if it is approved and was judged against the champion of today."""
     registered = lease.read_model()
     champion, challenger = (champions.alias_version(registered, alias) for alias in (CHAMPION, CHALLENGER))
-    if not challenger or not (approver := _approver(lease.name, challenger)):
+    approver = _approver(lease.name, challenger) if challenger else ""
+    if not approver:
         return
     if champion != challenger:
-        if reason := _veto(lease, challenger):
+        reason = _veto(lease, challenger)
+        if reason:
             log.warning("%s: challenger %s was %s", lease.name, challenger, reason)
             return
         record = record_of(get_version(lease.name, challenger))

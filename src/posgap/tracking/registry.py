@@ -104,7 +104,8 @@ def registered_model(name: str) -> "RegisteredModel | None":
 
 def required_model(name: str) -> "RegisteredModel":
     """The registered model of this name; `PosgapError` where there is none."""
-    if model := registered_model(name):
+    model = registered_model(name)
+    if model:
         return model
     raise PosgapError(f"{name}: no registered model of this name in MLflow")
 

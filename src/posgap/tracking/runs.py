@@ -100,7 +100,8 @@ class Sender:
     def _send_next(self, outbox: Outbox) -> None:
         allowed = ALLOWED_SECONDS if address().startswith("http") else OPENING_SECONDS
         allowed += self._uploads + ALLOWED_SHARE * (time.monotonic() - self._began)
-        if (left := allowed - self._spent) <= 0:
+        left = allowed - self._spent
+        if left <= 0:
             raise NoAnswer(f"MLflow at {address()}: took {self._spent:.0f} s, which is too much")
         trying = replace(STAGE, seconds=min(left, STAGE.seconds)) if self._answers else ONCE
         outbox.send_next(trying, max(1.0, min(left, CALL_SECONDS)))
@@ -206,7 +207,8 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
 def link(run_id: str, server: str = "") -> str:
     """The address of an MLflow run's page, on this server or else the tracking server; empty if there is none. It says
     that the run is a training: otherwise the browser's last choice decides what MLflow shows."""
-    if not (server := server or address().rstrip("/")).startswith("http"):
+    server = server or address().rstrip("/")
+    if not server.startswith("http"):
         return ""
     try:
         return f"{server}/#/experiments/{call_mlflow(experiment_id, STAGE)}/runs/{run_id}?workflowType=machine_learning"
@@ -279,7 +281,8 @@ def _say_untracked() -> None:
 
 def _opening(stage: str) -> Opening:
     tags = {"mlflow.user": user(), "mlflow.source.name": "posgap", "mlflow.source.type": "LOCAL"}
-    if parent := os.environ.get(PARENT_VARIABLE):
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent:
         tags[PARENT_TAG] = parent
     name, experiment_id = experiment()
     return Opening(

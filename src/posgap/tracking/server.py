@@ -126,7 +126,8 @@ def _answer(call: Callable[[], T], seconds: float, uri: str) -> T:
 
 def experiment() -> tuple[str, str]:
     """Name and id of the experiment, from MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID; one of them is empty."""
-    if known := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+    known = os.environ.get("MLFLOW_EXPERIMENT_ID")
+    if known:
         return "", known
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT), ""
 
@@ -142,13 +143,15 @@ def experiment_id(client: "MlflowClient", name: str = "", known: str = "") -> st
         name, known = experiment()
     if known:
         return known
-    if there := client.get_experiment_by_name(name):
+    there = client.get_experiment_by_name(name)
+    if there:
         return there.experiment_id
     file = _sqlite_file(client.tracking_uri)
     try:
         return client.create_experiment(name, (file.parent / "mlartifacts").as_uri() if file else None)
     except MlflowException:
-        if there := client.get_experiment_by_name(name):  # made by another command, or by a try whose answer was lost
+        there = client.get_experiment_by_name(name)
+        if there:  # made by another command, or by a try whose answer was lost
             return there.experiment_id
         raise
 
@@ -201,7 +204,8 @@ def _client_of(uri: str, registry_uri: str) -> "MlflowClient":
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow.store").setLevel(logging.ERROR)
-    if file := _sqlite_file(uri):
+    file = _sqlite_file(uri)
+    if file:
         make_ready(file)
     return MlflowClient(uri, registry_uri)
 
@@ -258,7 +262,8 @@ def _explain_error(error: Exception, uri: str) -> Exception:
     reason = next((cause.strerror for cause in causes if isinstance(cause, ConnectionError) and cause.strerror), reason)
     reason = re.sub(r"too many (\d+) error responses", r"it answers \1", reason)
     if isinstance(error, MlflowException):
-        if login := _LOGIN.get(error.error_code):
+        login = _LOGIN.get(error.error_code)
+        if login:
             name = os.environ.get("MLFLOW_TRACKING_USERNAME")
             user = f"the log-in {name}" if name else "a request without a log-in"
             return RequestRefused(f"MLflow at {uri}: {login.format(user=user)}", error.error_code)

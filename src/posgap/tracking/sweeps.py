@@ -5,6 +5,7 @@ import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from posgap.foundation.printing import RESULT
 from posgap.measurement.lengths import LengthMap
@@ -31,7 +32,8 @@ def _sweep_metrics(sweep: Sweep) -> dict[str, float]:
         **{name.replace("-", "_"): baseline.accuracy for name, baseline in sweep.baselines.items()},
         **{f"accuracy_{name}": category.accuracy for name, category in sweep.by_category.items()},
     }
-    if choices := sweep.choices:
+    choices = sweep.choices
+    if choices:
         figures |= {"consistency": choices.consistency, "preference": choices.preference, "no_choice": choices.none}
     return {name: round(value, 2) for name, value in figures.items()}
 
@@ -65,20 +67,13 @@ def log_answers(folder: Path, examples: Sequence[AnyExample], run: Run) -> None:
     ids = list(dict.fromkeys(row["id"] for row in rows))
     shown = set(ids[:: -(-len(rows) // MAX_ROWS) or 1])
     columns = ["prompt", "response", "score", "outcome", "question", "accepted answers", "position", "example"]
-    data = [
-        [
-            f"{row['id']} at {format_positions(row['placement'])}",
-            row["response"],
-            float(row["correct"]),
-            outcome_of(row),
-            by_id[row["id"]].question,
-            "; ".join(by_id[row["id"]].answers),
-            row["placement"][0] if len(row["placement"]) == 1 else format_positions(row["placement"]),
-            row["id"],
-        ]
-        for row in rows
-        if row["id"] in shown
-    ]
+    data: list[list[Any]] = []
+    for row in rows:
+        if row["id"] in shown:
+            name, example, position = row["id"], by_id[row["id"]], format_positions(row["placement"])
+            first = [f"{name} at {position}", row["response"], float(row["correct"]), outcome_of(row)]
+            only = row["placement"][0] if len(row["placement"]) == 1 else position
+            data.append([*first, example.question, "; ".join(example.answers), only, name])
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary) / ANSWERS_FILE
         file.write_text(json.dumps({"columns": columns, "data": data}, ensure_ascii=False), encoding="utf-8")
@@ -102,13 +97,12 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
         "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness %s",
         sweep.label, sweep.mean, sweep.gap, *sweep.gap_ci95, p_value(sweep.flatness.p),
     )  # fmt: skip
-    if sweep.outcomes and (sentence := sweep.outcomes.unanswered_text(sweep.placements)):
-        log.log(RESULT, "%s: %s", sweep.label, sentence)
-    if warning := copies_warning(sweep):
-        log.log(RESULT, "%s: %s", sweep.label, warning)
+    sentences = [sweep.outcomes.unanswered_text(sweep.placements) if sweep.outcomes else "", copies_warning(sweep)]
     if sweep.same_place:
-        log.log(RESULT, "%s: %s", sweep.label, sweep.same_place.habit_text)
-    for sentence in sweep.grading.judge_sentences() if sweep.grading else ():
+        sentences.append(sweep.same_place.habit_text)
+    if sweep.grading:
+        sentences += sweep.grading.judge_sentences()
+    for sentence in filter(None, sentences):
         log.log(RESULT, "%s: %s", sweep.label, sentence)
     for name, baseline in sweep.baselines.items():
         log.log(

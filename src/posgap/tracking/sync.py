@@ -1,6 +1,7 @@
 """`posgap sync`: sends to MLflow what runs could not send, and cleans up what killed commands left there."""
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from posgap.foundation import tables
@@ -23,7 +24,7 @@ def sync(config: SyncConfig) -> None:
     `PosgapError` where MLflow does not take it; what is not sent then stays where it is. `left_behind` is done last.
     """
     sent: list[dict[str, str]] = []
-    for place in sorted({place for folder in config.folders for place in _places(folder)}):
+    for place in sorted(set(chain.from_iterable(map(_places, config.folders)))):
         for outbox in Outbox.left_behind(place):
             try:
                 _send_outbox(outbox, place, sent)
@@ -37,7 +38,8 @@ def sync(config: SyncConfig) -> None:
 
 def _places(folder: Path | str) -> Iterator[Path]:
     here = local_copy(folder)
-    if (beside := place_of(here.absolute())).is_dir():
+    beside = place_of(here.absolute())
+    if beside.is_dir():
         yield beside
     elif not here.is_dir() and not is_uri(folder):
         raise PosgapError(f"{folder}: no such folder")
