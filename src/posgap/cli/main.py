@@ -37,15 +37,7 @@ from posgap.foundation.errors import (
     shorten,
 )
 from posgap.foundation.extras import how_to_install
-from posgap.foundation.fields import (
-    ON_HUB,
-    POSITIONAL,
-    RARE,
-    choices_of,
-    is_endpoint,
-    plain_type,
-    role,
-)
+from posgap.foundation.fields import ON_HUB, POSITIONAL, RARE, choices_of, is_endpoint, plain_type, role
 from posgap.foundation.internal_errors import describe_internal_error
 from posgap.foundation.interruption import raise_on_termination
 from posgap.foundation.launch import exit_process, is_main_process, leave_together

@@ -4,23 +4,11 @@ from enum import Enum
 from typing import NamedTuple
 
 from posgap.cli.config import DoctorConfig
-from posgap.data.config import (
-    DataVersionConfig,
-    ImportConfig,
-    MakeConfig,
-    ValidateConfig,
-    VersionVerbConfig,
-)
+from posgap.data.config import DataVersionConfig, ImportConfig, MakeConfig, ValidateConfig, VersionVerbConfig
 from posgap.demo.config import DemoConfig
 from posgap.distillation.config import DistillConfig, PlanDistillConfig, TeacherConfig, TrainJobConfig
 from posgap.foundation.config import Config
-from posgap.gating.config import (
-    CheckConfig,
-    GateConfig,
-    PlanGateConfig,
-    PolicyConfig,
-    VerifyConfig,
-)
+from posgap.gating.config import CheckConfig, GateConfig, PlanGateConfig, PolicyConfig, VerifyConfig
 from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig, MergeConfig, PlanConfig, SweepConfig
 from posgap.mitigation_search.config import ApplyConfig, MitigateConfig
 from posgap.pipelines.config import (
@@ -32,13 +20,7 @@ from posgap.pipelines.config import (
 from posgap.preflight.config import PreflightConfig
 from posgap.rollout.config import RolloutExperimentConfig, RolloutMeasureConfig, RolloutPredictConfig
 from posgap.scaling.config import ScaleSearchConfig
-from posgap.tracking.config import (
-    ApproveConfig,
-    PromoteConfig,
-    ReportConfig,
-    RollbackConfig,
-    SyncConfig,
-)
+from posgap.tracking.config import ApproveConfig, PromoteConfig, ReportConfig, RollbackConfig, SyncConfig
 from posgap.workflows.config import ChampionConfig, SweepVerbConfig, ViewConfig, WatchConfig
 
 
