@@ -55,7 +55,7 @@ def option() -> click.Option:
 
 
 def words_of(ctx: click.Context) -> str:
-    """What is typed for the verb of a context, as a section is called."""
+    """Returns the words of a context's verb, by which its section is called."""
     return ctx.command_path.partition(" ")[2]
 
 

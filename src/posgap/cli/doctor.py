@@ -1,4 +1,4 @@
-"""What this machine can do: a line for each part, and for what is missing the command that mends it.
+"""Says what this machine can do: a line for each part, and for what is missing the command that mends it.
 
 Nothing heavy is imported: packages are looked up by their metadata, GPUs by `nvidia-smi`, and what is configured
 (MLflow, S3, Kubeflow, the hub) is asked whether it answers, each for a few seconds at most.

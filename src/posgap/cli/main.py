@@ -495,7 +495,7 @@ def _report_error(error: BaseException) -> int:
 
 
 def _place_of(error: OSError) -> str:
-    """What an error of the system that names no file is about: a current folder that was deleted, else the path that
+    """Returns the place of a system's error that names no file: a current folder that was deleted, else the path that
     the innermost function of ours was at work on."""
     try:
         os.getcwd()

@@ -46,7 +46,7 @@ def entry_point(verb: str) -> str:
 
 
 def _option(name: str, info: FieldInfo) -> str:
-    """What stands before a field's value on the command line."""
+    """Returns the words before a field's value on the command line."""
     if is_argument(info):
         return ""
     return f"--{name.replace('_', '-')}{'=' if plain_type(info) is bool else ' '}"

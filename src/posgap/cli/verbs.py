@@ -25,7 +25,7 @@ from posgap.workflows.config import ChampionConfig, SweepVerbConfig, ViewConfig,
 
 
 class Kind(Enum):
-    """What a verb is beside a command."""
+    """The kind of a verb, beside a command."""
 
     COMMAND = "nothing else"
     STAGE = "a stage, and no more: whether its output is complete is seen before the stage's module is imported"

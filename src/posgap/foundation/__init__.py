@@ -1,1 +1,1 @@
-"""What everything else rests on: errors, files, text formats, configs, choices. No torch here."""
+"""The ground of everything else: errors, files, text formats, configs, choices. No torch here."""

@@ -51,7 +51,7 @@ class Config(BaseModel):
 
     @classmethod
     def shown_defaults(cls) -> dict[str, str]:
-        """What help says of the default of fields that another field decides where they are left empty."""
+        """Returns help's words for the default of fields that another field decides where they are left empty."""
         return {}
 
     @classmethod

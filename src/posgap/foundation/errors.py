@@ -113,7 +113,7 @@ def _fault(fault: Mapping[str, Any]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another package says, in one line; its kind where it says nothing."""
+    """Returns the first line of another package's error; its kind where it says nothing."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 

@@ -209,7 +209,6 @@ def plain_type(field: FieldInfo) -> type:
 
 RegisteredName = Annotated[str, AfterValidator(registered_name)]
 OptionalRegisteredName = Annotated[str, AfterValidator(_registered_name_if_any)]
-RunId = Annotated[str, StringConstraints(pattern=r"^[\w.-]*$")]
 
 
 def role(field: FieldInfo) -> Role | None:

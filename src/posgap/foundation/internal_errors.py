@@ -1,4 +1,4 @@
-"""What nobody foresaw: one line for the user, and the traceback in a file to send along."""
+"""Errors that nobody foresaw: one line for the user, and the traceback in a file to send along."""
 
 import platform
 import shlex

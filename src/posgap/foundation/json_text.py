@@ -128,7 +128,7 @@ def is_array(path: Path) -> bool:
 
 
 class _Buffer:
-    """What has been read of an array and not been taken yet: `data` from `at` on."""
+    """The part of an array that was read and not taken yet: `data` from `at` on."""
 
     def __init__(self, file: BinaryIO, path: Path):
         self.file, self.path, self.data, self.at = file, path, file.read(_BLOCK).removeprefix(_BOM), 0

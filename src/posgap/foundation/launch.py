@@ -49,7 +49,7 @@ def exit_process(code: int) -> NoReturn:
 
 
 def gather_from_all(work: Callable[[], T]) -> list[T]:
-    """What `work` returns in each process of this launch, as JSON values, in the order of their ranks.
+    """Returns what `work` returns in each process of this launch, as JSON values, in the order of their ranks.
 
     Every process has to call this as often as the others. If `work` raises `PosgapError` in one of them, all of them
     raise `OfAll`, and the command line shows it once.

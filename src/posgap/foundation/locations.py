@@ -147,5 +147,5 @@ def with_uris(text: str) -> str:
 
 
 def last_name(text: str | Path) -> str:
-    """What a reader calls the model or file at a place: the last part of its path, URI or name on the hub."""
+    """Returns what a reader calls the model or file at a place: the last part of its path, URI or name on the hub."""
     return PurePosixPath(with_uris(str(text))).name or str(text)

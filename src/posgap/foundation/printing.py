@@ -1,4 +1,4 @@
-"""What a command prints: its result, as text or as one JSON document, what `--quiet` leaves, and colours.
+"""The output of a command: its result, as text or as one JSON document, what `--quiet` leaves, and colours.
 
 The result goes to standard output. Progress, notes and errors go to standard error.
 """

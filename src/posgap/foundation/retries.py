@@ -1,4 +1,4 @@
-"""How servers are waited for: a deadline for every whole call, and tries again after waits that grow, are drawn at
+"""Waits for servers: a deadline for every whole call, and tries again after waits that grow, are drawn at
 random, and are capped, counted and shown. S3's client, which tries again by itself, is given the same waits."""
 
 import logging
@@ -19,8 +19,8 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class TransientError(Exception):
-    """What may go right when it is tried again; the server asked for `wait` seconds before that. Waits grow with the
-    failures of this call in a row, but count `most_failures` at most: others may have been answered meanwhile."""
+    """A fault that may pass when it is tried again, `wait` seconds later if the server asked for that. Waits grow with
+    the failures of this call in a row, but count `most_failures` at most: others may have been answered meanwhile."""
 
     most_failures: float = math.inf
 
@@ -127,7 +127,7 @@ def _fault(state: tenacity.RetryCallState) -> BaseException | None:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """What `call` returns or raises; `TimeoutError` where it has not ended in time.
+    """Returns or raises what `call` does; `TimeoutError` where it has not ended in time.
 
     Timeouts of sockets begin anew with every byte. So the call has a thread of its own, which is left behind when its
     time is up, and which keeps no process alive. What such a call still does must do no harm.

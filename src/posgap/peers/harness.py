@@ -58,16 +58,11 @@ class PositionTask(ConfigurableTask):
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Takes the questions in place of a dataset from the hub."""
-        rows = [
-            {
-                "question_id": number,
-                "id": question.example.id,
-                "placement": question.name,
-                "question": question.example.question,
-                "answer": self.questions.right_answers(question)[0],
-            }
-            for number, question in enumerate(self.questions.all)
-        ]
+        rows = []
+        for number, question in enumerate(self.questions.all):
+            answer = self.questions.right_answers(question)[0]
+            row = {"question_id": number, "id": question.example.id, "placement": question.name}
+            rows.append(row | {"question": question.example.question, "answer": answer})
         self.dataset = datasets.DatasetDict({"test": datasets.Dataset.from_list(rows)})
 
     def build_all_requests(self, **options: Any) -> None:

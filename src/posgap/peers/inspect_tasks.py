@@ -5,6 +5,7 @@ Inspect finds them by the entry point `posgap` of its group `inspect_ai`.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,8 @@ def _position_task(name: str) -> Callable[..., Task]:
         """
         questions = Questions(f"posgap/{name}", name, examples, **options)
         scoring, names = questions.scoring, [format_positions(at.positions) for at in questions.placements]
-        samples = [_sample(questions, question) for question in questions.all]
         return Task(
-            dataset=MemoryDataset(samples, name=name),
+            dataset=MemoryDataset(list(map(partial(_sample, questions), questions.all)), name=name),
             scorer=sweep_score(name, scoring.metric, list(scoring.stop)),
             metrics=[position_figures(names, questions.config.n_docs, questions.categories)],
             # What ends a response is cut off afterwards: endpoints stop before any text of the answer too.

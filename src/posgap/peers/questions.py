@@ -17,6 +17,7 @@ from posgap.generation.thoughts import split_thoughts
 from posgap.measurement import statistics
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.shape import regions
+from posgap.measurement.sweep_run import SweepRun
 from posgap.storage.inputs import fetch_place
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.metrics import RightAnswers
@@ -50,7 +51,7 @@ class Scoring(NamedTuple):
     stop: tuple[str, ...]
 
     def response(self, prompt: str, text: str) -> str:
-        """What is scored of the text: without the model's thoughts, and up to a stop string."""
+        """The part of the text that is scored: without the model's thoughts, and up to a stop string."""
         return before_stop(split_thoughts(text, None, prompt).answer, self.stop).strip()
 
     def score(self, response: str, answers: Sequence[str]) -> float:
@@ -76,11 +77,11 @@ class Questions:
         reached = {"model": "-", "examples": "-", "out": "-", "backend": "openai", "base_url": "http://localhost"}
         self.config = parse_as(SweepConfig, reached | {"task": task} | options, where)
         self.builder = BACKENDS["openai"].builder(self.config)
+        sweep_run = SweepRun.plan(self.config, self.builder, self._read_or_make(examples))
+        self.placements = sweep_run.placements
+        self.all = list(starmap(PlacedExample, product(sweep_run.examples, self.placements)))
         asked_of, metric = self.builder.task, self.config.metric
         self.scoring = Scoring(asked_of, metric, self.config.stop_strings(asked_of.stop(metric)))
-        self.placements = asked_of.choose_placements(self.config.n_docs, self.config.positions)
-        asked = self._read_or_make(examples)[: self.config.limit or None]
-        self.all = list(starmap(PlacedExample, product(asked, self.placements)))
 
     @property
     def scoring_of_base(self) -> Scoring:
@@ -94,7 +95,7 @@ class Questions:
         return self.builder.task.categories(self.placements)
 
     def right_answers(self, question: PlacedExample) -> RightAnswers:
-        """What is right, as far as the task says."""
+        """The accepted answers, as far as the task says."""
         return self.builder.task.right_answers(*question)
 
     def prompt_text(self, question: PlacedExample) -> str:
@@ -153,8 +154,11 @@ class PositionFigures:
         of_examples: dict[str, dict[str, float]] = {}
         for example, name, score in scores:
             of_examples.setdefault(example, {})[name] = score
-        whole = [scored for scored in of_examples.values() if len(scored) == len(self.names)]
-        return np.array([list(map(scored.get, self.names)) for scored in whole])
+        rows = []
+        for scored in of_examples.values():
+            if len(scored) == len(self.names):
+                rows.append(list(map(scored.get, self.names)))
+        return np.array(rows)
 
 
 def options_among(given: Mapping[str, Any]) -> dict[str, Any]:

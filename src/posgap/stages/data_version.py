@@ -92,7 +92,7 @@ def read_data_version(folder: Location) -> dict:
 
 
 def _find_changes(config: DataVersionConfig, digests: Mapping[str, str], champion: "ModelVersion | None") -> list[str]:
-    """What the champion was not made from. One that does not say how it was made may have been made in the same way."""
+    """Returns what the champion was not made from. One that does not say how it was made may be made the same way."""
     record = record_of(champion) if champion else None
     changed = [what for what, digest in digests.items() if not record or digest not in record.ancestors]
     recipe = champion.tags.get(registry.RECIPE, "") if champion else ""

@@ -193,7 +193,7 @@ def _record_inputs(config: StageConfig, output: Folder) -> tuple[dict[str, Sourc
 
 
 def record_of(source: Source) -> dict[str, str]:
-    """What the manifest says of an input; a model on the hub is known by its name."""
+    """Returns the manifest's record of an input; a model on the hub is known by its name."""
     record = {"path": str(source.location), "sha256": source.digest(), **source.version()}
     manifest = manifest_of(source)
     return record | {name: manifest[name] for name in ("mlflow_run_id", "mlflow_run_key") if manifest.get(name)}

@@ -140,7 +140,7 @@ def _require_swept_model(config: PromoteConfig, verdict: Verdict, swept: Sweep) 
 
 
 def _version_record(config: PromoteConfig, verdict: Verdict, policy: Policy, anchor: str) -> VersionRecord:
-    """What the version rests on, by digest; `anchor` is the number of the best champion before it."""
+    """Returns what the version rests on, by digest; `anchor` is the number of the best champion before it."""
     made_by = read_manifest(Path(config.model))
     return VersionRecord(
         sweeps=digests(verdict),

@@ -70,7 +70,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
 
 
 def _remedy(config: ValidateConfig, report: dict[str, Any], examples: list[AnyExample]) -> str:
-    """What to do where questions have too few documents, as those of the public file with the gold ones alone have."""
+    """Returns advice where questions have too few documents, as those of the public file with the gold ones alone."""
     missing = any(check["column"] == "n_docs" and not check["success"] for check in report["checks"])
     if not missing or not all(isinstance(example, Example) for example in examples):
         return ""

@@ -170,7 +170,7 @@ def sources(config: Config) -> dict[str, Source]:
 
 @with_config(ConfigDict(extra="allow"))
 class Manifest(TypedDict, total=False):
-    """What `manifest.json` says of its folder, as far as other stages use it."""
+    """The part of a folder's `manifest.json` that other stages use."""
 
     stage: str
     config: dict[str, Any]

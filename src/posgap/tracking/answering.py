@@ -110,7 +110,7 @@ def require_kept_alike(model: Path, sweep: Sweep) -> None:
 
 
 def as_swept(sweep: Sweep) -> dict[str, Any]:
-    """How a sweep asked, apart from the wording of its task; a registered model keeps it for `Answering`."""
+    """Returns how a sweep asked, but for the wording of its task; a registered model keeps it for `Answering`."""
     asked = sweep.asked
     return {
         "system": asked.system,
@@ -171,11 +171,11 @@ class Answering:
 
 
 def _load_pyfunc(path: str) -> Any:
-    """What MLflow calls to load the model at `path`, the folder `data/model` of a logged one."""
+    """Loads the model at `path`, the folder `data/model` of a logged one. MLflow calls this."""
     return Answering(path, _registered_settings(Path(path)))
 
 
 def _registered_settings(model: Path) -> dict[str, Any]:
-    """How the sweep asked that the version of this model's folder was registered by; {} where nothing is known."""
+    """Returns how the sweep asked by which this model's folder was registered; {} where nothing is known."""
     asked = model.parent / Path(ASKED).name
     return read_object(asked) if asked.is_file() else {}

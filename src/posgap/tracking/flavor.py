@@ -1,4 +1,4 @@
-"""How MLflow keeps a Hugging Face folder: its files byte for byte, and loaders that scale what is scaled.
+"""A Hugging Face folder in MLflow: its files byte for byte, and loaders that scale what is scaled.
 
 A logged model has the folder below `data/model`. `data/asked.json` says how the sweep that admitted it asked.
 `mlflow.pyfunc.load_model` and `mlflow models serve` load it as `posgap.load_model` does, and ask in the same way.
@@ -93,8 +93,7 @@ def save_model(
 
 
 def _as_mlflow_has_it(config: Any, tokenizer: Path, dtype: str) -> dict[str, Any]:
-    """What MLflow's own flavor for transformers says of a model, which it loads in the precision in which it was swept,
-    and its tokenizer."""
+    """Returns the fields of MLflow's own flavor for transformers, which loads a model in the precision of its sweep."""
     import transformers
 
     from posgap.models.loading import load_tokenizer

@@ -1,4 +1,4 @@
-"""What became of a registered model: its versions, which was champion when and why, and the way back."""
+"""The history of a registered model: its versions, which was champion when and why, and the way back."""
 
 import logging
 from itertools import zip_longest

@@ -1,5 +1,5 @@
-"""What commands that were killed left behind in MLflow: `posgap sync --left-behind` shows it, or removes it, and the
-next run of a pipeline on the same machine closes what its predecessors left."""
+"""Finds and removes what killed commands left behind in MLflow: for `posgap sync --left-behind`, and for a pipeline's
+next run on the same machine, which closes what its predecessors left."""
 
 import logging
 import time
@@ -139,7 +139,7 @@ def _stale_runs(before: int) -> Iterator[Remains]:
 
 
 def _last_heard(run: "Run") -> int:
-    """When a run, or one below it, last began, ended or logged a metric, in milliseconds."""
+    """Returns when a run, or one below it, last began, ended or logged a metric, in milliseconds."""
 
     def moments(client: "MlflowClient") -> list[int]:
         logged = []
@@ -158,7 +158,7 @@ def _all_runs(condition: str) -> "list[Run]":
 
 
 def _all(search: "Callable[[MlflowClient, str | None], PagedList[T]]") -> list[T]:
-    """What a search of MLflow finds, page after page; it returns one at a time."""
+    """Returns all that a search of MLflow finds, which gives a page at a time."""
 
     def after(token: str | None) -> "PagedList[T]":
         return call_mlflow(lambda client: search(client, token))

@@ -48,7 +48,7 @@ YOUNG = 60.0  # seconds for which an empty file may be one that is just begun
 
 
 class Opening(BaseModel):
-    """How a run is opened: as a new one in the experiment of this name or id, or by joining the run `joins`, which
+    """The opening of a run: as a new one in the experiment of this name or id, or by joining the run `joins`, which
     another process closes. `time` is in milliseconds; `server` is the address that the run is for, without a password.
     The parent of a new run whose tags name none is the run of the KFP run `pipeline_run`, if it is a step of one."""
 
@@ -98,7 +98,7 @@ class PendingUpload:
 
 
 def place_of(out: Path) -> Path:
-    """Where the runs that made `out` are kept until MLflow has them."""
+    """Returns the folder that keeps the runs that made `out` until MLflow has them."""
     return files.workspace(out) / "outbox"
 
 

@@ -1,4 +1,4 @@
-"""What people see of a registered version in MLflow: short tags, a description with the curve, and figures.
+"""Shows people a registered version in MLflow: short tags, a description with the curve, and figures.
 
 MLflow lists a version's tags by name, so those for people have short names, which stand before `posgap.*`.
 """

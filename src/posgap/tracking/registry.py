@@ -1,4 +1,4 @@
-"""What is in the model registry: registered models, their versions and policies, and what these hold."""
+"""The content of the model registry: registered models, their versions and policies, and what these hold."""
 
 import re
 from collections.abc import Callable
@@ -111,7 +111,7 @@ def required_model(name: str) -> "RegisteredModel":
 
 
 def identity(version: "ModelVersion") -> list[Any]:
-    """What tells a version from every other: a registry that was begun anew counts from 1 again."""
+    """Returns what identifies a version: a registry that was begun anew counts from 1 again."""
     return [version.name, version.version, version.run_id, version.creation_timestamp]
 
 
@@ -169,7 +169,7 @@ def bring(run: str, path: str, folder: Path) -> bool:
 
 
 def _complete_download(download: Callable[[], str]) -> str:
-    """What a download of MLflow returns; `ConnectionError` if some files did not arrive, for which MLflow raises
+    """Returns what a download of MLflow returns; raises `ConnectionError` if files did not arrive, for which MLflow has
     several errors."""
     from mlflow.exceptions import MlflowException
 

@@ -117,7 +117,7 @@ def call_mlflow(
 
 
 def _answer(call: Callable[[], T], seconds: float, uri: str) -> T:
-    """What a call to MLflow returns within its time; its error in one line otherwise."""
+    """Returns what a call to MLflow returns within its time; raises its error in one line."""
     try:
         return within(seconds, call)
     except Exception as error:

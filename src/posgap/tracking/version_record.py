@@ -1,4 +1,4 @@
-"""What a registered version rests on: one file of digests, among those of the run that promoted it.
+"""The evidence of a registered version: one file of digests, among those of the run that promoted it.
 
 A tag of the version has the file's sha256, so a file that was changed later is not believed.
 """
@@ -20,7 +20,7 @@ RECORD_FILE = "evidence.json"
 
 
 class VersionRecord(files.Record):
-    """What admitted a version, and what it was made from.
+    """The sweeps and the policy that admitted a version, and what it was made from.
 
     `sweeps` has, for candidate, base and champion, the digests of model, examples, settings and files that were judged;
     `verdict` is the sha256 of `gate.json`, `policy` that of the policy. `base_model` is the path or name of the model
