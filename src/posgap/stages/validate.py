@@ -60,7 +60,8 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
             "characters that it has, but the server of an endpoint may end the user's turn there",
             special["examples_with_special_tokens"], len(table), special["passages_with_special_tokens"],
         )  # fmt: skip
-    if among := answering["examples_with_answering_distractors"]:
+    among = answering["examples_with_answering_distractors"]
+    if among:
         log.warning(
             "in %d of %d examples passages that are not relevant hold an answer, %d in all: a response that copies "
             "one is right by the metric %s; drop them with `data import --format rag --answering drop`, or draw others "

@@ -75,7 +75,8 @@ def gpu_usage(stages: list[StageRun]) -> dict[str, Any]:
     POSGAP_CLUSTER). A step counts from the start of its stage to its end, without the time until its pod runs."""
     hours, cost = dict[str, float](), dict[str, float]()
     for step in stages:
-        if count := int(step.tags.get(GPUS_TAG, 0)):
+        count = int(step.tags.get(GPUS_TAG, 0))
+        if count:
             own = count * step.seconds / 3600
             hours[step.name] = hours.get(step.name, 0.0) + own
             cost[step.name] = cost.get(step.name, 0.0) + own * float(step.tags.get(PRICE_TAG, 0))
@@ -126,10 +127,12 @@ def markdown(outcome: dict[str, Any]) -> str:
         shown = {"label": "candidate", "mean": "mean", "gap": "gap", "gap_value": "gap, upper end", "gate": "gate"}
         rows = [[str(each.get(name, "")) for name in shown] for each in outcome["candidates"]]
         lines += ["", tables.markdown(list(shown.values()), rows)]
-    if champion := outcome["champion"]:
+    champion = outcome["champion"]
+    if champion:
         whose = "of this run" if champion["of_this_run"] else "as before"
         lines += ["", f"Champion of {champion['name']}: version {champion['version']} ({champion['method']}), {whose}."]
-    if hours := outcome["gpu_hours"]:
+    hours = outcome["gpu_hours"]
+    if hours:
         cost = f", which cost {outcome['cost']:.2f}" if outcome["cost"] else ""
         longest = sorted(hours, key=lambda name: -hours[name])[:3]
         most = ", ".join(f"{name} {hours[name]:.2f}" for name in longest)
