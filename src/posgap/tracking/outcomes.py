@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections import Counter
 from typing import Any
 
 from posgap.foundation import tables
@@ -37,9 +38,16 @@ def outcome(
 
     `state` and `message` are KFP's. The last try of a step counts.
     """
-    last = {step.name: step for step in stages}.values()
-    failed = [{"step": step.name, "error": step.error or _KILLED} for step in last if step.status != "FINISHED"]
-    is_complete = _is_complete(list(last))
+    last = list({step.name: step for step in stages}.values())
+    failed, candidates, skipped = [], [], ""
+    for step in last:
+        if step.status != "FINISHED":
+            failed.append({"step": step.name, "error": step.error or _KILLED})
+        elif step.stage in JUDGES:
+            candidates.append(_candidate(step))
+        if _skips(step) and not skipped:
+            skipped = step.tags.get("mlflow.note.content", "")
+    is_complete = _is_complete(last)
     # KFP leaves a run RUNNING behind a branch that was skipped, and behind a step that its own driver could not start.
     was_cut = state == "RUNNING" and bool(stages) and not is_complete
     status = _STATES.get(state) or (FAILED if failed or was_cut else SUCCEEDED)
@@ -51,8 +59,8 @@ def outcome(
         "pipeline_run": pipeline_run,
         "status": status,
         "failed": (failed or [{"step": "", "error": message or _SILENT}]) if status == FAILED else [],
-        "skipped": next((step.tags.get("mlflow.note.content", "") for step in last if _skips(step)), ""),
-        "candidates": [_candidate(step) for step in last if step.stage in JUDGES and step.status == "FINISHED"],
+        "skipped": skipped,
+        "candidates": candidates,
         "champion": _champion(name, pipeline_run),
         "seconds": {step.name: step.seconds for step in last},
         **gpu_usage(stages),
@@ -63,11 +71,11 @@ def outcome(
 def _is_complete(last: list[StageRun]) -> bool:
     """Returns whether each candidate was judged, and each that was admitted promoted, or there was nothing to do."""
     judged = [step for step in last if step.stage in JUDGES]
-    admitted = [step for step in judged if step.stage == "gate" and step.tags.get("posgap.gate") == "admitted"]
-    promoted = [step for step in last if step.stage == "promote"]
     if not judged:
         return any(map(_skips, last))
-    return len(judged) >= max(step.candidates for step in judged) and len(promoted) >= len(admitted)
+    promoted = Counter(step.stage for step in last)["promote"]
+    admitted = Counter(step.tags.get("posgap.gate") for step in judged if step.stage == "gate")["admitted"]
+    return len(judged) >= max(step.candidates for step in judged) and promoted >= admitted
 
 
 def gpu_usage(stages: list[StageRun]) -> dict[str, Any]:
@@ -110,12 +118,9 @@ def _champion(name: str, pipeline_run: str) -> dict[str, Any] | None:
 
 
 def _links(pipeline_run: str, run_id: str) -> dict[str, str]:
-    kfp = os.environ.get("POSGAP_KFP_UI", "").rstrip("/")
-    links = {
-        "kfp": f"{kfp}/#/runs/details/{pipeline_run}" if kfp and pipeline_run else "",
-        "mlflow": link(run_id) if run_id else "",
-    }
-    return {name: address for name, address in links.items() if address}
+    kfp, mlflow = os.environ.get("POSGAP_KFP_UI", "").rstrip("/"), link(run_id) if run_id else ""
+    links = {"kfp": f"{kfp}/#/runs/details/{pipeline_run}"} if kfp and pipeline_run else {}
+    return links | ({"mlflow": mlflow} if mlflow else {})
 
 
 def markdown(outcome: dict[str, Any]) -> str:
@@ -125,7 +130,9 @@ def markdown(outcome: dict[str, Any]) -> str:
     lines += [outcome["skipped"]] if outcome["skipped"] else []
     if outcome["candidates"]:
         shown = {"label": "candidate", "mean": "mean", "gap": "gap", "gap_value": "gap, upper end", "gate": "gate"}
-        rows = [[str(each.get(name, "")) for name in shown] for each in outcome["candidates"]]
+        rows = []
+        for each in outcome["candidates"]:
+            rows.append([str(each.get(name, "")) for name in shown])
         lines += ["", tables.markdown(list(shown.values()), rows)]
     champion = outcome["champion"]
     if champion:
