@@ -1,5 +1,6 @@
 """`mitigate` on a retrieval log: what it gains over the retriever's own order, and for which questions."""
 
+import logging
 import re
 
 import pytest
@@ -41,7 +42,8 @@ def config(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_gains_are_paired_with_the_retriever_s_order_and_come_with_code(config):
+def test_gains_are_paired_with_the_retriever_s_order_and_come_with_code(config, caplog):
+    caplog.set_level(logging.INFO)
     with served(Endpoint(reads_both_ends)) as endpoint:
         out = mitigate(config.model_copy(update={"base_url": endpoint.url}))
         n_prompts = endpoint.seen.total()
@@ -67,6 +69,8 @@ def test_gains_are_paired_with_the_retriever_s_order_and_come_with_code(config):
     taken = by_name[result.choice]
     assert f"over as retrieved, {wrong} questions won and 0 lost; an answer takes one call, as before" in taken.gains
     assert "def reorder(passages)" in taken.code and not taken.command
+    said = f"{taken.name}: {taken.gains}"
+    assert sum(said in message for message in caplog.messages) == 1, "the gain is said once"
     # Trials ask each question once; sweeps at five positions too.
     assert n_prompts == 32 * (1 + 3 + 2 + 1) + 32 * 6 * 4
 

@@ -204,8 +204,8 @@ def _record(result: MitigateResult, run: Run) -> None:
                 f"{each.name}_answer_cost": each.measured.relative_cost,
             }
         )
-        log.log(RESULT, "%s", each.verdict_in_words)
+        if not each.helps:  # what helps follows, once
+            log.log(RESULT, "%s", each.verdict_in_words)
     log.log(RESULT, "%s", result.headline)
     for each in result.helpful_outcomes:
-        log.log(RESULT, "%s: %s", each.name, each.gains)
-        log.log(RESULT, "%s:\n%s", each.name, indent(each.command or each.code.rstrip(), "    "))
+        log.log(RESULT, "%s: %s:\n%s", each.name, each.gains, indent(each.command or each.code.rstrip(), "    "))
