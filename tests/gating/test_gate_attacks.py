@@ -93,6 +93,13 @@ def test_a_sweep_whose_figures_are_not_its_predictions_is_refused(tmp_path, base
         decide(tmp_path, new, base)
 
 
+@pytest.mark.parametrize("change", [{"question": "before"}, {"max_new_tokens": 9}, {"temperature": 0.5}])
+def test_settings_that_contradict_what_was_asked_are_refused(tmp_path, base, change):
+    new = write_sweep(tmp_path / "new", FLAT, settings={"task": "kv", "question": "after", **change})
+    with pytest.raises(PosgapError, match=r"contradicts itself: asked\.\w+ is \w+, and settings\.\w+ is "):
+        decide(tmp_path, new, base)
+
+
 def verified(folder) -> int:
     with pytest.raises(SystemExit) as stopped:
         main(["verify", str(folder)])

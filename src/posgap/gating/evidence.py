@@ -191,10 +191,28 @@ def first_difference(recorded: Any, again: Any, name: str = "") -> str:
 
 def _read_evidence(path: Path) -> Evidence:
     evidence = Evidence(path)
+    contradiction = _contradiction(evidence.sweep)
+    if contradiction:
+        raise PosgapError(f"{folder_of(path) / SWEEP_FILE}: contradicts itself: {contradiction}; sweep again")
     wrong = wrong_figure(evidence)
     if wrong:
         raise PosgapError(f"{folder_of(path) / SWEEP_FILE}: not what its predictions say: {wrong}; sweep again")
     return evidence
+
+
+def _contradiction(sweep: Sweep) -> str:
+    """Where a sweep says otherwise how it asked than its settings do, in words; empty where they agree.
+
+    A setting that is left to posgap (0, or empty) says nothing.
+    """
+    said = {"question": sweep.asked.question, "shuffle": sweep.asked.shuffle, "samples": sweep.asked.samples}
+    said |= {"max_new_tokens": sweep.asked.max_new_tokens}
+    for name, value in said.items():
+        if sweep.settings.get(name) and sweep.settings[name] != value:
+            return f"asked.{name} is {value}, and settings.{name} is {sweep.settings[name]}"
+    if sweep.settings.get("temperature") and sweep.asked.decoding == "greedy":
+        return f"asked.decoding is greedy, and settings.temperature is {sweep.settings['temperature']}"
+    return ""
 
 
 def _is_made_from(sweep: Sweep, base: Sweep) -> bool:

@@ -73,7 +73,7 @@ def require_references(name: str, inputs: GateInputs, policy: Policy, examples: 
         with tempfile.TemporaryDirectory() as place:
             recorded = judged_sweep(version, Path(place))
             if recorded and not list_differences(read_sweep(recorded), evidence.sweep):
-                _require_same(recorded, evidence, f"{name} version {version.version}")
+                _require_promoted_by(recorded, evidence, f"{name} version {version.version}")
                 continue
             if TRIAL in policy.allow:
                 continue
@@ -91,7 +91,7 @@ def _version_of(evidence: Evidence, versions: "Sequence[ModelVersion]") -> "Mode
     return next((version for version in versions if version.tags.get(registry.DIGEST) == digest), None)
 
 
-def _require_same(recorded: Path, evidence: Evidence, version: str) -> None:
+def _require_promoted_by(recorded: Path, evidence: Evidence, version: str) -> None:
     """Raises `PosgapError` unless the predictions are those of the recorded sweep."""
     kept, judged = (digest_path(folder / PREDICTIONS_FILE) for folder in (recorded, evidence.path))
     if kept != judged:
@@ -161,7 +161,7 @@ def require_answers(
 
     scores = list(map(rescore, drawn, responses))
     _require_scores(drawn, responses, scores)
-    if all(map(math.isclose, scores, _recorded(drawn))):
+    if all(map(math.isclose, scores, _recorded_scores(drawn))):
         return
     log.info("%d more prompts are asked again, since the score of a response is another", len(others))
     for row, completion in zip(others, answers.answer(others), strict=True):
@@ -200,7 +200,7 @@ class DecidingEdits:
             place = drawn if wanted[kind] > 0 else others if self._share(kind) else spare
             wanted[kind] -= 1
             place.append(row)
-        missing = max(0, LEAST - sum(map(bool, _recorded(drawn))))
+        missing = max(0, LEAST - sum(map(bool, _recorded_scores(drawn))))
         more = sorted(spare + others, key=_is_wrong)
         return drawn + more[:missing], [row for row in others if row not in more[:missing]]
 
@@ -211,7 +211,7 @@ class DecidingEdits:
             now[self.evidence.ids.index(row["id"]), self._column(row)] = score
         broken = self._first_not_passed(now)
         if broken:
-            others = sum(not same for same in map(math.isclose, scores, _recorded(rows)))
+            others = sum(not same for same in map(math.isclose, scores, _recorded_scores(rows)))
             raise PosgapError(
                 f"{others} of {len(rows)} responses that were asked again have another score than its sweep recorded, "
                 f"and with these the policy does not admit it: {against(broken)}"
@@ -257,7 +257,7 @@ class DecidingEdits:
         return max(shares)
 
 
-def _recorded(rows: Sequence[Prediction]) -> list[float]:
+def _recorded_scores(rows: Sequence[Prediction]) -> list[float]:
     return [float(row["correct"]) for row in rows]
 
 
@@ -281,7 +281,9 @@ def _require_alike(rows: Sequence[Prediction], responses: Sequence[str]) -> None
     same = len(rows) - len(others)
     log.info("%d of %d responses are as the sweep recorded", same, len(rows))
     if 2 * same < len(rows):
-        raise PosgapError(f"only {same} of {len(rows)} responses are as its sweep recorded: {_shown(*others[0])}")
+        raise PosgapError(
+            f"only {same} of {len(rows)} responses are as its sweep recorded: {_tell_difference(*others[0])}"
+        )
 
 
 def _require_scores(rows: Sequence[Prediction], responses: Sequence[str], scores: Sequence[float]) -> None:
@@ -290,12 +292,13 @@ def _require_scores(rows: Sequence[Prediction], responses: Sequence[str], scores
     for row, response, score in zip(rows, responses, scores, strict=True):
         if score < row["correct"]:
             worse.append((row, response))
-    right = sum(map(bool, _recorded(rows)))
+    right = sum(map(bool, _recorded_scores(rows)))
     if len(worse) > MAX_WORSE * right:
         raise PosgapError(
-            f"{len(worse)} of {right} right responses have a lower score than its sweep recorded: {_shown(*worse[0])}"
+            f"{len(worse)} of {right} right responses have a lower score than its sweep recorded: "
+            f"{_tell_difference(*worse[0])}"
         )
 
 
-def _shown(row: Prediction, response: str) -> str:
+def _tell_difference(row: Prediction, response: str) -> str:
     return f"to {row['id']} it answers {shorten(repr(response))}, and the sweep has {shorten(repr(row['response']))}"

@@ -29,7 +29,9 @@ def merge(config: MergeConfig, out: Path, run: Run) -> None:
     if len(parts) == 1 and config.sweeps[0].is_dir() and sweep == parts[0].sweep:
         shutil.copytree(config.sweeps[0], out, ignore=shutil.ignore_patterns(MANIFEST, ".*"), dirs_exist_ok=True)
     else:
-        texts = {id: asked for part in config.sweeps for id, asked in read_texts(part).items()}
+        texts = {}
+        for part in config.sweeps:
+            texts |= read_texts(part)
         page = pack_examples([SweepToShow(sweep, predictions, texts)])
         write_sweep(sweep, predictions, set().union(*map(training_examples, config.sweeps)), out, page)
     log_sweep(sweep, run)
