@@ -35,10 +35,12 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from places import ROOT as REPOSITORY
 from ports import free_port
 from s3_servers import KEY, serving
 
 PROGRAMS = ("driver", "launcher-v2", "python")
+LAUNCHER = REPOSITORY / "infra" / "kubernetes" / "overlays" / "local" / "launcher.yaml"
 NAMESPACE = "posgap"
 BUCKET = "posgap"
 ROOT = f"s3://{BUCKET}/kfp"
@@ -156,10 +158,10 @@ class Kfp:
 
 
 @contextmanager
-def start_kfp(folder: Path, **launcher: str) -> Iterator[Kfp]:
+def start_kfp(folder: Path) -> Iterator[Kfp]:
     """ML Metadata, cache, S3 and Kubernetes on loopback, for as many runs as wanted.
 
-    `launcher` replaces values of the ConfigMap `kfp-launcher`.
+    How KFP reaches S3 is as the overlay `local` has it, but for the address.
     """
     programs, port = Path(os.environ["POSGAP_KFP_BIN"]).absolute(), free_port()
     with ExitStack() as stack:
@@ -173,9 +175,8 @@ def start_kfp(folder: Path, **launcher: str) -> Iterator[Kfp]:
         stack.callback(server.wait, 30)
         stack.callback(server.terminate)
         assert server.stdout.readline() == "ready\n", "ML Metadata's server did not start"
-        store = {"endpoint": s3, "region": "us-east-1", "forcePathStyle": True, "disableSSL": True}
-        providers = {"s3": {"default": {**store, "credentials": {"fromEnv": True}}}}
-        config = {"defaultPipelineRoot": ROOT, "providers": yaml.safe_dump(providers), **launcher}
+        providers = yaml.safe_load(LAUNCHER.read_text())["data"]["providers"]
+        config = {"defaultPipelineRoot": ROOT, "providers": providers.replace("http://s3.posgap:8333", s3)}
         certificate, kubernetes_port = stack.enter_context(_kubernetes(folder, config))
         yield Kfp(programs, folder, port, kubernetes_port, s3, certificate)
 
