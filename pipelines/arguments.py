@@ -17,7 +17,8 @@ def arguments(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) 
     """The complete arguments of a run: as in `check_arguments`, but a missing parameter raises `PosgapError`, too."""
     values = check_arguments(config, parameters)
     required = [n for n, spec in parameters.items() if "defaultValue" not in spec and not spec.get("isOptional")]
-    if missing := [name for name in required if name not in values]:
+    missing = [name for name in required if name not in values]
+    if missing:
         wanted = " ".join(f"--param {name}=..." for name in missing)
         raise PosgapError(f"the pipeline needs {', '.join(missing)}: give {wanted}")
     return values
@@ -45,7 +46,8 @@ def check_arguments(config: PipelineArguments, parameters: dict[str, dict[str, A
     if is_file(str(values.get("task", ""))):
         values["task"] = definition_of(values["task"])  # which no step could read here
     values = fill_form(values, {name: spec.get("literals", ()) for name, spec in parameters.items()})
-    if SETTINGS in values and (wrong := [*unknown(flat_settings(values[SETTINGS]))]):
+    wrong = list(unknown(flat_settings(values[SETTINGS]))) if SETTINGS in values else []
+    if wrong:
         raise PosgapError("; ".join(wrong))
     return {name: _value(name, value, parameters) for name, value in values.items()}
 
@@ -87,7 +89,8 @@ def _truth(text: str) -> bool:
 
 def _json(kind: type) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
-        if not isinstance(value := json.loads(text), kind):
+        value = json.loads(text)
+        if not isinstance(value, kind):
             raise ValueError(text)
         return value
 

@@ -98,7 +98,8 @@ class Client(kfp.Client):
                 page_token=token,
             )
             recurring_runs += page.recurring_runs or []
-            if not (token := page.next_page_token or ""):
+            token = page.next_page_token or ""
+            if not token:
                 return recurring_runs
 
     def find_experiment(self, config: ServerConfig) -> str | None:
@@ -128,7 +129,12 @@ class Client(kfp.Client):
 
 def _find_or_create(find: Callable[[], str | None], create: Callable[[], str]) -> str:
     """The id of an object, which is created once if there is none."""
-    return find() or once(create, lambda: {found: found} if (found := find()) else {})
+
+    def find_all() -> dict[str, str]:
+        found = find()
+        return {found: found} if found else {}
+
+    return find() or once(create, find_all)
 
 
 def _equal(fields: dict[str, str]) -> str:

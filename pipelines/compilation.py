@@ -36,7 +36,8 @@ def compiled_text(pipeline: Any) -> str:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         text = "".join(line for line in lines if not line.startswith("#"))
     compiled = parse(text, pipeline.name)
-    if bare := sorted(name for name, spec in compiled.parameters.items() if not spec.get("description", "").strip()):
+    bare = sorted(name for name, spec in compiled.parameters.items() if not spec.get("description", "").strip())
+    if bare:
         raise PosgapError(f"pipeline {compiled.name}: describe these parameters in its docstring: {', '.join(bare)}")
     return text
 

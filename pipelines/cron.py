@@ -29,7 +29,8 @@ def six_fields(text: str) -> str:
             "with seconds first"
         )
     try:
-        if bad := [field for field in fields if not _FIELD.fullmatch(field)]:
+        bad = [field for field in fields if not _FIELD.fullmatch(field)]
+        if bad:
             raise CronSimError(f"KFP cannot read {bad[0]!r}")
         sim = CronSim(" ".join(fields), datetime.now(UTC))
     except CronSimError as error:

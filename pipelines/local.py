@@ -65,15 +65,16 @@ class _LogStream:
         return False
 
     def _show_line(self, line: str) -> None:
-        if (match := _TASK.search(line)) and not match[1].startswith("importer"):
-            self.show(f"{time.strftime('%H:%M:%S')} {match[1]}")
-        elif match := _EXECUTOR.search(line):
-            if not match[1].startswith(_EXECUTOR_NOISE):
-                self.show(f"         {match[1]}")
+        task, said, ended = _TASK.search(line), _EXECUTOR.search(line), _ENDED.search(line)
+        if task and not task[1].startswith("importer"):
+            self.show(f"{time.strftime('%H:%M:%S')} {task[1]}")
+        elif said:
+            if not said[1].startswith(_EXECUTOR_NOISE):
+                self.show(f"         {said[1]}")
         elif line.startswith(("posgap.foundation.errors.", "WARNING posgap")):
             self.errors.append(line.split(": ", 1)[-1])
-        elif (match := _ENDED.search(line)) and match[2] != "SUCCESS":
-            self.show(f"         {match[1]}: {match[2]}")
+        elif ended and ended[2] != "SUCCESS":
+            self.show(f"         {ended[1]}: {ended[2]}")
 
 
 @resumable()
@@ -175,7 +176,8 @@ def _as_pipeline_run(root: Path, cache: Path) -> Iterator[None]:
             mark.unlink()
     identity = f"local-{uuid.uuid4()}"
     cache.mkdir(parents=True, exist_ok=True)
-    (mark := cache / f"{identity}{_UNDER_WAY}").touch()
+    mark = cache / f"{identity}{_UNDER_WAY}"
+    mark.touch()
     os.environ[PIPELINE_VARIABLE] = identity
     try:
         yield

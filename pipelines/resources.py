@@ -139,7 +139,8 @@ def _needs(settings: dict[str, Any]) -> dict[str, list[str]]:
     needs = {}
     for kind, (fields, parameter, plain) in _KINDS.items():
         uses = [use for field in fields for use in settings.get(field, []) if not use.get("optional")]
-        if names := sorted({_name(use, parameter, plain) for use in uses}):
+        names = sorted({_name(use, parameter, plain) for use in uses})
+        if names:
             needs[kind] = names
     return needs
 

@@ -69,7 +69,8 @@ def _create(config: ScheduleConfig) -> None:
         return {schedule.recurring_run_id: schedule for schedule in schedules}
 
     before = list(existing().values())
-    if foreign := [each.recurring_run_id for each in before if not _MARK.fullmatch(each.description or "")]:
+    foreign = [each.recurring_run_id for each in before if not _MARK.fullmatch(each.description or "")]
+    if foreign:
         raise PosgapError(
             f"schedule {config.name}: {foreign[0]} has this name, but was not made by posgap: choose another name, or "
             "delete it in the KFP UI"
@@ -103,7 +104,8 @@ def _create(config: ScheduleConfig) -> None:
     for old in before:
         if old is same:
             continue
-        if run := _retire(client, old):
+        run = _retire(client, old)
+        if run:
             log.warning(
                 "%s: the old schedule is paused; run this again when %s has ended, to remove it", config.name, run
             )
@@ -129,7 +131,8 @@ def _resume(client: "Client", config: ScheduleConfig, schedule: RecurringRun) ->
 
 
 def _delete(client: "Client", config: ScheduleConfig, schedule: RecurringRun) -> None:
-    if run := _retire(client, schedule):
+    run = _retire(client, schedule)
+    if run:
         hint = "delete it when that has ended"
         raise PosgapError(f"schedule {config.name}: paused, not deleted, since run {run} is still running; {hint}")
     _say(config, "deleted", schedule)

@@ -61,7 +61,8 @@ def once(create: Callable[[], T], find: Callable[[], dict[str, T]]) -> T:
 
     def attempt() -> T:
         nonlocal lost
-        if lost and (new := find_new()):
+        new = find_new() if lost else None
+        if new:
             return new
         try:
             return create()
@@ -76,7 +77,8 @@ def once(create: Callable[[], T], find: Callable[[], dict[str, T]]) -> T:
 
     with suppress(TransientError, _NameConflict):
         return retrying(retry_policy(), Waits("KFP"))(attempt)
-    if new := find_new():
+    new = find_new()
+    if new:
         return new
     assert lost is not None  # at least one try has failed
     raise lost

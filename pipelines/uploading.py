@@ -57,10 +57,12 @@ def fetch_uploaded(config: PipelineOnCluster) -> CompiledYaml:
     if config.file:
         raise PosgapError("--version: --file cannot change a version that was uploaded; leave one of them out")
     client, name = connect(config), f"posgap-{config.pipeline}"
-    if not (pipeline := client.find_pipeline(config, name)):
+    pipeline = client.find_pipeline(config, name)
+    if not pipeline:
         raise PosgapError(f"pipeline {name}: not found; `posgap pipeline compile --host` uploads it")
     wanted = {} if config.version == LATEST else {"display_name": config.version}
-    if not (found := client.find_versions(pipeline, **wanted)):
+    found = client.find_versions(pipeline, **wanted)
+    if not found:
         known = ", ".join(each.display_name for each in client.find_versions(pipeline)[:5])
         raise PosgapError(f"{name}: no version {config.version}; the newest are {known or 'none'}")
     held = client.get_pipeline_version(pipeline, found[0].pipeline_version_id)

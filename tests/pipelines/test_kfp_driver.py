@@ -1,6 +1,6 @@
 """KFP's own driver, importer and launcher take the compiled pipelines to the end (see helpers/kfp_driver.py).
 
-Skipped where `POSGAP_KFP_BIN` names no folder with them; what they taught is held without them in test_pipeline_lint.
+Skipped where `POSGAP_KFP_BIN` names no folder with them; what they taught is held without them in test_pipeline_checks.
 """
 
 import re
