@@ -10,7 +10,6 @@ from posgap.foundation.errors import PosgapError
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.openai import OpenAIGenerator
-from posgap.generation.whole_prompts import MostTokens
 from posgap.tasks.prompts import Prompt
 
 PROMPT = "\n".join(f'"key-{n}": "{n * 7919 % 10007}", which is number {n} of all.' for n in range(150))
@@ -54,18 +53,19 @@ def test_cut_prompts_give_no_figures(shown, usage):
         ask(shown, usage)
 
 
-@pytest.mark.parametrize(("usage", "added", "questions"), [(True, 0, 3), (True, 2000, 3), (False, 0, 3)])
-def test_whole_prompts_are_asked_after_three_questions(usage, added, questions):
+@pytest.mark.parametrize(("usage", "added", "questions"), [(True, 0, 5), (True, 2000, 5), (False, 0, 3)])
+def test_whole_prompts_are_asked_after_a_few_questions(usage, added, questions):
     answers, requests = ask(keep_all, usage, added)
     assert answers == ["none"] * 3 and requests == 3 + questions
 
 
-def test_prompts_of_several_lengths_are_not_read_in_one_number_of_tokens():
-    most, texts = MostTokens(), [f"{PROMPT} {'more ' * n}" for n in range(0, 200, 20)]
-    assert not any(most.why_cut(text, 2000 + len(text)) for text in texts)
-    most = MostTokens()
-    assert [bool(most.why_cut(text, 4096)) for text in texts[:5]] == [False, False, False, True, True]
-    assert not any(MostTokens().why_cut(text, told) for text in texts for told in (None, 9))
+def keep_nearly_all(text: str) -> str:
+    return text[-6600:]
+
+
+def test_a_prompt_that_is_cut_by_little_is_told_by_its_halves():
+    with pytest.raises(PosgapError, match="tokens of a prompt whose halves have"):
+        ask(keep_nearly_all, usage=True)
 
 
 def test_a_model_that_finds_no_marker_at_all_is_only_warned_of(caplog):

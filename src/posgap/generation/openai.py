@@ -43,12 +43,13 @@ from posgap.generation.whole_prompts import (
     NO_MARKER,
     NOBODY_KNOWS,
     SHORT,
-    MostTokens,
     ReadingRate,
     count_pieces,
+    cut_halves,
     cut_sample,
     mark_text,
     marker_question,
+    why_not_whole,
 )
 from posgap.generation.wire import EndpointAnswer, Fault, read_answer, read_fault
 from posgap.tasks.framing import PLAIN, Framing
@@ -117,7 +118,7 @@ class OpenAIGenerator:
         self.checking = asyncio.Lock()
         self.whole = LONG  # bytes of the longest prompt that is known to be read whole
         self.rate: ReadingRate | None = None
-        self.most, self.repeats = MostTokens(), RepeatedAnswers()
+        self.repeats = RepeatedAnswers()
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         questions = ((index, at, prompt) for index, group in enumerate(groups) for at, prompt in enumerate(group))
@@ -186,9 +187,6 @@ class OpenAIGenerator:
             why_cut = self.rate.why_cut(prompt.text, told) if self.rate else ""
             if why_cut:
                 return self._count_failure(why_cut)
-            why_cut = self.most.why_cut(prompt.text, told)
-            if why_cut:
-                raise PosgapError(f"{self.shown}: {why_cut}; begin anew, with another --out or --force")
             self.answered, self.answered_at, self.row = self.answered + 1, time.monotonic(), 0
             if completion.outcome == "empty" and sampling.stop:
                 sampling = replace(sampling, stop=())  # Endpoints stop at a stop string before any text too.
@@ -205,21 +203,21 @@ class OpenAIGenerator:
             if size <= self.whole:
                 return
             briefly = replace(sampling, max_new_tokens=16, max_thinking_tokens=0, stop=())
-            told = []
-            for text in (SHORT, cut_sample(prompt.text), prompt.text):
+            told: list[int] = []
+            for text in (SHORT, cut_sample(prompt.text), prompt.text, *cut_halves(prompt.text)):
                 completion = await self._answer_prompt(client, Prompt(text), briefly)
                 if completion.outcome == "failed":
                     return  # the prompts themselves will fail alike, and say so
-                told.append(completion.usage.prompt if completion.usage else None)
-                if not told[-1]:
+                told.append((completion.usage.prompt if completion.usage else None) or 0)
+                if not told[-1] or told[-1] < told[0]:
                     break
-            self.whole = LONGER * size
-            if not told[-1]:
+            self.whole = round(LONGER * size)
+            if not all(told) or told[1:2] == told[:1] or len(told) < 5:  # nothing is told, or always the same
                 await self._require_markers(client, prompt, replace(sampling, stop=()))
                 return
-            added, of_sample, of_whole = told
+            added, of_sample, of_whole, *of_halves = told
             rate = ReadingRate(added, (of_sample - added) / max(1, count_pieces(cut_sample(prompt.text))))
-            why_cut = rate.why_cut(prompt.text, of_whole)
+            why_cut = rate.why_cut(prompt.text, of_whole) or why_not_whole(added, of_whole, of_halves)
             if why_cut:
                 raise PosgapError(f"{self.shown}: {why_cut}")
             self.rate = rate

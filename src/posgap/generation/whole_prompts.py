@@ -5,16 +5,17 @@ that no tokenizer is needed. Where it tells no tokens, it is asked for markers t
 """
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from posgap.foundation.files import digest_of
 
 LONG = 4000  # bytes: no server is known to cut a shorter prompt
 SHORT = "Hello"  # what a template adds is counted by this
-LONGER = 1.1  # a prompt this many times as long as those that were read whole may be cut all the same
+LONGER = 1.03  # a prompt this many times as long as those that were read whole may be cut all the same
 _SAMPLE = 700  # bytes of each of three stretches, which together fit into 2,048 tokens
-_LEAST = 0.85  # of the tokens expected: samples of a text differ by some percent
-_FEW, _SPREAD = 4, 1.02  # lengths of prompts that are cut at one number of tokens, the longest by the shortest
+_LEAST = 0.85  # of the tokens expected by a sample: parts of a text differ by some percent
+_AT_A_BORDER = 16  # tokens that parting a prompt in halves may add
 _PIECES = re.compile(r"[^\W\d_]+|\d+|[^\w\s]+|_+")
 _REMEDY = (
     "give it a larger context (Ollama: OLLAMA_CONTEXT_LENGTH; gateways: no shortening, like `transforms: []`), or ask "
@@ -40,26 +41,18 @@ class ReadingRate(NamedTuple):
         return f"it read {told:,} tokens of a prompt of about {expected:,.0f}: it cuts prompts; {_REMEDY}"
 
 
-class MostTokens:
-    """The most tokens that a server said it read of a prompt, and the pieces of the prompts of which it did.
+def cut_halves(text: str) -> tuple[str, str]:
+    """The first half of a text and the second, parted at a space."""
+    middle = text.find(" ", len(text) // 2) + 1
+    return text[:middle], text[middle:]
 
-    Prompts of several lengths of which it read the same number, more than of any other, were cut there.
-    """
 
-    def __init__(self) -> None:
-        self.told, self.pieces = 0, set[int]()
-
-    def why_cut(self, text: str, told: int | None) -> str:
-        """Says that prompts were cut, which only several of them show; empty where nothing does."""
-        if told is None or told < self.told or len(text.encode()) <= LONG:
-            return ""
-        if told > self.told:
-            self.told, self.pieces = told, set()
-        self.pieces.add(count_pieces(text))
-        if len(self.pieces) < _FEW or max(self.pieces) < _SPREAD * min(self.pieces):
-            return ""
-        lengths = f"{len(self.pieces)} prompts that differ in length"
-        return f"it read {told:,} tokens of each of {lengths}: it cuts prompts; {_REMEDY}"
+def why_not_whole(added: int, whole: int, halves: Sequence[int]) -> str:
+    """Says that a prompt was cut of which a server read fewer tokens than of its halves; empty where it was not."""
+    expected = sum(halves) - added
+    if whole >= expected - _AT_A_BORDER:
+        return ""
+    return f"it read {whole:,} tokens of a prompt whose halves have {expected:,}: it cuts prompts; {_REMEDY}"
 
 
 def count_pieces(text: str) -> int:

@@ -80,10 +80,10 @@ def stands_in(answer: str, text: str) -> bool:
 @lru_cache(maxsize=4096)
 def _letters(text: str) -> str:
     """The letters and digits of a text, one after the other."""
-    return _pattern(r"[\W_\p{M}\u0640]+").sub("", _fold(_shown(text)))
+    return _pattern(r"[\W_\p{M}\u0640]+").sub("", _fold(_plain_text(text)))
 
 
-def _shown(text: str) -> str:
+def _plain_text(text: str) -> str:
     """A text without markup and entities, its signs and digits in one form."""
     if "<" in text:
         text = _pattern(_MARKUP).sub("", text)
@@ -97,7 +97,7 @@ def _shown(text: str) -> str:
 def _forms(text: str) -> tuple[tuple[str, ...], ...]:
     """The words of a text with hyphens between letters for spaces; with such hyphens left out; and with the points of
     abbreviations left out, where a word in capitals is another than that in small letters."""
-    shown = _pattern(f"{_INVISIBLE}|{_VOWEL_SIGNS}").sub("", _shown(text))
+    shown = _pattern(f"{_INVISIBLE}|{_VOWEL_SIGNS}").sub("", _plain_text(text))
     shown = _pattern(r"(?<=\p{Ll}\p{Ll})\.(?=\p{Lu})").sub(". ", shown)
     shown = _pattern(r"\b(\p{Lu})\. (?=\p{Lu}\.)").sub(r"\1.", shown)  # J. R. R. Tolkien
     shown = _pattern(r"(?i)(?<=\d)\s*(?:percent|per cent)\b").sub("%", shown)

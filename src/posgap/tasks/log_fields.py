@@ -123,7 +123,7 @@ def _is_nan(cell: Any) -> bool:
     return isinstance(cell, float) and cell != cell
 
 
-def take(row: Fields, field: str, taken: Taken | None = None, names: Sequence[str] = ()) -> Any:
+def find_cell(row: Fields, field: str, taken: Taken | None = None, names: Sequence[str] = ()) -> Any:
     """The first cell of a field's names that is filled, which is noted in `taken`; None where all are empty."""
     for name in names or FIELDS[field]:
         cell = row.get(name)
@@ -186,7 +186,7 @@ def list_names(row: Iterable[str]) -> str:
 
 def find_question(row: Fields, taken: Taken | None = None) -> str | None:
     """The question of a row; None where it has none."""
-    question = _question_text(take(row, "question", taken))
+    question = _question_text(find_cell(row, "question", taken))
     return question if question and question.strip() else None
 
 
@@ -201,7 +201,7 @@ def _question_text(value: Any) -> str | None:
                 return _question_text(message.get("content"))
         return None
     if isinstance(value, Mapping):
-        inner = take(value, "question", names=(*FIELDS["question"], "messages", "content", "text", "value"))
+        inner = find_cell(value, "question", names=(*FIELDS["question"], "messages", "content", "text", "value"))
         if inner is None and len(value) == 1:
             (inner,) = value.values()  # as {"match": {"text": ...}}
         return _question_text(inner)
@@ -224,8 +224,8 @@ def question_key(question: str) -> str:
 
 def parse_answers(row: Fields, where: str, taken: Taken | None = None) -> list[str]:
     """The accepted answers of a row; none where it has none."""
-    of_chain = not set(_OF_CHAINS).isdisjoint(row) and take(row, "", names=_RESPONSES) is None
-    value = take(row, "answers", taken, FIELDS["answers"][:-1] if of_chain else FIELDS["answers"])
+    of_chain = not set(_OF_CHAINS).isdisjoint(row) and find_cell(row, "", names=_RESPONSES) is None
+    value = find_cell(row, "answers", taken, FIELDS["answers"][:-1] if of_chain else FIELDS["answers"])
     if isinstance(value, str):
         value = _answers_in_cell(value)
     if isinstance(value, Mapping):  # SQuAD's and TriviaQA's
@@ -258,7 +258,7 @@ def _answers_in_cell(cell: str) -> Any:
 def parse_relevant_ids(row: Fields, where: str, taken: Taken | None = None) -> list[str] | None:
     """The ids of a row's relevant passages; None where it says nothing of them. Several in a cell of text stay as they
     are written: only the passages' ids tell whether a comma parts them."""
-    value = take(row, "relevant_ids", taken)
+    value = find_cell(row, "relevant_ids", taken)
     if isinstance(value, str) and is_list(value):
         value = parse_list(value, where, "relevant_ids")
     if value is None:
@@ -371,7 +371,7 @@ def _transpose(columns: Fields, where: str) -> list[dict[str, Any]]:
 def add_lists_beside(passages: Sequence[LoggedPassage], row: Fields, where: str) -> None:
     """Gives passages with a text the ids, scores and distances that a row has in lists of their own."""
     for field in ("passage_ids", "passage_scores", "passage_distances"):
-        cell = take(row, field)
+        cell = find_cell(row, field)
         values = [] if cell is None else _without_list_around(parse_list(cell, where, FIELDS[field][0]))
         if cell is not None and len(values) != len(passages):
             raise PosgapError(f"{where}: {len(values)} {FIELDS[field][0]} for {len(passages)} passages")
@@ -397,7 +397,7 @@ def parse_passage(value: Any, where: str, taken: Taken) -> LoggedPassage:
     inner: Fields = outer
     for name in _INNER:
         inner = _plain_cells(inner[name]) if isinstance(inner.get(name), Mapping) else inner
-    stored = take(inner, "", names=_OF_STORES)
+    stored = find_cell(inner, "", names=_OF_STORES)
     metadata = as_mapping(inner.get("metadata", inner.get("meta")))
     parts = (inner, _plain_cells(as_mapping(stored)), _plain_cells(metadata), outer)
     text = _take_first(parts, "text", taken)
@@ -409,7 +409,7 @@ def parse_passage(value: Any, where: str, taken: Taken) -> LoggedPassage:
     score, is_share, label = _take_first(parts, "score", taken), False, None
     named: Taken = Counter()
     for part, names in ((inner, ()), (parts[1], ()), (outer, ()), (parts[2], _LABELS_IN_METADATA)):
-        cell = take(part, "label", named, names)
+        cell = find_cell(part, "label", named, names)
         if cell is not None:
             (_, name), *_ = named
             label, is_share = _parse_label(cell, f"{where}: field `{name}`")
@@ -426,7 +426,7 @@ def parse_passage(value: Any, where: str, taken: Taken) -> LoggedPassage:
 
 def _take_first(parts: Iterable[Fields], field: str, taken: Taken) -> Any:
     for part in parts:
-        cell = take(part, field, taken)
+        cell = find_cell(part, field, taken)
         if cell is not None:
             return cell
     return None

@@ -19,6 +19,7 @@ from posgap.tasks.log_fields import (
     Taken,
     add_lists_beside,
     as_mapping,
+    find_cell,
     find_question,
     has_passages,
     is_filled,
@@ -30,7 +31,6 @@ from posgap.tasks.log_fields import (
     plain_fields,
     question_key,
     require_question,
-    take,
 )
 
 _MOST_NAMED = 3  # rows, of those that have one fault
@@ -187,7 +187,7 @@ def find_wrapped(row: Any) -> list[Any] | None:
     if isinstance(names, list) and isinstance(data, list):  # split
         return _rows_of(names, data)
     columns = list(row.values())
-    question = take(row, "question")
+    question = find_cell(row, "question")
     kind, cells = type(question), question if isinstance(question, list | dict) else []
     if cells and all(isinstance(column, kind) and len(column) == len(cells) for column in columns):
         if isinstance(question, dict):  # columns
@@ -218,10 +218,10 @@ def _rows_of(names: Iterable[str], data: Iterable[Iterable[Any]]) -> list[dict[s
 
 def read_fields(row: Any, where: str, columns: Mapping[str, str] | None = None) -> Fields:
     """The fields of a log's row, by plain names and nested as they are meant."""
-    return _nested(plain_fields(row, where, columns))
+    return _nest(plain_fields(row, where, columns))
 
 
-def _nested(row: Fields) -> Fields:
+def _nest(row: Fields) -> Fields:
     """A row whose dotted names are nested objects, as exports write them into columns: inputs.question."""
     if not any(map(_DOTTED.fullmatch, row)):
         return row
@@ -259,7 +259,7 @@ def question_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEn
 def _to_entry(
     row: LogRow, question: str, passages: list[LoggedPassage], fields: Fields, reading: LogReading
 ) -> LogEntry:
-    id = take(fields, "", names=("id", *FIELDS["question_id"]))
+    id = find_cell(fields, "", names=("id", *FIELDS["question_id"]))
     return LogEntry(
         row.number,
         row.where,
@@ -281,7 +281,7 @@ def passage_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEnt
     name = None
     for row in rows:
         try:
-            own = take(row.fields, "question_id")
+            own = find_cell(row.fields, "question_id")
             own = find_question(row.fields, reading.taken) if own is None else own
             name = name if own is None else own
             if name is None:
@@ -365,8 +365,8 @@ def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = Non
     # A run that was called says itself what was retrieved; what is right stands in the one that called it.
     common = {
         "question": find_question(own),
-        "expected_answers": _accepted(row),
-        "relevant_ids": take(row, "relevant_ids"),
+        "expected_answers": _find_accepted(row),
+        "relevant_ids": find_cell(row, "relevant_ids"),
     }
     common = {name: (asked or {}).get(name) if value is None else value for name, value in common.items()}
     yield {**own, **common}
@@ -376,13 +376,13 @@ def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = Non
             yield from _retrievals(plain_fields(as_mapping(child), ""), queries, common)
 
 
-def _accepted(row: Fields) -> Any:
+def _find_accepted(row: Fields) -> Any:
     """What a run says is right, in its reference outputs or beside them; its own answer is what the chain said."""
     for source in (as_mapping(row.get("reference_outputs")), as_mapping(row.get("reference"))):
-        accepted = take(source, "answers")
+        accepted = find_cell(source, "answers")
         if accepted is not None:
             return accepted
-    accepted = take(row, "answers", names=("reference_outputs", *FIELDS["answers"][:-1]))
+    accepted = find_cell(row, "answers", names=("reference_outputs", *FIELDS["answers"][:-1]))
     return None if isinstance(accepted, Mapping) else accepted
 
 
@@ -401,7 +401,7 @@ def _nested_attributes(value: Any) -> Fields:
             by_key[pair.get("key")] = next(iter(as_mapping(pair.get("value")).values()), None)
         value = by_key
     plain = {f"attributes.{name}": cell for name, cell in as_mapping(value).items() if isinstance(name, str)}
-    return as_mapping(_nested(plain).get("attributes"))
+    return as_mapping(_nest(plain).get("attributes"))
 
 
 def _of_attributes(attributes: Fields) -> Fields:
@@ -414,5 +414,5 @@ def _of_attributes(attributes: Fields) -> Fields:
 LAYOUTS = (
     LogLayout("runs or spans of a trace", is_trace, trace_rows),
     LogLayout("a question", has_passages, question_rows),
-    LogLayout("a passage", lambda row: take(row, "text") is not None, passage_rows),
+    LogLayout("a passage", lambda row: find_cell(row, "text") is not None, passage_rows),
 )
