@@ -16,7 +16,7 @@ from posgap import __version__
 from posgap.distillation.methods import method_in
 from posgap.foundation import files
 from posgap.foundation.config import StageConfig
-from posgap.foundation.errors import PosgapError, Rejection
+from posgap.foundation.errors import PosgapError, Rejection, shorten
 from posgap.foundation.launch import first_of_its_node, gather_from_all, is_main_process, launch_rank_and_size
 from posgap.foundation.locations import Location, is_uri, with_uris
 from posgap.storage.cache import INCOMPLETE, MANIFEST, take_snapshot
@@ -90,7 +90,7 @@ def run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Location
                     output.clear()
                 return config.out
             if reason == OTHERWISE and config.is_costly:
-                _refuse_to_replace(place, name, config, inputs)
+                gather_from_all(lambda: _refuse_to_replace(place, name, config, inputs) if is_main_process() else None)
         if is_main_process():
             output.claim()
             announce(config.out, name)
@@ -259,8 +259,8 @@ def _refuse_to_replace(out: Location, name: str, config: StageConfig, inputs: di
     there, instead = [], []
     for field in config.cache_key_fields():
         if made.get(field) != wanted[field]:
-            there.append(f"{field} {made.get(field)}")
-            instead.append(str(wanted[field]))
+            there.append(shorten(f"{field} {made.get(field)}"))
+            instead.append(shorten(str(wanted[field])))
     for field, record in inputs.items():
         before = manifest.get("inputs", {}).get(field, {})
         if before.get("sha256") != record["sha256"] or (not record["sha256"] and before.get("path") != record["path"]):

@@ -1,6 +1,7 @@
 """validate: checks examples with Great Expectations, before any GPU time is spent on them."""
 
 import logging
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     special = count_special(examples, builder.special)
     report = {"examples": len(table), **answering, **special} | run_expectations(table, suite)
     write_json(out / "validation.json", report)
-    rows_failed = len({row["id"] for each in report["checks"] for row in each["rows"]})
+    rows_failed = len({row["id"] for row in chain.from_iterable(check["rows"] for check in report["checks"])})
     more = {"title": f"Validation of {config.examples}", "report": report, "rows_failed": rows_failed, "shown": SHOWN}
     save_page(render_page("posgap.measurement", "validation.html.j2", [], None, **more), out / PAGE)
     run.artifact(out)
