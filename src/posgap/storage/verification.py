@@ -43,13 +43,14 @@ class Verification:
         log.info("verifying %s", place)
         sizes, recorded_files = output.sizes(), file_records(manifest)
         hashed: Mapping[str, str]
-        self.faults += [f"{place}/{name}: is missing" for name in sorted(recorded_files.keys() - sizes.keys())]
+        for name in sorted(recorded_files.keys() - sizes.keys()):
+            self.faults.append(f"{place}/{name}: is missing")
         if not manifest.get("identity"):  # the folder of several stages, in which others have their own
             hashed = output.sha256s(recorded_files.keys())
             self.count += len(hashed)
         else:
-            more = {name for name in sizes if files.is_content(name) and name not in recorded_files}
-            self.faults += [f"{place}/{name}: is not in the manifest" for name in sorted(more)]
+            for name in sorted(filter(files.is_content, sizes.keys() - recorded_files.keys())):
+                self.faults.append(f"{place}/{name}: is not in the manifest")
             hashed = self._hash(output)
         for name in sorted(recorded_files.keys() & sizes.keys()):
             if sizes[name] != recorded_files[name].get("size"):
