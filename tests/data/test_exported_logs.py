@@ -36,6 +36,14 @@ EXPORTS = {
         "source_documents": f"[{DOCUMENTS}]",
     },
     "Elasticsearch": {"query": {"match": {"text": QUESTION}}, "expected": "north", "response": ELASTIC},
+    "a query of several parts": {
+        **{"query": {"bool": {"must": [{"match": {"text": QUESTION}}]}}, "ideal": "north"},
+        **ELASTIC,
+    },
+    "arrays of NumPy": {
+        **{"question": QUESTION, "answers": "array(['north'], dtype=object)"},
+        "contexts": f"array({TEXTS})",
+    },
     "Elasticsearch's hits": {"query": QUESTION, "answers": "north", **ELASTIC},
     "flat hits": {"question": QUESTION, "answer": "north", "hits": [{"title": "", "body": text} for text in TEXTS]},
     "DeepEval": {
@@ -197,6 +205,7 @@ ORDERS = {
     "positions": ([{"position": 2}, {"position": 1}, {"position": 0}], TEXTS[::-1]),
     "distances": ([{"distance": 0.3}, {"distance": 0.2}, {"distance": 0.1}], TEXTS[::-1]),
     "ranks before scores": ([{"rank": 1, "score": 1}, {"rank": 2, "score": 2}, {"rank": 3, "score": 3}], TEXTS),
+    "places in a document": ([{"position": 120}, {"position": 3}, {"position": 3}], TEXTS),
     "their own": ([{}, {}, {}], TEXTS),
 }
 
@@ -249,12 +258,16 @@ def test_ids_in_a_cell_are_told_apart(tmp_path, ids):
     assert [p.relevant for p in read_examples(tmp_path / "log.jsonl")[0].passages] == [True, False, True]
 
 
-def test_ids_are_of_one_kind_in_a_whole_log(tmp_path):
+def test_ids_are_of_one_kind_in_a_whole_log_or_counted(tmp_path, caplog):
     passages = [{"text": t, "doc_id": n, "chunk_id": 2 - n} for n, t in enumerate(TEXTS)]
     passages.append({"text": "Vek is old.", "doc_id": 9.0, "chunk_id": 3})
     write_jsonl(tmp_path / "log.jsonl", [{**ROW, "passages": passages, "relevant_ids": ids} for ids in ([2], [9.0])])
     relevant = [[p.id for p in example.passages if p.relevant] for example in read_examples(tmp_path / "log.jsonl")]
-    assert relevant == [["2"], ["9"]]
+    assert relevant == [["2"], ["9"]] and "those of `doc_id`, not" not in caplog.text
+    write_jsonl(tmp_path / "log.jsonl", [{**ROW, "passages": passages, "relevant_ids": ids} for ids in ([3], [3], [9])])
+    relevant = [[p.id for p in example.passages if p.relevant] for example in read_examples(tmp_path / "log.jsonl")]
+    assert relevant == [["3"], ["3"], ["9"]]
+    assert "in 1 questions ids of relevant passages are those of `doc_id`, not of `chunk_id`" in caplog.text
 
 
 def test_ids_that_are_off_by_one_are_warned_of(tmp_path, caplog):

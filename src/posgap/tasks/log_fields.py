@@ -199,7 +199,7 @@ def _question_text(value: Any) -> str | None:
         for message in map(as_mapping, reversed(value)):
             if message.get("role", message.get("type")) in ("user", "human"):
                 return _question_text(message.get("content"))
-        return None
+        return _question_text(value[0]) if len(value) == 1 and isinstance(value[0], Mapping) else None
     if isinstance(value, Mapping):
         inner = find_cell(value, "question", names=(*FIELDS["question"], "messages", "content", "text", "value"))
         if inner is None and len(value) == 1:
@@ -247,7 +247,7 @@ def parse_answers(row: Fields, where: str, taken: Taken | None = None) -> list[s
 
 def _answers_in_cell(cell: str) -> Any:
     """What a cell of text holds: a list, as JSON or Python writes it, some answers with ; or | between, or one."""
-    if cell.lstrip().startswith(("[", "{")):
+    if is_list(cell):
         value = python_value(cell)
         if isinstance(value, Mapping) or (isinstance(value, list) and any(map(is_filled, value))):
             return value
@@ -471,7 +471,7 @@ def parse_number(value: Any, where: str) -> float | None:
 
 def is_list(value: Any) -> bool:
     """Whether a cell may hold a list: anything but a text, or a text that begins like one."""
-    return not isinstance(value, str) or value.lstrip().startswith(("[", "{"))
+    return not isinstance(value, str) or value.lstrip().startswith(("[", "{", "array("))
 
 
 def as_list(value: Any) -> list[Any]:

@@ -174,7 +174,8 @@ def ranked_examples(
     _add_labels(entries, labels or {})
     decide_questions(entries, name)
     decide_labels(entries, relevance, counted)
-    id_name = decide_ids(entries)
+    id_name = decide_ids(entries, counted)
+    drop_places(entries, reading)
     order = decide_order(entries)
     counted.taken_for += _describe_reading(reading, entries, order, id_name)
     for entry in entries:
@@ -242,11 +243,12 @@ def decide_labels(entries: Sequence[LogEntry], relevance: str, report: ImportRep
     report.left_open[what] = len(entries)
 
 
-def decide_ids(entries: Sequence[LogEntry]) -> str:
+def decide_ids(entries: Sequence[LogEntry], report: ImportReport) -> str:
     """Leaves each passage the one of its ids that the log's relevant ids are of, and returns the name of that.
 
     It is the name under which the passages of most questions have a relevant id; of equal ones that of smaller parts.
-    Relevant ids that stand together in a cell are parted where no passage has such an id.
+    Questions whose relevant ids are of another kind are counted. Relevant ids that stand together in a cell are parted
+    where no passage has such an id.
     """
     found: Counter[str] = Counter()
     for entry in entries:
@@ -256,15 +258,21 @@ def decide_ids(entries: Sequence[LogEntry]) -> str:
                 by_name.setdefault(name, set()).add(id)
         for name, own in by_name.items():
             found[name] += not own.isdisjoint(_parted_ids(entry.relevant_ids or [], own))
-    best = max(found, key=found.__getitem__, default="")
+    names = [name for name, questions in found.most_common() if questions]
     for entry in entries:
-        for passage in entry.passages:
-            if found[best]:
-                passage.ids = {best: passage.ids[best]} if best in passage.ids else {}
-        if entry.relevant_ids is not None:
-            own = {passage.ids.get(best, "") for passage in entry.passages}
-            entry.relevant_ids = _parted_ids(entry.relevant_ids, own)
-    return best if found[best] else ""
+        relevant = entry.relevant_ids
+        for name in names:
+            own = {passage.ids.get(name, "") for passage in entry.passages}
+            if relevant is not None and own.isdisjoint(_parted_ids(relevant, own)):
+                continue
+            if relevant is not None:
+                entry.relevant_ids = _parted_ids(relevant, own)
+            for passage in entry.passages:
+                passage.ids = {name: passage.ids[name]} if name in passage.ids else {}
+            if name != names[0]:
+                report.left_open[f"ids of relevant passages are those of `{name}`, not of `{names[0]}`"] += 1
+            break
+    return names[0] if names else ""
 
 
 def _parted_ids(ids: Iterable[str], own: set[str]) -> list[str]:
@@ -274,6 +282,21 @@ def _parted_ids(ids: Iterable[str], own: set[str]) -> list[str]:
         parts = list(filter(None, re.split(r"\s*[,;|\s]\s*", each.strip(" []{}()"))))
         parted += [each] if each in own or not parts else parts
     return parted
+
+
+def drop_places(entries: Sequence[LogEntry], reading: LogReading) -> None:
+    """Takes a column `position` for ranks only where it has each question's first numbers: else it may say where a
+    passage stands in its document."""
+    if reading.taken["rank", "position"] == 0 or reading.taken["rank", "rank"]:
+        return
+    for entry in entries:
+        ranks = set(map(_RANK, entry.passages)) - {None}
+        if len(ranks) < len(entry.passages) or not ranks <= set(range(len(entry.passages) + 1)):
+            break
+    else:
+        return
+    for passage in chain.from_iterable(map(attrgetter("passages"), entries)):
+        passage.rank = None
 
 
 class LogOrder(NamedTuple):
