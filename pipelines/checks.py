@@ -35,13 +35,13 @@ class Check:
         steps = group.steps()
         faults = importer_complaints(compiled)
         for step in steps:
-            faults += [f"{step.name}: {complaint}" for complaint in unpassed_complaints(step)]
+            faults += _name_in_each(step.name, unpassed_complaints(step))
         if faults:
             raise PosgapError(f"pipeline {compiled.name}: {'; '.join(faults)}")
-        self.warnings = [f"form: {complaint}" for complaint in form_complaints(compiled.parameters)]
+        self.warnings = _name_in_each("form", form_complaints(compiled.parameters))
         for step in steps:
-            self.warnings += [f"{step.name}: {complaint}" for complaint in complaints(step)]
-        self.steps = [resources(step) for step in steps]
+            self.warnings += _name_in_each(step.name, complaints(step))
+        self.steps = list(map(resources, steps))
         self.warnings += image_warnings({step.image for step in self.steps})
         self.totals = _totals(self.steps, group)
         if compiled.root:
@@ -57,6 +57,10 @@ class Check:
         """Logs the warnings, each in a line."""
         for warning in self.warnings:
             log.warning("%s", warning)
+
+
+def _name_in_each(name: str, faults: Iterable[str]) -> list[str]:
+    return [f"{name}: {fault}" for fault in faults]
 
 
 def form_complaints(parameters: Mapping[str, dict[str, Any]]) -> list[str]:

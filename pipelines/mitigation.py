@@ -48,7 +48,7 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
         with dsl.ExitHandler(ending, name="mitigation"):
             plan = pools.preflight(preflight(trainer=cluster.trainer, **parameters)).set_caching_options(False)
             source = {"data": parameters["data_train"], "data_eval": parameters["data_eval"], "model": model}
-            made = {each: plan.outputs[each] for each in ("recipe", "only_new")}
+            made = {"recipe": plan.outputs["recipe"], "only_new": plan.outputs["only_new"]}
             data = pools.small(data_version(name=name, **source, **made)).set_caching_options(False)
             # KFP's importer takes its address from its group's inputs alone, never from a step beside it: a group of
             # their own makes `data_version`'s outputs the importers' inputs.

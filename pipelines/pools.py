@@ -55,10 +55,13 @@ def cluster_config() -> ClusterConfig:
         changes = yaml.safe_load(text) or {}
         defaults = ClusterConfig().model_dump()
         if "cpu" in changes:  # its nodes are those of all steps without GPUs, unless the file says otherwise
-            nodes = {name: changes["cpu"][name] for name in ("nodes",) if name in changes["cpu"]}
-            changes |= {name: nodes | changes.get(name, {}) for name in ("small", "promote")}
-        pools = {n: defaults[n] | changes[n] for n in ("train", "inference", "cpu", "small", "promote") if n in changes}
-        return ClusterConfig(**changes | pools)
+            nodes = {"nodes": changes["cpu"]["nodes"]} if "nodes" in changes["cpu"] else {}
+            for name in ("small", "promote"):
+                changes[name] = nodes | changes.get(name, {})
+        for name in ("train", "inference", "cpu", "small", "promote"):
+            if name in changes:
+                changes[name] = defaults[name] | changes[name]
+        return ClusterConfig(**changes)
     except ValidationError as error:
         raise PosgapError(f"{file}: {first_fault(error)}") from None
     except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
@@ -134,8 +137,8 @@ class Pools:
     def preflight(self, task: PipelineTask) -> PipelineTask:
         """Places the step that says what training asks for, by the number of GPUs that the run has chosen, and whether
         the images of other steps are there."""
-        others = [image(kind, self.cluster.registry) for kind in (TRAIN, SERVE)]
-        task.set_env_variable(images.VARIABLE, ",".join(others))
+        registry = self.cluster.registry
+        task.set_env_variable(images.VARIABLE, f"{image(TRAIN, registry)},{image(SERVE, registry)}")
         task.set_env_variable(training_pool.VARIABLE, self._train.model_dump_json(exclude_defaults=True))
         return self.small(task)
 
@@ -145,7 +148,7 @@ class Pools:
         parameters for these. They are limits, which a step with fewer GPUs does not fill."""
         pool = self.cluster.train
         whole = pool.times(int(pool.accelerators))
-        return pool.model_copy(update={name: getattr(whole, name) for name in ("shared_memory", "scratch")})
+        return pool.model_copy(update={"shared_memory": whole.shared_memory, "scratch": whole.scratch})
 
     def train(self, task: PipelineTask, cpu: PipelineChannel, memory: PipelineChannel) -> PipelineTask:
         """Places a step that trains, with the CPUs and the memory that `preflight` says."""
@@ -211,16 +214,14 @@ def _environment(task: PipelineTask, cluster: ClusterConfig, login: str) -> None
     `login` is the secret with the step's own log-in to MLflow; empty where it has that of all steps.
     """
     kubernetes.set_security_context(task, cluster.user, cluster.user, run_as_non_root=True)
-    kubernetes.use_config_map_as_env(task, cluster.environment, {key: key for key in cluster.variables}, optional=True)
+    variables = dict(zip(cluster.variables, cluster.variables))
+    kubernetes.use_config_map_as_env(task, cluster.environment, variables, optional=True)
     if cluster.mlflow_authority:
         kubernetes.use_config_map_as_volume(task, cluster.mlflow_authority, AUTHORITY, optional=True)
-    secrets = cluster.secrets
-    if login:
-        # Never both: Kubernetes would take the one that stands last.
-        others = {secret: [key for key in keys if key not in MLFLOW_LOGIN] for secret, keys in secrets.items()}
-        secrets = {secret: keys for secret, keys in others.items() if keys} | {login: MLFLOW_LOGIN}
-    for secret, keys in secrets.items():
-        _add_secret(task, secret, *keys)
+    for secret, keys in cluster.secrets.items():
+        # Never both log-ins: Kubernetes would take the one that stands last.
+        _add_secret(task, secret, *(key for key in keys if not login or key not in MLFLOW_LOGIN))
+    _add_secret(task, login, *MLFLOW_LOGIN)
     if task.component_spec.name in _READ_FROM_HUB:
         _add_secret(task, cluster.hub_secret, "HF_TOKEN")
     kubernetes.use_field_path_as_env(task, PIPELINE_VARIABLE, "metadata.labels['pipeline/runid']")
@@ -229,6 +230,6 @@ def _environment(task: PipelineTask, cluster: ClusterConfig, login: str) -> None
 
 
 def _add_secret(task: PipelineTask, secret: str, *keys: str) -> None:
-    """Gives a step these keys of a secret as environment variables, where the secret is there; none if it is empty."""
-    if secret:
-        kubernetes.use_secret_as_env(task, secret, {key: key for key in keys}, optional=True)
+    """Gives a step these keys of a secret as environment variables, where the secret is there; none without a name."""
+    if secret and keys:
+        kubernetes.use_secret_as_env(task, secret, dict(zip(keys, keys)), optional=True)

@@ -43,8 +43,10 @@ class Group:
 
     def steps(self) -> list[Step]:
         """All steps, including those of inner groups."""
-        inner = (m.steps() if isinstance(m, Group) else [m] for m in self.members.values())
-        return [step for steps in inner for step in steps]
+        steps: list[Step] = []
+        for member in self.members.values():
+            steps += member.steps() if isinstance(member, Group) else [member]
+        return steps
 
 
 def tree(compiled: CompiledYaml, arguments: Mapping[str, Any]) -> Group:
