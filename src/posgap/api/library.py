@@ -129,10 +129,12 @@ def sweep(
 
     Raises `PosgapError` for bad input, and where more prompts went unanswered than `max_unanswered` percent.
     """
-    if unknown := sorted(set(options) & set(_SAID_OTHERWISE)):
+    unknown = sorted(set(options) & set(_SAID_OTHERWISE))
+    if unknown:
         raise PosgapError(f"posgap.sweep: {unknown[0]} is no option here (`posgap.sweep(model, examples, task, ...)`)")
     known = [*SweepConfig.model_fields, "name", "tokenizer", "quiet"]
-    if unknown := sorted(set(options) - set(known)):
+    unknown = sorted(set(options) - set(known))
+    if unknown:
         meant = suggestion(unknown[0], known, "they are those of `posgap sweep --help-all`", at_most=1)
         raise PosgapError(f"posgap.sweep: no option is called {shorten(unknown[0])}; {meant}")
     with ExitStack() as stack:
@@ -231,7 +233,8 @@ def _checked(
 ) -> Iterator[tuple[int, AnyExample]]:
     for number, row in numbered:
         fields = _fields(row) if isinstance(row, Mapping) else {}
-        if (layout := layout_of(fields)) or is_log(fields, is_frame):
+        layout = layout_of(fields)
+        if layout or is_log(fields, is_frame):
             others = ((at, _fields(each) if isinstance(each, Mapping) else each) for at, each in numbered)
             rows = chain([(number, fields)], others)
             yield from layout.usable_examples(rows, "examples") if layout else ranked_examples(rows, "examples")

@@ -193,11 +193,10 @@ class LengthsResult:
         ends of its 95 % interval."""
         pd = import_extra("pandas")
         figures = self.figures
-        rows = [
-            {"tokens": tokens, "depth": depth, "accuracy": accuracy, "low": low, "high": high}
-            for tokens, values, intervals in zip(figures.tokens, figures.accuracy, figures.ci95)
-            for depth, accuracy, (low, high) in zip(figures.depths, values, intervals)
-        ]
+        rows = []
+        for tokens, values, intervals in zip(figures.tokens, figures.accuracy, figures.ci95):
+            for depth, accuracy, (low, high) in zip(figures.depths, values, intervals):
+                rows.append({"tokens": tokens, "depth": depth, "accuracy": accuracy, "low": low, "high": high})
         return pd.DataFrame(rows)
 
     def effective(self, most_gap: float | None = None) -> EffectiveLength:

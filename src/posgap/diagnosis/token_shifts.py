@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from posgap.diagnosis.diagnosed_sweep import DiagnosedSweep
@@ -52,17 +53,17 @@ def token_shifts(model: PreTrainedModel, readings: Sequence[Readings], pad: int,
     """The shift of each pair of readings, by one forward pass for each prompt, in batches of at most `batch_tokens`
     tokens, padding included."""
     head, shifts = Head.from_model(model), {}
-    lengths = [max(len(r.advantageous), len(r.trivial)) + len(r.response) for r in readings]
+    lengths = [max(len(each.advantageous), len(each.trivial)) + len(each.response) for each in readings]
     for batch in batches(lengths, batch_tokens):
-        responses = [readings[i].response for i in batch]
-        advantageous = _response_states(model, [readings[i].advantageous for i in batch], responses, pad)
-        trivial = _response_states(model, [readings[i].trivial for i in batch], responses, pad)
+        rows = [readings[i] for i in batch]
+        responses = [row.response for row in rows]
+        advantageous = _response_states(model, [row.advantageous for row in rows], responses, pad)
+        trivial = _response_states(model, [row.trivial for row in rows], responses, pad)
         for i, teacher, student in zip(batch, advantageous, trivial):
             # One row at a time: logits of the whole batch, [tokens, vocabulary], could exhaust the memory.
             logits = head(student)
             greedy = logits.to(student.dtype).argmax(-1).tolist()  # as the model itself rounds them
-            pairs = enumerate(zip(greedy, readings[i].response))
-            turning = next((t for t, (own, said) in pairs if own != said), None)
+            turning = next((at for at, own in enumerate(greedy) if own != readings[i].response[at]), None)
             # Rounding can leave a divergence just below 0.
             shifts[i] = Shift(token_kl(head(teacher), logits).clamp_min(0).tolist(), greedy, turning)
     return [shifts[i] for i in range(len(readings))]
@@ -73,11 +74,13 @@ def _response_states(
 ) -> list[Tensor]:
     """The final hidden states `[T, D]` of each row that predict its response's tokens."""
     read = [prompt + response[:-1] for prompt, response in zip(prompts, responses)]
-    width = max(map(len, read))
     # Padding is on the right, so causal attention never reaches it and needs no mask for it.
-    ids = torch.tensor([row + [pad] * (width - len(row)) for row in read], device=model.device)
-    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    return [row[len(p) - 1 : len(p) - 1 + len(r)] for row, p, r in zip(states, prompts, responses)]
+    ids = pad_sequence(list(map(torch.tensor, read)), batch_first=True, padding_value=pad).to(model.device)
+    rows = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    states = []
+    for row, prompt, response in zip(rows, prompts, responses):
+        states.append(row[len(prompt) - 1 : len(prompt) - 1 + len(response)])
+    return states
 
 
 def generate_corrected(
@@ -92,13 +95,18 @@ def generate_corrected(
     Up to the turning token both readings agree, so the model gets the right response up to and including that token,
     and then generates greedily, up to `max_new_tokens` tokens in all.
     """
-    prefixes = [r.response[: turning + 1] for r, turning in zip(readings, turnings)]
-    open_ended = [i for i, (r, prefix) in enumerate(zip(readings, prefixes)) if len(prefix) < len(r.response)]
-    prompts = [Prompt("", readings[i].trivial + prefixes[i]) for i in open_ended]
-    longest = max((max_new_tokens - len(prefixes[i]) for i in open_ended), default=0)
-    completions = complete(generator, prompts, Sampling(longest)) if prompts else ()
-    said = {i: completion.token_ids for i, completion in zip(open_ended, completions)}
-    return [decode((prefix + said.get(i, []))[:max_new_tokens]) for i, prefix in enumerate(prefixes)]
+    corrected, prompts, longest = [], dict[int, Prompt](), 0
+    for reading, turning in zip(readings, turnings):
+        prefix = reading.response[: turning + 1]
+        if len(prefix) < len(reading.response):
+            prompts[len(corrected)] = Prompt("", reading.trivial + prefix)
+            longest = max(longest, max_new_tokens - len(prefix))
+        corrected.append(prefix)
+    if prompts:
+        completions = complete(generator, list(prompts.values()), Sampling(longest))
+        for at, completion in zip(prompts, completions):
+            corrected[at] = corrected[at] + completion.token_ids
+    return [decode(ids[:max_new_tokens]) for ids in corrected]
 
 
 def diagnose_tokens(
@@ -111,7 +119,7 @@ def diagnose_tokens(
     """
     wrong = np.argwhere((swept.correct < 1) & (swept.correct[:, [swept.best_index]] == 1))
     drawn = np.sort(np.random.default_rng(seed).permutation(len(wrong))[:most])
-    cases = [(swept.examples[e], swept.placements[p]) for e, p in wrong[drawn]]
+    cases = [(swept.examples[example], swept.placements[placement]) for example, placement in wrong[drawn]]
     if not cases:
         return summarize_shifts([], wrong=0)
     builder, advantageous = swept.builder, swept.placements[swept.best_index]
@@ -122,18 +130,19 @@ def diagnose_tokens(
     for prompt, (example, placement), response in zip(prompts, cases, responses):
         streams.append(Readings(list(prompt.token_ids), builder(example, placement), response.token_ids))
     token_by_token = token_shifts(generator.model, streams, builder.tokenizer.pad_token_id, batch_tokens)
-    turned = []
+    turned, turned_streams, turnings = [], [], []
     for case, stream, shift in zip(cases, streams, token_by_token):
         # Without a turning token the answer is not wrong here: in the sweep, rounding in another batch made it wrong.
         if shift.turning is not None:
             turned.append((case, stream, shift, shift.turning))
+            turned_streams.append(stream)
+            turnings.append(shift.turning)
 
     def decode(ids: list[int]) -> str:
         stream = ResponseStream(builder.tokenizer, generator.end_ids, sampling)
         stream.take_all(ids)
         return stream.completion().text
 
-    turned_streams, turnings = [stream for _, stream, _, _ in turned], [at for _, _, _, at in turned]
     mended = generate_corrected(generator, turned_streams, turnings, builder.max_new_tokens, decode)
     rows = {(row["id"], tuple(row["placement"])): row for row in swept.predictions}
     shifts, unclean = [], 0

@@ -77,7 +77,8 @@ def align_comparable(sweep: Evidence, reference: Evidence, allow: Collection[str
     Raises `PosgapError` that names what else was asked otherwise.
     """
     names = list_differences(sweep.sweep, reference.sweep)
-    if others := [name for name in names if name not in allow]:
+    others = [name for name in names if name not in allow]
+    if others:
         differences = ", ".join(
             f"{name} ({_ASKED[name](sweep.sweep)}, not {_ASKED[name](reference.sweep)})" for name in others
         )

@@ -75,7 +75,10 @@ class Fill:
     @cached_property
     def pool(self) -> str:
         """sha256 of all distractors of all examples."""
-        return digest_of([[document.model_dump() for document in of_example] for of_example in self._distractors])
+        dumped = []
+        for of_example in self._distractors:
+            dumped.append([document.model_dump() for document in of_example])
+        return digest_of(dumped)
 
     @property
     def as_json(self) -> dict[str, object]:
@@ -122,7 +125,8 @@ class Fill:
         # Sizes leave out what a task writes around each document.
         around = count(plan.pool.first(1)) + target - least - plan.pool.size(1)
         number = plan.pool.fewest(target - least, around)
-        if size := plan.pool.size(number, around):
+        size = plan.pool.size(number, around)
+        if size:
             filler = count(plan.pool.first(number)) + target - least
             number = plan.pool.fewest((target - least) * size / filler, around)
         while number and count(plan.pool.first(number - 1)) >= 0:
@@ -160,12 +164,16 @@ class Fill:
         """Filler with which a prompt has exactly the tokens asked for: the fewest documents that are enough, of which
         some tokens are removed at the end, `removed` if that fits. Where nothing fits, what falls least short of it.
         """
-        if removed and not count(cut := pool.shortened(pool.first(number), removed)):
-            return _FittedFiller(cut, number, removed, 0)
-        while (excess := count(pool.first(number))) < 0:
+        if removed:
+            cut = pool.shortened(pool.first(number), removed)
+            if not count(cut):
+                return _FittedFiller(cut, number, removed, 0)
+        excess = count(pool.first(number))
+        while excess < 0:
             number += 1
             if not pool.has(number):
                 raise pool.exhausted(self.tokens, self.tokens + excess)
+            excess = count(pool.first(number))
         fillers = pool.first(number)
         if not excess:
             return _FittedFiller(fillers, number, 0, 0)
@@ -191,12 +199,10 @@ class Fill:
     def _drawn(self, example: AnyExample, there: set[Document]) -> Iterator[Document]:
         """Filler of the other examples, in a random order of this example's own."""
         titles = {document.title.casefold() for document in example.gold} - {""}
-        others = [
-            document
-            for other, of_other in zip(self._examples, self._distractors)
-            for document in of_other
-            if other.id != example.id
-        ]
+        others: list[Document] = []
+        for other, of_other in zip(self._examples, self._distractors):
+            if other.id != example.id:
+                others += of_other
         random.Random(f"{self.seed} {example.id}").shuffle(others)
         for document in others:
             usable = document.title.casefold() not in titles and not holds_answer(document, example.answers)
@@ -266,7 +272,8 @@ class _DistractorPool:
     def has(self, number: int) -> bool:
         """Whether there are so many documents."""
         while len(self._documents) < number:
-            if (document := next(self._drawn, None)) is None:
+            document = next(self._drawn, None)
+            if document is None:
                 return False
             self._add([document])
         return True
@@ -335,8 +342,9 @@ def at_lengths(
     for length, number in tokens.items():
         if number > builder.context:
             raise PosgapError(f"length {length}: the model reads no more than {builder.context} tokens")
-        if twice := [other for other, same in tokens.items() if same == number and other != length]:
-            raise PosgapError(f"lengths {length} and {twice[0]}: are both {number} tokens; leave one out")
+        for other, same in tokens.items():
+            if same == number and other != length:
+                raise PosgapError(f"lengths {length} and {other}: are both {number} tokens; leave one out")
     ordered = sorted(tokens.items(), key=lambda item: item[1])
     return [builder.with_fill(Fill(length, number, parse_depths(depths), seed, examples)) for length, number in ordered]
 

@@ -4,7 +4,8 @@ Each sweep is a folder of its own within that of the whole, named by its length 
 """
 
 from collections.abc import Callable, Sequence, Sized
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Self
 
@@ -133,13 +134,10 @@ def effective_length(tokens: Sequence[int], correct: Sequence[np.ndarray], most_
     """
     pairs = max(1, correct[0].shape[1] * (correct[0].shape[1] - 1)) * len(correct)
     gaps = [statistics.gap(statistics.accuracy(scores)) for scores in correct]
-    intervals = [statistics.gap_interval(scores) for scores in correct]
-    return EffectiveLength(
-        most_gap=most_gap,
-        tokens=_longest(tokens, gaps, most_gap),
-        low=_longest(tokens, [high for _, high in intervals], most_gap),
-        high=_longest(tokens, [_lower_bound(scores, statistics.LEVEL / pairs) for scores in correct], most_gap),
-    )
+    highs = [statistics.gap_interval(scores)[1] for scores in correct]
+    lows = [_lower_bound(scores, statistics.LEVEL / pairs) for scores in correct]
+    low, high = _longest(tokens, highs, most_gap), _longest(tokens, lows, most_gap)
+    return EffectiveLength(most_gap=most_gap, tokens=_longest(tokens, gaps, most_gap), low=low, high=high)
 
 
 def _longest(tokens: Sequence[int], bounds: Sequence[float], most: float) -> int:
@@ -160,6 +158,9 @@ def length_map(evidence: Sequence[Evidence], context: int, most_gap: float) -> L
     sweeps = [each.sweep for each in evidence]
     fills = [sweep.filled for sweep in sweeps if sweep.filled]
     first, tokens = sweeps[0], [fill.tokens for fill in fills]
+    by_length: dict[str, list] = {}
+    for name in ("accuracy", "ci95", "mean", "mean_ci95", "gap", "gap_ci95", "gap_noise"):
+        by_length[name] = [getattr(sweep, name) for sweep in sweeps]
     return LengthMap(
         **first.model_dump(include={"task", "model", "label", "metric", "n_examples"}),
         context=context,
@@ -168,10 +169,7 @@ def length_map(evidence: Sequence[Evidence], context: int, most_gap: float) -> L
         depths=fills[0].depths,
         documents=[fill.documents for fill in fills],
         prompt_tokens=[sweep.spent and round(sweep.spent.prompt_tokens / sweep.spent.prompts, 2) for sweep in sweeps],
-        **{
-            name: [getattr(sweep, name) for sweep in sweeps]
-            for name in ("accuracy", "ci95", "mean", "mean_ci95", "gap", "gap_ci95", "gap_noise")
-        },
+        **by_length,
         effective=effective_length(tokens, [each.correct for each in evidence], most_gap),
     )
 
@@ -206,7 +204,7 @@ def estimated_lengths(
         assert fill
         for example in examples:
             builder.prompt(example, fill.placements[0])
-        share = prefill_share([[builder(example, at) for at in fill.placements] for example in examples[:_TRIED]])
+        share = prefill_share([list(map(partial(builder, example), fill.placements)) for example in examples[:_TRIED]])
         length = fill.tokens - builder.max_new_tokens - builder.max_thinking_tokens
         number = len(examples) * len(fill.placements) * samples
         prompts, tokens, read = prompts + number, tokens + number * length, read + share * number * length
@@ -222,7 +220,7 @@ def estimated_lengths(
 def prefill_share(groups: Sequence[Sequence[Sequence[int]]]) -> float:
     """The share of the tokens of prompts, in groups that share beginnings, that a cache of the prompt before leaves to
     be read."""
-    everything = sum(len(prompt) for group in groups for prompt in group)
+    everything = sum(map(len, chain.from_iterable(groups)))
     kept = 0
     for group in groups:
         shared, order = shared_lengths(group), reading_order(group)

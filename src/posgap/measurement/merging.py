@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -14,7 +13,7 @@ from posgap.measurement.comparability import list_differences
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import baseline_scores, baselines_of, summarize
-from posgap.measurement.outcomes import Outcomes
+from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.predictions import Prediction, read_predictions, swept_rows
 from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweeps import Sweep
@@ -47,33 +46,44 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
     Raises `PosgapError` where the parts are not of one sweep, overlap, or are not all there.
     """
     parts = _in_order(parts)
-    if graded := [part for part in parts if part.sweep.grading and len(parts) > 1]:
-        raise PosgapError(
-            f"{graded[0].path}: is graded by a model; merge the sweeps that the parts were made from, and grade "
-            "the whole"
-        )
     first, *others = parts
+    for part in parts:
+        if part.sweep.grading and others:
+            raise PosgapError(
+                f"{part.path}: is graded by a model; merge the sweeps that the parts were made from, and grade "
+                "the whole"
+            )
     for other in others:
         _require_alike(first, other)
-    placements = list(chain.from_iterable(part.sweep.placements for part in parts))
-    if twice := [p for i, p in enumerate(placements) if p in placements[:i]]:
-        raise PosgapError(f"placement {format_positions(twice[0])} was swept in two of the parts; leave one out")
-    scores = np.concatenate([part.scores for part in parts], axis=1)
     settings = first.sweep.settings | {"shard": "", "positions": _positions(parts)}
-    if bounds := [_read_settings(part).max_unanswered for part in parts if "max_unanswered" in part.sweep.settings]:
-        settings["max_unanswered"] = max(bounds)
-    known = first.sweep.model_dump(include=_TAKEN_OVER)
-    categories = list(chain.from_iterable(part.sweep.categories for part in parts))
-    figures = summarize(scores, placements, _read_settings(first).seed, categories, first.sample)
-    outcomes = Outcomes.at(list(chain.from_iterable(part.outcomes.by_placement for part in parts)))
-    more: dict[str, Any] = {
-        "served": EndpointIdentity.combine(part.sweep.served for part in parts),
-        "spent": TokenTotals.combine(part.sweep.spent for part in parts),
-    }
+    placements: list[list[int]] = []
+    categories: list[str] = []
+    outcomes: list[OutcomeCounts] = []
+    for part in parts:
+        for placement in part.sweep.placements:
+            if placement in placements:
+                raise PosgapError(
+                    f"placement {format_positions(placement)} was swept in two of the parts; leave one out"
+                )
+            placements.append(placement)
+        categories += part.sweep.categories
+        outcomes += part.outcomes.by_placement
+        if "max_unanswered" in part.sweep.settings:
+            most = _read_settings(part).max_unanswered
+            settings["max_unanswered"] = max(most, settings.get("max_unanswered", most))
+    scores = np.concatenate([part.scores for part in parts], axis=1)
     predictions = _predictions(parts)
     baselines = baseline_scores(predictions, first.ids, first.sweep.asked.samples, first.path)
-    more["baselines"] = baselines_of(baselines, first.sample.average(scores), first.sample)
-    return Sweep(**known, **more, **figures, outcomes=outcomes, settings=settings), predictions
+    whole = Sweep(
+        **first.sweep.model_dump(include=_TAKEN_OVER),
+        **summarize(scores, placements, _read_settings(first).seed, categories, first.sample),
+        served=EndpointIdentity.combine(part.sweep.served for part in parts),
+        spent=TokenTotals.combine(part.sweep.spent for part in parts),
+        baselines=baselines_of(baselines, first.sample.average(scores), first.sample),
+        outcomes=Outcomes.at(outcomes),
+        settings=settings,
+    )
+    return whole, predictions
 
 
 def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
@@ -81,14 +91,16 @@ def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
     shards = [_read_settings(part).shard for part in parts]
     if not all(shards):
         return list(parts)
-    numbered = {parse_shard(shard): part for shard, part in zip(shards, parts)}
-    if len(numbered) < len(parts):
-        twice = next(shard for i, shard in enumerate(shards) if parse_shard(shard) in map(parse_shard, shards[:i]))
-        raise PosgapError(f"shard {twice} is given twice; leave one out")
-    count = max(count for _, count in numbered)
-    if missing := [f"{number}/{count}" for number in range(1, count + 1) if (number, count) not in numbered]:
+    numbered: dict[tuple[int, int], Evidence] = {}
+    for shard, part in zip(shards, parts):
+        if parse_shard(shard) in numbered:
+            raise PosgapError(f"shard {shard} is given twice; leave one out")
+        numbered[parse_shard(shard)] = part
+    _, count = max(numbered, key=lambda shard: shard[1])
+    missing = [f"{number}/{count}" for number in range(1, count + 1) if (number, count) not in numbered]
+    if missing:
         raise PosgapError(f"shards {', '.join(shards)}: {', '.join(missing)} is missing")
-    return [numbered[key] for key in sorted(numbered)]
+    return [part for _, part in sorted(numbered.items(), key=lambda item: item[0])]
 
 
 def _require_alike(first: Evidence, other: Evidence) -> None:
@@ -99,7 +111,8 @@ def _require_alike(first: Evidence, other: Evidence) -> None:
     names += _endpoint_differences(first.sweep, other.sweep)
     if first.ids != other.ids:
         names.append("examples")
-    if names := [name for name in dict.fromkeys(names) if name not in _APART]:
+    names = [name for name in dict.fromkeys(names) if name not in _APART]
+    if names:
         raise PosgapError(f"{first.path} and {other.path}: not parts of one sweep; {', '.join(names)} differ")
 
 
@@ -107,11 +120,12 @@ def _endpoint_differences(sweep: Sweep, other: Sweep) -> list[str]:
     """What an endpoint must have stayed for both, and did not."""
     if not sweep.served or not other.served:
         return []
-    said = [
-        (what, sweep.served.values_of(what), other.served.values_of(what))
-        for what in MUST_STAY.get(sweep.settings.get("identity", ""), ())
-    ]
-    return [f"the endpoint's {what}" for what, one, another in said if one and another and {*one} != {*another}]
+    names = []
+    for what in MUST_STAY.get(sweep.settings.get("identity", ""), ()):
+        one, another = set(sweep.served.values_of(what)), set(other.served.values_of(what))
+        if one and another and one != another:
+            names.append(f"the endpoint's {what}")
+    return names
 
 
 def _positions(parts: Sequence[Evidence]) -> list[str]:

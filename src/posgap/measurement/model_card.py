@@ -32,7 +32,8 @@ def model_card(sweep: Sweep) -> str:
         *((f"{name}{kind}", figures.accuracy, figures.ci95) for name, figures in sweep.by_category.items()),
         *((f"gold at {name}", value, interval) for name, value, interval in accuracy),
     ]
-    if choices := sweep.choices:
+    choices = sweep.choices
+    if choices:
         rows += [("same item in every order", choices.consistency, choices.consistency_ci95)]
         rows += zip((f"{slot} chosen" for slot in choices.slots), choices.shares, choices.shares_ci95)
     cells = [[name, f"{value:.1f}", f"{low:.1f} to {high:.1f}"] for name, value, (low, high) in rows]

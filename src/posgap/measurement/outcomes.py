@@ -47,15 +47,19 @@ class OutcomeCounts(Record):
     @classmethod
     def count(cls, endings: Iterable[Ending]) -> Self:
         """The counts of prompts that ended so."""
-        endings = list(endings)
-        counts: Counter[str] = Counter(ending.outcome for ending in endings)
-        said = [ending for ending in endings if ending.outcome == "answered"]
-        counts["cut"] = sum(ending.cut for ending in said)
-        counts["echo"] = sum(bool(ending.echo) for ending in said)
-        counts["others_after"] = sum(ending.others == "after" for ending in said)
-        counts["others_before"] = sum(ending.others == "before" for ending in said)
-        if said and all(ending.echo is not None for ending in said):
-            counts["unclean"] = sum(ending.cut or bool(ending.echo) for ending in said)
+        counts, is_known = Counter[str](), True
+        for ending in endings:
+            counts[ending.outcome] += 1
+            if ending.outcome != "answered":
+                continue
+            is_known &= ending.echo is not None
+            counts["cut"] += ending.cut
+            counts["echo"] += bool(ending.echo)
+            counts["unclean"] += ending.cut or bool(ending.echo)
+            if ending.others:
+                counts[f"others_{ending.others}"] += 1
+        if not is_known:
+            del counts["unclean"]
         return cls(**counts)
 
     @property
@@ -90,7 +94,7 @@ class OutcomeCounts(Record):
     @property
     def kinds_text(self) -> str:
         """What was not answered by kind, like "refused 3, empty 1"."""
-        return ", ".join(f"{name} {count}" for name in UNANSWERED if (count := getattr(self, name)))
+        return ", ".join(f"{name} {getattr(self, name)}" for name in UNANSWERED if getattr(self, name))
 
 
 class Outcomes(OutcomeCounts):

@@ -158,22 +158,18 @@ def _mean_score(cell: Sequence[Prediction]) -> float:
 
 def _map(shown: Sequence[_SweepOnPage], scores: Sequence[Sequence[Sequence[float]]]) -> dict[str, Any]:
     """Scores from 0 to 1 by example and placement, and which prompts were not answered: [example, placement, how]."""
-    sweep = shown[0].sweep
+    sweep, models = shown[0].sweep, []
+    for each, of_model in zip(shown, scores):
+        named = {"label": each.sweep.label, "metric": each.sweep.metric}
+        short = [list(map(_short_number, row)) for row in of_model]
+        models.append(named | {"scores": short, "unanswered": _unanswered_cells(each)})
     return {
         "placements": sweep.placements,
         "names": sweep.placement_names,
         "regions": regions(sweep.placements, sweep.categories),
         "n_docs": sweep.n_docs,
         "ids": [rows[0]["id"] for rows in shown[0].rows],
-        "models": [
-            {
-                "label": each.sweep.label,
-                "metric": each.sweep.metric,
-                "scores": [list(map(_short_number, row)) for row in of_model],
-                "unanswered": _unanswered_cells(each),
-            }
-            for each, of_model in zip(shown, scores)
-        ],
+        "models": models,
     }
 
 

@@ -57,9 +57,8 @@ def pair_dots(sweeps: Sequence[Sweep]) -> Figure:
     There is no curve: pairs have no order in which one would mean something.
     """
     figures = [dict(zip(sweep.placement_names, zip(sweep.accuracy, sweep.ci95))) for sweep in sweeps]
-    panels: dict[str, list[str]] = {
-        name: [] for name in in_order(chain.from_iterable(sweep.categories for sweep in sweeps))
-    }
+    categories = in_order(chain.from_iterable(sweep.categories for sweep in sweeps))
+    panels: dict[str, list[str]] = {name: [] for name in categories}
     for sweep in sweeps:
         for pair, name in zip(sweep.placement_names, sweep.categories):
             panels[name] += [pair] if pair not in panels[name] else []

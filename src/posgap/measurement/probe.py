@@ -83,8 +83,8 @@ def answer_after(said: str, answers: Sequence[str], target: str = "") -> int | N
     if target and text.lower().startswith(target.lower()):
         text = text[len(target) :].lstrip(_AROUND)
     words = pieces(text)
-    found = [at for answer in map(pieces, answers) if answer and (at := _first(words, answer)) is not None]
-    return min(found, default=None)
+    found = [_first(words, answer) for answer in map(pieces, answers) if answer]
+    return min((at for at in found if at is not None), default=None)
 
 
 def _first(words: Sequence[str], answer: Sequence[str]) -> int | None:
@@ -223,7 +223,8 @@ class FirstAnswers:
         self.responses.append(observe(self.builder, example, placement, completion, self.metric))
         if len(self.responses) == min(LOOKED_AT, max(self.total, FEW)):
             limit = self.builder.max_new_tokens + self.builder.max_thinking_tokens
-            if found := Probe(self.responses).findings(limit):
+            found = Probe(self.responses).findings(limit)
+            if found:
                 log.info("the first answers: %s", "; ".join(found.values()))
 
 

@@ -2,6 +2,7 @@
 one is the answer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posgap.foundation.errors import PosgapError
@@ -65,10 +66,11 @@ class PromptMitigator:
         Where several documents are equally relevant they stay as they were given, and then it need not be so."""
         if not self.mitigation.order_free:
             return False
-        by_example = (
-            [self._orders(example, self.builder.documents(example, at)) for at in placements] for example in examples
-        )
-        return all(orders == first for first, *others in by_example for orders in others)
+        for example in examples:
+            first, *others = [self._orders(example, self.builder.documents(example, at)) for at in placements]
+            if any(orders != first for orders in others):
+                return False
+        return True
 
     def build_variants(self, question: Question) -> PromptVariants:
         """The prompts of a question."""
@@ -98,17 +100,19 @@ class PromptMitigator:
         """Yields (index of a group, index of a question within it, its answer), as `Generator.generate` does."""
         under_way: dict[int, list[_PendingQuestion]] = {}
 
-        def expanded() -> Iterator[list[Prompt]]:
+        def list_prompts() -> Iterator[list[Prompt]]:
             for index, group in enumerate(groups):
                 under_way[index] = [_PendingQuestion(self.build_variants(question), {}) for question in group]
-                yield [prompt for each in under_way[index] for prompt in each.asked.prompts]
+                yield list(chain.from_iterable(each.asked.prompts for each in under_way[index]))
 
-        for index, at, completion in generator.generate(expanded(), sampling):
+        for index, at, completion in generator.generate(list_prompts(), sampling):
             number = 0
-            while at >= (count := len(under_way[index][number].asked.prompts)):
-                at, number = at - count, number + 1
             question = under_way[index][number]
+            while at >= len(question.asked.prompts):
+                at, number = at - len(question.asked.prompts), number + 1
+                question = under_way[index][number]
             question.completions[at] = completion
+            count = len(question.asked.prompts)
             if len(question.completions) == count:
                 yield index, number, self.reduce(question.asked, [question.completions[i] for i in range(count)])
 
@@ -122,8 +126,9 @@ class PromptMitigator:
         if not asked.orders:
             return completions[0]
         spent = _together([completion.usage for completion in completions])
-        if failed := [completion for completion in completions if completion.outcome == "failed"]:
-            return failed[0]._replace(usage=spent)
+        for completion in completions:
+            if completion.outcome == "failed":
+                return completion._replace(usage=spent)
         said = [
             self._as_given(completion, asked.given, order)
             for completion, order in zip(completions, asked.orders, strict=True)
@@ -158,7 +163,7 @@ def _together(usages: Sequence[Usage | None]) -> Usage | None:
         return None
 
     def total(name: str) -> Any:
-        counts = [count for usage in known if (count := getattr(usage, name)) is not None]
+        counts = [getattr(usage, name) for usage in known if getattr(usage, name) is not None]
         return sum(counts) if counts else None
 
     return Usage(total("prompt"), total("completion"), total("thinking"), total("seconds"), len(usages))

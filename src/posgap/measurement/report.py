@@ -151,16 +151,19 @@ def templates(package: str) -> "jinja2.Environment":
 def charts(sweeps: Sequence[Sweep]) -> dict[str, list]:
     """What pages show of `sweeps`: for the template `accuracy.html.j2` the axes of curves, or the grids of pairs; and,
     where all have the same placements, name, accuracy and interval of each sweep by placement."""
-    axes = [(width, _ticks(max((s.n_docs for s in sweeps), default=1), width)) for width in _WIDTHS]
-    alike = len({tuple(s.placement_names) for s in sweeps}) == 1
-    by_placement = list(zip(*(zip(s.placement_names, s.accuracy, s.ci95) for s in sweeps))) if alike else []
-    return {"axes": axes, "grids": [_grid(s) for s in sweeps if s.categories], "by_placement": by_placement}
+    most_docs = max((sweep.n_docs for sweep in sweeps), default=1)
+    axes = [(width, _ticks(most_docs, width)) for width in _WIDTHS]
+    curves = [zip(sweep.placement_names, sweep.accuracy, sweep.ci95) for sweep in sweeps]
+    are_alike = len({tuple(sweep.placement_names) for sweep in sweeps}) == 1
+    by_placement = list(zip(*curves)) if are_alike else []
+    return {"axes": axes, "grids": [_grid(sweep) for sweep in sweeps if sweep.categories], "by_placement": by_placement}
 
 
 def _ticks(n_docs: int, width: int) -> list[int]:
     """Positions to name on an axis `width` pixels wide: the first, round ones, and the last."""
-    step = next(s for s in _STEPS if n_docs / s * 36 <= width or s == _STEPS[-1])
-    return [1, *(p for p in range(step, n_docs, step) if p > 1 and n_docs - p >= step / 2), n_docs][: n_docs or 1]
+    step = next(step for step in _STEPS if n_docs / step * 36 <= width or step == _STEPS[-1])
+    between = [place for place in range(step, n_docs, step) if place > 1 and n_docs - place >= step / 2]
+    return [1, *between, n_docs][: n_docs or 1]
 
 
 def _difference_axes(comparison: Comparison) -> list[tuple[int, int, list[int]]]:
@@ -169,7 +172,7 @@ def _difference_axes(comparison: Comparison) -> list[tuple[int, int, list[int]]]
     for model in comparison.differences:
         ends.extend(chain.from_iterable(model.ci95))
     least, most = min(0.0, *ends), max(0.0, *ends)
-    step = next(s for s in _STEPS if 6 * s >= most - least)
+    step = next(step for step in _STEPS if 6 * step >= most - least)
     room = 36 if len(comparison.placements[0]) == 1 else 60
     lines = [step * i for i in range(math.floor(least / step), max(1, math.ceil(most / step)) + 1)]
     return [(width, math.ceil(len(comparison.placement_names) * room / width), lines) for width in _WIDTHS]

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from posgap.foundation.files import digest_path, work_folder
@@ -97,7 +98,8 @@ def generate_resumably(
     numbers = range(len(prompts.placements) * prompts.samples)
     missing: dict[int, list[int]] = {}
     for example in range(len(prompts.examples)):
-        if left := [number for number in numbers if (example, number) not in unfinished.completions]:
+        left = [number for number in numbers if (example, number) not in unfinished.completions]
+        if left:
             missing[example] = left
     n_missing = sum(map(len, missing.values()))
     if n_missing < prompts.count:
@@ -129,7 +131,7 @@ def generate_resumably(
             on_completion(*asked, completion)
     served = None if BACKENDS[prompts.config.backend].local else unfinished.served
     kept = unfinished.completions
-    return [kept[example, number] for example in range(len(prompts.examples)) for number in numbers], served
+    return [kept[at] for at in product(range(len(prompts.examples)), numbers)], served
 
 
 def stream_missing(
@@ -150,7 +152,7 @@ def stream_missing(
     if isinstance(generator, EndpointGenerator):
         generator.served = unfinished.served
     by_group = list(missing.items())
-    groups = ([prompt(group, number) for number in numbers] for group, numbers in by_group)
+    groups = (list(map(partial(prompt, group), numbers)) for group, numbers in by_group)
     sent = time.monotonic()
     with meter(sum(map(len, missing.values())), title) as note_done:
         for which, at, completion in (generate or generator.generate)(groups, sampling):

@@ -11,7 +11,9 @@ class Sample:
 
     def __init__(self, contents: Sequence[str], groups: Sequence[Sequence[str]] = ()):
         self.groups = groups
-        first = {content: group[0] for group in groups for content in group}
+        first: dict[str, str] = {}
+        for group in groups:
+            first.update(dict.fromkeys(group, group[0]))
         self._draws: dict[str, list[int]] = {}
         for at in sorted(range(len(contents)), key=contents.__getitem__):
             self._draws.setdefault(first.get(contents[at], contents[at]), []).append(at)

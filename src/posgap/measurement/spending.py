@@ -2,6 +2,7 @@
 sent."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Self
 
@@ -32,16 +33,16 @@ class TokenTotals(Record):
     @classmethod
     def from_usages(cls, usages: Iterable[Usage | None]) -> Self | None:
         """Returns the sum of these; None where no tokens were counted."""
-        counted = [usage for usage in usages if usage and (usage.prompt is not None or usage.completion is not None)]
-        if not counted:
-            return None
-        return cls(
-            prompts=sum(usage.prompts for usage in counted),
-            prompt_tokens=sum(usage.prompt or 0 for usage in counted),
-            completion_tokens=sum(usage.completion or 0 for usage in counted),
-            thinking_tokens=sum(usage.thinking or 0 for usage in counted),
-            seconds=round(sum(usage.seconds or 0 for usage in counted), 3),
-        )
+        sums, seconds = Counter[str](), 0.0
+        for usage in usages:
+            if not usage or (usage.prompt is None and usage.completion is None):
+                continue
+            sums["prompts"] += usage.prompts
+            sums["prompt_tokens"] += usage.prompt or 0
+            sums["completion_tokens"] += usage.completion or 0
+            sums["thinking_tokens"] += usage.thinking or 0
+            seconds += usage.seconds or 0
+        return cls(**sums, seconds=round(seconds, 3)) if sums else None
 
     @classmethod
     def combine(cls, parts: Iterable["TokenTotals | None"]) -> "TokenTotals | None":
@@ -72,9 +73,10 @@ def estimated_tokens(text: str) -> int:
     within 2 % for keys and values and for passages of NQ, and within 6 % for those of HotpotQA; for Chinese and Russian
     text it can be off by a half.
     """
-    return round(
-        sum(1 + int((len(piece[0]) - 1) / _CHARACTERS[piece.lastgroup or ""]) for piece in _PIECES.finditer(text))
-    )
+    tokens = 0
+    for piece in _PIECES.finditer(text):
+        tokens += 1 + int((len(piece[0]) - 1) / _CHARACTERS[piece.lastgroup or ""])
+    return tokens
 
 
 def estimate(prompts: Iterable[int], is_exact: bool, longest: int) -> str:

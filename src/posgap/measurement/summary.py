@@ -28,19 +28,19 @@ def summary_text(sweep: Sweep) -> list[str]:
     if sweep.baselines:
         parts = [f"{name} {asked.accuracy:.1f} ({ends(asked.ci95)})" for name, asked in sweep.baselines.items()]
         sentences.append(f"Asked otherwise, the same examples came out at: {', '.join(parts)}.")
-    if (retrieved := sweep.baselines.get("as-retrieved")) and retrieved.best_over_ci95:
+    retrieved = sweep.baselines.get("as-retrieved")
+    if retrieved and retrieved.best_over_ci95:
         sentences.append(
             "With the relevant passages where the model reads best, accuracy differs from that of the retriever's "
             f"order by {retrieved.best_over:+.1f} points ({ends(retrieved.best_over_ci95, SIGNED)})."
         )
-    if copies := copies_sentence(sweep):
-        sentences.append(copies)
-    if sweep.outcomes and (unanswered := sweep.outcomes.unanswered_text(sweep.placements)):
-        sentences.append(unanswered)
+    unanswered = sweep.outcomes.unanswered_text(sweep.placements) if sweep.outcomes else ""
+    sentences += filter(None, [copies_sentence(sweep), unanswered])
     test = f"sign-flip test, {p_value(sweep.flatness.p)}"
     matters = sweep.flatness.is_refuted
     sentences.append(f"Position matters ({test})." if matters else f"That position matters cannot be told ({test}).")
-    if shape := sweep.named_shape:
+    shape = sweep.named_shape
+    if shape:
         first, last = ends(shape.beginning_over_middle_ci95, SIGNED), ends(shape.end_over_middle_ci95, SIGNED)
         sentences.append(
             f"The curve is {shape.name}: against the middle ({_positions(shape.middle)}), the beginning "
