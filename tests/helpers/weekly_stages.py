@@ -14,7 +14,7 @@ from posgap.measurement.figures import summarize
 from posgap.measurement.sample import Sample
 from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.storage.lineage import ancestors
-from posgap.tasks.content import content_key, content_keys, examples_digest, find_groups
+from posgap.tasks.content import content_key, examples_digest
 from posgap.tasks.reading import EXAMPLES_FILE, read_examples
 
 SKILL = "skill.json"  # of a model's folder: its accuracy at each of five positions
@@ -60,7 +60,7 @@ def measure(examples: str, model: str, out: Path) -> None:
         scaling=None,
         metric="em",
         n_docs=5,
-        **summarize(correct, placements, 0, sample=Sample(content_keys(asked), find_groups(asked))),
+        **summarize(correct, placements, 0, sample=Sample.from_examples(asked)),
         examples_digest=examples_digest(asked, 5, 0),
         model_digest=digest_path(Path(model)),
         ancestors=ancestors(model),

@@ -13,7 +13,7 @@ from posgap.measurement.sample import Sample
 from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.stages.promote import promote
 from posgap.storage.lineage import ancestors
-from posgap.tasks.content import content_key, examples_digest, find_groups
+from posgap.tasks.content import content_key, examples_digest
 from posgap.tasks.examples import Document, Example, KVExample
 from posgap.tasks.placements import category
 from posgap.tasks.reading import write_examples
@@ -62,7 +62,7 @@ def write_sweep(
     correct = (rng.random((N, np.shape(probability)[-1])) < np.asarray(probability))[list(order), : len(placements)]
     task = TASKS["kv" if len(placements[0]) == 1 else "multihop-cot"]
     swept = [example(e, len(placements[0]), f"e{at}") for at, e in enumerate(order)]
-    sample = Sample([content_key(each) for each in swept], find_groups(swept))
+    sample = Sample.from_examples(swept)
     sweep = Sweep(
         task=task.name,
         model=str(model),

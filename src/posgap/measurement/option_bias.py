@@ -52,15 +52,10 @@ class OptionBias(Record):
 
 
 def measure_option_bias(
-    task: Task,
-    examples: Sequence[AnyExample],
-    placements: Sequence[Placement],
-    responses: Iterable[str],
-    shuffle: int,
-    sample: Sample,
+    task: Task, examples: Sequence[AnyExample], placements: Sequence[Placement], responses: Iterable[str], shuffle: int
 ) -> OptionBias:
-    """The choices of the responses to these examples, a `sample`, at these placements, an example's one after the
-    other, each with as many samples as the others; documents are ordered by the seed `shuffle`."""
+    """The choices of the responses to these examples at these placements, an example's one after the other, each with
+    as many samples as the others; documents are ordered by the seed `shuffle`."""
     said, prompts = list(responses), list(product(examples, placements))
     samples, n_docs = len(said) // len(prompts), placements[0].n_docs
     orders = [task.slots.arrange(example, placement, shuffle) for example, placement in prompts]
@@ -69,6 +64,7 @@ def measure_option_bias(
     slots = slots.reshape(len(examples), len(placements), samples)
     by_example = len(placements) * samples
     shares = np.stack([(slots == slot).mean(axis=(1, 2)) for slot in range(n_docs + 1)], axis=1)  # [E, 1 + slots]
+    sample = Sample.from_examples(examples)
     shares = sample.average(shares)
     chosen = np.array([_is_one(items[at : at + by_example]) for at in range(0, len(items), by_example)])
     same = sample.average(chosen)

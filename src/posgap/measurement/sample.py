@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from posgap.tasks.content import content_keys, find_groups
+from posgap.tasks.examples import AnyExample
+
 
 class Sample:
     """Examples of these `contents` [E]. Those of a group (`posgap.tasks.content.find_groups`) are one draw, and every
@@ -17,6 +20,11 @@ class Sample:
         self._draws: dict[str, list[int]] = {}
         for at in sorted(range(len(contents)), key=contents.__getitem__):
             self._draws.setdefault(first.get(contents[at], contents[at]), []).append(at)
+
+    @classmethod
+    def from_examples(cls, examples: Sequence[AnyExample]) -> "Sample":
+        """Returns the sample that these examples are."""
+        return cls(content_keys(examples), find_groups(examples))
 
     @property
     def n(self) -> int:

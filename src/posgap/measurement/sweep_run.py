@@ -33,7 +33,7 @@ from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.measurement.thinking import FirstThoughts, Retry, UnfinishedThoughts, refuses_switch, thinking_retries
 from posgap.models.precision import device_class
 from posgap.storage.lineage import ancestors
-from posgap.tasks.content import content_keys, examples_digest, find_groups, require_different
+from posgap.tasks.content import content_keys, examples_digest, require_different
 from posgap.tasks.echo import find_copying
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, shard_of
@@ -177,12 +177,12 @@ class SweepRun:
         rows, mitigator = swept_rows(self.predictions), self.mitigator
         correct = np.array([row["correct"] for row in rows], dtype=float)
         correct = correct.reshape(len(examples), len(placements), config.samples).mean(axis=2)
-        sample = Sample(content_keys(examples), find_groups(examples))
+        sample = Sample.from_examples(examples)
         choices = habit = None
         # At some of the placements alone items would not stand in every slot equally often.
         if builder.task.slot_names and len(placements) == config.n_docs:
             responses = [row["response"] for row in rows]
-            choices = measure_option_bias(builder.task, examples, placements, responses, config.shuffle, sample)
+            choices = measure_option_bias(builder.task, examples, placements, responses, config.shuffle)
         if mitigator is None:  # else the model may have read the documents in another order than they were given in
             wrong = [row for row in rows if not row["correct"] and "outcome" not in row]
             said = [(row["id"], row["placement"], row["response"]) for row in wrong]
