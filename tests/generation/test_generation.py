@@ -93,9 +93,9 @@ def test_as_on_a_gpu_equal_rows_are_read_at_once_without_a_mask(tokenizer, monke
         lambda module, args, kwargs: passes.append((kwargs["input_ids"].shape, kwargs.get("attention_mask") is None)),
         with_kwargs=True,
     )
-    take = transformers_backend._Over.take
+    read_new = transformers_backend._Over.read_new
     monkeypatch.setattr(
-        transformers_backend._Over, "take", lambda self, ids: (looks.append(ids.shape[1]), take(self, ids))[1]
+        transformers_backend._Over, "read_new", lambda self, ids: (looks.append(ids.shape[1]), read_new(self, ids))[1]
     )
     groups = [[Prompt("", [1, 4, 5, 9 + i, 10 + at, 30]) for at in range(4)] for i in range(4)]
     generator = TransformersGenerator(model, tokenizer, 8 * (6 + 16))

@@ -30,15 +30,15 @@ from posgap.tracking.server import HOW_TO_TRACK
 
 SECONDS = 4.0  # that what is configured has to answer
 MIN_DISK = 10 * 2**30  # bytes, below which a model of a few billion parameters and its training do not fit
-MARKS = {"yes": "✓", "no": "–", "broken": "✗"}
+MARKS = {"yes": "✓", "no": "–", "untested": "?", "broken": "✗"}
 
 
 class Finding(NamedTuple):
-    """One part: whether it is there (`yes`), not there and not asked for (`no`), or asked for and of no use
-    (`broken`); what was seen; and what to do, where something can be done."""
+    """One part: whether it is there (`yes`), not there and not asked for (`no`), there in a version that nobody has
+    tried (`untested`), or asked for and of no use (`broken`); what was seen; and what to do, where something can be."""
 
     part: str
-    state: Literal["yes", "no", "broken"]
+    state: Literal["yes", "no", "untested", "broken"]
     seen: str
     mend: str = ""
 
@@ -110,7 +110,7 @@ def _gpus() -> list[str]:
 
 def _torch(gpus: list[str]) -> Finding:
     found = _within_bounds("torch")
-    if gpus and found.state == "yes" and found.seen.endswith("+cpu"):
+    if gpus and (_version("torch") or "").endswith("+cpu"):
         return found._replace(
             state="broken", seen=f"{found.seen}, which uses no GPU", mend="install the wheel for CUDA from pytorch.org"
         )
@@ -135,8 +135,8 @@ def _within_bounds(package: str) -> Finding:
             package, "no", "not installed: endpoints are measured, models here are not", how_to_install(package)
         )
     if not bounds.contains(installed, prereleases=True):
-        mend = f"pip install '{package}{bounds}'"
-        return Finding(package, "broken", f"{installed}, with which posgap does not work or was not tried", mend)
+        mend = f"where something fails, pip install '{package}{bounds}'"
+        return Finding(package, "untested", f"{installed}, with which posgap was not tried", mend)
     return Finding(package, "yes", installed)
 
 

@@ -67,10 +67,10 @@ def table(summary: dict[str, Any]) -> str:
     """The summary as aligned text."""
     base, candidate = summary["base"], summary["candidate"]
     if "by_category" in base:
-        shown = {name: name for name in base["by_category"]}
+        shown = dict(zip(base["by_category"], base["by_category"]))
     else:
         shown = {i: f"pos {i}" for i in (1, 5, 10, 15, 20) if i in base["positions"]}
-    width = max([8, *(len(title) + 2 for title in shown.values())])
+    width = max(8, 2 + max(map(len, shown.values()), default=0))
 
     def figures_line(name: str, figures: dict[str, Any]) -> str:
         values = figures.get("by_category") or dict(zip(figures["positions"], figures["accuracy"]))

@@ -72,9 +72,9 @@ class Updates:
 
     def __init__(self, model: TinyModel):
         self.model = model
-        matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
-        chosen = {id(p) for p in matrices}
-        others = [p for p in model.parameters() if id(p) not in chosen]
+        matrices = [weight for weight in model.model.layers.parameters() if weight.ndim == 2]
+        chosen = set(map(id, matrices))
+        others = [weight for weight in model.parameters() if id(weight) not in chosen]
         self.peaks = {
             torch.optim.Muon(matrices, weight_decay=0.0, momentum=0.9, nesterov=True, ns_steps=5): 0.02,
             torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0): 3e-3,

@@ -88,7 +88,7 @@ def _require_its_weights(adapter: Path, adapted: Any) -> None:
 
 @contextmanager
 def _one_line(adapter: Path, base: str) -> Iterator[None]:
-    """What peft raises, in many kinds, as a line."""
+    """Within the block what peft raises, in many kinds, is a `PosgapError` of a line."""
     try:
         yield
     except (PosgapError, MemoryError):

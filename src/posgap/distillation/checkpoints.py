@@ -276,7 +276,7 @@ def _delete_folder(path: Path) -> None:
 
 
 def _rename_folder(partial: Path, complete: Path) -> None:
-    """Likewise renames it."""
+    """Renames a folder that the first process of another node, on the same disk, may be renaming too."""
     try:
         partial.rename(complete)
     except FileNotFoundError:
@@ -285,7 +285,7 @@ def _rename_folder(partial: Path, complete: Path) -> None:
 
 
 def _first_reason(error: BaseException) -> str:
-    """What went wrong first, in a line; torch has it by process."""
+    """Returns what went wrong first, in a line; torch has it by process."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     return str(error).splitlines()[0]

@@ -35,7 +35,7 @@ PROBE_TOKENS = 128
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What came of training: the parameters that it changed, by name, in float32 as the optimizer has them, and the
+    """The result of a training: the parameters that it changed, by name, in float32 as the optimizer has them, and the
     `logits` that the model in training gives to the tokens `probe [1, T]`, in arithmetic of the precision `arithmetic`.
 
     Where DeepSpeed has the parameters, they are gathered on the first process.
@@ -48,7 +48,7 @@ class TrainedModel:
 
     @classmethod
     def gather(cls, model: PreTrainedModel, ids: Tensor, accelerator: Accelerator) -> "TrainedModel":
-        """What came of a model whose training has ended; the probe is the beginning of `ids [R, S]`.
+        """Returns the result of a model whose training has ended; the probe is the beginning of `ids [R, S]`.
 
         Every process calls this.
         """

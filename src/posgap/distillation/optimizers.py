@@ -17,6 +17,6 @@ def adamw(parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Ada
 
 
 def initial_state(parameter: Tensor) -> dict[str, Any]:
-    """What AdamW keeps of a parameter before its first step."""
+    """Returns the state that AdamW keeps of a parameter before its first step."""
     means = {mean: torch.zeros_like(parameter) for mean in ("exp_avg", "exp_avg_sq")}
     return {"step": torch.zeros((), device=parameter.device), **means}

@@ -61,7 +61,7 @@ class Way:
 
     @property
     def activations(self) -> str:
-        """What becomes of them until the backward pass, in words."""
+        """The fate of activations until the backward pass, in words."""
         return "computed again" if self.checkpointing else "kept"
 
     def options(self) -> list[str]:
@@ -74,15 +74,15 @@ class Way:
 
     @property
     def trained(self) -> str:
-        """What is trained, in words."""
+        """The part that is trained, in words."""
         return "adapters" if self.lora_rank else "all"
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a way takes of each GPU: bytes that stand all the time, and the most there are while `rows` prompts are
-    read, which is the number that fits, at most a process's share of a step. Where not even one fits, `rows` is 0;
-    where what stands does not, the rest is not known."""
+    """The memory that a way takes of each GPU: bytes that stand all the time, and the most there are while `rows`
+    prompts are read, which is the number that fits, at most a process's share of a step. Where not even one fits,
+    `rows` is 0; where what stands does not, the rest is not known."""
 
     way: Way
     standing: float
@@ -126,7 +126,8 @@ def ways(gpus: int) -> Iterator[Way]:
 def need(
     config: PlanDistillConfig, way: Way, sized: Callable[[int], Size], taken: Callable[[MicroBatchShape], int]
 ) -> Need:
-    """What a way takes of each GPU, by the model's size with adapters of a rank and a micro-batch's working bytes."""
+    """Returns what a way takes of each GPU, by the model's size with adapters of a rank and a micro-batch's working
+    bytes."""
     size = sized(way.lora_rank)
     always = standing(way, size, config.gpus)
     free = USABLE * config.gpu_memory * GB - always
@@ -245,8 +246,8 @@ def _with_machine(config: PlanDistillConfig) -> PlanDistillConfig:
 
 
 def measured_tflops(width: int = 1024, seconds: float = 0.3) -> float:
-    """What products of matrices in float32 reach on this machine's CPU, in TFLOP/s: the quickest of those that fit
-    into so many seconds."""
+    """Returns what products of matrices in float32 reach on this machine's CPU, in TFLOP/s: the quickest of those that
+    fit into so many seconds."""
     a, quickest, end = torch.ones(width, width), inf, time.perf_counter() + seconds
     while time.perf_counter() < end or quickest == inf:
         start = time.perf_counter()

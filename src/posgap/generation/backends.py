@@ -71,7 +71,8 @@ class Backend:
         return TextPromptBuilder(task, longest, order, template, framing, stop, config.max_thinking_tokens)
 
     def template(self, config: "BackendConfig") -> str:
-        """What a model elsewhere puts the text of a prompt into: a word for its own chat template, else nothing."""
+        """The name of what a model elsewhere puts a prompt's text into: a word for its own chat template, else
+        nothing."""
         return ""
 
     def framing(self, config: "BackendConfig") -> "Framing":

@@ -39,10 +39,10 @@ def group_batches(groups: Iterable[Group], new_tokens: int, max_tokens: int) -> 
         lengths.append(max((len(prompt.token_ids) for prompt in group), default=0) + new_tokens)
         if sum(lengths) >= LOOK_AHEAD * max_tokens:
             for batch in batches(lengths, max_tokens):
-                yield [window[place] for place in batch]
+                yield list(map(window.__getitem__, batch))
             window, lengths = [], []
     for batch in batches(lengths, max_tokens):
-        yield [window[place] for place in batch]
+        yield list(map(window.__getitem__, batch))
 
 
 def shared_lengths(prompts: Sequence[Sequence[int]]) -> np.ndarray:
@@ -50,8 +50,11 @@ def shared_lengths(prompts: Sequence[Sequence[int]]) -> np.ndarray:
     tokens = np.full((len(prompts), max(map(len, prompts)) + 1), -1)
     for row, prompt in zip(tokens, prompts):
         row[: len(prompt)] = prompt
-    differing = (tokens != row for row in tokens)  # one at a time: a mitigation asks hundreds of prompts of an example
-    return np.stack([np.where(d.any(axis=1), d.argmax(axis=1), len(p)) for d, p in zip(differing, prompts)])
+    shared = []
+    for row, prompt in zip(tokens, prompts):  # one at a time: a mitigation asks hundreds of prompts of an example
+        differ = tokens != row
+        shared.append(np.where(differ.any(axis=1), differ.argmax(axis=1), len(prompt)))
+    return np.stack(shared)
 
 
 def reading_order(prompts: Sequence[Sequence[int]]) -> list[int]:

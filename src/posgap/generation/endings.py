@@ -23,8 +23,9 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
 
 
 def _stop_at(text: str, stop: Sequence[str]) -> int | None:
-    """Where in the text, stripped on the left, that string begins; None where there is none."""
-    return min((at for string in stop if (at := text.lstrip().find(string, 1)) >= 0), default=None)
+    """Returns where in the text, stripped on the left, the first of these strings begins; None where there is none."""
+    begins = [text.lstrip().find(string, 1) for string in stop]
+    return min((at for at in begins if at >= 0), default=None)
 
 
 class ResponseStream:
@@ -87,7 +88,7 @@ class ResponseStream:
         self._decided = ended and not any(mark.startswith(answer) for mark in _MARKS)
 
     def _ends_with(self, strings: Iterable[str]) -> bool:
-        """Whether one of the strings may have ended with the last token."""
+        """Returns whether one of the strings may have ended with the last token."""
         strings = list(strings)
         last = self.ids[-_TOKENS * (1 + max(map(len, strings), default=0)) :]
         text = str(self.tokenizer.decode(last, skip_special_tokens=False))

@@ -70,6 +70,7 @@ def _parse_names(body: bytes) -> list[str]:
     """The names in a list of models; none where the body is no such list."""
     try:
         listed = json.loads(body[:_MAX_BYTES])["data"]
-        return [name for each in listed if isinstance(name := each["id"], str) and name]
+        names = [each["id"] for each in listed]
     except (ValueError, LookupError, TypeError, RecursionError):
         return []
+    return [name for name in names if isinstance(name, str) and name]

@@ -422,7 +422,7 @@ def _nobody(error: BaseException | None) -> str:
 
 
 def _what_then(url: str) -> str:
-    """What to do where nobody is at an address, to which the way may lead through a proxy."""
+    """Says what to do where nobody is at an address, to which the way may lead through a proxy."""
     scheme, _, rest = url.partition("://")
     proxies, host = urllib.request.getproxies(), rest.partition("/")[0]
     by_proxy = (scheme in proxies or "all" in proxies) and not urllib.request.proxy_bypass(host)
@@ -482,7 +482,7 @@ def headers_of(header: Mapping[str, str]) -> dict[str, str]:
 
 
 def about_key(headers: Mapping[str, str]) -> str:
-    """What to do where an endpoint refuses the key in these headers, or that there is none."""
+    """Says what to do where an endpoint refuses the key in these headers, or that there is none."""
     key = os.environ.get(KEY_VARIABLE, "").strip()
     was_sent = bool(key) and headers.get("Authorization") == f"Bearer {key}"
     return f"the key in {KEY_VARIABLE} was refused: set another one" if was_sent else f"set {KEY_VARIABLE}"

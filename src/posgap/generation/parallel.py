@@ -41,7 +41,8 @@ class ParallelGenerator:
                     return
                 ready = wait(busy)
                 for worker in [worker for worker in busy if worker in ready]:
-                    if answer := _receive(worker):
+                    answer = _receive(worker)
+                    if answer:
                         row, at, completion = answer
                         yield busy[worker][row], at, completion
                     else:

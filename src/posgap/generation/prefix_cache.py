@@ -59,7 +59,7 @@ class PrefixCache:
         if len(rows) == len(self.prompts):
             return
         self.states.batch_select_indices(torch.tensor(rows, device=self.mask.device))
-        self.mask, self.prompts = self.mask[rows], [self.prompts[row] for row in rows]
+        self.mask, self.prompts = self.mask[rows], list(map(self.prompts.__getitem__, rows))
 
     def advance(self, prompts: Sequence[Sequence[int]], pad: int, outputs: int = 1) -> tuple[Tensor, Tensor]:
         """Prepares the cache for each row's next prompt; returns `input_ids` and mask, `[rows, columns]` each.
@@ -67,15 +67,16 @@ class PrefixCache:
         A row keeps the common beginning of its last prompt and the next one, but never the next one's last `outputs`
         tokens, whose outputs are needed. In kept columns `input_ids` holds padding, since they are not read again.
         """
-        kept = [min(shared_length(old, new), max(0, len(new) - outputs)) for old, new in zip(self.prompts, prompts)]
+        kept, rest = [], []
+        for old, new in zip(self.prompts, prompts):
+            kept.append(min(shared_length(old, new), max(0, len(new) - outputs)))
+            rest.append(list(new[kept[-1] :]))
         width = self._cut(torch.tensor(kept, device=self.mask.device))
-        rest = [list(prompt[n:]) for prompt, n in zip(prompts, kept)]
         longest = max(map(len, rest))
-        ids = [[pad] * (width + longest - len(r)) + r for r in rest]
-        fresh = [[0] * (longest - len(r)) + [1] * len(r) for r in rest]
-        self.mask = torch.cat([self.mask, torch.tensor(fresh, device=self.mask.device)], dim=1)
+        ids, fresh = _pad_prompts(rest, longest, pad, self.mask.device)
+        self.mask = torch.cat([self.mask, fresh], dim=1)
         self.prompts = list(prompts)
-        return torch.tensor(ids, device=self.mask.device), self.mask
+        return torch.nn.functional.pad(ids, (width, 0), value=pad), self.mask
 
     def forget_responses(self) -> None:
         """Drops the columns that generation has appended."""
@@ -124,12 +125,19 @@ class Pool:
         width, states = before + max(map(len, prompts)), DynamicCache()
         for number in sorted(self._layers):
             rows = self._layers.pop(number)
-            keys, values = (_pad_left([row[part] for row in rows], width - 1) for part in (0, 1))
-            states.update(keys, values, number)
-        device = keys.device
-        ids = [[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        return torch.tensor(ids, device=device), torch.tensor(mask, device=device), states
+            keys, values = zip(*rows)
+            states.update(_pad_left(keys, width - 1), _pad_left(values, width - 1), number)
+        return *_pad_prompts(prompts, width, pad, keys[0].device), states
+
+
+def _pad_prompts(prompts: Sequence[Sequence[int]], width: int, pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`input_ids` and mask of prompts, `[rows, width]` each, padded on the left."""
+    ids, mask = [], []
+    for prompt in prompts:
+        before = width - len(prompt)
+        ids.append([pad] * before + list(prompt))
+        mask.append([0] * before + [1] * len(prompt))
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
 def _pad_left(rows: Sequence[Tensor], width: int) -> Tensor:

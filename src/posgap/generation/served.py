@@ -1,6 +1,8 @@
 """What an endpoint says of the model behind it, which is all that is known of that: sweeps record it."""
 
 from collections.abc import Iterable
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal, Protocol, Self, runtime_checkable
 
@@ -46,13 +48,14 @@ class EndpointIdentity(Record):
     @classmethod
     def combine(cls, parts: Iterable["EndpointIdentity | None"]) -> "EndpointIdentity | None":
         """All that the parts of a sweep say, in their order, each once; None where none says anything."""
-        there = [part for part in parts if part]
-        said = {name: [each for part in there for each in getattr(part, name)] for name in cls.model_fields}
-        return cls(**{name: tuple(dict.fromkeys(each)) for name, each in said.items()}) if there else None
+        there, said = list(filter(None, parts)), {}
+        for name in cls.model_fields:
+            said[name] = tuple(dict.fromkeys(chain(*map(attrgetter(name), there))))
+        return cls(**said) if there else None
 
     @classmethod
     def read_from(cls, file: Path) -> Self:
-        """What `write_to` wrote; nothing where there is no such file."""
+        """Reads what `write_to` wrote; nothing where there is no such file."""
         return read_model(cls, file, "") if file.exists() else cls()
 
     def write_to(self, file: Path) -> None:

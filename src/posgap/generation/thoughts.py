@@ -69,7 +69,8 @@ def _first_tag(tags: Iterable[str], text: str) -> str:
 
 
 def _end_of_tag(text: str, tag: str) -> int | None:
-    """Where the closing tag stands that ends the thought which `text` goes on with; None where it does not end."""
+    """Returns where the closing tag stands that ends the thought which `text` goes on with; None where it does not
+    end."""
     depth, last = 1, None
     for found in re.finditer(f"{re.escape(tag)}|{re.escape(TAGS[tag])}", text):
         if found[0] == tag:

@@ -223,7 +223,7 @@ class TransformersGenerator:
                 **({} if states is None else {"past_key_values": states}),
                 **(sampled if sampling.temperature else {"do_sample": False}),
             )
-            over.take(output)
+            over.read_new(output)
             new = output.shape[1] - ids.shape[1]
             written += new
             ended = written >= sampling.limit
@@ -307,13 +307,13 @@ class _Over(StoppingCriteria):
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
         if self.rows is None or (not self.stopped and input_ids.shape[1] - self.seen >= self.after):
             if input_ids.shape[1] - self.seen >= self.after:
-                self.take(input_ids)
+                self.read_new(input_ids)
             self.stopped = self._count() >= self.at_most
             over = [self.stopped or stream.over for stream in self.streams]
             self.rows = torch.tensor(over).to(input_ids.device, non_blocking=True)
         return self.rows
 
-    def take(self, input_ids: Any) -> None:
+    def read_new(self, input_ids: Any) -> None:
         """Hands the streams the columns that they have not seen."""
         if not self.stopped:
             for stream, tokens in zip(self.streams, input_ids[:, self.seen :].tolist()):

@@ -87,8 +87,9 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Endp
     document = _document(body)
     choices = document.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
-    if faulty := next((each for each in (document, choice) if isinstance(each, dict) and _is_error(each)), None):
-        return read_fault(HTTPStatus.OK, body, faulty)
+    for each in (document, choice):
+        if isinstance(each, dict) and _is_error(each):
+            return read_fault(HTTPStatus.OK, body, each)
     if not isinstance(choice, dict):
         raise ValueError("has no choices")
     message = choice.get("message", choice)
@@ -103,8 +104,8 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Endp
         else:
             text += part
     parted = split_thoughts(text, opened, asked)
-    thoughts = next((own for name in _THOUGHTS if (own := _text_or_empty(message.get(name)))), thoughts)
-    thoughts = "\n".join(each for each in (thoughts.strip(), parted.thoughts) if each)
+    own = filter(None, map(_text_or_empty, map(message.get, _THOUGHTS)))
+    thoughts = "\n".join(filter(None, (next(own, thoughts).strip(), parted.thoughts)))
     finish = str(choice.get("finish_reason") or "").lower()
     usage = _usage(document.get("usage"))
     if finish in _BROKEN and not text:
@@ -133,16 +134,19 @@ def read_fault(status: int, body: bytes, document: dict[str, Any] | None = None)
     error = error if isinstance(error, dict) else {}
     details = error.get("detail")
     if isinstance(details, list):  # of FastAPI: a list of what is wrong, each with its place
-        faults = [detail for detail in details if isinstance(detail, dict)]
-        places = [place if isinstance(place := fault.get("loc"), list) else [] for fault in faults]
-        said = "; ".join(f"{'.'.join(map(str, at))}: {fault.get('msg')}" for at, fault in zip(places, faults))
-        return Fault(status, _mend_surrogates(said), (), tuple(str(at[-1]) for at in places if at))
+        said, named_parameters = [], []
+        for detail in details:
+            if isinstance(detail, dict):
+                place = list(map(str, detail["loc"])) if isinstance(detail.get("loc"), list) else []
+                said.append(f"{'.'.join(place)}: {detail.get('msg')}")
+                named_parameters += place[-1:]
+        return Fault(status, _mend_surrogates("; ".join(said)), (), tuple(named_parameters))
     inner = error.get("innererror")
     inner = inner if isinstance(inner, dict) else {}
     codes = [error.get("code"), error.get("type"), inner.get("code")]
     words = _text_or_empty(error.get("message")) or _text_or_empty(details) or body[:1000].decode("utf-8", "replace")
     named = _text_or_empty(error.get("param"))
-    return Fault(status, words, tuple(str(code) for code in codes if code), (named,) if named else ())
+    return Fault(status, words, tuple(map(str, filter(None, codes))), (named,) if named else ())
 
 
 def _is_error(document: dict[str, Any]) -> bool:

@@ -56,7 +56,7 @@ class ComparedModel:
 
     @property
     def trial_placements(self) -> Sequence[Placement]:
-        """Where trials ask: in the retriever's order alone, if there is one."""
+        """The placements of trials: the retriever's order alone, if there is one."""
         return [self.as_retrieved] if self.as_retrieved else self.placements
 
     @property

@@ -19,7 +19,8 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 
 
 def _duration(text: str) -> str:
-    if not (parts := _DURATION.fullmatch(text)) or not float(parts[1]):
+    parts = _DURATION.fullmatch(text)
+    if not parts or not float(parts[1]):
         raise ValueError("must be a time like 90s, 30m or 2h")
     return text
 

@@ -41,10 +41,11 @@ def write_pages(result: MitigateResult, sweeps: Sequence[Sweep], out: Path) -> N
 
 
 def gain_rows(result: MitigateResult) -> list[GainRow]:
-    """What was measured, what gains most first."""
-    shown = [
-        GainRow(each.name, m.gain, m.gain_ci95, m.price) for each in result.measured_outcomes if (m := each.measured)
-    ]
+    """Returns a row for each mitigation that was measured, what gains most first."""
+    shown = []
+    for each in result.measured_outcomes:
+        if each.measured:
+            shown.append(GainRow(each.name, each.measured.gain, each.measured.gain_ci95, each.measured.price))
     return sorted(shown, key=lambda row: -row.gain)
 
 

@@ -57,12 +57,12 @@ class Measurement(Record):
 
     @property
     def relative_cost(self) -> float:
-        """What an answer takes, as a multiple: time, or of a model elsewhere tokens, or calls where nobody counted."""
+        """The cost of an answer, as a multiple: time, or of a model elsewhere tokens, or calls where nobody counted."""
         return self.cost.answer if self.cost else self.tokens or self.calls
 
     @property
     def price(self) -> str:
-        """What an answer takes, in words."""
+        """The cost of an answer, in words."""
         calls = "one call, as before" if self.calls == 1 else f"{self.calls} calls in place of one"
         more = ""
         if self.cost:
@@ -73,7 +73,7 @@ class Measurement(Record):
 
     @property
     def gain(self) -> float:
-        """What it gains in points: as retrieved, or where there is no such order in the mean over positions."""
+        """The gain in points: as retrieved, or where there is no such order in the mean over positions."""
         return self.over_retrieved.gain if self.over_retrieved else self.difference.mean
 
     @property
@@ -127,7 +127,7 @@ class MitigationOutcome(Record):
 
     @property
     def gains(self) -> str:
-        """What it gains, and what it costs, in words; only of one that was measured."""
+        """Its gain and its cost in words; only of one that was measured."""
         m = self.measured
         assert m
         gain = f"{m.gain:+.1f} points ({m.gain_ci95[0]:+.1f} to {m.gain_ci95[1]:+.1f})"
@@ -141,7 +141,8 @@ class MitigationOutcome(Record):
 
     @property
     def verdict_in_words(self) -> str:
-        """What its intervals say, in words: of the positions, where these and not a retriever's order are asked."""
+        """The verdict of its intervals, in words: of the positions, where these and not a retriever's order are
+        asked."""
         assert self.measured
         by_position = not (self.order_free or self.measured.over_retrieved)
         return self.measured.difference.verdict if by_position else f"{self.name}: {self.gains}."
@@ -219,17 +220,17 @@ class MitigateResult(Record):
 
     @property
     def title(self) -> str:
-        """What stands above the page."""
+        """The heading of the page."""
         return f"Mitigations of {Path(self.model).name}: task {self.task}, n = {self.examples['held_out']:,}"
 
     @property
     def reference(self) -> str:
-        """What gains are over."""
+        """The thing that gains are over, in words."""
         return "as retrieved" if self.retrieved else "the model as it is"
 
     @property
     def headline(self) -> str:
-        """What came of it, in a sentence."""
+        """The outcome, in a sentence."""
         measured = ", ".join(each.name for each in self.measured_outcomes)
         names = ", ".join(each.name for each in self.helpful_outcomes)
         if names:
@@ -280,7 +281,7 @@ def usage_command(found: MitigationOutcome, config: MitigateConfig) -> str:
 
 
 def usage_code(found: MitigationOutcome) -> str:
-    """What an application does in plain Python; empty where it cannot."""
+    """Returns what an application does in plain Python; empty where it cannot."""
     if MITIGATIONS[found.name].of_model:
         return ""
     return PROMPT_MITIGATIONS[found.name].write_code(found.parsed_settings)

@@ -50,8 +50,7 @@ def pick_finalists(found: Sequence[MitigationOutcome]) -> list[MitigationOutcome
     of_models = [each for each in ranked if MITIGATIONS[each.name].of_model]
     of_prompts = [each for each in ranked if not MITIGATIONS[each.name].of_model]
     best = [*of_models[:_OF_EACH_KIND], *of_prompts[:_OF_EACH_KIND]]
-    others = [each for each in ranked if each not in best]
-    picked = [*best, *others][:FINALISTS]
+    picked = sorted(ranked, key=lambda each: each not in best)[:FINALISTS]  # the best, and then the others
     return [each for each in ranked if each in picked]
 
 

@@ -179,7 +179,7 @@ def _remake_rotaries(
     if config.rope_parameters != wanted:  # a config that puts values of its own in their place
         config.rope_parameters = before
         raise PosgapError(f"{where}: its configuration replaces rope_parameters by its own")
-    undone = [_become(module, new) for module, new in zip(rotaries, made)]
+    undone = list(map(_become, rotaries, made))
     return undo_all([*undone, lambda: setattr(config, "rope_parameters", before)])
 
 
@@ -196,7 +196,7 @@ def _on(table: "Tensor | None", device: Any) -> "Tensor | None":
 
 
 def _public(module: "nn.Module") -> dict[str, Any]:
-    """What a rotary embedding knows beside its buffers: kinds, gains, lengths."""
+    """Returns what a rotary embedding knows beside its buffers: kinds, gains, lengths."""
     return {key: value for key, value in vars(module).items() if key[0] != "_" and key not in ("forward", "training")}
 
 

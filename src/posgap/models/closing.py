@@ -25,10 +25,10 @@ _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads
 
 def close_config(config_json: Mapping[str, Any]) -> dict[str, Any]:
     """A model's config.json as it is written: closed if it names RoPE factors or mitigations, else as it is."""
-    if not any(config_json.get(key) is not None for key in (CONFIG_KEY, MITIGATIONS_KEY)):
+    if config_json.get(CONFIG_KEY) is None and config_json.get(MITIGATIONS_KEY) is None:
         return dict(config_json)
     parts = [key for key, value in config_json.items() if key.endswith("_config") and isinstance(value, dict)]
-    words = {key: CLOSED_TYPE for key in (*_SIZES, *parts)}
+    words = dict.fromkeys((*_SIZES, *parts), CLOSED_TYPE)
     own = {_CONFIG: dict(config_json)}
     return {"model_type": CLOSED_TYPE, "architectures": [CLOSED_TYPE], **words, _MODEL: own}
 

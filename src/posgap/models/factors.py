@@ -21,7 +21,7 @@ def config_factors(config: "PretrainedConfig") -> Factors | None:
 def is_altered(config: "PretrainedConfig") -> bool:
     """Whether a model's config names RoPE factors or mitigations, so that whoever loads it without posgap gets another
     model."""
-    return any(getattr(config, key, None) is not None for key in (CONFIG_KEY, MITIGATIONS_KEY))
+    return getattr(config, CONFIG_KEY, None) is not None or getattr(config, MITIGATIONS_KEY, None) is not None
 
 
 def require_rope(config: "PretrainedConfig", where: str) -> None:

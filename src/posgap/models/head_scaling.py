@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -50,7 +51,7 @@ class Ranking:
 
 @dataclass
 class _Heads:
-    """What one layer's attention knows: the `chosen` rungs of its `n_keys` key heads, `[H]`, `[1]` where all have the
+    """State of one layer's attention: the `chosen` rungs of its `n_keys` key heads, `[H]`, `[1]` where all have the
     same, or for each row `[B, H]`; whether they are `ranked` and chosen anew at each prompt; and a list that takes each
     prompt's sensitivities `[B, H]`."""
 
@@ -77,16 +78,17 @@ def scale_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> C
     """
     scaling = layer_scaling(model)
     n_heads = model.config.get_text_config().num_attention_heads
-    if [len(row) for row in factors] != [n_heads] * scaling.n_layers:
+    if list(map(len, factors)) != [n_heads] * scaling.n_layers:
         raise PosgapError(f"{name_of(model)}: per-head RoPE factors must be {scaling.n_layers} rows of {n_heads}")
-    rungs = sorted({1.0, *(factor for row in factors for factor in row)})
-    groups = n_heads // n_key_heads(model)
-    of_keys = [row[::groups] for row in factors]
-    if any(list(row) != [factor for factor in keys for _ in range(groups)] for row, keys in zip(factors, of_keys)):
-        raise PosgapError(f"{name_of(model)}: {_SHARED}")
+    rungs = sorted({1.0}.union(*factors))
+    groups, of_keys = n_heads // n_key_heads(model), []
+    for row in factors:
+        of_keys.append(row[::groups])
+        if np.repeat(of_keys[-1], groups).tolist() != list(row):
+            raise PosgapError(f"{name_of(model)}: {_SHARED}")
     with _give_tables(model, scaling, rungs) as (heads, undo):
         for each in heads:
-            chosen = [rungs.index(factor) for factor in of_keys[each.layer]]
+            chosen = list(map(rungs.index, of_keys[each.layer]))
             each.chosen = torch.tensor(chosen if len(set(chosen)) > 1 else chosen[:1])
     return undo
 
@@ -130,8 +132,8 @@ def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> 
     first = ranking.first_layer if scaling.n_layers > ranking.first_layer else 0
     for each in heads:
         if each.layer >= first and each.seen:
-            ranks = _ranks(torch.cat(each.seen).mean(0))
-            factors[each.layer] = [round(steps[rank], 4) for rank in ranks.tolist() for _ in range(n_heads // ranked)]
+            ranks = _ranks(torch.cat(each.seen).mean(0)).tolist()
+            factors[each.layer] = np.repeat([round(steps[rank], 4) for rank in ranks], n_heads // ranked).tolist()
     return factors
 
 
@@ -200,7 +202,8 @@ def _match_heads(table: Tensor, x: Any) -> Tensor:
 
 
 def attention_tables(attention: nn.Module, given: Any) -> Any:
-    """What an attention turns queries and keys by, of the rotary tables that its layer is `given`."""
+    """Returns the tables that an attention turns queries and keys by, of the rotary tables that its layer is
+    `given`."""
     return _tables_by_head(given, getattr(attention, _ATTRIBUTE).chosen) if isinstance(given, Rungs) else given
 
 

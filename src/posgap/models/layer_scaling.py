@@ -40,7 +40,7 @@ def layer_scaling(model: PreTrainedModel) -> "LayerScaling":
 
 
 class Rungs(NamedTuple):
-    """What a layer is given in place of its tables where its heads have factors of their own: `tables`, cosines and
+    """The stand-in for a layer's tables where its heads have factors of their own: `tables`, cosines and
     sines `[N, B, S, D]` for the N factors that some head has, and `which [U]` of them belong to each rung."""
 
     tables: tuple[Tensor, Tensor]
@@ -112,12 +112,12 @@ class LayerScaling:
 
     def attentions(self) -> list[tuple[int, Any]]:
         """The modules that are given rotary tables, each with the index of its layer."""
-        return [
-            (index, part)
-            for index, layer in enumerate(self._layers[0])
-            for part in layer.children()
-            if "position_embeddings" in inspect.signature(type(part).forward).parameters
-        ]
+        found = []
+        for index, layer in enumerate(self._layers[0]):
+            for part in layer.children():
+                if "position_embeddings" in inspect.signature(type(part).forward).parameters:
+                    found.append((index, part))
+        return found
 
     def layers_of(self, layer_type: str | None) -> list[int]:
         """The layers that read the tables made for one type of layer, by index."""
@@ -137,7 +137,9 @@ def decoder_of(model: PreTrainedModel) -> Any:
 def _rotaries(decoder: nn.Module) -> list[nn.Module]:
     """The modules that make the tables of all layers: children of the decoder, or of a list among them."""
     children = list(decoder.children())
-    children += [child for some in children if isinstance(some, nn.ModuleList) for child in some]
+    for child in decoder.children():
+        if isinstance(child, nn.ModuleList):
+            children += child
     return [child for child in children if "RotaryEmbedding" in type(child).__name__]
 
 
@@ -152,13 +154,10 @@ def _forward_states(decoder: Any, name: str) -> Tensor:
 
 def _rope_parts(decoder: nn.Module, name: str) -> tuple[nn.ModuleList, list[nn.Module]]:
     """The decoder's layers and the modules that make their tables."""
-    rotaries = _rotaries(decoder)
-    stacks = [
-        child
-        for child in decoder.children()
-        if isinstance(child, nn.ModuleList)
-        and all("position_embeddings" in inspect.signature(layer.forward).parameters for layer in child)
-    ]
+    rotaries, stacks = _rotaries(decoder), []
+    for child in decoder.children():
+        if isinstance(child, nn.ModuleList) and all(map(_takes_tables, child)):
+            stacks.append(child)
     if rotaries and len(stacks) == 1:
         return stacks[0], rotaries
     rotates = any("Rotary" in type(module).__name__ for module in decoder.modules())
@@ -166,10 +165,15 @@ def _rope_parts(decoder: nn.Module, name: str) -> tuple[nn.ModuleList, list[nn.M
     raise PosgapError(f"{name}: {_ELSEWHERE if rotates else _NO_ROPE}")
 
 
+def _takes_tables(layer: nn.Module) -> bool:
+    return "position_embeddings" in inspect.signature(layer.forward).parameters
+
+
 def _follows_length(rotary: nn.Module, layer_type: str | None) -> bool:
-    kinds = getattr(rotary, "rope_type", "default")
-    kinds = [kinds] if isinstance(kinds, str) else [kinds[t] for t in kinds if layer_type in (None, t)]
-    return any(word in kind for kind in kinds for word in KINDS)
+    kinds: Any = getattr(rotary, "rope_type", "default")
+    if not isinstance(kinds, str):
+        kinds = " ".join(kind for of_type, kind in kinds.items() if layer_type in (None, of_type))
+    return any(word in kinds for word in KINDS)
 
 
 def _make_tables(
@@ -180,7 +184,7 @@ def _make_tables(
     *args: Any,
     **kwargs: Any,
 ) -> tuple:
-    """What `rotary` gives instead of its tables: those of each layer, None where none will be read.
+    """Returns, in place of a `rotary`'s tables, those of each layer, None where none will be read.
 
     Its `own` forward makes all of them at once, from positions `[..., B, S]` as `[..., R * B, S]`, R scaled copies of
     them. Tables are `[..., R * B, S, D]`.
@@ -209,17 +213,12 @@ def _make_tables(
         if isinstance(made, Tensor):
             raise PosgapError(f"{scaling.name}: its rotary tables are complex numbers, which heads have in common")
         cos, sin = (table.unflatten(-3, (copies, -1))[int(follows) :] for table in made)
-        rungs = {layer: Rungs((cos, sin), each) for layer, each in zip(layers, which.reshape(len(layers), -1))}
-        return tuple(rungs.get(index) for index in range(scaling.n_layers))
-    if isinstance(made, Tensor):
-        tables: tuple[Any, ...] = made.chunk(copies, dim=-3)
+        tables: Any = [Rungs((cos, sin), each) for each in which.reshape(len(layers), -1)]
+    elif isinstance(made, Tensor):
+        tables = made.chunk(copies, dim=-3)[follows:]
     else:
-        tables = tuple(zip(*(table.chunk(copies, dim=-3) for table in made)))
-    tables = tables[follows:]
-    if len(tables) == scaling.n_layers:
-        return tables
-    by_layer = dict(zip(layers, tables))
-    return tuple(by_layer.get(index) for index in range(scaling.n_layers))
+        tables = tuple(zip(*(table.chunk(copies, dim=-3) for table in made)))[follows:]
+    return tuple(map(dict(zip(layers, tables)).get, range(scaling.n_layers)))
 
 
 def _with_own_tables(

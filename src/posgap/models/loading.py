@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,8 +195,8 @@ def _require_sizes(path: str, config: PretrainedConfig) -> None:
             shapes += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 (it is no dict)
     if not shapes:
         return
-    most = {name: max(max(shape, default=0) for shape in shapes) for name in ("vocab_size", "hidden_size")}
-    for name, there in (most | {"num_hidden_layers": len(shapes)}).items():
+    widest = max(chain(*shapes), default=0)
+    for name, there in {"vocab_size": widest, "hidden_size": widest, "num_hidden_layers": len(shapes)}.items():
         claimed = getattr(config.get_text_config(), name, None)
         if isinstance(claimed, int) and claimed > there:
             raise PosgapError(

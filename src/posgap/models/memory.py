@@ -105,20 +105,27 @@ def _free_of_machine() -> float:
         lines = (_PROC / "meminfo").read_text().splitlines()
     except OSError:
         return math.inf
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), math.inf)
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return 1024.0 * int(line.split()[1])
+    return math.inf
 
 
 def _free_of_container() -> float:
-    """By the control group of this process, of version 2 or 1. What it holds of files can be given back."""
+    """Returns the bytes that the control group of this process, of version 2 or 1, leaves it; files' pages can be given
+    back."""
     try:
-        groups = [line.split(":", 2) for line in (_PROC / "self" / "cgroup").read_text().splitlines()]
-        of_memory = {"memory" in kinds: path.strip("/") for _, kinds, path in groups if kinds in ("", "memory")}
+        of_memory = {}
+        for line in (_PROC / "self" / "cgroup").read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds in ("", "memory"):
+                of_memory[kinds == "memory"] = path.strip("/")
         if True in of_memory:
             folder, names = _CGROUPS / "memory" / of_memory[True], ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
             folder, names = _CGROUPS / of_memory[False], ("memory.max", "memory.current")
         limit, used = ((folder / name).read_text().strip() for name in names)
-        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        statistics = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
         of_files = int(statistics.get("file") or statistics["cache"])
     except (OSError, LookupError, ValueError):
         return math.inf

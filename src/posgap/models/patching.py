@@ -13,7 +13,7 @@ _CACHES = ("past_key_values", "layer_past")
 
 
 def name_of(model: "PreTrainedModel") -> str:
-    """What messages call a model: its folder or name on the hub, else its class."""
+    """Returns the name of a model in messages: its folder or name on the hub, else its class."""
     return model.name_or_path or type(model).__name__
 
 

@@ -25,7 +25,8 @@ def warn_of_device(model: str, swept_on: str) -> None:
 
     `swept_on` is empty where nobody recorded it.
     """
-    if swept_on and swept_on != (here := device_class()):
+    here = device_class() if swept_on else ""
+    if swept_on != here:
         log.warning(
             "%s was swept on %s and answers on %s here: near-ties may differ; sweep it here before it serves",
             *(model, swept_on, here),
@@ -39,8 +40,10 @@ def bfloat16_of_cpu() -> str:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
         return ""
-    flags = next((line.split() for line in lines if line.startswith("flags")), [])
-    return next((flag for flag in FLAGS if flag in flags), "")
+    for line in lines:
+        if line.startswith("flags"):
+            return next((flag for flag in FLAGS if flag in line.split()), "")
+    return ""
 
 
 def generating_dtype(dtype: str, config: "PretrainedConfig") -> str:

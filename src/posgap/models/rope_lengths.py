@@ -7,6 +7,7 @@ the same from the prompt's first token to the answer's last.
 """
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any, NamedTuple
 
 from transformers import PretrainedConfig, PreTrainedModel
@@ -40,16 +41,17 @@ class RopeLengths(NamedTuple):
         return bool(self.bounds)
 
     def regime(self, prompt: int, new: int) -> Regime:
-        """What prompts of one batch must have in common so that each is answered as it is alone, for a prompt of that
-        many tokens and an answer of up to `new`.
+        """Returns what prompts of one batch must have in common so that each is answered as it is alone, for a prompt
+        of that many tokens and an answer of up to `new`.
 
         Short ones may be together, and so may those that are beyond the bound from the start, if they all have the
         same frequencies then. The frequencies of others change with each token, so only equal lengths go together.
         """
-        return tuple(
-            0 if prompt + new <= bound else -1 if kind == "longrope" and prompt > bound else prompt
-            for kind, bound in self.bounds
-        )
+        parts = []
+        for kind, bound in self.bounds:
+            is_long = kind == "longrope" and prompt > bound
+            parts.append(0 if prompt + new <= bound else -1 if is_long else prompt)
+        return tuple(parts)
 
     def why_not_forced(self, lengths: Iterable[tuple[int, int]]) -> str:
         """Why prompts with answers of these `lengths` cannot be read at once; empty where they can.
@@ -57,7 +59,7 @@ class RopeLengths(NamedTuple):
         They can where frequencies stay the same throughout, for all of them: each is short, or each is long.
         """
         regimes = {self.regime(prompt, new) for prompt, new in lengths} if self else set()
-        if len(regimes) <= 1 and all(part <= 0 for regime in regimes for part in regime):
+        if len(regimes) <= 1 and max(chain(*regimes), default=0) <= 0:
             return ""
         kind, bound = self.bounds[0]
         return (

@@ -102,7 +102,7 @@ def round_weights(
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """What configs and files call a precision."""
+    """Returns the name of a precision in configs and files."""
     return str(dtype).removeprefix("torch.")
 
 

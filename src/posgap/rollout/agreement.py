@@ -30,8 +30,8 @@ class Agreement(TypedDict):
 
 
 def measure_agreement(shares: Mapping[str, np.ndarray], of: str, seed: int) -> dict[str, Any]:
-    """What `measurement.json` holds of the agreement of every two measures, from each text's `shares [E, n]` of what
-    they are `of`, documents or tokens.
+    """Returns what `measurement.json` holds of the agreement of every two measures, from each text's `shares [E, n]` of
+    what they are `of`, documents or tokens.
 
     It is Spearman's correlation over the n of a text, averaged over texts, with the 95 % bootstrap interval over texts.
     `texts` counts those where it is defined: where neither measure is the same everywhere. Both are None without one.

@@ -11,7 +11,7 @@ ROUNDING = 0.02  # of a norm, by which what was put together may differ from wha
 
 
 class HeadOutputs:
-    """What a layer's attention writes to the stream for each token and head: f_h(x_j) = v_hj W_h.
+    """The vectors that a layer's attention writes to the stream for each token and head: f_h(x_j) = v_hj W_h.
 
     `values` [B, K, N, d] have their bias in them; `matrix` [H d, D] is the output projection without its bias, which is
     no token's.
@@ -47,7 +47,7 @@ class HeadOutputs:
         return torch.einsum("bkgqd,bknd->bkgqn", of_heads, self.values).flatten(1, 2)
 
     def heads(self, a: Tensor) -> Tensor:
-        """What the heads made for the last query, [B, H d], with its attention `a` [B, H, N]."""
+        """Returns what the heads made for the last query, [B, H d], with its attention `a` [B, H, N]."""
         return torch.einsum("bkgn,bknd->bkgd", a.unflatten(1, self.matrix.shape[:2]), self.values).flatten(1)
 
 

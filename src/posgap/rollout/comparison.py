@@ -40,7 +40,7 @@ def _if_defined(figure: np.ndarray) -> float | None:
 
 
 def predicted_shares(predicted: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """What of a predicted distribution [N] falls on each document, [n], as a share of what falls on all of them,
+    """Returns each document's share [n] of what a predicted distribution [N] puts on all of them,
     averaged over prompts whose documents begin and end at these `edges` [E, 2 n], shares of a prompt's length."""
     sums, length = np.concatenate([[0.0], np.cumsum(predicted)]), len(predicted)
     at = np.interp(edges * length, np.arange(length + 1), sums).reshape(len(edges), -1, 2)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,9 +42,9 @@ class _Adding:
 
 @dataclass
 class _Seen:
-    """What hooks saw in a call of a layer: modules that wrote a stream [B, N, D] within the attention, in their order,
-    and what the last of them wrote; what modules behind the attention read; what the layer returned; and the tables
-    the attention turned by."""
+    """The record of hooks in a call of a layer: modules that wrote a stream [B, N, D] within the attention, in their
+    order, and what the last of them wrote; what modules behind the attention read; what the layer returned; and the
+    tables the attention turned by."""
 
     writers: list[nn.Module] = field(default_factory=list)
     written: Tensor | None = None
@@ -58,7 +59,7 @@ class _Seen:
 
 
 class LayerReading(NamedTuple):
-    """What was seen of a layer called again: the residual `strengths` [B, N], and what the projection of its attention
+    """The reading of a layer called again: the residual `strengths` [B, N], and what the projection of its attention
     was given by the `heads` for the last token, [B, H d]; None where it was given no such thing."""
 
     strengths: Tensor
@@ -112,7 +113,8 @@ class Decoder:
         )
 
     def mixing(self) -> str:
-        """What mixes tokens in the model beside the attention that is read, in words; empty where nothing does."""
+        """Names what mixes tokens in the model beside the attention that is read, in words; empty where nothing
+        does."""
         words = []
         if self.n_layers < self.n_all:
             numbers = ", ".join(map(str, self.numbers))
@@ -329,7 +331,7 @@ class _Blocks:
 
 
 class _LayerHooks:
-    """What one call of a layer shows, by hooks that fill `seen`, of streams of this `shape` [B, N, D].
+    """Hooks for one call of a layer, that fill `seen`, of streams of this `shape` [B, N, D].
 
     `scaled` is the module whose output the call has `times`; attention that is returned whole goes to `blocks`.
     """
@@ -465,7 +467,7 @@ def _passes(module: nn.Module) -> bool:
     quantised layers have them)."""
     if "Rotary" in type(module).__name__:
         return True
-    return not any(True for _ in module.parameters()) and not any(True for _ in module.buffers())
+    return next(chain(module.parameters(), module.buffers()), None) is None
 
 
 def _attention(layer: nn.Module) -> nn.Module | None:

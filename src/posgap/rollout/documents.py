@@ -54,7 +54,7 @@ def is_sink(row: np.ndarray, asked: MeasuredPrompt) -> np.ndarray:
 
 
 def by_part(row: np.ndarray, asked: MeasuredPrompt) -> np.ndarray:
-    """What of a distribution `row [N]` falls on each of `PARTS`; together it is all of it.
+    """Returns how much of a distribution `row [N]` falls on each of `PARTS`; together it is all of it.
 
     The instruction is the task's text before and between the documents, the question its text behind them.
     """
@@ -69,7 +69,7 @@ def by_part(row: np.ndarray, asked: MeasuredPrompt) -> np.ndarray:
 
 
 def by_document(row: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
-    """What of `row [..., N]` falls on each document, [..., n]."""
+    """Returns how much of `row [..., N]` falls on each document, [..., n]."""
     sums = np.concatenate([np.zeros_like(row[..., :1]), np.cumsum(row, axis=-1)], axis=-1)
     return np.stack([sums[..., after] - sums[..., first] for first, after in spans], axis=-1)
 
@@ -99,8 +99,7 @@ def summarize_documents(
     by_layer = np.take_along_axis(attention.mean(axis=2), (positions - 1)[:, None, None], axis=2)[..., 0]
     measures, shares = {}, {}
     for name, rows in influence.items():
-        parts = np.stack([by_part(row, each) for row, each in zip(rows, asked)])
-        among = np.stack([among_documents(row, each) for row, each in zip(rows, asked)])
+        parts, among = np.stack(list(map(by_part, rows, asked))), np.stack(list(map(among_documents, rows, asked)))
         if parts[:, PARTS.index("documents")].mean() < MIN_DOCUMENTS or not np.isfinite(among).all():
             continue  # without residual connections nearly all of it can be on the first token
         gold = gold_shares(among, positions)
@@ -118,7 +117,7 @@ def summarize_documents(
     described = {
         "n_docs": attention.shape[-1],
         "positions": there.tolist(),
-        "prompts": [int((positions == position).sum()) for position in there],
+        "prompts": np.unique(positions, return_counts=True)[1].tolist(),
         "measures": measures,
         "attention_to_gold": [by_layer[positions == position].mean(axis=0).tolist() for position in there],
         "asked": [[each.id, each.position] for each in asked],
@@ -137,21 +136,22 @@ def shape_of(shares: np.ndarray) -> dict[str, Any]:
     if shares.shape[1] < 3 or len(shares) < 2:
         return {}
     first, middle, last = regions([[i] for i in range(shares.shape[1])]).values()
-    p = flatness_p(shares)
-    ends = [_difference(shares[:, end].mean(axis=1) - shares[:, middle].mean(axis=1)) for end in (first, last)]
-    first_side, last_side = (int(low > 0) - int(high < 0) for low, high in ends)
+    p, of_middle = flatness_p(shares), shares[:, middle].mean(axis=1)
+    before, first_side = _difference(shares[:, first].mean(axis=1) - of_middle)
+    after, last_side = _difference(shares[:, last].mean(axis=1) - of_middle)
     return {
         "shape": SHAPES[(first_side, last_side) if p < LEVEL else (0, 0)],
         "flatness_p": p,
-        "first_minus_middle_ci95": ends[0],
-        "last_minus_middle_ci95": ends[1],
+        "first_minus_middle_ci95": before,
+        "last_minus_middle_ci95": after,
     }
 
 
-def _difference(values: np.ndarray) -> list[float]:
-    """The 95 % t-interval of the mean of `values [E]`."""
+def _difference(values: np.ndarray) -> tuple[list[float], int]:
+    """The 95 % t-interval of the mean of `values [E]`, and the sign that it leaves no doubt about, or 0."""
     half = student.isf(EACH_END, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return [float(values.mean() - half), float(values.mean() + half)]
+    low, high = float(values.mean() - half), float(values.mean() + half)
+    return [low, high], int(low > 0) - int(high < 0)
 
 
 def gold_shares(shares: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -160,7 +160,7 @@ def gold_shares(shares: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def documents_text(documents: Mapping[str, Any], measure: str = "rollout") -> str:
-    """What draws the influence, and the documents' part of it by position, in one sentence."""
+    """Says what draws the influence, and the documents' part of it by position, in one sentence."""
     measured = documents["measures"].get(measure)
     if not measured:
         return f"the documents draw nothing of the {measure}"

@@ -44,12 +44,12 @@ def gap_table(summary: list[dict]) -> str:
 
 def sink_table(summary: list[dict]) -> str:
     """A table of every token's sink metric: a row per setting, and after those of one mask uniform attention's."""
-    head = ["attention sinks", *(str(token) for token in range(1, len(summary[0]["sinks"]) + 1))]
+    head = ["attention sinks", *map(str, range(1, len(summary[0]["sinks"]) + 1))]
     rows = []
     for cell, following in zip(summary, [*summary[1:], None]):
-        rows.append([cell["name"], *(f"{sink:.2f}" for sink in cell["sinks"])])
+        rows.append([cell["name"], *map("{:.2f}".format, cell["sinks"])])
         if following is None or following["uniform_sinks"] != cell["uniform_sinks"]:
-            rows.append(["uniform attention", *(f"{sink:.2f}" for sink in cell["uniform_sinks"])])
+            rows.append(["uniform attention", *map("{:.2f}".format, cell["uniform_sinks"])])
     return markdown(head, rows)
 
 
@@ -93,7 +93,7 @@ def gap_bars(summary: list[dict]) -> Figure:
         for at, gap in zip(x, gaps):
             axes.scatter([at] * len(gap["values"]), gap["values"], s=8, color="#0f172a", zorder=3, linewidth=0)
     axes.axhline(0, color="#334155", linewidth=0.8)
-    axes.set_xticks(range(len(summary)), [_with_accuracy(cell) for cell in summary], fontsize=8)
+    axes.set_xticks(range(len(summary)), list(map(_with_accuracy, summary)), fontsize=8)
     style_axes(axes, ylabel="gap in accuracy, points")
     # Below the bars, where it hides no seed's dot.
     figure.legend(frameon=False, ncols=3, loc="outside lower center")

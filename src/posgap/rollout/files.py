@@ -182,12 +182,13 @@ def read_document_shares(path: Path, measured: Measurement) -> dict[str, np.ndar
     if not measured.documents:
         return {}
     shape = (measured.n_texts, int(measured.documents["n_docs"]))
-    names = {f"documents_{name}": name for name in measured.documents["measures"]}
-    return {names[name]: values for name, values in _read_arrays(path, names, shape).items()}
+    measures = list(measured.documents["measures"])
+    arrays = _read_arrays(path, [f"documents_{name}" for name in measures], shape)
+    return dict(zip(measures, arrays.values()))
 
 
 def read_document_edges(path: Path, measured: Measurement) -> np.ndarray:
-    """Where each prompt's documents begin and end, `[E, 2 n]`, as shares of the prompt's length."""
+    """Reads where each prompt's documents begin and end, `[E, 2 n]`, as shares of the prompt's length."""
     assert measured.documents is not None
     shape = (measured.n_texts, 2 * int(measured.documents["n_docs"]))
     return _read_arrays(path, ["edges"], shape)["edges"]

@@ -7,6 +7,7 @@ one stack of parameters with a leading dimension R, and training one of them doe
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -58,8 +59,8 @@ class NetworkStack(nn.Module):
 
         self.maps = nn.ParameterList([draw(3, size, size) for _ in range(self.depth)])  # W_Q, W_K, W_V
         widths = [size] * HIDDEN_LAYERS + [labels]
-        self.weights = nn.ParameterList([draw(size, width) for width in widths])
-        self.biases = nn.ParameterList([draw(1, width) for width in widths])
+        self.weights = nn.ParameterList(map(partial(draw, size), widths))
+        self.biases = nn.ParameterList(map(partial(draw, 1), widths))
 
         stacked = torch.stack([design.bias(tokens) for design in designs])[:, None]
         self.register_buffer("bias", stacked.float())

@@ -46,7 +46,7 @@ def document_panels(documents: Mapping[str, Any], agreement: Mapping[str, Any]) 
     (`documents.summary`, `agreement.agreement`)."""
     measures = documents["measures"]
     figure, ((whole, every), (gold, agreed)) = plt.subplots(2, 2, figsize=(10, 7.6), dpi=144, layout="constrained")
-    names = [_in_words(name) for name in measures]
+    names = list(map(_in_words, measures))
     left, shades = np.zeros(len(measures)), plt.get_cmap("viridis")(np.linspace(0, 0.95, len(PARTS)))
     for part, shade in zip(PARTS, shades):
         width = np.array([100 * measured["parts"][part] for measured in measures.values()])

@@ -69,8 +69,10 @@ class Rotation(Parameters):
 
 
 def _decay(parameters: Slope, measured: Mapping[str, Any], n_heads: int) -> PositionScores:
-    rows = [row if isinstance(row, list) else [row] for row in parameters.slope]
-    if not rows or min(min(row, default=0) for row in rows) < 0:
+    least = 0.0 if parameters.slope else -1.0
+    for row in parameters.slope:
+        least = min([least, *(row if isinstance(row, list) else [row])])
+    if least < 0:
         raise PosgapError(f"slope: give one that is not negative, for all or for each of {n_heads} heads")
     return PositionScores(slopes=parameters.slope)
 
@@ -101,11 +103,11 @@ def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> Po
     if len(bases) > 1:
         # Layers of one base share a function, so that they are computed once.
         by_base = {base: scores_by(rope_angles(base, size)) if base else None for base in bases}
-        return PositionScores(scores=[by_base[base] for base in bases], factors=factors)
+        return PositionScores(scores=list(map(by_base.get, bases)), factors=factors)
     if seen and None not in seen and not parameters.rope_factors:
         # As the layers were seen to turn, with whatever base, scaling or factors.
         by_angles = {tuple(angles): scores_by(angles) if any(angles) else None for angles in seen}
-        each = [by_angles[tuple(angles)] for angles in seen]
+        each = list(map(by_angles.get, map(tuple, seen)))
         return PositionScores(
             scores=each if len(by_angles) > 1 else each[0]
         )  # of which there may be any number of layers

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby, islice
+from functools import partial
+from itertools import chain, cycle, groupby, islice
 from pathlib import Path
 from typing import TextIO
 
@@ -74,9 +75,9 @@ def read_prompts(path: Path, builder: PromptBuilder, n_docs: int, limit: int, po
     Raises `PosgapError` where a prompt exceeds the model's context.
     """
     placed = placed_examples(path, builder, n_docs, limit, positions)
-    prompts = [
-        (list(builder.prompt(example, placement).token_ids), example, placement) for example, placement in placed
-    ]
+    prompts = []
+    for example, placement in placed:
+        prompts.append((list(builder.prompt(example, placement).token_ids), example, placement))
     prompts.sort(key=lambda prompt: -len(prompt[0]))
     asked: list[MeasuredPrompt] = []
     try:
@@ -104,7 +105,7 @@ def placed_examples(
     placements = [Placement((position,), n_docs) for position in positions] or all_placements(
         n_docs, builder.task.n_gold
     )
-    return [(example, placements[i % len(placements)]) for i, example in enumerate(examples)]
+    return list(zip(examples, cycle(placements)))
 
 
 def _pieces(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterator[list[int]]:
@@ -115,7 +116,8 @@ def _pieces(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterat
             for text in _blocks(file):
                 left += _tokenize(text, tokenizer)
                 whole = len(left) // size * size
-                yield from (left[at : at + size] for at in range(0, whole, size))
+                for start in range(0, whole, size):
+                    yield left[start : start + size]
                 left = left[whole:]
     except (OSError, UnicodeDecodeError) as error:
         raise PosgapError(f"{path}: cannot be read as text: {error}") from None
@@ -124,7 +126,7 @@ def _pieces(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterat
 def _blocks(file: TextIO) -> Iterator[str]:
     """A file's text in blocks that end before a space, where there is one."""
     rest = ""
-    while text := file.read(READ_AT_ONCE):
+    for text in iter(partial(file.read, READ_AT_ONCE), ""):
         end = text.rfind(" ") if len(text) == READ_AT_ONCE else -1
         yield rest + text[: end if end > 0 else None]
         rest = text[end:] if end > 0 else ""

@@ -49,9 +49,10 @@ def run_trials(
     """
     kept = ResumableFolder(work)
     kept.pull()
-    paths = {trial: kept.folder / f"{files.digest_of([asdict(trial), asdict(training)])[:16]}.json" for trial in trials}
+    paths = {}
     stacks: dict[tuple, list[Trial]] = {}
     for trial in trials:
+        paths[trial] = kept.folder / f"{files.digest_of([asdict(trial), asdict(training)])[:16]}.json"
         stacks.setdefault((trial.design.depth, trial.sizes), []).append(trial)
     for alike in stacks.values():
         for at in range(0, len(alike), side_by_side):
@@ -62,8 +63,8 @@ def run_trials(
                 results = test_networks(stack, *train_networks(stack, training), training.tests)
             for trial, result in zip(stack, results):
                 files.write_json(paths[trial], result)
-            kept.push(paths[trial] for trial in stack)
-    return [files.read_json(paths[trial]) for trial in trials]
+            kept.push(map(paths.__getitem__, stack))
+    return list(map(files.read_json, map(paths.__getitem__, trials)))
 
 
 @contextmanager
@@ -80,10 +81,13 @@ def one_thread() -> Iterator[None]:
 def train_networks(stack: Sequence[Trial], training: Training) -> tuple[NetworkStack, list[InContextTask], list[float]]:
     """The stack after training, its tasks, and each trial's mean loss over the last tenth of the iterations."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rngs = [Generator(device).manual_seed(trial.seed) for trial in stack]
     sizes = stack[0].sizes
-    tasks = [InContextTask(sizes, rng) for rng in rngs]
-    net = NetworkStack([trial.design for trial in stack], sizes.tokens, sizes.size, sizes.labels, rngs).to(device)
+    rngs, tasks, designs = [], [], []
+    for trial in stack:
+        rngs.append(Generator(device).manual_seed(trial.seed))
+        tasks.append(InContextTask(sizes, rngs[-1]))
+        designs.append(trial.design)
+    net = NetworkStack(designs, sizes.tokens, sizes.size, sizes.labels, rngs).to(device)
     optimizer = torch.optim.AdamW(
         net.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
     )
@@ -92,7 +96,7 @@ def train_networks(stack: Sequence[Trial], training: Training) -> tuple[NetworkS
     what = f"{len(stack)} networks of depth {stack[0].design.depth}"
     for step in track(range(training.iterations), training.iterations, what):
         drawn = [task.training(training.batch, rng) for task, rng in zip(tasks, rngs)]
-        inputs, answers = (torch.stack(parts) for parts in zip(*drawn))
+        inputs, answers = map(torch.stack, zip(*drawn))
         losses = F.cross_entropy(net(inputs).flatten(0, 1), answers.flatten(), reduction="none")
         losses = losses.view(answers.shape).mean(dim=1)
         optimizer.zero_grad()
@@ -121,7 +125,7 @@ def test_networks(
         for at in range(0, tests, EVALUATED_AT_ONCE):
             size = min(EVALUATED_AT_ONCE, tests - at)
             drawn = [task.novel(size, rng, pair) for task, rng in zip(tasks, rngs)]
-            inputs, answers = (torch.stack(parts) for parts in zip(*drawn))
+            inputs, answers = map(torch.stack, zip(*drawn))
             matrices: list[Tensor] | None = None if pair else []
             right = net(inputs, matrices).argmax(-1) == answers
             sums[",".join(pair) if pair else "any"] += 100 * right.sum(dim=1) / tests
@@ -139,7 +143,7 @@ def test_networks(
 
 
 def nulls(trial: Trial) -> dict:
-    """What a network shows that has learned nothing of position: the figures to hold a trial's results against.
+    """Returns what a network shows that has learned nothing of position: the figures to hold a trial's results against.
 
     `chance` is the accuracy, in points, of a copier on novel classes: it names one of the items' labels, whichever
     item the query is like. `uniform_sinks` [T] is the sink metric of attention to every token that the mask allows

@@ -20,8 +20,7 @@ from posgap.generation.transformers import TransformersGenerator
 from posgap.mitigations.curves import Candidate
 from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import on_device
-from posgap.scaling.questions import SearchQuestion
-from posgap.tasks.prompts import Prompt
+from posgap.scaling.questions import SearchQuestion, as_groups
 
 
 class Evaluator(Protocol):
@@ -82,8 +81,8 @@ class ForcedEvaluator:
         right = np.empty((len(pairs), len(self.questions[0])), dtype=bool)
         with meter(len(pairs), "scaling candidates", unit=len(self.questions)) as done:
             for rows in groups:
-                own = factors[[pairs[row][0] for row in rows]]
-                right[rows] = self._match([pairs[row][1] for row in rows], own)
+                own, examples = zip(*map(pairs.__getitem__, rows))
+                right[rows] = self._match(examples, factors[list(own)])
                 done(len(rows))
         self.forward_passes += right.size
         return right.reshape(len(candidates), len(self.questions), -1)
@@ -107,7 +106,9 @@ class ForcedEvaluator:
         width = max(len(question.response) for question in questions)
         ids, mask = cache.advance([question.token_ids for question in questions], self.pad, outputs=width)
         n_cached = cache.states.get_seq_length()
-        padded = [[-1] * (width - len(question.response)) + question.response for question in questions]
+        padded = []
+        for question in questions:
+            padded.append([-1] * (width - len(question.response)) + question.response)
         targets = torch.tensor(padded, device=self.device)
         logits = self.model(
             input_ids=ids[:, n_cached:],
@@ -139,7 +140,7 @@ class GenerationEvaluator:
 
     def correct(self, candidates: Sequence[Candidate]) -> np.ndarray:
         right = np.empty((len(candidates), len(self.questions), len(self.questions[0])))
-        groups = [[Prompt("", question.prompt) for question in row] for row in self.questions]
+        groups = as_groups(self.questions)
         with meter(right[..., 0].size, "scaling candidates", unit=len(groups)) as done:
             for scores, factors in zip(right, candidates):
                 self.scaling.set(factors)

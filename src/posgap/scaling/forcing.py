@@ -11,15 +11,14 @@ from typing import NamedTuple
 from posgap.foundation.progress import track
 from posgap.generation.generator import Generator, Sampling, complete_groups
 from posgap.measurement.probe import Probe, response
-from posgap.scaling.questions import SearchQuestion
-from posgap.tasks.prompts import Prompt
+from posgap.scaling.questions import SearchQuestion, as_groups
 
 log = logging.getLogger(__name__)
 EXAMPLES = 8  # examples of which the model generates answers, at three placements each
 
 
 class SpontaneousAnswers(NamedTuple):
-    """What a model says to some questions by itself: how many responses `begin` with the tokens that would be forced,
+    """The responses of a model to some questions: how many responses `begin` with the tokens that would be forced,
     and what else is seen of all of them."""
 
     begin: int
@@ -40,7 +39,7 @@ class SpontaneousAnswers(NamedTuple):
 def pick_few(questions: Sequence[Sequence[SearchQuestion]]) -> list[list[SearchQuestion]]:
     """The first `EXAMPLES` examples of `questions [E][P]` at the first, middle and last of their placements."""
     some = sorted({0, len(questions[0]) // 2, len(questions[0]) - 1})
-    return [[row[i] for i in some] for row in questions[:EXAMPLES]]
+    return [list(map(row.__getitem__, some)) for row in questions[:EXAMPLES]]
 
 
 def answer_freely(
@@ -50,18 +49,18 @@ def answer_freely(
     sampling: Sampling,
     target: str = "",
 ) -> SpontaneousAnswers:
-    """What the model says to a few of `questions [E][P]`. `target` is what right responses begin with, before the
+    """Has the model answer a few of `questions [E][P]`. `target` is what right responses begin with, before the
     answer. Where the limit of tokens cuts most of them that is told."""
     asked = pick_few(questions)
-    groups = [[Prompt("", question.prompt) for question in row] for row in asked]
     begin, responses = 0, []
-    answered = complete_groups(generator, groups, sampling)
-    for which, completions in track(answered, len(groups), "whether the model answers at once"):
+    answered = complete_groups(generator, as_groups(asked), sampling)
+    for which, completions in track(answered, len(asked), "whether the model answers at once"):
         for question, said in zip(asked[which], completions, strict=True):
             begin += list(said.token_ids[: len(question.response)]) == list(question.response)
             right = score(said.text, question.answers) == 1
             responses.append(response("", said.text, said.cut, question.answers, right, target))
     probe = Probe(responses)
-    if cut := probe.findings(sampling.limit).get("cut"):
+    cut = probe.findings(sampling.limit).get("cut")
+    if cut:
         log.info("what the model says by itself: %s", cut)
     return SpontaneousAnswers(begin, probe)

@@ -45,7 +45,7 @@ class Genetic:
 
     def rank_points(self, points: Sequence[np.ndarray], fitness: Sequence[float]) -> None:
         """Takes the fitness of each of the `points` that `propose_points` last gave."""
-        self.ranked = [points[i] for i in np.argsort(-np.asarray(fitness), kind="stable")]
+        self.ranked = list(map(points.__getitem__, np.argsort(-np.asarray(fitness), kind="stable")))
 
     def _parent(self) -> np.ndarray:
         return self.ranked[self.rng.integers(len(self.ranked), size=TOURNAMENT).min()]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 from posgap.measurement.plots import save_picture
 from posgap.mitigations.curve_kinds import CURVES
@@ -24,7 +25,7 @@ def write_plot(scaling: Scaling, png: Path) -> None:
     right.plot(range(len(scaling.factors)), scaling.factors, marker="o", markersize=4, color="#0f766e")
     if scaling.curve["kind"] in {kind.name for kind in CURVES if kind.smooth}:
         spacing = max(len(scaling.factors) - 1, 1) / max(len(scaling.control_points) - 1, 1)
-        places = [i * spacing for i in range(len(scaling.control_points))]
+        places = spacing * np.arange(len(scaling.control_points))
         right.plot(places, scaling.control_points, "x", color="#4338ca", label="control point")
     right.axhline(1, color="#c2410c", linewidth=1, label="unscaled")
     right.set(xlabel="layer", ylabel="RoPE factor")

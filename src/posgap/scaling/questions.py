@@ -7,7 +7,7 @@ from posgap.models.rope_lengths import RopeLengths
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.placements import Placement
-from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.prompts import Prompt, PromptBuilder
 
 
 class SearchQuestion(NamedTuple):
@@ -61,6 +61,14 @@ def make_questions(
             row.append(SearchQuestion(builder(example, placement), response, answers))
         questions.append(row)
     return questions
+
+
+def as_groups(questions: Sequence[Sequence[SearchQuestion]]) -> list[list[Prompt]]:
+    """Returns the prompts of `questions [E][P]`, as a generator takes them."""
+    groups = []
+    for row in questions:
+        groups.append([Prompt("", question.prompt) for question in row])
+    return groups
 
 
 def unlike_generation(rope: RopeLengths, questions: Sequence[Sequence[SearchQuestion]]) -> str:

@@ -54,7 +54,7 @@ class ForcingCheck(Record):
 
     @property
     def summary(self) -> str:
-        """What was found, in words."""
+        """The finding, in words."""
         return (
             f"of {self.prompts} prompts to the best candidates {self.right} are right by teacher forcing and "
             f"{self.generated_right} as generated; the two differ at {self.differ}"
@@ -108,7 +108,7 @@ class Scaling(Record):
 
     @property
     def gain_in_words(self) -> str:
-        """What the factors gain, in words."""
+        """The gain of the factors, in words."""
         if set(self.factors) == {1.0}:
             return "nothing: all are 1, since none that were tried did better than the model as it is"
         own = f"{self.search_gain:+.1f} in fitness on the {len(self.example_contents)} examples that chose them"

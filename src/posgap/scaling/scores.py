@@ -64,7 +64,7 @@ class Scores:
     def _evaluate(self, candidates: Sequence[Candidate]) -> None:
         if candidates:
             correct = self.evaluator.correct(candidates)
-            self.right |= {candidate: right.tolist() for candidate, right in zip(candidates, correct.sum(axis=1))}
+            self.right |= zip(candidates, correct.sum(axis=1).tolist())
             self._save_scores()
 
     def _save_scores(self) -> None:
@@ -79,5 +79,6 @@ class Scores:
         except PosgapError as error:
             raise PosgapError(f"{error}; delete it and search again") from None
         if saved.identity == self.identity:
-            self.right = {tuple(row.factors): row.right for row in saved.scored}
+            for row in saved.scored:
+                self.right[tuple(row.factors)] = row.right
             self.evaluator.forward_passes = saved.forward_passes

@@ -40,7 +40,7 @@ STATES = ("search.json", "generated.json")  # scores of the search, and of a sec
 
 @dataclass
 class FoundFactors:
-    """What a search found: the best `factors`, and `finalists`, its best candidates with their control points, the
+    """The result of a search: the best `factors`, and `finalists`, its best candidates with their control points, the
     best first; none where time was over before one was scored. `scores` has the accuracy of each."""
 
     curve: Curve

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
 from posgap.mitigations.in_force import load_model
@@ -49,9 +51,7 @@ def _agree(wanted: float | list[float], real: float | list[float] | None) -> boo
     if len(of_heads) == 1 or len(wanted_of_heads) == 1:
         n = max(len(of_heads), len(wanted_of_heads))
         of_heads, wanted_of_heads = of_heads * (n // len(of_heads)), wanted_of_heads * (n // len(wanted_of_heads))
-    return len(of_heads) == len(wanted_of_heads) and all(
-        abs(one / other - 1) <= 1e-3 for one, other in zip(wanted_of_heads, of_heads)
-    )
+    return len(of_heads) == len(wanted_of_heads) and np.allclose(wanted_of_heads, of_heads, rtol=1e-3, atol=0)
 
 
 def _factors_in_vllm(model: str) -> list[Any]:
@@ -99,7 +99,7 @@ def _factors_in_transformers(model: str) -> list[Any]:
         slower = own["factor"] if own.get("rope_type") == "linear" else 1.0
         factors = [round(1 / (slower * angle), 4) for angle in angles.flatten().tolist()]
         groups = config.num_attention_heads // len(factors)
-        seen[layer] = factors[0] if angles.ndim == 0 else [factor for factor in factors for _ in range(groups)]
+        seen[layer] = factors[0] if angles.ndim == 0 else np.repeat(factors, groups).tolist()
 
     for layer, attention in scaling.attentions():
         attention.register_forward_pre_hook(functools.partial(look, layer), with_kwargs=True)

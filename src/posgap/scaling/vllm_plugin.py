@@ -53,12 +53,10 @@ def scale_served_model(model: nn.Module, factors: Sequence[float]) -> list[float
 
     Raises `ValueError` if the model cannot be scaled as its config says, so that it is not served unscaled.
     """
-    if (inner := _transformers_model(model)) is not None:
+    inner = _transformers_model(model)
+    if inner is not None:
         return _scale_inner(inner, factors)
-    attentions = {}
-    for name, module in model.named_modules():
-        if (in_layer := _LAYER.search(f"{name}.")) and hasattr(getattr(module, "rotary_emb", None), "cos_sin_cache"):
-            attentions[int(in_layer[1])] = module
+    attentions = _attentions(model)
     if sorted(attentions) != list(range(len(factors))) or any(isinstance(factor, list) for factor in factors):
         raise ValueError(
             f"posgap: {CONFIG_KEY} has {len(factors)} factors, but this model has rotary embeddings that can be scaled "
@@ -72,6 +70,16 @@ def scale_served_model(model: nn.Module, factors: Sequence[float]) -> list[float
             made[id(rotary), factor] = rotary if factor == 1 else _scale_rotary(rotary, factor)
         attentions[layer].rotary_emb = made[id(rotary), factor]
     return read_factors(model)
+
+
+def _attentions(model: nn.Module) -> dict[int, Any]:
+    """The modules, by layer, whose rotary embedding holds a table."""
+    found = {}
+    for name, module in model.named_modules():
+        in_layer = _LAYER.search(f"{name}.")
+        if in_layer and hasattr(getattr(module, "rotary_emb", None), "cos_sin_cache"):
+            found[int(in_layer[1])] = module
+    return found
 
 
 def _transformers_model(model: nn.Module) -> Any:
@@ -126,16 +134,16 @@ def read_inner_factors(inner: Any) -> list[float]:
 def read_factors(model: nn.Module) -> list[float]:
     """The factor of each layer, read off its table: unscaled, the highest frequency is one radian per position, or
     less under linear `rope_scaling`."""
-    if (inner := _transformers_model(model)) is not None:
+    inner = _transformers_model(model)
+    if inner is not None:
         return read_inner_factors(inner)
-    factors = {}
-    for name, module in model.named_modules():
-        if (in_layer := _LAYER.search(f"{name}.")) and hasattr(getattr(module, "rotary_emb", None), "cos_sin_cache"):
-            table = module.rotary_emb.cos_sin_cache[1].float().cpu()
-            cos, sin = table.chunk(2)
-            linear = getattr(module.rotary_emb, "scaling_factors", [1.0])[0]
-            factors[int(in_layer[1])] = 1 / (linear * float(sin[0].atan2(cos[0])))
-    return [round(factors[layer], 4) for layer in sorted(factors)]
+    factors = []
+    for _, attention in sorted(_attentions(model).items()):
+        table = attention.rotary_emb.cos_sin_cache[1].float().cpu()
+        cos, sin = table.chunk(2)
+        linear = getattr(attention.rotary_emb, "scaling_factors", [1.0])[0]
+        factors.append(round(1 / (linear * float(sin[0].atan2(cos[0]))), 4))
+    return factors
 
 
 def _scale_rotary(rotary: Any, factor: float) -> Any:
@@ -152,7 +160,8 @@ def _scale_rotary(rotary: Any, factor: float) -> Any:
 def _wrap_loader(load: Callable) -> Callable:
     @functools.wraps(load)
     def load_scaled(self, vllm_config, model_config, *arguments, **options):
-        if listed := getattr(model_config.hf_config, MITIGATIONS_KEY, None):
+        listed = getattr(model_config.hf_config, MITIGATIONS_KEY, None)
+        if listed:
             names = ", ".join(str(each["name"]) for each in listed)
             raise ValueError(
                 f"posgap: {MITIGATIONS_KEY} has {names}, which vLLM cannot do; serve the model with transformers "
@@ -161,7 +170,8 @@ def _wrap_loader(load: Callable) -> Callable:
         model = load(self, vllm_config, model_config, *arguments, **options)
         factors = getattr(model_config.hf_config, CONFIG_KEY, None)
         if factors is not None:
-            print(f"posgap | RoPE factors by layer: {scale_served_model(model, factors)}", flush=True)
+            scale_served_model(model, factors)
+            print(f"posgap | RoPE factors by layer: {factors}", flush=True)  # a table of 16 bits has 0.9998 for 1
         return model
 
     vars(load_scaled)["_posgap"] = True
@@ -169,4 +179,7 @@ def _wrap_loader(load: Callable) -> Callable:
 
 
 def _find_subclasses(loader: type[Any]) -> list[type[Any]]:
-    return [c for child in loader.__subclasses__() for c in (child, *_find_subclasses(child))]
+    found = []
+    for child in loader.__subclasses__():
+        found += [child, *_find_subclasses(child)]
+    return found

@@ -87,7 +87,7 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
 
 
 def _reader(found: Path) -> Callable[[Path, ApplyConfig], Chosen]:
-    """What reads a folder by the file in it."""
+    """Returns what reads a folder, by the file in it."""
     for name, reader in _READERS.items():
         if found.name == name or (found / name).is_file():
             return reader
@@ -138,7 +138,9 @@ def _best(found: list[MitigationOutcome], name: str, where: str, certain: bool) 
     of_models = [each for each in found if each.measured and MITIGATIONS[each.name].of_model]
     if not of_models:
         raise PosgapError(f"{where}: no mitigation that a model can have was measured; name the `mitigation` to apply")
-    if certain and not (of_models := [each for each in of_models if each.helps]):
+    if certain:
+        of_models = [each for each in of_models if each.helps]
+    if not of_models:
         raise PosgapError(
             f"{where}: no mitigation that a model can have is for certain better than the model as it is; "
             "name the `mitigation` to apply, or take the best that was measured with --no-certain"

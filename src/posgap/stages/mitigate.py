@@ -76,7 +76,9 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
 
 def _split_examples(config: MitigateConfig) -> Splits:
     examples = read_examples(config.examples)[: config.limit or None]
-    if config.exclude and (shared := with_content_keys(examples, content_keys(read_examples(config.exclude)))):
+    excluded = content_keys(read_examples(config.exclude)) if config.exclude else []
+    shared = with_content_keys(examples, excluded)
+    if shared:
         raise PosgapError(
             f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); "
             "compare mitigations on other examples"

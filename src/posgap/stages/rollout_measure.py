@@ -48,19 +48,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     positions = swept.positions if swept else []
     sequences, label = _sequences(config, builder, positions), config.label or last_name(config.model)
     model = _load_model(config, sequences.longest)
-    encoding, heads = position_encoding(model.config), n_heads(model.config)
-    measured = measure_influence(
-        model,
-        sequences.batches(BATCH_TOKENS, f"measure {label}"),
-        sequences.longest,
-        np.array(encoding.get("slopes", np.zeros(heads))),
-        SINK_THRESHOLD,
-        sequences.asked,
-    )
-    encoding["frequencies"] = measured.frequencies
-    factors = config_factors(model.config)
-    if factors:
-        encoding["factors"] = [factors[number - 1] for number in measured.layers]
+    measured, encoding = _measure(model, sequences, label)
     shortest = min(map(len, measured.influence["rollout"]))
     influence = _bin_influence(measured, places(shortest, sequences.longest))
     documents, shares = None, dict[str, np.ndarray]()
@@ -76,7 +64,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         sequence_length=sequences.longest,
         shortest=shortest,
         layers=len(statistics["lambdas"]),
-        heads=heads,
+        heads=n_heads(model.config),
         encoding=encoding,
         lambdas=statistics["lambdas"].tolist(),
         **{name: statistics[name].tolist() for name in PER_HEAD},
@@ -99,6 +87,24 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     _track(result, run)
     run.artifact(out)
     log.log(RESULT, "%s: %s", label, result.summary)
+
+
+def _measure(model: PreTrainedModel, sequences: Sequences, label: str) -> tuple[MeasuredInfluence, dict[str, Any]]:
+    """Measures a model on the sequences; returns that, and its position encoding as it was seen to be."""
+    encoding = position_encoding(model.config)
+    measured = measure_influence(
+        model,
+        sequences.batches(BATCH_TOKENS, f"measure {label}"),
+        sequences.longest,
+        np.array(encoding.get("slopes", np.zeros(n_heads(model.config)))),
+        SINK_THRESHOLD,
+        sequences.asked,
+    )
+    encoding["frequencies"] = measured.frequencies
+    factors = config_factors(model.config)
+    if factors:
+        encoding["factors"] = [factors[number - 1] for number in measured.layers]
+    return measured, encoding
 
 
 def _load_model(config: RolloutMeasureConfig, longest: int) -> PreTrainedModel:
@@ -126,7 +132,7 @@ def _arrays(
     shares: dict[str, np.ndarray],
     prompts: Sequence[MeasuredPrompt],
 ) -> dict[str, np.ndarray]:
-    """What `arrays.npz` holds, by name."""
+    """Returns what `arrays.npz` holds, by name."""
     arrays = {name: measured.statistics[name] for name in ("distance", "sink", "unattended")} | influence
     arrays |= {f"documents_{name}": values for name, values in shares.items()}
     if measured.documents is not None:
@@ -155,7 +161,7 @@ def _track(result: Measurement, run: Run) -> None:
 def _findings(
     preamble: str, measured: MeasuredInfluence, documents: dict[str, Any] | None, agreement: dict[str, Any]
 ) -> Iterator[str]:
-    """What was found, each in a clause."""
+    """Yields the findings, each in a clause."""
     if documents:
         yield documents_text(documents)
     yield strengths_text(measured.statistics["lambdas"])
