@@ -90,13 +90,13 @@ def test_a_gpu_asks_for_a_torch_that_uses_it(found, monkeypatch, tmp_path):
     versions["torch"] = "2.13.0"
     assert found()["torch"].state == "yes"
     del versions["torch"]
-    assert found()["torch"].mend.startswith("pip install 'torch<")
+    assert "pip install 'posgap[local]'" in found()["torch"].mend
     smi.write_text("#!/bin/sh\nexit 9\n")
     assert found()["GPU"].state == "no" and not found()["FlashAttention"].mend
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])
-def test_a_version_beyond_the_bounds_of_the_package_is_of_no_use(found, monkeypatch, package):
+def test_a_version_beyond_the_bounds_of_the_package_is_untested(found, monkeypatch, package):
     (bounds,) = (each.specifier for each in map(Requirement, requires("posgap")) if each.name == package)
     ends = {each.operator: each.version for each in bounds}
     versions = {package: ends[">="]}
@@ -105,7 +105,9 @@ def test_a_version_beyond_the_bounds_of_the_package_is_of_no_use(found, monkeypa
     for beyond in (f"{ends['>=']}.dev1", ends["<"]):
         versions[package] = beyond
         seen = found()[package]
-        assert seen.state == "broken" and beyond in seen.seen and seen.mend == f"pip install '{package}{bounds}'"
+        assert (
+            seen.state == "untested" and beyond in seen.seen and seen.mend.endswith(f"pip install '{package}{bounds}'")
+        )
 
 
 def test_a_full_disk_is_said(monkeypatch, tmp_path):
