@@ -87,8 +87,9 @@ def _import_file(config: ImportConfig, file: Path) -> str:
                 yield line, example
         if not number:
             reasons = [f"no examples to import in lines {config.first} to {config.last or 'the end'}"]
-            if any(left_out.values()):
-                reasons.append(f"{sum(left_out.values())} were left out")
+            for why, count in left_out.items():
+                if count:
+                    reasons.append(f"{count} were left out, {why}")
             raise PosgapError(f"{config.input}: {'; '.join([*reasons, *report.summary_lines()])}")
 
     # One at a time, so that memory stays flat however long the file is.
