@@ -33,7 +33,6 @@ from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.closing import is_closed, read_config
 from posgap.scaling.fitness import ForcedEvaluator
-from posgap.stages import mitigate as stage
 from posgap.stages.apply import _best, apply
 from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
@@ -166,7 +165,7 @@ def test_what_the_model_says_as_it_is_is_looked_at(config, caplog, monkeypatch):
         yield Saying("well")
 
     monkeypatch.setattr(ComparedModel, "with_mitigation", under)
-    monkeypatch.setattr(stage, "measure_cost", lambda *_: None)
+    monkeypatch.setattr("posgap.mitigation_search.timing.measure_cost", lambda *_: None)
     with caplog.at_level(logging.INFO):
         mitigate(config.model_copy(update={"methods": ["reversed"], "max_new_tokens": 20}))
     lines = [message for message in caplog.messages if "the first answers" in message]
