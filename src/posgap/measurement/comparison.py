@@ -1,5 +1,6 @@
 """Sweeps of several models over the same examples, and how each differs from the first."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,11 +60,12 @@ def read_comparison(path: Path) -> Comparison:
 
 def with_distinct_labels(evidence: Sequence[Evidence]) -> list[Evidence]:
     """Returns the evidence, in which labels that several sweeps share have the name of the sweep's folder behind."""
-    labels = [each.sweep.label for each in evidence]
-    return [
-        each.relabel(f"{label} ({each.path.name})") if labels.count(label) > 1 else each
-        for each, label in zip(evidence, labels)
-    ]
+    often = Counter(each.sweep.label for each in evidence)
+    distinct = []
+    for each in evidence:
+        label = each.sweep.label
+        distinct.append(each.relabel(f"{label} ({each.path.name})") if often[label] > 1 else each)
+    return distinct
 
 
 def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = (), together: bool = False) -> Comparison:
@@ -72,7 +74,10 @@ def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = (), toge
     Intervals hold for one model with 95 %; `together` for all of them at once (Bonferroni).
     """
     reference, *others = evidence
-    paired = [align_comparable(other, reference, allow) for other in others]
+    models, differences = len(others) if together else 1, []
+    for other in others:
+        paired, otherwise = align_comparable(other, reference, allow)
+        differences.append(_difference(paired, reference, otherwise, models))
     known = reference.sweep
     return Comparison(
         reference=known.label,
@@ -80,9 +85,7 @@ def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = (), toge
         n_examples=known.n_examples,
         n_docs=known.n_docs,
         placements=known.placements,
-        differences=[
-            _difference(other, reference, otherwise, len(paired) if together else 1) for other, otherwise in paired
-        ],
+        differences=differences,
     )
 
 
@@ -91,7 +94,12 @@ def _difference(candidate: Evidence, reference: Evidence, asked_otherwise: list[
     error = statistics.EACH_END / models
     mean, mean_ci95 = statistics.paired_difference(new, old, error)
     gap, gap_ci95 = statistics.gap_difference(new, old, error)
-    together = statistics.placement_differences(new, old, len(placements) * models)
+    better, worse = [], []
+    for placement, (low, high) in zip(placements, statistics.placement_differences(new, old, len(placements) * models)):
+        if low > 0:
+            better.append(placement)
+        elif high < 0:
+            worse.append(placement)
     figures = {
         "label": candidate.sweep.label,
         "accuracy": (statistics.accuracy(new) - statistics.accuracy(old)).tolist(),
@@ -100,8 +108,8 @@ def _difference(candidate: Evidence, reference: Evidence, asked_otherwise: list[
         "mean_ci95": mean_ci95,
         "gap": gap,
         "gap_ci95": gap_ci95,
-        "better": [placement for placement, (low, _) in zip(placements, together) if low > 0],
-        "worse": [placement for placement, (_, high) in zip(placements, together) if high < 0],
+        "better": better,
+        "worse": worse,
         "asked_otherwise": asked_otherwise,
     }
     notes = [_word_mitigations(candidate.sweep, reference.sweep)]
@@ -116,10 +124,10 @@ def _word_mitigations(candidate: Sweep, reference: Sweep) -> str:
     """By which mitigation each was asked, in words; empty where both were asked without any, or by the same."""
     if candidate.mitigation == reference.mitigation:
         return ""
-    asked = [
-        f"{each.label} was asked {f'by the mitigation {each.mitigation.phrase}' if each.mitigation else 'without any'}"
-        for each in sorted([candidate, reference], key=lambda each: not each.mitigation)
-    ]
+    asked = []
+    for each in sorted([candidate, reference], key=lambda each: not each.mitigation):
+        how = f"by the mitigation {each.mitigation.phrase}" if each.mitigation else "without any"
+        asked.append(f"{each.label} was asked {how}")
     return f"{', '.join(asked)}."
 
 
