@@ -1,12 +1,13 @@
 """Looks at a model with ever more examples, and candidates of one run, share the error of a verdict."""
 
 import math
+import shutil
 from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from written_sweeps import ASKED, copy_of, write_sweep
+from written_sweeps import ASKED, write_sweep
 
 from posgap.foundation.files import digest_path, read_json
 from posgap.gating.config import GateConfig
@@ -109,7 +110,8 @@ def test_a_look_is_a_verdict_on_new_examples_or_by_another_question(tmp_path, mo
 
 def test_a_file_beside_the_weights_makes_no_new_model(tmp_path, monkeypatch, model_folder):
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / "cache"))
-    other = copy_of(model_folder, tmp_path / "other")
+    other = shutil.copytree(model_folder, tmp_path / "other")
+    (other / "README.md").write_text("A word more.")
     assert digest_path(model_folder) != digest_path(other)
     record_attempt(judged(), asked("one", model=str(model_folder), model_digest=digest_path(model_folder)))
     for _ in range(2):

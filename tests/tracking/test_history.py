@@ -1,6 +1,7 @@
 """The history of a registered model, and the way back."""
 
 import json
+import shutil
 
 import mlflow
 import pytest
@@ -68,6 +69,11 @@ def test_what_was_rolled_back_returns_only_with_a_reason(tmp_path, base, model_f
     with pytest.raises(PosgapError, match=r"^tiny version 2: is this model, and was rolled back: answers in French;"):
         promote(again)
     assert str(client.get_registered_model("tiny").aliases["champion"]) == "1"
+    # Nor with a file more in its folder.
+    (shutil.copytree(tmp_path / "two", tmp_path / "more") / "README.md").write_text("A word more.")
+    with pytest.raises(PosgapError, match=r"^tiny version 2: is this model, and was rolled back: answers in French;"):
+        promote(promotion(tmp_path, "more", tmp_path / "more", base))
+    client.delete_model_version("tiny", "3")
     # Nor by an alias and a tag that somebody set by hand.
     client.set_registered_model_alias("tiny", "challenger", "2")
     assert "was rolled back: answers in French" in fails(capsys, "approve", "tiny", "2")
@@ -145,7 +151,7 @@ def test_what_needs_approval_waits_as_challenger(tmp_path, base, model_folder, c
         assert run(capsys, "approve", "tiny", "2")[0] == 0
         assert aliases() == {"champion": "2", "previous": "1"}
     # In the UI a person gives it the tag, and the next promotion of the name makes it the champion.
-    promoted("three", approval=False, policy="approval: true")
+    promoted("three", approval=False, policy="approval: true\nallow: [trial]")
     client.set_model_version_tag("tiny", "3", "posgap.approved", "Ada")
     assert promoted("three", approval=True, again="-again")["alias"] == "champion"
     assert aliases() == {"champion": "3", "previous": "2"}

@@ -140,9 +140,6 @@ def test_candidates_of_a_run_face_the_one_before_it(tmp_path, base, champion, mo
     assert registry.to_beat("tiny").version == registry.previous("tiny").version
 
 
-LAX |= {"least_placements": 2, "max_unclean": 100}
-
-
 def test_a_champion_that_was_swept_on_other_examples_is_swept_on_these(tmp_path, real, real_champion, caplog):
     caplog.set_level(logging.INFO)
     model, _ = real_champion

@@ -74,7 +74,7 @@ def test_two_versions_of_the_data_with_approval_and_watching(tmp_path, server, r
         gate = admit(GateConfig(candidate=swept, base=swept, name="tiny", out=tmp_path / f"gate-{name}", **LAX))
         promote(
             PromoteConfig(
-                out=tmp_path / f"promote-{name}", model=str(model), gate=gate, sweep=swept, name="tiny", answers=4,
+                out=tmp_path / f"promote-{name}", model=str(model), gate=gate, sweep=swept, name="tiny",
                 approval=True,
             )
         )  # fmt: skip
