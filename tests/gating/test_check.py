@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -184,6 +185,8 @@ def test_an_endpoint_that_dies_leaves_a_report_of_it_and_no_old_verdict(tmp_path
         assert "a check asks everything again; without both it goes on" in capsys.readouterr().err.splitlines()[-1]
         endpoint.misbehave, asked = (lambda prompt, times: None), len(endpoint.bodies)
         monkeypatch.setenv("CI", "")
+        assert check(endpoint, tmp_path / "out") == 2, "what was swept at another address is not replaced"
+        shutil.rmtree(tmp_path / "out" / "sweep")
         assert check(endpoint, tmp_path / "out") == 0
         assert len(endpoint.bodies) - asked < 500
 

@@ -7,7 +7,7 @@ champions are kept in the cache by what decides them.
 import logging
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import ValidationError
 
@@ -41,6 +41,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHAMPION_FILE = "champion.json"
+
+
+class _CachedSweepConfig(SweepConfig):
+    is_costly: ClassVar[bool] = False  # one in the cache is made again where other examples are at hand
+
+
+class _CachedGradeConfig(GradeConfig):
+    is_costly: ClassVar[bool] = False
 
 
 class SweptVersion(Record):
@@ -180,7 +188,7 @@ def _sweep_version(version: "ModelVersion", like: Sweep, examples: Location, con
     out = folder / digest_of([__version__, settings, content])[:16]
     try:
         named = {"model": f"{MODELS}{version.name}/{version.version}", "examples": examples, "out": out}
-        asked = SweepConfig(**settings | named)
+        asked = _CachedSweepConfig(**settings | named)
         graded = _graded_like(like.grading, out, examples) if like.grading else None
     except ValidationError as error:
         raise PosgapError(f"{where}: settings of {like.label}: {first_fault(error)}; sweep that again") from None
@@ -195,4 +203,4 @@ def _graded_like(grading: Grading, swept: Path, examples: Location) -> GradeConf
     key is that of the environment."""
     out = swept.with_name(f"{swept.name}-{grading.by[:16]}")
     named = {"judge": grading.judge, "sweep": swept, "examples": examples, "out": out, "header": {}}
-    return GradeConfig(**grading.settings | named)
+    return _CachedGradeConfig(**grading.settings | named)
