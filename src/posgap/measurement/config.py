@@ -208,7 +208,9 @@ class GradeConfig(
         "auto", description="of a judge on this machine; auto: bfloat16 on a GPU, else float32"
     )
     batch_tokens: Annotated[int, WITHOUT_EFFECT] = Field(
-        32768, ge=1, description="of a judge on this machine: tokens in a batch, padding included"
+        0,
+        ge=0,
+        description="of a judge on this machine: tokens in a batch, padding included; 0: as `sweep` has it",
     )
 
     @model_validator(mode="before")
