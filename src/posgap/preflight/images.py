@@ -8,8 +8,8 @@ from posgap.foundation.errors import PosgapError
 
 VARIABLE = "POSGAP_IMAGES"  # set in the pipeline's step by what compiled it
 _SECONDS = 5.0
-_FORMS = [f"application/vnd.oci.image.{kind}.v1+json" for kind in ("index", "manifest")]
-_FORMS += [f"application/vnd.docker.distribution.{kind}.v2+json" for kind in ("manifest.list", "manifest")]
+_OCI, _DOCKER = "application/vnd.oci.image", "application/vnd.docker.distribution"
+_FORMS = f"{_OCI}.index.v1+json, {_OCI}.manifest.v1+json, {_DOCKER}.manifest.list.v2+json, {_DOCKER}.manifest.v2+json"
 
 
 def require_images(images: str) -> str:
@@ -17,18 +17,24 @@ def require_images(images: str) -> str:
 
     Where the registry asks for a log-in, which this step has not, or does not answer, that is said and no fault.
     """
+    found, missing = [], []
     with urllib3.PoolManager(timeout=_SECONDS, retries=False) as http:
-        found = {image: _ask(http, image) for image in images.split(",")}
-    missing = [image for image, answer in found.items() if answer == "not there"]
+        for image in images.split(","):
+            answer = _ask(http, image)
+            found.append(f"{image.rpartition('/')[2]}: {answer}")
+            if answer == "not there":
+                missing.append(image)
     if missing:
-        raise PosgapError(f"images: {', '.join(missing)}: not in the registry; build and push them with `make images`")
-    return ", ".join(f"{image.rpartition('/')[2]}: {answer}" for image, answer in found.items())
+        raise PosgapError(
+            f"images: {', '.join(missing)}: not in the registry; build them (`make images`) and push them"
+        )
+    return ", ".join(found)
 
 
 def _ask(http: urllib3.PoolManager, image: str) -> str:
     registry, _, rest = image.partition("/")
     name, _, tag = rest.rpartition(":")
-    address, headers = f"https://{registry}/v2/{name}/manifests/{tag}", {"Accept": ", ".join(_FORMS)}
+    address, headers = f"https://{registry}/v2/{name}/manifests/{tag}", {"Accept": _FORMS}
     try:
         answer = http.request("HEAD", address, headers=headers)
         challenge = dict(re.findall(r'(\w+)="([^"]*)"', answer.headers.get("WWW-Authenticate", "")))
