@@ -16,7 +16,7 @@ from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.mitigations.in_force import load_model
-from posgap.models.loading import load_tokenizer, require_finite_files, save_model
+from posgap.models.loading import load_config, load_tokenizer, require_finite_files, save_model
 from posgap.models.memory import give_back_freed
 
 NORM = "model.layers.1.input_layernorm.weight"
@@ -76,6 +76,17 @@ def test_a_config_or_tokenizer_that_is_none_is_refused(copy, name, load, content
     with pytest.raises(PosgapError, match=f"^{copy}: ") as told:
         load(str(copy))
     assert len(str(told.value).splitlines()) == 1
+
+
+def test_a_config_that_names_rope_twice_is_refused(copy):
+    """transformers reads `rope_scaling`, and loses the other's `rope_theta`."""
+    file = copy / "config.json"
+    whole = read_json(file) | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}
+    write_json(file, whole)
+    assert load_config(str(copy)).rope_parameters["rope_theta"] == 1e5
+    write_json(file, whole | {"rope_scaling": {"type": "yarn", "factor": 4.0}})
+    with pytest.raises(PosgapError, match="rope_scaling stands beside rope_parameters, whose rope_theta of 100000"):
+        load_config(str(copy))
 
 
 @pytest.mark.parametrize("kept", [0, 7, 50, -500])

@@ -138,7 +138,25 @@ def with_padding_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenize
 
 def load_config(path: str) -> PretrainedConfig:
     """The model's configuration."""
-    return _load_by(AutoConfig, path, "model")
+    config = _load_by(AutoConfig, path, "model")
+    _require_one_rope(path)
+    return config
+
+
+def _require_one_rope(path: str) -> None:
+    """Raises `PosgapError` where a config.json names RoPE twice: of these transformers reads `rope_scaling`, and takes
+    its own default in place of the other's `rope_theta`."""
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        return
+    whole = read_object(file)
+    for part in [whole, *(value for value in whole.values() if isinstance(value, dict))]:
+        old, new = part.get("rope_scaling"), part.get("rope_parameters")
+        if isinstance(old, dict) and isinstance(new, dict) and "rope_theta" in new and "rope_theta" not in old:
+            raise PosgapError(
+                f"{file}: rope_scaling stands beside rope_parameters, whose rope_theta of {new['rope_theta']:g} would "
+                "be lost; write what rope_scaling says into rope_parameters, and leave it out"
+            )
 
 
 def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
