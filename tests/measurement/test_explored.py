@@ -166,7 +166,7 @@ def test_figures_filters_clicks_and_keys(page, tmp_path, n_examples):
     examples = [asking(i, 24) for i in range(n_examples)]
     folder = swept_folder(tmp_path / "a", examples, 20, skill, "base")
     sweep, evidence = read_sweep(folder), Evidence(folder)
-    correct, ids = evidence.correct, evidence.ids
+    correct, ids = evidence.scores, evidence.ids
     explore(page, folder / "sweep.html")
 
     # The figures are those of sweep.json, read back from the cells and from the text.
@@ -284,22 +284,22 @@ def test_two_models_stand_side_by_side_with_their_difference(page, tmp_path):
     out = compare(CompareConfig(sweeps=[base, new], out=tmp_path / "out"))
     old, other = Evidence(base), Evidence(new).reorder_like(Evidence(base))
     explore(page, out / "comparison.html")
-    change = 100 * (other.correct - old.correct).mean(axis=0)
+    change = 100 * (other.scores - old.scores).mean(axis=0)
     wanted = [*read_sweep(base).accuracy, *read_sweep(new).accuracy, *change]
     assert page.js(ACCURACIES) == pytest.approx(wanted, abs=1e-9)
     page.choose("Sort", "file")
     words = {(0, 1): "gained", (1, 0): "lost", (1, 1): "both-right", (0, 0): "both-wrong"}
     for at in range(8):
         for column in range(5):
-            before, after = old.correct[at, column], other.correct[at, column]
+            before, after = old.scores[at, column], other.scores[at, column]
             assert cell(page, at, 5 + column).split()[1] == ("full" if after else "zero")
             assert cell(page, at, 10 + column).split()[1] == words[before, after]
     page.choose("Change", "worse")
-    worse = [i for i in range(60) if (other.correct[i] < old.correct[i]).any()]
+    worse = [i for i in range(60) if (other.scores[i] < old.scores[i]).any()]
     assert page.js(COUNT) == f"{len(worse)} examples of 60"
     page.choose("Change", "any")
     page.choose("Sort", "losses")
-    losses = (other.correct - old.correct).mean(axis=1)
+    losses = (other.scores - old.scores).mean(axis=1)
     assert losses[old.ids.index(page.js(SHOWN)[0])] == losses.min()
     page.choose("Sort", "file")
     page.click("#cell-3-12")

@@ -70,7 +70,7 @@ def test_single_positions_have_no_categories(swept):
 
 def test_predictions_give_the_accuracies_back(swept):
     evidence = Evidence(swept)
-    ids, correct = evidence.ids, evidence.correct
+    ids, correct = evidence.ids, evidence.scores
     assert ids == [f"kv-{i}" for i in range(4)]
     assert (100 * correct.mean(axis=0)).tolist() == read_sweep(swept).accuracy
     rows = [row for _, row in read_jsonl(swept / "predictions.jsonl")]
@@ -184,7 +184,7 @@ def test_a_partly_right_response_counts_in_part_and_is_not_taught(tmp_path, mode
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(4)])  # kv-0 asks for a 0
     shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 4, "max_new_tokens": 2}
     swept = sweep(SweepConfig(out=tmp_path / "s", metric="f1", **shared))
-    assert Evidence(swept).correct.tolist() == [[0.25] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4]
+    assert Evidence(swept).scores.tolist() == [[0.25] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4]
     assert read_sweep(swept).accuracy == [81.25] * 4
     responses = teacher(TeacherConfig(out=tmp_path / "t", metric="f1", advantageous="1", **shared))
     assert [r.id for r in read_responses(responses)] == ["kv-1", "kv-2", "kv-3"]
