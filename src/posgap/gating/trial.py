@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -220,7 +220,8 @@ class DecidingEdits:
     def _first_not_passed(self, scores: np.ndarray) -> Ruling | None:
         edited = copy.copy(self.evidence)
         edited.scores, edited.correct = scores, edited.sample.average(scores)
-        inputs = replace(self.inputs, **{self.role: edited})
+        sweeps: dict[str, Any] = {self.role: edited}
+        inputs = replace(self.inputs, **sweeps)
         rulings = (rule.judge(limits, inputs) for rule, limits in self.rules)
         return next((ruling for ruling in rulings if not ruling.passed), None)
 
