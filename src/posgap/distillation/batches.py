@@ -94,8 +94,9 @@ def plan_steps(
     Placements are drawn without replacement, anew in each epoch. This is a pure function of its arguments, so that a
     run can be resumed from its config. Raises `PosgapError` if there are fewer than K placements.
     """
+    apart: Sequence[Positions | None] = teachers or [None] * n_pairs
     drawable = []
-    for own in teachers or [None] * n_pairs:
+    for own in apart:
         drawable.append([place for place in placements if place != own])
     least = min(map(len, drawable))
     if k > least:
@@ -223,4 +224,5 @@ class Collator:
             columns += range(end - len(response), end)
             targets += response
             lengths.append(len(response))
-        return Batch(list(rows), *map(torch.tensor, (ids, columns, targets, lengths)))
+        tensors = torch.tensor(ids), torch.tensor(columns), torch.tensor(targets), torch.tensor(lengths)
+        return Batch(list(rows), *tensors)
