@@ -113,9 +113,10 @@ def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_laye
         if len(measured.lambdas) != n_layers:
             raise PosgapError(f"residual: measured for {len(measured.lambdas)} layers, but `layers` is {n_layers}")
         return require_lambdas(measured.lambdas)
-    if len(config.residual) > 1:
-        return require_lambdas(_require_each_layer("residual", config.residual, n_layers))
-    return require_lambdas(np.full(n_layers, config.residual[0]))
+    strengths: Any = config.residual  # numbers, where no word stands alone
+    if len(strengths) > 1:
+        return require_lambdas(_require_each_layer("residual", strengths, n_layers))
+    return require_lambdas(np.full(n_layers, strengths[0]))
 
 
 def _require_each_layer(name: str, values: Sequence[T], n_layers: int) -> Sequence[T]:
