@@ -27,8 +27,8 @@ from posgap.tasks.registry import TASKS
 # Of a sweep's folder, what a verdict rests on.
 FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE, JUDGEMENTS_FILE)
 SPACING = 0.25  # largest share of the documents that may lie between two neighbouring positions of a sweep
-BASE = "base"  # what is allowed where the base is no ancestor of the candidate
-ANCHOR = "anchor"  # and where the candidate is not compared with the best champion so far
+BASE = "base"  # in `allow`: the candidate need not be made from the base
+ANCHOR = "anchor"  # in `allow`: no comparison with the best champion so far; also that sweep's role and folder
 _AGREE = 1e-6  # points by which figures may differ that were computed on another machine
 
 
@@ -76,12 +76,15 @@ def read_gate_inputs(
     examples: Mapping[str, AnyExample] | None = None,
     anchor: Path | None = None,
 ) -> tuple[GateInputs, list[str]]:
-    """The sweeps to be judged, paired by example, and what was asked otherwise and is allowed.
+    """Reads and checks the sweeps; returns them, paired by example, with the sorted names of what `allow` let pass.
 
-    From `examples`, those of the candidate's sweep by their content, every response is scored again. Raises
-    `PosgapError` where a sweep's figures are not those of its predictions, or its scores not those of its responses,
-    where the sweeps were not asked alike, where the candidate was not made from the base, where an example is there
-    twice, and where candidate or champion learnt one of the examples.
+    These names are of settings in which the sweeps differ, `base` where the candidate was not made from the base, and
+    `anchor` where the anchor was left out. From `examples`, those of the candidate's sweep by their content, every
+    response is scored again.
+
+    Raises `PosgapError` where a sweep's figures are not those of its predictions, or its scores not those of its
+    responses, where the sweeps were not asked alike, where the candidate was not made from the base, where an example
+    is there twice, and where candidate or champion learnt one of the examples.
     """
     judged, allowed = _read_evidence(candidate), set(allow)
     twice = len(judged.contents) - len(set(judged.contents))
@@ -122,7 +125,8 @@ def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
     if len(sweep.placements) < least:
         complaints.append(f"{len(sweep.placements)} placements, and the gate asks for {least}")
     most = math.ceil(SPACING * sweep.n_docs)
-    # Where gold documents stand at distances, the later ones reach where the first cannot.
+    # In a grid the first gold document reaches only some positions, and the second the rest: both count together.
+    # Elsewhere each gold document by itself must leave no hole.
     for positions in [chain(*sweep.placements)] if sweep.grid else zip(*sweep.placements):
         swept = sorted({1 - most, *positions, sweep.n_docs + most})
         holes = [(before, after) for before, after in pairwise(swept) if after - before > most]

@@ -13,11 +13,11 @@ from posgap.storage.cache import lock_mark
 
 
 def attempt_number(sweep: Sweep) -> int | None:
-    """Which look at the sweep's model this is, from 1 on.
+    """Returns the number of this look at the sweep's model, from 1 on; None where its looks are not counted.
 
-    Those before it were verdicts that could have admitted its weights, and did not, by other examples, another number
-    of documents, task or prompt. Looks at a model without a digest are not counted: behind an endpoint or on the hub,
-    nobody knows whether it is still the same. None says so.
+    Earlier looks are verdicts by another question (`_question`) that could have admitted the model's weights and did
+    not; a question asked again keeps its number. Looks at a model without a digest are not counted: behind an endpoint
+    or on the hub, nobody knows whether it is still the same.
     """
     if not is_counted(sweep):
         return None
@@ -26,7 +26,7 @@ def attempt_number(sweep: Sweep) -> int | None:
 
 
 def record_attempt(verdict: Verdict, sweep: Sweep) -> None:
-    """Counts a verdict that could have admitted the sweep's model and did not."""
+    """Records the question of a verdict that did not admit the model and could have: its evidence has no gaps."""
     if verdict.passed or verdict.evidence_gaps or not is_counted(sweep):
         return
     with lock_mark(f"looks-{_model_key(sweep)}"):
@@ -36,7 +36,10 @@ def record_attempt(verdict: Verdict, sweep: Sweep) -> None:
 
 
 def _refused_questions(sweep: Sweep) -> list[str]:
-    """What the sweep's model was judged by and not admitted, by digest and in that order."""
+    """Returns the digests of the questions that did not admit the sweep's model, oldest first.
+
+    They are those of `record_attempt`: refusals, and verdicts in which a rule stayed unsure.
+    """
     file = cache_folder() / "looks" / f"{_model_key(sweep)}.json"
     return read_json(file) if file.is_file() else []
 

@@ -49,17 +49,21 @@ class PassRates:
         return self._counted(n, self.sweep_count(n))[name] / self.sweep_count(n)
 
     def least(self, name: str, share: float) -> int | None:
-        """The least number of examples, to a hundredth, with which so many pass; None beyond `MAX_PROMPTS`."""
+        """Returns the least number of examples, to a hundredth, of which the share (0 to 1) passes a rule, or all.
+
+        None where that takes more than `MAX_PROMPTS`.
+        """
         numbers = [n for n in _NUMBERS if n * self.assumed.placements <= MAX_PROMPTS]
         last = len(numbers) - 1
 
-        def first_look(at: int) -> float:
+        def rough_rate(at: int) -> float:
             return self._counted(numbers[at], BATCH)[name] / BATCH
 
-        # From one to the next the number of examples doubles.
-        high = next((at for at in range(35, last, 70) if first_look(at) >= share), last)
-        if high == last and first_look(last) == 0:
+        # Every 70th number is about twice the one before. Few sweeps tell roughly which of these is the first enough.
+        high = next((at for at in range(35, last, 70) if rough_rate(at) >= share), last)
+        if high == last and rough_rate(last) == 0:
             return None
+        # That may be wrong: go from a quarter of it upwards, and beyond it while the full number of sweeps says so.
         low = max(0, high - 140)
         while self.pass_rate(name, numbers[high]) < share:
             if high == last:

@@ -146,16 +146,17 @@ class OutdatedVerdict(PosgapError):
 
 
 def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> str:
-    """The version of the registered model's champion, which a verdict's candidate was compared with, or is itself; ""
-    where there is none. `OutdatedVerdict` where it was compared with another, or with none.
+    """Returns the version of the champion of the registered model `name`; "" where it has none.
 
-    `folder` is the verdict's, for the error; `before` is the version that was champion a while ago, if that was asked.
+    Raises `OutdatedVerdict` unless the verdict's candidate is that champion, or was compared with it and, where the
+    policy asks for that, with the best champion so far. `folder` is the verdict's, for the error. `before` is what an
+    earlier call returned, if there was one: a champion without a digest must still be that version.
     """
     champion, judged = registry.to_beat(name), verdict.evidence.get("champion")
     if champion is None:
         return ""
-    # A version that posgap did not register has no digest; that some champion was judged, and that it is the same
-    # while this goes on, is all that can be asked.
+    # A version that posgap did not register has no digest to compare. Then it is enough that some champion was judged,
+    # and that the version is still the one of `before`.
     version, held = str(champion.version), champion.tags.get(registry.DIGEST)
     if held == verdict.model_digest:
         return version

@@ -315,8 +315,9 @@ class Worst(GateRule):
         return limits.min_worst > 0
 
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
-        """Each placement's lower bound must reach the threshold (intersection-union); that any falls short is said only
-        where it does so together with all others (Bonferroni)."""
+        """The lower end is the least of the placements' lower bounds, each with the whole error: all must reach the
+        threshold (intersection-union). The upper end is the least of their upper bounds, each with its share of the
+        error: one placement that falls short is enough to break the rule (Bonferroni)."""
         from posgap.measurement import statistics
 
         correct = inputs.candidate.correct

@@ -1,7 +1,10 @@
-"""The trial of a version before it serves: it answers again what decides its verdict.
+"""The trial of a version before it serves: the model answers again prompts that decide its verdict.
 
-Every score follows from a response, and a response is what somebody wrote down. Edits that turn a verdict must be many
-enough where the gap is decided, so that so many prompts are asked again that one of them is among these with 95 %.
+The responses of a sweep stand in a file that anybody can edit. To turn a verdict, somebody must edit a least number of
+them (`DecidingEdits`). So many prompts are asked again that an edited one is among them with 95 %.
+
+`promote` calls `require_triable`, then `require_references` for champion, anchor and base, and at last
+`require_answers` for the candidate.
 """
 
 import copy
@@ -170,14 +173,15 @@ def require_answers(
 
 
 class DecidingEdits:
-    """How many rows of a sweep must be edited for a verdict that admits the candidate to be wrong, by placement.
+    """Counts how many rows of a sweep somebody must have edited, by placement, for an admission to be wrong.
 
-    The sweep is the one that has this `role` in the verdict.
+    The sweep is the one that has this `role` in the verdict. `made_right` [P] are the least numbers of rows recorded
+    above 0 that, with a true score of 0, keep a rule from passing. `made_wrong` [P] are those of rows recorded below 1,
+    with a true score of 1: where the best placement is recorded worse than it is, the gap is smaller too. Both are
+    infinite where no number is enough.
 
-    `made_right` [P] are the least numbers of responses that would have to be wrong in truth for one of the rules not to
-    pass, and `made_wrong` [P] of those that would have to be right, as a gap is smaller too where the best placement is
-    worse; infinite where none are enough. Edits at several placements add up: where of each the share
-    1 - 0.05^(1 / least) is asked again, all of them are missed in 5 % at most.
+    Edits at several placements add up: where the share 1 - 0.05^(1 / least) of the rows at each placement is asked
+    again, all edits are missed in at most 5 %.
     """
 
     def __init__(self, inputs: GateInputs, rules: Sequence[tuple[GateRule, Parameters]], role: str = "candidate"):
@@ -188,7 +192,11 @@ class DecidingEdits:
         self.made_wrong = [self._least(column, 1.0) for column in columns]
 
     def draw(self, rows: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
-        """The first of these rows that are to be asked again, and the other ones that have a part in the verdict."""
+        """Splits the rows, in their order, into those to ask again and the others that have a part in the verdict.
+
+        Of each kind (`_kind`) the first rows are drawn, as many as its `_share` says. Where fewer than `LEAST` of these
+        are right, as many more rows are drawn as are missing, right ones first.
+        """
         wanted = Counter[tuple[int, bool, bool]]()
         for row in rows:
             wanted[self._kind(row)] += 1
@@ -197,6 +205,7 @@ class DecidingEdits:
         drawn, others, spare = list[Prediction](), list[Prediction](), list[Prediction]()
         for row in rows:
             kind = self._kind(row)
+            # Drawn while more of its kind are wanted; else among the others, or spare if its kind decides nothing.
             place = drawn if wanted[kind] > 0 else others if self._share(kind) else spare
             wanted[kind] -= 1
             place.append(row)

@@ -117,12 +117,15 @@ class Verdict(Record):
 
 
 def share_of_error(look: int, candidates: int) -> float:
-    """The share (0 to 1) of the error that one of so many candidates of a run has at this look at it."""
+    """Returns the share (0 to 1) of the 5 % error that the verdict on one of a run's `candidates` may spend.
+
+    `look` counts from 1; each later look has the part `LATER` of what the one before had.
+    """
     return LATER ** (look - 1) / candidates
 
 
 def shared_error(verdict: Verdict) -> str:
-    """Why the verdict has not all of the error, as a sentence; empty where it has."""
+    """Says in a sentence why the verdict's bounds are stricter than 5 %; empty where it has all of the error."""
     share = share_of_error(verdict.look, verdict.candidates)
     if share == 1:
         return ""
@@ -165,7 +168,7 @@ def judge(
         *unknown_copies(inputs.candidate, policy),
         *unanswered_references(inputs, policy),
     ]
-    # What cannot admit spends nothing, nor does a look that nobody counts.
+    # The next look has as much of the error as this one where this one is not counted, or could not have admitted.
     needed = examples_needed(asked, inputs, 1.0 if gaps or look is None else LATER)
     rulings = [_with_need(rule.judge(limits, inputs), needed) for rule, limits in asked]
     return Verdict(

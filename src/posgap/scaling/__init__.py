@@ -1,2 +1,5 @@
-"""Layer-specific scaling of rotary position embeddings, after LPES (arXiv 2606.27705): curves over depth and the search
-for the best one. The model's parameters stay as they are; `posgap.models` applies the factors."""
+"""Layer-specific scaling of rotary position embeddings, after LPES (arXiv 2606.27705): the search for the best factors,
+the file that keeps them, and the plugin by which vLLM applies them.
+
+The model's parameters stay as they are: `posgap.mitigations.curves` has the curves, `posgap.models` applies factors.
+"""

@@ -30,7 +30,7 @@ class Evaluator(Protocol):
     questions: Sequence[Sequence[SearchQuestion]]
 
     def correct(self, candidates: Sequence[Candidate]) -> np.ndarray:
-        """Which of the questions each candidate answers correctly: `[C, E, P]`."""
+        """Returns each candidate's score (0 to 1) at each question, `[C, E, P]`; of forced answers, right or not."""
         ...
 
 
@@ -67,7 +67,8 @@ class ForcedEvaluator:
         self.model, self.scaling = on_device(model, self.device), layer_scaling(model)
         self.questions, self.pad, self.batch_tokens = questions, pad_token_id, batch_tokens or BATCH_TOKENS
         self.reuse = can_reuse_prefixes(model)
-        self.orders, self.lengths = [], []  # of each example's placements, and of its longest prompt with its response
+        # Of each example: the order in which its placements are read, and the tokens of the longest of them.
+        self.orders, self.lengths = [], []
         for row in questions:
             read = [question.token_ids for question in row]
             self.orders.append(reading_order(read))
@@ -102,7 +103,11 @@ class ForcedEvaluator:
         return np.take_along_axis(np.stack(right, axis=1), at, axis=1)
 
     def _match_responses(self, questions: Sequence[SearchQuestion], cache: PrefixCache) -> np.ndarray:
-        """Whether the model ranks every token of each question's response first, [B]; the cache is not reread."""
+        """Returns whether the model ranks every token of a question's response first, [B].
+
+        It reads only the tokens that `cache` does not hold. Shorter responses are padded on the left by -1, which any
+        token matches.
+        """
         width = max(len(question.response) for question in questions)
         ids, mask = cache.advance([question.token_ids for question in questions], self.pad, outputs=width)
         n_cached = cache.states.get_seq_length()

@@ -26,8 +26,11 @@ class SpontaneousAnswers(NamedTuple):
 
     @property
     def hindrance(self) -> str:
-        """Why tokens must not be forced upon it, as what it does; empty where it answers at once. A tie or two make no
-        difference, nor does a model that answers none of these, unless it begins them all with the same words."""
+        """Says what the model does that forbids forcing, to follow "the model"; empty where forcing is sound.
+
+        It is sound where at least half as many responses begin with the forced tokens as are right, since a tie or two
+        make no difference. Where none is right and none begins so, it is sound unless they share other first words.
+        """
         right, n = self.probe.right, len(self.probe.responses)
         if 2 * self.begin >= right and (self.begin or not self.probe.beginning):
             return ""

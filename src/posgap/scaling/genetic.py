@@ -13,11 +13,12 @@ import numpy as np
 from posgap.mitigations.curves import Candidate, Curve
 
 log = logging.getLogger(__name__)
-FINALISTS = 3
+FINALISTS = 3  # best candidates, which a search returns
 PATIENCE = 4  # generations without improvement after which a search ends
-# The best candidates that survive a generation, those that compete to be a parent, the largest change of a control
-# point by mutation, and the share of points that mutate.
-ELITE, TOURNAMENT, MUTATION, MUTATION_RATE = 2, 3, 0.25, 0.5
+ELITE = 2  # best candidates, which survive a generation
+TOURNAMENT = 3  # candidates that compete to be a parent
+MUTATION = 0.25  # largest change of a control point by mutation
+MUTATION_RATE = 0.5  # share of the control points that mutate
 
 
 class Genetic:

@@ -32,10 +32,11 @@ def one_right_response(builder: PromptBuilder, examples: Sequence[AnyExample], m
 
 
 def right_response(builder: PromptBuilder, example: AnyExample, placement: Placement, metric: str) -> list[int]:
-    """Token ids of the right response to an example that has only one.
+    """Returns the token ids of the only right response: up to the end of its answer, or whole with its end token where
+    the metric's `right_after` is "end".
 
-    Up to the end of its answer, or whole with its end token, as the metric asks. The end token is left out where
-    strings end responses (`build.stop`): a model without a chat template writes one of these there, and goes on.
+    The end token is left out where strings end responses (`builder.stop`): a model without a chat template writes one
+    of these there, and goes on.
     """
     if METRICS[metric].right_after == "end":
         whole = builder.gold_response(example, placement)

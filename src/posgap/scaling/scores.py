@@ -14,7 +14,7 @@ from posgap.scaling.fitness import Evaluator
 
 class _CandidateScore(Record):
     factors: list[float]
-    right: list[int]
+    right: list[float]
 
 
 class _SearchState(Record):
@@ -40,7 +40,7 @@ class Scores:
     ):
         self.evaluator, self.fitness, self.state, self.identity = evaluator, fitness, state, identity
         self.is_over: Callable[[], bool] | None = None  # asked before each candidate but the first two
-        self.right: dict[Candidate, list[int]] = {}  # right answers [P] of each candidate, among all examples
+        self.right: dict[Candidate, list[float]] = {}  # sums of scores [P] of each candidate over all examples
         if state is not None and state.exists():
             self._load_scores(state)
 

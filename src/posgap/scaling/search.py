@@ -1,7 +1,7 @@
 """The search of RoPE factors, one per layer: all of `scale search`, and what finds the settings of LPES in `mitigate`.
 
-Right answers are forced upon the model where that shows what it would generate, which takes one forward pass, and its
-answers are generated elsewhere.
+Right answers are forced upon the model, in one forward pass, where that shows what it would generate; elsewhere it
+generates its answers. `FactorSearch.find_factors` searches; `choose_as_generated` and `judge_aside` come after it.
 """
 
 import logging
@@ -75,6 +75,7 @@ class FactorSearch:
         weights = position_weights([placement.positions[0] for placement in placements], config.n_docs)
         self.fitness = partial(fitness, weights=weights, objective=config.objective)
         given = [*examples, *aside]
+        # Whether right answers are forced. Turns False, here or in `find_factors`, where that misjudges the model.
         self.forces = one_right_response(builder, given, self.metric)
         questions = make_questions(builder, given, placements, self.metric, self.forces)
         rope = RopeLengths.from_config(load_config(config.model))
@@ -108,17 +109,20 @@ class FactorSearch:
         on_generation: Callable[[dict[str, float]], None] = lambda row: None,
         is_over: Callable[[], bool] | None = None,
     ) -> FoundFactors:
-        """Searches, and leaves the model's factors as they were. Scores are kept in `folder` under that identity; the
-        search ends before the candidate at which `is_over`.
+        """Searches, and leaves the model's factors as they were. Turns `forces` off where forcing misjudges the model.
 
-        Raises `PosgapError` where the model answers nothing, with the factors found or without.
+        Scores are kept in `folder` under that identity, so that an interrupted search goes on. Where `is_over` returns
+        True before a candidate, the search ends. Raises `PosgapError` where the model answers no question rightly,
+        neither with the factors found nor without.
         """
         scaling = layer_scaling(self.model)
+        # With the factors that it has now: the end of the block restores them, whatever was set in it.
         with scaling.factors_by_row(scaling.factors):
             self._look_at_answers()
             found = self._search(folder / STATES[0], identity, on_generation, is_over)
             if self.forces and found.finalists:
                 found.forced = self._compare_with_generation(list(found.finalists))
+                # In 16 bits ties alone can make the two differ: then `choose_as_generated` follows, and no new search.
                 if found.forced.unlike and not self.loses_ties:
                     log.info("that is more than %g %%: the search begins again, by generation", 100 * MAX_UNLIKE)
                     first, self.forces = found, False

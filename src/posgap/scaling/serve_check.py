@@ -75,8 +75,10 @@ def _factors_in_vllm(model: str) -> list[Any]:
 
 
 def _factors_in_transformers(model: str) -> list[Any]:
-    """The factor of each layer, read off the tables that its attention turns by: one, one a query head, or None where
-    its layer turns nothing."""
+    """Returns the factor of each layer, a list of its query heads' factors, or None where it has no rotary positions.
+
+    They are read off the tables of cos and sin that its attention gets, at position 1.
+    """
     import torch
 
     from posgap.models.head_scaling import attention_tables
@@ -97,6 +99,7 @@ def _factors_in_transformers(model: str) -> list[Any]:
             angles = torch.atan2(sin, cos)
         own = rope.get(scaling.layer_types[layer], rope) if scaling.layer_types else rope
         slower = own["factor"] if own.get("rope_type") == "linear" else 1.0
+        # At position 1 the first frequency turns by 1 / factor radian, less by `slower` under linear scaling.
         factors = [round(1 / (slower * angle), 4) for angle in angles.flatten().tolist()]
         groups = config.num_attention_heads // len(factors)
         seen[layer] = factors[0] if angles.ndim == 0 else np.repeat(factors, groups).tolist()

@@ -26,8 +26,11 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def register() -> None:
-    """Makes every vLLM model loader scale the models it loads, and closed folders readable here, where nothing loads
-    them but such loaders. vLLM calls it once or more in each process."""
+    """Makes every vLLM model loader scale the models it loads, and lets transformers read closed configs.
+
+    A closed config (`posgap.models.closing`) hides the model from loaders that would ignore its factors; in this
+    process only the wrapped loaders load models. vLLM calls this once or more in each process.
+    """
     import vllm.model_executor.model_loader  # noqa: F401  defines all loaders
     from transformers import AutoConfig, PretrainedConfig
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader

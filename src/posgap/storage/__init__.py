@@ -1,2 +1,7 @@
-"""Where things are: what a path names, what it was made from, files at addresses that are only read, and S3, through
-boto3, read by a cache and written so that nothing half-written is taken for complete."""
+"""Where things are, here or in S3. A stage reads its inputs by `inputs.sources` and `inputs.on_this_machine`, holds its
+place by `outputs.Folder`, and uploads what it made by `folders.publish`.
+
+Below these, `cache` keeps what was downloaded, and `client`, `objects` and `transfer` talk to S3. `manifests`,
+`lineage` and `verification` say what an output was made from; `versions` finds the newest data. Nothing half-written is
+taken for complete.
+"""

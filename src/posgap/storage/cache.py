@@ -190,7 +190,8 @@ def move_into_cache(path: Path, sha256: str) -> None:
 
 @contextmanager
 def lock_mark(mark: str, wait: bool = True) -> Iterator[None]:
-    """Locks a mark against other processes of this machine, and of all that share the cache.
+    """Holds the lock of this name until the block ends, against other processes of this machine and of all that share
+    the cache. The `mark` stands for what is read or made, mostly the beginning of a digest.
 
     Raises `TimeoutError` if another process has it and this one must not `wait`.
     """
@@ -212,7 +213,8 @@ def _bring(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
 
     if not missing():
         return hashed
-    # Only one of several processes downloads the same objects. The next removes what it did not finish.
+    # Only one of several processes downloads the same objects. Once it has the lock it reads what the one before
+    # recorded, and deletes what that one left unfinished.
     mark = files.digest_of(["incoming", *(stored.mark for stored in objects)])[:16]
     with lock_mark(mark):
         hashed |= _sha256s(stored for stored in objects if not hashed[stored])

@@ -17,9 +17,9 @@ from posgap.foundation.retries import RetryPolicy, Waits, within
 
 RETRY_POLICY = RetryPolicy(seconds=60, longest_wait=15)  # of a request; a server that says SlowDown means minutes
 UNREACHED = RetryPolicy(seconds=5, longest_wait=2)  # if nothing listens at the address, which is mostly wrong then
-READ_SECONDS = 60.0  # for an answer, and for the next bytes of a download
-BYTES_PER_SECOND = 1 << 18  # an upload may take a second more for each
-SLOWEST = 1 << 15  # bytes a second of a download, of which several go on side by side
+READ_SECONDS = 60.0  # for an answer, and for the next bytes of a download; the least deadline of any request
+BYTES_PER_SECOND = 1 << 18  # of an upload: its deadline is a second later for each so many bytes
+SLOWEST = 1 << 15  # bytes a second, likewise of a download; fewer, since several go on side by side
 _AT_ONCE = 1 << 20  # bytes
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the pod's role"
 _REFUSALS = {

@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 
 def local_copy(location: Location, kind: str = "outputs") -> Path:
-    """The path of this machine at which an output is written: its location, or for a URI a path in the cache."""
+    """Returns where on this machine the content of a location is written: there itself or, for a URI, at its twin, a
+    path in the cache. Copies nothing."""
     if not is_uri(location):
         return Path(location)
     return in_cache(kind, files.digest_of([client().meta.endpoint_url, location])[:16], location)
@@ -46,9 +47,8 @@ def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
     """
     if not is_uri(uri):
         return
-    there = Snapshot(
-        uri, tuple(list_objects(uri))
-    )  # first, since a refusal of this request says what is wrong with the key
+    # Listed before `head`: only a refused list says what is wrong with the access key.
+    there = Snapshot(uri, tuple(list_objects(uri)))
     if head(uri):
         raise PosgapError(f"{uri}: is an object, and this writes a folder of that name; write elsewhere")
     # The mark of an unfinished upload says what it may replace.
@@ -72,9 +72,10 @@ def publish(path: Path, uri: Location, hashed: Mapping[str, str] = MappingProxyT
     """
     if not is_uri(uri):
         return
-    sent = upload_path(path, uri, hashed)
-    for file in sorted(sent, key=lambda file: file.name != MANIFEST):  # without it the rest is not taken for complete
-        move_into_cache(file, sent[file])
+    digests = upload_path(path, uri, hashed)
+    # The manifest first: if this is interrupted, what is left at `path` is not taken for complete.
+    for file in sorted(digests, key=lambda file: file.name != MANIFEST):
+        move_into_cache(file, digests[file])
     files.delete_path(path)
 
 

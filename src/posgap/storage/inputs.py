@@ -74,7 +74,8 @@ class AtAddress(Source):
 class Opener:
     """How another room reads a location: one that it `takes`, or a folder that holds a `file`.
 
-    Openers are entry points of the group `posgap.openers`, so this room does not depend on those rooms.
+    `open` gets that location, or that folder as a `Source`. Openers are entry points of the group `posgap.openers`, so
+    this room does not depend on those rooms.
     """
 
     name: str

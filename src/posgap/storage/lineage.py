@@ -12,7 +12,8 @@ TRAINING_EXAMPLES_FILE = "training_examples.json"
 
 
 def examples_of(swept: Location) -> Location | None:
-    """The location of the examples of a sweep, or of the parts that it was merged from; None if it is not known."""
+    """Returns the location of the examples that a sweep asked; of a merged one, those of its first part. None if its
+    manifest names none."""
     folder = fetch_location(swept)
     inputs = read_manifest(folder).get("inputs", {})
     for field in ("examples", "sweeps.1"):

@@ -47,7 +47,9 @@ WAIT = 1.0  # seconds, for a writer that is just leaving
 class Output:
     """A place to write to, which one command holds from `claim` to the end of the block.
 
-    An output in S3 is made at its twin on this machine. `PosgapError` if `config.out` cannot be an output.
+    `RunFolder` and `File` claim it as the block begins; a stage claims its `Folder` itself, once there is work to do.
+    An output in S3 is made at its twin on this machine (`local_copy`). `PosgapError` if `config.out` cannot be an
+    output.
     """
 
     def __init__(self, config: Writing):

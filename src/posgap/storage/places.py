@@ -65,7 +65,7 @@ def _bad_name(out: Path) -> str:
     try:
         if out.is_symlink():
             return f"it is a symbolic link; name the place itself, {os.readlink(out)}"
-        workspace(out).is_symlink()  # whose name is longer
+        workspace(out).is_symlink()  # raises where the name of the workspace, which is longer, is too long
         resolve_place(out)
     except (OSError, RuntimeError) as error:  # names too long, links in a circle
         return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -64,7 +64,8 @@ def amend(place: Location, change: Callable[[Record | None], Record | None]) -> 
 
 
 def _require_conditions(place: Location, written: Record) -> None:
-    """Raises `PosgapError` if S3 ignores If-None-Match, and so overwrites the record."""
+    """Writes the record once more, on the condition that none exists: raises `PosgapError` if S3 does so, since it then
+    ignores conditions."""
     if put_if(str(place), _body(written), ""):
         raise PosgapError(
             f"{place}: is written, but this S3 server takes no heed of If-None-Match, so that of two writers both may "

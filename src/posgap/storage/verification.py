@@ -45,7 +45,7 @@ class Verification:
         hashed: Mapping[str, str]
         for name in sorted(recorded_files.keys() - sizes.keys()):
             self.faults.append(f"{place}/{name}: is missing")
-        if not manifest.get("identity"):  # the folder of several stages, in which others have their own
+        if not manifest.get("identity"):  # a `RunFolder`: files of the stages below it are in manifests of their own
             hashed = output.sha256s(recorded_files.keys())
             self.count += len(hashed)
         else:
