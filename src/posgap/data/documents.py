@@ -72,8 +72,8 @@ def split_around(text: str, quote: str) -> tuple[list[str], int]:
     width, cuts = len(text) / PARTS, {0, len(text)}
     borders = []
     for border in _BORDERS:
-        ends = map(re.Match.end, re.finditer(border, text))
-        borders.append([end for end in ends if not first < end < last])
+        found_ends = map(re.Match.end, re.finditer(border, text))
+        borders.append([end for end in found_ends if not first < end < last])
     for number in range(1, PARTS):
         for ends in borders:
             at = _nearest(ends, number * width)

@@ -86,8 +86,9 @@ def _questions_with_distractors(
             f"{examples}: holds key-value records, but distractors are drawn from passages; make key-value data "
             "with `data make kv`"
         )
+    drawn: Iterator[AnyExample | None]
     drawn = with_ranked_distractors(plain, n_docs) if distractors == "bm25" else with_distractors(plain, n_docs, seed)
-    made = list(filter(None, drawn))
+    made: list[AnyExample] = list(filter(None, drawn))
     if not made:
         raise PosgapError(
             f"{examples}: for no question are there {n_docs - 1} passages of other questions without its "

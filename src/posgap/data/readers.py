@@ -240,7 +240,7 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
         for title, sentences in item.context:
             titled.setdefault(_plain_title(title), []).append(len(documents))
             documents.append(Document(title=title, text=" ".join(map(str.strip, sentences))))
-        hops, holds = [], []
+        hops, holds = list[int](), list[bool]()
         titles, _ = zip(*item.supporting_facts) if item.supporting_facts else ((), ())
         for title in dict.fromkeys(map(_plain_title, titles)):
             places = titled.get(title, [])

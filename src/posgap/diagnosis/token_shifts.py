@@ -95,7 +95,7 @@ def generate_corrected(
     Up to the turning token both readings agree, so the model gets the right response up to and including that token,
     and then generates greedily, up to `max_new_tokens` tokens in all.
     """
-    corrected, prompts, longest = [], dict[int, Prompt](), 0
+    corrected, prompts, longest = list[list[int]](), dict[int, Prompt](), 0
     for reading, turning in zip(readings, turnings):
         prefix = reading.response[: turning + 1]
         if len(prefix) < len(reading.response):

@@ -174,7 +174,7 @@ class OpenAIGenerator:
                     self._try, client, prompt, sampling
                 )
             except _Busy as complaint:
-                tries += self.retry_policy.tries
+                tries += int(self.retry_policy.tries)
                 silent = time.monotonic() - max(began, self.answered_at)
                 if self.answered > answered or silent < self.retry_policy.patience:
                     continue  # It has time for others, and so will have some for this one; or asks for short waits.

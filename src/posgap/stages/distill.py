@@ -151,7 +151,7 @@ def _warn_before_training(
 
 def _choose_learning_rate(config: DistillConfig, model: PreTrainedModel) -> float:
     """The learning rate for the model's size, said in a line."""
-    parameters = model.base_model.num_parameters() if config.lora_rank else model.num_parameters()
+    parameters = model.num_parameters()
     rate = default_learning_rate(parameters, adapters=config.lora_rank > 0)
     kind = "adapters of a model of" if config.lora_rank else "a model of"
     _tell(logging.INFO, f"learning rate {rate:g}, for {kind} {parameters:,} parameters; the paper's 3e-6 is for 7B")

@@ -7,7 +7,7 @@ from pathlib import Path
 from posgap.measurement.config import MergeConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.merging import merge_sweeps
-from posgap.measurement.page_examples import SweepToShow, pack_examples, read_texts
+from posgap.measurement.page_examples import ExampleTexts, SweepToShow, pack_examples, read_texts
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.stages.frame import stage
 from posgap.storage.cache import MANIFEST
@@ -29,7 +29,7 @@ def merge(config: MergeConfig, out: Path, run: Run) -> None:
     if len(parts) == 1 and config.sweeps[0].is_dir() and sweep == parts[0].sweep:
         shutil.copytree(config.sweeps[0], out, ignore=shutil.ignore_patterns(MANIFEST, ".*"), dirs_exist_ok=True)
     else:
-        texts = {}
+        texts = dict[str, ExampleTexts]()
         for part in config.sweeps:
             texts |= read_texts(part)
         page = pack_examples([SweepToShow(sweep, predictions, texts)])
