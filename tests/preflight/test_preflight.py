@@ -4,11 +4,10 @@ import shutil
 from textwrap import indent
 
 import boto3
+import httpx2
 import pytest
-import urllib3
 from examples import qa_example
 from transformers import GPT2Config, GPT2LMHeadModel
-from urllib3.response import HTTPResponse
 
 from posgap.cli.main import main
 from posgap.data.made import made_examples
@@ -380,21 +379,21 @@ def registry(monkeypatch):
     """A registry of public images behind a token, as ghcr.io is one; answers by the name of the image."""
     held = {"cpu": 200, "private": 401, "broken": 500}
 
-    def request(self, method, address, headers=(), fields=()):
+    def request(self, method, address, headers=None, params=None, **_):
         if "/token" in address:
-            assert fields == {"service": "registry.example", "scope": "repository:ml/x:pull"}
-            return HTTPResponse(body=b'{"token": "t"}', status=200, preload_content=True)
+            assert params == {"service": "registry.example", "scope": "repository:ml/x:pull"}
+            return httpx2.Response(200, json={"token": "t"})
         if "away" in address:
-            raise urllib3.exceptions.NewConnectionError(None, "no route")
-        if dict(headers).get("Authorization") != "Bearer t":
+            raise httpx2.ConnectError("no route")
+        if headers.get("Authorization") != "Bearer t":
             challenge = (
                 'Bearer realm="https://registry.example/token",service="registry.example",scope="repository:ml/x:pull"'
             )
-            return HTTPResponse(headers={"WWW-Authenticate": challenge}, status=401)
+            return httpx2.Response(401, headers={"WWW-Authenticate": challenge})
         name = address.removeprefix("https://registry.example/v2/ml/posgap-").partition("/manifests/")[0]
-        return HTTPResponse(status=held.get(name, 404))
+        return httpx2.Response(held.get(name, 404))
 
-    monkeypatch.setattr(urllib3.PoolManager, "request", request)
+    monkeypatch.setattr(httpx2.Client, "request", request)
 
 
 def test_images_of_later_steps_are_looked_for_in_their_registry(registry):
@@ -404,7 +403,7 @@ def test_images_of_later_steps_are_looked_for_in_their_registry(registry):
     known = require_images(",".join(map(image, ("cpu", "private", "broken", "away"))))
     assert known == (
         "posgap-cpu:1.0: there, posgap-private:1.0: not known (status 401), posgap-broken:1.0: not known (status 500), "
-        "posgap-away:1.0: not known (NewConnectionError)"
+        "posgap-away:1.0: not known (ConnectError)"
     )
     with pytest.raises(PosgapError, match="images: registry.example/ml/posgap-none:1.0: not in the registry; build"):
         require_images(f"{image('cpu')},{image('none')}")

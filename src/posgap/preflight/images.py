@@ -2,7 +2,7 @@
 
 import re
 
-import urllib3
+import httpx2
 
 from posgap.foundation.errors import PosgapError
 
@@ -18,7 +18,7 @@ def require_images(images: str) -> str:
     Where the registry asks for a log-in, which this step has not, or does not answer, that is said and no fault.
     """
     found, missing = [], []
-    with urllib3.PoolManager(timeout=_SECONDS, retries=False) as http:
+    with httpx2.Client(timeout=_SECONDS, follow_redirects=True) as http:
         for image in images.split(","):
             answer = _ask(http, image)
             found.append(f"{image.rpartition('/')[2]}: {answer}")
@@ -31,16 +31,16 @@ def require_images(images: str) -> str:
     return ", ".join(found)
 
 
-def _ask(http: urllib3.PoolManager, image: str) -> str:
+def _ask(http: httpx2.Client, image: str) -> str:
     registry, _, rest = image.partition("/")
     name, _, tag = rest.rpartition(":")
     address, headers = f"https://{registry}/v2/{name}/manifests/{tag}", {"Accept": _FORMS}
     try:
-        answer = http.request("HEAD", address, headers=headers)
+        answer = http.head(address, headers=headers)
         challenge = dict(re.findall(r'(\w+)="([^"]*)"', answer.headers.get("WWW-Authenticate", "")))
-        if answer.status == 401 and "realm" in challenge:  # who is nobody gets a token for what is public
-            token = http.request("GET", challenge.pop("realm"), fields=challenge).json().get("token", "")
-            answer = http.request("HEAD", address, headers=headers | {"Authorization": f"Bearer {token}"})
-    except (urllib3.exceptions.HTTPError, ValueError, AttributeError) as error:
+        if answer.status_code == 401 and "realm" in challenge:  # who is nobody gets a token for what is public
+            token = http.get(challenge.pop("realm"), params=challenge).json().get("token", "")
+            answer = http.head(address, headers=headers | {"Authorization": f"Bearer {token}"})
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, AttributeError) as error:
         return f"not known ({type(error).__name__})"
-    return {200: "there", 404: "not there"}.get(answer.status, f"not known (status {answer.status})")
+    return {200: "there", 404: "not there"}.get(answer.status_code, f"not known (status {answer.status_code})")
