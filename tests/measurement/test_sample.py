@@ -57,6 +57,19 @@ def test_groups_are_those_that_a_search_of_all_pairs_finds(drawn):
     assert find_groups(examples) == find_groups(examples[::-1]) == components(examples)
 
 
+def test_punctuation_makes_no_other_question():
+    example = shared(0, 0, 0)
+    marked = ["", "?", " ?", " "]
+    examples = [
+        shared(number, 0, number).model_copy(
+            update={"question": f"{example.question}{mark}", "answers": example.answers}
+        )
+        for number, mark in enumerate(marked)
+    ]
+    assert len({content_key(each) for each in examples}) == 4
+    assert find_groups(examples) == [sorted(map(content_key, examples))]
+
+
 def test_records_tie_examples_unless_they_agree_by_chance():
     def asking(id, key, records):
         return KVExample(

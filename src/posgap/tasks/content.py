@@ -3,6 +3,7 @@
 Whether a model was trained on what it is measured on, and whether two models were asked the same, is decided by this.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -61,7 +62,9 @@ def find_groups(examples: Iterable[AnyExample]) -> list[list[str]]:
 
 def _list_ties(example: AnyExample) -> Iterator[tuple]:
     """Yields what an example may share with others that hang together with it."""
-    yield "question", _fold(example.question), *sorted({_fold(answer) for answer in example.answers})
+    # Other punctuation makes no other question.
+    words = re.findall(r"\w+", _fold(example.question)) or [example.question]
+    yield "question", " ".join(words), *sorted({_fold(answer) for answer in example.answers})
     documents = example.gold
     if isinstance(example, KVExample):
         documents = [*documents, *example.distractors]
