@@ -170,6 +170,6 @@ def test_the_pipeline_sweeps_only_the_champion_and_fails_when_it_breaks_policy(t
     assert failed["error"].startswith("tiny version 1 has left its policy: useful ")
 
 
-def test_the_verb_compiles_and_lints_it_as_it_does_the_other(capsys):
-    code, out, _ = posgap(capsys, "lint", "--pipeline", "watch")
+def test_compile_prints_the_steps_of_the_pipeline_that_is_named(capsys, tmp_path):
+    code, out, _ = posgap(capsys, "compile", "--pipeline", "watch", "--out", tmp_path / "watch.yaml")
     assert code == 0 and "champion" in out and "distill" not in out

@@ -11,15 +11,8 @@ from posgap.foundation.errors import suggestion
 KNOWN = {
     VARIABLE,
     *("POSGAP_CACHE", "POSGAP_CLUSTER", "POSGAP_GPU_PRICE", "POSGAP_IMAGES", "POSGAP_KFP_UI"),
-    *(
-        "POSGAP_LEASE_SECONDS",
-        "POSGAP_PARENT_RUN_ID",
-        "POSGAP_PIPELINE_RUN",
-        "POSGAP_PROCESSES",
-        "POSGAP_RETRIES",
-        "POSGAP_SIGNING_KEY",
-    ),
-    *("POSGAP_TRAIN_POOL", "POSGAP_WEBHOOK_URL"),
+    *("POSGAP_LEASE_SECONDS", "POSGAP_PARENT_RUN_ID", "POSGAP_PIPELINE_RUN", "POSGAP_PROCESSES", "POSGAP_RETRIES"),
+    *("POSGAP_SIGNING_KEY", "POSGAP_TRAIN_POOL", "POSGAP_WEBHOOK_URL"),
 }
 _NEAR = 0.85  # a share of letters in common: Kubernetes has variables of a service posgap-NAME, too
 

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from posgap.diagnosis.attention import diagnose_attention
-from posgap.diagnosis.diagnosed_sweep import read_diagnosed_sweep
+from posgap.diagnosis.diagnosed_sweep import DiagnosedSweep, read_diagnosed_sweep
 from posgap.diagnosis.token_shifts import diagnose_tokens
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
@@ -46,25 +46,37 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
         prompt_digest=swept.sweep.prompt_digest,
     )
     write_json(out / DIAGNOSIS_FILE, diagnosis.model_dump(mode="json"))
+    _write_pages(swept, diagnosis, out)
+    _say_findings(swept, diagnosis, run)
+    run.artifact(out)
+
+
+def _write_pages(swept: DiagnosedSweep, diagnosis: Diagnosis, out: Path) -> None:
+    """Writes the page and, where attention was looked at, its map as a picture."""
     title = f"{diagnosis.label}: why its accuracy depends on the position"
     explored = pack_sweep(swept.sweep, swept.predictions, swept.examples)
     write_page([swept.sweep], out / "diagnosis.html", title, explored, diagnosis)
     if diagnosis.attention:
-        save_picture(
-            attention_map(diagnosis.attention, swept.sweep.placement_names, diagnosis.label), out / "diagnosis.png"
-        )
+        picture = attention_map(diagnosis.attention, swept.sweep.placement_names, diagnosis.label)
+        save_picture(picture, out / "diagnosis.png")
+
+
+def _say_findings(swept: DiagnosedSweep, diagnosis: Diagnosis, run: Run) -> None:
+    """Says what was found, and gives the MLflow run its figures."""
+    if diagnosis.attention:
         for layer, shares in enumerate(zip(*diagnosis.attention.gold), start=1):
             run.metrics({"attention_to_gold": sum(shares) / len(shares)}, step=layer)
-        if preamble := diagnosis.attention.preamble:
+        preamble = diagnosis.attention.preamble
+        if preamble:
             log.info(
                 "the model answers %s: the attention of its last prompt token decides on these words; that of the "
                 "answer's tokens is in the page too",
                 preamble,
             )
-    if warning := copies_warning(swept.sweep):
+    warning, tokens = copies_warning(swept.sweep), diagnosis.tokens
+    if warning:
         log.log(RESULT, "%s", warning)
-    run.artifact(out)
-    if tokens := diagnosis.tokens:
+    if tokens:
         figures = {"recovery_rate": tokens.recovery_rate, "turning_is_peak": tokens.turning_is_peak}
         run.metrics({name: figure for name, figure in figures.items() if figure is not None})
         log.log(RESULT, "%s", _summary(tokens, swept.sweep.placement_names[swept.best_index]))
