@@ -126,6 +126,12 @@ def test_what_a_verb_refuses_is_one_json_document_too(words, capsys):
     assert "No such option '--colour'" in err
 
 
+def test_a_pipe_that_nobody_reads_ends_a_command_quietly():
+    command = f"{Path(sys.executable).with_name('posgap')} policy | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("141\n", "")
+
+
 @pytest.mark.parametrize(
     ("words", "error", "code"),
     [

@@ -10,6 +10,7 @@ import importlib
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -441,6 +442,8 @@ def main(arguments: list[str] | None = None) -> None:
             root.main(arguments, prog_name="posgap", standalone_mode=False, auto_envvar_prefix=config_file.PREFIX)
             if is_main_process():
                 printing.write_json()
+        except SystemExit:  # click's, where nobody reads the output any more
+            code = 128 + signal.SIGPIPE
         except (Exception, KeyboardInterrupt) as error:
             code = _report_error(error)
     exit_process(code)
