@@ -366,7 +366,8 @@ def test_examples_of_the_evaluation_are_refused(config, tmp_path):
 
 @pytest.mark.full
 def test_only_what_is_for_certain_better_is_to_be_taken(config):
-    found = read_mitigate(mitigate(config.model_copy(update={"methods": ["lpes", "reversed"]}))).found
+    result = read_mitigate(mitigate(config.model_copy(update={"methods": ["lpes", "reversed"]})))
+    found = result.found
 
     def with_gain(name, mean, mean_ci95, gap, gap_ci95):
         (each,) = [each for each in found if each.name == name]
@@ -389,6 +390,14 @@ def test_only_what_is_for_certain_better_is_to_be_taken(config):
     assert _best([unsure], "", "run", certain=False) is unsure and _best([gains], "", "run", certain=True) is gains
     with pytest.raises(PosgapError, match="--no-certain"):
         _best([unsure], "", "run", certain=True)
+    # Half of the interval is three times the gain: nine times as many questions would tell.
+    halves = {"selection": 20, "held_out": 30}
+    advised = {}
+    for each in (unsure, worse):
+        advised[each.name] = result.model_copy(update={"found": [each], "examples": halves}).advice
+    assert "30 questions are too few to tell: lpes gained +1.0 points (-2.0 to +4.0)" in advised["lpes"]
+    assert advised["lpes"].endswith("About 450 questions in all would tell.")
+    assert advised["reversed"] == "Leave it as it is."
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400)])

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
 from pydantic import Field
@@ -115,6 +116,13 @@ class MitigationOutcome(Record):
         if not self.measured:
             return False
         return self.measured.gain_ci95[0] > 0 or (self.narrows and not self.measured.over_retrieved)
+
+    @property
+    def may_help(self) -> bool:
+        """Whether it gained at least a point on the held-out examples, and these are too few to say so for certain."""
+        if not self.measured or self.helps:
+            return False
+        return self.measured.gain >= 1 and self.measured.gain_ci95[0] <= 0
 
     @property
     def narrows(self) -> bool:
@@ -237,6 +245,23 @@ class MitigateResult(Record):
             family = f", all {len(self.measured_outcomes)} taken together" if len(self.measured_outcomes) > 1 else ""
             return f"For certain better than {self.reference}, on held-out examples{family}: {names}."
         return f"Of {measured or 'all that were tried'}, nothing is for certain better than {self.reference}."
+
+    @property
+    def advice(self) -> str:
+        """The thing to do where nothing is better for certain: ask more questions where a gain may be there, and else
+        leave the model as it is."""
+        open_ones = [each for each in self.measured_outcomes if each.may_help]
+        if not open_ones:
+            return "Leave it as it is."
+        best = max(open_ones, key=lambda each: each.measured.gain if each.measured else 0.0)
+        assert best.measured
+        gain, low = best.measured.gain, best.measured.gain_ci95[0]
+        # An interval narrows with the root of the number, and settings are chosen on as many others again.
+        needed = 10 * ceil(sum(self.examples.values()) * ((gain - low) / gain) ** 2 / 10)
+        return (
+            f"{self.examples['held_out']} questions are too few to tell: {best.name} gained {gain:+.1f} points "
+            f"({low:+.1f} to {best.measured.gain_ci95[1]:+.1f}). About {needed:,} questions in all would tell."
+        )
 
 
 def rank_helpful(found: Sequence[MitigationOutcome]) -> list[MitigationOutcome]:

@@ -209,5 +209,7 @@ def _record(result: MitigateResult, run: Run) -> None:
         if not each.helps:  # what helps follows, once
             log.log(RESULT, "%s", each.verdict_in_words)
     log.log(RESULT, "%s", result.headline)
+    if not result.helpful_outcomes:
+        log.log(RESULT, "%s", result.advice)
     for each in result.helpful_outcomes:
         log.log(RESULT, "%s: %s:\n%s", each.name, each.gains, indent(each.command or each.code.rstrip(), "    "))
