@@ -82,7 +82,7 @@ def valid(tmp_path_factory, model_folder, empty_store) -> dict[str, Path]:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
         for name, words in runs.items():
             code, shown = typed([*words, "--out", folder / name])
-            assert code == (7 if name == "gate" else 0), shown
+            assert code == (3 if name == "gate" else 0), shown  # its answers are cut at one token
     return {"examples": examples, "text": text, "model": model_folder} | {name: folder / name for name in runs}
 
 
