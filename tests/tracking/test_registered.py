@@ -38,8 +38,8 @@ def examples(tmp_path):
     return tmp_path / "e.jsonl"
 
 
-def swept(capsys, tmp_path, examples, model, out="out") -> tuple[int, str]:
-    words = ["--n-docs", "4", "--out", tmp_path / out]
+def swept(capsys, tmp_path, examples, model, out="out", *more) -> tuple[int, str]:
+    words = ["--n-docs", "4", "--out", tmp_path / out, *more]
     return run(capsys, "sweep", "--examples", examples, "--model", model, *words)
 
 
@@ -69,7 +69,9 @@ def test_only_another_model_behind_the_alias_is_measured_again(
     assert "is complete, reused" in swept(capsys, tmp_path, examples, "models:/tiny@champion")[1]
     version = registers(other_folder)
     code, shown = swept(capsys, tmp_path, examples, "models:/tiny@champion")
-    assert code == 0 and "is made again: its inputs" in shown
+    assert code == 2 and "--force" in shown, "what the old champion answered was paid for"
+    code, shown = swept(capsys, tmp_path, examples, "models:/tiny@champion", "out", "--force")
+    assert code == 0, shown
     assert read_sweep(tmp_path / "out").model == f"models:/tiny/{version}"
 
 
