@@ -69,6 +69,7 @@ def test_help_and_a_sweep_know_a_package_s_task_metric_and_backend(posgap, tmp_p
     assert swept["accuracy"] == [pytest.approx(100 * sum(right) / 3)] * 3 and any(right)
 
 
+@pytest.mark.full
 def test_data_make_knows_a_package_s_kind_and_its_option(posgap, tmp_path):
     make = ["data", "make", "roll", "--n-examples", 2, "--step", 5, "--seed", 1, "--out", tmp_path / "made.jsonl"]
     done = posgap(

@@ -124,6 +124,7 @@ def test_in_python_too_the_extra_is_named(monkeypatch):
         import_extra("pandas")
 
 
+@pytest.mark.full
 def test_an_endpoint_is_swept_without_torch_and_a_local_model_names_the_extra(tmp_path):
     """In a Python where nothing of the extra `local` can be imported."""
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(4)])

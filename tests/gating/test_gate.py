@@ -109,6 +109,7 @@ def test_a_result_is_printed_as_json_alone_also_a_refusal_and_never_an_earlier_o
     assert stopped.value.code == shown["exit_code"] == 2 and "nowhere: no such file or folder" in shown["error"]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("mlflow_store")
 def test_the_champion_before_it_becomes_previous(tmp_path, base, model_folder):
     client = mlflow.MlflowClient()

@@ -295,6 +295,7 @@ class Bucket:
             return 429, self.says((1 - self.tokens) / self.rate), "busy"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("seconds", "says"),
     [

@@ -216,6 +216,7 @@ def test_equal_models_differ_by_an_interval_around_zero():
     assert (low == -high).all() and (high > 0).all() and (high < 8).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("one", "other"), [(0.7, 0.97), (0.9, 0.9), (0.5, 0.99)])
 @pytest.mark.parametrize("placements", [5, 20])
 def test_the_gaps_of_two_flat_models_rarely_differ_however_noisy_one_is(one, other, placements):
@@ -231,6 +232,7 @@ def test_the_gaps_of_two_flat_models_rarely_differ_however_noisy_one_is(one, oth
     assert abs(np.mean(estimates)) < 3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kinds", [("hole", "half"), ("half", "hole")])
 def test_gaps_of_one_size_and_unlike_shapes_do_not_differ(kinds):
     rng, different, at = np.random.default_rng(3), 0, np.arange(10)

@@ -108,6 +108,7 @@ def test_a_group_counts_once_as_the_mean_of_its_examples():
     assert of_copies == once | {"n_examples": 300, "groups": copies.groups}
 
 
+@pytest.mark.full
 def test_the_gate_says_one_thing_of_ten_orders_of_one_file(tmp_path):
     said, differences = set(), set()
     for number in range(10):

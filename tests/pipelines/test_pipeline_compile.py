@@ -323,6 +323,7 @@ def writing(monkeypatch):
     monkeypatch.setattr(smoke, "PARAMETERS", {"times": 2})
 
 
+@pytest.mark.full
 def test_run_takes_the_parameters_by_their_types_and_prints_where_outputs_are(capsys, tmp_path, writing):
     code, out, _ = posgap(capsys, "run", "--out", tmp_path, "--param", "text=12", "--param", "times=3")
     assert code == 0 and (Path(out.strip()) / "write" / "out").read_text() == "121212"
