@@ -326,6 +326,8 @@ def test_a_teacher_that_is_often_wrong_or_cut_is_told(tmp_path):
     file.write_text(json.dumps({"accuracy": 38.5, "outcomes": outcomes}))
     line = describe_poor_teacher(tmp_path)
     assert "right in 38 %" in line and "20 % of its answers are cut" in line and "--method seqkd" in line
+    file.write_text(json.dumps({"outcomes": outcomes}))
+    assert "20 % of its answers are cut" in describe_poor_teacher(tmp_path)
     file.write_text(json.dumps({"accuracy": 99.0, "outcomes": {"answered": 100, "cut": 0}}))
     assert describe_poor_teacher(tmp_path) == "" == describe_poor_teacher(tmp_path / "none")
 

@@ -75,10 +75,11 @@ def describe_poor_teacher(path: Path) -> str:
     about = read_object(file)
     outcomes = about.get("outcomes", {})
     cut = 100 * outcomes.get("cut", 0) / max(outcomes.get("answered", 0), 1)
-    if about.get("accuracy", 100) >= _POOR and cut < _CUT:
+    accuracy = about.get("accuracy", 100)
+    if accuracy >= _POOR and cut < _CUT:
         return ""
     return (
-        f"the teacher is right in {about['accuracy']:.0f} % of the examples, and {cut:.0f} % of its answers are cut: "
+        f"the teacher is right in {accuracy:.0f} % of the examples, and {cut:.0f} % of its answers are cut: "
         "an anchor keeps the student so at its best position; try --anchoring 0 or --method seqkd, and --method sft "
         "where gold answers are at hand"
     )
