@@ -10,7 +10,7 @@ that of a folder. It is asked for one of `n_docs` key-value records of eight dig
 asks.
 
 - theirs: `model.generate` for each `batch_size` prompts.
-- lm_eval: `HFLM.generate_until` of lm-evaluation-harness (pip install 'posgap[harness]'; left out where it is missing).
+- lm_eval: `HFLM.generate_until` of lm-evaluation-harness (pip install lm_eval; left out where it is missing).
 - ours: `posgap.generation.transformers`, as `posgap sweep` uses it.
 - vllm: `posgap.generation.vllm`, as `posgap sweep --backend vllm` uses it, with vLLM's own prefix cache, emptied
   before each turn (in an environment with vLLM; left out where it is missing). Its hit rate stands beside that of vLLM

@@ -28,9 +28,6 @@ s3: $(VENV)/.installed-test  ## the tests of S3 against a real server (S3: ceph 
 	OMP_NUM_THREADS=1 POSGAP_S3=$(S3) $(VENV)/bin/python -m pytest -m "" tests/storage/test_storage.py tests/storage/test_versions.py tests/storage/test_s3_*.py tests/distillation/test_s3_training.py \
 		tests/tracking/test_server.py
 
-inspect: build/inspect/.installed  ## the tests of Inspect, which wants other versions than ours
-	OMP_NUM_THREADS=1 build/inspect/bin/python -m pytest -m '' tests/peers/test_inspect.py
-
 frameworks: $(VENV)/.installed-test  ## the code of docs/rag.md in LangChain and in Haystack themselves
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade \
 		--target build/frameworks langchain-core haystack-ai
@@ -42,8 +39,6 @@ oldest newest: %: build/%/.installed  ## the tests of what runs models, with the
 		$$(grep -rlE '^ *(from|import) (torch|transformers|posgap\.models|posgap\.stages\.sweep)\b' tests --include 'test_*.py')
 
 # Environments where some packages, LOOSE, have other versions than constraints.txt says; all else is as elsewhere.
-build/inspect/.installed: LOOSE = boto3|botocore|s3transfer|fsspec
-build/inspect/.installed: EXTRAS = test,inspect
 build/oldest/.installed build/newest/.installed: LOOSE = torch|transformers
 build/oldest/.installed build/newest/.installed: EXTRAS = test
 build/%/.installed: pyproject.toml setup.py constraints.txt

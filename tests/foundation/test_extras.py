@@ -27,7 +27,7 @@ CARRIED = {"packaging", "pydantic_core", "typing_extensions"}
 # Most modules are only imported where a model of this machine is read; the last test here holds who does without.
 OF_LOCAL = {package for package, extra in EXTRA_OF.items() if extra == "local"}
 # Modules that are of use with an extra alone, and so import it at their top.
-OF_EXTRAS = ("components/", "pipelines/", "src/posgap/peers/harness.py", "src/posgap/peers/inspect_tasks.py")
+OF_EXTRAS = ("components/", "pipelines/")
 UNDER_OTHER_NAMES = {"yaml": "pyyaml"}
 
 
@@ -57,10 +57,10 @@ def in_core(package: str) -> bool:
 
 def test_every_package_is_of_the_core_or_of_an_extra():
     everything = set().union(*(anywhere for anywhere, _ in imported().values()))
-    assert {each for each in everything if not in_core(each)} - EXTRA_OF.keys() == {"datasets"}  # which says so itself
+    assert not {each for each in everything if not in_core(each)} - EXTRA_OF.keys()
     assert not [each for each in EXTRA_OF if in_core(each)]
     # Those are looked for by their names.
-    assert EXTRA_OF.keys() - everything <= {"vllm", "flash_attn", "inspect_ai", "lm_eval"}
+    assert EXTRA_OF.keys() - everything <= {"vllm", "flash_attn"}
 
 
 def test_what_measuring_imports_is_of_the_core():
@@ -89,7 +89,7 @@ def test_the_extra_that_is_named_brings_the_package(module):
 def test_all_is_what_fits_into_one_environment():
     (together,) = PROJECT["optional-dependencies"]["all"]
     named = set(re.fullmatch(r"posgap\[(.*)\]", together)[1].split(","))
-    apart = {"gpu", "vllm", "inspect", "harness", "docs", "test", "all"}
+    apart = {"gpu", "vllm", "docs", "test", "all"}
     assert named == PROJECT["optional-dependencies"].keys() - apart
 
 

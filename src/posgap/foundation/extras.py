@@ -19,8 +19,6 @@ _PACKAGES = {
     "validate": ("great_expectations",),
     "train": ("deepspeed", "peft"),
     "cluster": ("kubeflow", "kubernetes"),
-    "harness": ("lm_eval",),
-    "inspect": ("inspect_ai",),
     "vllm": ("vllm",),
     "gpu": ("flash_attn",),
 }
