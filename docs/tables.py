@@ -13,7 +13,6 @@ from posgap.foundation.config import Config
 from posgap.foundation.tables import markdown
 from posgap.gating.verdict import Verdict
 from posgap.measurement.comparison import Comparison
-from posgap.measurement.diagnoses import Diagnosis
 from posgap.measurement.lengths import LengthMap
 from posgap.measurement.sweeps import Sweep
 from posgap.pipelines import forms
@@ -33,7 +32,6 @@ RECORDS: dict[str, type[BaseModel]] = {  # whose fields the page of files shows
     "sweep": Sweep,
     "lengths": LengthMap,
     "comparison": Comparison,
-    "diagnosis": Diagnosis,
     "responses": Response,
     "scaling": Scaling,
     "gate": Verdict,

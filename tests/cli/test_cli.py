@@ -176,12 +176,6 @@ def test_a_gguf_file_is_to_be_served(capsys, tmp_path, examples):
     assert complaint.startswith(f"model: {tmp_path / 'm.GGUF'}: ") and "llama-server" in complaint
 
 
-def test_a_diagnosis_needs_a_sweep(capsys, tmp_path, examples, model_folder):
-    options = ["--sweep", tmp_path / "none", "--examples", examples, "--model", model_folder]
-    complaint = fails(capsys, "diagnose", *options, "--out", tmp_path / "out")
-    assert complaint == f"sweep: {tmp_path / 'none'}: no such file or folder"
-
-
 def test_an_unknown_place_of_the_question(capsys, tmp_path, examples, model_folder):
     shown = fails(capsys, *sweep(tmp_path, examples, model_folder, "--question", "behind"))
     assert "Invalid value for '--question': 'behind' is not one of 'after', 'before', 'both'" in shown

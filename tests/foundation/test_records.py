@@ -13,7 +13,6 @@ from posgap.gating.demands import Policy
 from posgap.gating.rules import Ruling
 from posgap.gating.verdict import Verdict, read_verdict
 from posgap.measurement.comparison import read_comparison
-from posgap.measurement.diagnoses import read_diagnosis
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import summarize
 from posgap.measurement.sweeps import Sweep, read_sweep
@@ -27,7 +26,6 @@ DOCUMENTS = {
     "sweep.json": read_sweep,
     "gate.json": read_verdict,
     "comparison.json": read_comparison,
-    "diagnosis.json": read_diagnosis,
     "scaling.json": read_scaling,
     "measurement.json": read_measurement,
     "prediction.json": lambda path: read_model(Prediction, path, PREDICTION_FILE),

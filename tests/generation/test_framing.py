@@ -235,7 +235,7 @@ def test_what_an_endpoint_does_not_take_is_refused_in_a_line(options, complaint)
         BACKENDS["openai"].builder(config)
 
 
-def test_a_sweep_with_a_framing_is_recorded_and_diagnosed_as_it_was_asked(tmp_path, tokenizer):
+def test_a_sweep_with_a_framing_is_recorded_as_it_was_asked(tmp_path, tokenizer):
     save_model(llama(), tokenizer, tmp_path / "model")
     changes = {"template": CHAT, "system": "Be brief.", "limit": 2}
     out = sweep(SweepConfig(out=tmp_path / "out", **sweep_options(tmp_path, tmp_path / "model", **changes)))

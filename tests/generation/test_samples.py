@@ -9,14 +9,13 @@ from endpoint import Endpoint, retrieve, served
 from llamas import llama, sweep_options
 from pydantic import ValidationError
 
-from posgap.diagnosis.diagnosed_sweep import read_diagnosed_sweep
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.gating.evidence import wrong_figure
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement import statistics
-from posgap.measurement.config import DiagnoseConfig, MergeConfig, SweepConfig
+from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.sweeps import read_sweep
 from posgap.models.loading import save_model
@@ -96,7 +95,7 @@ def test_a_local_model_draws_each_sample_anew(tmp_path, tokenizer):
     assert sampling.seed_of(prompts[0]) != sampling.seed_of(prompts[1]) and Sampling(5, seed=3).seed_of(prompts[1]) == 3
 
 
-def test_greedy_responses_are_not_repeated_and_drawn_ones_are_not_diagnosed(tmp_path, tokenizer):
+def test_greedy_responses_are_not_repeated_and_drawn_ones_say_so(tmp_path, tokenizer):
     paths = {"examples": "e", "model": "m", "out": "o"}
     with pytest.raises(ValidationError, match="greedy responses to a prompt are all the same"):
         SweepConfig(**paths, samples=2)
@@ -104,9 +103,6 @@ def test_greedy_responses_are_not_repeated_and_drawn_ones_are_not_diagnosed(tmp_
     drawn = sweep_options(tmp_path, tmp_path / "model", temperature=1.0, limit=1)
     out = sweep(SweepConfig(out=tmp_path / "out", **drawn))
     assert read_sweep(out).asked.decoding == "temperature 1"
-    config = DiagnoseConfig(sweep=out, examples=drawn["examples"], model=drawn["model"], out=tmp_path / "why")
-    with pytest.raises(PosgapError, match="has responses that were drawn; sweep without a temperature to diagnose"):
-        read_diagnosed_sweep(config)
 
 
 @pytest.mark.parametrize("samples", [2, 8])

@@ -17,13 +17,12 @@ from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import read_verdict
 from posgap.generation import openai
 from posgap.grading.prompt import JudgedResponse, judge_prompt, own_prompt
-from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig, MergeConfig, SweepConfig
+from posgap.measurement.config import CompareConfig, GradeConfig, MergeConfig, SweepConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.rescoring import require_scores, swept_examples
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.compare import compare
-from posgap.stages.diagnose import diagnose
 from posgap.stages.grade import grade
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
@@ -296,8 +295,6 @@ def test_a_graded_candidate_meets_a_champion_that_is_graded_alike(local, tmp_pat
     assert champion.grading.by == read_sweep(graded).grading.by and champion.metric == "graded"
     assert "hunter2222" not in "".join(file.read_text() for file in folder.rglob("*.json"))
     assert replay_verdict(folder) == read_verdict(folder)
-    with pytest.raises(PosgapError, match="is graded by a model; diagnose the sweep that it was made from"):
-        diagnose(DiagnoseConfig(sweep=graded, examples=local["examples"], model=str(model_folder), out=tmp_path / "d"))
 
 
 def test_scores_of_a_graded_sweep_are_those_of_its_judgements(local, tmp_path):

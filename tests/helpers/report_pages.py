@@ -4,7 +4,6 @@ from html.parser import HTMLParser
 
 from written_sweeps import ASKED
 
-from posgap.measurement.diagnoses import AttentionFigures, Diagnosis, TokenShift, summarize_shifts
 from posgap.measurement.sweeps import Sweep
 
 
@@ -28,25 +27,6 @@ def sweep_of(placements: list[list[int]], accuracy: list[float], **changes) -> S
 
 
 SINGLE = sweep_of([[1], [10], [20]], [90.0, 50.0, 80.0])
-
-
-SHIFT = TokenShift(
-    **{"id": "kv-1", "placement": [10], "response": "a b", "prediction": "a <c>", "tokens": [" a", " b"]},
-    **{"kl": [0.5, 2.0], "turning": 1, "instead": " <c>", "corrected": "a b", "recovered": True, "settled": False},
-)
-
-
-DIAGNOSIS = Diagnosis(
-    label="base",
-    placements=SINGLE.placements,
-    advantageous=[1],
-    tokens=summarize_shifts([SHIFT], wrong=7),
-    attention=AttentionFigures(
-        **{"n_examples": 4, "gold": [[40.0, 2.0], [10.0, 1.0], [20.0, 3.5]], "sink": [[30.0, 6.0]] * 3},
-        **{"even": [5.0] * 3, "answer_gold": [[7.0, 8.0]] * 3, "answer_sink": [[1.0, 2.0]] * 3},
-    ),
-    **{"examples_digest": "", "model_digest": "", "prompt_digest": ""},
-)
 
 
 class Reader(HTMLParser):

@@ -35,7 +35,6 @@ FLOORS = [
     "tracking",
     "gating",
     "grading",
-    "diagnosis",
     "rollout",
     "mitigation_search",
     "cluster",

@@ -273,16 +273,6 @@ def test_check_says_that_two_examples_are_few(smollm2, place, capsys):
     assert "2 examples, and the gate asks for 100" in shown.out and (place / "check.xml").is_file()
 
 
-def test_diagnose(smollm2, base, place):
-    words = ("--sweep", base, "--examples", place / "swept.jsonl", "--model", smollm2, "--attention", 1)
-    assert posgap("diagnose", *words, "--out", place / "why") == 0
-    diagnosis = read_json(place / "why" / "diagnosis.json")
-    assert diagnosis["tokens"]["diagnosed"] > 0
-    for shift in diagnosis["tokens"]["shifts"]:
-        assert shift["prediction"] != shift["response"] and shift["kl"][shift["turning"]] > 0
-    assert np.shape(diagnosis["attention"]["gold"]) == (3, 30)
-
-
 def test_compare_and_validate_and_verify(smollm2, base, after, place, capsys):
     assert posgap("compare", base, after, "--out", place / "comparison") == 0
     given = ("--model", smollm2, "--examples", place / "swept.jsonl", "--task", "kv", "--n-docs", 5)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from chromium import browser, program
 from examples import qa_example
-from report_pages import DIAGNOSIS
 from written_sweeps import ASKED, write_sweep
 
 from posgap.data.synthetic import two_hop_examples
@@ -333,21 +332,6 @@ def test_the_gate_s_page_has_the_examples_as_a_tab(page, tmp_path, monkeypatch):
     assert titles == ["base", "new (candidate)", "difference"]
     page.press("End")
     assert page.js(visible) == ["part-evidence"]
-
-
-def test_a_diagnosis_is_a_tab_beside_the_result_and_the_examples(page, tmp_path):
-    folder = swept_folder(tmp_path / "a", [asking(i) for i in range(6)], 3, [1, 0.5, 1], "a")
-    examples, sweep = [asking(i) for i in range(4)], read_sweep(folder)
-    rows = [row for row in read_predictions(folder) if row["id"] in {example.id for example in examples}]
-    diagnosis = DIAGNOSIS.model_copy(update={"placements": sweep.placements})
-    write_page([sweep], tmp_path / "why.html", "why", pack_sweep(sweep, rows, examples), diagnosis)
-    page.open((tmp_path / "why.html").as_uri())
-    tabs = "[...document.querySelectorAll('[role=tab]')].map((tab) => tab.innerText)"
-    assert page.js(tabs) == ["Why", "Result", "Examples", "Settings"]
-    page.click("#part-why details summary")
-    assert page.js("document.querySelector('#part-why .turning').innerText.trim()") == "b"
-    page.click("#tab-part-examples")
-    assert page.js(COUNT) == "4 examples of 4" and "the first 4 of 6" in page.js("document.body.innerText")
 
 
 def test_pairs_are_filtered_by_category(page, tmp_path):

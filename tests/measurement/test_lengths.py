@@ -13,14 +13,12 @@ from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.generation.transformers import TransformersGenerator
-from posgap.measurement.config import CompareConfig, DiagnoseConfig, MergeConfig, SweepConfig
-from posgap.measurement.diagnoses import read_diagnosis
+from posgap.measurement.config import CompareConfig, MergeConfig, SweepConfig
 from posgap.measurement.lengths import folder_at, read_lengths
 from posgap.measurement.predictions import read_predictions, swept_rows
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.compare import compare
-from posgap.stages.diagnose import diagnose
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import advantageous_placements
@@ -177,9 +175,7 @@ def test_models_are_compared_at_one_length(tmp_path, asked):
 
 
 @pytest.mark.full
-def test_a_sweep_at_one_length_goes_through_merge_diagnosis_and_the_tried_answers(
-    tmp_path, asked, model_folder, caplog
-):
+def test_a_sweep_at_one_length_goes_through_merge_and_the_tried_answers(tmp_path, asked, model_folder, caplog):
     """As any sweep: its prompts are made again by its settings and examples."""
     caplog.set_level("INFO")
     at = {"lengths": tiny_length(21), **asked}
@@ -187,13 +183,6 @@ def test_a_sweep_at_one_length_goes_through_merge_diagnosis_and_the_tried_answer
     parts = [sweep(SweepConfig(out=tmp_path / f"part-{i}", shard=f"{i}/2", **at)) for i in (1, 2)]
     merged = merge(MergeConfig(sweeps=parts, out=tmp_path / "merged"))
     assert read_sweep(merged).model_copy(update={"spent": None}) == read_sweep(whole).model_copy(update={"spent": None})
-    config = DiagnoseConfig(
-        sweep=whole, examples=asked["examples"], model=str(model_folder), out=tmp_path / "why", tokens=4, attention=2
-    )
-    attention = read_diagnosis(diagnose(config)).attention
-    plain = SweepConfig(out=tmp_path / "plain", n_docs=21, positions="1,6,11,16,21", **asked)
-    by_hand = config.model_copy(update={"sweep": sweep(plain), "out": tmp_path / "plain-why"})
-    assert attention == read_diagnosis(diagnose(by_hand)).attention
     rows = swept_rows(read_predictions(whole))[:8]
     again = SweptAnswers(read_sweep(whole), model_folder, swept_examples(whole, asked["examples"]))
     assert [answer.text for answer in again.answer(rows)] == [row["response"] for row in rows]

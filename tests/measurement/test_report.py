@@ -6,13 +6,12 @@ import pytest
 import yaml
 from chromium import browser, program
 from huggingface_hub import ModelCard
-from report_pages import DIAGNOSIS, SINGLE, Reader, sweep_of
+from report_pages import SINGLE, Reader, sweep_of
 
 from posgap.generation.served import EndpointIdentity
 from posgap.measurement.comparison import Comparison, Difference
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.model_card import model_card
-from posgap.measurement.plots import attention_map, save_picture
 from posgap.measurement.report import _file, page
 from posgap.measurement.shape import Shape
 from posgap.measurement.summary import summary_text
@@ -119,21 +118,6 @@ def test_pairs_are_a_grid_of_first_and_second_hop():
     assert cells == ["1||70|", "2|20||", "19|||65"]
 
 
-def test_a_diagnosis_shows_its_figures_and_the_turning_token():
-    text = page([SINGLE], "t", diagnosis=DIAGNOSIS)
-    read = Reader(text)
-    assert "1 of the 7 answers that are wrong" in read.text and "Turning token 2 of 2" in read.text
-    assert re.search(r'<span class="turning" style="--share: 100%" title="2 nats"> b</span>', text)
-    assert re.search(r"of the 1 answers that this token does not complete</th><td>100 %", text)
-    layers = re.findall(r'<tr><th scope="row">(\d)</th>((?:<td.*?</td>)+)', text.split("Attention to the gold")[1])
-    assert [(layer, re.findall(r">([\d.]+)<", cells)) for layer, cells in layers[:4]] == [
-        ("2", ["2.0", "1.0", "3.5", "6"]),
-        ("1", ["40", "10", "20", "30"]),
-        ("2", ["8.0", "8.0", "8.0", "2"]),
-        ("1", ["7.0", "7.0", "7.0", "1"]),
-    ]
-
-
 def test_the_model_card_is_metadata_the_hub_reads_with_the_sweep_s_numbers():
     text = model_card(PAIRS)
     _, front, body = text.split("---\n", 2)
@@ -149,12 +133,6 @@ def test_the_model_card_is_metadata_the_hub_reads_with_the_sweep_s_numbers():
     body = " ".join(body.split())
     assert "| gap, best minus worst position | 50.0 | 30.0 to 50.0 |" in body and "| connected pairs | 70.0 |" in body
     assert "| gold at 19+20 | 65.0 | 60.0 to 70.0 |" in body
-
-
-@pytest.mark.usefixtures("pictures")
-def test_the_attention_map_is_a_picture(tmp_path):
-    save_picture(attention_map(DIAGNOSIS.attention, SINGLE.placement_names, "base"), tmp_path / "map.png")
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_title_says_model_task_and_number():

@@ -14,13 +14,12 @@ from written_sweeps import write_sweep
 
 import posgap
 from posgap.data.made import made_examples
-from posgap.diagnosis.diagnosed_sweep import read_diagnosed_sweep
 from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parse_as, read_json, write_json
 from posgap.gating.config import GateConfig
 from posgap.generation.generator import Completion, Sampling, Usage
-from posgap.measurement.config import DiagnoseConfig, MergeConfig, SweepConfig
+from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.prompt_mitigator import PromptMitigator, Question
 from posgap.measurement.summary import summary_text
@@ -353,10 +352,6 @@ def test_a_model_on_this_machine_is_asked_and_estimated(tmp_path, model_folder, 
     of_parts = MergeConfig(sweeps=[sweep(SweepConfig(**common, out=tmp_path / "p1", shard="1/2")), parts[1]], out="m")
     with pytest.raises(PosgapError, match="not parts of one sweep; label, prompt_digest"):
         merge(of_parts)
-    with pytest.raises(PosgapError, match=r"asked by the mitigation permutation \(orders 2\).*diagnose a sweep"):
-        read_diagnosed_sweep(
-            DiagnoseConfig(sweep=whole, out=tmp_path / "d", **{n: common[n] for n in ("examples", "model")})
-        )
     with pytest.raises(PosgapError, match="not of the model alone; give `advantageous`"):
         advantageous_placements(TeacherConfig(**common, sweep=whole, out=tmp_path / "t"), 1)
 

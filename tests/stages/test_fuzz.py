@@ -90,7 +90,7 @@ def valid(tmp_path_factory, model_folder, empty_store) -> dict[str, Path]:
 def hostile(tmp_path_factory) -> list[str]:
     """Files and folders that are not what they are taken for, and names of nothing."""
     folder = tmp_path_factory.mktemp("hostile")
-    names = ("sweep", "gate", "scaling", "measurement", "prediction", "manifest", "config", "diagnosis", "comparison")
+    names = ("sweep", "gate", "scaling", "measurement", "prediction", "manifest", "config", "comparison")
     contents = {
         "empty": "",
         "object": "{}",
@@ -225,7 +225,6 @@ def test_any_verb_with_any_values_ends_in_one_line(valid, hostile, elsewhere, re
 READERS = {
     "sweep/sweep.json": ["compare {} {sweep}", "merge {}", "gate --candidate {} --base {sweep}",
                          "plan sweep --sweep {}", "report --sweeps {}",
-                         "diagnose --sweep {} --examples {examples} --model {model} --tokens 2 --attention 1",
                          "teacher --examples {examples} --model {model} --sweep {} --n-docs 3 --max-new-tokens 1",
                          "rollout predict --measurement {measurement} --sweep {}",
                          "promote --model {model} --gate {gate} --sweep {} --name x"],

@@ -9,7 +9,7 @@ from posgap.demo.config import DemoConfig
 from posgap.distillation.config import DistillConfig, PlanDistillConfig, TeacherConfig, TrainJobConfig
 from posgap.foundation.config import Config
 from posgap.gating.config import CheckConfig, GateConfig, PlanGateConfig, PolicyConfig, VerifyConfig
-from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig, MergeConfig, PlanConfig, SweepConfig
+from posgap.measurement.config import CompareConfig, GradeConfig, MergeConfig, PlanConfig, SweepConfig
 from posgap.mitigation_search.config import ApplyConfig, MitigateConfig
 from posgap.pipelines.config import (
     PipelineCompileConfig,
@@ -144,12 +144,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         ),
     },
     "Explain": {
-        "diagnose": Verb(
-            DiagnoseConfig,
-            "--sweep run/base --examples run/eval --model Qwen/Qwen3-0.6B --out run/why",
-            ("diagnosis.json",),
-            Kind.STAGE,
-        ),
         "rollout predict": Verb(
             RolloutPredictConfig, "--encoding rope --layers 12 --out run/prediction", ("prediction.json",), Kind.STAGE
         ),

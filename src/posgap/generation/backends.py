@@ -39,9 +39,9 @@ class Backend:
     """A backend that generates responses, by its name for `--backend`.
 
     A backend that is not `local` calls a model elsewhere. Tokenizer and parameters are not at hand then, so prompts are
-    sent as text, completions have no token ids, which a teacher needs, the model's scaling is unknown, and its sweeps
-    cannot be diagnosed. `requests` are those of the parameters that do not say where the model is. Parameters marked
-    `WITHOUT_EFFECT` change the speed of generation, but not the responses.
+    sent as text, completions have no token ids, which a teacher needs, and the model's scaling is unknown. `requests`
+    are those of the parameters that do not say where the model is. Parameters marked `WITHOUT_EFFECT` change the speed
+    of generation, but not the responses.
     """
 
     name: str

@@ -253,24 +253,3 @@ class CompareConfig(StageConfig):
         min_length=2, description="folders from `sweep`, the reference first"
     )
     allow: Allowed = Field([], description=ALLOW)
-
-
-class DiagnoseConfig(SeededConfig):
-    """Diagnoses why a model errs at some positions, by the tokens of its answers and by its attention."""
-
-    examples_for: ClassVar[str] = "evaluation"
-    named_by = ("sweep",)
-
-    sweep: InputPath = Field(description="folder from `sweep`")
-    examples: InputPath = Field(description="examples that were swept")
-    model: ModelPath = Field(description="model that was swept")
-    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
-    tokens: int = Field(64, ge=0, description="number of wrong answers to diagnose token by token; 0: none")
-    attention: int = Field(
-        8, ge=0, description="number of examples to measure attention on, at every placement; 0: none"
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
-        description="auto: that of the sweep, if the sweep says it; else bfloat16 on a GPU and float32 elsewhere",
-    )
-    batch_tokens: int = Field(32768, ge=1, description="tokens in a batch, padding included")

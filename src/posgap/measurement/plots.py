@@ -1,4 +1,4 @@
-"""Pictures of sweeps for slides: accuracy over positions or pairs of them, differences, attention."""
+"""Pictures of sweeps for slides: accuracy over positions or pairs of them, and differences."""
 
 import io
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from posgap.foundation.files import atomic
 from posgap.measurement.comparison import Comparison
-from posgap.measurement.diagnoses import AttentionFigures
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.placements import in_order
 from posgap.tasks.spans import distance
@@ -118,21 +117,6 @@ def placement_differences(comparison: Comparison) -> Figure:
     axes.set_xticks(range(0, len(names), every), names[::every], rotation=90 * of_pairs, fontsize=8)
     trim_axes(axes)
     axes.legend(frameon=False, loc="best")
-    return figure
-
-
-def attention_map(attention: AttentionFigures, names: Sequence[str], label: str) -> Figure:
-    """Attention to the gold documents in percent, over placements and layers: a panel for each token it is from."""
-    views, layers = attention.views, len(attention.gold[0])
-    height = min(9.0, max(3.2, 0.22 * layers + 1.6))
-    size = (max(6.0, 0.32 * len(names) + 2), len(views) * height)
-    figure, panels = plt.subplots(len(views), 1, figsize=size, dpi=144, layout="constrained", squeeze=False)
-    for axes, (whose, gold, _) in zip(panels[:, 0], views):
-        image = axes.imshow(list(zip(*gold)), aspect="auto", cmap="Blues", vmin=0, origin="lower")
-        axes.set(xlabel="position of the gold documents", ylabel="layer", title=f"{label}: from {whose}")
-        axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 24 else 0, fontsize=8)
-        axes.set_yticks(range(0, layers, max(1, layers // 12)), range(1, layers + 1, max(1, layers // 12)))
-        figure.colorbar(image, label="attention to the gold, %")
     return figure
 
 

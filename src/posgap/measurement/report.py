@@ -13,7 +13,6 @@ from posgap import __version__
 from posgap.foundation.files import atomic
 from posgap.generation.backends import in_use
 from posgap.measurement.comparison import Comparison
-from posgap.measurement.diagnoses import Diagnosis
 from posgap.measurement.page_examples import PageExamples
 from posgap.measurement.summary import p_value, summary_text
 from posgap.measurement.sweeps import Sweep
@@ -51,12 +50,10 @@ def write_page(
     html: Path,
     title: str,
     explored: PageExamples | None = None,
-    diagnosis: Diagnosis | None = None,
     comparison: Comparison | None = None,
 ) -> None:
-    """Writes the page, with its examples to explore, the diagnosis of the first sweep, and the others' differences to
-    it."""
-    save_page(page(sweeps, title, explored, diagnosis, comparison), html)
+    """Writes the page, with its examples to explore, and the differences to the first sweep."""
+    save_page(page(sweeps, title, explored, comparison), html)
 
 
 def save_page(text: str, html: Path) -> None:
@@ -69,7 +66,6 @@ def page(
     sweeps: Sequence[Sweep],
     title: str,
     explored: PageExamples | None = None,
-    diagnosis: Diagnosis | None = None,
     comparison: Comparison | None = None,
 ) -> str:
     """The page as text; it needs nothing beside itself."""
@@ -80,7 +76,6 @@ def page(
         explored,
         title=title,
         below=_below(sweeps) if comparison else "",
-        diagnosis=diagnosis,
         comparison=comparison,
         baselines=in_order(chain.from_iterable(sweep.baselines for sweep in sweeps)),
         categories=_common_categories(sweeps),
