@@ -135,6 +135,7 @@ def edited(file: Path, **changes) -> None:
         ({"gap_ci95": [-5, 3]}, "field `gap_ci95.0`"),
         ({"n_docs": 10**30}, "64 bits"),
         ({"mean": "much"}, "field `mean`"),
+        ({"grading": {"judge": "j"}}, "grading: a judge scored it, .*; give the sweep that was judged$"),
     ],
 )
 def test_a_sweep_that_contradicts_itself_is_refused(swept, changes, complaint):

@@ -16,7 +16,7 @@ from posgap.foundation.files import write_json
 from posgap.generation.backends import BACKENDS
 from posgap.generation.setup import builder_of
 from posgap.measurement.comparability import list_differences
-from posgap.measurement.config import GradeConfig, SweepConfig
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import PromptSettings, read_sweep
 from posgap.models.loading import save_model
 from posgap.stages.sweep import sweep
@@ -161,13 +161,10 @@ def test_a_template_that_makes_much_of_little_ends_before_memory_does(tokenizer,
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
-def test_a_template_and_a_judge_s_prompt_may_lie_in_s3(bucket):
+def test_a_template_may_lie_in_s3(bucket):
     put(f"{bucket}/chat.jinja", CHAT.encode())
-    put(f"{bucket}/judge.txt", b"{question} {first} {second}")
     paths = {"examples": "e", "model": "m", "out": "o"}
     assert SweepConfig(**paths, template=f"{bucket}/chat.jinja").template == CHAT
-    graded = {"sweep": "s", "examples": "e", "judge": "j", "out": "o"}
-    assert GradeConfig(**graded, judge_prompt=f"{bucket}/judge.txt").judge_prompt == "{question} {first} {second}"
     for wrong, complaint in ((f"{bucket}/none", "no such object"), ("s3://", "write s3://bucket/key")):
         with pytest.raises(ValidationError, match=complaint):
             SweepConfig(**paths, template=wrong)

@@ -34,7 +34,6 @@ FLOORS = [
     "distillation",
     "tracking",
     "gating",
-    "grading",
     "rollout",
     "mitigation_search",
     "cluster",

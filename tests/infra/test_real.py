@@ -268,9 +268,9 @@ def test_a_model_that_is_admitted_answers_through_mlflow_as_it_was_swept(base, a
 
 def test_check_says_that_two_examples_are_few(smollm2, place, capsys):
     words = ("--model", smollm2, "--examples", place / "swept.jsonl", *HOW, *AT)
-    assert posgap("check", *words, "--max-gap", 10, "--junit", place / "check.xml", "--out", place / "check") == 7
+    assert posgap("check", *words, "--max-gap", 10, "--out", place / "check") == 7
     shown = capsys.readouterr()
-    assert "2 examples, and the gate asks for 100" in shown.out and (place / "check.xml").is_file()
+    assert "2 examples, and the gate asks for 100" in shown.out
 
 
 def test_compare_and_validate_and_verify(smollm2, base, after, place, capsys):

@@ -11,7 +11,6 @@ from posgap.gating.evidence import ANCHOR, BASE
 from posgap.gating.trial import TRIAL
 from posgap.measurement.comparability import ALLOWABLE, align_comparable, list_differences
 from posgap.measurement.evidence import Evidence
-from posgap.measurement.gradings import GRADED
 
 OTHERWISE = {
     "task": {"task": "qa"},
@@ -114,4 +113,9 @@ def test_stop_strings_count_unless_the_metric_reads_no_further(swept):
         )
 
     assert differences("litm", ["\n"]) == []
-    assert differences("litm", ["\n", "x"]) == differences("sub_em", ["\n"]) == differences(GRADED, ["\n"]) == ["stop"]
+    assert (
+        differences("litm", ["\n", "x"])
+        == differences("sub_em", ["\n"])
+        == differences("of_a_package", ["\n"])
+        == ["stop"]
+    )

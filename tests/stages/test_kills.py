@@ -45,8 +45,6 @@ COMMANDS = {
     "teacher": (f"teacher {PROMPTS} --advantageous 1 --keep-incorrect", 0),
     "scale search": ("scale search --examples {here}/examples.jsonl --model {values} --n-docs 4 --max-new-tokens 1 "
                      "--metric contains_any --population 6 --generations 3", 0),
-    "grade": ("grade --sweep {here}/first --examples {here}/examples.jsonl --judge served --judge-url {url} "
-              "--max-unanswered 100 --concurrency 2", 0),
     "gate": ("gate --candidate {here}/first --base {here}/first", 3),
     "report": ("report --state SUCCEEDED", 0),
     "data make": ("data make kv --n-examples 3000", 0),

@@ -189,7 +189,7 @@ def _sweep_prompts(
 
 
 def load(folder: str | Path) -> SweepResult | LengthsResult:
-    """The sweep in a folder that `posgap sweep`, `merge` or `grade` wrote, here or in S3, or those at several lengths.
+    """The sweep in a folder that `posgap sweep` or `merge` wrote, here or in S3, or those at several lengths.
 
     Raises `PosgapError` where there is none.
     """

@@ -62,7 +62,7 @@ class SweepResult:
 
     @classmethod
     def read(cls, folder: str | Path) -> Self:
-        """The sweep of a folder that `posgap sweep`, `merge` or `grade`, or `save`, wrote.
+        """The sweep of a folder that `posgap sweep` or `merge`, or `save`, wrote.
 
         Raises `PosgapError` where it holds none.
         """

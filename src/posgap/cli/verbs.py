@@ -9,7 +9,7 @@ from posgap.demo.config import DemoConfig
 from posgap.distillation.config import DistillConfig, PlanDistillConfig, TeacherConfig, TrainJobConfig
 from posgap.foundation.config import Config
 from posgap.gating.config import CheckConfig, GateConfig, PlanGateConfig, PolicyConfig, VerifyConfig
-from posgap.measurement.config import CompareConfig, GradeConfig, MergeConfig, PlanConfig, SweepConfig
+from posgap.measurement.config import CompareConfig, MergeConfig, PlanConfig, SweepConfig
 from posgap.mitigation_search.config import ApplyConfig, MitigateConfig
 from posgap.pipelines.config import (
     PipelineCompileConfig,
@@ -96,12 +96,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             stage_config=SweepConfig,
         ),
         "view": Verb(ViewConfig, "runs", work="posgap.workflows.viewing:view"),
-        "grade": Verb(
-            GradeConfig,
-            "--sweep run/base --examples kv.jsonl.gz --judge Qwen/Qwen3-0.6B --out run/graded",
-            ("sweep.json",),
-            Kind.STAGE,
-        ),
         "compare": Verb(CompareConfig, "run/base run/after --out run/comparison", ("comparison.json",), Kind.STAGE),
         "check": Verb(
             CheckConfig,

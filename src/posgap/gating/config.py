@@ -1,6 +1,6 @@
 """Config of gating: the parameters of the gate, policies, and a check without a base."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -19,8 +19,7 @@ from posgap.foundation.fields import (
 from posgap.gating.demands import PUBLIC_KEY, GateThresholds, MinimumEvidence
 from posgap.gating.rules import CHECK_RULES, GATE_RULES, SIMULATED_RULES
 from posgap.generation.backends import BACKENDS, BackendConfig
-from posgap.generation.endpoint_names import with_endpoint
-from posgap.measurement.config import SWEPT_MODEL, ExpectedConfig, Judging, SweepScope
+from posgap.measurement.config import SWEPT_MODEL, ExpectedConfig, SweepScope
 
 
 class _SweepsToJudge(StageConfig):
@@ -63,7 +62,6 @@ class GateConfig(*GATE_RULES.bases(), GateThresholds, _SweepsToJudge):  # type: 
 class CheckConfig(
     *CHECK_RULES.bases(),  # type: ignore[misc]  # registered choices' parameters
     MinimumEvidence,
-    Judging,
     SweepScope,
     *BACKENDS.bases(),  # type: ignore[misc]
     BackendConfig,
@@ -83,27 +81,7 @@ class CheckConfig(
         None,
         description="file of the policy, of which the rules that need no base decide; empty: the options below",
     )
-    judge: str = Field(
-        "",
-        description="model that scores the responses, as `grade` does: its name at `judge_url`, or a Hugging Face "
-        "model folder; empty: the metric scores them",
-    )
     n_examples: int = Field(300, ge=1, description="examples to make, where no file has any")
-    junit: OptionalReport = Field(None, description="JUnit XML file to write, with a test case for each rule")
-    markdown: OptionalReport = Field(
-        None, description="Markdown file to write, with the curve as text; $GITHUB_STEP_SUMMARY is added to"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _judge_at_an_endpoint(cls, values: Any) -> Any:
-        return with_endpoint(values, "judge", "judge_url")
-
-    @model_validator(mode="after")
-    def _judge_has_a_name(self) -> Self:
-        if self.judge_url and not self.judge:
-            raise ValueError("`judge_url`: give the name of the judge there too, as `judge`")
-        return self
 
 
 class PolicyConfig(Config):

@@ -15,7 +15,6 @@ from posgap.gating.rules import GateInputs
 from posgap.measurement.comparability import align_comparable
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import baselines_of, summarize
-from posgap.measurement.gradings import JUDGEMENTS_FILE
 from posgap.measurement.predictions import PREDICTIONS_FILE
 from posgap.measurement.rescoring import require_scores
 from posgap.measurement.sweeps import SWEEP_FILE, Sweep
@@ -25,7 +24,7 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.registry import TASKS
 
 # Of a sweep's folder, what a verdict rests on.
-FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE, JUDGEMENTS_FILE)
+FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE)
 SPACING = 0.25  # largest share of the documents that may lie between two neighbouring positions of a sweep
 BASE = "base"  # in `allow`: the candidate need not be made from the base
 ANCHOR = "anchor"  # in `allow`: no comparison with the best champion so far; also that sweep's role and folder
@@ -60,11 +59,7 @@ def sweep_record(evidence: Evidence) -> SweepRecord:
     return SweepRecord(
         **sweep.model_dump(include={"label", "model", "model_digest", "examples_digest"}),
         settings_digest=digest_of(sweep.settings),
-        files={
-            name: digest_path(folder / name) if (folder / name).is_file() else ""
-            for name in FILES
-            if sweep.grading or name != JUDGEMENTS_FILE
-        },
+        files={name: digest_path(folder / name) if (folder / name).is_file() else "" for name in FILES},
     )
 
 

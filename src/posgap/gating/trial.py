@@ -155,8 +155,6 @@ def require_answers(
     _require_cut(drawn, completions)
     responses = [completion.text for completion in completions]
     _require_alike(drawn, responses)
-    if sweep.grading:
-        return  # a judge is not asked again
     score = metric_scorer(sweep)
 
     def rescore(row: Prediction, response: str) -> float:

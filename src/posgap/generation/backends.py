@@ -16,7 +16,7 @@ from posgap.foundation.fields import RARE, is_endpoint
 from posgap.foundation.registry import WITHOUT_EFFECT, Parameters, Registry
 from posgap.generation.config import GenerationConfig
 from posgap.generation.endpoint_names import with_endpoint
-from posgap.generation.endpoint_parameters import EndpointParameters, RequestParameters
+from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.setup import builder_of, order_of
 from posgap.mitigations.in_force import load_model
 from posgap.models import ADAPTER, NO_CONFIG
@@ -39,16 +39,14 @@ class Backend:
     """A backend that generates responses, by its name for `--backend`.
 
     A backend that is not `local` calls a model elsewhere. Tokenizer and parameters are not at hand then, so prompts are
-    sent as text, completions have no token ids, which a teacher needs, and the model's scaling is unknown. `requests`
-    are those of the parameters that do not say where the model is. Parameters marked `WITHOUT_EFFECT` change the speed
-    of generation, but not the responses.
+    sent as text, completions have no token ids, which a teacher needs, and the model's scaling is unknown. Parameters
+    marked `WITHOUT_EFFECT` change the speed of generation, but not the responses.
     """
 
     name: str
     help: str
     parameters: type[Parameters] = Parameters
     local: bool = True
-    requests: type[Parameters] = Parameters
 
     @property
     def in_memory(self) -> bool:
@@ -174,7 +172,6 @@ OPENAI = _OpenAI(
     "any OpenAI-compatible endpoint, with the key in OPENAI_API_KEY",
     EndpointParameters,
     local=False,
-    requests=RequestParameters,
 )
 
 
@@ -244,7 +241,7 @@ class BackendConfig(GenerationConfig):
             return values
         if not values.get("model") and is_endpoint(values.get("base_url")):  # which says which model it serves
             values = {**values, "model": values["base_url"], "base_url": ""}
-        values = with_endpoint(values, "model", "base_url")
+        values = with_endpoint(values)
         chosen = values.get("backend") or TRANSFORMERS.name
         if values.get("base_url") and chosen == TRANSFORMERS.name:
             return values | {"backend": OPENAI.name}

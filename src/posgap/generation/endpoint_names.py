@@ -15,27 +15,25 @@ _MAX_BYTES = 2**22  # of the list of models
 _WITHOUT_SCHEME = re.compile(r"(?!\d+:)[\w.-]+:\d{2,5}(?:[/#].*)?")
 
 
-def with_endpoint(values: Mapping[str, Any], model: str, url: str, otherwise: str = "") -> dict[str, Any]:
-    """A config's values in which the field `url` has the endpoint's address and the field `model` the name there.
+def with_endpoint(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's values in which `base_url` has the endpoint's address and `model` the name there.
 
-    Both may stand in `model`: `http://host/v1#name`. Without a name, and where `otherwise` is none, the endpoint is
-    asked which model it serves. Raises `PosgapError` where it serves several, or does not say.
+    Both may stand in `model`: `http://host/v1#name`. Without a name the endpoint is asked which model it serves. Raises
+    `PosgapError` where it serves several, or does not say.
     """
-    named = values.get(model)
+    named = values.get("model")
     if not is_endpoint(named):
-        if isinstance(named, str) and not values.get(url) and _WITHOUT_SCHEME.fullmatch(named):
-            raise PosgapError(f"--{model}: {shorten(named)}: write http:// in front of an endpoint's address")
+        if isinstance(named, str) and not values.get("base_url") and _WITHOUT_SCHEME.fullmatch(named):
+            raise PosgapError(f"--model: {shorten(named)}: write http:// in front of an endpoint's address")
         return dict(values)
-    address, _, name = values[model].partition("#")
-    if values.get(url):
-        raise PosgapError(
-            f"--{model}: is an address, and --{url.replace('_', '-')} is one too; give the model's name there"
-        )
-    name = name or otherwise or only_model(address, pairs(values.get("header") or {}), model)
-    return {**values, model: name, url: address}
+    address, _, name = values["model"].partition("#")
+    if values.get("base_url"):
+        raise PosgapError("--model: is an address, and --base-url is one too; give the model's name there")
+    name = name or only_model(address, pairs(values.get("header") or {}))
+    return {**values, "model": name, "base_url": address}
 
 
-def only_model(address: str, header: Mapping[str, str], option: str = "model") -> str:
+def only_model(address: str, header: Mapping[str, str]) -> str:
     """The name of the model that an endpoint serves, by its list of models.
 
     Raises `PosgapError` where it serves several or none, and where it cannot be asked.
@@ -45,7 +43,7 @@ def only_model(address: str, header: Mapping[str, str], option: str = "model") -
         return names[0]
     shown = ", ".join(map(shorten, names[:_MAX_SHOWN])) + ", ..." * (len(names) > _MAX_SHOWN)
     serves = f"serves {len(names)} models ({shown})" if names else "does not say which model it serves"
-    raise PosgapError(f"--{option}: {redact(address)} {serves}; name one: {redact(address)}#NAME")
+    raise PosgapError(f"--model: {redact(address)} {serves}; name one: {redact(address)}#NAME")
 
 
 def _fetch_names(address: str, header: Mapping[str, str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Parameters of the requests to an endpoint."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -12,16 +12,15 @@ _SENT_BY_US = {  # by the parameter that sets it
     "prompt": "",
     "n": "",
     "stream": "",
+    "model": "model",
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
     "chat_template_kwargs": "template_args",
 }
 
 
-class RequestParameters(Parameters):
-    """How an endpoint is asked, whichever it is; the parameter `named_by` says what its model is called there."""
-
-    named_by: ClassVar[str] = "model"
+class EndpointParameters(Parameters):
+    """Which endpoint is asked, and how."""
 
     endpoint: Annotated[Literal["chat", "completions"], RARE] = Field(
         "chat",
@@ -49,18 +48,15 @@ class RequestParameters(Parameters):
     timeout: Annotated[float, WITHOUT_EFFECT, RARE] = Field(
         120.0, gt=0, description="openai: seconds to wait for a whole response"
     )
+    base_url: str = Field(
+        "", description="openai: address of the endpoint, like http://localhost:8000/v1, for --model NAME"
+    )
 
     @field_validator("body")
     @classmethod
     def _more(cls, body: Any) -> dict[str, Any]:
-        for name, parameter in (_SENT_BY_US | {"model": cls.named_by}).items():
+        for name, parameter in _SENT_BY_US.items():
             if name in body:
                 instead = f": give --{parameter.replace('_', '-')}" if parameter else ""
                 raise ValueError(f"{name!r} is posgap's own{instead}")
         return body
-
-
-class EndpointParameters(RequestParameters):
-    base_url: str = Field(
-        "", description="openai: address of the endpoint, like http://localhost:8000/v1, for --model NAME"
-    )

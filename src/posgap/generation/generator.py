@@ -11,9 +11,8 @@ from posgap.tasks.prompts import Prompt, TextPromptBuilder
 # How a prompt ended. Only `answered` is right or wrong; everything else scores 0 and is counted.
 # answered: there is a text to score. truncated: the limit of tokens was reached before any text of an answer.
 # refused: a content filter held back the prompt or the answer. empty: the model ended without any text.
-# failed: there was no usable answer after all retries. ungraded: there is a text, but a model that should judge it gave
-# no judgement that can be read.
-Outcome = Literal["answered", "truncated", "refused", "empty", "failed", "ungraded"]
+# failed: there was no usable answer after all retries.
+Outcome = Literal["answered", "truncated", "refused", "empty", "failed"]
 
 
 class Usage(NamedTuple):

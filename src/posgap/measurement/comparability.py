@@ -35,7 +35,6 @@ _ASKED: dict[str, Callable[[Sweep], Any]] = {
     "dtype": lambda sweep: sweep.asked.dtype or "not known",
     "backend": lambda sweep: _backend(sweep),
     "filling": lambda sweep: _filling(sweep) if sweep.filled else "none",
-    "grading": lambda sweep: sweep.grading.by[:_SHOWN] if sweep.grading else "none",
 }
 
 
@@ -62,7 +61,7 @@ def _filling(sweep: Sweep) -> str:
 
 
 def _without_effect(sweep: Sweep) -> Collection[str]:
-    """The stop strings that change no score by the sweep's metric; a judge's is none of the metrics."""
+    """The stop strings that change no score by the sweep's metric, which may be of a package that is not here."""
     return METRICS[sweep.metric].stop if sweep.metric in METRICS.names() else ()
 
 

@@ -1,10 +1,10 @@
 """Config of measurement: the parameters of sweeps, and the stages that read them."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from posgap.foundation.config import Config, SeededConfig, StageConfig
+from posgap.foundation.config import Config, StageConfig
 from posgap.foundation.errors import first_fault
 from posgap.foundation.fields import (
     MODEL,
@@ -12,19 +12,16 @@ from posgap.foundation.fields import (
     RARE,
     Allowable,
     Allowed,
-    InputPath,
     InputPaths,
     ModelName,
-    ModelPath,
     OptionalInputPath,
     Values,
 )
-from posgap.foundation.registry import WITHOUT_EFFECT, Parameters
+from posgap.foundation.registry import Parameters
 from posgap.generation.backends import BACKENDS, BackendConfig
-from posgap.generation.endpoint_names import with_endpoint
 from posgap.measurement.max_unanswered import MaxUnanswered
 from posgap.mitigations.registry import PROMPT_MITIGATIONS, PromptMitigationName
-from posgap.tasks.fields import MAX_DOCS, BaselineNames, Depths, JudgePromptText, Lengths, Placements, Shard
+from posgap.tasks.fields import MAX_DOCS, BaselineNames, Depths, Lengths, Placements, Shard
 from posgap.tasks.task import BASELINES
 
 SWEPT_MODEL = f"{MODEL}; of an endpoint its address, with #NAME if it serves several, or the name with --base-url"
@@ -165,61 +162,6 @@ class MergeConfig(StageConfig):
     sweeps: Annotated[InputPaths, POSITIONAL] = Field(
         min_length=1, description="folders from `sweep`, of the same model and examples, each with other placements"
     )
-
-
-class Judging(Parameters):
-    """How a model judges responses."""
-
-    judge_url: Annotated[str, RARE] = Field(
-        "",
-        description="address of the judge's OpenAI-compatible endpoint, like http://localhost:8000/v1, with the key in "
-        "OPENAI_API_KEY; empty: the judge runs on this machine",
-    )
-    judge_prompt: Annotated[JudgePromptText, RARE] = Field(
-        "", description="prompt of the judge: a file, or its text (docs/sweep.md); empty: posgap's own"
-    )
-
-
-class GradeConfig(
-    Judging,
-    MaxUnanswered,
-    BACKENDS["openai"].requests,  # type: ignore[misc]
-    SeededConfig,
-):
-    """Scores the responses of a finished sweep again, by a model that judges them; the swept one is not asked."""
-
-    is_costly: ClassVar[bool] = True
-    examples_for: ClassVar[str] = "evaluation"
-    named_by: ClassVar[str] = "judge"
-
-    sweep: InputPath = Field(description="folder from `sweep` or `merge`, whose responses are judged")
-    examples: InputPath = Field(description="examples that were swept")
-    judge: ModelPath = Field(
-        description="model that judges: a Hugging Face model folder, an endpoint's address, or its name at judge_url"
-    )
-    max_new_tokens: int = Field(16, ge=1, description="longest answer of the judge, in tokens")
-    max_thinking_tokens: int = Field(
-        0, ge=0, description="longest thoughts of the judge, in tokens, beside max_new_tokens of its answer"
-    )
-    template_args: Values = Field(
-        {}, description='what the judge\'s chat template is called with, like {"enable_thinking": false}'
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of a judge on this machine; auto: bfloat16 on a GPU, else float32"
-    )
-    batch_tokens: Annotated[int, WITHOUT_EFFECT] = Field(
-        0,
-        ge=0,
-        description="of a judge on this machine: tokens in a batch, padding included; 0: as `sweep` has it",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _judge_at_an_endpoint(cls, values: Any) -> Any:
-        return with_endpoint(values, "judge", "judge_url")
-
-    def is_served(self, name: str) -> bool:
-        return name == "judge" and bool(self.judge_url)
 
 
 class ExpectedConfig(Config):

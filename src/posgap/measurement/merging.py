@@ -47,12 +47,6 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
     """
     parts = _in_order(parts)
     first, *others = parts
-    for part in parts:
-        if part.sweep.grading and others:
-            raise PosgapError(
-                f"{part.path}: is graded by a model; merge the sweeps that the parts were made from, and grade "
-                "the whole"
-            )
     for other in others:
         _require_alike(first, other)
     settings = first.sweep.settings | {"shard": "", "positions": _positions(parts)}

@@ -37,7 +37,6 @@ class OutcomeCounts(Record):
     refused: Count = Field(0, description="held back by a content filter")
     empty: Count = Field(0, description="ended without a text")
     failed: Count = Field(0, description="no usable answer after all retries")
-    ungraded: Count = Field(0, description="the judge gave no judgement")
     cut: Count = Field(0, description="answers that the limit of tokens ended")
     echo: Count = Field(0, description="answers that repeat the prompt")
     unclean: Count | None = Field(None, description="cut or echo; null where nobody looked")

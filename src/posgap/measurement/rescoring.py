@@ -12,7 +12,6 @@ from pathlib import Path
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.locations import Location
 from posgap.measurement.evidence import Evidence
-from posgap.measurement.gradings import read_judgements
 from posgap.measurement.predictions import outcome_of, read_predictions
 from posgap.measurement.sweeps import Sweep
 from posgap.storage.cache import fetch_location
@@ -63,14 +62,13 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
     """Scores every response of a sweep again, by the metric that is installed here, from its examples by their content,
     and looks again whether it repeats the prompt.
 
-    Of a graded sweep the scores must be those that the recorded judgements give; nothing is judged again. Raises
-    `PosgapError` that names the first row whose score is another, or that hides an echo, or where other examples count
-    as a group.
+    Raises `PosgapError` that names the first row whose score is another, or that hides an echo, or where other examples
+    count as a group.
     """
     path, sweep = evidence.path, evidence.sweep
     if find_groups(examples.values()) != sweep.groups:
         raise PosgapError(f"{path}: the examples hang together in other groups than it says; sweep again")
-    scored = _judgement_scorer(path) if sweep.grading else metric_scorer(sweep)
+    scored = metric_scorer(sweep)
     builder = TextPromptBuilder(sweep.asked_task, 0, PromptOrder(sweep.asked.question, sweep.asked.shuffle))
     for row in read_predictions(path):
         at = Placement(tuple(row["placement"]), sweep.n_docs, row.get("baseline", ""))
@@ -93,20 +91,6 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
 
 
 def metric_scorer(sweep: Sweep) -> Callable[[str, AnyExample, Placement], float]:
-    """What scores a response to an example at a placement as a sweep did that no judge graded."""
+    """What scores a response to an example at a placement as a sweep did."""
     task = sweep.asked_task
     return lambda response, example, at: task.score(response, task.right_answers(example, at), sweep.metric)
-
-
-def _judgement_scorer(path: Path) -> Callable[[str, AnyExample, Placement], float]:
-    judgements = read_judgements(path if path.is_dir() else path.parent)
-
-    def score_by_judgement(response: str, example: AnyExample, at: Placement) -> float:
-        judgement = judgements.get((example.question, tuple(example.answers), response))
-        if judgement is None or not judgement.is_readable:
-            raise PosgapError(
-                f"{path}: {example.id} at {at.name}: nobody judged {shorten(repr(response))}; grade again"
-            )
-        return judgement.mean_score
-
-    return score_by_judgement

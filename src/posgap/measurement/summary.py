@@ -53,8 +53,6 @@ def summary_text(sweep: Sweep) -> list[str]:
         sentences.append(sweep.choices.preference_text)
     if sweep.grid:
         sentences += sweep.grid.effect_sentences()
-    if sweep.grading:
-        sentences += sweep.grading.judge_sentences()
     return sentences
 
 

@@ -1,9 +1,9 @@
 """The record that `sweep.json` holds."""
 
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from itertools import chain
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -14,7 +14,6 @@ from posgap.foundation.locations import last_name
 from posgap.generation.served import EndpointIdentity
 from posgap.measurement import statistics
 from posgap.measurement.filling import FillRecord
-from posgap.measurement.gradings import Grading
 from posgap.measurement.grid import Grid
 from posgap.measurement.option_bias import OptionBias
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
@@ -167,7 +166,6 @@ class Sweep(Record):
     settings: dict = Field(description="every parameter of the sweep")
     served: EndpointIdentity | None = Field(None, description="what an endpoint said of itself")
     spent: TokenTotals | None = Field(None, description="prompts, tokens and seconds")
-    grading: Grading | None = Field(None, description="of a graded sweep: judge, prompts, agreement")
     filled: FillRecord | None = Field(None, description="of a sweep at a length: length, tokens, depths, filler")
     mitigation: AppliedMitigation | None = Field(None, description="by which mitigation of prompts the model was asked")
     definition: str = Field("", description="the task, where it came from a file")
@@ -184,6 +182,14 @@ class Sweep(Record):
                 f"the sweep's task {task.name} came from a file, and is not the task {self.task}; sweep again"
             )
         return task
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_judge(cls, values: Any) -> Any:
+        """Refuses a sweep whose responses an older posgap had a model score: nothing here can score them again."""
+        if isinstance(values, Mapping) and values.get("grading"):
+            raise ValueError("grading: a judge scored it, which posgap no longer does; give the sweep that was judged")
+        return values
 
     @model_validator(mode="after")
     def _check_placements(self) -> Self:

@@ -17,7 +17,6 @@ from posgap.tasks.task import BASELINES
 from posgap.tasks.task_file import as_definition, definition_of, is_file
 
 MAX_DOCS = 100_000
-JUDGE_PLACES = ("{question}", "{first}", "{second}")  # of what a judge is shown, in its prompt
 
 
 def _read_definition(value: Any) -> Any:
@@ -39,38 +38,23 @@ def _placement(text: str) -> str:
     return text
 
 
-def _of_file(path: str | Path, what: str) -> str:
+def _of_file(path: str | Path) -> str:
     try:
         return fetch_location(as_location(path)).read_text(encoding="utf-8")
     except PosgapError as error:
         raise ValueError(str(error)) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is no text in UTF-8"
-        raise ValueError(f"cannot be read as a file ({reason}), and is no {what}") from None
+        raise ValueError(f"cannot be read as a file ({reason}), and is no template") from None
 
 
 def _chat_template(value: Any) -> Any:
     # No path of a file has what every template has; so that a sweep's settings, which hold the text, can be used again.
     if not isinstance(value, str | Path) or not value or "{" in str(value):
         return value
-    text = _of_file(value, "template")
+    text = _of_file(value)
     if "{" not in text:
         raise ValueError("is a file that holds no template: nothing in it stands in braces")
-    return text
-
-
-def _judge_prompt(value: Any) -> Any:
-    # No path of a file has a place for the question in it.
-    if not isinstance(value, str | Path) or not value:
-        return value
-    text = str(value)
-    if not any(place in text for place in JUDGE_PLACES):
-        text = _of_file(value, "prompt")
-    missing = [place for place in JUDGE_PLACES if text.count(place) != 1]
-    if missing:
-        raise ValueError(
-            f"must have {missing[0]} in it, once: {', '.join(JUDGE_PLACES)} stand for what the judge is shown"
-        )
     return text
 
 
@@ -111,5 +95,4 @@ QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
 BaselineNames = Annotated[list[Annotated[str, AfterValidator(BASELINES.require_name)]], BeforeValidator(split_commas)]
 ChatTemplateText = Annotated[str, VERBATIM, BeforeValidator(_chat_template)]
-JudgePromptText = Annotated[str, VERBATIM, BeforeValidator(_judge_prompt)]
 Shard = Annotated[str, AfterValidator(_shard)]

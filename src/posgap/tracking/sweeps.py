@@ -86,8 +86,6 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
     to read."""
     run.metrics(_sweep_metrics(sweep), model_id=model_id)
     run.metrics({"flatness_p": sweep.flatness.p} | (sweep.outcomes.metrics if sweep.outcomes else {}))
-    if sweep.grading:
-        run.metrics(sweep.grading.metrics())
     if not sweep.by_category:
         for position, value in zip(sweep.positions, sweep.accuracy):
             run.metrics({"accuracy_by_position": value}, step=position)
@@ -100,8 +98,6 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
     sentences = [sweep.outcomes.unanswered_text(sweep.placements) if sweep.outcomes else "", copies_warning(sweep)]
     if sweep.same_place:
         sentences.append(sweep.same_place.habit_text)
-    if sweep.grading:
-        sentences += sweep.grading.judge_sentences()
     for sentence in filter(None, sentences):
         log.log(RESULT, "%s: %s", sweep.label, sentence)
     for name, baseline in sweep.baselines.items():

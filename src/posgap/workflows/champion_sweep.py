@@ -18,14 +18,12 @@ from posgap.foundation.locations import MODELS, Location, cache_folder
 from posgap.gating.evidence import ANCHOR, FILES
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparability import list_differences
-from posgap.measurement.config import GradeConfig, SweepConfig
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.evidence import Evidence
-from posgap.measurement.gradings import Grading
 from posgap.measurement.page_examples import pack_folders
 from posgap.measurement.sweep_folder import write_readable
 from posgap.measurement.sweeps import SWEEP_FILE, Sweep, read_sweep
 from posgap.stages.frame import stage
-from posgap.stages.grade import grade
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import MANIFEST, fetch_location, lock_mark
 from posgap.storage.inputs import source
@@ -45,10 +43,6 @@ CHAMPION_FILE = "champion.json"
 
 class _CachedSweepConfig(SweepConfig):
     is_costly: ClassVar[bool] = False  # one in the cache is made again where other examples are at hand
-
-
-class _CachedGradeConfig(GradeConfig):
-    is_costly: ClassVar[bool] = False
 
 
 class SweptVersion(Record):
@@ -189,18 +183,8 @@ def _sweep_version(version: "ModelVersion", like: Sweep, examples: Location, con
     try:
         named = {"model": f"{MODELS}{version.name}/{version.version}", "examples": examples, "out": out}
         asked = _CachedSweepConfig(**settings | named)
-        graded = _graded_like(like.grading, out, examples) if like.grading else None
     except ValidationError as error:
         raise PosgapError(f"{where}: settings of {like.label}: {first_fault(error)}; sweep that again") from None
     # Candidates that are judged side by side need the champion's sweep once.
     with lock_mark(folder.name):
-        swept = sweep(asked)
-        return grade(graded) if graded else swept
-
-
-def _graded_like(grading: Grading, swept: Path, examples: Location) -> GradeConfig:
-    """How a sweep is graded as another was. Headers, which are written down nowhere, are not sent again: the judge's
-    key is that of the environment."""
-    out = swept.with_name(f"{swept.name}-{grading.by[:16]}")
-    named = {"judge": grading.judge, "sweep": swept, "examples": examples, "out": out, "header": {}}
-    return _CachedGradeConfig(**grading.settings | named)
+        return sweep(asked)

@@ -102,21 +102,20 @@ def _sweep_row(folder: Path, name: str) -> Row:
 
 def _check_row(folder: Path, name: str) -> Row:
     # A verdict of `check` has the fields of one of `gate`, in a file of another name.
-    return Row("check", name, PAGE_FILE, read_verdict(folder / CHECK_FILE).outcome, _first(folder, "graded", "sweep"))
+    return Row("check", name, PAGE_FILE, read_verdict(folder / CHECK_FILE).outcome, _read_part(folder, "sweep"))
 
 
 def _gate_row(folder: Path, name: str) -> Row:
-    return Row("gate", name, GATE_PAGE, read_verdict(folder).outcome, _first(folder, "candidate"))
+    return Row("gate", name, GATE_PAGE, read_verdict(folder).outcome, _read_part(folder, "candidate"))
 
 
 def _mitigate_row(folder: Path, name: str) -> Row:
-    return Row("mitigate", name, MITIGATE_PAGE, read_mitigate(folder).headline, _first(folder, "sweeps/base"))
+    return Row("mitigate", name, MITIGATE_PAGE, read_mitigate(folder).headline, _read_part(folder, "sweeps/base"))
 
 
-def _first(folder: Path, *parts: str) -> Sweep | None:
-    """The first of these sweeps in a folder that is there."""
-    there = (folder / part for part in parts if (folder / part / SWEEP_FILE).is_file())
-    return next((read_sweep(each) for each in there), None)
+def _read_part(folder: Path, part: str) -> Sweep | None:
+    """The sweep of this name in a folder; None where it is not there."""
+    return read_sweep(folder / part) if (folder / part / SWEEP_FILE).is_file() else None
 
 
 READERS = {SWEEP_FILE: _sweep_row, CHECK_FILE: _check_row, GATE_FILE: _gate_row, MITIGATE_FILE: _mitigate_row}

@@ -1,1 +1,0 @@
-"""Scoring by a model: a judge says which responses are right."""
