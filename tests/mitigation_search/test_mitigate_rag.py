@@ -53,7 +53,7 @@ def test_gains_are_paired_with_the_retriever_s_order_and_come_with_code(config, 
     assert 16 < wrong < 32 and result.retrieved.accuracy == pytest.approx(accuracy)
     first = result.retrieved.moved[0]
     assert (first.ranks, first.right_at, first.response) == ([2], ["1", "5"], "I do not know")
-    assert result.retrieved.sentences(32)[1].startswith("Position costs answers: the relevant passages at the best")
+    assert result.headline.startswith("Position costs ") and f", and {result.choice} helps: +" in result.headline
 
     by_name = {each.name: each for each in result.found}
     for name, won, lost in (("reordering", wrong, 0), ("reversed", 0, 0)):
@@ -69,8 +69,10 @@ def test_gains_are_paired_with_the_retriever_s_order_and_come_with_code(config, 
     taken = by_name[result.choice]
     assert f"over as retrieved, {wrong} questions won and 0 lost; an answer takes one call, as before" in taken.gains
     assert "def reorder(passages)" in taken.code and not taken.command
-    said = f"{taken.name}: {taken.gains}"
-    assert sum(said in message for message in caplog.messages) == 1, "the gain is said once"
+    said = [message for message in caplog.messages if f"{taken.name} helps: {taken.gains}" in message]
+    assert len(said) == 1, "the gain is said once"
+    assert f"page: {(out / 'mitigate.html').as_uri()}" in caplog.messages
+    assert "all 64 questions were asked, in " in caplog.text and "more time would not" in caplog.text
     # Trials ask each question once; sweeps at five positions too.
     assert n_prompts == 32 * (1 + 3 + 2 + 1) + 32 * 6 * 4
 
@@ -88,8 +90,8 @@ def test_where_position_costs_nothing_that_is_said_and_nothing_is_advised(config
     with served(Endpoint(answers_none)) as endpoint:
         result = read_mitigate(mitigate(config.model_copy(update={"base_url": endpoint.url})))
     assert not result.choice and not result.helpful_outcomes and not result.retrieved.moved
-    assert result.retrieved.sentences(32)[1].startswith("No cost of position is certain")
-    assert "nothing is for certain better than as retrieved" in result.headline
+    assert result.headline.startswith("That position costs anything cannot be told, 0.0 points")
+    assert result.headline.endswith("(reordering, fewer, reversed): leave it as it is.")
 
 
 def test_what_has_relevant_documents_alone_is_refused_before_anything_is_asked(config):

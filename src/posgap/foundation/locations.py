@@ -139,6 +139,12 @@ def in_cache(kind: str, mark: str, uri: str) -> Path:
     return s3_cache() / kind / mark / uri.removeprefix(SCHEME)
 
 
+def page_address(folder: Location, name: str) -> str:
+    """Returns the address of a page in a folder, as a browser opens it."""
+    place = with_uris(str(below(folder, name)))
+    return place if is_uri(place) else Path(place).resolve().as_uri()
+
+
 def with_uris(text: str) -> str:
     """The text with paths in the cache replaced by the URIs that they stand for."""
     text = re.sub(re.escape(str(registered_cache())) + r"/[0-9a-f]{16}/", MODELS, str(text))

@@ -91,7 +91,8 @@ class Comparison:
             size = fit_examples(asked, len(self.all.selection), (spent - began) / asked, until - spent)
         if asked < len(self.all.selection):
             log.warning(
-                "settings are chosen by %d of %d examples: the budget allows no more", asked, len(self.all.selection)
+                "settings are chosen by %d examples: the budget allows no more of the %d, and the rest is measured on",
+                *(asked, len(self.all.selection)),
             )
         return self._note(BASE, None, sweep_run)
 
@@ -128,6 +129,7 @@ class Comparison:
         """Leaves the held-out examples out for which there is no time to ask the model as it is, and all finalists."""
         if "held_out" in self.state.sizes:
             return
+        self._hold_out_the_rest()
         n, left = len(self.all.held_out), FILLED * self.clock.seconds_left
         each = self.seconds_to_sweep(BASE) + sum(
             self.seconds_to_sweep(one.name, one.parsed_settings) for one in finalists
@@ -172,10 +174,18 @@ class Comparison:
             self.state = state
             self.clock.add_earlier(state.seconds)
             for half, size in state.sizes.items():
+                if half == "held_out":
+                    self._hold_out_the_rest()
                 self._take(half, size)
 
     def _half_file(self, half: str) -> Path:
         return self.folder / f"{half}.jsonl"
+
+    def _hold_out_the_rest(self) -> None:
+        """Adds to the held-out examples those that the choice of settings had no time for."""
+        rest = self.all.selection[len(self.splits.selection) :]
+        self.all = self.all._replace(held_out=[*self.all.held_out, *rest])
+        write_examples(self._half_file("held_out"), self.all.held_out)
 
     def _take(self, half: str, size: int) -> None:
         """Takes the first examples of a half, and leaves the others out."""

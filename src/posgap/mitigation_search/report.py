@@ -148,6 +148,11 @@ class MitigationOutcome(Record):
         return f"{gain}; an answer takes {m.price}"
 
     @property
+    def label(self) -> str:
+        """Its name as pages have it, which says of a baseline that it is one."""
+        return f"{self.name} (a baseline)" if self.source.startswith("a baseline") else self.name
+
+    @property
     def verdict_in_words(self) -> str:
         """The verdict of its intervals, in words: of the positions, where these and not a retriever's order are
         asked."""
@@ -178,20 +183,22 @@ class RetrievedOrder(Record):
     best_over_ci95: tuple[float, float] | None
     moved: list[MisplacedQuestion]
 
+    @property
+    def cost(self) -> str:
+        """What position costs, in words: the points that the relevant passages at the best position would add."""
+        if self.best_over is None or self.best_over_ci95 is None:
+            return f"As retrieved the model answers {self.accuracy:.1f} % ({self.ci95[0]:.1f} to {self.ci95[1]:.1f})"
+        low, high = self.best_over_ci95
+        points = f"{self.best_over:.1f} points ({low:.1f} to {high:.1f})"
+        return f"Position costs {points}" if low > 0 else f"That position costs anything cannot be told, {points}"
+
     def sentences(self, examples: int) -> list[str]:
-        """Whether position costs answers of so many examples, and of how many questions."""
-        low, high = self.ci95
-        said = [
-            f"As retrieved the model answers {self.accuracy:.1f} % of {examples} questions ({low:.1f} to {high:.1f})"
-        ]
-        if self.best_over is not None and self.best_over_ci95:
-            gain = f"{self.best_over:+.1f} points ({self.best_over_ci95[0]:+.1f} to {self.best_over_ci95[1]:+.1f})"
-            certain = self.best_over_ci95[0] > 0
-            begin = "Position costs answers" if certain else "No cost of position is certain"
-            said.append(f"{begin}: the relevant passages at the best position would add {gain}")
+        """How many of so many questions are right, and how many position costs."""
+        right = f"{self.accuracy:.1f} % of {examples} questions ({self.ci95[0]:.1f} to {self.ci95[1]:.1f})"
+        said = [f"As retrieved the model answers {right}."]
         if self.moved:
-            said.append(f"{len(self.moved)} questions are wrong as retrieved and right at another position")
-        return [f"{sentence}." for sentence in said]
+            said.append(f"{len(self.moved)} questions are wrong as retrieved and right at another position.")
+        return said
 
 
 class MitigateResult(Record):
@@ -238,29 +245,30 @@ class MitigateResult(Record):
 
     @property
     def headline(self) -> str:
-        """The outcome, in a sentence."""
-        measured = ", ".join(each.name for each in self.measured_outcomes)
-        names = ", ".join(each.name for each in self.helpful_outcomes)
-        if names:
-            family = f", all {len(self.measured_outcomes)} taken together" if len(self.measured_outcomes) > 1 else ""
-            return f"For certain better than {self.reference}, on held-out examples{family}: {names}."
-        return f"Of {measured or 'all that were tried'}, nothing is for certain better than {self.reference}."
+        """What position costs and what to do about it, in a sentence."""
+        low, high = self.base_gap_ci95
+        gap = f"The gap is {self.base_gap:.1f} points ({low:.1f} to {high:.1f})"
+        return f"{self.retrieved.cost if self.retrieved else gap}, and {self.advice}."
 
     @property
     def advice(self) -> str:
-        """The thing to do where nothing is better for certain: ask more questions where a gain may be there, and else
-        leave the model as it is."""
+        """What to do: take what helps most; ask more questions where a gain may be there; else leave the model as it
+        is."""
+        if self.helpful_outcomes:
+            best = self.helpful_outcomes[0]
+            return f"{best.name} helps: {best.gains}"
         open_ones = [each for each in self.measured_outcomes if each.may_help]
         if not open_ones:
-            return "Leave it as it is."
+            names = ", ".join(each.name for each in self.measured_outcomes)
+            return f"nothing that was measured helps for certain ({names}): leave it as it is"
         best = max(open_ones, key=lambda each: each.measured.gain if each.measured else 0.0)
         assert best.measured
-        gain, low = best.measured.gain, best.measured.gain_ci95[0]
+        gain, (low, high) = best.measured.gain, best.measured.gain_ci95
         # An interval narrows with the root of the number, and settings are chosen on as many others again.
         needed = 10 * ceil(sum(self.examples.values()) * ((gain - low) / gain) ** 2 / 10)
         return (
-            f"{self.examples['held_out']} questions are too few to tell: {best.name} gained {gain:+.1f} points "
-            f"({low:+.1f} to {best.measured.gain_ci95[1]:+.1f}). About {needed:,} questions in all would tell."
+            f"{self.examples['held_out']} questions are too few to tell whether {best.name} helps: it gained "
+            f"{gain:+.1f} points ({low:+.1f} to {high:+.1f}), and about {needed:,} questions in all would tell"
         )
 
 

@@ -8,7 +8,7 @@ from textwrap import indent
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import delete_path, work_folder, write_json
 from posgap.foundation.interruption import resumable
-from posgap.foundation.locations import with_uris
+from posgap.foundation.locations import page_address, with_uris
 from posgap.foundation.printing import RESULT
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparison import Difference, compare_sweeps
@@ -18,9 +18,10 @@ from posgap.mitigation_search.budget import TIMING, Clock
 from posgap.mitigation_search.compared_model import BASE, ComparedModel
 from posgap.mitigation_search.comparison import Comparison
 from posgap.mitigation_search.config import MitigateConfig, seconds_of
-from posgap.mitigation_search.page import write_pages
+from posgap.mitigation_search.page import write_comparison
 from posgap.mitigation_search.report import (
     MITIGATE_FILE,
+    MITIGATE_PAGE,
     Measurement,
     MitigateResult,
     MitigationOutcome,
@@ -44,8 +45,8 @@ log = logging.getLogger(__name__)
 @stage
 @resumable()
 def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
-    """Writes `mitigate.json`, `mitigate.html`, `mitigate.png`, the held-out examples, and in `sweeps/` a sweep of them
-    for the model as it is (`base`) and for each mitigation that was measured.
+    """Writes `mitigate.json`, `mitigate.html`, the held-out examples, and in `sweeps/` a sweep of them for the model as
+    it is (`base`) and for each mitigation that was measured.
 
     What was tried is kept beside `out`; a comparison that was interrupted goes on from there.
     """
@@ -69,8 +70,9 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
 
     write_json(out / MITIGATE_FILE, result.model_dump(mode="json"))
     write_examples(out / "held_out.jsonl", comparison.splits.held_out)
-    write_pages(result, [each.sweep for each in evidence], out)
+    write_comparison(result, [each.sweep for each in evidence], out)
     _record(result, run)
+    _say(result, config)
     run.artifact(out)
 
 
@@ -192,8 +194,6 @@ def _measure(
 
 
 def _record(result: MitigateResult, run: Run) -> None:
-    for sentence in result.retrieved.sentences(result.examples["held_out"]) if result.retrieved else []:
-        log.log(RESULT, "%s", sentence)
     run.metrics({"gap": result.base_gap, "mean": result.base_mean, "search_seconds": result.seconds})
     for each in result.measured_outcomes:
         assert each.measured
@@ -206,10 +206,23 @@ def _record(result: MitigateResult, run: Run) -> None:
                 f"{each.name}_answer_cost": each.measured.relative_cost,
             }
         )
-        if not each.helps:  # what helps follows, once
-            log.log(RESULT, "%s", each.verdict_in_words)
+
+
+def _say(result: MitigateResult, config: MitigateConfig) -> None:
+    """Says what came of the comparison: cost and answer, the other mitigations, how to have what helps, and where the
+    page will be."""
+    held_out, n_questions = result.examples["held_out"], sum(result.examples.values())
+    if result.seconds < seconds_of(config.budget) / 2:
+        used = f"{result.seconds:.0f} s of {config.budget}"
+        log.info(
+            "all %d questions were asked, in %s: more questions would tell more, more time would not", n_questions, used
+        )
     log.log(RESULT, "%s", result.headline)
-    if not result.helpful_outcomes:
-        log.log(RESULT, "%s", result.advice)
+    for sentence in result.retrieved.sentences(held_out) if result.retrieved else []:
+        log.log(RESULT, "%s", sentence)
+    for each in result.measured_outcomes:
+        if each.name != result.choice:
+            log.log(RESULT, "%s", each.verdict_in_words)
     for each in result.helpful_outcomes:
-        log.log(RESULT, "%s: %s:\n%s", each.name, each.gains, indent(each.command or each.code.rstrip(), "    "))
+        log.log(RESULT, "%s is had by:\n%s", each.name, indent(each.command or each.code.rstrip(), "    "))
+    log.log(RESULT, "page: %s", page_address(config.out, MITIGATE_PAGE))

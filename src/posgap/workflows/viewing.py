@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.locations import MODELS, is_registered
+from posgap.foundation.locations import MODELS, is_registered, page_address
 from posgap.foundation.printing import show
 from posgap.gating.decision_page import GATE_PAGE
 from posgap.gating.verdict import GATE_FILE, read_verdict
@@ -74,7 +74,7 @@ def view(config: ViewConfig) -> None:
     shown = [row.sweep for row in found if row.sweep]
     groups = group_by_question(found)
     save_page(render_page("posgap.workflows", "index.html.j2", shown, None, title=title, groups=groups), page)
-    address = page.resolve().as_uri()
+    address = page_address(config.folder, INDEX)
     show(f"{len(found)} results: {address}", {"results": len(found), "page": address})
 
 
