@@ -1,26 +1,23 @@
 """Downloads public data files into the cache, and checks them."""
 
 import hashlib
-import http.client
 import logging
 import os
 import shutil
 import time
-import urllib.error
-import urllib.request
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from posgap.data.sources import Source
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import atomic, digest_path
 from posgap.foundation.locations import cache_folder
-from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
+from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying
 
 log = logging.getLogger(__name__)
 SECONDS = 60.0  # how long an answer may take to begin, and a download may pause
 BYTES_PER_SECOND = 20_000  # below this rate a download fails
+_AS_IT_IS = {"Accept-Encoding": "identity"}  # checksums are of files as they are
 RETRY_POLICY = RetryPolicy(tries=4, longest_wait=10)
 
 
@@ -87,39 +84,32 @@ def _unpack(source: Source, archive: Path) -> None:
 
 
 def _download(url: str, path: Path) -> None:
+    import httpx2
+
     def once() -> None:
-        with open(path, "wb") as file:
-            for chunk in _stream(url):
-                file.write(chunk)
+        began, size = time.monotonic(), 0
+        try:
+            with (
+                open(path, "wb") as file,
+                httpx2.stream("GET", url, headers=_AS_IT_IS, follow_redirects=True, timeout=SECONDS) as answer,
+            ):
+                answer.raise_for_status()
+                for chunk in answer.iter_raw():
+                    size += file.write(chunk)
+                    if time.monotonic() - began > SECONDS + size / BYTES_PER_SECOND:
+                        raise TransientError(f"the download is too slow: {size} bytes in more than {SECONDS:g} s")
+        except httpx2.HTTPStatusError as error:
+            status = error.response.status_code
+            complaint = f"cannot be downloaded: HTTP {status} {error.response.reason_phrase}"
+            if status in (408, 429) or status >= 500:
+                raise TransientError(complaint) from None
+            raise PosgapError(f"{url}: {complaint}") from None
+        except (httpx2.ConnectError, httpx2.ProxyError, httpx2.UnsupportedProtocol) as error:
+            raise PosgapError(f"{url}: cannot be downloaded ({error}); is there a network?") from None
+        except httpx2.HTTPError as error:
+            raise TransientError(f"cannot be downloaded ({str(error) or type(error).__name__})") from None
 
     try:
         retrying(RETRY_POLICY, Waits(url))(once)
     except TransientError as error:
         raise PosgapError(f"{url}: {error}; try again later") from None
-
-
-def _stream(url: str) -> Iterator[bytes]:
-    """What there is at the URL. Raises `TransientError` for what may go right another time."""
-    request = urllib.request.Request(url, headers={"User-Agent": "posgap"})
-    began, size = time.monotonic(), 0
-    try:
-        with within(SECONDS, lambda: urllib.request.urlopen(request, timeout=SECONDS)) as answer:
-            while chunk := answer.read1(1 << 20):
-                yield chunk
-                size += len(chunk)
-                if time.monotonic() - began > SECONDS + size / BYTES_PER_SECOND:
-                    raise TransientError(f"the download is too slow: {size} bytes in {time.monotonic() - began:.0f} s")
-            length = answer.headers.get("Content-Length")
-    except urllib.error.HTTPError as error:
-        error.close()
-        complaint = f"cannot be downloaded: HTTP {error.code} {error.reason}"
-        if error.code in (408, 429) or error.code >= 500:
-            raise TransientError(complaint) from None
-        raise PosgapError(f"{url}: {complaint}") from None
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ConnectionResetError | BrokenPipeError | TimeoutError | http.client.HTTPException):
-            raise TransientError(f"cannot be downloaded ({reason})") from None
-        raise PosgapError(f"{url}: cannot be downloaded ({reason}); is there a network?") from None
-    if length and int(length) != size:
-        raise TransientError(f"the download broke off after {size} of {length} bytes")

@@ -80,41 +80,41 @@ def stands_in(answer: str, text: str) -> bool:
 @lru_cache(maxsize=4096)
 def _letters(text: str) -> str:
     """The letters and digits of a text, one after the other."""
-    return _pattern(r"[\W_\p{M}\u0640]+").sub("", _fold(_plain_text(text)))
+    return compile_pattern(r"[\W_\p{M}\u0640]+").sub("", _fold(_plain_text(text)))
 
 
 def _plain_text(text: str) -> str:
     """A text without markup and entities, its signs and digits in one form."""
     if "<" in text:
-        text = _pattern(_MARKUP).sub("", text)
-    text = _pattern(r"(?<=\d)(?=[½⅓⅔¼¾⅛⅜⅝⅞])").sub(" ", html.unescape(text))
-    text = _pattern(r"(?<=\d)(?=[⁰¹²³⁴⁵⁶⁷⁸⁹])(?<![⁰¹²³⁴⁵⁶⁷⁸⁹])").sub("^", text)
+        text = compile_pattern(_MARKUP).sub("", text)
+    text = compile_pattern(r"(?<=\d)(?=[½⅓⅔¼¾⅛⅜⅝⅞])").sub(" ", html.unescape(text))
+    text = compile_pattern(r"(?<=\d)(?=[⁰¹²³⁴⁵⁶⁷⁸⁹])(?<![⁰¹²³⁴⁵⁶⁷⁸⁹])").sub("^", text)
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
-    return _pattern(r"[^\P{Nd}0-9]").sub(lambda digit: str(unicodedata.digit(digit[0])), text)
+    return compile_pattern(r"[^\P{Nd}0-9]").sub(lambda digit: str(unicodedata.digit(digit[0])), text)
 
 
 @lru_cache(maxsize=1024)
 def _forms(text: str) -> tuple[tuple[str, ...], ...]:
     """The words of a text with hyphens between letters for spaces; with such hyphens left out; and with the points of
     abbreviations left out, where a word in capitals is another than that in small letters."""
-    shown = _pattern(f"{_INVISIBLE}|{_VOWEL_SIGNS}").sub("", _plain_text(text))
-    shown = _pattern(r"(?<=\p{Ll}\p{Ll})\.(?=\p{Lu})").sub(". ", shown)
-    shown = _pattern(r"\b(\p{Lu})\. (?=\p{Lu}\.)").sub(r"\1.", shown)  # J. R. R. Tolkien
-    shown = _pattern(r"(?i)(?<=\d)\s*(?:percent|per cent)\b").sub("%", shown)
-    shown = _pattern(r"(?i)\bminus (?=\d)").sub("-", shown)
-    shown = _pattern(r"(?<=\d) - (?=\d)").sub("-", shown)
-    shown = _pattern(r"(?<![€£¥₹₩₽$\d.,])(\d[\d.,]*)\s?([€£¥₹₩₽$])(?!\d)").sub(r"\2\1", shown)
-    parted = _pattern(_HYPHEN).sub(" ", shown)
+    shown = compile_pattern(f"{_INVISIBLE}|{_VOWEL_SIGNS}").sub("", _plain_text(text))
+    shown = compile_pattern(r"(?<=\p{Ll}\p{Ll})\.(?=\p{Lu})").sub(". ", shown)
+    shown = compile_pattern(r"\b(\p{Lu})\. (?=\p{Lu}\.)").sub(r"\1.", shown)  # J. R. R. Tolkien
+    shown = compile_pattern(r"(?i)(?<=\d)\s*(?:percent|per cent)\b").sub("%", shown)
+    shown = compile_pattern(r"(?i)\bminus (?=\d)").sub("-", shown)
+    shown = compile_pattern(r"(?<=\d) - (?=\d)").sub("-", shown)
+    shown = compile_pattern(r"(?<![€£¥₹₩₽$\d.,])(\d[\d.,]*)\s?([€£¥₹₩₽$])(?!\d)").sub(r"\2\1", shown)
+    parted = compile_pattern(_HYPHEN).sub(" ", shown)
     plain = _words(_fold(parted))
-    joined = _words(_fold(_pattern(_HYPHEN).sub("", shown))) if parted != shown else plain
-    short = _pattern(_ABBREVIATION).sub(lambda points: points[0].replace(".", "") + " ", parted)
+    joined = _words(_fold(compile_pattern(_HYPHEN).sub("", shown))) if parted != shown else plain
+    short = compile_pattern(_ABBREVIATION).sub(lambda points: points[0].replace(".", "") + " ", parted)
     return plain, joined, _words(short)
 
 
 def _words(text: str) -> tuple[str, ...]:
     """The words of a text; those in capitals that may be abbreviations stay so."""
     words: list[str] = []
-    for match in _pattern(_WORD).finditer(text):
+    for match in compile_pattern(_WORD).finditer(text):
         word = match[0]
         if match.lastgroup == "number":
             word = _number(word)
@@ -131,11 +131,13 @@ def _fold(text: str) -> str:
 
 def _number(written: str) -> str:
     """A number as it is written everywhere: 12,500 and 12 500 as 12500, 1994.0 as 1994, 3,5 as 3.5."""
-    if _pattern(r"-?\d+(?:\.\d{3}){2,}").fullmatch(written):
+    if compile_pattern(r"-?\d+(?:\.\d{3}){2,}").fullmatch(written):
         return written.replace(".", "")
-    plain = _pattern(r"(?<=\d)[, '\u00A0\u2009\u202F](?=(?:\d\d,)*\d{3}(?!\d))").sub("", written).replace(",", ".")
-    plain = _pattern(r"^(-?)\.").sub(r"\g<1>0.", plain)
-    return _pattern(r"^(-?\d+)\.0+$").sub(r"\1", plain)
+    plain = (
+        compile_pattern(r"(?<=\d)[, '\u00A0\u2009\u202F](?=(?:\d\d,)*\d{3}(?!\d))").sub("", written).replace(",", ".")
+    )
+    plain = compile_pattern(r"^(-?)\.").sub(r"\g<1>0.", plain)
+    return compile_pattern(r"^(-?\d+)\.0+$").sub(r"\1", plain)
 
 
 def _has_run(answer: Sequence[str], text: Sequence[str]) -> bool:
@@ -160,21 +162,22 @@ def _is_word(answer: str, word: str, may_begin: bool = False, may_go_on: bool = 
     if answer == word:
         return True
     if answer.isdecimal():
-        date = _pattern(_DATE).fullmatch(word)
+        date = compile_pattern(_DATE).fullmatch(word)
         return date is not None and date[1] == answer
     before, found, behind = word.partition(answer)
     if not found or (before and not may_begin) or (behind and not may_go_on):
         return False
-    may_precede = len(answer) > 2 and _pattern(_PROCLITIC).fullmatch(before)
-    if before and not may_precede and not _pattern(_ELISION).fullmatch(before):
+    may_precede = len(answer) > 2 and compile_pattern(_PROCLITIC).fullmatch(before)
+    if before and not may_precede and not compile_pattern(_ELISION).fullmatch(before):
         return False
-    if behind and _pattern(r"\p{Hangul}").match(answer[-1]):
-        return _pattern(_PARTICLES).fullmatch(behind) is not None
-    return not behind or (len(answer) > 1 and _pattern(_CASE).fullmatch(behind) is not None)
+    if behind and compile_pattern(r"\p{Hangul}").match(answer[-1]):
+        return compile_pattern(_PARTICLES).fullmatch(behind) is not None
+    return not behind or (len(answer) > 1 and compile_pattern(_CASE).fullmatch(behind) is not None)
 
 
 @cache
-def _pattern(text: str) -> "regex.Pattern[str]":
+def compile_pattern(text: str) -> "regex.Pattern[str]":
+    """The compiled pattern of a text, each once."""
     import regex  # which takes a while, and not every command scores
 
     return regex.compile(text)

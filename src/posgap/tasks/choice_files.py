@@ -5,14 +5,15 @@ title is the name of the model that wrote it, which no prompt shows.
 """
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 from string import ascii_uppercase as LETTERS
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parse_as, read_rows
@@ -30,22 +31,6 @@ class _MmluRow(BaseModel):
     choices: list[str] = Field(min_length=2, max_length=len(LETTERS))
     answer: int | str
 
-    @model_validator(mode="before")
-    @classmethod
-    def _in_columns(cls, row: Any) -> Any:
-        """Options that have a column each, A, B, C ..., as in the authors' files."""
-        if isinstance(row, dict) and "choices" not in row and "A" in row:
-            return row | {"choices": [row[name] for name in LETTERS if name in row]}
-        return row
-
-    @property
-    def right_index(self) -> int:
-        """The index of the right option; -1 where there is none."""
-        if isinstance(self.answer, int):
-            return self.answer if 0 <= self.answer < len(self.choices) else -1
-        key = LETTERS.find(self.answer.strip().upper() or "-")
-        return key if key < len(self.choices) else -1
-
 
 def _mmlu(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     """Yields (row, example) of multiple-choice questions as MMLU has them (Hendrycks et al. 2021).
@@ -57,14 +42,14 @@ def _mmlu(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     for number, row in rows:
         if number == 1 and isinstance(row, Mapping) and row.get("question") == "question":
             continue  # a header all the same
-        item = parse_as(_MmluRow, row, f"{name}:{number}")
-        if item.right_index < 0:
+        item = parse_as(_MmluRow, _in_list(row, "choices", LETTERS), f"{name}:{number}")
+        right = _index_of(item.answer, len(item.choices))
+        if right is None:
             raise PosgapError(
                 f"{name}:{number}: field `answer`: {item.answer!r} is none of the {len(item.choices)} options; write "
                 "its letter, or its index from 0"
             )
-        right, wrong = _split_off(item.choices, item.right_index)
-        yield number, _choice_example(f"mmlu-{number:06d}", item.question, right, wrong)
+        yield number, _choice_example(f"mmlu-{number:06d}", item.question, *_split_off(item.choices, right))
 
 
 class _Turn(BaseModel):
@@ -90,8 +75,7 @@ def _mt_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     gold document. Where as many, or more, called it a tie, or preferred the other, None is yielded. An answer in the
     second turn is what was said after the first question, all of it.
     """
-    votes: dict[tuple, Counter[str]] = {}
-    first: dict[tuple, tuple[int, str, dict[str, str]]] = {}
+    judgments: dict[tuple, tuple[int, str, dict[str, str], Counter[str]]] = {}
     for number, row in rows:
         item = parse_as(_Judgment, row, f"{name}:{number}")
         winners = {"model_a": item.model_a, "model_b": item.model_b}
@@ -104,17 +88,15 @@ def _mt_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
             item.model_a: _conversation_text(item.conversation_a, item.turn),
             item.model_b: _conversation_text(item.conversation_b, item.turn),
         }
-        first.setdefault(judged, (number, item.conversation_a[0].content, said))
-        votes.setdefault(judged, Counter())[winners.get(item.winner, "")] += 1
-    for judged, (number, question, said) in first.items():
-        (winner, most), *others = votes[judged].most_common(2)
-        undecided = not winner or any(count == most for _, count in others)
-        loser = next(model for model in said if model != winner)
-        id = f"mt-bench-{judged[0]}-{judged[1]}-{number}"
-        yield (
-            number,
-            None if undecided else _choice_example(id, question, (winner, said[winner]), [(loser, said[loser])]),
-        )
+        first = (number, item.conversation_a[0].content, said, Counter[str]())
+        judgments.setdefault(judged, first)[-1][winners.get(item.winner, "")] += 1
+    for (question_id, turn, *_), (number, question, said, votes) in judgments.items():
+        (winner, most), *others = votes.most_common(2)
+        if not winner or any(number_of == most for _, number_of in others):
+            yield number, None
+            continue
+        best = (winner, said.pop(winner))
+        yield number, _choice_example(f"mt-bench-{question_id}-{turn}-{number}", question, best, said.items())
 
 
 def _conversation_text(conversation: Sequence[_Turn], turn: int) -> str:
@@ -128,19 +110,9 @@ class _RewardBenchRow(BaseModel):
     prompt: str = Field(min_length=1)
     chosen: Texts
     rejected: Texts
-    chosen_model: str = ""
-    rejected_model: str = ""
-    models: list[str] = []
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_missing(cls, row: Any) -> Any:
-        return {name: value for name, value in row.items() if value is not None} if isinstance(row, dict) else row
-
-    def model_names(self) -> list[str]:
-        """The model of each answer, the chosen ones first; empty where the row does not say it."""
-        of_all = [self.chosen_model, self.rejected_model] if self.chosen_model else self.models
-        return [*of_all, *[""] * (len(self.chosen) + len(self.rejected))]
+    chosen_model: str | None = None
+    rejected_model: str | None = None
+    models: list[str] | None = None
 
 
 def _reward_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
@@ -154,7 +126,8 @@ def _reward_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]
         if len(item.chosen) > 1:
             yield number, None
             continue
-        best, *others = zip(item.model_names(), [*item.chosen, *item.rejected])
+        models = [item.chosen_model, item.rejected_model or ""] if item.chosen_model else item.models or []
+        best, *others = zip(chain(models, repeat("")), [*item.chosen, *item.rejected])
         yield number, _choice_example(f"reward-bench-{number:06d}", item.prompt, best, others)
 
 
@@ -164,43 +137,41 @@ class _Comparison(BaseModel):
     label: str
     id: str = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _in_columns(cls, row: Any) -> Any:
-        """Answers that have a column each, response_a, response_b ..."""
-        if isinstance(row, dict) and "answers" not in row and "response_a" in row:
-            answers = (row.get(f"response_{letter}") for letter in LETTERS.lower())
-            return row | {"answers": list(filter(None, answers))}
-        return row
-
-    @property
-    def preferred_index(self) -> int:
-        """The index of the preferred answer; -1 for a tie, -2 where the label is none."""
-        label = self.label.strip().lower()
-        for prefix in ("response_", "model_", "answer_"):
-            label = label.removeprefix(prefix)
-        if label == "tie":
-            return -1
-        index = LETTERS.lower().find(label) if len(label) == 1 else -1
-        return index if 0 <= index < len(self.answers) else -2
-
 
 def _comparisons(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
     """Yields (row, example) of answers that were compared: `question`, `answers[]` or `response_a, response_b, ...`,
     and as `label` the letter of the preferred one, or `tie`, for which None is yielded."""
+    columns = [f"response_{letter}" for letter in LETTERS.lower()]
     for number, row in rows:
-        item = parse_as(_Comparison, row, f"{name}:{number}")
-        if item.preferred_index == -2:
+        item = parse_as(_Comparison, _in_list(row, "answers", columns), f"{name}:{number}")
+        label = re.sub("^(response|model|answer)_", "", item.label.strip().lower())
+        preferred = _index_of(label, len(item.answers))
+        if label == "tie":
+            yield number, None
+        elif preferred is None:
             raise PosgapError(
                 f"{name}:{number}: field `label`: {item.label!r} is none of the {len(item.answers)} answers; write the "
                 "letter of the preferred one, or tie"
             )
-        if item.preferred_index == -1:
-            yield number, None
-            continue
-        id = item.id or f"comparison-{number:06d}"
-        preferred, others = _split_off(item.answers, item.preferred_index)
-        yield number, _choice_example(id, item.question, preferred, others)
+        else:
+            id = item.id or f"comparison-{number:06d}"
+            yield number, _choice_example(id, item.question, *_split_off(item.answers, preferred))
+
+
+def _in_list(row: Any, field: str, columns: Iterable[str]) -> Any:
+    """A row in whose `field` stand the items that have a column each; blank ones behind the last are none."""
+    if not isinstance(row, Mapping) or field in row:
+        return row
+    items = [row[name] for name in columns if name in row]
+    while items and not items[-1]:
+        items.pop()
+    return {**row, field: items} if items else row
+
+
+def _index_of(name: int | str, items: int) -> int | None:
+    """The index of the one of so many items that an index from 0, or a letter, names; None where it names none."""
+    index = name if isinstance(name, int) else dict(zip(LETTERS, count())).get(name.strip().upper(), -1)
+    return index if 0 <= index < items else None
 
 
 def _split_off(texts: Sequence[str], index: int) -> tuple[tuple[str, str], list[tuple[str, str]]]:

@@ -7,11 +7,12 @@ import ast
 import contextlib
 import dataclasses
 import io
+import math
 import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from posgap.foundation.errors import PosgapError, shorten
@@ -65,34 +66,18 @@ _OF_CHAINS = (
 )
 _AROUND = ("retriever", "retrieval", "outputs")  # what a pipeline puts around passages
 _RESPONSES = ("response", "result", "output", "actual_output", "generated_answer", "prediction", "llm_answer")
-_LABELS_IN_METADATA = FIELDS["label"][:-2]  # where `relevance` and `label` may be of anything
+_OF_ANYTHING = ("relevance", "label")  # in metadata, where they are no labels
 _INNER = ("kwargs", "node", "document")  # LangChain's `dumpd`, LlamaIndex' NodeWithScore, Phoenix
 _OF_STORES = ("_source", "payload", "properties", "fields", "entity")  # Elasticsearch, Qdrant, Weaviate, Milvus
 _TRUE = (
-    "true",
-    "yes",
-    "y",
-    "j",
-    "x",
-    "+",
-    "✓",
-    "✔",
-    "relevant",
-    "gold",
-    "positive",
-    "ja",
-    "oui",
-    "si",
-    "sí",
-    "sim",
-    "wahr",
+    *("true", "yes", "y", "j", "x", "+", "✓", "✔", "relevant", "gold", "positive"),
+    *("ja", "oui", "si", "sí", "sim", "wahr"),
 )
 _FALSE = ("false", "no", "n", "-", "irrelevant", "not relevant", "negative", "nein", "non", "não", "falsch", "")
 _WIDE = re.compile(r"(?:context|passage|document|doc|chunk|text|retrieved\w*?)_?(\d+)(?:_(text|title|id|score|label))?")
-_NUMBERED = re.compile(
-    r"^\s*(?:Passage|Document|Doc|Context|Chunk)\s*\[?\d+\]?\s*[:.]\s*", re.MULTILINE | re.IGNORECASE
-)
+_NUMBERED = re.compile(r"(?mi)^\s*(?:Passage|Document|Doc|Context|Chunk)\s*\[?\d+\]?\s*[:.]\s*")
 _MOST_IN_A_CELL = 60  # characters of an answer that stands beside others in a cell
+_ENDS_OF_LINES = (tokenize.NL, tokenize.NEWLINE)
 _MAX_GRADE = 10  # of relevance; beyond are scores
 
 
@@ -116,11 +101,9 @@ class LoggedPassage:
 
 def is_filled(cell: Any) -> bool:
     """Whether a cell holds anything: not None, NaN or an empty text."""
-    return cell is not None and not (isinstance(cell, str) and not cell.strip()) and not _is_nan(cell)
-
-
-def _is_nan(cell: Any) -> bool:
-    return isinstance(cell, float) and cell != cell
+    if isinstance(cell, str):
+        return bool(cell.strip())
+    return cell is not None and not (isinstance(cell, float) and math.isnan(cell))
 
 
 def find_cell(row: Fields, field: str, taken: Taken | None = None, names: Sequence[str] = ()) -> Any:
@@ -164,11 +147,9 @@ def _plain_name(name: str) -> str:
 
 
 def _first_name(field: str) -> str:
-    """The name that is looked for first, of a field or of one of its names."""
-    plain = _plain_name(field)
-    named = {"answer": "answers", "passages": "passages", "id": "id"} | dict.fromkeys(FIELDS["rank"], "rank")
-    plain = named.get(plain, plain)
-    return FIELDS[plain][0] if plain in FIELDS else plain
+    """The name of a field that is looked for first."""
+    plain = "answers" if _plain_name(field) == "answer" else _plain_name(field)
+    return FIELDS.get(plain, (plain,))[0]
 
 
 def require_columns(columns: Mapping[str, str]) -> None:
@@ -228,31 +209,27 @@ def parse_answers(row: Fields, where: str, taken: Taken | None = None) -> list[s
     value = find_cell(row, "answers", taken, FIELDS["answers"][:-1] if of_chain else FIELDS["answers"])
     if isinstance(value, str):
         value = _answers_in_cell(value)
-    if isinstance(value, Mapping):  # SQuAD's and TriviaQA's
-        texts = value.get("text", [value["value"]] if "value" in value else None)
-        value = value if texts is None else [*as_list(texts), *as_list(value.get("aliases", []))]
-    elif isinstance(value, bool):
-        value = "yes" if value else "no"
-    if value is not None and not isinstance(value, list | tuple | Mapping):
-        value = [value]
+    if isinstance(value, Mapping) and ("text" in value or "value" in value):  # SQuAD's and TriviaQA's
+        value = [*as_list(value.get("text", value.get("value"))), *as_list(value.get("aliases", []))]
     answers = []
-    for answer in parse_list(value, where, "answers"):
+    for answer in as_list(value):
         answer = as_mapping(answer).get("text", answer)
         if not isinstance(answer, str | int | float) and answer is not None:
-            raise PosgapError(f"{where}: field `answers`: expected texts, found {shorten(str(answer))}")
+            raise PosgapError(f"{where}: field `answers`: expected a list of texts, found {shorten(str(answer))}")
+        if isinstance(answer, bool):
+            answer = "yes" if answer else "no"
         if is_filled(answer):
-            answers.append(_write_id(answer) if isinstance(answer, float) else str(answer))
+            answers.append(_write_id(answer))
     return answers
 
 
 def _answers_in_cell(cell: str) -> Any:
     """What a cell of text holds: a list, as JSON or Python writes it, some answers with ; or | between, or one."""
-    if is_list(cell):
-        value = python_value(cell)
-        if isinstance(value, Mapping) or (isinstance(value, list) and any(map(is_filled, value))):
-            return value
+    value = python_value(cell) if is_list(cell) else None
+    if isinstance(value, Mapping) or (isinstance(value, list) and any(map(is_filled, value))):
+        return value
     parts = list(filter(None, re.split(r"\s*[;|\n]\s*", cell.strip())))
-    return parts if parts and max(map(len, parts)) <= _MOST_IN_A_CELL else [cell]
+    return parts if parts and max(map(len, parts)) <= _MOST_IN_A_CELL else cell
 
 
 def parse_relevant_ids(row: Fields, where: str, taken: Taken | None = None) -> list[str] | None:
@@ -261,15 +238,10 @@ def parse_relevant_ids(row: Fields, where: str, taken: Taken | None = None) -> l
     value = find_cell(row, "relevant_ids", taken)
     if isinstance(value, str) and is_list(value):
         value = parse_list(value, where, "relevant_ids")
-    if value is None:
-        return None
     if isinstance(value, Mapping):  # grades by id, as in TREC's qrels
-        relevant = []
-        for name, grade in value.items():
-            if (_parse_label(grade, f"{where}: field `relevant_ids`")[0] or 0) > 0:
-                relevant.append(str(name))
-        return relevant
-    return list(map(_write_id, filter(is_filled, as_list(value))))
+        grades = {str(id): _parse_label(grade, f"{where}: field `relevant_ids`")[0] or 0 for id, grade in value.items()}
+        return [id for id, grade in grades.items() if grade > 0]
+    return None if value is None else list(map(_write_id, filter(is_filled, as_list(value))))
 
 
 def _write_id(value: Any) -> str:
@@ -282,34 +254,30 @@ def find_passages(row: Fields, taken: Taken | None = None) -> Any:
     for name in (*FIELDS["passages"], *_AROUND, *_RESPONSES):
         value = row.get(name)
         is_named = name in FIELDS["passages"]
-        kinds = str | list | tuple | Mapping if is_named else Mapping
-        if not isinstance(value, kinds) or not is_filled(value):
+        if not is_filled(value) or not isinstance(value, str | list | tuple | Mapping if is_named else Mapping):
             continue
         if isinstance(value, str) and is_list(value) and name not in FIELDS["text"]:
-            parsed = python_value(value)
-            value = value if parsed is None else parsed
-        inner = value
-        while isinstance(inner, Mapping):  # as {"hits": {"hits": [...]}}
-            value, inner = inner, find_passages(inner)
+            value = python_value(value) or value
+        inner = find_passages(value) if isinstance(value, Mapping) else None  # as in {"hits": {"hits": [...]}}
         value = value if inner is None else inner
         if is_named or isinstance(value, list):
-            if taken is not None:
-                taken["passages", name] += 1
-            return value
-    wide = _wide_passages(row)
-    if wide and taken is not None:
-        taken["passages", "context_1, context_2 ..."] += 1
-    return wide or None
+            break
+    else:
+        name, value = "context_1, context_2 ...", _wide_passages(row)
+    if value is not None and taken is not None:
+        taken["passages", name] += 1
+    return value
 
 
-def _wide_passages(row: Fields) -> list[dict[str, Any]]:
-    """The passages of columns context_1, context_2 ..., with a title, id or score in columns of their own."""
+def _wide_passages(row: Fields) -> list[dict[str, Any]] | None:
+    """The passages of columns context_1, context_2 ..., with a title, id or score in columns of their own; None where
+    there are no two."""
     by_number: dict[int, dict[str, Any]] = {}
     for name, cell in row.items():
         column = _WIDE.fullmatch(name)
         if column and is_filled(cell):
             by_number.setdefault(int(column[1]), {})[column[2] or "text"] = cell
-    return list(dict(sorted(by_number.items())).values()) if len(by_number) > 1 else []
+    return list(map(by_number.__getitem__, sorted(by_number))) if len(by_number) > 1 else None
 
 
 def has_passages(row: Fields) -> bool:
@@ -321,9 +289,7 @@ def has_passages(row: Fields) -> bool:
 def parse_passages(row: Fields, where: str, taken: Taken) -> list[LoggedPassage]:
     """The passages that a row has in a list, or in a dict of lists, as `datasets` writes a list of dicts."""
     value = find_passages(row, taken)
-    if isinstance(value, Mapping):
-        value = _transpose(value, where)
-    elif isinstance(value, str) and _NUMBERED.match(value):  # LongBench
+    if isinstance(value, str) and _NUMBERED.match(value):  # LongBench
         value = list(filter(None, map(str.strip, _NUMBERED.split(value))))
     elif isinstance(value, str) and not is_list(value):
         raise PosgapError(
@@ -334,9 +300,7 @@ def parse_passages(row: Fields, where: str, taken: Taken) -> list[LoggedPassage]
         values = _without_list_around(values)
     passages = [parse_passage(each, f"{where}: field `passages`", taken) for each in values]
     add_lists_beside(passages, row, where)
-    names: dict[str, None] = {}
-    for each in values:
-        names |= dict.fromkeys(each if isinstance(each, Mapping) else ())
+    names = dict.fromkeys(chain.from_iterable(each for each in values if isinstance(each, Mapping)))
     if names and not set(map(_plain_name, names)) & {*FIELDS["text"], *_INNER, *_OF_STORES, "metadata", "meta"}:
         raise PosgapError(_no_text(f"{where}: field `passages`", names))
     return passages
@@ -394,42 +358,38 @@ def parse_passage(value: Any, where: str, taken: Taken) -> LoggedPassage:
         passage.score, passage.is_pair = float(value[1]), True
         return passage
     outer = _plain_cells(require_mapping(value, where))
-    inner: Fields = outer
+    inner = outer
     for name in _INNER:
         inner = _plain_cells(inner[name]) if isinstance(inner.get(name), Mapping) else inner
-    stored = find_cell(inner, "", names=_OF_STORES)
-    metadata = as_mapping(inner.get("metadata", inner.get("meta")))
-    parts = (inner, _plain_cells(as_mapping(stored)), _plain_cells(metadata), outer)
-    text = _take_first(parts, "text", taken)
+    metadata = _plain_cells(as_mapping(inner.get("metadata", inner.get("meta"))))
+    for name in _OF_ANYTHING:
+        metadata.pop(name, None)
+    parts = (inner, _plain_cells(as_mapping(find_cell(inner, "", names=_OF_STORES))), metadata, outer)
+    text = take_first(parts, "text", taken)
     text = as_mapping(inner.get("text_resource")).get("text", "") if text is None else text
     if isinstance(text, list | Mapping):  # as `fields` of Elasticsearch, Bedrock and OpenAI's file search have it
         text = "\n".join(str(as_mapping(part).get("text", part)) for part in as_list(text))
     if not isinstance(text, str):
         raise PosgapError(_no_text(where, inner))
-    score, is_share, label = _take_first(parts, "score", taken), False, None
+    title = take_first(parts, "title", taken)
+    passage = LoggedPassage("" if title is None else str(title), text, ids=_all_ids(parts))
     named: Taken = Counter()
-    for part, names in ((inner, ()), (parts[1], ()), (outer, ()), (parts[2], _LABELS_IN_METADATA)):
-        cell = find_cell(part, "label", named, names)
-        if cell is not None:
-            (_, name), *_ = named
-            label, is_share = _parse_label(cell, f"{where}: field `{name}`")
-            taken.update(named)
-            break
-    number = parse_number(score, f"{where}: `score`")
-    if number is None:
-        distance = parse_number(_take_first((inner, outer), "distance", taken), f"{where}: `distance`")
-        number = None if distance is None else -distance
-    title = _take_first(parts, "title", taken)
-    rank = parse_number(_take_first((inner, outer), "rank", taken), f"{where}: field `rank`")
-    return LoggedPassage("" if title is None else str(title), text, number, label, _all_ids(parts), rank, is_share)
+    label = take_first(parts, "label", named)
+    for _, name in named:
+        passage.label, passage.is_share = _parse_label(label, f"{where}: field `{name}`")
+    taken.update(named)
+    passage.score = parse_number(take_first(parts, "score", taken), f"{where}: `score`")
+    if passage.score is None:
+        distance = parse_number(take_first((inner, outer), "distance", taken), f"{where}: `distance`")
+        passage.score = None if distance is None else -distance
+    passage.rank = parse_number(take_first((inner, outer), "rank", taken), f"{where}: field `rank`")
+    return passage
 
 
-def _take_first(parts: Iterable[Fields], field: str, taken: Taken) -> Any:
-    for part in parts:
-        cell = find_cell(part, field, taken)
-        if cell is not None:
-            return cell
-    return None
+def take_first(parts: Iterable[Fields], field: str, taken: Taken | None = None) -> Any:
+    """The first filled cell of a field in the first of some parts of a row that has one; None where none has."""
+    cells = (find_cell(part, field, taken) for part in parts)
+    return next((cell for cell in cells if cell is not None), None)
 
 
 def _all_ids(parts: Iterable[Fields]) -> dict[str, str]:
@@ -445,17 +405,17 @@ def _all_ids(parts: Iterable[Fields]) -> dict[str, str]:
 
 def _parse_label(label: Any, where: str) -> tuple[float | None, bool]:
     """A label as a grade, which is above 0 for relevant passages, and whether it is a score that stands for one."""
-    if isinstance(label, str) and label.strip().lower() in _TRUE + _FALSE:
-        return float(label.strip().lower() in _TRUE), False
+    written = "" if label is None else str(label).strip().lower()
+    if written in _TRUE + _FALSE:
+        return float(written in _TRUE), False
     try:
-        percent = isinstance(label, str) and label.strip().endswith("%")
-        number = parse_number(label.strip().rstrip("%") if isinstance(label, str) else label, where)
+        number = parse_number(written.rstrip("%"), where)
     except PosgapError:
         raise PosgapError(
             f"{where}: {shorten(repr(label))} does not say whether the passage is relevant: write true or false, or "
             "a grade; rename the field if it is something else (docs/rag.md)"
         ) from None
-    return number, percent or (number is not None and (number % 1 != 0 or number > _MAX_GRADE))
+    return number, "%" in written or (number is not None and (number % 1 != 0 or number > _MAX_GRADE))
 
 
 def parse_number(value: Any, where: str) -> float | None:
@@ -481,21 +441,17 @@ def as_list(value: Any) -> list[Any]:
 
 def parse_list(value: Any, where: str, name: str) -> list[Any]:
     """A list, also as a cell of CSV has it: in JSON, or as Python prints it."""
-    if isinstance(value, str):
-        if _is_printed_by_numpy(value):
-            raise PosgapError(
-                f"{where}: field `{name}`: a list as NumPy prints it, whose texts cannot be told apart; write JSON "
-                "(json.dumps), or Parquet"
-            )
-        read = python_value(value)
-        value = value if read is None else read
-    if value is None:
-        return []
-    if isinstance(value, Mapping) and name == "passages":
-        return _transpose(value, where)
-    if not isinstance(value, list | tuple):
-        raise PosgapError(f"{where}: field `{name}`: expected a list, found {shorten(repr(value))}")
-    return list(value)
+    read = python_value(value) if isinstance(value, str) else value
+    if isinstance(read, Mapping) and name == "passages":
+        return _transpose(read, where)
+    if isinstance(read, list | tuple) or value is None:
+        return list(read or ())
+    if isinstance(value, str) and _is_printed_by_numpy(value):
+        raise PosgapError(
+            f"{where}: field `{name}`: a list as NumPy prints it, whose texts cannot be told apart; write JSON "
+            "(json.dumps), or Parquet"
+        )
+    raise PosgapError(f"{where}: field `{name}`: expected a list, found {shorten(repr(value))}")
 
 
 def python_value(cell: str) -> Any:
@@ -525,15 +481,11 @@ def _value_of(node: ast.AST) -> Any:
 
 def _is_printed_by_numpy(cell: str) -> bool:
     """Whether texts stand side by side without a comma, which Python would take for one text."""
-    blank = (tokenize.NL, tokenize.NEWLINE)
-    kinds = []
     try:
-        for token in tokenize.generate_tokens(io.StringIO(cell).readline):
-            if token.type not in blank:
-                kinds.append(token.type)
+        kinds = [token.type for token in tokenize.generate_tokens(io.StringIO(cell).readline)]
     except (tokenize.TokenError, SyntaxError):
         return False
-    return (tokenize.STRING, tokenize.STRING) in pairwise(kinds)
+    return (tokenize.STRING, tokenize.STRING) in pairwise(kind for kind in kinds if kind not in _ENDS_OF_LINES)
 
 
 def as_mapping(value: Any) -> Fields:

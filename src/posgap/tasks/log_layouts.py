@@ -6,6 +6,7 @@ To read another layout, write a reader and add it to `LAYOUTS`; names of fields 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -31,21 +32,12 @@ from posgap.tasks.log_fields import (
     plain_fields,
     question_key,
     require_question,
+    take_first,
 )
 
 _MOST_NAMED = 3  # rows, of those that have one fault
 _WRAPPERS = (
-    "results",
-    "data",
-    "rows",
-    "examples",
-    "items",
-    "records",
-    "questions",
-    "samples",
-    "runs",
-    "traces",
-    "spans",
+    *("results", "data", "rows", "examples", "items", "records", "questions", "samples", "runs", "traces", "spans"),
 )
 _DOTTED = re.compile(r"(?:inputs?|outputs?|reference(?:_outputs)?|attributes|metadata|retrieval|response)\..+")
 
@@ -87,9 +79,14 @@ class LogReading:
     rows: int = 0
     layout: str = ""
 
-    def note_fault(self, where: str, error: PosgapError) -> None:
-        """Keeps a fault until all of a file can be said at once."""
-        self.faults.setdefault(str(error).removeprefix(f"{where}: "), []).append(where)
+    @contextmanager
+    def note_fault(self, where: str = "") -> Iterator[None]:
+        """Keeps a fault of the block until all of a file can be said at once."""
+        try:
+            yield
+        except PosgapError as error:
+            where = where or str(error).partition(": ")[0]
+            self.faults.setdefault(str(error).removeprefix(f"{where}: "), []).append(where)
 
     def require_no_faults(self) -> None:
         """Raises `PosgapError` with all faults, each with the number of its rows."""
@@ -119,7 +116,7 @@ def read_log(numbered: Iterable[tuple[int, Any]], reading: LogReading) -> list[L
     layout = None
     for row in rows:
         leading.append(row)
-        layout = find_layout(row.fields)
+        layout = next((each for each in LAYOUTS if each.fits(row.fields)), None)
         if layout:
             break
     entries: list[LogEntry] = []
@@ -137,27 +134,15 @@ def read_log(numbered: Iterable[tuple[int, Any]], reading: LogReading) -> list[L
     return entries
 
 
-def find_layout(fields: Fields) -> LogLayout | None:
-    """The layout of a log that has such a row; None where the row has no passage, or is of no log."""
-    for layout in LAYOUTS:
-        if layout.fits(fields):
-            return layout
-    return None
-
-
 def _log_rows(numbered: Iterable[tuple[int, Any]], reading: LogReading) -> Iterator[LogRow]:
     """Yields the rows; what ends the file early is a fault of it."""
-    try:
+    with reading.note_fault():
         for number, row in unwrapped_rows(numbered, reading.name):
             where = f"{reading.name}:{number}"
             fields = read_fields(row, where, reading.columns)
             if any(map(is_filled, fields.values())):
                 reading.rows += 1
                 yield LogRow(number, where, fields)
-    except PosgapError as error:
-        if not reading.faults:
-            raise
-        reading.note_fault(str(error).partition(": ")[0], error)
 
 
 def unwrapped_rows(numbered: Iterable[tuple[int, Any]], name: str) -> Iterator[tuple[int, Any]]:
@@ -249,11 +234,9 @@ def _lists(value: Any) -> Any:
 def question_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEntry]:
     """Yields an entry for each row, which has the passages of its question in a list."""
     for row in rows:
-        try:
+        with reading.note_fault(row.where):
             question = require_question(row.fields, row.where, reading.taken)
             yield _to_entry(row, question, parse_passages(row.fields, row.where, reading.taken), row.fields, reading)
-        except PosgapError as error:
-            reading.note_fault(row.where, error)
 
 
 def _to_entry(
@@ -280,7 +263,7 @@ def passage_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEnt
     by_question: dict[str, list[tuple[LogRow, LoggedPassage]]] = {}
     name = None
     for row in rows:
-        try:
+        with reading.note_fault(row.where):
             own = find_cell(row.fields, "question_id")
             own = find_question(row.fields, reading.taken) if own is None else own
             name = name if own is None else own
@@ -289,14 +272,9 @@ def passage_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEnt
             # A row's `id` is that of the row, or of the question.
             passage = parse_passage(_without(row.fields, ("id", "id_", "_id")), row.where, reading.taken)
             by_question.setdefault(str(name), []).append((row, passage))
-        except PosgapError as error:
-            reading.note_fault(row.where, error)
     for of_question in by_question.values():
-        row = of_question[0][0]
-        try:
+        with reading.note_fault(of_question[0][0].where):
             yield _join_rows(of_question, reading)
-        except PosgapError as error:
-            reading.note_fault(row.where, error)
 
 
 def _join_rows(of_question: Sequence[tuple[LogRow, LoggedPassage]], reading: LogReading) -> LogEntry:
@@ -335,7 +313,7 @@ def trace_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEntry
     done: set[str] = set()
     queries: dict[str, Any] = {}
     for row in rows:
-        try:
+        with reading.note_fault(row.where):
             for retrieval in _retrievals(row.fields, queries):
                 question = find_question(retrieval)
                 if question is not None and has_passages(retrieval) and question_key(question) not in done:
@@ -343,8 +321,6 @@ def trace_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEntry
                     find_question(retrieval, reading.taken)
                     passages = parse_passages(retrieval, row.where, reading.taken)
                     yield _to_entry(row, question, passages, retrieval, reading)
-        except PosgapError as error:
-            reading.note_fault(row.where, error)
 
 
 def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = None) -> Iterator[Fields]:
@@ -360,8 +336,7 @@ def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = Non
     inputs = _with_question(row.get("inputs", row.get("input")))
     outputs = row.get("outputs", row.get("output"))
     outputs = {"documents": outputs} if isinstance(outputs, list) and outputs else as_mapping(outputs)
-    attributes = _nested_attributes(row.get("attributes"))
-    own = {**_without(outputs, FIELDS["answers"]), **inputs, **_of_attributes(attributes)}
+    own = {**_without(outputs, FIELDS["answers"]), **inputs, **_of_attributes(row.get("attributes"))}
     # A run that was called says itself what was retrieved; what is right stands in the one that called it.
     common = {
         "question": find_question(own),
@@ -378,12 +353,10 @@ def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = Non
 
 def _find_accepted(row: Fields) -> Any:
     """What a run says is right, in its reference outputs or beside them; its own answer is what the chain said."""
-    for source in (as_mapping(row.get("reference_outputs")), as_mapping(row.get("reference"))):
-        accepted = find_cell(source, "answers")
-        if accepted is not None:
-            return accepted
-    accepted = find_cell(row, "answers", names=("reference_outputs", *FIELDS["answers"][:-1]))
-    return None if isinstance(accepted, Mapping) else accepted
+    references = (as_mapping(row.get("reference_outputs")), as_mapping(row.get("reference")))
+    accepted = take_first(references, "answers")
+    beside = find_cell(row, "answers", names=("reference_outputs", *FIELDS["answers"][:-1]))
+    return beside if accepted is None and not isinstance(beside, Mapping) else accepted
 
 
 def _with_question(value: Any) -> Fields:
@@ -393,19 +366,14 @@ def _with_question(value: Any) -> Fields:
     return {**inputs, "question": question} if question else inputs
 
 
-def _nested_attributes(value: Any) -> Fields:
-    """A span's attributes as nested objects; of OpenTelemetry's list the values by their keys."""
+def _of_attributes(value: Any) -> Fields:
+    """The question and the passages of a span's attributes, by OpenInference's names: nested, dotted, or a list of keys
+    and values, as OpenTelemetry has it."""
     if isinstance(value, list):
-        by_key = {}
-        for pair in map(as_mapping, value):
-            by_key[pair.get("key")] = next(iter(as_mapping(pair.get("value")).values()), None)
-        value = by_key
+        pairs = list(map(as_mapping, value))
+        value = {pair.get("key"): next(iter(as_mapping(pair.get("value")).values()), None) for pair in pairs}
     plain = {f"attributes.{name}": cell for name, cell in as_mapping(value).items() if isinstance(name, str)}
-    return as_mapping(_nest(plain).get("attributes"))
-
-
-def _of_attributes(attributes: Fields) -> Fields:
-    """The question and the passages of a span's attributes, by OpenInference's names."""
+    attributes = as_mapping(_nest(plain).get("attributes"))
     asked = as_mapping(attributes.get("input")).get("value", attributes.get("input"))
     documents = as_mapping(attributes.get("retrieval")).get("documents")
     return {"question": asked, "documents": documents} if attributes else {}

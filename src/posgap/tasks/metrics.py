@@ -5,16 +5,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.registry import Parameters, Registry
-from posgap.tasks.answer_text import SPACELESS, stands_in
+from posgap.tasks.answer_text import SPACELESS, compile_pattern, stands_in
 
 if TYPE_CHECKING:
-    import regex
-
     from posgap.tasks.examples import Document
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -39,7 +36,7 @@ class RightAnswers(list[str]):
 def normalize(text: str) -> str:
     """SQuAD normalisation (Rajpurkar et al. 2016): lower case, no punctuation, no articles,
     single spaces."""
-    return " ".join(_pattern(_ARTICLES).sub(" ", _without_punctuation(text)).split())
+    return " ".join(compile_pattern(_ARTICLES).sub(" ", _without_punctuation(text)).split())
 
 
 def exact_match(response: str, answers: Sequence[str]) -> bool:
@@ -52,7 +49,10 @@ def sub_exact_match(response: str, answers: Sequence[str]) -> bool:
 
     Not within a word, so that the answer "A" is not in every response; in scripts without spaces, anywhere.
     """
-    return any(_stands_in(answer, simplified) for answer, simplified in _comparable(response, answers))
+    for answer, simplified in _comparable(response, answers):
+        for _ in _places(answer, simplified):
+            return True
+    return False
 
 
 def contains_answer(response: str, answers: Sequence[str]) -> bool:
@@ -134,7 +134,8 @@ def f1(response: str, answers: Sequence[str]) -> float:
     scripts without spaces each character is a word."""
     best = 0.0
     for answer, simplified in _comparable(response, answers):
-        best = max(best, _token_f1(_tokens(simplified), _tokens(answer)))
+        said, wanted = _tokens(simplified), _tokens(answer)
+        best = max(best, 2 * (Counter(said) & Counter(wanted)).total() / (len(said) + len(wanted)))
     return best
 
 
@@ -154,7 +155,7 @@ def set_match(response: str, answers: Sequence[str]) -> bool:
 
     Parts stand between commas or on lines of their own, and are compared as by EM.
     """
-    parts = [part for part in _pattern(r",|\n").split(response) if part.strip()]
+    parts = [part for part in compile_pattern(r",|\n").split(response) if part.strip()]
     return bool(parts) and all(exact_match(p, answers) for p in parts) and all(exact_match(a, parts) for a in answers)
 
 
@@ -172,42 +173,24 @@ def matches_pattern(response: str, answers: Sequence[str]) -> bool:
 
     Raises `PosgapError` where it is none, or takes more than a second for a response.
     """
-    return any(_matches(answer, response) for answer in answers)
-
-
-def _matches(answer: str, response: str) -> bool:
     import regex
 
-    try:
-        return _pattern(answer).search(response, timeout=PATTERN_SECONDS) is not None
-    except regex.error as error:
-        raise PosgapError(f"answer {shorten(repr(answer))} is no regular expression: {error}") from None
-    except TimeoutError:
-        raise PosgapError(
-            f"answer {shorten(repr(answer))}: takes more than {PATTERN_SECONDS:g} s to look for; write it without "
-            "repetitions within repetitions"
-        ) from None
-
-
-@cache
-def _pattern(text: str) -> "regex.Pattern[str]":
-    import regex  # which takes a while, and not every command scores
-
-    return regex.compile(text)
+    for answer in answers:
+        try:
+            if compile_pattern(answer).search(response, timeout=PATTERN_SECONDS):
+                return True
+        except regex.error as error:
+            raise PosgapError(f"answer {shorten(repr(answer))} is no regular expression: {error}") from None
+        except TimeoutError:
+            raise PosgapError(
+                f"answer {shorten(repr(answer))}: takes more than {PATTERN_SECONDS:g} s to look for; write it without "
+                "repetitions within repetitions"
+            ) from None
+    return False
 
 
 def _tokens(simplified: str) -> list[str]:
-    return _pattern(rf"(?:{_SPACELESS})\p{{M}}*|(?:(?!{_SPACELESS})\S)+").findall(simplified)
-
-
-def _token_f1(response: list[str], answer: list[str]) -> float:
-    common = (Counter(response) & Counter(answer)).total()
-    return 2 * common / (len(response) + len(answer))
-
-
-def _stands_in(answer: str, response: str) -> bool:
-    """Whether an answer is in a response, and begins and ends no word in part."""
-    return next(_places(answer, response), None) is not None
+    return compile_pattern(rf"(?:{_SPACELESS})\p{{M}}*|(?:(?!{_SPACELESS})\S)+").findall(simplified)
 
 
 def _places(answer: str, response: str) -> Iterator[int]:
@@ -232,16 +215,16 @@ def _cut_candidate(candidate: str, response: str) -> int | None:
 
 def _cuts_word(inner: str, outer: str) -> bool:
     """Whether a border between these two characters is within a word."""
-    spaceless = _pattern(_SPACELESS)
+    spaceless = compile_pattern(_SPACELESS)
     return _is_of_word(inner) and _is_of_word(outer) and not (spaceless.match(inner) or spaceless.match(outer))
 
 
 def _is_of_word(letter: str) -> bool:
-    return bool(letter) and bool(_pattern(r"\w").match(letter))
+    return bool(letter) and bool(compile_pattern(r"\w").match(letter))
 
 
 def _numbers(text: str) -> list[Decimal]:
-    return [Decimal(number.replace(",", "").replace("−", "-")) for number in _pattern(_NUMBER).findall(text)]
+    return [Decimal(number.replace(",", "").replace("−", "-")) for number in compile_pattern(_NUMBER).findall(text)]
 
 
 def _comparable(response: str, answers: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -286,50 +269,35 @@ class Metric:
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
 
-EM = Metric("em", "the response equals an answer", exact_match, "end")
-SUB_EM = Metric("sub_em", "the response contains the words of an answer", sub_exact_match, "answer")
-F1 = Metric("f1", "token F1 with the answer that fits best", f1)
-LITM = Metric(
-    "litm",
-    "the response's first line contains an answer, as Lost in the Middle has it",
-    lost_in_the_middle,
-    "answer",
-    stop=("\n",),
-)
-ANSWER_WORDS = Metric(
-    "answer_words",
-    "the response contains the words, numbers and signs of an answer, in any script and form of Unicode",
-    contains_answer,
-    "answer",
-)
-CONTAINS_ANY = Metric("contains_any", "the response contains an answer as it is written", contains_any, "answer")
-SOLE_ANSWER = Metric(
-    "sole_answer",
-    "the response names an answer as it is written, and no other candidate of the prompt",
-    sole_answer,
-    "end",
-)
-NUMERIC = Metric("numeric", "the response's last number is an answer's", numeric)
-REGEX = Metric("regex", "the response has a match of an answer, which is a regular expression", matches_pattern)
-ALL_OF = Metric(
-    "all_of", "the response contains the words of every answer, which are parts of one", all_of, of_parts=True
-)
-SHARE_OF = Metric("share_of", "the share of such parts that the response contains", share_of, of_parts=True)
-SET_EM = Metric("set_em", "the response lists every such part and nothing else", set_match, of_parts=True)
-
 METRICS: Registry[Metric] = Registry(
     "metric",
     "posgap.metrics",
-    EM,
-    SUB_EM,
-    ANSWER_WORDS,
-    F1,
-    LITM,
-    CONTAINS_ANY,
-    SOLE_ANSWER,
-    NUMERIC,
-    REGEX,
-    ALL_OF,
-    SHARE_OF,
-    SET_EM,
+    Metric("em", "the response equals an answer", exact_match, "end"),
+    Metric("sub_em", "the response contains the words of an answer", sub_exact_match, "answer"),
+    Metric(
+        "answer_words",
+        "the response contains the words, numbers and signs of an answer, in any script and form of Unicode",
+        contains_answer,
+        "answer",
+    ),
+    Metric("f1", "token F1 with the answer that fits best", f1),
+    Metric(
+        "litm",
+        "the response's first line contains an answer, as Lost in the Middle has it",
+        lost_in_the_middle,
+        "answer",
+        stop=("\n",),
+    ),
+    Metric("contains_any", "the response contains an answer as it is written", contains_any, "answer"),
+    Metric(
+        "sole_answer",
+        "the response names an answer as it is written, and no other candidate of the prompt",
+        sole_answer,
+        "end",
+    ),
+    Metric("numeric", "the response's last number is an answer's", numeric),
+    Metric("regex", "the response has a match of an answer, which is a regular expression", matches_pattern),
+    Metric("all_of", "the response contains the words of every answer, which are parts of one", all_of, of_parts=True),
+    Metric("share_of", "the share of such parts that the response contains", share_of, of_parts=True),
+    Metric("set_em", "the response lists every such part and nothing else", set_match, of_parts=True),
 )

@@ -20,6 +20,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows
 from posgap.tasks.examples import Passage, RankedExample
 from posgap.tasks.log_fields import (
+    IDS,
     LoggedPassage,
     Taken,
     has_passages,
@@ -223,11 +224,11 @@ def decide_questions(entries: Sequence[LogEntry], name: str) -> None:
     if is_shared:
         log.info("%s: `id` is the same for several questions, and so is not theirs", name)
     answers = chain.from_iterable(map(attrgetter("answers"), entries))
-    numbers = list(filter(re.compile(r"-?\d+(\.\d+)?").fullmatch, answers))
+    numbers = filter(re.compile(r"-?\d+(\.\d+)?").fullmatch, answers)
     are_whole = all(map(re.compile(r"-?\d+\.0").fullmatch, numbers))
     for entry in entries:
         entry.id = "" if is_shared else entry.id
-        if numbers and are_whole:
+        if are_whole:
             entry.answers = [re.sub(r"^(-?\d+)\.0$", r"\1", answer) for answer in entry.answers]
 
 
@@ -251,22 +252,15 @@ def decide_ids(entries: Sequence[LogEntry], report: ImportReport) -> str:
     where no passage has such an id.
     """
     found: Counter[str] = Counter()
-    for entry in entries:
-        by_name: dict[str, set[str]] = {}
-        for passage in entry.passages:
-            for name, id in passage.ids.items():
-                by_name.setdefault(name, set()).add(id)
-        for name, own in by_name.items():
-            found[name] += not own.isdisjoint(_parted_ids(entry.relevant_ids or [], own))
+    for name in (*IDS, "passage_ids"):
+        found[name] = sum(bool(_relevant_by(name, entry)) for entry in entries)
     names = [name for name, questions in found.most_common() if questions]
     for entry in entries:
-        relevant = entry.relevant_ids
         for name in names:
-            own = {passage.ids.get(name, "") for passage in entry.passages}
-            if relevant is not None and own.isdisjoint(_parted_ids(relevant, own)):
+            relevant = _relevant_by(name, entry)
+            if not relevant and entry.relevant_ids is not None:
                 continue
-            if relevant is not None:
-                entry.relevant_ids = _parted_ids(relevant, own)
+            entry.relevant_ids = relevant or None
             for passage in entry.passages:
                 passage.ids = {name: passage.ids[name]} if name in passage.ids else {}
             if name != names[0]:
@@ -275,13 +269,15 @@ def decide_ids(entries: Sequence[LogEntry], report: ImportReport) -> str:
     return names[0] if names else ""
 
 
-def _parted_ids(ids: Iterable[str], own: set[str]) -> list[str]:
-    """The ids, those in one cell apart unless a passage has such an id."""
+def _relevant_by(name: str, entry: LogEntry) -> list[str]:
+    """The ids of a question's relevant passages, those in one cell apart unless a passage has such an id; none where no
+    passage has one of them under this name."""
+    own = {passage.ids.get(name) for passage in entry.passages}
     parted: list[str] = []
-    for each in ids:
+    for each in entry.relevant_ids or ():
         parts = list(filter(None, re.split(r"\s*[,;|\s]\s*", each.strip(" []{}()"))))
         parted += [each] if each in own or not parts else parts
-    return parted
+    return [] if own.isdisjoint(parted) else parted
 
 
 def drop_places(entries: Sequence[LogEntry], reading: LogReading) -> None:
