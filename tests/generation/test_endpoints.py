@@ -1,6 +1,7 @@
 """Sweeps of endpoints: what is recorded of them, what they cost, and when they are asked again."""
 
 import json
+import logging
 
 import pytest
 import yaml
@@ -245,3 +246,31 @@ def test_no_secret_of_an_endpoint_is_written_down(verb, given, tmp_path, monkeyp
     assert database in files and list(tmp_path.rglob("sweep.html"))
     for text in (shown.out, shown.err, *(file.read_bytes().decode("utf-8", "replace") for file in files)):
         assert "canary" not in text
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("I do not know.", 'all of the first 16 answers are "I do not know.", and none is right: try --system'),
+        ("", "all of the first 16 answers are empty"),
+        (("so, well", "length"), "all of the first 16 answers are cut before a right answer: try --max-new-tokens"),
+    ],
+)
+def test_no_more_than_a_handful_is_sent_where_nothing_can_come_of_it(options, caplog, said, why):
+    write_examples(options["examples"], [kv_example(i) for i in range(20)])
+    with served(Endpoint(lambda text: said)) as endpoint, caplog.at_level(logging.INFO):
+        config = SweepConfig(base_url=endpoint.url, **options)
+        with pytest.raises(PosgapError, match=f"served: {why}.*; the other 44 prompts were not sent; run the command"):
+            sweep(config)
+        assert "60 prompts of about " in caplog.text and " tokens, with answers of at most " in caplog.text
+        asked = len(endpoint.seen)
+        assert asked <= 16 + 1  # and a word, of which it was to say the tokens
+        if said == "I do not know.":
+            assert read_sweep(sweep(config)).mean == 0 and len(endpoint.seen) == asked + 44
+
+
+def test_where_some_answer_is_right_all_is_sent(options):
+    write_examples(options["examples"], [kv_example(i) for i in range(20)])
+    first = kv_example(0).answers[0]
+    with served(Endpoint(lambda text: first)) as endpoint:
+        assert read_sweep(sweep(SweepConfig(base_url=endpoint.url, **options))).mean > 0

@@ -123,7 +123,7 @@ class Probe:
         return self.count(lambda each: not each.right and bool(_REFUSAL.match(each.text.strip())))
 
     @property
-    def _asked(self) -> set[tuple[str, ...]]:
+    def asked(self) -> set[tuple[str, ...]]:
         """What is right, each once: so many questions were asked at least."""
         return {each.answers for each in self.responses}
 
@@ -191,9 +191,9 @@ class Probe:
                 f"{self.refusals} of {n} responses refuse in words, and count as wrong answers: try a system message, "
                 '--system "All that is asked is in the documents below."'
             )
-        if len({each.text.strip() for each in self.responses}) == 1 and len(self._asked) >= _QUESTIONS:
+        if len({each.text.strip() for each in self.responses}) == 1 and len(self.asked) >= _QUESTIONS:
             said["same"] = (
-                f'all of {n} responses are "{shorten(self.responses[0].text.strip(), 40)}", to {len(self._asked)} '
+                f'all of {n} responses are "{shorten(self.responses[0].text.strip(), 40)}", to {len(self.asked)} '
                 "questions: the model may not do this task, or not be shown the question (--template, --system)"
             )
         # No bound is said of the mean: these are a few questions at some of the placements.
@@ -226,6 +226,27 @@ class FirstAnswers:
             found = Probe(self.responses).findings(limit)
             if found:
                 log.info("the first answers: %s", "; ".join(found.values()))
+
+
+def why_hopeless(
+    builder: TextPromptBuilder, seen: Sequence[tuple[AnyExample, Placement, Completion]], metric: str = ""
+) -> str:
+    """Returns why nothing can come of a sweep that begins with these answers, and what to do; empty where it may: all
+    are empty, cut before a right answer, or of one wording to several questions."""
+    n, outcomes = len(seen), {completion.outcome for _, _, completion in seen}
+    limit = f"--max-new-tokens {2 * (builder.max_new_tokens + builder.max_thinking_tokens)}"
+    if outcomes == {"empty"}:
+        return f"all of the first {n} answers are empty: see what the server says to one prompt"
+    probe = Probe([observe(builder, *each, metric) for each in seen if each[2].outcome in ("answered", "truncated")])
+    if len(probe.responses) < n or probe.right:
+        return ""
+    if probe.cut == n:
+        return f"all of the first {n} answers are cut before a right answer: try {limit}"
+    texts = {each.text.strip() for each in probe.responses}
+    if len(texts) == 1 and len(probe.asked) >= _QUESTIONS:
+        said = shorten(texts.pop(), 40)
+        return f'all of the first {n} answers are "{said}", and none is right: try --system or --template'
+    return ""
 
 
 def target_of(builder: TextPromptBuilder) -> str:

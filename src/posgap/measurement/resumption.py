@@ -5,16 +5,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, work_folder
+from posgap.foundation.locations import with_uris
 from posgap.foundation.progress import meter
 from posgap.generation.backends import BACKENDS, BackendConfig, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling, Usage
 from posgap.generation.served import EndpointGenerator, EndpointIdentity
-from posgap.measurement.probe import FirstAnswers
+from posgap.measurement.probe import FirstAnswers, why_hopeless
 from posgap.measurement.prompt_mitigator import PromptMitigator, Question
+from posgap.measurement.spending import estimated_tokens
 from posgap.measurement.unfinished import Unfinished
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -26,6 +29,7 @@ log = logging.getLogger(__name__)
 # What prompts are filled with, and how they are mitigated, stands in their digest.
 _IN_DIGEST = {"lengths", "depths", "most_gap", "mitigation", "mitigation_settings"}
 _WITHOUT_EFFECT = {"metric", "limit", "label", "keep_incorrect"} | _IN_DIGEST
+HANDFUL = 16  # first prompts to an endpoint, whose answers decide whether the others are sent
 OnCompletion = Callable[[AnyExample, Placement, Completion], None]
 OpensGenerator = Callable[[], Generator]
 
@@ -72,11 +76,30 @@ class PromptGrid:
         return identity | {"model": self.config.model, "examples_digest": digest_of_file} | dict(self.cache_key)
 
     def describe(self) -> str:
-        """Like "2,000 prompts: 100 examples, each at 20 placements"."""
+        """Like "2,000 prompts: 100 examples, each at 20 placements"; of an endpoint with tokens, by some prompts."""
         n_examples, often = len(self.examples), f", {self.samples} times" if self.samples > 1 else ""
         plural = "s" if n_examples > 1 else ""
         each = f"{n_examples:,} example{plural}, each at {len(self.placements)} placements{often}"
-        return f"{self.count:,} prompts: {each}"
+        if not self.asks_endpoint:
+            return f"{self.count:,} prompts: {each}"
+        some = range(0, n_examples, 1 + n_examples // 8)
+        tokens = sum(estimated_tokens(self.prompt(example, 0).text) for example in some) / len(some)
+        most = self.count * (self.builder.max_new_tokens + self.builder.max_thinking_tokens)
+        return (
+            f"{self.count:,} prompts of about {round(tokens * self.count, -3):,.0f} tokens, with answers of at most "
+            f"{most:,}: {each}"
+        )
+
+    @property
+    def asks_endpoint(self) -> bool:
+        """Whether an endpoint is asked by prompts of no mitigation, each of which may cost something."""
+        return not BACKENDS[self.config.backend].local and self.mitigator is None
+
+    def first_handful(self) -> list[tuple[int, int]]:
+        """Returns examples and numbers of prompts that differ in both as far as there are others."""
+        numbers, examples = len(self.placements) * self.samples, range(len(self.examples))
+        diagonals = product(range(numbers), examples)
+        return [(example, (example + shift) % numbers) for shift, example in islice(diagonals, HANDFUL)]
 
 
 def generate_resumably(
@@ -91,7 +114,8 @@ def generate_resumably(
 
     They are kept beside the config's `out` as they come, with their token ids or without; those of an interrupted run
     are not asked for again. `on_completion` is called with all of them, those of before the interruption first, and may
-    raise; `first_answers`, or another of its kind, with the others. `title` names the work where its progress is shown.
+    raise; `first_answers`, or another of its kind, with the others; without it no more than a handful is sent to an
+    endpoint whose first answers say that nothing can come of it. `title` names the work where its progress is shown.
     Where something is missing `opens`, or the config's backend, gives what answers.
     """
     unfinished = Unfinished(work_folder(prompts.config.out), prompts.identity(), token_ids)
@@ -119,19 +143,52 @@ def generate_resumably(
             # What goes on draws other samples than what was interrupted.
             sampling = replace(sampling, seed=sampling.seed + prompts.count - n_missing)
         generator = opens() if opens else open_generator(prompts.config, builder)
+        parts = [missing]
+        if first_answers is None and prompts.asks_endpoint and HANDFUL < n_missing == prompts.count:
+            parts = _split_handful(missing, prompts.first_handful())
         first_answers = first_answers or FirstAnswers(builder, n_missing, prompts.config.metric)
+        make, generate = prompts.prompt, generator.generate
         if prompts.mitigator:
-            generate = partial(prompts.mitigator.generate, generator)
-            completions = stream_missing(generator, unfinished, missing, prompts.question, sampling, title, generate)
-        else:
-            completions = stream_missing(generator, unfinished, missing, prompts.prompt, sampling, title)
-        for example, number, completion in completions:
-            asked = prompts.question(example, number)[:2]
-            first_answers(*asked, completion)
-            on_completion(*asked, completion)
+            make, generate = prompts.question, partial(prompts.mitigator.generate, generator)
+        for part in parts:
+            of_part, seen = title if part is parts[-1] else f"{title}, the first {HANDFUL}", []
+            for example, number, completion in stream_missing(
+                generator, unfinished, part, make, sampling, of_part, generate
+            ):
+                asked = (*prompts.question(example, number)[:2], completion)
+                first_answers(*asked)
+                on_completion(*asked)
+                seen.append(asked)
+            if part is not parts[-1]:
+                _require_hope(prompts, seen)
     served = None if BACKENDS[prompts.config.backend].local else unfinished.served
     kept = unfinished.completions
     return [kept[at] for at in product(range(len(prompts.examples)), numbers)], served
+
+
+def _split_handful(
+    missing: Mapping[int, Sequence[int]], handful: Sequence[tuple[int, int]]
+) -> list[dict[int, list[int]]]:
+    """Splits missing prompts into a handful and the others."""
+    first: dict[int, list[int]] = {}
+    for example, number in handful:
+        first.setdefault(example, []).append(number)
+    others = {}
+    for example, numbers in missing.items():
+        left = [number for number in numbers if number not in first.get(example, ())]
+        if left:
+            others[example] = left
+    return [first, others]
+
+
+def _require_hope(prompts: PromptGrid, seen: Sequence[tuple[AnyExample, Placement, Completion]]) -> None:
+    """Raises `PosgapError` where nothing can come of the other prompts by what the first answers are."""
+    why = why_hopeless(prompts.builder, seen, prompts.config.metric)
+    if why:
+        raise PosgapError(
+            f"{with_uris(prompts.config.model)}: {why}; the other {prompts.count - len(seen):,} prompts were not sent; "
+            "run the command again to send them all the same"
+        )
 
 
 def stream_missing(
