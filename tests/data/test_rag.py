@@ -244,6 +244,7 @@ def test_a_log_in_csv_becomes_a_curve_in_one_command(log_file, tmp_path):
     swept = read_sweep(tmp_path / "swept")
     # A block of two begins at 1 to 3; of one at 1 to 4.
     assert swept.accuracy == [100.0, 0.0, 50.0, 100.0] == result.figures.accuracy
+    assert swept.baselines["as-retrieved"].accuracy == 50, "which a log is asked by itself"
     # The second relevant passage stays last, where the model reads it.
     assert one.figures.accuracy == [100.0, 50.0, 50.0, 100.0]
     # As retrieved, the relevant passages are second and, of every other question, last: first they would win a half.

@@ -41,9 +41,21 @@ def test_a_line_has_the_rate_and_the_time_left(caplog, clock):
 
 
 def test_what_takes_long_is_said_in_seconds_each_and_hours(caplog, clock):
-    assert lines(caplog, clock, total=101, seconds_each=40, count=1) == [
-        "work: 1 of 101 in 00:40, 40 s each, about 1:06:40 left"
+    assert lines(caplog, clock, total=101, seconds_each=40, count=2) == [
+        "work: 1 of 101 in 00:40",
+        "work: 2 of 101 in 01:20, 40 s each, about 1:06:00 left",
     ]
+
+
+def test_what_warms_up_tells_no_rate(caplog, clock):
+    clock.now -= 60
+    with progress.meter(100, "work") as done:
+        caplog.set_level("INFO", logger="posgap")
+        clock.now += 60
+        for _ in range(6):
+            done(1)
+            clock.now += 2
+    assert caplog.messages[-1] == "work: 5 of 100 in 01:08, 2 s each, about 03:10 left"
 
 
 def test_of_an_unknown_number_nothing_is_left(caplog, clock):

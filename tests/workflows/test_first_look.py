@@ -50,11 +50,14 @@ def test_a_model_alone_is_enough(folder, endpoint, capsys):
     place = folder / "runs" / f"sweep-127.0.0.1-{endpoint.url.split(':')[2].removesuffix('/v1')}-served"
     swept = read_sweep(place)
     assert swept.positions == [1, 6, 10, 15, 20] and swept.n_examples == 20
-    assert "posgap | taken: 20 documents, the most that end in two minutes" in err
+    assert "posgap | taken: 20 examples of 20 documents, in 100 prompts that take about " in err
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["1", "6", "10", "15", "20"] and "████" in lines[0]
-    assert lines[6].startswith("gap 0.0 points (0.0 to ") and lines[6].endswith("of 20 made examples")
-    assert lines[7] == f"page: {(place / 'sweep.html').as_uri()}"
+    assert lines[6].startswith("gap 0.0 points (0.0 to ") and lines[6].endswith(
+        ", of 20 examples of the task kv with 20 documents"
+    )
+    assert lines[7] == "That position matters cannot be told (sign-flip test, p = 1.000)."
+    assert lines[8] == f"page: {(place / 'sweep.html').as_uri()}"
 
     asked = endpoint.seen.total()
     assert asked == 1 + 3 * 5 + 100
@@ -64,7 +67,7 @@ def test_a_model_alone_is_enough(folder, endpoint, capsys):
     command = shlex.split(lines[-1])
     assert command[:2] == ["posgap", "sweep"] and lines[-3].strip().startswith("posgap data make kv")
     assert "--n-docs 20" in lines[-3]
-    write_examples(folder / "kv.jsonl.gz", [kv_example(number, 20) for number in range(2)])
+    write_examples(folder / command[command.index("--examples") + 1], [kv_example(number, 20) for number in range(2)])
     assert run(*command[1:], "--estimate") == 0  # the command for the real thing is one that works
     assert "40 prompts" in capsys.readouterr().out
 
@@ -98,7 +101,15 @@ def test_json_has_the_sweep(folder, endpoint, capsys):
 
 @pytest.mark.parametrize(
     ("seconds", "n_docs", "n_examples", "timed"),
-    [(1e-4, 20, 20, 3), (0.05, 20, 20, 3), (0.1, 10, 20, 3), (0.2, 5, 20, 2), (1.0, 5, 4, 1), (0.31, 5, 15, 1)],
+    [
+        (1e-4, 20, 20, 3),
+        (0.05, 20, 20, 3),
+        (0.1, 10, 20, 2),
+        (0.2, 5, 20, 1),
+        (1.0, 5, 4, 1),
+        (1.5, 5, 4, 0),
+        (0.31, 5, 14, 1),
+    ],
 )
 def test_prompts_are_as_long_as_twenty_examples_leave_time(
     seconds, n_docs, n_examples, timed, folder, endpoint, monkeypatch, caplog
@@ -115,9 +126,9 @@ def test_prompts_are_as_long_as_twenty_examples_leave_time(
         examples, _ = first_look._choose_examples(SweepVerbConfig(model="m", base_url=endpoint.url, out="look"))
     assert len(examples[0].records) == n_docs and len(examples) == n_examples
     assert asked[1:] == [5, 10, 20][:timed], "the first one warms up"
-    assert f"{n_docs} documents a prompt: 20 examples at 5 placements take about " in caplog.text
-    most = "the most that end in two minutes" if n_examples == 20 else f"and {n_examples} examples, which take"
-    assert f"taken: {n_docs} documents, {most}" in caplog.text
+    prompts = n_examples * (3 if n_examples == 4 else 5)  # the fewest examples are asked at fewer positions
+    said = f"taken: {n_examples} examples of {n_docs} documents, in {prompts} prompts that take about "
+    assert f"{said}{prompts * seconds * n_docs:.0f} s" in caplog.text
 
 
 def test_an_example_of_many_prompts_is_asked_as_many_in_all(folder, endpoint, monkeypatch):
@@ -199,7 +210,7 @@ def test_the_commands_for_reliable_figures_ask_as_the_look_did(folder, endpoint,
     assert json.loads(said["--template-args"]) == OFF and json.loads(said["--stop"]) == ["END"]
     assert (said["--system"], said["--seed"], said["--base-url"]) == ("Be short.", "3", endpoint.url)
     assert "--limit" not in said and "--backend" not in said and made[0][4:6] == ["--seed", "3"]
-    write_examples(folder / "kv.jsonl.gz", [kv_example(number, 3) for number in range(2)])
+    write_examples(folder / said["--examples"], [kv_example(number, 3) for number in range(2)])
     assert run(*command[1:], "--estimate") == 0
 
 
@@ -207,9 +218,12 @@ def test_the_examples_of_another_task_can_be_made_too(folder, capsys):
     config = SweepConfig(model="m", dtype="float32", task="spans", n_docs=10, out="look", examples="made")
     write_jsonl(folder / "predictions.jsonl", [])
     made, sweep = first_look._write_commands(config, folder)
-    assert sweep.startswith("posgap sweep --model m --dtype float32 --task spans --examples spans.jsonl.gz --n-docs")
+    assert sweep.startswith(
+        "posgap sweep --model m --dtype float32 --task spans --examples look-300.examples.jsonl.gz --n-docs"
+    )
     assert run(*shlex.split(made)[1:]) == 0
-    assert len(read_examples("spans.jsonl.gz")[0].gold) == 2 and len(read_examples("spans.jsonl.gz")) == 300
+    examples = read_examples("look-300.examples.jsonl.gz")
+    assert len(examples[0].gold) == 2 and len(examples) == 300
 
 
 def test_a_look_at_nothing_ends_before_the_sweep_and_leaves_nothing(folder, endpoint, monkeypatch, capsys):

@@ -29,29 +29,37 @@ def meter(total: int, what: str, unit: int = 1) -> Iterator[Callable[[int], None
     """Yields a function to be told, from any thread, how much more of `total` is done; `unit` is what is shown as 1."""
     if shows_bars():
         with tqdm(total=(total / unit if unit > 1 else total) or None, desc=what, dynamic_ncols=True) as bar:
-            yield lambda more: bar.update(more / unit if unit > 1 else more)
+            yield lambda more: _advance(bar, more / unit if unit > 1 else more)
         return
     started = last = time.monotonic()
-    done, lock = 0, threading.Lock()
+    done, lock, first = 0, threading.Lock(), (0, 0.0)
 
     def report(more: int) -> None:
-        nonlocal done, last
+        nonlocal done, last, first
         with lock:
             done, now = done + more, time.monotonic()
+            first = first if first[0] else (done, now)
             least, most = SECONDS_BETWEEN_LINES
             if now - last < min(max(least, (now - started) / 10), most) and done != total:
                 return
             last = now
-            log.info("%s: %s", what, _so_far(done / unit, total / unit, now - started))
+            rate = (done - first[0]) / unit / (now - first[1]) if now > first[1] else 0.0
+            log.info("%s: %s", what, _so_far(done / unit, total / unit, now - started, rate))
 
     yield report
 
 
-def _so_far(done: float, total: float, seconds: float) -> str:
-    """Like "120 of 400 in 00:30, 4 a second, about 01:10 left"; `total` 0: nobody knows."""
+def _advance(bar: tqdm, more: float) -> None:
+    """Moves a bar on. The time until the first of the work, in which a model is loaded and warmed up, tells no rate."""
+    if not bar.n:
+        bar.reset()
+    bar.update(more)
+
+
+def _so_far(done: float, total: float, seconds: float, rate: float) -> str:
+    """Like "120 of 400 in 00:30, 4 a second, about 01:10 left"; `total` 0: nobody knows; `rate` 0 too."""
     parts = [f"{int(done)}{f' of {int(total)}' if total else ''} in {tqdm.format_interval(seconds)}"]
-    if done and seconds:
-        rate = done / seconds
+    if rate:
         parts.append(f"{rate:.3g} a second" if rate >= 1 else f"{1 / rate:.3g} s each")
         if total > done:
             parts.append(f"about {tqdm.format_interval((total - done) / rate)} left")

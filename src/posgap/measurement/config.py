@@ -105,7 +105,7 @@ class SweepConfig(
     baselines: BaselineNames = Field(
         [],
         description="baselines, like closed-book,oracle: other ways in which every example is asked once more; "
-        f"{BASELINES.help_text()}; empty: none",
+        f"{BASELINES.help_text()}; empty: as-retrieved for a retrieval log, else none",
     )
     estimate: bool = Field(False, description="only say how many prompts and tokens the sweep has")
 

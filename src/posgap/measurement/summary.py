@@ -36,9 +36,7 @@ def summary_text(sweep: Sweep) -> list[str]:
         )
     unanswered = sweep.outcomes.unanswered_text(sweep.placements) if sweep.outcomes else ""
     sentences += filter(None, [copies_sentence(sweep), unanswered])
-    test = f"sign-flip test, {p_value(sweep.flatness.p)}"
-    matters = sweep.flatness.is_refuted
-    sentences.append(f"Position matters ({test})." if matters else f"That position matters cannot be told ({test}).")
+    sentences.append(position_sentence(sweep))
     shape = sweep.named_shape
     if shape:
         first, last = ends(shape.beginning_over_middle_ci95, SIGNED), ends(shape.end_over_middle_ci95, SIGNED)
@@ -54,6 +52,15 @@ def summary_text(sweep: Sweep) -> list[str]:
     if sweep.grid:
         sentences += sweep.grid.effect_sentences()
     return sentences
+
+
+def position_sentence(sweep: Sweep) -> str:
+    """Whether position matters, and whether more than that can be told from the examples."""
+    test = f"(sign-flip test, {p_value(sweep.flatness.p)})"
+    if not sweep.flatness.is_refuted:
+        return f"That position matters cannot be told {test}."
+    how_much = f"; how much cannot be told from {sweep.sample_text}" if sweep.gap_ci95[0] <= 0 else ""
+    return f"Position matters {test}{how_much}."
 
 
 def _positions(number: int) -> str:

@@ -39,6 +39,7 @@ from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, shard_of
 from posgap.tasks.positions import parse_shard
 from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.rag import order_of_retriever
 from posgap.tasks.special_tokens import OF_ANY_MODEL, count_special
 from posgap.tasks.task_file import is_definition
 
@@ -70,8 +71,12 @@ class SweepRun:
     def plan(
         cls, config: SweepConfig, builder: TextPromptBuilder, examples: Sequence[AnyExample], model_digest: str = ""
     ) -> "SweepRun":
-        """Plans a sweep of the config's part of the examples and placements. Raises `PosgapError` where
-        an example is there twice, and what `require_distractors` does."""
+        """Plans a sweep of the config's part of the examples and placements. Examples that a retriever ranked are asked
+        as it ranked them too, unless the config names other baselines. Raises `PosgapError` where an example is there
+        twice, and what `require_distractors` does."""
+        as_retrieved = order_of_retriever(builder.task, examples, config.n_docs)
+        if as_retrieved and not config.baselines and not builder.fill:
+            config = config.model_copy(update={"baselines": [as_retrieved.name]})
         placements = list_placements(builder, config.n_docs, config.positions, config.shard)
         plan = cls(config, builder, examples[: config.limit or None], placements, model_digest)
         require_different(plan.examples)

@@ -1,10 +1,25 @@
 """A sweep's curve as lines of text, for a terminal or a report that shows no pictures."""
 
+from posgap.measurement.statistics import ends
+from posgap.measurement.summary import position_sentence
 from posgap.measurement.sweeps import Sweep
 
 WIDTH = 40  # characters of a bar at 100 %
 MAX_LINES = 60
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def sweep_text(sweep: Sweep) -> str:
+    """Returns what a terminal shows of a sweep: the curve with its baselines, the figures, and whether position
+    matters."""
+    figures = (
+        f"gap {sweep.gap:.1f} points ({ends(sweep.gap_ci95)}), mean {sweep.mean:.1f} ({ends(sweep.mean_ci95)}), of "
+        f"{sweep.sample_text} of the task {sweep.task} with {sweep.n_docs} documents"
+    )
+    unanswered = sweep.outcomes.phrase(sweep.placements) if sweep.outcomes else ""
+    baselines = [f"{name}: {figure.accuracy:.1f} ({ends(figure.ci95)})" for name, figure in sweep.baselines.items()]
+    figures = "; ".join(filter(None, [figures, unanswered]))
+    return "\n".join([text_curve(sweep), *baselines, "", figures, position_sentence(sweep)])
 
 
 def text_curve(sweep: Sweep) -> str:

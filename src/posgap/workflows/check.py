@@ -26,7 +26,7 @@ from posgap.generation.backends import BACKENDS
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import Sweep, read_sweep
-from posgap.measurement.text_curve import text_curve
+from posgap.measurement.text_curve import sweep_text
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch_location
 from posgap.storage.folders import local_copy, publish_file
@@ -54,13 +54,7 @@ def check(config: CheckConfig) -> Verdict:
 
 def terminal_text(model: str, verdict: Verdict, sweep: Sweep) -> str:
     """Returns what a check prints in a terminal: the curve, the figures, and a line for each rule."""
-    (low, high), (least, most) = sweep.gap_ci95, sweep.mean_ci95
-    figures = (
-        f"gap {sweep.gap:.1f} points ({low:.1f} to {high:.1f}), mean {sweep.mean:.1f} ({least:.1f} to {most:.1f}), "
-        f"of {sweep.sample_text} of the task {sweep.task} with {sweep.n_docs} documents"
-    )
-    unanswered = sweep.outcomes.phrase(sweep.placements) if sweep.outcomes else ""
-    lines = [text_curve(sweep), "", f"{figures}; {unanswered}" if unanswered else figures, ""]
+    lines = [sweep_text(sweep), ""]
     for ruling in verdict.rules:
         lines.append(f"{colour_word(f'{ruling.outcome:<7}', sys.stdout)}{against(ruling)}; {ruling.sentence}")
     if verdict.wanting:

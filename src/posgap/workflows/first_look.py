@@ -1,11 +1,10 @@
 """`posgap sweep MODEL`: a first look at a model's position gap, on made examples, in about two minutes.
 
-With examples it is the stage `sweep_or_first_look` and no more.
+With examples it is the stage `sweep`, and then the curve and the page's address.
 """
 
 import json
 import logging
-import math
 import shlex
 import time
 from collections.abc import Sequence
@@ -17,17 +16,18 @@ from posgap.data.made import made_examples, making_command
 from posgap.data.readers import litm_kv_examples
 from posgap.data.synthetic import uuid_records
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.locations import Location, is_uri, with_uris
+from posgap.foundation.locations import Location, is_uri, page_address, with_uris
 from posgap.foundation.printing import show
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator, Sampling
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.lengths import LENGTHS_PAGE, is_of_lengths, read_lengths
 from posgap.measurement.predictions import outcome_of, read_predictions, swept_rows
 from posgap.measurement.sweep_run import list_placements
 from posgap.measurement.sweeps import SWEEP_PAGE, read_sweep
-from posgap.measurement.text_curve import text_curve
+from posgap.measurement.text_curve import sweep_text
 from posgap.stages.sweep import sweep as sweep_stage
-from posgap.storage.cache import MANIFEST
+from posgap.storage.cache import MANIFEST, fetch_location
 from posgap.storage.inputs import with_local_paths
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import spaced_positions
@@ -37,21 +37,24 @@ from posgap.tasks.registry import TASKS
 from posgap.workflows.config import SweepVerbConfig
 
 log = logging.getLogger(__name__)
-SECONDS = 120.0  # that the prompts of a first look may take
+SECONDS = 110.0  # that a first look may take, its model's loading included: pages take the rest of two minutes
 SIZES = (5, 10, 20)  # documents in a prompt: the largest that leaves time is taken
 CHOICES = 4  # items that have names, of which a prompt has few
 EXAMPLES, POSITIONS = 20, 5
-MIN_EXAMPLES = 4  # where even the shortest prompts take too long, or an example has many
+MIN_EXAMPLES, MIN_POSITIONS = 4, 3  # where even the shortest prompts take too long, or an example has many
 DIGITS, ANSWER = 8, 32  # of keys and values, which small models can copy, and tokens of an answer with room for words
 RELIABLE = 300  # examples of the real thing, as `check` makes them
 OF_EXAMPLES = ("lengths", "estimate", "baselines", "samples", "mitigation", "shard")  # options that need given ones
 
 
 def sweep_or_first_look(config: SweepVerbConfig) -> Location:
-    """Sweeps a model. Without examples some are made, as long as two minutes allow; then it prints the curve, where the
-    page is, and the commands for figures to rely on."""
+    """Sweeps a model, and prints the curve and the page's address. Without examples some are made, as many as two
+    minutes allow, and it prints the commands for figures to rely on too."""
     if config.examples is not None:
-        return sweep_stage(_take_examples(config, config.examples))
+        place = sweep_stage(_take_examples(config, config.examples))
+        if not config.estimate:
+            _show(place)
+        return place
     for name in OF_EXAMPLES:
         if getattr(config, name) != config.default(name):
             raise PosgapError(f"--{name}: is of examples; give --examples")
@@ -70,9 +73,11 @@ def sweep_or_first_look(config: SweepVerbConfig) -> Location:
         examples, generator = _choose_examples(config)
         write_examples(file, examples)
     n_docs = _count_documents(examples)
-    looked = _take_examples(config, file, n_docs=n_docs, positions=_choose_positions(config, n_docs))
+    positions = _choose_positions(config, n_docs, len(examples))
+    looked = _take_examples(config, file, n_docs=n_docs, positions=positions)
     place = sweep_stage(looked, generator)
-    _show(looked, Path(place))
+    real_thing = [f"  {command}" for command in _write_commands(looked, Path(place))]
+    _show(place, f"A first look. For figures to rely on, with {RELIABLE} examples at every position:", *real_thing)
     return place
 
 
@@ -96,11 +101,13 @@ def _count_documents(examples: Sequence[AnyExample]) -> int:
     return len(examples[0].gold) + len(examples[0].distractors)
 
 
-def _choose_positions(config: SweepVerbConfig, n_docs: int) -> list[str]:
+def _choose_positions(config: SweepVerbConfig, n_docs: int, examples: int) -> list[str]:
+    """Returns the positions at which so many examples are asked; the fewest examples at fewer."""
     task = TASKS[config.task]
     if config.positions or task.n_gold > 1 or task.slot_names:
         return config.positions
-    return [str(position) for position in spaced_positions(n_docs, POSITIONS)]
+    count = POSITIONS if examples > MIN_EXAMPLES else MIN_POSITIONS
+    return [str(position) for position in spaced_positions(n_docs, count)]
 
 
 class Size(NamedTuple):
@@ -124,18 +131,17 @@ class Size(NamedTuple):
 def _choose_examples(config: SweepVerbConfig) -> tuple[list[AnyExample], Generator | None]:
     """Makes examples of the largest size that leaves time for enough of them. Returns the generator that was timed too,
     if it is of a model on this machine, which is not to be loaded again."""
-    log.info("a first look at %s, with made examples: one of each size is timed", with_uris(config.model))
-    builder, generator = _open(config)
+    log.info("a first look at %s, with made examples: some prompts are timed", with_uris(config.model))
     ends = time.monotonic() + SECONDS
+    builder, generator = _open(config)
     size = _choose_size(config, builder, generator, ends)
     each = size.prompts * size.seconds
     count = min(size.examples, max(MIN_EXAMPLES, int((ends - time.monotonic()) / each)))
-    if count == size.examples:
-        log.info("taken: %d documents, the most that end in two minutes", size.n_docs)
-    else:
-        log.info(
-            "taken: %d documents, and %d examples, which take about %.0f seconds", size.n_docs, count, count * each
-        )
+    prompts = count * (len(_choose_positions(config, size.n_docs, count)) or size.prompts)
+    log.info(
+        "taken: %d examples of %d documents, in %d prompts that take about %.0f s",
+        count, size.n_docs, prompts, prompts * size.seconds,
+    )  # fmt: skip
     return _make(config, count, size.n_docs), generator if BACKENDS[config.backend].local else None
 
 
@@ -148,7 +154,7 @@ def _open(config: SweepVerbConfig) -> tuple[TextPromptBuilder, Generator]:
 
 def _choose_size(config: SweepVerbConfig, builder: TextPromptBuilder, generator: Generator, ends: float) -> Size:
     """Times an example of each size, the shortest first, and returns the largest that leaves time until `ends` of the
-    monotonic clock, or else the shortest.
+    monotonic clock, or else the shortest. Twice as many documents are taken to need twice the time or more.
 
     Raises `PosgapError` where none fits into the model's context, or none gets an answer.
     """
@@ -157,6 +163,8 @@ def _choose_size(config: SweepVerbConfig, builder: TextPromptBuilder, generator:
         sizes = [CHOICES]
     chosen: Size | None = None
     for n_docs in sizes:
+        if chosen and 2 * chosen.needed > ends - time.monotonic():
+            break
         try:
             prompts = _build_prompts(config, builder, n_docs)
         except PosgapError:
@@ -164,17 +172,13 @@ def _choose_size(config: SweepVerbConfig, builder: TextPromptBuilder, generator:
                 raise
             break
         if chosen is None:
-            _time(config, builder, generator, prompts[:1])  # what is asked first warms up
+            first = _time(config, builder, generator, prompts[:1])  # what is asked first warms up
+            if first * MIN_EXAMPLES * len(prompts) > ends - time.monotonic():
+                return Size(n_docs, len(prompts), first)
         size = Size(n_docs, len(prompts), _time(config, builder, generator, prompts[:POSITIONS]))
-        log.info(
-            "%d documents a prompt: %d examples at %d placements take about %d seconds",
-            n_docs, size.examples, size.prompts, math.ceil(size.needed),
-        )  # fmt: skip
-        leaves_time = size.needed <= ends - time.monotonic()
-        if chosen is None or leaves_time:
-            chosen = size
-        if not leaves_time:
+        if chosen and size.needed > ends - time.monotonic():
             break
+        chosen = size
     assert chosen
     return chosen
 
@@ -182,7 +186,7 @@ def _choose_size(config: SweepVerbConfig, builder: TextPromptBuilder, generator:
 def _build_prompts(config: SweepVerbConfig, builder: TextPromptBuilder, n_docs: int) -> list[Prompt]:
     """Builds the prompts of an example at every placement."""
     (example,) = _make(config, 1, n_docs)
-    placements = list_placements(builder, n_docs, _choose_positions(config, n_docs))
+    placements = list_placements(builder, n_docs, _choose_positions(config, n_docs, EXAMPLES))
     return [builder.prompt(example, placement) for placement in placements]
 
 
@@ -209,34 +213,30 @@ def _make(config: SweepVerbConfig, count: int, n_docs: int) -> list[AnyExample]:
     return list(chain.from_iterable(litm_kv_examples(row, "made", line, DIGITS, DIGITS) for line, row in rows))
 
 
-def _show(config: SweepConfig, place: Path) -> None:
-    """Prints the curve, the figures, the page's address, and the commands for figures to rely on."""
-    swept = read_sweep(place)
-    page = (place / SWEEP_PAGE).resolve().as_uri()
-    lines = [
-        text_curve(swept),
-        "",
-        f"gap {swept.gap:.1f} points ({swept.gap_ci95[0]:.1f} to {swept.gap_ci95[1]:.1f}), "
-        f"mean {swept.mean:.1f} ({swept.mean_ci95[0]:.1f} to {swept.mean_ci95[1]:.1f}), "
-        f"of {swept.n_examples} made examples",
-        f"page: {page}",
-        "",
-        f"A first look. For figures to rely on, with {RELIABLE} examples at every position:",
-        *(f"  {command}" for command in _write_commands(config, place)),
-    ]
-    show("\n".join(lines), swept.model_dump(mode="json", exclude_defaults=True))
+def _show(place: Location, *more: str) -> None:
+    """Prints the curve and the figures of a sweep, or what it says of several lengths; the page's address; and more."""
+    folder = fetch_location(place)
+    if is_of_lengths(folder):
+        lengths = read_lengths(folder)
+        words, result, page = "\n".join(lengths.summary_text()), lengths.model_dump(mode="json"), LENGTHS_PAGE
+    else:
+        swept = read_sweep(folder)
+        words, result, page = sweep_text(swept), swept.model_dump(mode="json", exclude_defaults=True), SWEEP_PAGE
+    show("\n".join([words, f"page: {page_address(place, page)}", *(["", *more] if more else [])]), result)
 
 
 def _write_commands(config: SweepConfig, place: Path) -> list[str]:
     """Returns the commands that make enough examples, and sweep the model with them as this first look asked it."""
     task = TASKS[config.task]
-    file = f"{task.synthetic}.jsonl.gz"
-    making = [making_command(task, RELIABLE, config.n_docs, config.seed, file)]
+    # Files of the look's own name, lest they take the place of others in the folder.
+    file = f"{config.out}-{RELIABLE}.examples.jsonl.gz"
+    making = [making_command(task, RELIABLE, config.n_docs, config.seed, shlex.quote(file))]
     if config.task == "kv":
+        made = f"{config.out}-{RELIABLE}.made.jsonl.gz"
         making = [
-            making_command(task, RELIABLE, config.n_docs, config.seed, "made.jsonl.gz"),
-            f"posgap data import --format litm-kv --input made.jsonl.gz --key-digits {DIGITS} --value-digits {DIGITS} "
-            f"--out {file}",
+            making_command(task, RELIABLE, config.n_docs, config.seed, shlex.quote(made)),
+            f"posgap data import --format litm-kv --input {shlex.quote(made)} --key-digits {DIGITS} "
+            f"--value-digits {DIGITS} --out {shlex.quote(file)}",
         ]
     words = ["--task", config.task, "--examples", file, "--n-docs", str(config.n_docs)]
     limit = config.max_new_tokens

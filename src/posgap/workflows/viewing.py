@@ -13,7 +13,7 @@ from posgap.foundation.printing import show
 from posgap.gating.decision_page import GATE_PAGE
 from posgap.gating.verdict import GATE_FILE, read_verdict
 from posgap.measurement.report import render_page, save_page
-from posgap.measurement.summary import p_value
+from posgap.measurement.summary import position_sentence
 from posgap.measurement.sweeps import SWEEP_FILE, SWEEP_PAGE, Sweep, read_sweep
 from posgap.mitigation_search.report import MITIGATE_FILE, MITIGATE_PAGE, read_mitigate
 from posgap.tracking.history import show_history
@@ -95,9 +95,7 @@ def rows(top: Path) -> Iterator[Row]:
 
 def _sweep_row(folder: Path, name: str) -> Row:
     sweep = read_sweep(folder)
-    p = p_value(sweep.flatness.p)
-    outcome = f"position matters ({p})" if sweep.flatness.is_refuted else f"cannot be told from flat ({p})"
-    return Row("sweep", name, SWEEP_PAGE, outcome, sweep)
+    return Row("sweep", name, SWEEP_PAGE, position_sentence(sweep), sweep)
 
 
 def _check_row(folder: Path, name: str) -> Row:
