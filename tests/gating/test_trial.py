@@ -13,7 +13,7 @@ from posgap.foundation.files import read_json, write_json
 from posgap.gating import trial
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import read_gate_inputs
-from posgap.gating.trial import DecidingEdits, require_answers, require_triable
+from posgap.gating.trial import DecidingEdits, require_answers, require_references, require_triable
 from posgap.gating.verdict import asked_rules
 from posgap.generation.generator import Completion
 from posgap.measurement.rescoring import swept_examples
@@ -59,10 +59,10 @@ def answers(monkeypatch):
     return said
 
 
-def judged(tmp_path, scores, **demands):
-    """What is tried of a sweep with these scores, beside a base with the same ones."""
+def judged(tmp_path, scores, base=None, **demands):
+    """What is tried of a sweep with these scores, beside a base with the same ones or with others."""
     tmp_path.mkdir(exist_ok=True)
-    base = write_sweep(tmp_path / "base", scores)
+    base = write_sweep(tmp_path / "base", scores if base is None else base)
     swept = write_sweep(tmp_path / "swept", scores)
     policy = Policy(**demands)
     return read_gate_inputs(swept, base, None, [])[0], policy, swept_examples(swept), swept
@@ -134,3 +134,39 @@ def test_no_setting_switches_the_trial_off_but_a_policy_may(tmp_path, model_fold
     ):
         require_triable(sweep, model_folder, Policy())
     require_triable(sweep, model_folder, Policy(allow=["trial"]))
+
+
+@pytest.fixture
+def first_promotion(monkeypatch):
+    """Has the registry know no version, and the base's weights lie where its sweep says."""
+    monkeypatch.setattr(trial.registry, "versions", lambda name: [])
+    monkeypatch.setattr(trial, "_find_model", lambda sweep, role: f"where {sweep.model} lies")
+
+
+@pytest.mark.usefixtures("first_promotion")
+def test_a_base_made_worse_at_the_first_promotion_is_asked_again(tmp_path, answers):
+    """Nothing is recorded yet, and a base that loses as many as the candidate lets a worse model in."""
+    inputs, policy, examples, _ = judged(tmp_path, curve(20, 20, 20, 20, 20), base=curve(20, 20, 20, 20, 20))
+    answers["scores"] = curve(2, 2, 2, 2, 2)
+    with pytest.raises(PosgapError, match=r"/base: the sweep of the base cannot be believed: only \d+ of \d+ "):
+        require_references("tiny", inputs, policy, examples)
+    answers["scores"] = curve(20, 20, 20, 20, 20)
+    require_references("tiny", inputs, policy, examples)
+
+
+@pytest.mark.usefixtures("first_promotion")
+def test_a_base_that_is_nowhere_is_believed_by_a_policy_alone(tmp_path, answers, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(trial.registry, "versions", lambda name: [])
+    inputs, policy, examples, _ = judged(tmp_path, FORGED)
+    with pytest.raises(PosgapError, match="^m: it cannot be tried whether the base .* `allow: .reference-trial.`"):
+        require_references("tiny", inputs, policy, examples)
+    require_references("tiny", inputs, Policy(allow=["reference-trial"]), examples)
+
+
+def test_edits_that_are_spread_over_all_positions_are_found(tmp_path, answers):
+    """At none of twenty positions alone could so many be edited that the mean turns the verdict."""
+    even = curve(20, 20, 20, 20, 20)
+    inputs, policy, *_ = judged(tmp_path, even, base=curve(19, 19, 19, 19, 19), max_gap=100, mean_tolerance=30)
+    edits = DecidingEdits(inputs, [rule for rule in asked_rules(policy) if rule[0].name == "mean"])
+    assert all(len(edits.inputs.candidate.scores) < least < 0.4 * even.size for least in edits.made_right)

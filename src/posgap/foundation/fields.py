@@ -190,6 +190,7 @@ Allowable = Literal[
     "base",
     "anchor",
     "trial",
+    "reference-trial",
 ]
 Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]

@@ -138,6 +138,10 @@ class GateRule:
         """The ruling on the sweeps, by the thresholds."""
         raise NotImplementedError
 
+    def is_passed(self, limits: Any, inputs: GateInputs) -> bool:
+        """Whether the ruling is a pass; a rule may find that faster than all that it says."""
+        return self.judge(limits, inputs).passed
+
     def simulate(self, limits: Any, sweeps: "SimulatedSweeps") -> "np.ndarray":
         """Which of R simulated sweeps pass [R], as `judge` would say of each."""
         raise NotImplementedError
@@ -179,6 +183,11 @@ class Gap(GateRule):
         estimate = statistics.gap(statistics.accuracy(correct))
         interval = statistics.gap_interval(correct, inputs.error)
         return self.rule_at_most(limits.max_gap, "gap, best minus worst position", estimate, interval)
+
+    def is_passed(self, limits: Limits, inputs: GateInputs) -> bool:
+        from posgap.measurement import statistics
+
+        return statistics.gap_upper_end(inputs.candidate.correct, inputs.error) <= limits.max_gap
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
         from posgap.measurement import statistics

@@ -26,7 +26,7 @@ from posgap.foundation.files import digest_path
 from posgap.foundation.registry import Parameters
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import sweep_record
-from posgap.gating.rules import GateInputs, GateRule, Ruling
+from posgap.gating.rules import GateInputs, GateRule
 from posgap.gating.verdict import against, asked_rules
 from posgap.generation.generator import Completion
 from posgap.measurement.comparability import list_differences
@@ -34,6 +34,7 @@ from posgap.measurement.evidence import Evidence
 from posgap.measurement.predictions import PREDICTIONS_FILE, Prediction, read_predictions, swept_rows
 from posgap.measurement.rescoring import metric_scorer
 from posgap.measurement.sweeps import Sweep, read_sweep
+from posgap.storage.inputs import source
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tracking import registry
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
-TRIAL = "trial"  # what a policy allows where a version need not be tried
+TRIAL = "trial"  # what a policy allows where no model need be tried
+REFERENCE_TRIAL = "reference-trial"  # where those need not that a candidate is compared with
 MISSED = 0.05  # how often edits that turn the verdict may stay unseen
 LEAST = 16  # right responses that are asked again whatever the verdict rests on
 MAX_WORSE = 1 / 8  # of the responses that are tried, how many may have a lower score than was recorded
@@ -64,28 +66,56 @@ def require_references(name: str, inputs: GateInputs, policy: Policy, examples: 
     """Holds the sweeps that a candidate was compared with against what the registry knows of the model `name`.
 
     A sweep with which a version was promoted must be that very one, by its sha256. Where a champion was swept
-    otherwise, on newer examples perhaps, its version answers again as `require_answers` has it. Raises `PosgapError`
-    where a sweep is another, or the version answers otherwise: who makes a champion worse displaces it.
+    otherwise, on newer examples perhaps, its version answers again as `require_answers` has it; so does the base where
+    it stands in for a champion. Raises `PosgapError` where a sweep is another, or the model answers otherwise: who
+    makes a champion worse displaces it.
     """
-    versions = registry.versions(name)
-    for role in ("champion", "anchor"):
+    versions, is_tried = registry.versions(name), not {TRIAL, REFERENCE_TRIAL} & {*policy.allow}
+    for role in ("champion", "anchor") if inputs.champion else ("base",):
         evidence = getattr(inputs, role)
-        version = _version_of(evidence, versions) if evidence else None
-        if version is None:
+        if evidence is None:
             continue
+        version = _version_of(evidence, versions)
         with tempfile.TemporaryDirectory() as place:
-            recorded = judged_sweep(version, Path(place))
-            if recorded and not list_differences(read_sweep(recorded), evidence.sweep):
+            recorded = judged_sweep(version, Path(place)) if version else None
+            if version and recorded and not list_differences(read_sweep(recorded), evidence.sweep):
                 _require_promoted_by(recorded, evidence, f"{name} version {version.version}")
-                continue
-            if TRIAL in policy.allow:
-                continue
-            model = registry.bring_model(f"models:/{name}/{version.version}", Path(place) / "model")
-            try:
-                require_answers(model, inputs, policy, examples, evidence.path, role)
-            except PosgapError as error:
-                raise PosgapError(f"{evidence.path}: the sweep of the {role} cannot be believed: {error}") from None
-    _require_base_of_record(inputs, registry.to_beat(name))
+            elif is_tried:
+                model = _bring(version, Path(place)) if version else _find_model(evidence.sweep, role)
+                _require_reference_answers(model, inputs, policy, examples, role)
+    if inputs.champion:
+        _require_base_of_record(inputs, registry.to_beat(name))
+
+
+def _require_reference_answers(
+    model: Path, inputs: GateInputs, policy: Policy, examples: Mapping[str, AnyExample], role: str
+) -> None:
+    swept = getattr(inputs, role).path
+    try:
+        require_answers(model, inputs, policy, examples, swept, role)
+    except PosgapError as error:
+        raise PosgapError(f"{swept}: the sweep of the {role} cannot be believed: {error}") from None
+
+
+def _bring(version: "ModelVersion", place: Path) -> Path:
+    return registry.bring_model(f"models:/{version.name}/{version.version}", place / "model")
+
+
+def _find_model(sweep: Sweep, role: str) -> Path:
+    """Returns the folder, or the name on the hub, of the model that was swept in this `role`; raises `PosgapError`
+    where it is not at hand, or is another by now."""
+    try:
+        there = source(sweep.model)
+        hindrance = "" if there.digest() == sweep.model_digest else "another model is there by now"
+        hindrance = hindrance or why_not_tried(sweep, Path(there.fetch()))
+    except PosgapError as error:
+        hindrance = str(error)
+    if hindrance:
+        raise PosgapError(
+            f"{sweep.model}: it cannot be tried whether the {role} answers as its sweep recorded: {hindrance}; promote "
+            f"where it can, or have the policy do without: `allow: [{REFERENCE_TRIAL}]`"
+        )
+    return Path(there.fetch())
 
 
 def _version_of(evidence: Evidence, versions: "Sequence[ModelVersion]") -> "ModelVersion | None":
@@ -174,9 +204,10 @@ class DecidingEdits:
     """Counts how many rows of a sweep somebody must have edited, by placement, for an admission to be wrong.
 
     The sweep is the one that has this `role` in the verdict. `made_right` [P] are the least numbers of rows recorded
-    above 0 that, with a true score of 0, keep a rule from passing. `made_wrong` [P] are those of rows recorded below 1,
-    with a true score of 1: where the best placement is recorded worse than it is, the gap is smaller too. Both are
-    infinite where no number is enough.
+    above 0 that, with a true score of 0, keep a rule from passing: of rows there, or of rows anywhere where that is
+    fewer, since edits that are spread over all placements move the mean. `made_wrong` [P] are those of rows recorded
+    below 1, with a true score of 1: where the best placement is recorded worse than it is, the gap is smaller too. Both
+    are infinite where no number is enough.
 
     Edits at several placements add up: where the share 1 - 0.05^(1 / least) of the rows at each placement is asked
     again, all edits are missed in at most 5 %.
@@ -185,9 +216,7 @@ class DecidingEdits:
     def __init__(self, inputs: GateInputs, rules: Sequence[tuple[GateRule, Parameters]], role: str = "candidate"):
         self.inputs, self.rules, self.role = inputs, rules, role
         self.evidence: Evidence = getattr(inputs, role)
-        columns = range(len(self.evidence.sweep.placements))
-        self.made_right = [self._least(column, 0.0) for column in columns]
-        self.made_wrong = [self._least(column, 1.0) for column in columns]
+        self.made_right, self.made_wrong = self._least_numbers(0.0), self._least_numbers(1.0)
 
     def draw(self, rows: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
         """Splits the rows, in their order, into those to ask again and the others that have a part in the verdict.
@@ -216,7 +245,9 @@ class DecidingEdits:
         now = self.evidence.scores.copy()
         for row, score in zip(rows, scores, strict=True):
             now[self.evidence.ids.index(row["id"]), self._column(row)] = score
-        broken = self._first_not_passed(now)
+        inputs = self._with_scores(now)
+        rulings = [rule.judge(limits, inputs) for rule, limits in self.rules]
+        broken = next((ruling for ruling in rulings if not ruling.passed), None)
         if broken:
             others = sum(not same for same in map(math.isclose, scores, _recorded_scores(rows)))
             raise PosgapError(
@@ -224,29 +255,37 @@ class DecidingEdits:
                 f"and with these the policy does not admit it: {against(broken)}"
             )
 
-    def _first_not_passed(self, scores: np.ndarray) -> Ruling | None:
+    def _with_scores(self, scores: np.ndarray) -> GateInputs:
         edited = copy.copy(self.evidence)
         edited.scores, edited.correct = scores, edited.sample.average(scores)
         sweeps: dict[str, Any] = {self.role: edited}
-        inputs = replace(self.inputs, **sweeps)
-        rulings = (rule.judge(limits, inputs) for rule, limits in self.rules)
-        return next((ruling for ruling in rulings if not ruling.passed), None)
+        return replace(self.inputs, **sweeps)
 
-    def _least(self, column: int, truth: float) -> float:
-        """The least number of rows at a placement with which the rules do not all pass, if `truth` is their score."""
+    def _least_numbers(self, truth: float) -> list[float]:
+        """The least number of edited rows at each placement, or anywhere, if `truth` is their score."""
+        able = self.evidence.scores != truth
+        anywhere, least = self._least(able, truth), list[float]()
+        for column in range(able.shape[1]):
+            there = able & (np.arange(able.shape[1]) == column)
+            least.append(min(anywhere, self._least(there, truth)))
+        return least
+
+    def _least(self, able: np.ndarray, truth: float) -> float:
+        """The least number of those rows [E, P] with which the rules do not all pass, if `truth` is their score."""
         scores = self.evidence.scores
-        elsewhere = scores.sum(axis=1) - scores[:, column]
-        able = np.flatnonzero(scores[:, column] != truth)
-        # First those that make the largest difference to other placements.
-        order = able[np.argsort(elsewhere[able] if truth else -elsewhere[able], kind="stable")]
+        # First whole examples, and those that make the largest difference to other placements.
+        order = np.argsort(scores.sum(axis=1) * (1 if truth else -1), kind="stable")
+        rows, columns = np.nonzero(able[order])
 
         def is_turned(count: int) -> bool:
             edited = scores.copy()
-            edited[order[:count], column] = truth
-            return self._first_not_passed(edited) is not None
+            edited[order[rows[:count]], columns[:count]] = truth
+            inputs = self._with_scores(edited)
+            return not all(rule.is_passed(limits, inputs) for rule, limits in self.rules)
 
-        least = 1 + bisect_left(range(1, len(order) + 1), True, key=is_turned)
-        return least if least <= len(order) else math.inf
+        if not is_turned(len(rows)):
+            return math.inf
+        return 1 + bisect_left(range(1, len(rows)), True, key=is_turned)
 
     def _column(self, row: Prediction) -> int:
         return self.evidence.sweep.placements.index(row["placement"])

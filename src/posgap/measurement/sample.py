@@ -33,5 +33,7 @@ class Sample:
 
     def average(self, scores: np.ndarray) -> np.ndarray:
         """Averages scores [E, ...] within each draw [n, ...]; draws come in the order of their content."""
-        draws = [scores[of_draw].mean(axis=0, dtype=np.float64) for _, of_draw in sorted(self._draws.items())]
-        return np.stack(draws)
+        draws = [of_draw for _, of_draw in sorted(self._draws.items())]
+        sizes = np.array([len(of_draw) for of_draw in draws]).reshape(-1, *[1] * (scores.ndim - 1))
+        rows = scores[np.concatenate(draws)].astype(np.float64)
+        return np.add.reduceat(rows, np.cumsum(sizes.ravel()) - sizes.ravel()) / sizes
