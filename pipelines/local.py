@@ -22,7 +22,7 @@ from posgap.pipelines.config import PipelineRunConfig
 from posgap.pipelines.forked_steps import await_server, begin_server, forked_steps
 from posgap.pipelines.resumed_steps import resumed_steps
 from posgap.storage.outputs import RunFolder
-from posgap.tracking.left_behind import close_killed
+from posgap.tracking.pipeline_runs import close_killed
 from posgap.tracking.runs import PIPELINE_VARIABLE
 from posgap.tracking.server import track_at
 
@@ -117,7 +117,7 @@ def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Pat
     with (
         open(log, "a", encoding="utf-8") as kept,
         warnings.catch_warnings(),
-        _as_pipeline_run(root, cache),
+        _as_pipeline_run(cache),
         _as_before(),
     ):
         warnings.simplefilter("ignore")
@@ -162,7 +162,7 @@ def _as_before() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _as_pipeline_run(root: Path, cache: Path) -> Iterator[None]:
+def _as_pipeline_run(cache: Path) -> Iterator[None]:
     """Sets the variable by which stages know that they are steps of one run, unless it is set already.
 
     A mark in `cache` says that the run has not ended well. What it and its steps left open in MLflow, if they were
@@ -172,7 +172,7 @@ def _as_pipeline_run(root: Path, cache: Path) -> Iterator[None]:
         yield
         return
     for mark in cache.glob(f"*{_UNDER_WAY}"):
-        if close_killed(mark.stem, root):
+        if close_killed(mark.stem):
             mark.unlink()
     identity = f"local-{uuid.uuid4()}"
     cache.mkdir(parents=True, exist_ok=True)

@@ -238,7 +238,7 @@ def test_whoever_configured_the_logger_has_its_lines_there_and_no_bar(capsys, mo
     assert [line[:6] for line in stream.getvalue().splitlines()] == ["a note", "a warn", "progre"]
 
 
-@pytest.mark.parametrize(("level", "above"), [(logging.INFO, 3), (logging.WARNING, 1)])
+@pytest.mark.parametrize(("level", "above"), [(logging.INFO, 3), (logging.WARNING, 0)])
 def test_a_line_that_the_program_s_own_logging_shows_is_shown_once(level, above, capsys, monkeypatch):
     """As in Colab, whose root logger has a handler before anybody configured anything."""
     plain_logging(monkeypatch)

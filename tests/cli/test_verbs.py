@@ -78,7 +78,7 @@ def used() -> set[str]:
     return found
 
 
-ARGUMENTS = {("verify", "folders"), ("sync", "folders")}  # given without a name wherever they are
+ARGUMENTS = {("verify", "folders")}  # given without a name wherever they are
 
 
 @pytest.mark.full

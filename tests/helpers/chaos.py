@@ -49,12 +49,10 @@ TRIED = {
     "test_a_promotion_killed_at_any_moment_is_completed_by_the_next": (
         "SIGKILL: promote, MLflow on {}", "the next completes it: one version, and always a champion", "kills"),
     "test_a_registry_verb_killed_at_any_moment_leaves_one_truth": (
-        "SIGKILL: approve, rollback, sync --left-behind remove, MLflow on {}",
+        "SIGKILL: approve, rollback, MLflow on {}",
         "the champion before or after; the next completes it; one history, no lease held", "kills"),
-    "test_a_sync_that_is_disturbed_at_any_request_ends_no_run_otherwise_than_it_ended": (
-        "MLflow, at each request of a sync: 500", "the run is in MLflow in the end, FINISHED and whole", ""),
-    "test_a_sync_that_is_killed_within_any_write_leaves_the_end_as_it_was": (
-        "SIGKILL: sync, at each byte that it writes", "the run ends as it ended, once", ""),
+    "test_a_command_that_is_disturbed_at_any_request_ends_no_run_otherwise_than_it_ended": (
+        "MLflow, at each request of the next command: 500", "the run is in MLflow in the end, FINISHED and whole", ""),
     "test_a_killed_pipeline_goes_on_where_it_was": (
         "SIGKILL: pipeline run, at ten moments",
         "each stage FINISHED once; training goes on from its newest checkpoint; the rest is closed as KILLED", ""),

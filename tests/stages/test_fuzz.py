@@ -186,8 +186,8 @@ def values_of(
     parameter: click.Parameter, valid: dict[str, Path], hostile: list[str], verb: str
 ) -> st.SearchStrategy[str]:
     if parameter.name in PATHS:
-        # These look through all that is below.
-        below = [path for path in hostile if path != "/" or verb not in ("sync", "verify")]
+        # It looks through all that is below.
+        below = [path for path in hostile if path != "/" or verb != "verify"]
         right = st.just(str(valid[PATHS[parameter.name]]))
         return right | right | st.sampled_from(below) | st.sampled_from([str(path) for path in valid.values()])
     if isinstance(parameter.type, click.Choice):

@@ -124,7 +124,6 @@ def test_a_command_killed_at_any_moment_is_healed_by_the_next(
     assert kills, "each time it had ended before it was to be killed"
     assert run(tmp_path, words, out) == code, shown(tmp_path)
     assert content(out) == content(tmp_path / "undisturbed")
-    # The outbox of a run that had nothing to tell yet is kept for a minute: its process might just have begun.
     left = [path for path in tmp_path.rglob(f"{files.HOME_PREFIX}*/**/*") if path.is_file() and path.stat().st_size]
     assert left == [], shown(tmp_path)
     runs = mlflow.search_runs(search_all_experiments=True, output_format="list")

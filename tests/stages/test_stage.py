@@ -8,10 +8,10 @@ import pytest
 from copy_stage import CALLS, CopyConfig, copy
 
 from posgap.cli.main import main
+from posgap.foundation import files
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
-from posgap.tracking.outbox import place_of
 from posgap.tracking.runs import start_run
 
 
@@ -147,7 +147,7 @@ def test_what_was_left_behind_waits_until_runs_are_tracked_again(tmp_path, sourc
     place = os.environ["MLFLOW_TRACKING_URI"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     copy(CopyConfig(out=tmp_path / "out", source=source))
-    (waiting,) = place_of(tmp_path / "out").glob("*.jsonl")
+    (waiting,) = files.workspace(tmp_path / "out").glob("unlogged/*/run.json")
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     copy(CopyConfig(out=tmp_path / "out", source=source))
     assert waiting.is_file()

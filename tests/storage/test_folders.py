@@ -63,8 +63,8 @@ def tree(folder: Path) -> dict[str, bytes | str | None]:
 
 
 def names(folder: Path) -> set[str]:
-    """What is in a folder but for the home of an output that has only its outbox, as MLflow does not answer."""
-    homes = {home for home in folder.glob(".posgap-*") if [path.name for path in home.iterdir()] == ["outbox"]}
+    """What is in a folder but for the home of an output that has only its unlogged run, as MLflow does not answer."""
+    homes = {home for home in folder.glob(".posgap-*") if [path.name for path in home.iterdir()] == ["unlogged"]}
     return {path.name for path in folder.iterdir() if path not in homes}
 
 
@@ -132,7 +132,7 @@ def test_somebody_s_rejected_folder_is_refused_and_posgap_s_is_replaced(config):
             shout(config)
     assert files.read_json(rejected / "rejected.json")["reason"] == "refused"
     assert read_manifest(rejected) == {}
-    assert {path.name for path in files.workspace(config.out).iterdir()} == {"work", "outbox"}
+    assert {path.name for path in files.workspace(config.out).iterdir()} == {"work", "unlogged"}
     (rejected / "notes.txt").touch()
     with pytest.raises(PosgapError, match=r"out.rejected: is not replaced: .*\(notes.txt\)"):
         shout(config)
@@ -284,7 +284,7 @@ def test_whatever_the_output_is_called_nobody_s_file_is_harmed(here, parts):
         }
     assert {path: path.read_text() for path in precious} == precious
     assert {path: os.readlink(path) for path in links} == links
-    assert {path.name for home in here.rglob(".posgap-*") for path in home.iterdir()} <= {"outbox"}
+    assert {path.name for home in here.rglob(".posgap-*") for path in home.iterdir()} <= {"unlogged"}
     if made is not None:
         assert (made / "b.json").read_text() == '"hello"\n' and here in made.parents
         while made.parent not in (here, here / "cwd", here / "other", here / "sub", here / "cwd" / "sub"):

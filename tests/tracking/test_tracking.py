@@ -1,6 +1,5 @@
 """Tracking loses nothing: what a server does not take is kept beside the output, and sent when it can be."""
 
-import json
 import logging
 import multiprocessing
 import os
@@ -19,15 +18,13 @@ import pytest
 from fault_proxy import FAULTS, FINE, Fault, faulty
 from mlflow_server import serving
 
-from posgap.cli.main import main
+from posgap.foundation import files
 from posgap.foundation.config import SeededConfig
 from posgap.foundation.retries import RetryPolicy
 from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
 from posgap.tracking import registry, runs, server
-from posgap.tracking import sync as sync_module
-from posgap.tracking.outbox import KEY_TAG, Entry, Opening, Outbox, place_of
-from posgap.tracking.runs import send_left_behind, start_run
+from posgap.tracking.runs import KEY_TAG, log_unlogged, start_run
 
 pytestmark = pytest.mark.full
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
@@ -72,11 +69,10 @@ def impatient(monkeypatch):
     """Within the block tracking gives up sooner than for users."""
 
     @contextmanager
-    def block(seconds=1.5, allowed=2.0):
+    def block(seconds=1.5):
         soon = RetryPolicy(seconds=seconds, longest_wait=0.2)
         with monkeypatch.context() as patch:
             patch.setattr(runs, "CALL_SECONDS", 1.0)
-            patch.setattr(runs, "ALLOWED_SECONDS", allowed)
             patch.setattr(runs, "STAGE", soon)
             patch.setattr(registry, "call_mlflow", partial(server.call_mlflow, retry_policy=soon, seconds=1.0))
             yield
@@ -91,7 +87,7 @@ def recorded() -> list[mlflow.entities.Run]:
 
 def assert_whole(run: mlflow.entities.Run, out: Path) -> None:
     """The run says all that `work` had to say, once, and nothing is left to send."""
-    assert not place_of(out).exists()
+    assert not files.workspace(out).exists()
     assert run.info.status == "FINISHED"
     assert run.data.params == {"seed": "0", "steps": "5"}
     assert run.data.tags["posgap.stage"] == "work" and run.data.tags["posgap.label"] == "a"
@@ -101,13 +97,6 @@ def assert_whole(run: mlflow.entities.Run, out: Path) -> None:
     names = {file.path for file in mlflow.artifacts.list_artifacts(run_id=run.info.run_id)}
     assert names == {"result.txt", "deep", "manifest.json"}
     assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/deep/more.txt") == "kept too"
-
-
-def posgap(capsys, *arguments) -> tuple[int, str]:
-    with pytest.raises(SystemExit) as stopped:
-        main([str(argument) for argument in arguments])
-    shown = capsys.readouterr()
-    return stopped.value.code, shown.out + shown.err
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -134,7 +123,7 @@ def test_a_server_that_errs_now_and_then_is_borne(tracked, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="posgap"):
         work(Work(out=tmp_path / "out"))
     tracked.heal()
-    send_left_behind(tmp_path / "out")
+    log_unlogged(tmp_path / "out")
     assert "trying again in" in caplog.text
     (run,) = recorded()
     assert_whole(run, tmp_path / "out")
@@ -163,24 +152,25 @@ def test_a_run_that_the_server_makes_too_late_is_there_once(tracked, impatient, 
     assert_whole(run, tmp_path / "out")
 
 
-def test_a_server_that_is_back_gets_what_it_missed_before_the_stage_ends(tracked, impatient, tmp_path, caplog):
+def test_a_server_that_is_back_gets_what_it_missed_when_the_stage_ends(tracked, impatient, tmp_path, caplog):
     @stage
     def long(config, out, run):
         run.metrics({"loss": 1.0}, step=0)
         tracked.always(FAULTS["drop before"])
+        run.tags({"posgap.label": "a"})
         run.metrics({"loss": 0.5}, step=1)
         (out / "early.txt").write_text("early")
         run.artifact(out)
         (out / "early.txt").unlink()
         tracked.heal()
-        run.metrics({"loss": 0.25}, step=2)
 
-    with impatient(allowed=20.0), caplog.at_level(logging.INFO, logger="posgap"):
+    with impatient(), caplog.at_level(logging.WARNING, logger="posgap"):
         long(Work(out=tmp_path / "out"))
-    assert [record.getMessage() for record in caplog.records].count("MLflow answers again") == 1
-    assert not place_of(tmp_path / "out").exists()
+    (record,) = caplog.records
+    assert tracked.url in record.getMessage() and "run the command again" in record.getMessage()
+    assert not files.workspace(tmp_path / "out").exists()
     (run,) = recorded()
-    assert len(mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")) == 3
+    assert len(mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")) == 2
     assert "early.txt" in {file.path for file in mlflow.artifacts.list_artifacts(run_id=run.info.run_id)}
 
 
@@ -219,112 +209,64 @@ KILLED = """
 
 
 @pytest.mark.usefixtures("mlflow_store")
-def test_the_run_of_a_killed_process_is_closed_by_the_next_command_and_by_no_other(tmp_path, capsys):
-    out = tmp_path / "out"
-    process = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), out])
+def test_the_run_of_a_killed_process_is_closed_by_the_next_command(tmp_path):
+    process = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), tmp_path / "out"])
     assert process.returncode == -signal.SIGKILL
     (run,) = recorded()
-    assert run.info.status == "RUNNING"
-    with start_run("other", {}, tmp_path / "other"):
-        # This process lives: its run is not taken for one that was left behind.
-        code, shown = posgap(capsys, "sync", tmp_path)
-        assert code == 0 and shown.count("is in MLflow as") == 1
-    assert f"killed, killed: is in MLflow as {run.info.run_id}" in shown
-    assert sorted((run.info.run_name, run.info.status) for run in recorded()) == [
-        ("killed", "KILLED"),
-        ("other", "FINISHED"),
-    ]
-    assert posgap(capsys, "sync", tmp_path) == (0, "nothing is left to send\n")
+    assert run.info.status == "RUNNING" and run.data.metrics == {"loss": 1.0}
+    log_unlogged(tmp_path / "out")
+    (run,) = recorded()
+    assert run.info.status == "KILLED" and not files.workspace(tmp_path / "out").exists()
 
 
-def test_a_sync_that_is_disturbed_at_any_request_ends_no_run_otherwise_than_it_ended(
-    tracked, impatient, tmp_path, capsys, monkeypatch
+def test_a_command_that_is_disturbed_at_any_request_ends_no_run_otherwise_than_it_ended(
+    tracked, impatient, tmp_path, monkeypatch
 ):
     tracked.always(FAULTS["500"])
     with impatient():
         work(Work(out=tmp_path / "out"))
-    with monkeypatch.context() as patch:
-        patch.setattr(sync_module, "VERB", RetryPolicy(seconds=0.2, longest_wait=0.1))
-        for allowed in range(30):
-            first = len(tracked.seen) + allowed
-            tracked.fault = lambda number, method, path, first=first: FAULTS["500"] if number >= first else FINE
-            code, _ = posgap(capsys, "sync", tmp_path)
-            if code == 0:
-                break
-            assert code == 2 and place_of(tmp_path / "out").exists()
+    monkeypatch.setattr(runs, "STAGE", RetryPolicy(seconds=0.2, longest_wait=0.1))
+    for allowed in range(30):
+        first = len(tracked.seen) + allowed
+        tracked.fault = lambda number, method, path, first=first: FAULTS["500"] if number >= first else FINE
+        work(Work(out=tmp_path / "out"))
+        if not files.workspace(tmp_path / "out").exists():
+            break
     assert 5 < allowed < 29  # requests before all was sent
     tracked.heal()
     (run,) = recorded()
     assert_whole(run, tmp_path / "out")
 
 
-def test_a_sync_that_is_killed_within_any_write_leaves_the_end_as_it_was(tmp_path):
-    outbox = Outbox.create(tmp_path / "outbox", Opening(name="x", tags={}, time=1))
-    outbox.add_entry(Entry(tags={"a": "b"}))
-    outbox.add_entry(Entry(end="FINISHED", time=2))
-    outbox.close()
-    whole, told = outbox.file.read_text(), Entry(id="abc").model_dump_json(exclude_defaults=True) + "\n"
-    for written in range(len(told) + 1):
-        outbox.file.write_text(whole + told[:written])
-        for run_id in ("abc" if written >= len(told) - 1 else "", "abc"):
-            (again,) = Outbox.left_behind(tmp_path / "outbox")
-            assert [entry.end for entry in again.pending] == [None, None, "FINISHED"]
-            assert again.run_id == run_id
-            again._append(Entry(id="abc"))
-            again.close()
-    # A run that had not ended is closed, once, whoever is disturbed meanwhile.
-    outbox.file.write_text("".join(whole.splitlines(keepends=True)[:-1]) + told[:5])
-    for _ in range(3):
-        (again,) = Outbox.left_behind(tmp_path / "outbox")
-        assert [entry.end for entry in again.pending] == [None, None, "KILLED"]
-        again.close()
-
-
 @pytest.mark.usefixtures("mlflow_store")
-def test_sync_sends_to_the_server_that_was_meant_or_that_is_named(tmp_path, capsys, monkeypatch):
+def test_what_is_kept_holds_no_password_and_goes_to_the_server_that_is_named_next(tmp_path, monkeypatch, caplog):
     store = os.environ["MLFLOW_TRACKING_URI"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
     work(Work(out=tmp_path / "out"))
-    (file,) = place_of(tmp_path / "out").glob("*.jsonl")
-    assert "secret" not in file.read_text()
-    code, shown = posgap(capsys, "sync", tmp_path / "out")
-    assert code == 2 and "cannot be reached" in shown and "secret" not in shown and len(shown.splitlines()) == 1
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    monkeypatch.chdir(tmp_path)
-    code, shown = posgap(capsys, "sync")
-    assert code == 2 and "set MLFLOW_TRACKING_URI" in shown and not list(tmp_path.glob("*.db"))
+    (file,) = files.workspace(tmp_path / "out").glob("unlogged/*/run.json")
+    assert "secret" not in file.read_text() + caplog.text and "cannot be reached" in caplog.text
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    assert posgap(capsys, "sync", tmp_path / "out")[0] == 0
+    work(Work(out=tmp_path / "out"))
     (run,) = recorded()
     assert_whole(run, tmp_path / "out")
-    code, shown = posgap(capsys, "sync", tmp_path / "none")
-    assert code == 2 and shown.endswith(f"posgap: error: {tmp_path}/none: no such folder\n")
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["", "{", "[]", '{"open": 1}', "\udcff", json.dumps({"file": "x"})],
-    ids=["empty", "broken", "a list", "no opening", "no text", "no beginning"],
-)
-def test_a_file_that_is_no_outbox_is_left_alone(line, tmp_path, capsys):
-    file = place_of(tmp_path / "out") / "a.jsonl"
-    file.parent.mkdir(parents=True)
-    file.write_bytes(line.encode("utf-8", "surrogateescape"))
-    assert posgap(capsys, "sync", tmp_path) == (0, "nothing is left to send\n")
 
 
 @pytest.mark.usefixtures("mlflow_store")
-def test_an_outbox_cannot_send_other_files(tmp_path, capsys):
-    (tmp_path / "secret.txt").write_text("secret")
-    place = place_of(tmp_path / "out")
-    place.mkdir(parents=True)
-    opening = {"name": "n", "tags": {}, "time": 1, "experiment": "e", "server": os.environ["MLFLOW_TRACKING_URI"]}
-    entries = [{"open": opening}, {"file": "../../secret.txt"}, {"file": f"{tmp_path}/secret.txt"}, {"end": "FINISHED"}]
-    (place / "a.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    code, shown = posgap(capsys, "sync", tmp_path)
-    assert code == 0 and shown.count("which is not kept with it; left out") == 2
-    (run,) = mlflow.search_runs(experiment_names=["e"], output_format="list")
-    assert not mlflow.artifacts.list_artifacts(run_id=run.info.run_id)
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": 1}'])
+def test_a_record_that_cannot_be_read_is_removed(text, tmp_path):
+    file = files.workspace(tmp_path / "out") / "unlogged" / "a" / "run.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    log_unlogged(tmp_path / "out")
+    assert not file.parent.exists() and not recorded()
+
+
+@pytest.mark.usefixtures("mlflow_store")
+def test_what_a_run_that_was_deleted_lacks_is_left_out(tmp_path, monkeypatch, caplog):
+    subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), tmp_path / "out"])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/another.db")
+    log_unlogged(tmp_path / "out")
+    assert "is left out" in caplog.text and not files.workspace(tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

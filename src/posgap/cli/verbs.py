@@ -20,7 +20,7 @@ from posgap.pipelines.config import (
 from posgap.preflight.config import PreflightConfig
 from posgap.rollout.config import RolloutExperimentConfig, RolloutMeasureConfig, RolloutPredictConfig
 from posgap.scaling.config import ScaleSearchConfig
-from posgap.tracking.config import ApproveConfig, PromoteConfig, ReportConfig, RollbackConfig, SyncConfig
+from posgap.tracking.config import ApproveConfig, PromoteConfig, ReportConfig, RollbackConfig
 from posgap.workflows.config import ChampionConfig, SweepVerbConfig, ViewConfig, WatchConfig
 
 
@@ -184,7 +184,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             ScheduleConfig, 'weekly --cron "0 6 * * mon"', work="posgap.pipelines.schedules:schedule"
         ),
         "verify": Verb(VerifyConfig, "run/after", work="posgap.gating.replay:verify"),
-        "sync": Verb(SyncConfig, "run --left-behind show", work="posgap.tracking.sync:sync"),
     },
     "Set up": {
         "demo": Verb(DemoConfig, "--smoke --out run/demo", work="posgap.demo.run:demo"),

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -19,10 +19,16 @@ def raise_on_termination() -> None:
 @contextmanager
 def raising_on_termination() -> Iterator[None]:
     """Within the block SIGTERM raises `TerminationSignal`. Main thread only; elsewhere nothing is changed."""
+    with _handling_termination(_raise_stop):
+        yield
+
+
+@contextmanager
+def _handling_termination(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _raise_stop)
+    before = signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:
@@ -58,15 +64,9 @@ def deferred_termination() -> Iterator[Termination]:
     """Within the block SIGTERM is only noted, for the body to act on when it can. Main thread only;
     elsewhere nothing is ever noted."""
     termination = Termination()
-    if threading.current_thread() is not threading.main_thread():
-        yield termination
-        return
 
     def note(signum: int, frame: FrameType | None) -> None:
         termination.requested = True
 
-    before = signal.signal(signal.SIGTERM, note)
-    try:
+    with _handling_termination(note):
         yield termination
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -72,11 +72,13 @@ def from_python(quiet: bool) -> Iterator[None]:
     """Around a call from Python, which shows its notes and its progress on standard error, as a command does.
 
     It shows warnings alone where it is to be `quiet`, where there is no standard error, and in any process but the
-    first of a launch. Whoever gave the logger "posgap" a handler or a level gets its lines there, without a bar.
+    first of a launch. A program whose own logging shows notes, or that gave the logger "posgap" a handler or a level,
+    gets its lines there, without a bar.
     """
     global _command
     logger, outside = logging.getLogger("posgap"), _command
     is_configured = bool(logger.handlers) or logger.level != logging.NOTSET
+    is_configured |= logger.hasHandlers() and logger.isEnabledFor(logging.INFO)
     silent = quiet or sys.stderr is None or not is_main_process()
     _command = replace(outside, quiet=outside.quiet or silent, bars=outside.bars and not is_configured)
     try:
@@ -91,9 +93,9 @@ def from_python(quiet: bool) -> Iterator[None]:
 
 @contextmanager
 def _show_notes(logger: logging.Logger) -> Iterator[None]:
-    """Within the block the logger's lines go to standard error, each once: what the program's own logging shows is left
-    to that."""
-    handler, propagates = _Notes(logger), logger.propagate
+    """Within the block the logger's lines go to standard error, and nowhere else."""
+    handler, propagates = logging.StreamHandler(sys.stderr), logger.propagate
+    handler.setFormatter(NoteFormatter())
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -103,23 +105,6 @@ def _show_notes(logger: logging.Logger) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
         logger.propagate = propagates
-
-
-class _Notes(logging.StreamHandler):
-    """Writes those lines of a logger to standard error that no handler above it would show."""
-
-    def __init__(self, logger: logging.Logger):
-        super().__init__(sys.stderr)
-        self.setFormatter(NoteFormatter())
-        above = logger.parent if logger.propagate else None
-        self.above = above if above and above.hasHandlers() else None
-        self.level_above = logger.getEffectiveLevel()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self.above and record.levelno >= self.level_above:
-            self.above.callHandlers(record)
-        else:
-            super().emit(record)
 
 
 class NoteFormatter(logging.Formatter):

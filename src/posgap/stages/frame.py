@@ -25,7 +25,7 @@ from posgap.storage.folders import announce, publish, require_ours
 from posgap.storage.inputs import OnDisk, Source, manifest_of, on_this_machine, sources
 from posgap.storage.manifests import REFUSAL, damage, hash_files, read_record
 from posgap.storage.outputs import Folder
-from posgap.tracking.runs import Run, send_left_behind, start_run
+from posgap.tracking.runs import Run, log_unlogged, start_run
 
 log = logging.getLogger(__name__)
 C = TypeVar("C", bound=StageConfig)
@@ -85,9 +85,8 @@ def run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Location
         if not config.force:
             if not reason:
                 log.info("%s: %s is complete, reused", name, config.out)
-                if is_main_process():
-                    send_left_behind(output.out)
-                    output.clear()
+                if is_main_process() and output.clear():
+                    log_unlogged(output.out)
                 return config.out
             if reason == OTHERWISE and config.is_costly:
                 gather_from_all(lambda: _refuse_to_replace(place, name, config, inputs) if is_main_process() else None)
@@ -118,7 +117,7 @@ def _finish(output: Folder, out: Location, identity: str) -> bool:
         output.take_place()
     elif not is_uri(out) or stale_reason(output.out, identity):
         return False
-    send_left_behind(output.out)
+    log_unlogged(output.out)
     log.info("%s: was made before, and is now in its place", out)
     require_ours(out, output.stage)
     publish(output.out, out)

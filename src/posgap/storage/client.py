@@ -9,18 +9,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from posgap.foundation.errors import PosgapError, first_line
-from posgap.foundation.retries import RetryPolicy, Waits, within
+from posgap.foundation.retries import RetryPolicy, Waits
 
 RETRY_POLICY = RetryPolicy(seconds=60, longest_wait=15)  # of a request; a server that says SlowDown means minutes
 UNREACHED = RetryPolicy(seconds=5, longest_wait=2)  # if nothing listens at the address, which is mostly wrong then
-READ_SECONDS = 60.0  # for an answer, and for the next bytes of a download; the least deadline of any request
-BYTES_PER_SECOND = 1 << 18  # of an upload: its deadline is a second later for each so many bytes
-SLOWEST = 1 << 15  # bytes a second, likewise of a download; fewer, since several go on side by side
-_AT_ONCE = 1 << 20  # bytes
+READ_SECONDS = 60.0  # for an answer, and for the next bytes of a download
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the pod's role"
 _REFUSALS = {
     "NoSuchBucket": "there is no such bucket",
@@ -54,50 +51,7 @@ def _client(environment: tuple) -> Any:
     except (BotoCoreError, ValueError) as error:
         raise PosgapError(f"S3: {_describe_error(error)}") from None
     made.meta.events.register_first("needs-retry.s3", _Tries(made.meta.endpoint_url).seconds_before_retry)
-    made.meta.events.register_last("before-send.s3", partial(_send_in_time, made._endpoint.http_session))
     return made
-
-
-def _send_in_time(session: Any, request: Any, **_: Any) -> Any:
-    """Sends a request within a deadline for all of it. A download is read later, with a deadline of its own."""
-    from botocore.exceptions import ReadTimeoutError
-
-    try:
-        answer = within(_seconds_for(request, BYTES_PER_SECOND), lambda: session.send(request))
-    except TimeoutError as error:
-        raise ReadTimeoutError(endpoint_url=request.url, error=error) from None
-    if request.stream_output:
-        answer.raw = _Timely(answer.raw, _seconds_for(answer, SLOWEST), request.url)
-    return answer
-
-
-def _seconds_for(message: Any, rate: int) -> float:
-    """How long a request or the body of an answer may take at so many bytes a second."""
-    return READ_SECONDS + int(message.headers.get("Content-Length") or 0) / rate
-
-
-class _Timely:
-    """The body of an answer, with a deadline for all of it: the timeout of a socket starts again with every byte."""
-
-    def __init__(self, raw: Any, seconds: float, url: str):
-        self._raw, self._end, self._url = raw, time.monotonic() + seconds, url
-
-    def read(self, amt: int | None = None, **_: Any) -> bytes:
-        """At most `amt` bytes, and fewer at the end only."""
-        from botocore.exceptions import ReadTimeoutError
-
-        content = bytearray()
-        while amt is None or len(content) < amt:
-            if time.monotonic() > self._end:
-                raise ReadTimeoutError(endpoint_url=self._url)
-            more = self._raw.read1(_AT_ONCE if amt is None else amt - len(content))
-            if not more:
-                break
-            content += more
-        return bytes(content)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._raw, name)
 
 
 class _Tries:

@@ -8,7 +8,7 @@ Everything unfinished of the output `run/base` lies beside it in `run/.posgap-ba
     old-base       the previous output, while the new one takes its place
     work/          what an interrupted run continues from
     done/          the work of a complete output, which is being deleted
-    outbox/        entries of the output's runs that MLflow does not have yet
+    unlogged/      the output's runs that MLflow does not have whole (tracking/runs.py)
 
 The home exists while the output is being made. After that it stays only if there is work to continue from, or a run
 that MLflow does not have.
@@ -89,11 +89,13 @@ class Output:
             where = f" ({error.filename})" if error.filename else ""
             raise PosgapError(f"{self}: cannot be written: {error.strerror or error}{with_uris(where)}") from None
 
-    def clear(self) -> None:
-        """Removes what a killed writer left beside a complete output, unless somebody writes it now."""
+    def clear(self) -> bool:
+        """Claims a complete output that something was left beside, and removes what a killed writer left; returns
+        whether it did: nothing may be there, or somebody writes it now."""
         if self.home.exists():
             with contextlib.suppress(PosgapError):
                 self.claim()
+        return self._lock is not None
 
     def __enter__(self) -> Self:
         return self

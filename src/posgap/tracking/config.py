@@ -1,7 +1,6 @@
-"""Config of tracking: the parameters of the registry and the report, and sending what tracking could not send."""
+"""Config of tracking: the parameters of the registry and the report."""
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -10,10 +9,8 @@ from posgap.foundation.fields import (
     NO_OPTION,
     POSITIONAL,
     InputPath,
-    InputPaths,
     ModelPath,
     OptionalInputPath,
-    OptionalRegisteredName,
     RegisteredName,
     WorkPath,
 )
@@ -79,24 +76,3 @@ class ReportConfig(FreshConfig):
     )
     message: str = Field("", description="KFP's message about the final state")
     registered_name: str = Field(PromoteConfig.default("name"), description="name of the registered model in MLflow")
-
-
-class SyncConfig(Config):
-    """Sends to MLflow what stages could not send, when no server answered them or they were killed.
-
-    With --left-behind it also shows, or removes, what killed commands left in MLflow: runs that still count as running,
-    uploaded models and versions that came to nothing, leases that nobody holds, and unfinished changes.
-    """
-
-    folders: Annotated[InputPaths, POSITIONAL] = Field(
-        [Path()], description="outputs of stages, or folders that hold outputs; empty: all below this folder"
-    )
-    left_behind: Literal["", "show", "remove"] = Field(
-        "", description="what to do with what killed commands left in MLflow; empty: nothing"
-    )
-    name: OptionalRegisteredName = Field(
-        "", description="with --left-behind: the registered model to look at; empty: all"
-    )
-    older_than: float = Field(
-        24, ge=0, description="with --left-behind: hours without a sign of life after which a command counts as killed"
-    )

@@ -304,13 +304,6 @@ def _holder(value: str) -> tuple[str, float]:
         return "somebody", SECONDS
 
 
-def since(flag: str) -> int:
-    """When the process that wrote a flag began to ask for the lease, in milliseconds by that machine's clock; 0 if the
-    flag does not say."""
-    moment = flag.removeprefix(FLAG).partition(".")[2].partition("-")[0]
-    return int(moment) if moment.isdecimal() else 0
-
-
 def _number(flag: str) -> int:
     """The number in a flag; 0 if its process is choosing one, or the tag is no flag of posgap's."""
     number = flag.removeprefix(FLAG).partition(".")[0]

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from posgap.tracking.outbox import milliseconds
 from posgap.tracking.parents import PARENT_TAG, PIPELINE, PIPELINE_TAG, STAGE_TAG, parent_of
-from posgap.tracking.runs import ERROR_TAG, LABEL_TAG
-from posgap.tracking.server import STAGE, TrackingError, call_mlflow, experiment_id
+from posgap.tracking.runs import ERROR_TAG, KILLED, LABEL_TAG, milliseconds
+from posgap.tracking.server import STAGE, TrackingError, call_mlflow, experiment_id, is_tracking
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -90,6 +89,28 @@ def close(parent: str, stages: list[StageRun], succeeded: bool, note: str, tags:
         call_mlflow(tell, STAGE)
     except TrackingError as error:
         log.warning("the run of the pipeline stays open in MLflow: %s", error)
+
+
+def close_killed(pipeline_run: str) -> bool:
+    """Closes as KILLED what the killed processes of a pipeline run left open in MLflow: the run itself and those of its
+    stages. The caller knows that they are dead.
+
+    Whether nothing is open any more; where MLflow does not answer it warns, and a later command can try again.
+    """
+    condition = f"tags.`{PIPELINE_TAG}` = '{pipeline_run}' and attributes.status = 'RUNNING'"
+
+    def close(client: "MlflowClient") -> None:
+        for run in client.search_runs([experiment_id(client)], condition):
+            client.set_terminated(run.info.run_id, KILLED)
+            log.info("the MLflow run %s of a process that was killed is closed", run.info.run_name)
+
+    try:
+        if is_tracking():
+            call_mlflow(close, STAGE)
+        return is_tracking()
+    except TrackingError as error:
+        log.warning("runs of a pipeline that was killed stay open in MLflow: %s", error)
+        return False
 
 
 def _stage_run(run: Any) -> StageRun:

@@ -1,41 +1,53 @@
 """One MLflow run per stage.
 
 A stage that cannot reach the tracking server says so once, goes on and keeps its results: hours of training are worth
-more than their log. The log is not lost either: it stays in the outbox beside the output. Without a tracking server
-nothing is tracked, and the first stage of a process says how to change that.
+more than their log. What MLflow does not have when the stage ends is kept beside the output, and logged when the
+command is run again. Without a tracking server nothing is tracked, and the first stage of a process says how to change
+that.
 """
 
 import getpass
+import json
 import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import cache_folder
 from posgap.foundation.redaction import redact
+from posgap.foundation.retries import RetryPolicy
 from posgap.storage.datasets import EVALUATION, Dataset
-from posgap.tracking.outbox import METRICS_AT_ONCE, Entry, Opening, Outbox, milliseconds, place_of
-from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG
+from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG, parent_of
 from posgap.tracking.server import (
     BYTES_PER_SECOND,
     CALL_SECONDS,
     HOW_TO_TRACK,
     ONCE,
-    OPENING_SECONDS,
     STAGE,
-    NoAnswer,
+    RequestRefused,
     TrackingError,
     address,
     call_mlflow,
-    experiment,
     experiment_id,
     is_tracking,
+    shown_as_training,
+    upload_file,
 )
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import DatasetInput
 
 log = logging.getLogger(__name__)
 PARENT_VARIABLE = "POSGAP_PARENT_RUN_ID"  # set by a command that runs several stages as one
@@ -45,10 +57,19 @@ WEBHOOK_VARIABLE = "POSGAP_WEBHOOK_URL"  # where the report of a run is posted
 ERROR_TAG = "posgap.error"
 GPUS_TAG, PRICE_TAG = "posgap.gpus", "posgap.gpu_price"
 NAME_TAG, LABEL_TAG = "mlflow.runName", "posgap.label"
+KEY_TAG = "posgap.run_key"  # by which a run is found on the server
+PROJECT_TAG = "mlflow.project.entryPoint"  # of the run that `mlflow run` opens
+_MADE_UP = re.compile(r"[a-z]+-[a-z]+-\d+")  # the name that MLflow gives a run where nobody names one
+KILLED = "KILLED"
 DAY = 86400.0  # seconds
 ERROR_CHARACTERS = 1000  # of an error, in a tag
 TOGETHER_SECONDS = 1.0  # for which metrics wait for others, once some were sent
-ALLOWED_SECONDS, ALLOWED_SHARE = 20.0, 1 / 20  # of a stage's time that tracking may take, beside its uploads
+SHARE = 20  # metrics wait that many times as long as the last ones took, so that a slow server costs a twentieth
+
+
+def milliseconds() -> int:
+    """The time, as MLflow counts it."""
+    return int(time.time() * 1000)
 
 
 def pipeline_run() -> str:
@@ -60,70 +81,166 @@ def pipeline_run() -> str:
     return identity
 
 
-class Sender:
-    """Sends what outboxes hold, and gives up before that costs too much time.
+class RunRecord(BaseModel):
+    """A run, and what MLflow does not have of it yet.
 
-    It may take 20 s, a twentieth of the time since it began, and what uploads need. It warns the first time that an
-    entry cannot be sent. From then on it tries each entry once, until the server answers again.
+    It is a new run, or joins the run `joins`, which another process closes. `id` is empty until MLflow has it, and
+    `end` until it has ended; times are in milliseconds. A metric is its name, value, time and step, and the id of a
+    logged model that it is of, too, if any. Files to upload are beside the record, in the folder `files`.
     """
 
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._spent, self._uploads, self._answers, self._warned = 0.0, 0.0, True, False
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
-    def expect(self, file: Path) -> None:
-        """Adds the time that the upload of a file may take."""
-        self._uploads += file.stat().st_size / BYTES_PER_SECOND
+    name: str
+    began: int
+    about: dict[str, str]  # tags of the run, unless it is joined
+    joins: str = ""
+    id: str = ""
+    params: dict[str, str] = {}
+    tags: dict[str, str] = {}
+    datasets: list[Dataset] = []
+    metrics: list[tuple[str, float, int, int, str]] = []
+    measured_on: Dataset | None = None  # the data that models' metrics are of
+    end: str = ""
+    ended: int = 0
 
-    def send_pending(self, outbox: Outbox) -> bool:
-        """Sends what it can; whether nothing is left in the outbox."""
-        while outbox.pending:
-            began = time.monotonic()
-            try:
-                self._send_next(outbox)
-            except TrackingError as error:
-                if not self._warned:
-                    log.warning(
-                        "%s. Going on without tracking: results are kept locally, and the run in %s, from where the "
-                        "next command on this output sends it, or `posgap sync`",
-                        error, outbox.file.parent,
-                    )  # fmt: skip
-                self._answers, self._warned = False, True
-                return False
-            finally:
-                self._spent += time.monotonic() - began
-            if not self._answers:
-                log.info("MLflow answers again")
-                self._answers = True
-        return True
 
-    def _send_next(self, outbox: Outbox) -> None:
-        allowed = ALLOWED_SECONDS if address().startswith("http") else OPENING_SECONDS
-        allowed += self._uploads + ALLOWED_SHARE * (time.monotonic() - self._began)
-        left = allowed - self._spent
-        if left <= 0:
-            raise NoAnswer(f"MLflow at {address()}: took {self._spent:.0f} s, which is too much")
-        trying = replace(STAGE, seconds=min(left, STAGE.seconds)) if self._answers else ONCE
-        outbox.send_next(trying, max(1.0, min(left, CALL_SECONDS)))
+class UnloggedRun:
+    """A run in the folder that keeps what MLflow does not have of it; the folder's name is its key on the server."""
+
+    def __init__(self, folder: Path, record: RunRecord):
+        self.folder, self.record = folder, record
+        self._files = folder / "files"
+        # How often the server was asked to create it; it may be there after one try, and twice after two.
+        self.tries = 2 if (folder / "run.json").exists() else 0
+
+    def write(self) -> None:
+        """Writes the record, from which a later command goes on."""
+        with files.atomic(self.folder / "run.json", lasting=False) as file:
+            file.write_text(self.record.model_dump_json(exclude_defaults=True), encoding="utf-8")
+
+    def keep(self, file: Path, name: str) -> None:
+        """Keeps a file, which may change or go now, to be uploaded under this name."""
+        (self._files / name).unlink(missing_ok=True)
+        files.link(file, self._files / name)
+
+    def send(self, retry_policy: RetryPolicy) -> None:
+        """Sends what MLflow does not have; what it will never take is left out, with a warning.
+
+        Raises `NoAnswer` or `RequestRefused` where it does not get through; calling it again then goes on. Sending
+        twice changes nothing: time and step identify a metric, and its name everything else.
+        """
+        record = self.record
+        self.write()  # for a later command, should this one be killed; when it was written says when this one was alive
+        if not record.id:
+            record.id = call_mlflow(self._open, retry_policy, CALL_SECONDS)
+            self.write()
+        pending = record.params, record.tags, record.datasets, record.metrics
+        if any(pending):
+            _call_or_leave_out(self._log, retry_policy, 0)
+            for sent in pending:
+                sent.clear()
+        for file in sorted(self._files.rglob("*")):
+            if file.is_file():
+                folder = file.parent.relative_to(self._files).as_posix().removeprefix(".")
+                upload = partial(upload_file, run_id=record.id, path=file, folder=folder)
+                _call_or_leave_out(upload, retry_policy, file.stat().st_size / BYTES_PER_SECOND)
+                file.unlink()
+        if record.end and not record.joins:
+            call_mlflow(self._end, retry_policy, CALL_SECONDS)
+
+    def delete(self) -> None:
+        """Deletes it, as MLflow has everything."""
+        files.delete_path(self.folder)
+        with suppress(OSError):  # there are others, or work to go on with
+            self.folder.parent.rmdir()
+            self.folder.parent.parent.rmdir()
+
+    def _open(self, client: "MlflowClient") -> str:
+        """The run's id: of the joined run, of one that an earlier try has made, or of a new one."""
+        record = self.record
+        if record.joins:
+            joined = client.get_run(record.joins)
+            shown_as_training(client, joined.info.experiment_id)
+            if PROJECT_TAG in joined.data.tags and _MADE_UP.fullmatch(joined.info.run_name or ""):
+                client.update_run(record.joins, name=record.name)
+            return record.joins
+        there = self._find(client) if self.tries else []
+        if there:
+            return there[0]
+        self.tries += 1
+        experiment, about = experiment_id(client), record.about | record.tags
+        shown_as_training(client, experiment)
+        pipeline = about.get(PIPELINE_TAG)
+        if pipeline and PARENT_TAG not in about:
+            about |= {PARENT_TAG: parent_of(client, experiment, pipeline, record.about)}
+        about |= {KEY_TAG: self.folder.name, NAME_TAG: about.get(NAME_TAG, record.name)}
+        return client.create_run(experiment, record.began, about).info.run_id
+
+    def _find(self, client: "MlflowClient") -> list[str]:
+        """The ids of the runs of this key."""
+        there = client.search_runs([experiment_id(client)], f"tags.`{KEY_TAG}` = '{self.folder.name}'")
+        return [run.info.run_id for run in there]
+
+    def _end(self, client: "MlflowClient") -> None:
+        """Closes the run, and deletes one that a server made late, when it was asked again already."""
+        client.set_terminated(self.record.id, self.record.end, self.record.ended)
+        for run_id in set(self._find(client)) - {self.record.id} if self.tries > 1 else ():
+            client.delete_run(run_id)
+
+    def _log(self, client: "MlflowClient") -> None:
+        """Logs all but files; parameters that the run has already (as under `mlflow run`) stay as they are."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        record, data, metrics = self.record, self.record.measured_on, []
+        for name, value, moment, step, model in record.metrics:
+            of_model = (model, data.name, data.digest) if model and data else (model or None, None, None)
+            metrics.append(Metric(name, value, moment, step, *of_model))
+        there = client.get_run(record.id).data.params if record.params else {}
+        params = [Param(name, value) for name, value in record.params.items() if name not in there]
+        tags = [RunTag(name, value) for name, value in record.tags.items()]
+        client.log_batch(record.id, metrics, params, tags)
+        if record.datasets:
+            client.log_inputs(record.id, [_as_input(dataset) for dataset in record.datasets])
+
+
+def _call_or_leave_out(call: "Callable[[MlflowClient], None]", retry_policy: RetryPolicy, more: float) -> None:
+    """Calls MLflow, with `more` seconds than usual; warns of what it will never take."""
+    try:
+        call_mlflow(call, replace(retry_policy, seconds=retry_policy.seconds + more), CALL_SECONDS + more)
+    except RequestRefused as error:
+        if not error.is_wrong:
+            raise
+        log.warning("%s; left out", error)
+
+
+def _as_input(dataset: Dataset) -> "DatasetInput":
+    """The dataset as MLflow's entity, by which `mlflow.data.get_source` finds the data."""
+    from mlflow.entities import Dataset as Entity
+    from mlflow.entities import DatasetInput, InputTag
+
+    kind = "s3" if dataset.source.startswith("s3://") else "local"
+    entity = Entity(dataset.name, dataset.digest, kind, json.dumps({"uri": dataset.source}))
+    return DatasetInput(entity, [InputTag("mlflow.data.context", dataset.context)])
 
 
 class Run:
     """A stage's MLflow run. `id` is empty if nothing is tracked, or no server has answered yet; `key` is the value of
     the tag that identifies it on the server.
 
-    Everything goes to the outbox first, and from there to the server. Metrics that come within a second of others are
-    sent with what is logged next, in one call.
+    Once the server has failed, nothing more is sent before the run ends. Metrics wait for others a second, and longer
+    where the server is slow.
     """
 
-    def __init__(self, outbox: Outbox | None = None, sender: Sender | None = None):
-        self._outbox, self._sender = outbox, sender or Sender()
-        self._ended = outbox is None
-        self._evaluated_on: Dataset | None = None
-        self._metrics_sent = float("-inf")
+    def __init__(self, unlogged: UnloggedRun | None = None):
+        self._unlogged = unlogged  # None once the run has ended
+        self._record = unlogged.record if unlogged else None
+        self.key = unlogged.folder.name if unlogged else ""
+        self._answers, self._metrics_wait_until = True, 0.0
 
     @property
     def id(self) -> str:
-        return self._outbox.run_id if self._outbox else ""
+        return self._record.id if self._record else ""
 
     def required_id(self) -> str:
         """Returns the run's id. Raises `PosgapError` if nothing is tracked."""
@@ -131,72 +248,80 @@ class Run:
             raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
         return self.id
 
-    @property
-    def key(self) -> str:
-        return self._outbox.key if self._outbox else ""
-
     def params(self, values: Mapping[str, object]) -> None:
         """Logs parameters, except those the run has already (as under `mlflow run`)."""
-        self._tell(Entry(params=_texts(values)))
+        if self._record:
+            self._record.params |= _texts(values)
+            self._send()
 
     def metrics(self, values: Mapping[str, float], step: int = 0, model_id: str = "") -> None:
         """Logs metrics; with the data for evaluation also for the logged model of this id, if one is given."""
-        now, measured_on = milliseconds(), self._evaluated_on if model_id else None
-        logged = [(name, float(value), now, step) for name, value in values.items()]
-        for at in range(0, len(logged), METRICS_AT_ONCE):
-            part = logged[at : at + METRICS_AT_ONCE]
-            self._tell(Entry(metrics=part, model_id=model_id, measured_on=measured_on))
+        if self._record:
+            now = milliseconds()
+            self._record.metrics += [(name, float(value), now, step, model_id) for name, value in values.items()]
+            if time.monotonic() >= self._metrics_wait_until:
+                self._send()
 
     def tags(self, values: Mapping[str, object]) -> None:
-        self._tell(Entry(tags=_texts(values)))
+        if self._record:
+            self._record.tags |= _texts(values)
+            self._send()
 
     def dataset(self, dataset: Dataset) -> None:
         """Logs which data the run used and for what: name, digest and source, not the data itself."""
-        dataset = Dataset(**_texts(dataset.model_dump()))
-        self._tell(Entry(dataset=dataset))
-        if dataset.context == EVALUATION:
-            self._evaluated_on = dataset
+        if self._record:
+            dataset = Dataset(**_texts(dataset.model_dump()))
+            self._record.datasets.append(dataset)
+            if dataset.context == EVALUATION:
+                self._record.measured_on = dataset
+            self._send()
 
     def label(self, text: str) -> None:
         """Gives the run a label, which tells it from others of its stage. It is part of the run's name too, unless the
         run was joined."""
-        opening = self._outbox.opening if self._outbox else None
-        self.tags({LABEL_TAG: text} | ({NAME_TAG: f"{opening.name} {text}"} if opening and not opening.joins else {}))
+        renamed = {NAME_TAG: f"{self._record.name} {text}"} if self._record and not self._record.joins else {}
+        self.tags({LABEL_TAG: text} | renamed)
 
     def artifact(self, path: Path) -> None:
         """Logs a file, or a folder's contents."""
-        if self._outbox is None or self._ended:
-            return
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file():
-                folder = file.parent.relative_to(path).as_posix() if file != path else "."
-                self._outbox.add_upload(file, folder.removeprefix("."))
-                self._sender.expect(file)
-        if not self._sender.send_pending(self._outbox):
-            self._outbox.keep_files()
+        if self._unlogged:
+            for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+                if file.is_file():
+                    self._unlogged.keep(file, file.relative_to(path if path.is_dir() else path.parent).as_posix())
+            self._send()
 
     def finish(self, status: str) -> None:
-        """Closes the run as FINISHED or FAILED, unless another process opened it. The outbox stays if it is not empty.
-
-        It also stays if the server was asked for the run twice: the next command deletes the one that came late.
-        """
-        if self._outbox is None or self._ended:
+        """Closes the run as FINISHED or FAILED, unless another process opened it. What is not sent then is kept, and so
+        is a run that may have been created twice: the next command deletes the one that came late."""
+        if not (self._unlogged and self._record):
             return
-        self._tell(Entry(end="" if self._outbox.opening.joins else status, time=milliseconds()))
-        self._ended = True
-        if self._outbox.pending or self._outbox.asked_twice:
-            self._outbox.close()
+        self._record.end, self._record.ended = status, milliseconds()
+        if self._send(last=True) and self._unlogged.tries < 2:
+            self._unlogged.delete()
         else:
-            self._outbox.delete()
+            self._unlogged.write()
+        self._unlogged = None
 
-    def _tell(self, entry: Entry) -> None:
-        if self._outbox is not None and not self._ended:
-            self._outbox.add_entry(entry)
-            if entry.metrics:
-                if time.monotonic() - self._metrics_sent < TOGETHER_SECONDS:
-                    return
-                self._metrics_sent = time.monotonic()
-            self._sender.send_pending(self._outbox)
+    def _send(self, last: bool = False) -> bool:
+        """Sends what is pending, unless the server failed before, or once more at the end; whether nothing is left."""
+        if not (self._unlogged and (self._answers or last)):
+            return False
+        began, has_metrics = time.monotonic(), bool(self._unlogged.record.metrics)
+        try:
+            self._unlogged.send(STAGE if self._answers else ONCE)
+        except TrackingError as error:
+            if self._answers:
+                log.warning(
+                    "%s. The output will be whole without it: run the command again when the server answers, and its "
+                    "run is logged then",
+                    error,
+                )
+            self._answers = False
+            return False
+        if has_metrics:
+            now = time.monotonic()
+            self._metrics_wait_until = now + max(TOGETHER_SECONDS, SHARE * (now - began))
+        return True
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:
@@ -228,9 +353,13 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
         _say_untracked()
         yield Run()
         return
-    sender = Sender()
-    send_left_behind(out, sender)
-    run = Run(Outbox.create(place_of(out), _opening(stage)), sender)
+    log_unlogged(out)
+    about = {"mlflow.user": user(), "mlflow.source.name": "posgap", "mlflow.source.type": "LOCAL"}
+    parent = os.environ.get(PARENT_VARIABLE)
+    about |= {PARENT_TAG: parent} if parent else {}
+    joins = os.environ.get("MLFLOW_RUN_ID", "")
+    record = RunRecord(name=stage, began=milliseconds(), about=_texts(about), joins=joins)
+    run = Run(UnloggedRun(_unlogged_runs(out) / uuid.uuid4().hex, record))
     step_of = {PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}
     run.tags({STAGE_TAG: stage, **step_of, **(_spent_on() if step_of else {}), **tags})
     try:
@@ -248,23 +377,36 @@ def _spent_on() -> dict[str, object]:
     return {GPUS_TAG: gpus, **({PRICE_TAG: price} if price else {})} if gpus else {}
 
 
-def send_left_behind(out: Path, sender: Sender | None = None) -> None:
-    """Sends what earlier commands on this output could not, and closes runs that were killed; does nothing if
-    nothing is tracked."""
-    if is_tracking():
-        send_kept(place_of(out), sender or Sender())
+def log_unlogged(out: Path) -> None:
+    """Logs what earlier commands on this output could not, and closes as KILLED the runs of those that were killed.
 
-
-def send_kept(place: Path, sender: Sender) -> None:
-    """Sends what the outboxes in a folder hold whose processes have ended."""
-    for outbox in Outbox.left_behind(place):
-        if sender.send_pending(outbox):
-            outbox.delete()
-            log.info(
-                "MLflow has the %s run that an earlier command left behind: %s", outbox.opening.name, outbox.run_id
-            )
+    Nobody else may be writing the output. Where MLflow does not answer it warns; the next command tries again.
+    """
+    for folder in sorted(_unlogged_runs(out).glob("*")) if is_tracking() else ():
+        file = folder / "run.json"
+        try:
+            record = RunRecord.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError):  # killed before it was written
+            files.delete_path(folder)
+            continue
+        if not record.end:
+            record.end, record.ended = KILLED, int(1000 * file.stat().st_mtime)
+        unlogged = UnloggedRun(folder, record)
+        try:
+            unlogged.send(STAGE)
+        except TrackingError as error:
+            if not (isinstance(error, RequestRefused) and error.is_missing):
+                log.warning("%s. The %s run of an earlier command is not logged whole yet", error, record.name)
+                return
+            log.warning("%s. What an earlier command could not log in this run is left out", error)
         else:
-            outbox.close()
+            log.info("MLflow has the %s run of an earlier command: %s", record.name, record.id)
+        unlogged.delete()
+
+
+def _unlogged_runs(out: Path) -> Path:
+    """The folder that keeps the runs that made `out` until MLflow has them."""
+    return files.workspace(out) / "unlogged"
 
 
 def _say_untracked() -> None:
@@ -277,24 +419,6 @@ def _say_untracked() -> None:
     with suppress(OSError):  # a disk that cannot be written is told once more
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
-
-
-def _opening(stage: str) -> Opening:
-    tags = {"mlflow.user": user(), "mlflow.source.name": "posgap", "mlflow.source.type": "LOCAL"}
-    parent = os.environ.get(PARENT_VARIABLE)
-    if parent:
-        tags[PARENT_TAG] = parent
-    name, experiment_id = experiment()
-    return Opening(
-        name=stage,
-        tags=_texts(tags),
-        time=milliseconds(),
-        experiment=name,
-        experiment_id=experiment_id,
-        server=address(),
-        joins=os.environ.get("MLFLOW_RUN_ID", ""),
-        pipeline_run=pipeline_run(),
-    )
 
 
 def user() -> str:

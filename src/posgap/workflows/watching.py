@@ -24,8 +24,7 @@ from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stages.frame import stage
 from posgap.tracking import registry
 from posgap.tracking.champions import utc
-from posgap.tracking.outbox import milliseconds
-from posgap.tracking.runs import Run
+from posgap.tracking.runs import Run, milliseconds
 from posgap.tracking.server import call_mlflow
 from posgap.workflows.champion_sweep import CHAMPION_FILE, SweptVersion
 from posgap.workflows.config import WatchConfig
