@@ -252,12 +252,12 @@ def _explain_error(error: Exception, uri: str) -> Exception:
     if isinstance(error, PosgapError):
         return error
     causes = list(_causes(error))
-    for cause in causes:
-        if isinstance(cause, NewConnectionError):
-            return NoAnswer(
-                f"MLflow tracking server {uri} cannot be reached ({_line(cause).rsplit(': ', 1)[-1]}): start it, or "
-                "correct or unset MLFLOW_TRACKING_URI"
-            )
+    unreached = next((cause for cause in causes if isinstance(cause, NewConnectionError)), None)
+    if unreached:
+        return NoAnswer(
+            f"MLflow tracking server {uri} cannot be reached ({_line(unreached).rsplit(': ', 1)[-1]}): start it, or "
+            "correct or unset MLFLOW_TRACKING_URI"
+        )
     reason = next((_line(cause.reason) for cause in causes if isinstance(cause, MaxRetryError)), _line(error))
     reason = next((cause.strerror for cause in causes if isinstance(cause, ConnectionError) and cause.strerror), reason)
     reason = re.sub(r"too many (\d+) error responses", r"it answers \1", reason)
@@ -272,11 +272,8 @@ def _explain_error(error: Exception, uri: str) -> Exception:
         return RequestRefused(f"MLflow at {uri}: {reason}", error.error_code)
     if isinstance(error, requests.HTTPError) and error.response is not None:
         status = error.response.status_code
-        return (
-            TransientError(reason)
-            if status in (408, 429) or status >= 500
-            else RequestRefused(f"MLflow at {uri}: {reason}")
-        )
+        if status < 500 and status not in (408, 429):
+            return RequestRefused(f"MLflow at {uri}: {reason}")
     if isinstance(error, FileNotFoundError):
         return RequestRefused(f"{error.filename}: is not there any more", "INVALID_PARAMETER_VALUE")
     if isinstance(error, OSError | OperationalError | json.JSONDecodeError):
@@ -285,16 +282,10 @@ def _explain_error(error: Exception, uri: str) -> Exception:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those that led to it: its causes, contexts, reasons and arguments."""
-    causes: list[BaseException] = []
-    waiting = [error]
-    while waiting:
-        error = waiting.pop(0)
-        if not isinstance(error, BaseException) or error in causes:
-            continue
-        causes.append(error)
+    """The error and those that led to it."""
+    while error:
         yield error
-        waiting += [error.__cause__, error.__context__, getattr(error, "reason", None), *error.args]
+        error = error.__cause__ or error.__context__
 
 
 def _line(error: object) -> str:
