@@ -1,32 +1,25 @@
 """Up to which length a position gap stays small: the effective length, the map of several, and what they will take."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
-from filled import tiny
 from written_sweeps import write_sweep
 
 from posgap.foundation.files import write_json
 from posgap.measurement import statistics
 from posgap.measurement.evidence import Evidence
-from posgap.measurement.filling import FillRecord, at_lengths
+from posgap.measurement.filling import FillRecord
 from posgap.measurement.lengths import (
     EffectiveLength,
     LengthMap,
     effective_length,
-    estimated_lengths,
     folder_at,
     is_of_lengths,
     length_map,
-    prefill_share,
     read_lengths,
 )
 from posgap.measurement.spending import TokenTotals
 from posgap.measurement.statistics import tango_bound
 from posgap.measurement.sweeps import LENGTHS_FILE
-from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.registry import TASKS
 
 
 def scores(rng, n: int, accuracies) -> np.ndarray:
@@ -197,44 +190,3 @@ def test_a_map_that_has_not_a_figure_of_each_depth_is_refused(swept, name):
 def test_lengths_of_a_map_grow(swept, tokens):
     with pytest.raises(ValueError, match="tokens: do not grow from each length to the next"):
         LengthMap(**length_map(swept, 4000, 20).model_dump() | {"tokens": tokens})
-
-
-def test_what_sweeps_at_several_lengths_take_is_said_before(tokenizer):
-    """Of prompts of records of four tokens each: of the second of two depths, 0 and 100 %, all but the records is read
-    with the first already, and the gold record stands first in one of them."""
-    builder, examples, lengths = PromptBuilder(TASKS["kv"], tokenizer, 512, 2), tiny(n=3), [46, 94]
-    at_each = at_lengths([str(length) for length in lengths], "0,100", 0, builder, examples)
-    said = estimated_lengths(at_each, examples, 5, lambda tokens: tokens << 15).splitlines()
-    shares = []
-    for at_length in at_each:
-        prompts = [[at_length(example, at) for at in at_length.fill.placements] for example in examples]
-        pairs = [list(zip(*both)) for both in prompts]
-        alike = sum(next(i for i, (one, other) in enumerate(pair) if one != other) for pair in pairs)
-        shares.append(1 - alike / sum(len(prompt) for both in prompts for prompt in both))
-    is_read = "are read where depths of an example share what they begin with, with keys and values of"
-    read = sum(share * 30 * (length - 2) for share, length in zip(shares, lengths))
-    assert said == [
-        f"46 tokens: 30 prompts of 44 tokens, of which about {100 * shares[0]:.0f} % {is_read} 1.4 MiB each",
-        f"94 tokens: 30 prompts of 92 tokens, of which about {100 * shares[1]:.0f} % {is_read} 2.9 MiB each",
-        "Together 60 prompts of 4,080 tokens in all, and answers of at most 120 tokens; "
-        f"about {read:,.0f} tokens are read",
-    ]
-    (alone, _) = estimated_lengths(at_each[:1], examples, 1, lambda tokens: 0).splitlines()
-    assert alone.startswith("46 tokens: 6 prompts of 44 tokens") and alone.endswith("share what they begin with")
-
-
-def test_the_share_that_is_read_leaves_out_what_the_prompt_before_began_with():
-    alike, other = [[1, 2, 3], [1, 2, 4]], [[5, 6], [7, 8]]
-    assert prefill_share([alike]) == pytest.approx(4 / 6)
-    assert prefill_share([other]) == 1
-    assert prefill_share([alike, other]) == pytest.approx(8 / 10)
-
-
-def test_every_example_is_filled_before_anything_is_asked(tokenizer, monkeypatch):
-    """Though of a few alone it is counted what is read, so that one that cannot be is named."""
-    builder, examples = PromptBuilder(TASKS["kv"], tokenizer, 512, 2), tiny(n=6)
-    at_each, prompt, asked = at_lengths(["46", "94"], "0,100", 0, builder, examples), PromptBuilder.prompt, []
-    monkeypatch.setattr(PromptBuilder, "prompt", lambda self, *of: asked.append(of[0].id) or prompt(self, *of))
-    estimated_lengths(at_each, examples, 1, lambda tokens: 0)
-    times = Counter(asked)
-    assert times["kv-3"] == 6 and times["kv-4"] == times["kv-5"] == 2

@@ -18,12 +18,13 @@ from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.files import write_jsonl
 from posgap.gating.config import GateConfig
 from posgap.measurement import page_examples as module
+from posgap.measurement import report
 from posgap.measurement.config import CompareConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import summarize
 from posgap.measurement.page_examples import _pack, pack_folders, pack_sweep, read_texts
 from posgap.measurement.predictions import read_predictions
-from posgap.measurement.report import _file, write_page
+from posgap.measurement.report import _file, save_page
 from posgap.measurement.sweep_folder import write_sweep as write_folder
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stages.compare import compare
@@ -104,7 +105,7 @@ def test_what_does_not_fit_is_left_out_those_that_depend_on_the_position_last(tm
     assert 15 < some.n_answers < len(mixed)
     packed = zlib.decompress(base64.b64decode(some.answers), wbits=31)
     assert 180_000 < len(packed) <= 200_000
-    write_page([sweep], folder / "sweep.html", "some", some)
+    save_page(report.page([sweep], "some", some), folder / "sweep.html")
     assert mixed > read_texts(folder).keys() and f"responses of {some.n_answers}" in (folder / "sweep.html").read_text()
     monkeypatch.setattr(module, "MAX_PAGE_BYTES", 1000)
     assert pack_sweep(sweep, rows, examples).n_answers == 0
@@ -116,8 +117,8 @@ def test_preact_is_what_the_registry_has(tmp_path):
     for name in ("preact.umd.js", "hooks.umd.js"):
         digest = hashlib.sha256(_file(f"preact/{name}").encode()).hexdigest()
         assert f"| {name} |" in _file("preact/README.md") and f"| {digest} |" in _file("preact/README.md")
-    page = write_page([read_sweep(write_sweep(tmp_path / "a", [0.9] * 5))], tmp_path / "page.html", "t")
-    assert page is None and "preact" not in (tmp_path / "page.html").read_text(), "a page without a map needs no Preact"
+    save_page(report.page([read_sweep(write_sweep(tmp_path / "a", [0.9] * 5))], "t"), tmp_path / "page.html")
+    assert "preact" not in (tmp_path / "page.html").read_text(), "a page without a map needs no Preact"
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +354,7 @@ def test_nothing_scrolls_sideways_but_what_says_so(page, tmp_path):
     folder = swept_folder(tmp_path / "a", examples, 30, [0.5] * 30, "a")
     sweep = read_sweep(folder).model_copy(update={"label": "名" * 50_000 + "x" * 50_000})
     explored = pack_sweep(sweep, read_predictions(folder), examples)
-    write_page([sweep, sweep], folder / "sweep.html", sweep.label, explored)
+    save_page(report.page([sweep, sweep], sweep.label, explored), folder / "sweep.html")
     for width in (1400, 390):
         page.open((folder / "sweep.html").as_uri(), width=width, dark=width == 390)
         page.wait("document.getElementById('explorer').dataset.ready === 'yes'")
@@ -382,7 +383,7 @@ def test_hostile_texts_are_shown_as_they_are(page, tmp_path):
         row["id"], row["response"] = examples[at].id, HOSTILE[at]
     folder.mkdir()
     sweep = read_sweep(swept).model_copy(update={"label": HOSTILE[0] + HOSTILE[1]})
-    write_page([sweep], folder / "sweep.html", sweep.label, pack_sweep(sweep, rows, examples))
+    save_page(report.page([sweep], sweep.label, pack_sweep(sweep, rows, examples)), folder / "sweep.html")
     explore(page, folder / "sweep.html")
     page.choose("Sort", "file")
     for at, text in enumerate(HOSTILE):

@@ -155,8 +155,10 @@ def test_relative_lengths_are_of_the_model_s_context(tmp_path, asked, capsys):
     config = SweepConfig(out=tmp_path / "map", lengths="9%,18%", estimate=True, **asked)
     sweep(config)
     said = capsys.readouterr().out
-    assert said.splitlines()[0].startswith("46 tokens: 30 prompts of 44 tokens, of which about ")
-    assert "92 tokens: 30 prompts of 90 tokens" in said and "Together 60 prompts of 4,020 tokens" in said
+    assert said.splitlines() == [
+        "46 tokens: 30 prompts of 1,320 tokens in all, and answers of at most 60 tokens",
+        "92 tokens: 30 prompts of 2,700 tokens in all, and answers of at most 60 tokens",
+    ]
     assert not (tmp_path / "map").exists()
 
 

@@ -176,13 +176,8 @@ def _sweep_prompts(
     """Sweeps a model by prompts of this builder."""
     sweep_run = SweepRun.plan(config, builder, rows, asked.digest)
     sweep_run.run(asked.opens)
-    if sweep_run.outcomes.worst_share > config.max_unanswered:
-        unanswered = sweep_run.outcomes.phrase([placement.positions for placement in sweep_run.placements])
-        reason = sweep_run.most_frequent_reason
-        raise PosgapError(
-            f"{config.model}: no figures: {unanswered}, and {config.max_unanswered:g} % is allowed (max_unanswered)"
-            + (f"; most often: {reason}" if reason else "")
-        )
+    if sweep_run.shortfall:
+        raise PosgapError(f"{sweep_run.shortfall} (max_unanswered)")
     label = config.label or label_of(config.model, config.mitigation)
     figures = sweep_run.summarize(label, asked.factors, asked.device)
     return SweepResult(figures, sweep_run.predictions, sorted(training_examples(config.model)), rows)

@@ -15,7 +15,7 @@ from posgap.measurement.lengths import EffectiveLength, effective_length, folder
 from posgap.measurement.page_examples import SweepToShow, example_texts, pack_examples, read_texts
 from posgap.measurement.plots import picture_of, placement_differences
 from posgap.measurement.predictions import Prediction, outcome_of, read_predictions, swept_rows
-from posgap.measurement.report import save_page, write_page
+from posgap.measurement.report import page, save_page
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweep_folder import write_evidence, write_sweep
 from posgap.measurement.sweeps import Sweep, read_sweep
@@ -124,7 +124,7 @@ class SweepResult:
     def report(self, path: str | Path) -> Path:
         """Writes the sweep as one HTML page, which needs nothing beside itself, and returns its path."""
         path = Path(path)
-        write_page([self.figures], path, self.figures.title, pack_examples([self._swept()]))
+        save_page(page([self.figures], self.figures.title, pack_examples([self._swept()])), path)
         return path
 
     def compare(self, other: "SweepResult", *, allow: Sequence[str] = ()) -> "ComparisonResult":
@@ -283,7 +283,7 @@ class ComparisonResult:
         """Writes both sweeps and their difference as one HTML page, and returns its path."""
         path = Path(path)
         sweeps = [each.sweep for each in self._swept]
-        write_page(sweeps, path, self.figures.title, pack_examples(self._swept), comparison=self.figures)
+        save_page(page(sweeps, self.figures.title, pack_examples(self._swept), self.figures), path)
         return path
 
     def __repr__(self) -> str:

@@ -38,39 +38,6 @@ class SweepScope(Parameters):
     label: str = Field("", description="name in plots and tables; empty: the method that made the model, or its name")
 
 
-class Filling(Parameters):
-    """To what lengths prompts are filled, and where in them the gold document stands."""
-
-    lengths: Lengths = Field(
-        [],
-        description="lengths of prompt and longest answer in tokens, like 1k,4k,32k, or of the model's context, like "
-        "25%,50%, to which prompts are filled with other documents; several make a map; empty: n_docs documents",
-    )
-    depths: Depths = Field(
-        "5",
-        description="with lengths, the shares of the other documents before the gold one: how many, spread evenly, or "
-        "percents like 0,25,50",
-    )
-    most_gap: Annotated[float, RARE] = Field(
-        10.0, ge=0, le=100, description="with lengths, gap in points up to which a length counts as effective"
-    )
-
-
-class SampleParameters(Parameters):
-    """How many responses to a prompt are drawn, and how."""
-
-    samples: Annotated[int, RARE] = Field(
-        1, ge=1, le=1000, description="responses to each prompt, whose mean score counts"
-    )
-    temperature: Annotated[float, RARE] = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
-
-    @model_validator(mode="after")
-    def _samples_differ(self) -> Self:
-        if self.samples > 1 and not self.temperature:
-            raise ValueError("greedy responses to a prompt are all the same: give a `temperature` for several samples")
-        return self
-
-
 class Mitigating(Parameters):
     """By which mitigation of prompts a model is asked."""
 
@@ -86,8 +53,6 @@ class Mitigating(Parameters):
 
 class SweepConfig(
     Mitigating,
-    Filling,
-    SampleParameters,
     SweepScope,
     MaxUnanswered,
     *BACKENDS.bases(),  # type: ignore[misc]
@@ -101,6 +66,23 @@ class SweepConfig(
     examples_for: ClassVar[str] = "evaluation"
 
     model: ModelName = Field(description=SWEPT_MODEL)
+    samples: Annotated[int, RARE] = Field(
+        1, ge=1, le=1000, description="responses to each prompt, whose mean score counts"
+    )
+    temperature: Annotated[float, RARE] = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
+    lengths: Lengths = Field(
+        [],
+        description="lengths of prompt and longest answer in tokens, like 1k,4k,32k, or of the model's context, like "
+        "25%,50%, to which prompts are filled with other documents; several make a map; empty: n_docs documents",
+    )
+    depths: Depths = Field(
+        "5",
+        description="with lengths, the shares of the other documents before the gold one: how many, spread evenly, or "
+        "percents like 0,25,50",
+    )
+    most_gap: Annotated[float, RARE] = Field(
+        10.0, ge=0, le=100, description="with lengths, gap in points up to which a length counts as effective"
+    )
     shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
     baselines: BaselineNames = Field(
         [],
@@ -110,7 +92,11 @@ class SweepConfig(
     estimate: bool = Field(False, description="only say how many prompts and tokens the sweep has")
 
     @model_validator(mode="after")
-    def _depths_are_the_placements(self) -> Self:
+    def _goes_together(self) -> Self:
+        if self.samples > 1 and not self.temperature:
+            raise ValueError("greedy responses to a prompt are all the same: give a `temperature` for several samples")
+        if len(set(self.baselines)) < len(self.baselines):
+            raise ValueError("name each of the `baselines` once")
         if self.lengths and self.positions:
             raise ValueError("`positions` are of n_docs documents: with `lengths` give `depths`")
         if len(self.lengths) > 1 and self.shard:
@@ -142,12 +128,6 @@ class SweepConfig(
         as before there were mitigations."""
         known = super().parameter_values()
         return known if self.mitigation else {n: v for n, v in known.items() if n not in Mitigating.model_fields}
-
-    @model_validator(mode="after")
-    def _baselines_differ(self) -> Self:
-        if len(set(self.baselines)) < len(self.baselines):
-            raise ValueError("name each of the `baselines` once")
-        return self
 
     @classmethod
     def cache_key_fields(cls) -> list[str]:

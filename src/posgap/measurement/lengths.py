@@ -3,9 +3,7 @@
 Each sweep is a folder of its own within that of the whole, named by its length in tokens, and like any other.
 """
 
-from collections.abc import Callable, Sequence, Sized
-from functools import partial
-from itertools import chain, pairwise
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import Self
 
@@ -13,17 +11,12 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from posgap.foundation.files import Record, read_model
-from posgap.generation.batching import reading_order, shared_lengths
 from posgap.measurement import statistics
 from posgap.measurement.evidence import Evidence
-from posgap.measurement.spending import estimate
 from posgap.measurement.statistics import Points
 from posgap.measurement.sweeps import LENGTHS_FILE
-from posgap.tasks.examples import AnyExample
-from posgap.tasks.prompts import PromptBuilder
 
 LENGTHS_PAGE, LENGTHS_PICTURE = "lengths.html", "lengths.png"
-_TRIED = 4  # examples of which the share that is read is counted
 
 
 class EffectiveLength(Record):
@@ -187,47 +180,3 @@ def is_of_lengths(path: Path) -> bool:
 def folder_at(folder: Path, tokens: int) -> Path:
     """The folder of the sweep at a length within that of all."""
     return folder / str(tokens)
-
-
-def estimated_lengths(
-    at_each: Sequence[PromptBuilder],
-    examples: Sequence[AnyExample],
-    samples: int,
-    cache: Callable[[int], int],
-) -> str:
-    """What sweeps at these lengths take, in words, a line each, with `samples` responses to a prompt. `cache(tokens)`
-    are the bytes of a prompt's keys and values, 0 where nobody knows. Every example is filled up once, so that one that
-    cannot be is named."""
-    lines, prompts, tokens, read = [], 0, 0, 0.0
-    for builder in at_each:
-        fill = builder.fill
-        assert fill
-        for example in examples:
-            builder.prompt(example, fill.placements[0])
-        share = prefill_share([list(map(partial(builder, example), fill.placements)) for example in examples[:_TRIED]])
-        length = fill.tokens - builder.max_new_tokens - builder.max_thinking_tokens
-        number = len(examples) * len(fill.placements) * samples
-        prompts, tokens, read = prompts + number, tokens + number * length, read + share * number * length
-        lines.append(
-            f"{fill.tokens:,} tokens: {number:,} prompts of {length:,} tokens, of which about {100 * share:.0f} % are "
-            f"read where depths of an example share what they begin with{_cached(cache(fill.tokens))}"
-        )
-    longest = at_each[0].max_new_tokens + at_each[0].max_thinking_tokens
-    total = estimate([tokens], True, prompts * longest).removeprefix("1 prompts of ")
-    return "\n".join([*lines, f"Together {prompts:,} prompts of {total}; about {read:,.0f} tokens are read"])
-
-
-def prefill_share(groups: Sequence[Sequence[Sequence[int]]]) -> float:
-    """The share of the tokens of prompts, in groups that share beginnings, that a cache of the prompt before leaves to
-    be read."""
-    everything = sum(map(len, chain.from_iterable(groups)))
-    kept = 0
-    for group in groups:
-        shared, order = shared_lengths(group), reading_order(group)
-        kept += sum(int(shared[before, after]) for before, after in pairwise(order))
-    return 1 - kept / everything
-
-
-def _cached(size: int) -> str:
-    """What the keys and values of a prompt with its answer take, in words; empty where the model does not say."""
-    return f", with keys and values of {size / 2**20:,.1f} MiB each" if size else ""

@@ -26,6 +26,7 @@ from posgap.measurement.sweeps import SWEEP_PAGE, Sweep
 from posgap.tasks.examples import AnyExample
 
 MAX_PAGE_BYTES = 16 << 20  # bytes of answers on a page, before they are gzipped
+_Cells = list[list[Prediction]]  # an example's rows by placement and sample
 _EMBEDDED = re.compile(r'<script type="application/gzip" id="data-(\w+)">([A-Za-z0-9+/=]*)</script>')
 
 
@@ -44,13 +45,6 @@ class SweepToShow(NamedTuple):
     texts: Mapping[str, ExampleTexts]
 
 
-class _SweepOnPage(NamedTuple):
-    """A sweep on the page, and its predictions by the examples on the page, `rows [E]`."""
-
-    sweep: Sweep
-    rows: Sequence[Sequence[Prediction]]
-
-
 class PageExamples(NamedTuple):
     """What a page embeds, each gzipped and in base64, and how many of its examples have answers there."""
 
@@ -65,18 +59,20 @@ def pack_examples(sweeps: Sequence[SweepToShow]) -> PageExamples:
 
     The difference shown is the second sweep minus the first.
     """
-    shown = [_SweepOnPage(each.sweep, rows) for each, rows in zip(sweeps, _in_one_order(sweeps))]
-    scores = [_scores(each) for each in shown]
-    order = sorted(range(len(shown[0].rows)), key=lambda at: _is_flat(scores, at))
+    cells = _align_cells(sweeps)
+    scores = []
+    for of_sweep in cells:
+        scores.append([list(map(_mean_score, of_example)) for of_example in of_sweep])
+    order = sorted(range(len(cells[0])), key=lambda at: _is_flat(scores, at))
     answers, size = [], 0
     for at in order:
-        rows = [each.rows[at] for each in shown]
-        asked = next(filter(None, (each.texts.get(own[0]["id"]) for each, own in zip(sweeps, rows))), None)
-        line = _answers_line(at, asked, rows, shown[0].sweep)
+        own = [of_sweep[at] for of_sweep in cells]
+        asked = next(filter(None, (each.texts.get(of[0][0]["id"]) for each, of in zip(sweeps, own))), None)
+        line = _answers_line(at, asked, own, sweeps[0].sweep.asked.samples)
         if size + len(line) <= MAX_PAGE_BYTES:
             answers.append(line)
             size += len(line)
-    packed_map = _pack(json.dumps(_map(shown, scores)).encode())
+    packed_map = _pack(json.dumps(_map(sweeps, cells, scores)).encode())
     return PageExamples(packed_map, _pack(b"".join(answers)), n_examples=len(order), n_answers=len(answers))
 
 
@@ -125,50 +121,48 @@ class _AnswersLine(Record):
     a: list[str]
 
 
-def _in_one_order(sweeps: Sequence[SweepToShow]) -> list[list[list[Prediction]]]:
+def _align_cells(sweeps: Sequence[SweepToShow]) -> list[list[_Cells]]:
     """The rows of each sweep by example `[E]`, in the order of the first sweep's; the same example has one content."""
-    by_example = []
+    by_sweep = []
     for each in sweeps:
-        rows: dict[str, list[Prediction]] = {}
+        column = {tuple(placement): at for at, placement in enumerate(each.sweep.placements)}
+        by_id: dict[str, _Cells] = {}
         for row in swept_rows(each.predictions):
-            rows.setdefault(row["id"], []).append(row)
-        by_example.append(list(rows.values()))
-    order = np.argsort([rows[0]["content"] for rows in by_example[0]], kind="stable")
+            cells = by_id.setdefault(row["id"], [[] for _ in column])
+            cells[column[tuple(row["placement"])]].append(row)
+        by_sweep.append(list(by_id.values()))
+    order = np.argsort([cells[0][0]["content"] for cells in by_sweep[0]], kind="stable")
     back = np.argsort(order, kind="stable")
-    ordered = [sorted(rows, key=lambda of: of[0]["content"]) for rows in by_example]
-    return [list(map(rows.__getitem__, back)) for rows in ordered]
-
-
-def _columns(sweep: Sweep, rows: Sequence[Prediction]) -> list[list[Prediction]]:
-    """An example's rows by placement, in the order of the sweep's."""
-    by_placement: dict[tuple[int, ...], list[Prediction]] = {tuple(placement): [] for placement in sweep.placements}
-    for row in rows:
-        by_placement[tuple(row["placement"])].append(row)
-    return list(by_placement.values())
-
-
-def _scores(shown: _SweepOnPage) -> list[list[float]]:
-    """Returns each example's mean score, from 0 to 1, by placement."""
-    return [list(map(_mean_score, _columns(shown.sweep, rows))) for rows in shown.rows]
+    by_content = [sorted(of_sweep, key=lambda cells: cells[0][0]["content"]) for of_sweep in by_sweep]
+    return [list(map(of_sweep.__getitem__, back)) for of_sweep in by_content]
 
 
 def _mean_score(cell: Sequence[Prediction]) -> float:
     return sum(row["correct"] for row in cell) / len(cell)
 
 
-def _map(shown: Sequence[_SweepOnPage], scores: Sequence[Sequence[Sequence[float]]]) -> dict[str, Any]:
-    """Scores from 0 to 1 by example and placement, and which prompts were not answered: [example, placement, how]."""
-    sweep, models = shown[0].sweep, []
-    for each, of_model in zip(shown, scores):
-        named = {"label": each.sweep.label, "metric": each.sweep.metric}
+def _map(
+    sweeps: Sequence[SweepToShow], cells: Sequence[Sequence[_Cells]], scores: Sequence[Sequence[Sequence[float]]]
+) -> dict[str, Any]:
+    """Scores from 0 to 1 by example and placement, and which prompts were not answered: (example, placement, how), by
+    the first such sample."""
+    sweep, models = sweeps[0].sweep, []
+    for each, of_sweep, of_model in zip(sweeps, cells, scores):
+        unanswered: list[tuple[int, int, str]] = []
+        for at, of_example in enumerate(of_sweep):
+            for column, cell in enumerate(of_example):
+                endings = [outcome for outcome in map(outcome_of, cell) if outcome != "answered"]
+                if endings:
+                    unanswered.append((at, column, endings[0]))
         short = [list(map(_short_number, row)) for row in of_model]
-        models.append(named | {"scores": short, "unanswered": _unanswered_cells(each)})
+        named = {"label": each.sweep.label, "metric": each.sweep.metric}
+        models.append(named | {"scores": short, "unanswered": unanswered})
     return {
         "placements": sweep.placements,
         "names": sweep.placement_names,
         "regions": regions(sweep.placements, sweep.categories),
         "n_docs": sweep.n_docs,
-        "ids": [rows[0]["id"] for rows in shown[0].rows],
+        "ids": [of_example[0][0]["id"] for of_example in cells[0]],
         "models": models,
     }
 
@@ -178,20 +172,7 @@ def _short_number(score: float) -> float:
     return int(score) if score in (0, 1) else score
 
 
-def _unanswered_cells(shown: _SweepOnPage) -> list[tuple[int, int, str]]:
-    """Returns (example, placement, outcome) where a prompt was not answered, by the first such sample."""
-    found: list[tuple[int, int, str]] = []
-    for at, rows in enumerate(shown.rows):
-        for column, cell in enumerate(_columns(shown.sweep, rows)):
-            endings = [outcome for outcome in map(outcome_of, cell) if outcome != "answered"]
-            if endings:
-                found.append((at, column, endings[0]))
-    return found
-
-
-def _answers_line(
-    at: int, example: ExampleTexts | None, by_model: Sequence[Sequence[Prediction]], sweep: Sweep
-) -> bytes:
+def _answers_line(at: int, example: ExampleTexts | None, by_model: Sequence[_Cells], samples: int) -> bytes:
     """Question, answers, and by model, placement and sample what was said: indices into the example's own texts."""
     strings: dict[str, int] = {}
 
@@ -203,14 +184,14 @@ def _answers_line(
         if outcome_of(row) != "answered":
             more["outcome"] = outcome_of(row)
         more |= {name: True for name in ("cut", "echo") if row.get(name)}
-        if sweep.asked.samples > 1:
+        if samples > 1:
             more["score"] = float(row["correct"])
         text = index(row["response"])
         return {"text": text, **more} if more else text
 
     responses = []
-    for rows in by_model:
-        responses.append([list(map(encode, cell)) for cell in _columns(sweep, rows)])
+    for cells in by_model:
+        responses.append([list(map(encode, cell)) for cell in cells])
     line = {"at": at, "q": example.question if example else "", "a": example.answers if example else []}
     return json.dumps(line | {"t": list(strings), "r": responses}, separators=(",", ":")).encode() + b"\n"
 

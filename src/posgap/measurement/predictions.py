@@ -7,9 +7,7 @@ from typing import Annotated, NotRequired, cast
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from posgap.foundation.errors import Rejection
 from posgap.foundation.files import read_models
-from posgap.foundation.locations import Location
 from posgap.generation.generator import Completion, Outcome
 from posgap.measurement.outcomes import Ending, OutcomeCounts, Outcomes
 from posgap.tasks.echo import Copying, Others
@@ -104,23 +102,3 @@ def outcomes_of(predictions: Iterable[Prediction], placements: Sequence[Sequence
     for row in swept_rows(predictions):
         endings[tuple(row["placement"])].append(ending_of(row))
     return Outcomes.at([OutcomeCounts.count(of_placement) for of_placement in endings.values()])
-
-
-def no_figures_error(
-    what: str,
-    outcomes: Outcomes,
-    placements: Sequence[Sequence[int]],
-    most: float,
-    often: str,
-    kept: str,
-    out: Location,
-) -> Rejection:
-    """The error that says why there are no figures of `what`: more prompts went unanswered at a placement than `most`
-    percent, `often` for this reason. Its folder, beside `out`, has the predictions; `kept` is what need not be asked
-    again."""
-    said = f"; most often: {often}" if often else ""
-    return Rejection(
-        f"{what}: no figures: {outcomes.phrase(placements)}, and {most:g} % is allowed{said}. See "
-        f"{out}.rejected/{PREDICTIONS_FILE}. The {kept} are kept: the same command asks again for what failed alone, "
-        "and with a higher --max-unanswered makes do with these"
-    )

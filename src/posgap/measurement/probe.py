@@ -113,16 +113,6 @@ class Probe:
         return self.count(lambda each: each.cut and not each.right)
 
     @property
-    def echoes(self) -> int:
-        """How many repeat the prompt."""
-        return self.count(lambda each: each.echo)
-
-    @property
-    def refusals(self) -> int:
-        """How many begin with an apology or a refusal, and are not right."""
-        return self.count(lambda each: not each.right and bool(_REFUSAL.match(each.text.strip())))
-
-    @property
     def asked(self) -> set[tuple[str, ...]]:
         """What is right, each once: so many questions were asked at least."""
         return {each.answers for each in self.responses}
@@ -178,17 +168,19 @@ class Probe:
         """What somebody should know before the figures, by a name each: nothing where all is as it should be. `limit`
         is the most tokens of a response."""
         n, said = len(self.responses), dict[str, str]()
-        if 2 * self.echoes >= n:
+        echoes = self.count(lambda each: each.echo)
+        refusals = self.count(lambda each: not each.right and bool(_REFUSAL.match(each.text.strip())))
+        if 2 * echoes >= n:
             said["echo"] = (
-                f"{self.echoes} of {n} responses repeat the prompt at length: a right answer among them may be copied, "
+                f"{echoes} of {n} responses repeat the prompt at length: a right answer among them may be copied, "
                 "not found"
             )
         if 2 * self.cut >= n:
             instead = "" if "echo" in said else f"; try --max-new-tokens {2 * limit}"
             said["cut"] = f"{self.cut} of {n} responses are cut at {limit} tokens before a right answer{instead}"
-        if 2 * self.refusals >= n:
+        if 2 * refusals >= n:
             said["refused"] = (
-                f"{self.refusals} of {n} responses refuse in words, and count as wrong answers: try a system message, "
+                f"{refusals} of {n} responses refuse in words, and count as wrong answers: try a system message, "
                 '--system "All that is asked is in the documents below."'
             )
         if len({each.text.strip() for each in self.responses}) == 1 and len(self.asked) >= _QUESTIONS:

@@ -42,17 +42,6 @@ def write_report(
     from posgap.measurement.plots import picture_of, placement_differences, save_picture
 
     save_picture(placement_differences(comparison) if comparison else picture_of(sweeps), png)
-    write_page(sweeps, html, title, explored, comparison=comparison)
-
-
-def write_page(
-    sweeps: Sequence[Sweep],
-    html: Path,
-    title: str,
-    explored: PageExamples | None = None,
-    comparison: Comparison | None = None,
-) -> None:
-    """Writes the page, with its examples to explore, and the differences to the first sweep."""
     save_page(page(sweeps, title, explored, comparison), html)
 
 
@@ -68,31 +57,22 @@ def page(
     explored: PageExamples | None = None,
     comparison: Comparison | None = None,
 ) -> str:
-    """The page as text; it needs nothing beside itself."""
+    """The page as text, with examples to explore and the differences to the first sweep; it needs nothing beside
+    itself."""
+    models = ", ".join(dict.fromkeys(sweep.display_name for sweep in sweeps))
+    common = set(sweeps[0].by_category).intersection(*(sweep.by_category for sweep in sweeps))
     return render_page(
         "posgap.measurement",
         "report.html.j2",
         sweeps,
         explored,
         title=title,
-        below=_below(sweeps) if comparison else "",
+        below=f"{models}: task {sweeps[0].task}, n = {sweeps[0].n_text}" if comparison else "",
         comparison=comparison,
         baselines=in_order(chain.from_iterable(sweep.baselines for sweep in sweeps)),
-        categories=_common_categories(sweeps),
+        categories=list(filter(common.__contains__, sweeps[0].by_category)),
         difference_axes=_difference_axes(comparison) if comparison else [],
     )
-
-
-def _common_categories(sweeps: Sequence[Sweep]) -> list[str]:
-    """Returns the categories that all sweeps have, in the order of the first."""
-    common = set(sweeps[0].by_category).intersection(*(sweep.by_category for sweep in sweeps))
-    return [name for name in sweeps[0].by_category if name in common]
-
-
-def _below(sweeps: Sequence[Sweep]) -> str:
-    """What stands below the title of a comparison: which models these are, and what they were asked."""
-    models = ", ".join(dict.fromkeys(sweep.display_name for sweep in sweeps))
-    return f"{models}: task {sweeps[0].task}, n = {sweeps[0].n_text}"
 
 
 def render_page(

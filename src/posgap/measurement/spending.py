@@ -3,7 +3,7 @@ sent."""
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 from pydantic import Field
@@ -79,9 +79,8 @@ def estimated_tokens(text: str) -> int:
     return tokens
 
 
-def estimate(prompts: Iterable[int], is_exact: bool, longest: int) -> str:
+def estimate(tokens: Sequence[int], is_exact: bool, longest: int) -> str:
     """What a sweep will take, in words: of prompts of so many tokens each, and answers of at most `longest` tokens."""
-    tokens = list(prompts)
     about = "" if is_exact else "about "
     return (
         f"{len(tokens):,} prompts of {about}{sum(tokens):,} tokens in all, and answers of at most "

@@ -89,7 +89,9 @@ class SweepRun:
     def all_placements(self) -> list[Placement]:
         """The placements, and the config's baselines."""
         config = self.config
-        return [*self.placements, *list_baselines(self.builder, config.baselines, config.n_docs, config.shard)]
+        is_first = not config.shard or parse_shard(config.shard)[0] == 1  # the first part of a sweep has them alone
+        baselines = self.builder.task.baselines(config.baselines, config.n_docs) if is_first else []
+        return [*self.placements, *baselines]
 
     @property
     def mitigator(self) -> PromptMitigator | None:
@@ -115,6 +117,18 @@ class SweepRun:
         """Why prompts were not answered, most often; empty where no reason was given."""
         reasons = Counter(row["reason"] for row in self.predictions if "outcome" in row and row.get("reason"))
         return shorten(reasons.most_common(1)[0][0]) if reasons else ""
+
+    @property
+    def shortfall(self) -> str:
+        """Why there are no figures, in words: at some placement more prompts went unanswered than `max_unanswered`
+        allows. Empty where enough was answered."""
+        outcomes, most = self.outcomes, self.config.max_unanswered
+        if outcomes.worst_share <= most:
+            return ""
+        at = f" at {self.builder.fill.tokens:,} tokens" if self.builder.fill else ""
+        phrase = outcomes.phrase([placement.positions for placement in self.placements])
+        often = f"; most often: {self.most_frequent_reason}" if self.most_frequent_reason else ""
+        return f"{with_uris(self.config.model)}{at}: no figures: {phrase}, and {most:g} % is allowed{often}"
 
     def run(
         self,
@@ -243,12 +257,6 @@ def list_placements(
     """Returns the placements of a sweep: those of `positions`, or all that the builder's prompts have; then a shard."""
     placements = list(builder.fill.placements) if builder.fill else []
     return shard_of(placements or builder.task.choose_placements(n_docs, positions), shard)
-
-
-def list_baselines(builder: TextPromptBuilder, names: Sequence[str], n_docs: int, shard: str) -> list[Placement]:
-    """Returns the baselines of these names; the first part of a sweep alone has them."""
-    first = not shard or parse_shard(shard)[0] == 1
-    return builder.task.baselines(names, n_docs) if first else []
 
 
 def _warn_of_special_tokens(examples: Sequence[AnyExample]) -> None:

@@ -26,14 +26,6 @@ def needed_bytes(folder: Path, dtype: str) -> int:
     return int(_BESIDE_WEIGHTS * wider * sum(file.stat().st_size for file in folder.glob("*.safetensors")))
 
 
-def cache_bytes(model: str, dtype: str, tokens: int) -> int:
-    """About what the keys and values of so many tokens take in every layer of a model; 0 where its config does not
-    say."""
-    from posgap.models.loading import load_config, resolve_dtype
-
-    return tokens * _cached_numbers(load_config(model).get_text_config()) * resolve_dtype(dtype).itemsize
-
-
 def _cached_numbers(config: Any) -> int:
     """The numbers of a token's keys and values in all layers of a text model with this config."""
     heads = getattr(config, "num_attention_heads", 0)

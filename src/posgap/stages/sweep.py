@@ -7,10 +7,10 @@ from itertools import product
 from pathlib import Path
 
 from posgap.distillation.methods import label_of
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_model, write_jsonl
 from posgap.foundation.interruption import resumable
-from posgap.foundation.locations import Location, with_uris
+from posgap.foundation.locations import Location
 from posgap.foundation.printing import show
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator
@@ -18,16 +18,15 @@ from posgap.generation.served import EndpointChanged, EndpointGenerator
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.filling import at_lengths
-from posgap.measurement.lengths import estimated_lengths, folder_at, length_map
+from posgap.measurement.lengths import folder_at, length_map
 from posgap.measurement.page_examples import pack_sweep
-from posgap.measurement.predictions import PREDICTIONS_FILE, no_figures_error
+from posgap.measurement.predictions import PREDICTIONS_FILE
 from posgap.measurement.prompt_mitigator import Question
 from posgap.measurement.spending import estimate, estimated_tokens
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweep_run import SweepRun, open_once
 from posgap.measurement.sweeps import SWEEP_FILE, Sweep, read_sweep
 from posgap.models.factors import config_factors
-from posgap.models.memory import cache_bytes
 from posgap.scaling.scaling_file import refuse_searched_on
 from posgap.stages.frame import is_complete, run_stage
 from posgap.storage.cache import fetch_location
@@ -108,18 +107,19 @@ def _write_sweeps(config: SweepConfig, out: Path, run: Run, generator: Generator
 def _write_figures(sweep_run: SweepRun, place: Path, out: Path, run: Run) -> Sweep:
     """Writes the folder `place` of a sweep, and returns its figures. Where too little is answered, `out` keeps what
     is."""
-    config, outcomes, predictions = sweep_run.config, sweep_run.outcomes, sweep_run.predictions
+    config, predictions = sweep_run.config, sweep_run.predictions
     label = config.label or label_of(config.model, config.mitigation)
     step = sweep_run.builder.fill.tokens if sweep_run.builder.fill else 0
     if sweep_run.spent:
         run.metrics(sweep_run.spent.metrics(), step=step)
         log.info("%s: %s", label, sweep_run.spent.totals_text())
-    if outcomes.worst_share > config.max_unanswered:
-        run.metrics(outcomes.metrics, step=step)
+    if sweep_run.shortfall:
+        run.metrics(sweep_run.outcomes.metrics, step=step)
         write_jsonl(out / PREDICTIONS_FILE, predictions)
-        positions, often = [placement.positions for placement in sweep_run.placements], sweep_run.most_frequent_reason
-        model = with_uris(config.model) + (f" at {step:,} tokens" if step else "")
-        raise no_figures_error(model, outcomes, positions, config.max_unanswered, often, "answers", config.out)
+        raise Rejection(
+            f"{sweep_run.shortfall}. See {config.out}.rejected/{PREDICTIONS_FILE}. The answers are kept: the same "
+            "command asks again for what failed alone, and with a higher --max-unanswered makes do with these"
+        )
     figures = sweep_run.summarize(label, _read_factors(config))
     explored = pack_sweep(figures, predictions, sweep_run.examples)
     write_sweep(figures, predictions, training_examples(config.model), place, explored)
@@ -149,15 +149,23 @@ def _read_factors(config: SweepConfig) -> Sequence | None:
 
 @with_local_paths
 def _estimate(config: SweepConfig) -> str:
-    """Returns what the whole sweep takes, in words. Nothing is sent, and no model is loaded."""
+    """Returns what the whole sweep takes, in words, a line for each of several lengths. Nothing is sent, and no model
+    is loaded."""
     everything = read_examples(config.examples)
     examples = everything[: config.limit or None]
     backend = BACKENDS[config.backend]
     builder = backend.builder(config)
+    longest = builder.max_new_tokens + builder.max_thinking_tokens
     if config.lengths:
-        at_each = at_lengths(config.lengths, config.depths, config.seed, builder, everything)
-        cache = partial(cache_bytes, config.model, config.resolve_auto().dtype)
-        return estimated_lengths(at_each, examples, config.samples, cache)
+        lines = []
+        for at_length in at_lengths(config.lengths, config.depths, config.seed, builder, everything):
+            fill = at_length.fill
+            assert fill
+            for example in examples:
+                at_length.prompt(example, fill.placements[0])  # so that one that cannot be filled is named
+            count = len(examples) * len(fill.placements) * config.samples
+            lines.append(f"{fill.tokens:,} tokens: {estimate([fill.tokens - longest] * count, True, longest)}")
+        return "\n".join(lines)
     sweep_run, tokens = SweepRun.plan(config, builder, examples), list[int]()
     mitigator = sweep_run.mitigator
     for example, placement in product(examples, sweep_run.all_placements):
@@ -166,7 +174,6 @@ def _estimate(config: SweepConfig) -> str:
         else:
             prompts = [builder.prompt(example, placement)]
         tokens += [len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in prompts]
-    longest = builder.max_new_tokens + builder.max_thinking_tokens
     return estimate(tokens * config.samples, backend.local, longest)
 
 
