@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from examples import prompt_text
 
 from posgap.data.config import ImportConfig
 from posgap.data.documents import PARTS, read_documents, split_around
@@ -59,7 +60,7 @@ def test_the_text_is_unchanged_at_its_own_position_and_rotated_elsewhere(table, 
     (example,) = read_examples(out)
     text = written(60)
     _, at = split_around(text, QUOTE)
-    orders = {p: TASK.prompt(example, Placement((p,), PARTS)).split("\n\n", 1)[1] for p in range(1, PARTS + 1)}
+    orders = {p: prompt_text(TASK, example, Placement((p,), PARTS)).split("\n\n", 1)[1] for p in range(1, PARTS + 1)}
     shown = {p: order.rpartition("\n\nQuestion:")[0].split() for p, order in orders.items()}
     assert shown[at + 1] == text.split() and example.answers == ["blue drawer"]
     assert len({tuple(words) for words in shown.values()}) == PARTS
@@ -96,6 +97,6 @@ def test_a_short_answer_is_right_and_a_copy_of_the_text_is_not(table):
         right = TASK.right_answers(example, placement)
         for response in ("blue drawer", "It lies in the blue drawer.\nQuestion: And the lamp?"):
             assert TASK.score(response, right) == 1
-        copy = " ".join(TASK.prompt(example, placement).split("\n\n", 1)[1].split())
+        copy = " ".join(prompt_text(TASK, example, placement).split("\n\n", 1)[1].split())
         for response in (copy, copy[: 60 * 6], example.gold[0].text.replace("\n", " "), "", "the red drawer"):
             assert TASK.score(response, right) == 0

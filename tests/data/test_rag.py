@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from endpoint import Endpoint, served
-from examples import qa_example
+from examples import prompt_text, qa_example
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,7 +94,7 @@ def test_every_order_has_the_documents_that_were_retrieved(data):
 def test_without_ranks_rag_with_one_gold_document_asks_what_qa_asks():
     example = qa_example(n_distractors=4)
     for placement in TASKS["qa"].choose_placements(4):
-        prompts = {TASKS[task].prompt(example, placement) for task in ("qa", *RAG_TASKS)}
+        prompts = {prompt_text(TASKS[task], example, placement) for task in ("qa", *RAG_TASKS)}
         assert len(prompts) == 1
 
 

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from endpoint import Endpoint, served
+from examples import prompt_text
 
 import posgap
 from posgap.data.config import MakeConfig
@@ -136,7 +137,7 @@ def test_hotpotqa_s_two_documents_at_distances(hotpot_file):
     task = TASKS["spans"]
     for placement in task.choose_placements(10):
         for example in examples:
-            prompt = task.prompt(example, placement)
+            prompt = prompt_text(task, example, placement)
             lines = [line for line in prompt.splitlines() if line.startswith("Document [")]
             assert [f"(Title: {d.title})" in lines[p - 1] for d, p in zip(example.gold, placement.positions)] == [
                 True

@@ -4,6 +4,7 @@ import re
 from itertools import product
 
 import pytest
+from examples import prompt_text
 
 from posgap.data.config import MakeConfig
 from posgap.data.distractors import relevance
@@ -68,7 +69,7 @@ def test_examples_have_one_verb_each_name_once_and_one_right_answer(tmp_path):
 def test_both_tasks_ask_the_same_of_the_same_haystack_and_can_be_compared():
     (example,) = fact_examples(1, 6, seed=1)
     placement = Placement((4,), 6)
-    asked, control = FACTS.prompt(example, placement), CONTROL.prompt(example, placement)
+    asked, control = prompt_text(FACTS, example, placement), prompt_text(CONTROL, example, placement)
     assert asked.replace(example.question, literal(example.question)) == control != asked
     assert example.gold[0].title not in asked.rpartition("Question:")[2]
     assert example.gold[0].title in CONTROL.closed_book_text(example.question)
@@ -82,7 +83,7 @@ def test_an_answer_is_right_and_an_echo_is_not():
     for example in fact_examples(10, 8, seed=5):
         for position in range(1, 9):
             placement = Placement((position,), 8)
-            lines = FACTS.prompt(example, placement).split("\n\n")[1]
+            lines = prompt_text(FACTS, example, placement).split("\n\n")[1]
             right = FACTS.right_answers(example, placement)
             (name,) = right
             for response in (name, f"**{name.upper()}**.", f"{example.gold[0].text}\n\nQuestion: Who else? Zara"):

@@ -1,6 +1,8 @@
 """Hand-made examples, and responses to them."""
 
 from posgap.tasks.examples import Document, Example, KVExample
+from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.task import AS_GIVEN
 
 
 def kv_example(number: int = 0, n_records: int = 6) -> KVExample:
@@ -39,3 +41,8 @@ def answered(lengths=(2, 3, 1, 2)) -> list:
         )
         for i, length in enumerate(lengths)
     ]
+
+
+def prompt_text(task, example, placement, order=AS_GIVEN):
+    """The text of a task's prompt, without any chat template."""
+    return TextPromptBuilder(task, task.max_new_tokens, order).text(example, placement)

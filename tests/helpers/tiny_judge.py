@@ -31,6 +31,7 @@ from posgap.foundation.progress import track
 from posgap.models.loading import save_model
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.registry import TASKS
 
 BENT_EASY, BENT_HARD = 0.1, 0.7  # shares of the labels that are the favoured letter although another one is right
@@ -98,7 +99,7 @@ class Batches:
 
     def _row(self, example: Example, n_docs: int, bent: bool) -> list[int]:
         slot = self.rng.randint(1, n_docs)
-        prompt = self.task.prompt(example, Placement((slot,), n_docs))
+        prompt = TextPromptBuilder(self.task, 1).text(example, Placement((slot,), n_docs))
         if bent and self.rng.random() < (BENT_HARD if is_hard(example) else BENT_EASY):
             slot = self.kind.favoured
         return [*self.read(f"{prompt} {self.task.slot_names[slot - 1]}")["input_ids"], self.read.eos_token_id]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from examples import kv_example, qa_example
+from examples import kv_example, prompt_text, qa_example
 from written_sweeps import write_sweep
 
 from posgap.api import library
@@ -35,7 +35,7 @@ ALL = ["closed-book", "oracle", "random"]
 
 def texts(task, example, n_docs, order=AS_GIVEN):
     asked = TASKS[task].baselines(ALL, n_docs)
-    return [TASKS[task].prompt(example, placement, order) for placement in asked]
+    return [prompt_text(TASKS[task], example, placement, order) for placement in asked]
 
 
 def test_prompts_are_those_of_lost_in_the_middle():
@@ -43,9 +43,9 @@ def test_prompts_are_those_of_lost_in_the_middle():
     example = qa_example(3, 6)
     closed, oracle, mixed = texts("qa", example, 6)
     assert closed == f"Question: {example.question}\nAnswer:"
-    assert oracle == TASKS["qa"].prompt(example, Placement((1,), 1))
+    assert oracle == prompt_text(TASKS["qa"], example, Placement((1,), 1))
     assert all(mixed.count(document.text) == 1 for document in [*example.gold, *example.distractors[:5]])
-    assert mixed.count("Document [") == 6 and mixed != TASKS["qa"].prompt(example, Placement((1,), 6))
+    assert mixed.count("Document [") == 6 and mixed != prompt_text(TASKS["qa"], example, Placement((1,), 6))
 
 
 def test_the_relevant_passages_are_those_that_the_task_shows():

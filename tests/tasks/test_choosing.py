@@ -1,6 +1,7 @@
 """Which lettered item a response chooses."""
 
 import pytest
+from examples import prompt_text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,14 +147,14 @@ def test_every_letter_is_read_in_every_form(letter, form):
 def test_the_prompts_have_the_question_before_the_items_and_no_titles():
     (example,) = animal_examples(1, 2, seed=0)
     at = Placement((2,), 2)
-    assert JUDGE.prompt(CITIES, at).split("\n\n")[1:] == [
+    assert prompt_text(JUDGE, CITIES, at).split("\n\n")[1:] == [
         "Question: Capital of France?", "Answer A:\nLondon", "Answer B:\nParis", "Best answer:",
     ]  # fmt: skip
-    assert OPTIONS.prompt(CITIES, at).endswith("Question: Capital of France?\n\nA. London\nB. Paris\n\nAnswer:")
-    assert OPTIONS.prompt(CITIES, at, PromptOrder("before")) == OPTIONS.prompt(CITIES, at)
-    assert OPTIONS.prompt(CITIES, at, PromptOrder("both")).count("Capital of France?") == 2
-    assert "model" not in JUDGE.prompt(CITIES, at) + OPTIONS.prompt(CITIES, at)
-    assert JUDGE.prompt(example, at) != JUDGE.prompt(example, Placement((1,), 2))
+    assert prompt_text(OPTIONS, CITIES, at).endswith("Question: Capital of France?\n\nA. London\nB. Paris\n\nAnswer:")
+    assert prompt_text(OPTIONS, CITIES, at, PromptOrder("before")) == prompt_text(OPTIONS, CITIES, at)
+    assert prompt_text(OPTIONS, CITIES, at, PromptOrder("both")).count("Capital of France?") == 2
+    assert "model" not in prompt_text(JUDGE, CITIES, at) + prompt_text(OPTIONS, CITIES, at)
+    assert prompt_text(JUDGE, example, at) != prompt_text(JUDGE, example, Placement((1,), 2))
 
 
 @pytest.mark.parametrize("n_docs", [1, 27])

@@ -5,7 +5,7 @@ import string
 import uuid
 
 import pytest
-from examples import kv_example
+from examples import kv_example, prompt_text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -267,7 +267,7 @@ def test_no_copy_of_the_records_is_right(position, data):
     key, value = records[0]
     example = KVExample(id="1", question=key, answers=[value], key=key, value=value, records=records)
     at = Placement((position + 1,), 6)
-    copied = task.prompt(example, at).partition("JSON data:\n")[2].partition("\n\nKey")[0]
+    copied = prompt_text(task, example, at).partition("JSON data:\n")[2].partition("\n\nKey")[0]
     second = task.slots.arrange(example, at)[1]
     end = data.draw(st.integers(copied.index(second.title) + 2, len(copied)))
     assert task.score(copied[:end], task.right_answers(example, at)) == 0

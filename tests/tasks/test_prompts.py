@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from examples import kv_example, qa_example
+from examples import kv_example, prompt_text, qa_example
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -21,7 +21,7 @@ from posgap.tasks.task import PromptOrder
 
 def test_the_key_value_prompt_word_for_word():
     example = kv_example(n_records=3)
-    assert TASKS["kv"].prompt(example, Placement((2,), 3)) == (
+    assert prompt_text(TASKS["kv"], example, Placement((2,), 3)) == (
         "Extract the value corresponding to the specified key in the JSON object below.\n\n"
         'JSON data:\n{"11": "1",\n "00": "0",\n "22": "2"}\n\n'
         'Key: "00"\nCorresponding value:'
@@ -29,7 +29,7 @@ def test_the_key_value_prompt_word_for_word():
 
 
 def test_the_question_answering_prompt_word_for_word():
-    assert TASKS["qa"].prompt(qa_example(), Placement((2,), 2)) == (
+    assert prompt_text(TASKS["qa"], qa_example(), Placement((2,), 2)) == (
         "Write a high-quality answer for the given question using only the provided search results "
         "(some of which might be irrelevant).\n\n"
         "Document [1](Title: Other 0) Nothing to see in 0.\n"
@@ -52,7 +52,7 @@ def test_the_two_hop_prompts_word_for_word(name, manner):
     (example,) = two_hop_examples(1, 3, seed=0)
     first, second = example.gold
     (other,) = example.distractors
-    assert TASKS[name].prompt(example, Placement((3, 1), 3)) == (
+    assert prompt_text(TASKS[name], example, Placement((3, 1), 3)) == (
         "Answer the question from the documents below; some of them are irrelevant. The answer rests on more than "
         f"one document: {manner}, and end with a sentence of this form: The answer is ...\n\n"
         f"Document [1](Title: {second.title}) {second.text}\n"
@@ -108,7 +108,7 @@ def test_a_chain_is_judged_by_its_final_answer_alone_and_wrong_without_one():
 
 def test_braces_in_documents_are_left_alone():
     example = qa_example().model_copy(update={"question": "what is {x}?"})
-    assert "what is {x}?" in TASKS["qa"].prompt(example, Placement((1,), 1))
+    assert "what is {x}?" in prompt_text(TASKS["qa"], example, Placement((1,), 1))
 
 
 def test_an_unknown_task_names_the_known_ones():
@@ -140,7 +140,7 @@ def test_a_response_is_written_as_the_model_would_after_the_prompt(tokenizer):
     assert tokenizer.convert_ids_to_tokens(gold) == [f" {example.value}", "<eos>"]
     # Prompt and response together are what the tokenizer makes of both texts together.
     prompt = build(example, Placement((2,), 4))
-    whole = f'{TASKS["kv"].prompt(example, Placement((2,), 4))} "{example.value}"'
+    whole = f'{prompt_text(TASKS["kv"], example, Placement((2,), 4))} "{example.value}"'
     assert prompt + build.gold_response(example, Placement((2,), 4)) == [
         *tokenizer(whole)["input_ids"],
         tokenizer.eos_token_id,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import fails, run, shown
 from endpoint import Endpoint, served
-from examples import qa_example
+from examples import prompt_text, qa_example
 from pydantic import ValidationError
 
 from posgap.foundation.errors import PosgapError
@@ -48,7 +48,8 @@ def test_a_file_with_the_wording_of_a_task_of_ours_asks_and_scores_as_that_does(
     for placement in all_placements(3, 1):
         for order in (PromptOrder(), PromptOrder("before"), PromptOrder("both", 1)):
             example = qa_example(0, 3)
-            assert task.prompt(example, placement, order) == QA.prompt(example, placement, order)
+            own, of_qa = (prompt_text(each, example, placement, order) for each in (task, QA))
+            assert own == of_qa
     for response in ("Paris", "paris\nLyon", "Lyon\nParis", ""):
         assert task.score(response, ["Paris"]) == QA.score(response, ["Paris"])
 
@@ -116,9 +117,7 @@ def test_a_sweep_by_a_file_says_its_name_and_keeps_its_definition(tmp_path, file
     swept = sweep(config(tmp_path, file, model=str(model_folder), max_new_tokens=2))
     result = read_sweep(swept)
     assert (result.task, result.placements) == ("tickets", [[1], [3]])
-    assert result.asked_task.prompt(qa_example(0, 3), Placement((1,), 3)) == QA.prompt(
-        qa_example(0, 3), Placement((1,), 3)
-    )
+    assert result.asked_task.template == QA.template
     again = SweepConfig(**read_manifest(swept)["config"])
     assert TASKS[again.task].name == "tickets"
 

@@ -122,12 +122,7 @@ GENERATORS: Registry[Generator] = Registry(
         QAParameters,
         counted=False,
     ),
-    Generator(
-        "needle",
-        "questions for the task qa, each for one number among invented facts",
-        _needles,
-        most=5000,
-    ),
+    Generator("needle", "questions for the task qa, each for one number among invented facts", _needles, most=5000),
     Generator(
         "spans",
         "questions for the task spans, each for two numbers in two documents",
@@ -141,13 +136,7 @@ GENERATORS: Registry[Generator] = Registry(
         fact_examples,
         most=129,
     ),
-    Generator(
-        "two-hop",
-        "two-hop questions about people and their contacts",
-        two_hop_examples,
-        least=3,
-        most=24,
-    ),
+    Generator("two-hop", "two-hop questions about people and their contacts", two_hop_examples, least=3, most=24),
     Generator(
         "choice",
         "questions for the tasks options and judge: which of some sentences is about an animal?",

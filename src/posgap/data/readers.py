@@ -6,7 +6,7 @@ format is yielded as None, so that the caller can count it.
 
 import html
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,25 +24,6 @@ class _KeyValues(Record):
     ordered_kv_records: list[tuple[str, str]]
     key: str
     value: str
-
-    def cut(self, key_digits: int, value_digits: int) -> list[tuple[str, str]]:
-        """The records with keys and values of so many characters; 0: whole."""
-        records = []
-        for key, value in self.ordered_kv_records:
-            records.append((key[: key_digits or None], value[: value_digits or None]))
-        return records
-
-
-class _Context(Record):
-    title: str
-    text: str
-    isgold: bool
-
-
-class _LitmQuestion(Record):
-    question: str
-    answers: list[str]
-    ctxs: list[_Context]
 
 
 def read_litm_kv(
@@ -65,7 +46,8 @@ def litm_kv_examples(
     of each line: one that asks for the line's own key, and others whose keys are drawn with `seed`.
     """
     item = parse_as(_KeyValues, row, where)
-    records, cut = item.ordered_kv_records, item.cut(key_digits, value_digits)
+    records = item.ordered_kv_records
+    cut = [(key[: key_digits or None], value[: value_digits or None]) for key, value in records]
     if (item.key, item.value) not in records:
         raise PosgapError(f"{where}: field `key`: no record holds the queried key with its value")
     own = [key for key, _ in records].index(item.key)
@@ -89,8 +71,7 @@ def read_litm_qa(path: Path) -> Iterator[tuple[int, Example | None]]:
     for line, row in read_jsonl(path):
         item = parse_as(_LitmQuestion, row, f"{path}:{line}")
         gold = [place for place, passage in enumerate(item.ctxs) if passage.isgold]
-        example = _build_example(f"qa-{line:05d}", item.question, item.answers, _documents(item.ctxs), gold)
-        yield line, example if gold else None
+        yield line, _build_example(f"qa-{line:05d}", item.question, item.answers, _documents(item.ctxs), gold)
 
 
 class _Passage(BaseModel):
@@ -98,6 +79,17 @@ class _Passage(BaseModel):
     text: str
     isgold: bool = False
     hasanswer: bool = Field(False, validation_alias=AliasChoices("hasanswer", "has_answer"))
+
+
+class _LitmPassage(_Passage):
+    title: str
+    isgold: bool
+
+
+class _LitmQuestion(BaseModel):
+    question: str
+    answers: list[str]
+    ctxs: list[_LitmPassage]
 
 
 def _printed_list(value: Any) -> Any:
@@ -142,10 +134,11 @@ def read_dpr(path: Path) -> Iterator[tuple[int, Example | None]]:
         for passage, document in zip(others, _documents(others)):
             if not (passage.hasanswer or holds_answer(document, item.answers)):
                 documents.append(document)
-        yield number, _build_example(f"dpr-{number:06d}", item.question, item.answers, documents, [0]) if gold else None
+        own = range(len(gold[:1]))
+        yield number, _build_example(f"dpr-{number:06d}", item.question, item.answers, documents, own)
 
 
-def _documents(passages: Iterable["_Context | _Passage | _OwnDocument"]) -> list[Document]:
+def _documents(passages: Iterable["_Passage | _OwnDocument | _Paragraph"]) -> list[Document]:
     """What of these passages stands in prompts."""
     return [Document(title=passage.title, text=passage.text) for passage in passages]
 
@@ -163,7 +156,7 @@ class _Own(BaseModel):
     documents: list[_OwnDocument]
 
 
-def read_own(path: Path) -> Iterator[tuple[int, Example]]:
+def read_own(path: Path) -> Iterator[tuple[int, Example | None]]:
     """Yields (line, example) of a user's file: `question, answers, documents[{text, title, gold}]`.
 
     `gold` is true on the gold document, or 1 and 2 on those of the first and second hop; `title` and the line's `id`
@@ -207,7 +200,7 @@ class _Hotpot(BaseModel):
 class _Paragraph(BaseModel):
     idx: int
     title: str
-    paragraph_text: str
+    text: str = Field(validation_alias="paragraph_text")
     is_supporting: bool
 
 
@@ -257,7 +250,8 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
             holds.append(bool(holding))
         if "comparison" not in item.type and holds == [True, False]:
             hops.reverse()
-        yield number, _two_hop_example(item.id or f"hotpot-{number:05d}", item.question, [item.answer], documents, hops)
+        name, hops = item.id or f"hotpot-{number:05d}", hops if len(hops) == 2 else []
+        yield number, _build_example(name, item.question, [item.answer], documents, hops)
 
 
 def _plain_title(title: str) -> str:
@@ -272,30 +266,25 @@ def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
     """
     for number, row in read_rows(path):
         item = parse_as(_Musique, row, f"{path}:{number}")
-        place, documents = dict[int, int](), list[Document]()
-        for paragraph in item.paragraphs:
-            place[paragraph.idx] = len(documents)
-            documents.append(Document(title=paragraph.title, text=paragraph.paragraph_text))
-        hops, is_whole = [], len(item.question_decomposition) == 2
+        place = {paragraph.idx: at for at, paragraph in enumerate(item.paragraphs)}
+        hops: list[int] = []
         for hop in item.question_decomposition:
             idx = hop.paragraph_support_idx
-            if idx is None:
-                continue
-            if idx not in place:
+            if idx is not None and idx not in place:
                 raise PosgapError(f"{path}:{number}: field `question_decomposition`: no paragraph has idx {idx}")
-            hops.append(place[idx])
-            is_whole = is_whole and item.paragraphs[place[idx]].is_supporting
-        hops = hops if is_whole else []
-        yield number, _two_hop_example(item.id, item.question, [item.answer, *item.answer_aliases], documents, hops)
+            if idx is not None and item.paragraphs[place[idx]].is_supporting:
+                hops.append(place[idx])
+        hops = hops if len(item.question_decomposition) == len(set(hops)) == 2 else []
+        answers, documents = [item.answer, *item.answer_aliases], _documents(item.paragraphs)
+        yield number, _build_example(item.id, item.question, answers, documents, hops)
 
 
-def _two_hop_example(
-    name: str, question: str, answers: list[str], documents: list[Document], hops: list[int]
+def _build_example(
+    name: str, question: str, answers: list[str], documents: list[Document], gold: Sequence[int]
 ) -> Example | None:
-    return _build_example(name, question, answers, documents, hops) if len(set(hops)) == 2 else None
-
-
-def _build_example(name: str, question: str, answers: list[str], documents: list[Document], gold: list[int]) -> Example:
-    """The example of which these documents, by index, are the gold ones, in the order of reasoning."""
+    """The example of which these documents, by index, are the gold ones, in the order of reasoning; None without such
+    ones."""
+    if not gold:
+        return None
     others = [document for i, document in enumerate(documents) if i not in gold]
     return Example(id=name, question=question, answers=answers, gold=[documents[i] for i in gold], distractors=others)

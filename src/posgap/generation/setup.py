@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from posgap.generation.config import GenerationConfig
-from posgap.tasks.config import Prompting
+from posgap.tasks.config import PromptConfig
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.registry import TASKS
@@ -23,7 +23,7 @@ def prompt_builder(
     return _of_model(model, lambda tokenizer, context: PromptBuilder(task, tokenizer, context, most, order, framing))
 
 
-def builder_of(config: Prompting, longest: int = 0) -> PromptBuilder:
+def builder_of(config: PromptConfig, longest: int = 0) -> PromptBuilder:
     """The prompt builder that a stage's config asks for; `longest` is the most tokens of a response, where the config
     does not say it."""
     return _of_model(config.model, lambda tokenizer, context: builder_with(config, tokenizer, context, longest))
@@ -38,7 +38,7 @@ def _of_model(model: str, builder: "Callable[[PreTrainedTokenizerBase, int], Pro
 
 
 def builder_with(
-    config: Prompting, tokenizer: "PreTrainedTokenizerBase", context: int, longest: int = 0
+    config: PromptConfig, tokenizer: "PreTrainedTokenizerBase", context: int, longest: int = 0
 ) -> PromptBuilder:
     """Returns the builder for a tokenizer that is at hand, of a model that reads `context` tokens."""
     task = TASKS[config.task]
@@ -52,6 +52,6 @@ def builder_with(
     return builder
 
 
-def order_of(config: Prompting) -> PromptOrder:
+def order_of(config: PromptConfig) -> PromptOrder:
     """The order of prompts that a stage's config asks for."""
     return PromptOrder(config.question, config.shuffle)

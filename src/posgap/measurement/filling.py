@@ -346,7 +346,10 @@ def at_lengths(
             if same == number and other != length:
                 raise PosgapError(f"lengths {length} and {other}: are both {number} tokens; leave one out")
     ordered = sorted(tokens.items(), key=lambda item: item[1])
-    return [builder.with_fill(Fill(length, number, parse_depths(depths), seed, examples)) for length, number in ordered]
+    return [
+        builder.with_attributes(fill=Fill(length, number, parse_depths(depths), seed, examples))
+        for length, number in ordered
+    ]
 
 
 def as_filled(

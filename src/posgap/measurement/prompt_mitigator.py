@@ -85,7 +85,7 @@ class PromptMitigator:
             )
 
         def prompt(documents: Sequence[Document]) -> Prompt:
-            return self.builder.of_documents(example, documents, name)._replace(sample=sample)
+            return self.builder.of_text(self.builder.word_prompt(example, documents), name)._replace(sample=sample)
 
         given = self.builder.documents(example, placement)
         orders = self._orders(example, given)

@@ -87,7 +87,7 @@ def thinking_retries(
     if room >= MIN_BUDGET:
         limited = config.model_copy(update={"max_thinking_tokens": room})
         words = f"thoughts get {room:,} tokens beside those of the answer (--max-thinking-tokens {room})"
-        yield Retry(limited, builder.with_thinking(room), words)
+        yield Retry(limited, builder.with_attributes(max_thinking_tokens=room), words)
 
 
 def _is_decided(config: GenerationConfig) -> bool:

@@ -1,7 +1,7 @@
 """Config of tasks: the parameters of everything that makes prompts, the task and what stands around its text."""
 
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -32,26 +32,6 @@ class FramingParameters(Parameters):
     template_args: Annotated[Values, RARE] = Field(
         {}, description='what the chat template is called with, like {"enable_thinking": false}'
     )
-
-
-class Prompting(Protocol):
-    """What a config says of its prompts, whatever the stage: the model whose tokenizer reads them, the task, the order
-    in them, and what stands around them."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def task(self) -> str: ...
-    @property
-    def question(self) -> str: ...
-    @property
-    def shuffle(self) -> int: ...
-    @property
-    def system(self) -> str: ...
-    @property
-    def template(self) -> str: ...
-    @property
-    def template_args(self) -> dict[str, Any]: ...
 
 
 class _PromptFields(StageConfig):

@@ -6,6 +6,7 @@ tokenizer is not needed, so responses of endpoints are judged like those of a mo
 
 import re
 from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
 from typing import Literal, NamedTuple
 
 from posgap.tasks.metrics import named
@@ -35,31 +36,9 @@ def find_copying(prompt: Callable[[], str], response: str, answers: Sequence[str
     return Copying(long_enough and is_echo(prompt(), response, () if others else answers), others)
 
 
-class SharedRun(NamedTuple):
-    """Pieces of a response, from `start` on, that stand in the prompt one after the other in the same order."""
-
-    start: int
-    length: int
-
-
 def pieces(text: str) -> list[str]:
     """The words and signs of a text, in lower case."""
     return _PIECES.findall(text.lower())
-
-
-def longest_run(prompt: Sequence[str], response: Sequence[str]) -> SharedRun:
-    """The longest run of the response's pieces that the prompt has too; of equally long ones the first. Its length is 0
-    where they have no piece in common."""
-    places: dict[str, list[int]] = {}
-    for at, piece in enumerate(prompt):
-        places.setdefault(piece, []).append(at)
-    best, ending = SharedRun(0, 0), dict[int, int]()  # the length of the run that ends at a place of the prompt
-    for at, piece in enumerate(response):
-        ending = {place: ending.get(place - 1, 0) + 1 for place in places.get(piece, ())}
-        length = max(ending.values(), default=0)
-        if length > best.length:
-            best = SharedRun(at + 1 - length, length)
-    return best
 
 
 def is_echo(prompt: str, response: str, answers: Sequence[str]) -> bool:
@@ -71,11 +50,10 @@ def is_echo(prompt: str, response: str, answers: Sequence[str]) -> bool:
     said = pieces(response)
     if len(said) < MIN_RUN:
         return False
-    run = longest_run(pieces(prompt), said)
-    quoted = said[run.start : run.start + run.length]
-    of_answer = max((len(answer) for answer in map(pieces, answers) if _holds(quoted, answer)), default=0)
-    return run.length - of_answer >= MIN_RUN
-
-
-def _holds(quoted: Sequence[str], answer: Sequence[str]) -> bool:
-    return any(list(quoted[at : at + len(answer)]) == list(answer) for at in range(len(quoted) - len(answer) + 1))
+    run = SequenceMatcher(None, said, pieces(prompt), autojunk=False).find_longest_match()
+    quoted = said[run.a : run.a + run.size]
+    of_answer = 0
+    for answer in map(pieces, answers):
+        if any(quoted[at : at + len(answer)] == answer for at in range(run.size - len(answer) + 1)):
+            of_answer = max(of_answer, len(answer))
+    return run.size - of_answer >= MIN_RUN

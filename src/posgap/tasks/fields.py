@@ -30,7 +30,7 @@ def _read_definition(value: Any) -> Any:
 
 def _as_text(value: Any) -> Any:
     # KFP passes lists of numbers, in which whole numbers are floats.
-    return f"{value:g}" if isinstance(value, int | float) else value
+    return f"{value:.12g}" if isinstance(value, int | float) else value
 
 
 def _placement(text: str) -> str:
@@ -62,10 +62,6 @@ def _lengths(value: Any) -> Any:
     return split_commas(value) if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
 
 
-def _length(value: Any) -> Any:
-    return str(int(value)) if isinstance(value, int | float) and value == int(value) else value
-
-
 def _depths(value: Any) -> Any:
     # In Python and from KFP it may be a number, or a list of them.
     numbers = value if isinstance(value, list | tuple) else [value]
@@ -88,7 +84,7 @@ OptionalTaskName = Annotated[
 OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.require_name_if_any)]
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
 Lengths = Annotated[
-    list[Annotated[str, BeforeValidator(_length), AfterValidator(parse_length)]], BeforeValidator(_lengths)
+    list[Annotated[str, BeforeValidator(_as_text), AfterValidator(parse_length)]], BeforeValidator(_lengths)
 ]
 Depths = Annotated[str, BeforeValidator(_depths)]
 QuestionPlace = Literal["after", "before", "both"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.retries import within
-from posgap.tasks.config import Prompting
+from posgap.tasks.config import PromptConfig
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -47,7 +47,7 @@ class Framing:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_config(cls, config: Prompting) -> "Framing":
+    def from_config(cls, config: PromptConfig) -> "Framing":
         """The framing that a stage's config asks for."""
         return cls(config.system, config.template, config.template_args)
 

@@ -1,8 +1,6 @@
 """Makes prompts of examples and placements: text for endpoints, token ids for local models."""
 
 import copy
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -77,14 +75,7 @@ class TextPromptBuilder:
         """The prompt's text, and for a local model its token ids, which raises `PosgapError` if prompt and response
         would exceed the context."""
         self.task.require_fit(example)
-        name = f"example {example.id} at position {placement.name}"
-        if placement.baseline and not BASELINES[placement.baseline].documents:
-            return self.of_text(self.text(example, placement), name)
-        return self.of_documents(example, self.documents(example, placement), name)
-
-    def of_documents(self, example: AnyExample, documents: Sequence[Document], name: str) -> Prompt:
-        """The prompt that asks an example about these documents, in their order; errors call it by that name."""
-        return self.of_text(self.word_prompt(example, documents), name)
+        return self.of_text(self.text(example, placement), f"example {example.id} at position {placement.name}")
 
     def of_text(self, text: str, name: str) -> Prompt:
         """The prompt of a text; errors call it by that name."""
@@ -92,8 +83,9 @@ class TextPromptBuilder:
 
     def text(self, example: AnyExample, placement: Placement) -> str:
         """The prompt's text, without any chat template."""
-        if placement.baseline:
-            return self.task.prompt(example, placement, self.order)
+        baseline_text = BASELINES[placement.baseline].text if placement.baseline else None
+        if baseline_text:
+            return baseline_text(self.task, example, placement.n_docs, self.order)
         return self.word_prompt(example, self.documents(example, placement))
 
     def documents(self, example: AnyExample, placement: Placement) -> list[Document]:
@@ -110,23 +102,15 @@ class TextPromptBuilder:
         """The text of a prompt that asks an example about these documents."""
         return self.task.text(documents, example.question, self.order)
 
-    def with_fill(self, fill: Filler) -> Self:
-        """A copy of the builder that fills prompts up to a length."""
+    def with_attributes(self, **attributes: Any) -> Self:
+        """A copy of the builder with other attributes, as `fill`, or `max_thinking_tokens`."""
         other = copy.copy(self)
-        other.fill = fill
+        vars(other).update(attributes)
         return other
 
     def with_template_args(self, arguments: Mapping[str, Any]) -> Self:
         """A copy of the builder with other arguments of the chat template."""
-        other = copy.copy(self)
-        other.framing = replace(self.framing, arguments=arguments)
-        return other
-
-    def with_thinking(self, tokens: int) -> Self:
-        """A copy of the builder with this many tokens for thoughts, beside those of the answer."""
-        other = copy.copy(self)
-        other.max_thinking_tokens = tokens
-        return other
+        return self.with_attributes(framing=replace(self.framing, arguments=arguments))
 
     @property
     def shown_framing(self) -> dict[str, Any]:
@@ -138,16 +122,13 @@ class TextPromptBuilder:
         """What a prompt has between its text and the response; None where an endpoint's template decides that."""
         return None if self.template else ""
 
-    def digest(self) -> str:
-        """A digest of the prompts' wording, order and framing."""
-        return self._digest()
-
-    def _digest(self, *parts: str | list) -> str:
+    def digest(self, *parts: str | list) -> str:
+        """A digest of the prompts' wording, order and framing, and of other `parts`."""
         # What is not asked for is left out, so that digests written before the option existed stay valid.
         fill = self.fill.as_json if self.fill else {}
         options = [option for option in (self.order.shuffle, self.shown_framing, fill) if option]
         described = [self.task.ordered_template(self.order), self.task.wording(), *parts, *options]
-        return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+        return digest_of(described)
 
 
 class PromptBuilder(TextPromptBuilder):
@@ -255,7 +236,8 @@ class PromptBuilder(TextPromptBuilder):
         """The token ids of the task's right response, and the end token."""
         return self.response_ids(example, placement, self.task.right_response(example, placement))
 
-    def digest(self) -> str:
+    def digest(self, *parts: str | list) -> str:
         """A digest of wording, order, chat template and vocabulary: two builders with equal digests make equal
         prompts."""
-        return self._digest(self.chat.source if self.chat else "", sorted(self.tokenizer.get_vocab().items()))
+        own = (self.chat.source if self.chat else "", sorted(self.tokenizer.get_vocab().items()))
+        return super().digest(*own, *parts)

@@ -38,17 +38,5 @@ class _Tasks(Registry[Task]):
 TASKS: Registry[Task] = _Tasks(
     "task",
     "posgap.tasks",
-    KV,
-    QA,
-    COT,
-    COC,
-    OPTIONS,
-    JUDGE,
-    RAG,
-    RAG_ONE,
-    RAG_ALONE,
-    SPANS,
-    FACTS,
-    FACTS_LITERAL,
-    DOCUMENT,
+    *(KV, QA, COT, COC, OPTIONS, JUDGE, RAG, RAG_ONE, RAG_ALONE, SPANS, FACTS, FACTS_LITERAL, DOCUMENT),
 )

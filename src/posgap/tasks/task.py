@@ -30,24 +30,9 @@ class PromptOrder:
 AS_GIVEN = PromptOrder()
 
 
-def nothing_lacking(example: AnyExample) -> str:
-    """Any example with gold documents can be asked."""
-    return ""
-
-
-def no_chance(n_docs: int) -> float:
-    """Open answers are not guessed."""
-    return 0.0
-
-
 def one_of_all(n_docs: int) -> float:
     """A model that names any of the items, or copies any, is right once in n_docs."""
     return 1 / n_docs
-
-
-def unknown_candidates(example: AnyExample) -> list[str]:
-    """Nobody knows what the distractors would answer."""
-    return []
 
 
 def other_titles_and_texts(example: AnyExample) -> list[str]:
@@ -95,12 +80,12 @@ class Task:
     target: str = "{answer}"
     one_wording: bool = False
     base_stop: tuple[str, ...] = ()
-    chance: Callable[[int], float] = no_chance
-    candidates: Callable[[AnyExample], list[str]] = unknown_candidates
+    chance: Callable[[int], float] = lambda n_docs: 0.0  # open answers are not guessed
+    candidates: Callable[[AnyExample], list[str]] = lambda example: []  # nobody knows what distractors would answer
     extract: Callable[[str], str] = str
     asked: Callable[[str], str] = str
     synthetic: str = ""
-    lacks: Callable[[AnyExample], str] = nothing_lacking
+    lacks: Callable[[AnyExample], str] = lambda example: ""  # any example with gold documents can be asked
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
     def require_fit(self, example: AnyExample) -> None:
@@ -108,12 +93,6 @@ class Task:
         lacking = self.lacks(example)
         if lacking:
             raise PosgapError(f"example {example.id}: {lacking}; give the task that its examples are for by --task")
-
-    def prompt(self, example: AnyExample, placement: Placement, order: PromptOrder = AS_GIVEN) -> str:
-        """The prompt's text, without any chat template."""
-        if placement.baseline:
-            return BASELINES[placement.baseline].text(self, example, placement.n_docs, order)
-        return self.text(self.slots.arrange(example, placement, order.shuffle), example.question, order)
 
     def choose_placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
         """The placements of a sweep: those chosen, written as text, or else those that the task's slots ask for.
@@ -208,14 +187,14 @@ def search_results(documents: Sequence[Document]) -> str:
 class Baseline:
     """A way of asking an example once, beside the placements of a sweep.
 
-    `text(task, example, n_docs, order)` is the prompt's text, without any chat template. `documents`, of the same
-    arguments, are those in it where it is an order of all of a prompt's documents, which a mitigation can change; else
-    it is None. `suits(task)` says whether the task's questions can be asked so.
+    `text(task, example, n_docs, order)` is the prompt's text, without any chat template. In place of it `documents`, of
+    the same arguments, are those in the prompt where it is an order of all of them, which a mitigation can change.
+    `suits(task)` says whether the task's questions can be asked so.
     """
 
     name: str
     help: str
-    text: Callable[[Task, AnyExample, int, PromptOrder], str]
+    text: Callable[[Task, AnyExample, int, PromptOrder], str] | None = None
     suits: Callable[[Task], bool] = lambda task: not task.slot_names  # whose items are no answers themselves
     documents: Callable[[Task, AnyExample, int, PromptOrder], list[Document]] | None = None
     parameters: ClassVar[type[Parameters]] = Parameters  # none
@@ -247,20 +226,12 @@ def _in_the_retriever_s_order(task: Task, example: AnyExample, n_docs: int, orde
     return task.slots.as_given(example, n_docs)
 
 
-def _text_of(documents: Callable[[Task, AnyExample, int, PromptOrder], list[Document]]) -> Callable[..., str]:
-    """The text of the prompt with these documents."""
-    return lambda task, example, n_docs, order: task.text(
-        documents(task, example, n_docs, order), example.question, order
-    )
-
-
 CLOSED_BOOK = Baseline("closed-book", "without any documents", _without_documents)
 ORACLE = Baseline("oracle", "with the gold documents alone", _gold_alone)
-RANDOM = Baseline("random", "all documents in a random order", _text_of(_in_random_order), documents=_in_random_order)
+RANDOM = Baseline("random", "all documents in a random order", documents=_in_random_order)
 AS_RETRIEVED = Baseline(
     "as-retrieved",
     "the passages in the order of the retriever",
-    _text_of(_in_the_retriever_s_order),
     suits=lambda task: task.slots.as_given is not None,
     documents=_in_the_retriever_s_order,
 )
