@@ -148,32 +148,38 @@ def as_on_a_gpu() -> Iterator[None]:
         transformers_backend.is_gpu, gradients.Gradient.__init__ = is_gpu, init
 
 
-def count_sweep(examples: int, positions: int, rows: int, new_tokens: int = 16) -> dict[str, dict[str, int]]:
-    """Both sides of a sweep, `rows` prompts at a time."""
+def count_sweep(
+    examples: int, positions: int, rows: int, new_tokens: int = 16, dtype: str = "bfloat16"
+) -> dict[str, dict[str, int]]:
+    """Both sides of a sweep, `rows` prompts at a time, which must give the same responses in float32."""
     options = SimpleNamespace(
-        device="cpu", dtype="bfloat16", width=64, layers=4, vocabulary=500, document_tokens=8, examples=examples,
+        device="cpu", dtype=dtype, width=64, layers=4, vocabulary=500, document_tokens=8, examples=examples,
         batch_size=rows, new_tokens=new_tokens, model="", positions="",
     )  # fmt: skip
-    tokenizer, found = sweep.words(options.vocabulary), {}
+    tokenizer, found, answers = sweep.words(options.vocabulary), {}, {}
     prompts = sweep.asked(tokenizer, positions, options)
     for name, side in (("theirs", sweep.theirs), ("ours", sweep.ours)):
         model, counts = sweep.llama(options), Counts()
         counts.watch(model)
         with as_on_a_gpu(), counts:
-            answered = list(side(model, tokenizer, prompts, options))
-        assert len(answered) == examples * positions
+            answers[name] = dict(side(model, tokenizer, prompts, options))
+        assert len(answers[name]) == examples * positions
         found[name] = counts.figures()
+    assert dtype != "float32" or answers["ours"] == answers["theirs"]
     return found
 
 
-def count_step(rows: int, examples: int = 8) -> dict[str, dict[str, int]]:
-    """Both sides of steps of R1, `rows` prompts at a time, as counts of one step; the teacher's pass is in it."""
+def count_step(
+    rows: int, examples: int = 8, prompt_tokens: int = 300, layers: int = 4, dtype: str = "bfloat16"
+) -> dict[str, dict[str, int]]:
+    """Both sides of steps of R1, `rows` prompts at a time, as counts of one step; the teacher's pass is in it. Both
+    must have the same losses."""
     options = SimpleNamespace(
-        device="cpu", dtype="bfloat16", vocabulary=2000, prompt_tokens=300, response_tokens=20, width=64,
-        feed_forward=128, layers=4, heads=4, kv_heads=2, examples=examples, k=4, epochs=1, batch_size=4,
+        device="cpu", dtype=dtype, vocabulary=2000, prompt_tokens=prompt_tokens, response_tokens=20, width=64,
+        feed_forward=128, layers=layers, heads=4, kv_heads=2, examples=examples, k=4, epochs=1, batch_size=4,
         micro_batch_size=rows, threads=1, gradient_checkpointing=False,
     )  # fmt: skip
-    found, setting = {}, distill_step.setting
+    found, losses, setting = {}, {}, distill_step.setting
     for name, side in (("theirs", distill_step.theirs), ("ours", distill_step.ours)):
         counts = Counts()
 
@@ -185,11 +191,12 @@ def count_step(rows: int, examples: int = 8) -> dict[str, dict[str, int]]:
         distill_step.setting = watched
         try:
             with as_on_a_gpu(), counts:
-                side(copy.copy(options))
+                losses[name] = side(copy.copy(options)).losses
         finally:
             distill_step.setting = setting
         steps = -(-examples // options.batch_size)
         found[name] = {key: -(-value // steps) for key, value in counts.figures().items()}
+    distill_step.require_alike(losses["ours"], losses["theirs"], dtype)
     return found
 
 

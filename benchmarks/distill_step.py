@@ -190,6 +190,14 @@ def measure(side: str, options) -> dict:
     return {"peak_bytes": peak, **steps._asdict()}
 
 
+def require_alike(ours: list[float], theirs: list[float], dtype: str) -> None:
+    """Fails where the losses of the two sides differ by more than rounding."""
+    tolerance = 1e-3 if dtype == "float32" else 5e-2
+    for a, b in zip(ours, theirs, strict=True):
+        # Of two float32 programs a KL this small differs by its rounding, some 1e-7.
+        assert abs(a - b) <= tolerance * abs(b) + 1e-6, (ours, theirs)
+
+
 def compare(options) -> tuple[dict, list[list[str]]]:
     """Both sides, each in a process of its own: the ratios, and a row of figures for each."""
     measured, rows = {}, []
@@ -204,10 +212,7 @@ def compare(options) -> tuple[dict, list[list[str]]]:
         seconds, peak = measured[side]["seconds"], measured[side]["peak_bytes"]
         rate = options.examples * options.epochs / seconds
         rows.append([f"{options.vocabulary}, {side}", f"{rate:.3f}", f"{seconds:.1f}", f"{peak / 2**30:.2f}"])
-    for a, b in zip(measured["ours"]["losses"], measured["theirs"]["losses"], strict=True):
-        tolerance = 1e-3 if options.dtype == "float32" else 5e-2
-        # Of two float32 programs a KL this small differs by its rounding, some 1e-7.
-        assert abs(a - b) <= tolerance * abs(b) + 1e-6, (measured["ours"]["losses"], measured["theirs"]["losses"])
+    require_alike(measured["ours"]["losses"], measured["theirs"]["losses"], options.dtype)
     ratios = {
         "speed_ratio": round(measured["theirs"]["seconds"] / measured["ours"]["seconds"], 2),
         "memory_ratio": round(measured["ours"]["peak_bytes"] / measured["theirs"]["peak_bytes"], 3),

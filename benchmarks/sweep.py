@@ -189,7 +189,7 @@ class Vllm:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
         with tempfile.TemporaryDirectory() as folder:
             save_model(model, tokenizer, Path(folder))
-            self.generator = VLLMGenerator(folder, options.dtype, longest, 0, tokenizer)
+            self.generator = VLLMGenerator(folder, options.dtype, 0, tokenizer, context=longest)
 
     def __call__(self, model, tokenizer, prompts: list[list[Prompt]], options) -> Answers:
         self.generator.llm.reset_prefix_cache()

@@ -14,7 +14,7 @@ tables: $(VENV)/.installed-test  ## the tables in the pages of docs/, after a ch
 compile = $(UV) compile --quiet --no-annotate --generate-hashes --custom-compile-command 'make hashes' --output-file infra/images/$(1) -
 hashes: $(VENV)/.torch  ## the lists of sha256s in infra/images, after a change of constraints.txt or of what images install
 	grep -v '^torch==' constraints.txt | $(call compile,hashes.txt) --no-deps
-	grep -oE '^[A-Za-z][^ ]+' infra/images/gpu-serve.txt | $(call compile,gpu-serve.txt) --no-deps
+	$(VENV)/bin/python infra/images/requirements.py all vllm | $(call compile,gpu-serve.txt) --python-version 3.11
 	grep -oE '^[A-Za-z][^ ]+' infra/images/flash-attn.txt | $(call compile,flash-attn.txt) --no-deps
 	echo cyclonedx-bom==7.5.0 | $(call compile,cyclonedx.txt)
 

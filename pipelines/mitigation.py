@@ -21,11 +21,10 @@ from posgap.components.sweep import sweep
 from posgap.components.teacher import teacher
 from posgap.components.train_job import train_job
 from posgap.components.validate import validate
-from posgap.distillation.config import LOCAL_BACKENDS
 from posgap.distillation.methods import MITIGATE
 from posgap.pipelines.forms import FORMS, dropdowns, form
 from posgap.pipelines.pools import Pools, cluster_config
-from posgap.preflight.config import ClusterConfig
+from posgap.preflight.config import PIPELINE_BACKENDS, ClusterConfig
 from posgap.preflight.form import commonly
 from posgap.tasks.registry import TASKS
 
@@ -33,7 +32,7 @@ from posgap.tasks.registry import TASKS
 def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
     """The pipeline as compiled for a cluster. Its form is `PreflightConfig`."""
 
-    @dropdowns({"task": TASKS.names(), "inference_backend": LOCAL_BACKENDS.names(), "methods": commonly()})
+    @dropdowns({"task": TASKS.names(), "inference_backend": PIPELINE_BACKENDS.names(), "methods": commonly()})
     @dsl.pipeline(
         name="posgap-mitigation",
         description="Measure the position gap, close it (Pos2Distill, mitigations), promote what the gate admits.",

@@ -8,11 +8,9 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import counts
 
-pytestmark = pytest.mark.full
 
-
-def test_a_sweep_on_a_gpu_launches_hardly_more_than_plain_generate():
-    found = counts.count_sweep(examples=4, positions=5, rows=10, new_tokens=8)
+def test_a_sweep_on_a_gpu_launches_hardly_more_than_plain_generate_and_answers_alike():
+    found = counts.count_sweep(examples=4, positions=5, rows=10, new_tokens=8, dtype="float32")
     theirs, ours = found["theirs"], found["ours"]
     assert ours["operations"] <= 1.2 * theirs["operations"]
     assert ours["passes"] <= theirs["passes"] and ours["masked"] == 0
@@ -20,9 +18,9 @@ def test_a_sweep_on_a_gpu_launches_hardly_more_than_plain_generate():
 
 
 @pytest.mark.parametrize("rows", [2, 20])
-def test_a_step_of_r1_waits_for_the_gpu_at_most_four_times(rows):
-    found = counts.count_step(rows, examples=4)
+def test_a_step_of_r1_waits_for_the_gpu_at_most_four_times_and_loses_as_its_twin_does(rows):
+    found = counts.count_step(rows, examples=4, prompt_tokens=60, layers=2, dtype="float32")
     theirs, ours = found["theirs"], found["ours"]
     assert ours["own_reads"] <= 4 and ours["reads"] < theirs["reads"]
     # What is checked once, before the first step, counts here as much as the step itself.
-    assert ours["operations"] <= 1.4 * theirs["operations"] and ours["tokens"] < 0.7 * theirs["tokens"]
+    assert ours["operations"] <= 1.4 * theirs["operations"] and ours["tokens"] < 0.75 * theirs["tokens"]

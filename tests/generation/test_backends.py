@@ -1,5 +1,7 @@
 """The same sweep gives the same predictions through every backend; tests/generation/test_vllm.py has vLLM's."""
 
+import json
+import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +11,13 @@ import torch
 from endpoint import Endpoint, served
 from llamas import llama, predictions, sweep_options
 
+from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
+from posgap.generation import backends
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.measurement.config import SweepConfig
-from posgap.mitigations.in_force import load_model
+from posgap.mitigation_search.config import MitigateConfig
+from posgap.mitigations.in_force import apply_mitigation, load_model, scale_model
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.stages.sweep import sweep
 
@@ -68,3 +73,73 @@ def test_vllm_shares_a_model_among_gpus_and_quantises_it_as_asked(model_folder, 
         with pytest.raises(PosgapError, match="vLLM cannot serve this model: no such number of GPUs"):
             open_generator(config, BACKENDS["vllm"].builder(config))
         assert called["tensor_parallel_size"] == expected
+
+
+@pytest.fixture
+def gpu_with_vllm(monkeypatch):
+    """A machine with one GPU and vLLM, which serves Llama."""
+    registry = SimpleNamespace(get_supported_archs=lambda: {"LlamaForCausalLM"})
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(ModelRegistry=registry, __spec__=object()))
+    monkeypatch.setattr(backends, "device_class", lambda: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(backends, "MIN_PARAMETERS", 1)
+    backends._tell.cache_clear()
+
+
+def settle(model, kind=SweepConfig, **more) -> str:
+    return kind(examples="e", model=str(model), out="o", dtype="float32", **more).resolve_auto().backend
+
+
+def test_auto_takes_vllm_on_a_gpu_alone(model_folder, gpu_with_vllm, monkeypatch, caplog):
+    with caplog.at_level(logging.INFO):
+        assert settle(model_folder) == settle(model_folder, TeacherConfig) == "vllm"
+    assert caplog.messages == ["backend vllm: it is installed here, and there is a GPU"]
+    assert settle(model_folder, backend="transformers") == "transformers"
+    monkeypatch.setattr(backends, "device_class", lambda: "cpu")
+    assert settle(model_folder) == "transformers"
+
+
+def test_auto_says_why_it_leaves_vllm(model_folder, gpu_with_vllm, monkeypatch, caplog):
+    def said(**more) -> str:
+        caplog.clear()
+        assert settle(model_folder, **more) == "transformers"
+        return caplog.messages[-1]
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert "4 processes share the examples" in said()
+    assert settle(model_folder, tensor_parallel_size=4) == "vllm"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(backends, "MIN_PARAMETERS", 50_000_000)
+    assert "less than 50 million parameters" in said()
+    monkeypatch.setattr(backends, "MIN_PARAMETERS", 1)
+    sys.modules["vllm"].ModelRegistry.get_supported_archs = set
+    assert "vLLM has no LlamaForCausalLM of its own" in said()
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'posgap[vllm]'" in said()
+
+
+def test_auto_takes_vllm_for_the_mitigations_that_its_plugin_applies(tmp_path, tokenizer, gpu_with_vllm):
+    scaled = scale_model(llama(), [1.0] * llama().config.num_hidden_layers)
+    save_model(scaled, tokenizer, tmp_path / "scaled")
+    assert settle(tmp_path / "scaled") == "vllm"
+    by_head = llama()
+    apply_mitigation(by_head, "ms-poe", {})
+    save_model(by_head, tokenizer, tmp_path / "ms-poe")
+    assert settle(tmp_path / "ms-poe") == "transformers"
+
+
+def test_mitigate_takes_vllm_where_only_prompts_are_changed(model_folder, gpu_with_vllm, caplog):
+    assert settle(model_folder, MitigateConfig, methods="reordering,reversed") == "vllm"
+    with caplog.at_level(logging.INFO):
+        assert settle(model_folder, MitigateConfig, methods="reordering,lpes") == "transformers"
+    assert "a model in memory is changed by lpes" in caplog.messages[-1]
+
+
+def test_a_sweep_records_the_backend_that_auto_took(tmp_path, model_folder):
+    out = sweep(SweepConfig(out=tmp_path / "out", **sweep_options(tmp_path, model_folder)))
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["config"]["backend"] == "auto"
+    assert manifest["settled"]["backend"] == "transformers"
+    assert json.loads((out / "sweep.json").read_text())["settings"]["backend"] == "transformers"

@@ -30,7 +30,7 @@ def endpoint():
     [
         {"model": "m", "base_url": ADDRESS},
         {"model": f"{ADDRESS}#m"},
-        {"model": "m", "base_url": ADDRESS, "backend": "transformers"},  # as MLproject passes the default
+        {"model": "m", "base_url": ADDRESS, "backend": "auto"},  # as MLproject passes the default
         {"model": f"{ADDRESS}#m", "base_url": "", "backend": ""},
     ],
 )
@@ -41,7 +41,7 @@ def test_an_address_implies_the_backend(config, given):
 
 
 def test_a_model_that_is_no_address_is_asked_here():
-    assert SweepConfig(**PATHS, model="m").backend == "transformers"
+    assert SweepConfig(**PATHS, model="m").backend == "auto"
     assert SweepConfig(**PATHS, model="m", backend="vllm").backend == "vllm"
 
 
@@ -141,7 +141,7 @@ def test_a_judge_is_named_like_a_model():
     for config, given in ((GradeConfig, {"sweep": "s"}), (CheckConfig, {"model": "m"})):
         parsed = config(**PATHS | given, judge=f"{ADDRESS}#m")
         assert (parsed.judge, parsed.judge_url) == ("m", ADDRESS)
-    assert CheckConfig(**PATHS, model="m", judge=f"{ADDRESS}#m").backend == "transformers"
+    assert CheckConfig(**PATHS, model="m", judge=f"{ADDRESS}#m").backend == "auto"
 
 
 def test_python_names_an_endpoint_alike(endpoint):

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from container_images import pip_flags
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from places import ROOT
 
 from posgap.components.wrapper import CPU, image
@@ -105,6 +106,15 @@ def test_the_lists_name_the_versions_that_are_tested():
         assert len(re.findall(r"^\S+==", text, re.MULTILINE)) == len(
             re.findall(r"^\S+==\S+ \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)
         )
+
+
+def test_the_image_that_serves_is_one_environment_of_posgap_with_vllm():
+    listed = dict(re.findall(r"^([\w.-]+)==(\S+)", (IMAGES / "gpu-serve.txt").read_text(), re.MULTILINE))
+    command = [sys.executable, IMAGES / "requirements.py", "all", "vllm"]
+    wanted = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
+    assert len(wanted) > 30
+    for requirement in map(Requirement, wanted):
+        assert listed[canonicalize_name(requirement.name)] in requirement.specifier, requirement
 
 
 def test_what_pip_chose_is_installed_by_the_hashes_of_the_lists(tmp_path):

@@ -79,7 +79,7 @@ def test_at_an_endpoint_mitigations_of_prompts_are_compared_by_tokens_and_calls(
     page = (out / "mitigate.html").read_text()
     assert (
         f"{n_orders} calls in place of one, {n_orders}.00 times the prompt tokens" in page
-        and "The model is elsewhere" in page
+        and "Another program has the model" in page
     )
 
     base = read_sweep(out / "sweeps" / "base")

@@ -28,7 +28,7 @@ LARGE = LlamaConfig(
 
 @pytest.fixture(params=["amx_bf16", "avx512_bf16"])
 def has_bfloat16(request, monkeypatch, tmp_path):
-    backends._tell_bfloat16.cache_clear()
+    backends._tell.cache_clear()
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: fpu sse2 {request.param} ibs\nbugs : none\n")
     monkeypatch.setattr(precision, "_CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -103,7 +103,7 @@ def test_a_sweep_says_and_records_what_it_chose(config, tmp_path, monkeypatch, c
     assert swept["asked"]["dtype"] == swept["settings"]["dtype"] == "bfloat16"
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["config"]["dtype"] == "auto"
-    assert manifest["settled"] == {"dtype": "bfloat16"}
+    assert manifest["settled"] == {"backend": "transformers", "dtype": "bfloat16"}
     for page in ("model_card.md", "sweep.html"):
         assert "answered in bfloat16" in (tmp_path / "out" / page).read_text()
 

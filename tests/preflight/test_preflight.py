@@ -124,7 +124,7 @@ def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
         "settings: epocs: no stage has such a parameter; did you mean epochs?",
         "settings: gate.seed: is set by the form or the pipeline, and cannot be set here",
         f"task: unknown task 'kw': choose {TASKS.names_as_text()}, got 'kw'",
-        "inference_backend: unknown backend 'tgi': choose transformers or vllm, got 'tgi'",
+        "inference_backend: unknown backend 'tgi': choose auto, transformers or vllm, got 'tgi'",
         "max_gap: Input should be less than or equal to 100, got 101.0",
         "settings: learning_rate: Input should be greater than or equal to 0, got -1e-05",
         "settings: base_model: is a field of the form; fill it in there",

@@ -320,7 +320,7 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
 
 
 def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SweepConfig) -> _Model:
-    if config.backend != "transformers":
+    if config.backend not in ("auto", "transformers"):
         raise PosgapError(f"backend {config.backend}: a model in memory is asked by transformers alone")
     from posgap.generation.transformers import TransformersGenerator
     from posgap.models.loading import context_length, with_padding_token
@@ -328,7 +328,8 @@ def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", c
     pads = with_padding_token(tokenizer)
     builder = builder_with(config, pads, context_length(model.config, pads))
     generator = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
-    config = config.model_copy(update={"dtype": str(model.dtype).removeprefix("torch.")})
+    dtype = str(model.dtype).removeprefix("torch.")
+    config = config.model_copy(update={"dtype": dtype, "backend": "transformers"})
     return _Model(config, builder, config_factors(model.config), "", lambda: generator, model.device.type)
 
 

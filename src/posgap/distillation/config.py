@@ -35,7 +35,7 @@ class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[mis
     examples_for: ClassVar[str] = "training"
 
     backend: Annotated[str, LOCAL_BACKENDS, AfterValidator(LOCAL_BACKENDS.require_name)] = Field(
-        "transformers", description=f"backend that generates; {LOCAL_BACKENDS.help_text()}"
+        "auto", description=f"backend that generates; {LOCAL_BACKENDS.help_text()}"
     )
     sweep: OptionalInputPath = Field(
         None, description="folder from a `sweep` of this model, from which the best placement is read"

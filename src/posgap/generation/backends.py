@@ -1,5 +1,6 @@
 """The backends that generate responses: transformers and vLLM on this machine, or an endpoint elsewhere."""
 
+import importlib.util
 import logging
 import os
 from collections.abc import Mapping
@@ -19,8 +20,9 @@ from posgap.generation.endpoint_names import with_endpoint
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.setup import builder_of, order_of
 from posgap.mitigations.in_force import load_model
-from posgap.models import ADAPTER, NO_CONFIG
-from posgap.models.precision import bfloat16_of_cpu, device_class, generating_dtype
+from posgap.models import ADAPTER, MITIGATIONS_KEY, NO_CONFIG
+from posgap.models.factors import config_factors
+from posgap.models.precision import MIN_PARAMETERS, bfloat16_of_cpu, device_class, generating_dtype, n_parameters
 from posgap.tasks.framing import Framing
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.registry import TASKS
@@ -106,13 +108,10 @@ class _Transformers(Backend):
         return _dtype_here(config)
 
     def generator(self, config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
-        import torch
-
         from posgap.generation.parallel import ParallelGenerator
         from posgap.generation.transformers import TransformersGenerator
 
-        tokenizer = _with_tokenizer(builder).tokenizer
-        processes = int(read_number(PROCESSES_VARIABLE, torch.cuda.device_count(), 0, MAX_PROCESSES))
+        tokenizer, processes = _with_tokenizer(builder).tokenizer, _count_processes()
         if processes > 1:
             return ParallelGenerator(config.model, config.dtype, tokenizer, config.batch_tokens, processes)
         return TransformersGenerator(load_model(config.model, config.dtype), tokenizer, config.batch_tokens, pack=True)
@@ -124,17 +123,27 @@ class _VLLM(Backend):
 
     def generator(self, config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
         from posgap.generation.vllm import VLLMGenerator
+        from posgap.models.loading import load_config
+        from posgap.models.rope_lengths import RopeLengths
 
-        local = _with_tokenizer(builder)
-        own = VLLMParameters.of(config)
-        return VLLMGenerator(
-            config.model,
-            config.dtype,
-            local.context,
-            config.seed,
-            local.tokenizer,
-            gpus=own.tensor_parallel_size,
-        )
+        local, gpus = _with_tokenizer(builder), VLLMParameters.of(config).tensor_parallel_size
+        # By itself vLLM takes for these another length, and with it other frequencies.
+        context = local.context if RopeLengths.from_config(load_config(config.model)) else None
+        return VLLMGenerator(config.model, config.dtype, config.seed, local.tokenizer, gpus, context)
+
+
+class _Auto(Backend):
+    """Stands for one of the others until model and machine are known, as `resolve_auto` has it."""
+
+    @property
+    def in_memory(self) -> bool:
+        return True
+
+    def dtype(self, config: "BackendConfig") -> str:
+        return _dtype_here(config)
+
+    def generator(self, config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
+        return open_generator(config.resolve_auto(), builder)
 
 
 class _OpenAI(Backend):
@@ -165,6 +174,7 @@ class _OpenAI(Backend):
         return OpenAIGenerator(config.model, parameters, builder.framing)
 
 
+AUTO = _Auto("auto", "vllm on a GPU where it is installed and serves the model, else transformers", VLLMParameters)
 TRANSFORMERS = _Transformers("transformers", "on this machine, in one process or several")
 VLLM = _VLLM("vllm", "on this machine, if vLLM is installed", VLLMParameters)
 OPENAI = _OpenAI(
@@ -194,10 +204,44 @@ def _dtype_here(config: "BackendConfig") -> str:
     return generating_dtype(config.dtype, load_config(config.model)) if config.dtype == "auto" else config.dtype
 
 
+def _count_processes() -> int:
+    """Returns how many processes share the examples with backend transformers."""
+    import torch
+
+    return int(read_number(PROCESSES_VARIABLE, torch.cuda.device_count(), 0, MAX_PROCESSES))
+
+
+def _why_not_vllm(config: "BackendConfig") -> str:
+    """Returns why "auto" does not take vLLM on a GPU; empty where it does."""
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM, which is faster on a GPU, is not installed here (pip install 'posgap[vllm]')"
+    processes = _count_processes()
+    if processes > max(1, VLLMParameters.of(config).tensor_parallel_size):
+        return f"{processes} processes share the examples, each with a copy of the model"
+    reason = config.why_in_memory()
+    if reason:
+        return reason
+    from posgap.models.loading import load_config
+
+    model = load_config(config.model)
+    out_of_reach = [each["name"] for each in getattr(model, MITIGATIONS_KEY, None) or ()]
+    if any(isinstance(row, list) for row in config_factors(model) or ()):
+        out_of_reach.append("a factor for each head")
+    if out_of_reach:
+        return f"the model has {', '.join(out_of_reach)} in force, which vLLM cannot apply"
+    if n_parameters(model) < MIN_PARAMETERS:
+        return f"a model of less than {MIN_PARAMETERS // 10**6} million parameters answers sooner than vLLM starts"
+    from vllm import ModelRegistry
+
+    if not set(model.architectures or ()).intersection(ModelRegistry.get_supported_archs()):
+        return f"vLLM has no {' or '.join(model.architectures or ['such model'])} of its own"
+    return ""
+
+
 @cache
-def _tell_bfloat16(flag: str) -> None:
+def _tell(line: str) -> None:
     """Once in a process: a first look settles its config for the prompts that it times, and again for its sweep."""
-    log.info("bfloat16, since this processor computes it quicker (%s); --dtype float32 for single precision", flag)
+    log.info("%s", line)
 
 
 def _with_tokenizer(builder: "TextPromptBuilder") -> "PromptBuilder":
@@ -205,7 +249,7 @@ def _with_tokenizer(builder: "TextPromptBuilder") -> "PromptBuilder":
     return builder
 
 
-BACKENDS: Registry[Backend] = Registry("backend", "posgap.backends", TRANSFORMERS, VLLM, OPENAI)
+BACKENDS: Registry[Backend] = Registry("backend", "posgap.backends", AUTO, TRANSFORMERS, VLLM, OPENAI)
 
 
 _OF_LOCAL = {"dtype", "batch_tokens", "template"}  # parameters of models on this machine alone
@@ -229,7 +273,7 @@ class BackendConfig(GenerationConfig):
         "computes it quicker (AMX, avx512_bf16); else float32",
     )
     backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.require_name)] = Field(
-        TRANSFORMERS.name,
+        AUTO.name,
         description=f"backend that generates, openai where there is an endpoint's address; {BACKENDS.help_text()}",
     )
 
@@ -242,8 +286,8 @@ class BackendConfig(GenerationConfig):
         if not values.get("model") and is_endpoint(values.get("base_url")):  # which says which model it serves
             values = {**values, "model": values["base_url"], "base_url": ""}
         values = with_endpoint(values)
-        chosen = values.get("backend") or TRANSFORMERS.name
-        if values.get("base_url") and chosen == TRANSFORMERS.name:
+        chosen = values.get("backend") or AUTO.name
+        if values.get("base_url") and chosen == AUTO.name:
             return values | {"backend": OPENAI.name}
         return values | {"backend": chosen}
 
@@ -253,11 +297,21 @@ class BackendConfig(GenerationConfig):
             raise ValueError(f"`base_url`: is an endpoint's, which backend {self.backend} does not ask; leave one out")
         return self
 
+    def why_in_memory(self) -> str:
+        """Returns what a stage needs a model in this process's memory for, which vLLM's is not; empty for nothing."""
+        return ""
+
     def resolve_auto(self) -> Self:
-        dtype = BACKENDS[self.backend].dtype(self)
+        dtype, backend = BACKENDS[self.backend].dtype(self), self.backend
         if dtype != self.dtype and (flag := bfloat16_of_cpu()) and dtype == "bfloat16" and device_class() == "cpu":
-            _tell_bfloat16(flag)
-        return self.model_copy(update={"dtype": dtype})
+            _tell(f"bfloat16, since this processor computes it quicker ({flag}); --dtype float32 for single precision")
+        if backend == AUTO.name and device_class() == "cpu":
+            backend = TRANSFORMERS.name
+        elif backend == AUTO.name:
+            reason = _why_not_vllm(self)
+            backend = TRANSFORMERS.name if reason else VLLM.name
+            _tell(f"backend {backend}: {reason or 'it is installed here, and there is a GPU'}")
+        return self.model_copy(update={"dtype": dtype, "backend": backend})
 
     def in_runs(self, verb: str) -> Path:
         """The folder in `runs`; of an endpoint it names the host too, since two of them may serve equal names."""

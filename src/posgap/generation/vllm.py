@@ -30,11 +30,13 @@ class VLLMGenerator:
         self,
         model: str,
         dtype: str,
-        context: int,
         seed: int,
         tokenizer: PreTrainedTokenizerBase,
         gpus: int = 1,
+        context: int | None = None,
     ):
+        """`context` is the most tokens of a prompt with its response; without it they are the model's own, or what
+        memory holds."""
         try:
             from vllm import LLM
             from vllm.platforms import current_platform
@@ -51,7 +53,7 @@ class VLLMGenerator:
             self.llm = LLM(
                 model=str(folder),
                 dtype=dtype,
-                max_model_len=context,
+                max_model_len=context or -1,
                 seed=seed,
                 enable_prefix_caching=True,
                 tensor_parallel_size=gpus,
@@ -119,7 +121,12 @@ class VLLMGenerator:
         ]
         asked = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
         completions: list[Completion | None] = []
-        outputs = self.llm.generate(asked, parameters, use_tqdm=False)
+        try:
+            outputs = self.llm.generate(asked, parameters, use_tqdm=False)
+        except ValueError as error:  # of a prompt longer than its memory holds
+            raise PosgapError(
+                f"backend vllm: {str(error).splitlines()[0]}; --backend transformers does without"
+            ) from None
         for prompt, output in zip(prompts, outputs, strict=True):
             answer = output.outputs[0]
             stopped = isinstance(answer.stop_reason, str)

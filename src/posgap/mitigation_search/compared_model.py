@@ -49,9 +49,9 @@ class ComparedModel:
     ) -> "ComparedModel":
         """Loads the model, or opens what asks it elsewhere."""
         as_retrieved = order_of_retriever(builder.task, examples, placements[0].n_docs)
-        local = BACKENDS[config.backend].local
-        in_memory = load_model(config.model, config.dtype) if local else None
-        elsewhere = None if local else open_generator(config, builder)
+        is_here = BACKENDS[config.backend].in_memory
+        in_memory = load_model(config.model, config.dtype) if is_here else None
+        elsewhere = None if is_here else open_generator(config, builder)
         return cls(config, builder, placements, as_retrieved, in_memory, elsewhere)
 
     @property

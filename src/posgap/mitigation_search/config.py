@@ -37,29 +37,23 @@ MitigationNames = Annotated[
 ]
 
 
-# A model in memory, in which mitigations are put in force, or one elsewhere, which only takes prompts.
-_ASKED = BACKENDS.where(lambda backend: backend.in_memory or not backend.local)
 _ELSEWHERE = BACKENDS.where(lambda backend: not backend.local)
 
 
 class MitigateConfig(
     MaxUnanswered,
-    *_ELSEWHERE.bases(),  # type: ignore[misc]  # registered choices' parameters
+    *BACKENDS.bases(),  # type: ignore[misc]  # registered choices' parameters
     BackendConfig,
 ):
     """Tries the mitigations that suit a model on one half of the examples, and measures the best on the other half.
 
-    An endpoint can only have mitigations of prompts.
+    vLLM and an endpoint can only have mitigations of prompts.
     """
 
     examples_for: ClassVar[str] = "search"
     named_by = ("model", "task", "examples")
 
     model: ModelName = Field(description=SWEPT_MODEL)
-    backend: Annotated[str, _ASKED, AfterValidator(_ASKED.require_name)] = Field(
-        "transformers", description=f"backend that answers; {_ASKED.help_text()}"
-    )
-
     exclude: OptionalInputPath = Field(
         None, description="evaluation examples; the comparison refuses to run on any of them"
     )
@@ -79,6 +73,10 @@ class MitigateConfig(
         if len(set(self.methods)) < len(self.methods):
             raise ValueError("name each of the `methods` once")
         return self
+
+    def why_in_memory(self) -> str:
+        changing = [name for name in self.methods or MITIGATIONS.names() if MITIGATIONS[name].of_model]
+        return f"a model in memory is changed by {', '.join(changing)}, and all are compared there" if changing else ""
 
     def parameter_values(self) -> dict[str, Any]:
         """The plain parameters; those of endpoints only where one answers."""

@@ -10,6 +10,7 @@ from posgap.distillation.methods import METHODS
 from posgap.foundation.config import Config, FreshConfig
 from posgap.foundation.fields import IN_SETTINGS, SettingsText
 from posgap.gating.config import GateConfig
+from posgap.generation.backends import AUTO
 from posgap.measurement.config import SweepConfig
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.tasks.config import WORDED
@@ -17,6 +18,7 @@ from posgap.tasks.fields import GivenTask
 from posgap.tracking.config import PromoteConfig
 
 AUTHORITY = "/etc/mlflow-ca"  # the folder of the file that MLFLOW_TRACKING_SERVER_CERT_PATH names
+PIPELINE_BACKENDS = LOCAL_BACKENDS.where(lambda backend: backend is not AUTO)  # a step's image is chosen by its name
 MLFLOW_LOGIN = ["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"]
 
 
@@ -186,8 +188,8 @@ class PreflightConfig(PlacedConfig):
         "the best is tried; mitigations after `then`, like r1 then lpes, are tried on the trained model; the best "
         "admitted model becomes the champion",
     )
-    inference_backend: Annotated[str, LOCAL_BACKENDS] = Field(
-        "vllm", description=f"backend that generates: {LOCAL_BACKENDS.names_as_text()}"
+    inference_backend: Annotated[str, PIPELINE_BACKENDS] = Field(
+        "vllm", description=f"backend that generates: {PIPELINE_BACKENDS.names_as_text()}"
     )
     max_gap: float = Field(GateConfig.default("max_gap"), description="largest gap that the gate admits, in points")
     gpus_train: str = Field(ClusterConfig().train.accelerators, description="number of GPUs of a training step")

@@ -56,7 +56,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
         delete_path(work_folder(config.out))
     model = _load_model(config, splits)
     model_digest = config.digest("model")
-    if model.in_memory and not model_digest:
+    if BACKENDS[config.backend].local and not model_digest:
         from posgap.models.loading import commit_on_hub  # torch, which endpoints do without
 
         model_digest = commit_on_hub(config.model)
