@@ -6,6 +6,7 @@ Through Accelerate the same loop serves one process, several, and DeepSpeed, dep
 import gc
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ from posgap.distillation.head import add_gradients_in_place
 from posgap.distillation.losses import index_on
 from posgap.distillation.objectives import Objective
 from posgap.distillation.optimizers import MAX_GRAD_NORM, adamw
-from posgap.distillation.processes import gather, is_by_autocast, rank_and_world, register_external
+from posgap.distillation.processes import arithmetic, gather, is_by_autocast, rank_and_world, register_external
+from posgap.distillation.speed import Speed
 from posgap.distillation.student import Student
 from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.foundation.interruption import deferred_termination
@@ -111,7 +113,7 @@ def train(
     gradient = Gradient(accelerator, wrapped, optimizer, MAX_GRAD_NORM)
     if not gradient.by_deepspeed:
         add_gradients_in_place(student.model, student.head)
-    rest = range(len(history), len(steps))
+    rest, speed = range(len(history), len(steps)), Speed.for_model(student.model, rank_and_world()[1])
     with (
         attention_over_branches(student.model) as shares_prefixes,
         deferred_termination() as termination,
@@ -125,7 +127,9 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = rate
             collate.build_prompts(steps[step])
-            figures = train_step.run(step + 1, steps[step])
+            started, tokens = time.perf_counter(), sum(len(collate.input_tokens(row)) for row in steps[step])
+            figures = train_step.run(step + 1, steps[step])  # which ends with figures that the device has computed
+            speed.steps.append((tokens, time.perf_counter() - started))
             history.append({"step": step + 1, **figures, "learning_rate": rate, **floor})
             floor = {}
             on_step(history[-1])
@@ -138,6 +142,9 @@ def train(
                 checkpoints.wait()
             if stopping:
                 raise TerminationSignal(f"stopped by SIGTERM after step {step + 1} of {len(steps)}")
+    if speed.steps:
+        card = torch.cuda.get_device_name() if accelerator.device.type == "cuda" else ""
+        log.info("trained at %s", speed.describe(card, arithmetic(accelerator)))
     return wrapped, history
 
 

@@ -17,6 +17,7 @@ from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.engine import Schedule
 from posgap.distillation.footprint import CHECKPOINT, MicroBatchShape, Size, activation_bytes, flops, size_of
 from posgap.distillation.movement import Movement, default_learning_rate
+from posgap.distillation.speed import PEAK_TFLOPS
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
 from posgap.foundation.progress import track
@@ -28,7 +29,7 @@ from posgap.storage.inputs import with_local_paths
 log = logging.getLogger(__name__)
 GB = 1e9
 USABLE = 0.92  # of a GPU's memory; the rest is the driver's, and lost between blocks. As much of a CPU's.
-H100_GB, H100_TFLOPS = 80.0, 989.0
+H100_GB, H100_TFLOPS = 80.0, PEAK_TFLOPS["H100"]
 # The share of these that training reaches, and of a CPU's products of matrices: 0.8 was seen of SmolLM2 on one thread.
 _MFU, _MFU_OF_CPU = 0.35, 0.7
 LORA_RANK = 16
