@@ -10,7 +10,7 @@ from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.gating.config import CheckConfig
 from posgap.generation.endpoint_names import is_endpoint
-from posgap.measurement.config import GradeConfig, SweepConfig
+from posgap.measurement.config import SweepConfig
 from posgap.mitigation_search.config import MitigateConfig
 from posgap.tasks.reading import write_examples
 
@@ -135,13 +135,6 @@ def test_a_backend_of_this_machine_takes_no_address():
 def test_a_verb_that_asks_no_endpoint_says_so():
     with pytest.raises(ValueError, match="is an address, of a server perhaps: give a model's folder"):
         TeacherConfig(**PATHS, model=f"{ADDRESS}#m")
-
-
-def test_a_judge_is_named_like_a_model():
-    for config, given in ((GradeConfig, {"sweep": "s"}), (CheckConfig, {"model": "m"})):
-        parsed = config(**PATHS | given, judge=f"{ADDRESS}#m")
-        assert (parsed.judge, parsed.judge_url) == ("m", ADDRESS)
-    assert CheckConfig(**PATHS, model="m", judge=f"{ADDRESS}#m").backend == "auto"
 
 
 def test_python_names_an_endpoint_alike(endpoint):
