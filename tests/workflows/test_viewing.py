@@ -55,7 +55,9 @@ def test_all_results_are_listed_by_what_they_asked_and_lead_to_their_pages(resul
 
 def test_prompts_that_were_filled_are_told_by_their_length(results):
     (row,) = (row for row in rows(results) if row.folder == "check")
-    filled = SimpleNamespace(**{name: getattr(row.sweep, name) for name in ("task", "n_docs", "n_examples", "gap")})
+    filled = SimpleNamespace(
+        **{name: getattr(row.sweep, name) for name in ("task", "n_docs", "n_examples", "gap", "label", "settings")}
+    )
     filled.examples_digest, filled.filled = "another", SimpleNamespace(tokens=1024)
     titles = [group.title for group in group_by_question([row, row._replace(sweep=filled)])]
     assert sorted(titles) == ["Task kv, n = 24, 1,024 tokens", "Task kv, n = 24, 4 documents"]

@@ -28,7 +28,7 @@ def explored_roles(judged: Mapping[str, Path | None]) -> PageExamples:
     """What the page holds of the examples of the sweeps of these roles. The champion, else the base, comes before the
     candidate, since the map shows the second sweep's difference to the first."""
     evidence = {role: Evidence(path) for role, path in judged.items() if path}
-    for role, each in evidence.items():
+    for role, each in evidence.items() if len(evidence) > 1 else ():
         each.sweep = each.sweep.model_copy(update={"label": label_with_role(role, each.sweep)})
     references = [role for role in ("champion", "base") if role in evidence]
     order = [*references[:1], "candidate", *references[1:]]
@@ -37,11 +37,13 @@ def explored_roles(judged: Mapping[str, Path | None]) -> PageExamples:
 
 def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep], explored: PageExamples | None = None) -> str:
     """The page as text; it needs nothing beside itself."""
-    candidate = sweeps["candidate"]
+    candidate, shown = sweeps["candidate"], list(sweeps.values())
+    if len(sweeps) > 1:
+        shown = [sweep.model_copy(update={"label": label_with_role(role, sweep)}) for role, sweep in sweeps.items()]
     return render_page(
         "posgap.gating",
         "decision.html.j2",
-        [sweep.model_copy(update={"label": label_with_role(role, sweep)}) for role, sweep in sweeps.items()],
+        shown,
         explored,
         title=f"{candidate.label}: {verdict.outcome}",
         verdict=verdict,
@@ -49,7 +51,7 @@ def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep], explored: PageE
         candidate=candidate,
         reason=explain_verdict(verdict, candidate),
         rows=[_ruling_row(ruling) for ruling in verdict.rules],
-        ends=[_ends(role, sweep) for role, sweep in sweeps.items()],
+        ends=[_ends(role if len(sweeps) > 1 else "", sweep) for role, sweep in sweeps.items()],
         more=more_examples(verdict, candidate),
     )
 
@@ -130,8 +132,9 @@ def _ruling_row(ruling: Ruling) -> dict[str, Any]:
 
 
 def _ends(role: str, sweep: Sweep) -> str:
-    """Where a model is best and worst, in a sentence."""
+    """Where a model is best and worst, in a sentence; a model alone has no `role`."""
     who = f"The {role}" if sweep.label == role else f"The {role}, {sweep.label},"
+    who = who if role else sweep.label
     best, worst = (sweep.placements.index(place) for place in (sweep.advantageous, sweep.worst.placement))
     if sweep.accuracy[best] == sweep.accuracy[worst]:
         return f"{who} reaches an accuracy of {sweep.accuracy[best]:.1f} % at each position that was measured."

@@ -16,6 +16,7 @@ from posgap.measurement.comparison import Comparison
 from posgap.measurement.page_examples import PageExamples
 from posgap.measurement.summary import p_value, summary_text
 from posgap.measurement.sweeps import Sweep
+from posgap.tasks.metrics import METRICS
 from posgap.tasks.placements import in_order
 from posgap.tasks.positions import format_positions
 from posgap.tasks.spans import distance
@@ -120,6 +121,7 @@ def templates(package: str) -> "jinja2.Environment":
     )
     environment.filters |= {"positions": format_positions, "summary": summary_text, "p_value": p_value}
     environment.filters["in_use"] = in_use
+    environment.filters["metric_help"] = lambda name: METRICS[name].help if name in METRICS.names() else "scores"
     return environment
 
 

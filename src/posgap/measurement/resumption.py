@@ -83,12 +83,10 @@ class PromptGrid:
         if not self.asks_endpoint:
             return f"{self.count:,} prompts: {each}"
         some = range(0, n_examples, 1 + n_examples // 8)
-        tokens = sum(estimated_tokens(self.prompt(example, 0).text) for example in some) / len(some)
+        tokens = self.count * sum(estimated_tokens(self.prompt(example, 0).text) for example in some) // len(some)
+        about = round(tokens, 2 - len(str(tokens)))  # two digits: nobody has counted
         most = self.count * (self.builder.max_new_tokens + self.builder.max_thinking_tokens)
-        return (
-            f"{self.count:,} prompts of about {round(tokens * self.count, -3):,.0f} tokens, with answers of at most "
-            f"{most:,}: {each}"
-        )
+        return f"{self.count:,} prompts of about {about:,} tokens, with answers of at most {most:,}: {each}"
 
     @property
     def asks_endpoint(self) -> bool:
@@ -126,7 +124,9 @@ def generate_resumably(
         if left:
             missing[example] = left
     n_missing = sum(map(len, missing.values()))
-    if n_missing < prompts.count:
+    if first_answers:
+        pass  # one of many sweeps of a comparison, which says itself what it does
+    elif n_missing < prompts.count:
         n_known = prompts.count - n_missing
         log.info("%d of %d prompts were answered before the interruption", n_known, prompts.count)
     else:

@@ -13,7 +13,7 @@ from pathlib import Path
 from posgap.data.made import made_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import delete_path, work_folder, write_json
-from posgap.foundation.locations import below
+from posgap.foundation.locations import below, page_address
 from posgap.foundation.printing import colour_word, show
 from posgap.foundation.redaction import redact
 from posgap.gating.config import CheckConfig
@@ -46,7 +46,8 @@ def check(config: CheckConfig) -> Verdict:
     """
     with RunFolder(config, "check") as output:
         verdict, swept = _run_check(config, output)
-    show(terminal_text(config.model, verdict, swept), verdict.model_dump(mode="json"))
+    words = f"{terminal_text(config.model, verdict, swept)}\npage: {page_address(config.out, PAGE_FILE)}"
+    show(words, verdict.model_dump(mode="json"))
     if not verdict.passed:
         raise verdict.error(config.model)
     return verdict

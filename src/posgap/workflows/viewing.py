@@ -2,12 +2,13 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.locations import MODELS, is_registered, page_address
 from posgap.foundation.printing import show
 from posgap.gating.decision_page import GATE_PAGE
@@ -26,14 +27,15 @@ _MARK = 'content="posgap view"'  # tells the page from one that somebody else wr
 
 
 class Row(NamedTuple):
-    """A result: what wrote it, its folder below the one that is shown, its page there, what came of it in words, and
-    its sweep, where that is there too."""
+    """A result: what wrote it, its folder below the one that is shown, its page there, what came of it in words, its
+    sweep, where that is there too, and the settings that tell it from others of its label."""
 
     kind: str
     folder: str
     page: str
     outcome: str
     sweep: Sweep | None
+    differs: str = ""
 
     @property
     def address(self) -> str:
@@ -126,10 +128,22 @@ def group_by_question(found: list[Row]) -> list[Group]:
         s = row.sweep
         read = f"{s.filled.tokens:,} tokens" if s and s.filled else f"{s.n_docs} documents" if s else ""
         groups.setdefault((s.task, s.n_docs, read, s.n_examples, s.examples_digest) if s else (), []).append(row)
-    return [
-        Group(
-            f"Task {key[0]}, n = {key[3]:,}, {key[2]}" if key else "Without a sweep below this folder",
-            sorted(of, key=lambda row: -row.sweep.gap if row.sweep else 0.0),
-        )
-        for key, of in sorted(groups.items(), key=lambda item: (not item[0], item[0]))
-    ]
+    named = []
+    for key, of in sorted(groups.items(), key=lambda item: (not item[0], item[0])):
+        title = f"Task {key[0]}, n = {key[3]:,}, {key[2]}" if key else "Without a sweep below this folder"
+        named.append(Group(title, sorted(map(partial(_tell_apart, of), of), key=lambda row: -_gap(row))))
+    return named
+
+
+def _gap(row: Row) -> float:
+    return row.sweep.gap if row.sweep else 0.0
+
+
+def _tell_apart(others: Sequence[Row], row: Row) -> Row:
+    """Returns the row with those of its sweep's settings that others of the same label have otherwise."""
+    if row.sweep is None:
+        return row
+    alike = [each.sweep.settings for each in others if each.sweep and each.sweep.label == row.sweep.label]
+    own = row.sweep.settings
+    differing = [name for name in own if any(each.get(name, own[name]) != own[name] for each in alike)]
+    return row._replace(differs=", ".join(f"{name} {shorten(str(own[name]))}" for name in differing))
