@@ -20,10 +20,10 @@ from kfp.dsl import PipelineTask, pipeline_task
 from kfp.dsl.pipeline_channel import PipelineChannel
 from pydantic import ValidationError
 
-from posgap.components.wrapper import SERVE, TRAIN, image
+from posgap.components.wrapper import image
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.gating import signature
-from posgap.preflight import images, training_pool
+from posgap.preflight import training_pool
 from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, PoolConfig
 from posgap.tracking.runs import PIPELINE_VARIABLE, PRICE_VARIABLE, WEBHOOK_VARIABLE
 
@@ -135,10 +135,7 @@ class Pools:
         return self._place(task, self.cluster.small, False, login=self.cluster.promote_secret)
 
     def preflight(self, task: PipelineTask) -> PipelineTask:
-        """Places the step that says what training asks for, by the number of GPUs that the run has chosen, and whether
-        the images of other steps are there."""
-        registry = self.cluster.registry
-        task.set_env_variable(images.VARIABLE, f"{image(TRAIN, registry)},{image(SERVE, registry)}")
+        """Places the step that says what training asks for, by the number of GPUs that the run has chosen."""
         task.set_env_variable(training_pool.VARIABLE, self._train.model_dump_json(exclude_defaults=True))
         return self.small(task)
 

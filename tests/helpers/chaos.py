@@ -51,7 +51,7 @@ TRIED = {
     "test_a_registry_verb_killed_at_any_moment_leaves_one_truth": (
         "SIGKILL: approve, rollback, MLflow on {}",
         "the champion before or after; the next completes it; one history, no lease held", "kills"),
-    "test_a_command_that_is_disturbed_at_any_request_ends_no_run_otherwise_than_it_ended": (
+    "test_a_command_that_is_disturbed_at_any_request_ends_no_run_otherwise": (
         "MLflow, at each request of the next command: 500", "the run is in MLflow in the end, FINISHED and whole", ""),
     "test_a_killed_pipeline_goes_on_where_it_was": (
         "SIGKILL: pipeline run, at ten moments",

@@ -13,7 +13,6 @@ from endpoint import Endpoint, retrieve, served
 from examples import kv_example
 from warm import SERVER
 from warm_forks import command
-from written_sweeps import write_sweep
 
 from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError, TerminationSignal
@@ -290,8 +289,3 @@ def test_a_teacher_that_is_never_right_is_stopped_early(options, asked_of, tmp_p
         asked_of(wrong)
     assert len(wrong.asked) == 4
     assert len(asked_of(Scripted(N, wrong=True), "kept", keep_incorrect=True)) == N
-    swept = write_sweep(tmp_path / "sweep", [1.0, 0.0, 1.0, 1.0, 1.0])
-    untouched = Scripted(N)
-    with pytest.raises(PosgapError, match="no response at position 2 of 5 was correct; there is nothing to distil"):
-        asked_of(untouched, "swept", sweep=swept, n_docs=5)
-    assert not untouched.asked

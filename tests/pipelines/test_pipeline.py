@@ -193,12 +193,13 @@ def test_a_failing_step_ends_its_branch_and_the_webhook_is_told(runs, monkeypatc
     run = runs.run({"keep_incorrect": False})
     server.shutdown()
     server.server_close()
-    why = f"{runs.first.folder}/merge/out: no response at position 1 of 4 was correct; there is nothing to distil"
-    assert run.error.startswith(f"{why} (the whole log is in ")
+    why = "no response at position 1 of 4 is correct; there is nothing to distil"
+    assert f"{why} (the whole log is in " in run.error
     # The other branch goes on, from the cache.
     always = {"preflight", "data-version", "champion", "report"}  # with another recipe it is looked for anew
     assert run.steps == always | {f"{MITIGATED}/gate", f"{MITIGATED}/promote"}
-    assert run.report["failed"] == [{"step": "teacher", "error": why}]
+    (failed,) = run.report["failed"]
+    assert failed["step"] == "teacher" and failed["error"].endswith(why)
     assert posted == [run.report]
 
 

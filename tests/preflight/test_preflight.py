@@ -4,7 +4,6 @@ import shutil
 from textwrap import indent
 
 import boto3
-import httpx2
 import pytest
 from examples import qa_example
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -18,7 +17,6 @@ from posgap.foundation.locations import split_uri
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.preflight.config import ClusterConfig, PoolConfig, PreflightConfig
 from posgap.preflight.form import as_config, candidates, complaints, recipe, remedies, settings, shards
-from posgap.preflight.images import require_images
 from posgap.preflight.training_pool import VARIABLE, amount, requests, require_room
 from posgap.stages.preflight import preflight, read_plan
 from posgap.storage.inputs import read_manifest
@@ -372,38 +370,3 @@ def test_quantities_are_those_of_kubernetes(quantity, number):
     assert amount(quantity) == number
     doubled = PoolConfig(nodes={}, cpu=quantity, memory=quantity).times(2)
     assert amount(doubled.cpu) == amount(doubled.memory) == 2 * number
-
-
-@pytest.fixture
-def registry(monkeypatch):
-    """A registry of public images behind a token, as ghcr.io is one; answers by the name of the image."""
-    held = {"cpu": 200, "private": 401, "broken": 500}
-
-    def request(self, method, address, headers=None, params=None, **_):
-        if "/token" in address:
-            assert params == {"service": "registry.example", "scope": "repository:ml/x:pull"}
-            return httpx2.Response(200, json={"token": "t"})
-        if "away" in address:
-            raise httpx2.ConnectError("no route")
-        if headers.get("Authorization") != "Bearer t":
-            challenge = (
-                'Bearer realm="https://registry.example/token",service="registry.example",scope="repository:ml/x:pull"'
-            )
-            return httpx2.Response(401, headers={"WWW-Authenticate": challenge})
-        name = address.removeprefix("https://registry.example/v2/ml/posgap-").partition("/manifests/")[0]
-        return httpx2.Response(held.get(name, 404))
-
-    monkeypatch.setattr(httpx2.Client, "request", request)
-
-
-def test_images_of_later_steps_are_looked_for_in_their_registry(registry):
-    def image(name: str) -> str:
-        return f"registry.example/ml/posgap-{name}:1.0"
-
-    known = require_images(",".join(map(image, ("cpu", "private", "broken", "away"))))
-    assert known == (
-        "posgap-cpu:1.0: there, posgap-private:1.0: not known (status 401), posgap-broken:1.0: not known (status 500), "
-        "posgap-away:1.0: not known (ConnectError)"
-    )
-    with pytest.raises(PosgapError, match="images: registry.example/ml/posgap-none:1.0: not in the registry; build"):
-        require_images(f"{image('cpu')},{image('none')}")

@@ -11,10 +11,9 @@ from examples import kv_example
 from mlflow_server import serving
 
 from posgap.foundation.files import digest_path
-from posgap.measurement.predictions import read_predictions
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.reading import write_examples
-from posgap.tracking import parents, sweeps
+from posgap.tracking import parents
 from posgap.tracking.runs import PIPELINE_VARIABLE, start_run
 
 pytestmark = pytest.mark.full
@@ -58,30 +57,6 @@ def swept(tmp_path, model_folder, capsys):
     call("sweep", "--examples", tmp_path / "eval", "--out", tmp_path / "swept", "--label", "base")
     assert run(capsys, "merge", tmp_path / "swept", "--out", tmp_path / "merged")[0] == 0
     return file
-
-
-def test_the_answers_of_a_sweep_are_a_table_that_mlflow_reads_and_compares(server, swept, tmp_path, monkeypatch):
-    """By MLflow's own reader; of many prompts it has those of some examples at every position."""
-    run_id = read_manifest(tmp_path / "swept")["mlflow_run_id"]
-    experiment = server.get_run(run_id).info.experiment_id
-    table = server.load_table(experiment, sweeps.ANSWERS_FILE, run_ids=[run_id])
-    predictions = read_predictions(tmp_path / "swept")
-    assert len(table) == len(predictions) == 16
-    by_row = {(row["id"], row["placement"][0]): row for row in predictions}
-    for row in table.to_dict("records"):
-        predicted = by_row.pop((row["example"], row["position"]))
-        assert row["prompt"] == f"{row['example']} at {row['position']}"
-        assert (row["response"], row["score"]) == (predicted["response"], float(predicted["correct"]))
-        assert row["question"] == kv_example(int(row["example"].rpartition("-")[2])).question and row["outcome"]
-    assert by_row == {} and table["prompt"].is_unique
-    # By these MLflow's page compares runs at first.
-    assert list(table.columns[:2]) == ["prompt", "response"]
-    monkeypatch.setattr(sweeps, "MAX_ROWS", 9)
-    examples = [kv_example(i) for i in range(4)]
-    with start_run("sweep", {}, tmp_path / "again") as again:
-        sweeps.log_answers(tmp_path / "swept", examples, again)
-    few = server.load_table(experiment, sweeps.ANSWERS_FILE, run_ids=[again.id])
-    assert len(few) == 8 and set(few["position"]) == {1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("given, shown", [("", "sweep"), ("bold-cat-7 again", "bold-cat-7 again")])

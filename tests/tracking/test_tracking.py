@@ -219,9 +219,7 @@ def test_the_run_of_a_killed_process_is_closed_by_the_next_command(tmp_path):
     assert run.info.status == "KILLED" and not files.workspace(tmp_path / "out").exists()
 
 
-def test_a_command_that_is_disturbed_at_any_request_ends_no_run_otherwise_than_it_ended(
-    tracked, impatient, tmp_path, monkeypatch
-):
+def test_a_command_that_is_disturbed_at_any_request_ends_no_run_otherwise(tracked, impatient, tmp_path, monkeypatch):
     tracked.always(FAULTS["500"])
     with impatient():
         work(Work(out=tmp_path / "out"))

@@ -114,7 +114,7 @@ def remedies(methods: str, backend: str, on_top: bool = False) -> list[str]:
     """The mitigations that the candidate `mitigate` is chosen from, or the one on top of a trained model: those named,
     or all that a model can have and the backend serves. Raises `ValueError` for one that the backend does not serve."""
     served = [m.name for m in MITIGATIONS if m.of_model and ("anything" in m.served_by or backend in m.served_by)]
-    named = _mitigations_in(_parse_methods(methods)[on_top])
+    named = [name for name in _parse_methods(methods)[on_top] if name in _of_models()]
     for name in named:
         if name not in served:
             raise ValueError(f"methods: {backend} does not serve {name}; it serves {', '.join(served)}")
@@ -144,7 +144,7 @@ def _parse_names(methods: str) -> list[str]:
             )
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"methods: {methods!r} names a method twice")
-    also = _mitigations_in(chosen)
+    also = [name for name in chosen if name in _of_models()]
     if also and MITIGATE.name in chosen:
         raise ValueError(f"methods: {MITIGATE.name} tries {also[0]} too; name one of them")
     return chosen
@@ -156,10 +156,6 @@ def _trains(name: str) -> bool:
 
 def _methods() -> list[str]:
     return [name for name in METHODS.names() if name not in MITIGATIONS.names()]
-
-
-def _mitigations_in(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name in _of_models()]
 
 
 def _of_models() -> list[str]:

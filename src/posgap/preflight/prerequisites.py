@@ -18,8 +18,6 @@ from posgap.mitigations.registry import MITIGATIONS
 from posgap.models.factors import require_rope
 from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import as_config, candidates, count_candidates, settings
-from posgap.preflight.images import VARIABLE as IMAGES
-from posgap.preflight.images import require_images
 from posgap.preflight.training_pool import VARIABLE, require_room, train_pool
 from posgap.storage.cache import Snapshot, fetch_location, take_snapshot
 from posgap.storage.inputs import AtAddress, ByName, OnDisk, source
@@ -44,14 +42,8 @@ def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
         "sweeps": lambda: _check_sweeps(form),
         "prompts": lambda: _check_prompts(form),
         **({"training": lambda: _check_room(form)} if os.environ.get(VARIABLE) and _trains_here(form) else {}),
-        **({"images": lambda: require_images(os.environ[IMAGES])} if _needs_images() else {}),
         "registry": lambda: _check_registry(form.registered_name),
     }
-
-
-def _needs_images() -> bool:
-    """Returns whether steps start from images: on this machine, where the variable is set too, they do not."""
-    return "KUBERNETES_SERVICE_HOST" in os.environ and bool(os.environ.get(IMAGES))
 
 
 def _check_examples(location: str) -> str:

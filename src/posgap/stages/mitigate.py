@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 
-from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import delete_path, work_folder, write_json
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import page_address, with_uris
@@ -35,7 +34,7 @@ from posgap.mitigation_search.splits import Splits, split
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.scaling.scaling_file import refuse_searched_on
 from posgap.stages.frame import stage
-from posgap.tasks.content import content_keys, with_content_keys
+from posgap.tasks.content import content_keys, refuse_shared
 from posgap.tasks.reading import read_examples, write_examples
 from posgap.tracking.runs import Run
 
@@ -78,13 +77,8 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
 
 def _split_examples(config: MitigateConfig) -> Splits:
     examples = read_examples(config.examples)[: config.limit or None]
-    excluded = content_keys(read_examples(config.exclude)) if config.exclude else []
-    shared = with_content_keys(examples, excluded)
-    if shared:
-        raise PosgapError(
-            f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); "
-            "compare mitigations on other examples"
-        )
+    if config.exclude:
+        refuse_shared(examples, read_examples(config.exclude), config.examples, "compare mitigations")
     refuse_searched_on(Path(config.model), examples)
     return split(examples)
 

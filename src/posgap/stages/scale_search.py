@@ -21,7 +21,7 @@ from posgap.scaling.plots import write_plot
 from posgap.scaling.scaling_file import Holdout, Scaling, write_scaling
 from posgap.scaling.search import STATES, FactorSearch, FoundFactors
 from posgap.stages.frame import stage
-from posgap.tasks.content import content_keys, with_content_keys
+from posgap.tasks.content import content_keys, refuse_shared
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, swept_placements
 from posgap.tasks.reading import examples_file, read_examples
@@ -109,13 +109,8 @@ def _split_examples(config: ScaleSearchConfig) -> tuple[list[AnyExample], list[A
     Raises `PosgapError` if any of them is also an evaluation example (`exclude`).
     """
     given = read_examples(config.examples)[: config.limit or None]
-    held_out = content_keys(read_examples(config.exclude)) if config.exclude else []
-    shared = with_content_keys(given, held_out)
-    if shared:
-        raise PosgapError(
-            f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); "
-            "search on other examples"
-        )
+    if config.exclude:
+        refuse_shared(given, read_examples(config.exclude), config.examples, "search")
     examples, aside = hold_out(given)
     if not aside:
         log.info(

@@ -35,7 +35,7 @@ from posgap.storage.lineage import training_examples
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.reading import read_examples
 from posgap.tracking.runs import Run
-from posgap.tracking.sweeps import log_answers, log_lengths, log_sweep
+from posgap.tracking.sweeps import log_lengths, log_sweep
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,6 @@ def _write_sweeps(config: SweepConfig, out: Path, run: Run, generator: Generator
         _write_lengths(evidence, builders[0], config.most_gap, out, run)
     else:
         log_sweep(evidence[0].sweep, run)
-        log_answers(out, examples, run)
     run.artifact(out)
 
 

@@ -23,10 +23,10 @@ from posgap.tasks.content import content_key
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, require_n_gold
 from posgap.tasks.positions import format_positions
-from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import RESPONSES_FILE, TEACHER_FILE
+from posgap.tasks.task import Task
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -47,68 +47,58 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     examples = read_examples(config.examples)[: config.limit or None]
     builder = BACKENDS[config.backend].builder(config)
     placements = advantageous_placements(config, builder.task.n_gold)
-    _require_right_in_sweep(config, placements)
-    completions = _generate_responses(config, builder, examples, placements)
-    rows = _score_responses(config, builder, product(examples, placements), completions)
+    positions = [list(placement.positions) for placement in placements]
+    cache_key = {"model_digest": config.digest("model"), "prompt_digest": builder.digest(), "placements": positions}
+    prompts = PromptGrid(config, builder, examples, placements, Sampling.for_builder(builder), cache_key)
+    completions = _generate_responses(config, prompts)
     outcomes = OutcomeCounts.count(Ending(completion.outcome, completion.cut) for completion in completions)
-    kept = _choose_rows(config, builder, rows)
+    rows = _score_responses(config, prompts, completions)
+    kept = [row for row in rows if row["correct"] or config.keep_incorrect]
     if not kept:
         unanswered = f" ({outcomes.n_unanswered} prompts were not answered: {outcomes.kinds_text})"
         raise PosgapError(
             f"{config.model}: no response at {_in_words(placements)} is correct"
             f"{unanswered if outcomes.n_unanswered else ''}; there is nothing to distil"
         )
+    if builder.task.slot_names:
+        # Its own order decides what an answer says, and the model's opinion is that of all orders.
+        answered_right = _contents(kept)
+        kept = [row for row in rows if row["content"] in answered_right]
     write_jsonl(out / RESPONSES_FILE, kept)
-    summary = _summarize(rows, kept, len(examples), len(completions))
-    _write_summary(summary, rows, placements, builder, outcomes, out)
+    summary = _write_summary(rows, kept, prompts, outcomes, out)
     _record(summary, placements, outcomes, run)
     run.artifact(out)
 
 
 def _is_right(
-    config: TeacherConfig,
-    builder: TextPromptBuilder,
-    example: AnyExample,
-    placement: Placement,
-    completion: Completion,
+    config: TeacherConfig, task: Task, example: AnyExample, placement: Placement, completion: Completion
 ) -> bool:
-    return builder.task.score(completion.text, builder.task.right_answers(example, placement), config.metric) == 1
+    return task.score(completion.text, task.right_answers(example, placement), config.metric) == 1
 
 
-def _generate_responses(
-    config: TeacherConfig,
-    builder: TextPromptBuilder,
-    examples: Sequence[AnyExample],
-    placements: Sequence[Placement],
-) -> list[Completion]:
+def _generate_responses(config: TeacherConfig, prompts: PromptGrid) -> list[Completion]:
     """Returns the model's responses, an example's after the other's. Raises `PosgapError` as soon as `MAX_WRONG` of
     them are wrong and none is right."""
-    results, thoughts = list[bool](), FirstThoughts.for_config(config, len(examples) * len(placements))
+    results, thoughts = list[bool](), FirstThoughts.for_config(config, prompts.count)
 
     def require_any_right(example: AnyExample, placement: Placement, completion: Completion) -> None:
         thoughts(completion)
-        results.append(_is_right(config, builder, example, placement, completion))
+        results.append(_is_right(config, prompts.builder.task, example, placement, completion))
         if len(results) == MAX_WRONG and not any(results) and not config.keep_incorrect:
             raise PosgapError(
-                f"{config.model}: none of the first {MAX_WRONG} responses at {_in_words(placements)} is correct; there "
-                "is nothing to distil"
+                f"{config.model}: none of the first {MAX_WRONG} responses at {_in_words(prompts.placements)} is "
+                "correct; there is nothing to distil"
             )
 
-    positions = [list(placement.positions) for placement in placements]
-    cache_key = {"model_digest": config.digest("model"), "prompt_digest": builder.digest(), "placements": positions}
-    prompts = PromptGrid(config, builder, examples, placements, Sampling.for_builder(builder), cache_key)
     return generate_resumably(prompts, "teacher responses", on_completion=require_any_right, token_ids=True)[0]
 
 
 def _score_responses(
-    config: TeacherConfig,
-    builder: TextPromptBuilder,
-    asked: Iterable[tuple[AnyExample, Placement]],
-    completions: Sequence[Completion],
+    config: TeacherConfig, prompts: PromptGrid, completions: Sequence[Completion]
 ) -> list[dict[str, Any]]:
     """Returns the rows of `responses.jsonl`, correct or not, of all prompts that were answered."""
     rows = []
-    for (example, placement), completion in zip(asked, completions):
+    for (example, placement), completion in zip(product(prompts.examples, prompts.placements), completions):
         if completion.outcome == "answered":
             row = {
                 "id": example.id,
@@ -117,56 +107,40 @@ def _score_responses(
                 "n_docs": placement.n_docs,
                 "response": completion.text,
                 "token_ids": completion.token_ids,
-                "correct": _is_right(config, builder, example, placement, completion),
+                "correct": _is_right(config, prompts.builder.task, example, placement, completion),
             }
             rows.append(row)
     return rows
-
-
-def _choose_rows(config: TeacherConfig, builder: TextPromptBuilder, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows to learn."""
-    kept = [row for row in rows if row["correct"] or config.keep_incorrect]
-    if not builder.task.slot_names:
-        return kept
-    # Its own order decides what an answer says, and the model's opinion is that of all orders.
-    answered_right = _contents(kept)
-    return [row for row in rows if row["content"] in answered_right]
 
 
 def _contents(rows: Iterable[Mapping[str, Any]]) -> set[str]:
     return {row["content"] for row in rows}
 
 
-def _summarize(
-    rows: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]], n_examples: int, n_asked: int
-) -> dict[str, float]:
-    right = sum(row["correct"] for row in rows)
-    return {
-        "kept": len(kept),
-        "correct": right,
-        "examples": n_examples,
-        "accuracy": 100 * right / n_asked,
-        "examples_kept": len(_contents(kept)),
-    }
-
-
 def _write_summary(
-    summary: Mapping[str, float],
     rows: Sequence[Mapping[str, Any]],
-    placements: Sequence[Placement],
-    builder: TextPromptBuilder,
+    kept: Sequence[Mapping[str, Any]],
+    prompts: PromptGrid,
     outcomes: OutcomeCounts,
     out: Path,
-) -> None:
-    """Writes `teacher.json`, with the number of correct responses at each placement."""
+) -> dict[str, float]:
+    """Writes `teacher.json`, with the number of correct responses at each placement, and returns the figures."""
     correct_at = Counter(tuple(row["placement"]) for row in rows if row["correct"])
+    figures = {
+        "kept": len(kept),
+        "correct": correct_at.total(),
+        "examples": len(prompts.examples),
+        "accuracy": 100 * correct_at.total() / (len(prompts.examples) * len(prompts.placements)),
+        "examples_kept": len(_contents(kept)),
+    }
     about = {
-        "placements": [list(placement.positions) for placement in placements],
-        "correct_at": [correct_at[placement.positions] for placement in placements],
-        "prompts": builder.digest(),
+        "placements": [list(placement.positions) for placement in prompts.placements],
+        "correct_at": [correct_at[placement.positions] for placement in prompts.placements],
+        "prompts": prompts.builder.digest(),
         "outcomes": outcomes.model_dump(),
     }
-    write_json(out / TEACHER_FILE, {**summary, **about})
+    write_json(out / TEACHER_FILE, {**figures, **about})
+    return figures
 
 
 def _record(summary: Mapping[str, float], placements: Sequence[Placement], outcomes: OutcomeCounts, run: Run) -> None:
@@ -184,18 +158,6 @@ def _record(summary: Mapping[str, float], placements: Sequence[Placement], outco
         log.log(RESULT, "%d of %d examples have a response to learn", kept, examples)
     if outcomes.n_unanswered:
         log.info("%d prompts were not answered, and are left out: %s", outcomes.n_unanswered, outcomes.kinds_text)
-
-
-def _require_right_in_sweep(config: TeacherConfig, placements: Sequence[Placement]) -> None:
-    """`PosgapError` where the sweep says that no response at these placements was correct."""
-    if config.sweep is None or config.keep_incorrect:
-        return
-    swept = read_sweep(config.sweep)
-    accuracy = dict(zip(map(tuple, swept.placements), swept.accuracy))
-    if swept.n_docs == config.n_docs and all(accuracy.get(placement.positions) == 0 for placement in placements):
-        raise PosgapError(
-            f"{config.sweep}: no response at {_in_words(placements)} was correct; there is nothing to distil"
-        )
 
 
 def advantageous_placements(config: TeacherConfig, n_gold: int) -> list[Placement]:

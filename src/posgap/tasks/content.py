@@ -10,6 +10,7 @@ from itertools import chain
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
+from posgap.foundation.locations import Location
 from posgap.tasks.examples import AnyExample, Document, KVExample, RankedExample
 
 DIGITS = 16  # hex digits of a content, 64 bits: among a million examples two agree by chance once in 37 million
@@ -99,6 +100,17 @@ def with_content_keys(examples: Iterable[AnyExample], contents: Iterable[str]) -
     """Those of the examples whose content is one of `contents`."""
     contents = set(contents)
     return [example for example in examples if content_key(example) in contents]
+
+
+def refuse_shared(examples: Iterable[AnyExample], others: Iterable[AnyExample], where: Location, instead: str) -> None:
+    """Raises `PosgapError` where some of the examples `where` are among `others`, which evaluate; `instead` says what
+    to do on others."""
+    shared = with_content_keys(examples, content_keys(others))
+    if shared:
+        raise PosgapError(
+            f"{where}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); {instead} on other "
+            "examples"
+        )
 
 
 def _prompt_content(example: AnyExample, n_docs: int, shuffle: int) -> list:

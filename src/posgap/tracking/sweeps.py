@@ -1,23 +1,14 @@
 """A sweep's figures in its MLflow run."""
 
-import json
 import logging
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from posgap.foundation.printing import RESULT
 from posgap.measurement.lengths import LengthMap
-from posgap.measurement.predictions import outcome_of, read_predictions, swept_rows
 from posgap.measurement.summary import copies_warning, p_value
 from posgap.measurement.sweeps import Sweep
-from posgap.tasks.examples import AnyExample
-from posgap.tasks.positions import format_positions
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
-ANSWERS_FILE, MAX_ROWS = "answers.json", 2000
 
 
 def _sweep_metrics(sweep: Sweep) -> dict[str, float]:
@@ -51,34 +42,6 @@ def log_lengths(lengths: LengthMap, run: Run) -> None:
     run.label(lengths.label)
     for sentence in lengths.summary_text():
         log.log(RESULT, "%s: %s", lengths.label, sentence)
-
-
-def log_answers(folder: Path, examples: Sequence[AnyExample], run: Run) -> None:
-    """Logs a table with a row for each prompt of the sweep in `folder`, which MLflow's pages show and compare between
-    runs, and `mlflow.load_table` reads: the question, the gold position, the response, its outcome and its score. The
-    first two columns are those by which MLflow compares unless it is told others: the prompt, and the response to it.
-
-    Of more than `MAX_ROWS` prompts it has those of some examples, evenly spaced; `predictions.jsonl` has all.
-    """
-    if not run.key:
-        return
-    by_id = {example.id: example for example in examples}
-    rows = [row for row in swept_rows(read_predictions(folder)) if row["id"] in by_id]
-    ids = list(dict.fromkeys(row["id"] for row in rows))
-    shown = set(ids[:: -(-len(rows) // MAX_ROWS) or 1])
-    columns = ["prompt", "response", "score", "outcome", "question", "accepted answers", "position", "example"]
-    data: list[list[Any]] = []
-    for row in rows:
-        if row["id"] in shown:
-            name, example, position = row["id"], by_id[row["id"]], format_positions(row["placement"])
-            first = [f"{name} at {position}", row["response"], float(row["correct"]), outcome_of(row)]
-            only = row["placement"][0] if len(row["placement"]) == 1 else position
-            data.append([*first, example.question, "; ".join(example.answers), only, name])
-    with tempfile.TemporaryDirectory() as temporary:
-        file = Path(temporary) / ANSWERS_FILE
-        file.write_text(json.dumps({"columns": columns, "data": data}, ensure_ascii=False), encoding="utf-8")
-        run.artifact(file)
-    run.tags({"mlflow.loggedArtifacts": json.dumps([{"path": ANSWERS_FILE, "type": "table"}])})
 
 
 def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
