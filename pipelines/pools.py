@@ -25,7 +25,7 @@ from posgap.foundation.errors import PosgapError, first_fault
 from posgap.gating import signature
 from posgap.preflight import training_pool
 from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, PoolConfig
-from posgap.tracking.runs import PIPELINE_VARIABLE, PRICE_VARIABLE, WEBHOOK_VARIABLE
+from posgap.tracking.runs import PIPELINE_VARIABLE, WEBHOOK_VARIABLE
 
 CLUSTER_VARIABLE = "POSGAP_CLUSTER"
 # Karpenter (1.x) does not move such a pod to save nodes; it still obeys a spot interruption.
@@ -168,8 +168,6 @@ class Pools:
             kubernetes.add_node_selector(task, label, value)
         if pool.timeout:
             kubernetes.set_timeout(task, pool.timeout)
-        if pool.price:
-            task.set_env_variable(PRICE_VARIABLE, f"{pool.price:g}")
         if pool.accelerator:
             _accelerate(task, pool, accelerators)
         if pool.scratch:

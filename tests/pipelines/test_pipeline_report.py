@@ -15,8 +15,6 @@ from posgap.stages import report as report_stage
 from posgap.stages.report import report
 from posgap.storage.inputs import read_manifest
 from posgap.tracking.config import ReportConfig
-from posgap.tracking.outcomes import gpu_usage, markdown, outcome
-from posgap.tracking.pipeline_runs import StageRun
 from posgap.tracking.runs import PIPELINE_VARIABLE, start_run
 
 KILLED = "it was killed before it could say why (out of memory?); see its log in KFP"
@@ -92,19 +90,6 @@ def test_a_run_that_succeeded(pipeline, reported, tmp_path):
     page = (tmp_path / "report" / "report.md").read_text()
     assert page.startswith("# The run succeeded\n")
     assert "| r1 | 91.23 | 4.0 | 6.5 | admitted |" in " ".join(page.split())
-
-
-def test_hours_of_gpus_and_their_cost_are_those_of_all_tries():
-    def step(stage, seconds, **tags):
-        named = {f"posgap.{name}": value for name, value in tags.items()}
-        return StageRun(stage, "", "FINISHED", seconds, "", {}, named, [], "id")
-
-    stages = [step("distill", 1800, gpus="8", gpu_price="2.5"), step("distill", 3600, gpus="8", gpu_price="2.5")]
-    stages += [step("sweep", 720, gpus="1"), step("gate", 3600)]
-    assert gpu_usage(stages) == {"gpu_hours": {"distill": 12.0, "sweep": 0.2}, "cost": 30.0}
-    ended = outcome("run-1", stages, "SUCCEEDED", "", "nobody", "")
-    assert "12.20 hours of GPUs, which cost 30.00; most of them: distill 12.00, sweep 0.20." in markdown(ended)
-    assert gpu_usage(stages[-1:]) == {"gpu_hours": {}, "cost": 0.0}
 
 
 @pytest.mark.usefixtures("mlflow_store")

@@ -191,7 +191,6 @@ def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
                 "secrets": {},
                 **dict.fromkeys(("hub_secret", "webhook_secret", "signing_secret", "promote_secret"), ""),
                 "inference": {
-                    "price": 2.5,
                     "timeout": 0,
                     "shared_memory": "2Gi",
                     "queue": "",
@@ -219,7 +218,6 @@ def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
         "/dev/shm=Memory 2Gi",
         f"/tmp=disk {CLUSTER.inference.scratch}",
     ]
-    assert {"name": "POSGAP_GPU_PRICE", "value": "2.5"} in steps["sweep base"].container["env"]
     assert "activeDeadlineSeconds" not in steps["sweep base"].settings
     assert (requested["report"].memory, requested["promote distilled"].memory) == ("4Gi", "40Gi")
     assert "labels" not in steps["sweep base"].settings["podMetadata"]

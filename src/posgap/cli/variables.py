@@ -10,7 +10,7 @@ from posgap.foundation.errors import suggestion
 # Beside POSGAP_VERB_OPTION, which stand for options. Some are of posgap's images, its tests or its benchmarks.
 KNOWN = {
     VARIABLE,
-    *("POSGAP_CACHE", "POSGAP_CLUSTER", "POSGAP_GPU_PRICE", "POSGAP_KFP_UI"),
+    *("POSGAP_CACHE", "POSGAP_CLUSTER", "POSGAP_KFP_UI"),
     *("POSGAP_LEASE_SECONDS", "POSGAP_PARENT_RUN_ID", "POSGAP_PIPELINE_RUN", "POSGAP_PROCESSES", "POSGAP_RETRIES"),
     *("POSGAP_SIGNING_KEY", "POSGAP_TRAIN_POOL", "POSGAP_WEBHOOK_URL"),
 }

@@ -43,7 +43,6 @@ class PoolConfig(Config):
     )
     queue: str = Field("", description="local queue of Kueue in which the step waits; empty: none")
     timeout: int = Field(0, ge=0, description="seconds after which a try of a step is ended; 0: never")
-    price: float = Field(0.0, ge=0, description="price of one accelerator for an hour, for the report; 0: not known")
 
     def times(self, accelerators: int) -> Self:
         """The pool as a step with so many accelerators asks for it; one without any asks for what is there."""
@@ -101,7 +100,7 @@ class ClusterConfig(Config):
     @classmethod
     def _no_gpus(cls, pool: PoolConfig) -> PoolConfig:
         """What would have no effect is refused."""
-        for name in ("tolerations", "accelerator", "shared_memory", "queue", "price"):
+        for name in ("tolerations", "accelerator", "shared_memory", "queue"):
             if getattr(pool, name):
                 raise ValueError(f"{name}: is for GPU steps alone, those of train and inference; leave it out")
         return pool

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from posgap.foundation.json_text import parse_json
 from posgap.tracking import leases
 from posgap.tracking.leases import Lease
-from posgap.tracking.server import MAX_CHARACTERS, RequestRefused, TrackingError, call_mlflow
+from posgap.tracking.server import RequestRefused, call_mlflow
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import RegisteredModel
@@ -26,7 +26,6 @@ CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 CHANGE = "posgap.champion."  # how tags of a registered model begin that record a change of its champion
 UNDER_WAY = "posgap.change_under_way"  # tag of a registered model: the change in progress
 ROLLED_BACK = "rolled back: "  # how the reason of a rollback begins
-_HEAD = "Rolled back: "  # how the description of such a version begins
 ELSEWHERE = "noticed: moved by something else than posgap"
 
 
@@ -98,25 +97,6 @@ def ended_by(model: "RegisteredModel", version: str) -> str:
         if str(change.get("before", "")) == version:
             ended = tag
     return ended
-
-
-def mark_rolled_back(name: str, change: Change) -> None:
-    """Has the description of a version begin with the reason for which it was rolled back, until it is champion again:
-    for people. What counts is `rolled_back`, so that a server which does not answer leaves a warning."""
-
-    def describe(version: str, head: str) -> None:
-        described = call_mlflow(lambda client: client.get_model_version(name, version)).description or ""
-        kept = described.partition("\n\n")[2] if described.startswith(_HEAD) else described
-        text = f"{head}{kept}"[:MAX_CHARACTERS]
-        if text != described:
-            call_mlflow(lambda client: client.update_model_version(name, version, text))
-
-    try:
-        describe(change.version, "")
-        if change.why.startswith(ROLLED_BACK) and change.before:
-            describe(change.before, f"{_HEAD}{change.why.removeprefix(ROLLED_BACK)}\n\n")
-    except TrackingError as error:
-        log.warning("%s: the descriptions of its versions do not say that one was rolled back: %s", name, error)
 
 
 def set_champion(lease: Lease, version: str, why: str, previous: str = "", run: str = "") -> Change:

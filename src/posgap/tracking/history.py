@@ -70,7 +70,6 @@ def rollback(config: RollbackConfig) -> None:
         return champions.set_champion(lease, target, why, former)
 
     change = champions.in_turn(config.name, back)
-    champions.mark_rolled_back(config.name, change)
     again, previous = change.version, change.previous
     set_result({"name": config.name, "champion": again, "previous": previous})
     words = "%s: version %s is the champion again, and version %s the previous one"

@@ -9,7 +9,7 @@ from posgap.foundation import tables
 from posgap.tracking import registry
 from posgap.tracking.pipeline_runs import StageRun, steps
 from posgap.tracking.presentation import METHOD
-from posgap.tracking.runs import GPUS_TAG, PIPELINE_TAG, PRICE_TAG, link
+from posgap.tracking.runs import PIPELINE_TAG, link
 from posgap.tracking.server import TrackingError
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,6 @@ def outcome(
         "candidates": candidates,
         "champion": _champion(name, pipeline_run),
         "seconds": {step.name: step.seconds for step in last},
-        **gpu_usage(stages),
         "links": _links(pipeline_run, run_id),
     }
 
@@ -76,19 +75,6 @@ def _is_complete(last: list[StageRun]) -> bool:
     promoted = Counter(step.stage for step in last)["promote"]
     admitted = Counter(step.tags.get("posgap.gate") for step in judged if step.stage == "gate")["admitted"]
     return len(judged) >= max(step.candidates for step in judged) and promoted >= admitted
-
-
-def gpu_usage(stages: list[StageRun]) -> dict[str, Any]:
-    """The GPU hours by step, all tries together, and what they cost if prices are known (in the currency of
-    POSGAP_CLUSTER). A step counts from the start of its stage to its end, without the time until its pod runs."""
-    hours, cost = dict[str, float](), dict[str, float]()
-    for step in stages:
-        count = int(step.tags.get(GPUS_TAG, 0))
-        if count:
-            own = count * step.seconds / 3600
-            hours[step.name] = hours.get(step.name, 0.0) + own
-            cost[step.name] = cost.get(step.name, 0.0) + own * float(step.tags.get(PRICE_TAG, 0))
-    return {"gpu_hours": {name: round(each, 3) for name, each in hours.items()}, "cost": round(sum(cost.values()), 2)}
 
 
 def _skips(step: StageRun) -> bool:
@@ -138,11 +124,5 @@ def markdown(outcome: dict[str, Any]) -> str:
     if champion:
         whose = "of this run" if champion["of_this_run"] else "as before"
         lines += ["", f"Champion of {champion['name']}: version {champion['version']} ({champion['method']}), {whose}."]
-    hours = outcome["gpu_hours"]
-    if hours:
-        cost = f", which cost {outcome['cost']:.2f}" if outcome["cost"] else ""
-        longest = sorted(hours, key=lambda name: -hours[name])[:3]
-        most = ", ".join(f"{name} {hours[name]:.2f}" for name in longest)
-        lines += ["", f"{sum(hours.values()):.2f} hours of GPUs{cost}; most of them: {most}."]
     lines += ["", *(f"[{name}]({address})" for name, address in outcome["links"].items())]
     return "\n".join(lines).rstrip() + "\n"

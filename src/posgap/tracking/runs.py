@@ -41,7 +41,6 @@ from posgap.tracking.server import (
     call_mlflow,
     experiment_id,
     is_tracking,
-    shown_as_training,
     upload_file,
 )
 
@@ -52,14 +51,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 PARENT_VARIABLE = "POSGAP_PARENT_RUN_ID"  # set by a command that runs several stages as one
 PIPELINE_VARIABLE = "POSGAP_PIPELINE_RUN"  # the KFP run that a stage is a step of
-PRICE_VARIABLE = "POSGAP_GPU_PRICE"  # what a GPU of the step's pod costs an hour
 WEBHOOK_VARIABLE = "POSGAP_WEBHOOK_URL"  # where the report of a run is posted
 ERROR_TAG = "posgap.error"
-GPUS_TAG, PRICE_TAG = "posgap.gpus", "posgap.gpu_price"
 NAME_TAG, LABEL_TAG = "mlflow.runName", "posgap.label"
 KEY_TAG = "posgap.run_key"  # by which a run is found on the server
-PROJECT_TAG = "mlflow.project.entryPoint"  # of the run that `mlflow run` opens
-_MADE_UP = re.compile(r"[a-z]+-[a-z]+-\d+")  # the name that MLflow gives a run where nobody names one
 KILLED = "KILLED"
 DAY = 86400.0  # seconds
 ERROR_CHARACTERS = 1000  # of an error, in a tag
@@ -160,17 +155,12 @@ class UnloggedRun:
         """The run's id: of the joined run, of one that an earlier try has made, or of a new one."""
         record = self.record
         if record.joins:
-            joined = client.get_run(record.joins)
-            shown_as_training(client, joined.info.experiment_id)
-            if PROJECT_TAG in joined.data.tags and _MADE_UP.fullmatch(joined.info.run_name or ""):
-                client.update_run(record.joins, name=record.name)
-            return record.joins
+            return client.get_run(record.joins).info.run_id
         there = self._find(client) if self.tries else []
         if there:
             return there[0]
         self.tries += 1
         experiment, about = experiment_id(client), record.about | record.tags
-        shown_as_training(client, experiment)
         pipeline = about.get(PIPELINE_TAG)
         if pipeline and PARENT_TAG not in about:
             about |= {PARENT_TAG: parent_of(client, experiment, pipeline, record.about)}
@@ -361,7 +351,7 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
     record = RunRecord(name=stage, began=milliseconds(), about=_texts(about), joins=joins)
     run = Run(UnloggedRun(_unlogged_runs(out) / uuid.uuid4().hex, record))
     step_of = {PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}
-    run.tags({STAGE_TAG: stage, **step_of, **(_spent_on() if step_of else {}), **tags})
+    run.tags({STAGE_TAG: stage, **step_of, **tags})
     try:
         yield run
     except BaseException as error:
@@ -369,12 +359,6 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
         run.finish("FAILED")
         raise
     run.finish("FINISHED")
-
-
-def _spent_on() -> dict[str, object]:
-    """Tags of a step: the number of GPUs of its pod, and the price of one for an hour, if known."""
-    gpus, price = len([*Path("/dev").glob("nvidia[0-9]*")]), os.environ.get(PRICE_VARIABLE, "")
-    return {GPUS_TAG: gpus, **({PRICE_TAG: price} if price else {})} if gpus else {}
 
 
 def log_unlogged(out: Path) -> None:

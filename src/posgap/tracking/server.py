@@ -34,7 +34,6 @@ os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
 T = TypeVar("T")
 EXPERIMENT = "posgap"
-KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"  # how MLflow's pages show an experiment
 CALL_SECONDS = 10.0  # for a call to a server
 OPENING_SECONDS = 120.0  # for a database on this machine to be created, and for a call to it
 MAX_CHARACTERS = 5000  # of a description, or of a registered model's tag, in MLflow's database
@@ -154,19 +153,6 @@ def experiment_id(client: "MlflowClient", name: str = "", known: str = "") -> st
         if there:  # made by another command, or by a try whose answer was lost
             return there.experiment_id
         raise
-
-
-def shown_as_training(client: "MlflowClient", experiment: str) -> None:
-    """Marks an experiment as one of training, so that MLflow's pages show its runs first, and not traces of agents. One
-    that has such a mark, or that this log-in may not change, stays as it is.
-
-    In MLflow 3.17 the browser's last choice takes precedence, and an address's `workflowType` over both.
-    """
-    from mlflow.exceptions import MlflowException
-
-    with suppress(MlflowException):
-        if KIND_TAG not in client.get_experiment(experiment).tags:
-            client.set_experiment_tag(experiment, KIND_TAG, KIND)
 
 
 def upload_file(client: "MlflowClient", run_id: str, path: Path, folder: str = "") -> None:
