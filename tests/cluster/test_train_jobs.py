@@ -96,15 +96,8 @@ def test_an_exception_is_told_by_its_own_line(connected):
             run_job(connected(cluster), JOB)
 
 
-def test_without_a_word_from_a_worker_the_events_speak(connected):
-    with served([STARTING, Scene(0.1, (), "Failed")]) as cluster, pytest.raises(PosgapError) as failed:
-        run_job(connected(cluster), JOB)
-    assert "The last events: posgap-distill-0123456789: QuotaExceeded: no GPUs are left" in str(failed.value)
-
-
-def test_who_may_not_read_events_is_sent_to_kubectl(connected):
+def test_without_a_word_from_a_worker_kubectl_is_named(connected):
     with served([STARTING, Scene(0.1, (), "Failed")]) as cluster, pytest.raises(PosgapError, match="kubectl describe"):
-        cluster.refuse["GET", "/events"] = [(403, "forbidden")]
         run_job(connected(cluster), JOB)
 
 

@@ -92,12 +92,8 @@ class _Cluster:
             self.client.delete_job(name)
         except (RuntimeError, TimeoutError, ValueError) as error:
             if _status(error) != 404:
-                log.warning(
-                    "TrainJob %s could not be deleted: %s; kubectl delete trainjob %s",
-                    name,
-                    _server_message(error),
-                    name,
-                )
+                message = _server_message(error)
+                log.warning("TrainJob %s could not be deleted: %s; kubectl delete trainjob %s", name, message, name)
 
 
 def _attempt(cluster: _Cluster, job: Job, create: Create) -> "TrainJob | None":
@@ -188,8 +184,7 @@ def _print(client: "TrainerClient", job: str, over: threading.Event) -> None:
 def why_it_failed(client: "TrainerClient", job: "TrainJob") -> str:
     """Logs the end of each failed worker's log, and returns the line that best explains the failure.
 
-    That is posgap's own first error line among them, since one worker's failure makes the others fail too. If no
-    worker has failed, it returns the last events of the job.
+    That is posgap's own first error line among them, since one worker's failure makes the others fail too.
     """
     said = {}
     for step in job.steps:
@@ -200,7 +195,7 @@ def why_it_failed(client: "TrainerClient", job: "TrainJob") -> str:
         own = [line.partition(_ERROR)[2] for line in lines if _ERROR in line and "SIGTERM" not in line]
         said[step.name] = (not own, own[0] if own else lines[-1])
     if not said:
-        return _events(client, job.name)
+        return f"No worker's log says why; see kubectl describe trainjob {job.name}"
     worker = min(said, key=lambda name: said[name][0])
     return f"{worker}: {said[worker][1]}"
 
@@ -214,15 +209,3 @@ def _last_lines(client: "TrainerClient", job: str, worker: str) -> list[str]:
         return []
     launcher_report = next((i for i, line in enumerate(lines) if _LAUNCHER.search(line)), 0)
     return [line for line in lines[: launcher_report or None] if line][-END_LINES:]
-
-
-def _events(client: "TrainerClient", job: str) -> str:
-    from kubernetes.client import ApiException
-
-    try:
-        events = client.get_job_events(job)[-3:]
-    except (ApiException, RuntimeError, TimeoutError, NotImplementedError) as error:
-        log.debug("events of %s: %s", job, error)
-        events = []
-    last = "; ".join(f"{event.involved_object_name}: {event.reason}: {event.message}" for event in events)
-    return f"The last events: {last}" if last else f"No worker's log says why; see kubectl describe trainjob {job}"

@@ -172,26 +172,9 @@ OptionalReport = Annotated[Local | None, BeforeValidator(location_if_any), OnThi
 StopStrings = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], BeforeValidator(_strings)]
 Arguments = Annotated[dict[str, str], BeforeValidator(pairs)]
 Allowable = Literal[
-    "task",
-    "prompt",
-    "template",
-    "question",
-    "shuffle",
-    "max_new_tokens",
-    "decoding",
-    "system",
-    "template_args",
-    "max_thinking_tokens",
-    "stop",
-    "date",
-    "body",
-    "dtype",
-    "backend",
-    "base",
-    "anchor",
-    "trial",
-    "reference-trial",
-]
+    "task", "prompt", "template", "question", "shuffle", "max_new_tokens", "decoding", "system", "template_args",
+    "max_thinking_tokens", "stop", "date", "body", "dtype", "backend", "base", "anchor", "trial",
+]  # fmt: skip
 Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]
 SettingsText = Annotated[str, BeforeValidator(settings_text), AfterValidator(_readable)]

@@ -1,11 +1,13 @@
 """Errors that nobody foresaw: one line for the user, and the traceback in a file to send along."""
 
+import os
 import platform
 import shlex
 import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from posgap import __version__
@@ -28,14 +30,10 @@ def _save_traceback(text: str) -> Path | None:
     versions = f"posgap {__version__}, Python {platform.python_version()}, {platform.platform()}"
     content = redact(f"{command}\n{versions}\n\n{text}")
     for folder in (cache_folder() / "errors", Path(tempfile.gettempdir())):
-        try:
+        with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            name = f"posgap-{time.strftime('%Y%m%d-%H%M%S')}-"
-            with tempfile.NamedTemporaryFile(
-                "w", dir=folder, prefix=name, suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
-            ) as file:
-                file.write(content)
-            return Path(file.name)
-        except OSError:
-            continue
+            descriptor, name = tempfile.mkstemp(".log", f"posgap-{time.strftime('%Y%m%d-%H%M%S')}-", folder)
+            os.close(descriptor)
+            Path(name).write_text(content, encoding="utf-8", errors="backslashreplace")
+            return Path(name)
     return None

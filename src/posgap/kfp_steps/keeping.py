@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,12 @@ class _Mirror:
     def push(self) -> None:
         """Uploads the files that have changed."""
         changed = {}
-        for path in self._files():
-            version = _file_version(path)
-            if version and self._sent.get(path) != version:
-                changed[path] = version
+        for path in self.folder.glob(f"**/{HOME_PREFIX}*/work/**/*"):
+            with suppress(FileNotFoundError):  # it has just been removed
+                found = path.stat()
+                version = found.st_mtime_ns, found.st_size
+                if path.is_file() and self._sent.get(path) != version:
+                    changed[path] = version
         if not changed:
             return
         with self._forgiving(), tempfile.TemporaryDirectory() as copies:
@@ -111,21 +113,9 @@ class _Mirror:
         with self._forgiving():
             self.there.drop(self.there.stored_names())
 
-    def _files(self) -> list[Path]:
-        return [path for path in self.folder.glob(f"**/{HOME_PREFIX}*/work/**/*") if path.is_file()]
-
     @contextmanager
     def _forgiving(self) -> Iterator[None]:
         try:
             yield
         except (PosgapError, OSError) as error:
             log.warning("%s: unfinished work is not kept there: %s", self.place, error)
-
-
-def _file_version(path: Path) -> tuple[int, int] | None:
-    """What changes with a file; None if it has just been removed."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_mtime_ns, found.st_size

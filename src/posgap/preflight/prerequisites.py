@@ -119,13 +119,11 @@ def estimate_workflow(methods: str, shards: int) -> int:
 
 def _require_small_workflow(methods: str, shards: int) -> None:
     try:
-        size, of_each = (
-            estimate_workflow(methods, shards),
-            estimate_workflow(methods, 1) - estimate_workflow(methods, 0),
-        )
+        size = estimate_workflow(methods, shards)
     except ValueError:  # which `complaints` reports
         return
     if size > _MAX_WORKFLOW:
+        of_each = estimate_workflow(methods, 1) - estimate_workflow(methods, 0)
         fitting = shards - math.ceil((size - _MAX_WORKFLOW) / of_each)
         most = f"at most {fitting} shards, or fewer methods" if fitting > 0 else "fewer methods"
         raise PosgapError(

@@ -254,23 +254,20 @@ def _refuse_to_replace(out: Location, name: str, config: StageConfig, inputs: di
     manifest = read_record(_output_at(out).local_file(MANIFEST))
     if manifest.get("stage") != name:
         return  # which the output itself refuses to replace
-    wanted, made = config.redacted_dump(), manifest.get("config", {})
-    there, instead = [], []
+    wanted, made, changes = config.redacted_dump(), manifest.get("config", {}), list[tuple[str, str]]()
     for field in config.cache_key_fields():
         if made.get(field) != wanted[field]:
-            there.append(shorten(f"{field} {made.get(field)}"))
-            instead.append(shorten(str(wanted[field])))
+            changes.append((f"{field} {made.get(field)}", str(wanted[field])))
     for field, record in inputs.items():
         before = manifest.get("inputs", {}).get(field, {})
-        if before.get("sha256") != record["sha256"] or (not record["sha256"] and before.get("path") != record["path"]):
-            is_moved = before.get("path") != record["path"]
-            there.append(f"{field} {before.get('path') if is_moved else 'as they were'}")
-            instead.append(record["path"] if is_moved else "as they are now")
-    if not there:
-        there.append(f"posgap {manifest.get('versions', {}).get('posgap')}")
-        instead.append(__version__)
+        is_moved = before.get("path") != record["path"]
+        if before.get("sha256") != record["sha256"] or (not record["sha256"] and is_moved):
+            was, now = (before.get("path"), record["path"]) if is_moved else ("as they were", "as they are now")
+            changes.append((f"{field} {was}", now))
+    changes = changes or [(f"posgap {manifest.get('versions', {}).get('posgap')}", __version__)]
+    there, instead = (", ".join(map(shorten, words)) for words in zip(*changes, strict=True))
     raise PosgapError(
-        f"{config.out}: has a finished {name.replace('_', ' ')} with {', '.join(there)}, and not {', '.join(instead)}; "
+        f"{config.out}: has a finished {name.replace('_', ' ')} with {there}, and not {instead}; "
         "--force replaces it, another --out keeps it"
     )
 
