@@ -165,14 +165,3 @@ def test_a_line_an_item_and_a_document_have_a_largest_size(tmp_path, monkeypatch
     (tmp_path / "a.json").write_bytes(b"[" + text)
     with pytest.raises(PosgapError, match=r"a.json:1: an item of more than 2 MB"):
         list(read_rows(tmp_path / "a.json"))
-
-
-def test_a_file_of_blank_lines_is_not_read_to_its_end(tmp_path, monkeypatch):
-    """Gzipped, they take a thousandth of their room, and minutes to read."""
-    monkeypatch.setattr(json_text, "BLANK", 50)
-    path = tmp_path / "x.jsonl.gz"
-    path.write_bytes(gzip.compress(b"1\n" + b" \n" * 50 + b"2\n" + b"\n" * 51 + b"3\n"))
-    rows = json_text.lines(path)
-    assert [next(rows), next(rows)] == [(1, b"1\n"), (52, b"2\n")]
-    with pytest.raises(PosgapError, match="x.jsonl.gz:103: more than 50 blank lines in a row"):
-        next(rows)

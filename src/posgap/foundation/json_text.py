@@ -20,7 +20,6 @@ MB = 1 << 20
 DOCUMENT = 64 * MB  # bytes of a document
 RECORD = 32 * MB  # bytes of a line, or of an array's item: a text of some eight million tokens
 EXPANSION, FREE = 100, 64 * MB  # a gzipped file may hold this many times its own bytes, or this many bytes if more
-BLANK = 1_000_000  # lines in a row, which take some seconds to read
 DEPTH = 200  # levels of nesting; fixed in pydantic-core's parser
 MAX_INTEGER = 2**63 - 1  # of whole numbers, either side of 0
 _BLOCK = MB
@@ -85,17 +84,14 @@ def read_document(path: Path) -> bytes:
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, line) of a file's lines that are not blank."""
     with open_unpacked(path) as file:
-        number = last = 0
+        number = 0
         try:
             while line := file.readline(RECORD + 1):
                 number += 1
                 if len(line) > RECORD:
                     raise PosgapError(f"{path}:{number}: a line of more than {RECORD // MB} MB")
                 if line.strip():
-                    last = number
                     yield number, line.removeprefix(_BOM) if number == 1 else line
-                elif number - last > BLANK:
-                    raise PosgapError(f"{path}:{number}: more than {BLANK:,} blank lines in a row, as no data have")
         except _UNREADABLE as error:
             raise PosgapError(f"{path}: cannot be read after line {number}: {first_line(error)}") from None
 

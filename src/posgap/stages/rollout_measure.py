@@ -84,7 +84,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     drawn = document_panels(documents, agreement) if documents and shares else _influence_curves(influence)
     save_picture(drawn, out / "influence.png")
     save_picture(layer_panels(result, statistics), out / "layers.png")
-    _track(result, run)
+    run.tags({"posgap.label": result.label})
     run.artifact(out)
     log.log(RESULT, "%s: %s", label, result.summary)
 
@@ -145,17 +145,6 @@ def _arrays(
 def _influence_curves(influence: dict[str, np.ndarray]) -> Figure:
     curves = {name.replace("_", " "): values.mean(axis=0) for name, values in influence.items()}
     return distribution_curves(curves, "share of the influence")
-
-
-def _track(result: Measurement, run: Run) -> None:
-    for layer, strength in zip(result.attention_layers, result.lambdas):
-        run.metrics({"residual_strength": strength}, step=layer)
-    measures = result.documents["measures"] if result.documents else {}
-    for name, shares in measures.items():
-        run.metrics({f"{name}_{part.replace(' ', '_')}": share for part, share in shares["parts"].items()})
-        if "shape" in shares:
-            run.tags({f"posgap.shape.{name}": shares["shape"]})
-    run.tags({"posgap.label": result.label})
 
 
 def _findings(

@@ -58,7 +58,6 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
         write_json(out / COMPARISON_FILE, comparison)
         curves = {prediction.label: places, f"{measured.label}, {SHOWN}": np.array(measured.influence[SHOWN])}
         save_picture(comparison_curves(curves, measured.sweep), out / "comparison.png")
-        _track_comparison(comparison, run)
         log.log(RESULT, "%s", comparison["summary"])
     elif measured:
         log.info(
@@ -134,13 +133,3 @@ def _compare(
 def _compare_measures(predicted: np.ndarray, texts: Mapping[str, np.ndarray], seed: int) -> dict[str, dict]:
     """Compares a prediction `[N]` with each text's distributions `[E, N]`, by measure; each by the same resamples."""
     return {name: compare_distributions(predicted, each, np.random.default_rng(seed)) for name, each in texts.items()}
-
-
-def _track_comparison(comparison: Mapping[str, Any], run: Run) -> None:
-    documents = comparison.get("documents", {})
-    metrics: dict[str, float] = {}
-    for name, agreement in (documents if SHOWN in documents else comparison["figures"]).items():
-        metrics |= {f"{name}_{key}": agreement[key] for key in ("spearman", "wasserstein")}
-    for name, correlation in comparison.get("sweep", {}).get("spearman", {}).items():
-        metrics[f"sweep_spearman_{name}"] = correlation
-    run.metrics({name: value for name, value in metrics.items() if value is not None})

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from posgap.foundation.json_text import parse_json
 from posgap.tracking import leases
 from posgap.tracking.leases import Lease
-from posgap.tracking.server import RequestRefused, call_mlflow
+from posgap.tracking.server import look_up
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import RegisteredModel
@@ -215,10 +215,4 @@ def _before(name: str, recorded: list[dict[str, Any]], but: set[str]) -> str:
 
 
 def _is_there(name: str, version: str) -> bool:
-    try:
-        call_mlflow(lambda client: client.get_model_version(name, version))
-    except RequestRefused as error:
-        if error.is_missing or error.is_wrong:
-            return False
-        raise
-    return True
+    return look_up(lambda client: client.get_model_version(name, version)) is not None

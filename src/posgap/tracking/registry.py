@@ -11,7 +11,7 @@ from posgap.foundation.retries import RetryPolicy
 from posgap.tracking import flavor
 from posgap.tracking.champions import CHAMPION, PREVIOUS
 from posgap.tracking.runs import PIPELINE_TAG, pipeline_run
-from posgap.tracking.server import MAX_CHARACTERS, RequestRefused, call_mlflow, tries_of_mlflow
+from posgap.tracking.server import MAX_CHARACTERS, RequestRefused, call_mlflow, look_up, tries_of_mlflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -76,14 +76,13 @@ def version_of(uri: str) -> "ModelVersion":
         registered_name(name)
     except ValueError:
         raise PosgapError(f"{uri}: names no version; write models:/NAME@champion or models:/NAME/3") from None
-    try:
-        if alias:
-            return call_mlflow(lambda client: client.get_model_version_by_alias(name, alias))
-        return call_mlflow(lambda client: client.get_model_version(name, number))
-    except RequestRefused as error:
-        if error.is_missing or error.is_wrong:
-            raise PosgapError(f"{uri}: no such version in MLflow's registry") from None
-        raise
+    if alias:
+        found = look_up(lambda client: client.get_model_version_by_alias(name, alias))
+    else:
+        found = look_up(lambda client: client.get_model_version(name, number))
+    if found is None:
+        raise PosgapError(f"{uri}: no such version in MLflow's registry")
+    return found
 
 
 def policy(name: str) -> str:
@@ -94,12 +93,7 @@ def policy(name: str) -> str:
 
 def registered_model(name: str) -> "RegisteredModel | None":
     """The registered model of this name, or None; `TrackingError` if MLflow does not answer."""
-    try:
-        return call_mlflow(lambda client: client.get_registered_model(name))
-    except RequestRefused as error:
-        if error.is_missing:
-            return None
-        raise
+    return look_up(lambda client: client.get_registered_model(name))
 
 
 def required_model(name: str) -> "RegisteredModel":
@@ -154,17 +148,13 @@ def create(name: str) -> None:
 
 def bring(run: str, path: str, folder: Path) -> bool:
     """Downloads a file or a folder at the top of a run's files; false if the run has none of that name."""
-    try:
-        if path not in {file.path for file in call_mlflow(lambda client: client.list_artifacts(run))}:
-            return False
-        call_mlflow(
-            lambda client: _complete_download(lambda: client.download_artifacts(run, path, str(folder))),
-            seconds=MODEL_SECONDS,
-        )
-    except RequestRefused as error:
-        if error.is_missing or error.is_wrong:
-            return False
-        raise
+    there = look_up(lambda client: [file.path for file in client.list_artifacts(run)])
+    if path not in (there or ()):
+        return False
+    call_mlflow(
+        lambda client: _complete_download(lambda: client.download_artifacts(run, path, str(folder))),
+        seconds=MODEL_SECONDS,
+    )
     return True
 
 

@@ -115,6 +115,16 @@ def call_mlflow(
         raise NoAnswer(f"MLflow at {uri}: {error}") from None
 
 
+def look_up(call: "Callable[[MlflowClient], T]") -> T | None:
+    """What `call_mlflow` returns of a call; None where the server has no such object, or takes no such name."""
+    try:
+        return call_mlflow(call)
+    except RequestRefused as error:
+        if error.is_missing or error.is_wrong:
+            return None
+        raise
+
+
 def _answer(call: Callable[[], T], seconds: float, uri: str) -> T:
     """Returns what a call to MLflow returns within its time; raises its error in one line."""
     try:
