@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from posgap.data.synthetic import animal_examples
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.option_bias import measure_option_bias, same_item
-from posgap.tasks.choosing import chosen_letter, letter_writer
+from posgap.tasks.choosing import chosen_letter
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import Placement
 from posgap.tasks.registry import TASKS
-from posgap.tasks.task import PromptOrder
+from posgap.tasks.task import PromptOrder, document_writer
 
 CITIES = Example(
     id="e",
@@ -90,7 +90,7 @@ def test_items_stand_under_their_letters_after_the_question_whatever_the_order(t
 
 def test_items_are_written_in_a_form_with_something_between_them():
     items = [Document(title="none", text=text) for text in ("one", "two", "three")]
-    assert letter_writer("<{letter}: {text}>", " / ")(items) == "<A: one> / <B: two> / <C: three>"
+    assert document_writer("<{letter}: {text}>", " / ")(items) == "<A: one> / <B: two> / <C: three>"
 
 
 def test_slots_can_be_chosen_and_other_metrics_asked_for():

@@ -21,6 +21,11 @@ from posgap.foundation.registry import WholeNumber
 from posgap.tasks.config import PromptConfig
 from posgap.tasks.fields import MAX_DOCS
 
+Format = Literal[
+    "litm-kv", "litm-qa", "dpr", "hotpotqa", "musique", "2wiki", "own", "document", "rag",
+    "mmlu", "mt-bench", "reward-bench", "comparisons",
+]  # fmt: skip
+
 
 class ValidateConfig(PromptConfig):
     """Checks examples with Great Expectations, before any GPU time is spent on them."""
@@ -119,21 +124,7 @@ class ImportConfig(FileConfig):
         f"or a public one to download into the cache first: {', '.join(SOURCES)}"
     )
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
-    format: Literal[
-        "litm-kv",
-        "litm-qa",
-        "dpr",
-        "hotpotqa",
-        "musique",
-        "2wiki",
-        "own",
-        "document",
-        "rag",
-        "mmlu",
-        "mt-bench",
-        "reward-bench",
-        "comparisons",
-    ] = Field(
+    format: Format = Field(
         "litm-kv",
         description="litm-kv, litm-qa: lost-in-the-middle key-value or QA; dpr: NQ, TriviaQA or WebQ with DPR's "
         "passages; hotpotqa: its distractor setting; 2wiki: 2WikiMultiHopQA; own: lines of question, answers, "

@@ -16,7 +16,7 @@ from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.metrics import METRICS, RightAnswers, exact_match
 from posgap.tasks.placements import Placement
 from posgap.tasks.slots import ROTATED, Slots
-from posgap.tasks.task import PromptOrder, Task, one_of_all, other_texts
+from posgap.tasks.task import PromptOrder, Task, document_writer, one_of_all, other_texts
 
 _EMPHASIS = str.maketrans("", "", "*_`\"'“”‘’")
 # What stands around a letter that is set apart: "(B)", "[B]", "[[B]]", "B)", "B.", "B:". Before a word, a letter alone
@@ -58,11 +58,6 @@ def chosen_letter(response: str) -> str:
         if letters:
             return letters.pop() if len(letters) == 1 else ""
     return ""
-
-
-def letter_writer(form: str, between: str) -> Callable[[Sequence[Document]], str]:
-    """What writes the texts of items, each in a `form` with the fields `letter` and `text`; no titles."""
-    return lambda items: between.join(form.format(letter=name, text=item.text) for name, item in zip(LETTERS, items))
 
 
 @dataclass(frozen=True)
@@ -121,7 +116,7 @@ OPTIONS = Choosing(
         "Choose the right option of the following multiple-choice question, and reply with its letter alone.\n\n"
         "{documents}\n\nQuestion: {question}\nAnswer:"
     ),
-    render=letter_writer("{letter}. {text}", "\n"),
+    render=document_writer("{letter}. {text}"),
     metric="em",
     max_new_tokens=32,
     synthetic="choice",
@@ -134,7 +129,7 @@ JUDGE = Choosing(
         "their length says which is better. Reply with the letter of the best answer alone.\n\n"
         "{documents}\n\nQuestion: {question}\nBest answer:"
     ),
-    render=letter_writer("Answer {letter}:\n{text}", "\n\n"),
+    render=document_writer("Answer {letter}:\n{text}", "\n\n"),
     metric="em",
     max_new_tokens=32,
     synthetic="choice",

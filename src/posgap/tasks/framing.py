@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DATE = "2024-07-26"  # today for templates: the day on which Llama 3.2's falls back where it is not told another
 SECONDS = 10.0  # in which a template makes a prompt
-CHARACTERS = 1_000_000  # that a template may add to a prompt's text, or repeat
+CHARACTERS = 1_000_000  # that a template may add to a prompt's text
 MEMORY = 1 << 30  # bytes that it may take while it makes one
 _OURS = {"messages": None, "tools": None, "documents": None, "add_generation_prompt": True}  # arguments always given
 _PROBE = "What is asked?"
@@ -156,22 +156,15 @@ def _memory_bounded() -> Iterator[None]:
 
 
 def _environment() -> Any:
-    """transformers' sandbox for chat templates, where today is `DATE`, and where little cannot become much."""
+    """transformers' sandbox for chat templates, where today is `DATE`, and where no power takes long to compute."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     # Of an empty template: that of ours would be compiled there, which computes what is constant in it.
     environment = _compile_jinja_template("").environment.overlay()
     environment.globals = {**environment.globals, "strftime_now": datetime.fromisoformat(DATE).strftime}
-    environment.intercepted_binops = frozenset({"*", "**"})
-    environment.binop_table = {**environment.binop_table, "*": _product, "**": _power}
+    environment.intercepted_binops = frozenset({"**"})
+    environment.binop_table = {**environment.binop_table, "**": _power}
     return environment
-
-
-def _product(left: Any, right: Any) -> Any:
-    for repeated, times in ((left, right), (right, left)):
-        if isinstance(repeated, str | list | tuple) and isinstance(times, int) and len(repeated) * times > CHARACTERS:
-            raise ValueError(f"it repeats something to more than {CHARACTERS} characters")
-    return left * right
 
 
 def _power(base: Any, exponent: Any) -> Any:

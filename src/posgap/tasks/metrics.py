@@ -215,12 +215,8 @@ def _cut_candidate(candidate: str, response: str) -> int | None:
 
 def _cuts_word(inner: str, outer: str) -> bool:
     """Whether a border between these two characters is within a word."""
-    spaceless = compile_pattern(_SPACELESS)
-    return _is_of_word(inner) and _is_of_word(outer) and not (spaceless.match(inner) or spaceless.match(outer))
-
-
-def _is_of_word(letter: str) -> bool:
-    return bool(letter) and bool(compile_pattern(r"\w").match(letter))
+    letter = compile_pattern(rf"(?!{_SPACELESS})\w")
+    return letter.match(inner) is not None and letter.match(outer) is not None
 
 
 def _numbers(text: str) -> list[Decimal]:

@@ -4,9 +4,8 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.registry import Registry
 from posgap.tasks.choosing import JUDGE, OPTIONS
 from posgap.tasks.multihop import COC, COT
-from posgap.tasks.own_documents import DOCUMENT
 from posgap.tasks.rag import RAG, RAG_ALONE, RAG_ONE
-from posgap.tasks.retrieval import KV, QA
+from posgap.tasks.retrieval import DOCUMENT, KV, QA
 from posgap.tasks.spans import SPANS
 from posgap.tasks.task import Task
 from posgap.tasks.task_file import is_definition, is_file, task_of

@@ -1,14 +1,26 @@
-"""The retrieval tasks, in the wordings of Lost in the Middle (Liu et al. 2024, TACL 12:157-173, appendix prompts)."""
+"""The retrieval tasks, in the wordings of Lost in the Middle (Liu et al. 2024, TACL 12:157-173, appendix prompts), and
+that of long texts of one's own: the part that answers is moved through the document, with the others in their order."""
 
 from collections.abc import Sequence
 
 from posgap.tasks.examples import AnyExample, Document, KVExample
-from posgap.tasks.task import Task, one_of_all, other_titles_and_texts, search_results
+from posgap.tasks.slots import ROTATED
+from posgap.tasks.task import Task, document_writer, one_of_all, other_titles_and_texts, search_results
+
+MAX_WORDS = 30  # of an answer that was asked for in a few words; a copy of the text has more
 
 
 def json_records(documents: Sequence[Document]) -> str:
     """Writes documents as one JSON object with one record per line."""
     return "{" + ",\n ".join(f'"{d.title}": "{d.text}"' for d in documents) + "}"
+
+
+def short_answer(response: str) -> str:
+    """A response that is short enough for an answer, whatever stands before that; else its first line if that is, or
+    else nothing."""
+    line, *_ = response.strip().splitlines() or [""]
+    short = (text for text in (response.strip(), line) if len(text.split()) <= MAX_WORDS)
+    return next(short, "")
 
 
 def why_no_record(example: AnyExample) -> str:
@@ -46,5 +58,19 @@ QA = Task(
     render=search_results,
     metric="litm",
     max_new_tokens=100,
+    synthetic="needle",
+)
+DOCUMENT = Task(
+    name="document",
+    help="a question about a text of your own, whose parts are turned as a ring",
+    template=(
+        "Read the text below, and answer the question about it in a few words.\n\n{documents}\n\n"
+        "Question: {question}\nAnswer:"
+    ),
+    render=document_writer("{text}", "\n\n"),
+    metric="answer_words",
+    max_new_tokens=60,
+    slots=ROTATED,
+    extract=short_answer,
     synthetic="needle",
 )

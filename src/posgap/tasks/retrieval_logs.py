@@ -285,11 +285,8 @@ def drop_places(entries: Sequence[LogEntry], reading: LogReading) -> None:
     passage stands in its document."""
     if reading.taken["rank", "position"] == 0 or reading.taken["rank", "rank"]:
         return
-    for entry in entries:
-        ranks = set(map(_RANK, entry.passages)) - {None}
-        if len(ranks) < len(entry.passages) or not ranks <= set(range(len(entry.passages) + 1)):
-            break
-    else:
+    ranks = [list(map(_RANK, entry.passages)) for entry in entries]
+    if all(len(set(each)) == len(each) and set(each) <= set(range(len(each) + 1)) for each in ranks):
         return
     for passage in chain.from_iterable(map(attrgetter("passages"), entries)):
         passage.rank = None
@@ -312,7 +309,7 @@ def decide_order(entries: Sequence[LogEntry]) -> LogOrder:
     has_ranks, are_pairs, are_lists = False, True, True
     for entry in entries:
         passages = _of_texts(entry)
-        has_ranks = has_ranks or set(map(_RANK, passages)) - {None} != set()
+        has_ranks = has_ranks or not {None}.issuperset(map(_RANK, passages))
         are_lists = are_lists and entry.is_list
         if len(passages) > 1 and None not in map(_SCORE, passages):
             scored.append(list(map(_SCORE, sorted(passages, key=_place))))

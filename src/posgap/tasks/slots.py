@@ -21,7 +21,13 @@ def insert_gold(example: AnyExample, placement: Placement, shuffle: int = 0) -> 
         raise PosgapError(
             f"example {example.id}: {len(gold)} gold documents for {len(placement.positions)} position(s)"
         )
-    documents = _others(example, placement.n_docs - len(gold), placement, shuffle)
+    others, needed = example.distractors, placement.n_docs - len(gold)
+    if len(others) < needed:
+        raise PosgapError(
+            f"example {example.id}: {len(others)} distractors, but {placement.n_docs} documents need {needed}; give "
+            f"n_docs of at most {placement.n_docs - needed + len(others)}"
+        )
+    documents = shuffle_documents(others[:needed], example, shuffle)
     for position, document in sorted(zip(placement.positions, gold)):
         documents.insert(position - 1, document)
     return documents
@@ -36,17 +42,6 @@ def rotate_items(example: AnyExample, placement: Placement, shuffle: int = 0) ->
     first = insert_gold(example, Placement((1,) * len(placement.positions), placement.n_docs), shuffle)
     turns = placement.positions[0] - 1
     return first[len(first) - turns :] + first[: len(first) - turns]
-
-
-def _others(example: AnyExample, needed: int, placement: Placement, shuffle: int) -> list[Document]:
-    """The first `needed` of the items that do not matter, in their order or in that of a seed."""
-    others = example.distractors
-    if len(others) < needed:
-        raise PosgapError(
-            f"example {example.id}: {len(others)} distractors, but {placement.n_docs} documents need {needed}; give "
-            f"n_docs of at most {placement.n_docs - needed + len(others)}"
-        )
-    return shuffle_documents(others[:needed], example, shuffle)
 
 
 def shuffle_documents(documents: Sequence[Document], example: AnyExample, shuffle: int) -> list[Document]:

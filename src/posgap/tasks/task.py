@@ -178,9 +178,20 @@ class Task:
         return names.index(name) + 1 if name and name in names else 0
 
 
-def search_results(documents: Sequence[Document]) -> str:
-    """Writes documents as a numbered list, in the form of Lost in the Middle."""
-    return "\n".join(f"Document [{i}](Title: {d.title}) {d.text}" for i, d in enumerate(documents, start=1))
+def document_writer(form: str, between: str = "\n") -> Callable[[Sequence[Document]], str]:
+    """What writes documents in a `form` with some of the fields `number`, `letter`, `title` and `text`."""
+
+    def write(documents: Sequence[Document]) -> str:
+        written = []
+        for number, document in enumerate(documents, start=1):
+            letter = chr(ord("@") + number)
+            written.append(form.format(number=number, letter=letter, title=document.title, text=document.text))
+        return between.join(written)
+
+    return write
+
+
+search_results = document_writer("Document [{number}](Title: {title}) {text}")  # as in Lost in the Middle
 
 
 @dataclass(frozen=True)
@@ -198,10 +209,6 @@ class Baseline:
     suits: Callable[[Task], bool] = lambda task: not task.slot_names  # whose items are no answers themselves
     documents: Callable[[Task, AnyExample, int, PromptOrder], list[Document]] | None = None
     parameters: ClassVar[type[Parameters]] = Parameters  # none
-
-
-def _without_documents(task: Task, example: AnyExample, n_docs: int, order: PromptOrder) -> str:
-    return task.closed_book_text(example.question)
 
 
 def _gold_alone(task: Task, example: AnyExample, n_docs: int, order: PromptOrder) -> str:
@@ -226,7 +233,9 @@ def _in_the_retriever_s_order(task: Task, example: AnyExample, n_docs: int, orde
     return task.slots.as_given(example, n_docs)
 
 
-CLOSED_BOOK = Baseline("closed-book", "without any documents", _without_documents)
+CLOSED_BOOK = Baseline(
+    "closed-book", "without any documents", lambda task, example, *_: task.closed_book_text(example.question)
+)
 ORACLE = Baseline("oracle", "with the gold documents alone", _gold_alone)
 RANDOM = Baseline("random", "all documents in a random order", documents=_in_random_order)
 AS_RETRIEVED = Baseline(

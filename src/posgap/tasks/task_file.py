@@ -17,11 +17,10 @@ from posgap.foundation.errors import PosgapError, suggestion
 from posgap.foundation.files import parse_as
 from posgap.foundation.locations import as_location
 from posgap.storage.cache import fetch_location
-from posgap.tasks.examples import Document
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.placements import Placement, swept_placements
 from posgap.tasks.slots import Slots, insert_gold
-from posgap.tasks.task import Task
+from posgap.tasks.task import Task, document_writer
 
 MAX_BYTES = 65_536  # of a definition
 ENDINGS = (".yaml", ".yml")
@@ -99,7 +98,7 @@ class TaskDefinition(BaseModel):
             name=self.name,
             help=f"a task of {self.name}'s own file",
             template=self.template,
-            render=partial(_write_documents, self.document),
+            render=document_writer(self.document),
             metric=self.metric,
             max_new_tokens=self.max_new_tokens,
             slots=slots,
@@ -108,10 +107,6 @@ class TaskDefinition(BaseModel):
             one_wording=self.one_wording,
             chance=lambda n_docs: self.chance,
         )
-
-
-def _write_documents(document: str, documents: Sequence[Document]) -> str:
-    return "\n".join(document.format(number=i, title=d.title, text=d.text) for i, d in enumerate(documents, start=1))
 
 
 def _placements_at(positions: Sequence[int], n_docs: int, n_gold: int) -> list[Placement]:

@@ -8,7 +8,6 @@ words, so both questions have the same documents and the same answer.
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from posgap.foundation.errors import PosgapError, shorten
-from posgap.tasks.examples import Document
-from posgap.tasks.task import Task, one_of_all
+from posgap.tasks.task import Task, document_writer, one_of_all
 
 FILE = Path(__file__).with_name("world_facts.json")
 _GOES_ON = re.compile(r"\n\s*question\s*:", re.IGNORECASE)  # as base models do
@@ -79,11 +77,6 @@ def _by_question() -> dict[str, Fact]:
     return {fact.hinted_question: fact for fact in chain.from_iterable(relations())}
 
 
-def write_sentences(documents: Sequence[Document]) -> str:
-    """Writes the documents' texts, one on a line, without their titles."""
-    return "\n".join(document.text for document in documents)
-
-
 def names_in(response: str) -> str:
     """The names that a response mentions, each once, with commas between: a response that repeats the prompt names what
     the other documents hold too, and so it is told from an answer.
@@ -109,7 +102,7 @@ FACTS = Task(
         "Each line below says something about one person. Answer the question by the lines, with the name of the "
         "person alone.\n\n{documents}\n\nQuestion: {question}\nName:"
     ),
-    render=write_sentences,
+    render=document_writer("{text}"),
     metric="set_em",
     max_new_tokens=32,
     chance=one_of_all,
