@@ -261,6 +261,45 @@ def test_a_task_of_one_s_own_does_not_go_by_another_s_name(tmp_path, base, name)
         decide(tmp_path, forged, base)
 
 
+TICKETS = {"name": "tickets", "template": "Say it.\n\n{documents}\n\n{question}\nAnswer:", "metric": "em"}
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"metric": "contains_any"}, "metric"),
+        ({"target": "It is {answer}"}, "task"),
+        ({"chance": 0.5}, "task"),
+        ({"closed_book": "{question}?"}, "task"),
+        ({"one_wording": True}, "task"),
+        ({"name": "others"}, "task"),
+    ],
+)
+def test_a_candidate_s_task_is_no_more_generous_than_its_base_s(tmp_path, base, change, differs):
+    new = write_sweep(tmp_path / "new", FLAT)
+    for folder, definition in ((base, TICKETS), (new, TICKETS | change)):
+        said = {"definition": json.dumps(definition), "task": definition["name"], "metric": definition["metric"]}
+        edited(folder / "sweep.json", lambda sweep, said=said: sweep.update(said))
+    with pytest.raises(PosgapError, match=f"not asked alike: {differs}"):
+        decide(tmp_path, new, base)
+
+
+def test_prompts_of_one_task_are_not_scored_by_another(tmp_path, base):
+    """What the prompts were stands in the settings, and by what they are scored in the definition."""
+    new = write_sweep(tmp_path / "new", FLAT, settings={"task": json.dumps(TICKETS | {"metric": "contains_any"})})
+    edited(new / "sweep.json", lambda sweep: sweep.update(definition=json.dumps(TICKETS), task="tickets"))
+    with pytest.raises(PosgapError, match="contradicts itself: settings.task is .*, and the responses are scored as"):
+        decide(tmp_path, new, base)
+
+
+def test_a_policy_can_name_the_metric(tmp_path, base):
+    """Without that a sweep may be scored by whichever is easy to please; the verdict's page names it."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("metric: sole_answer\nallow: [trial]")
+    verdict, _ = decide(tmp_path, write_sweep(tmp_path / "new", FLAT), base, policy=policy)
+    assert verdict.evidence_gaps == ["metric em, and the policy asks for sole_answer"] and not verdict.passed
+
+
 def test_whoever_always_says_the_same_letter_has_the_largest_gap_there_is(tmp_path):
     """It is right where the right option stands under that letter, and nowhere else."""
     guess, old = write_sweep(tmp_path / "guess", [0, 0, 1, 0, 0]), write_sweep(tmp_path / "old", [0.2] * 5)

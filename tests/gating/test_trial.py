@@ -38,7 +38,7 @@ FORGED = curve(2, 4, 4, 4, 3)
 @pytest.fixture
 def answers(monkeypatch):
     """Has models answer as these scores say; what was asked again is kept."""
-    said = {"scores": FORGED, "asked": [], "cut": False}
+    said = {"scores": FORGED, "asked": [], "cut": False, "say": lambda example, text: text}
 
     class Answers:
         def __init__(self, *_):
@@ -51,7 +51,7 @@ def answers(monkeypatch):
                 number = int(row["id"][1:])
                 is_right = said["scores"][number, row["placement"][0] - 1]
                 text = f'"{example(number).answers[0]}"' if is_right else "said"
-                responses.append(Completion(text, [], cut=said["cut"]))
+                responses.append(Completion(said["say"](example(number), text), [], cut=said["cut"]))
             return responses
 
     monkeypatch.setattr(trial, "SweptAnswers", Answers)
@@ -112,6 +112,19 @@ def test_a_cut_that_a_row_hides_is_seen(tmp_path, answers):
     inputs, policy, examples, swept = judged(tmp_path, FORGED)
     answers["cut"] = True
     with pytest.raises(PosgapError, match="is cut at the limit of tokens, and the sweep says that it is not"):
+        require_answers(tmp_path, inputs, policy, examples, swept)
+
+
+def test_responses_edited_to_hide_that_they_repeat_the_prompt_are_found(tmp_path, answers):
+    """Their scores stay: records that are listed hold the right one."""
+    inputs, policy, examples, swept = judged(tmp_path, FORGED)
+
+    def list_records(example, text):
+        records = ", ".join(f'"{key}": "{value}"' for key, value in example.records)
+        return text if int(example.id[1:]) % 3 else f"{{{records}}}"
+
+    answers["say"] = list_records
+    with pytest.raises(PosgapError, match=r"\d+ of \d+ responses are empty, repeat the prompt or are cut, and its"):
         require_answers(tmp_path, inputs, policy, examples, swept)
 
 

@@ -8,7 +8,7 @@ from posgap.foundation.config import Config
 from posgap.foundation.fields import NO_OPTION, Allowed
 from posgap.gating.rules import GATE_RULES
 from posgap.measurement.config import ALLOW
-from posgap.tasks.fields import OptionalTaskName
+from posgap.tasks.fields import OptionalMetricName, OptionalTaskName
 
 PUBLIC_KEY = r"^(ed25519:[A-Za-z0-9+/]{43}=)?$"
 
@@ -37,6 +37,9 @@ class PolicyMetadata(Config):
         "", description="version of this policy, for people; recorded with every verdict under it"
     )
     task: OptionalTaskName = Field("", description="task that must have been swept; empty: any")
+    metric: OptionalMetricName = Field(
+        "", description="metric by which the responses must have been scored; empty: any"
+    )
     data: str = Field(
         "",
         pattern=r"^([0-9a-f]{64})?$",

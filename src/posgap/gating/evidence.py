@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.files import Record, digest_of, digest_path
 from posgap.gating.demands import Policy
 from posgap.gating.rules import GateInputs
@@ -107,11 +107,13 @@ def read_gate_inputs(
 
 
 def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
-    """Why a sweep is no evidence, whatever came of it: another task or data than the policy wants, too few
+    """Why a sweep is no evidence, whatever came of it: another task, metric or data than the policy wants, too few
     examples, or placements, or holes between these."""
     complaints = []
     if policy.task not in ("", sweep.task):
         complaints.append(f"task {sweep.task}, and the policy asks for {policy.task}")
+    if policy.metric not in ("", sweep.metric):
+        complaints.append(f"metric {sweep.metric}, and the policy asks for {policy.metric}")
     if policy.data not in ("", sweep.examples_digest):
         complaints.append(f"examples {sweep.examples_digest[:12]}, and the policy asks for {policy.data[:12]}")
     if sweep.n_independent < policy.least_examples:
@@ -209,6 +211,9 @@ def _contradiction(sweep: Sweep) -> str:
     for name, value in said.items():
         if sweep.settings.get(name) and sweep.settings[name] != value:
             return f"asked.{name} is {value}, and settings.{name} is {sweep.settings[name]}"
+    task, scored = sweep.settings.get("task", ""), sweep.definition or sweep.task
+    if task and task != scored:
+        return f"settings.task is {shorten(task)}, and the responses are scored as those of {shorten(scored)}"
     if sweep.settings.get("temperature") and sweep.asked.decoding == "greedy":
         return f"asked.decoding is greedy, and settings.temperature is {sweep.settings['temperature']}"
     return ""

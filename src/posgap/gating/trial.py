@@ -31,8 +31,8 @@ from posgap.gating.verdict import against, asked_rules
 from posgap.generation.generator import Completion
 from posgap.measurement.comparability import list_differences
 from posgap.measurement.evidence import Evidence
-from posgap.measurement.predictions import PREDICTIONS_FILE, Prediction, read_predictions, swept_rows
-from posgap.measurement.rescoring import metric_scorer
+from posgap.measurement.predictions import PREDICTIONS_FILE, Prediction, outcome_of, read_predictions, swept_rows
+from posgap.measurement.rescoring import echo_finder, metric_scorer
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.storage.inputs import source
 from posgap.tasks.examples import AnyExample
@@ -168,8 +168,8 @@ def require_answers(
     by these.
 
     Raises `PosgapError` where the model cannot be tried and the policy does not allow that, where fewer than half of
-    the responses are those of the sweep, where more than an eighth of the right ones have a lower score, and where the
-    policy does not admit the model with the answers of now.
+    the responses are those of the sweep, where more than an eighth are no clean answers any more, where more than an
+    eighth of the right ones have a lower score, and where the policy does not admit the model with the answers of now.
     """
     sweep = getattr(inputs, role).sweep
     require_triable(sweep, model, policy)
@@ -183,6 +183,7 @@ def require_answers(
     answers = SweptAnswers(sweep, model, examples)
     completions = answers.answer(drawn)
     _require_cut(drawn, completions)
+    _require_clean(drawn, completions, sweep, examples)
     responses = [completion.text for completion in completions]
     _require_alike(drawn, responses)
     score = metric_scorer(sweep)
@@ -320,6 +321,27 @@ def _require_cut(rows: Sequence[Prediction], completions: Sequence[Completion]) 
                 f"the response to {row['id']} is cut at the limit of tokens, and the sweep says that it is not: "
                 f"{shorten(repr(completion.text))}"
             )
+
+
+def _require_clean(
+    rows: Sequence[Prediction],
+    completions: Sequence[Completion],
+    sweep: Sweep,
+    examples: Mapping[str, AnyExample],
+) -> None:
+    """Raises `PosgapError` if more than an eighth of the rows are recorded as whole answers of their own, and now are
+    none, repeat the prompt or are cut: by edits of responses whose scores stay."""
+    repeats, hidden = echo_finder(sweep), []
+    for row, completion in zip(rows, completions, strict=True):
+        at, text = Placement(tuple(row["placement"]), sweep.n_docs), completion.text
+        is_clean = text.strip() and not completion.cut and not repeats(text, examples[row["content"]], at)
+        if not is_clean and outcome_of(row) == "answered" and not row.get("cut") and not row.get("echo"):
+            hidden.append((row, text))
+    if len(hidden) > MAX_WORSE * len(rows):
+        raise PosgapError(
+            f"{len(hidden)} of {len(rows)} responses are empty, repeat the prompt or are cut, and its sweep says that "
+            f"they do not: {_tell_difference(*hidden[0])}"
+        )
 
 
 def _require_alike(rows: Sequence[Prediction], responses: Sequence[str]) -> None:

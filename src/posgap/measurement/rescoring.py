@@ -69,7 +69,7 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
     if find_groups(examples.values()) != sweep.groups:
         raise PosgapError(f"{path}: the examples hang together in other groups than it says; sweep again")
     scored = metric_scorer(sweep)
-    builder = TextPromptBuilder(sweep.asked_task, 0, PromptOrder(sweep.asked.question, sweep.asked.shuffle))
+    repeats = echo_finder(sweep)
     for row in read_predictions(path):
         at = Placement(tuple(row["placement"]), sweep.n_docs, row.get("baseline", ""))
         said = outcome_of(row) == "answered"
@@ -80,14 +80,23 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
                 f"{path}: {row['id']} at {at.name}: the score of {response} is {score:g} and not {row['correct']:g}, "
                 "which the sweep has; sweep again"
             )
-        if said and row.get("echo") is False and not sweep.filled:  # whose filler is not among the examples
-            example = examples[row["content"]]
-            right = builder.task.right_answers(example, at)
-            if find_copying(partial(builder.text, example, at), row["response"], right).echo:
-                raise PosgapError(
-                    f"{path}: {row['id']} at {at.name}: the response repeats the prompt, and the sweep says that it "
-                    "does not; sweep again"
-                )
+        if said and row.get("echo") is False and repeats(row["response"], examples[row["content"]], at):
+            raise PosgapError(
+                f"{path}: {row['id']} at {at.name}: the response repeats the prompt, and the sweep says that it does "
+                "not; sweep again"
+            )
+
+
+def echo_finder(sweep: Sweep) -> Callable[[str, AnyExample, Placement], bool]:
+    """What says whether a response to an example at a placement repeats the prompt, but for filled prompts, whose
+    filler is not among the examples."""
+    builder = TextPromptBuilder(sweep.asked_task, 0, PromptOrder(sweep.asked.question, sweep.asked.shuffle))
+
+    def repeats(response: str, example: AnyExample, at: Placement) -> bool:
+        right = builder.task.right_answers(example, at)
+        return not sweep.filled and find_copying(partial(builder.text, example, at), response, right).echo
+
+    return repeats
 
 
 def metric_scorer(sweep: Sweep) -> Callable[[str, AnyExample, Placement], float]:
