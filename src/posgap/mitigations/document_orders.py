@@ -76,7 +76,11 @@ def by_relevance(example: "AnyExample", documents: Sequence["Document"]) -> list
     return [documents[i] for i in sorted(range(len(documents)), key=lambda i: -scores[i])]
 
 
-_RELEVANCE_CODE = {"ends": "passages[::2] + passages[1::2][::-1]", "first": "list(passages)", "last": "passages[::-1]"}
+_RELEVANCE_CODE = {
+    "ends": "passages[::2] + passages[1::2][::-1]",
+    "first": "list(passages)  # keep your retriever's order: this model reads the first place best",
+    "last": "passages[::-1]",
+}
 
 
 class RelevanceOrder(PromptMitigation):
