@@ -14,6 +14,7 @@ writes nothing: the command line takes every command, and the tables are made. T
 import argparse
 import json
 import os
+import random
 import shlex
 import shutil
 import subprocess
@@ -22,15 +23,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import real_models
 from report import ROOT, machine, write_table
 from report import TABLES as WRITTEN_TABLES
+from scipy.stats import t as student
 
-from posgap.foundation.files import atomic, read_json, read_jsonl
+from posgap.foundation.files import atomic, read_json, read_jsonl, write_jsonl
 from posgap.foundation.tables import markdown
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.lengths import read_lengths
@@ -111,6 +116,26 @@ def trained_figures(out: Path) -> dict[str, Any]:
     )
 
 
+def replicate_figures(out: Path) -> dict[str, Any]:
+    """What is kept of a sweep in a replicate: every answer, a 1 where it was right, by question and in the order of the
+    positions, from which all curves are made, and by which any two rows of a replicate can be compared later; and of
+    the training the updates and losses."""
+    swept = read_sweep(out)
+    right: dict[str, dict[int, str]] = {}
+    for _, answer in read_jsonl(out / "predictions.jsonl"):
+        right.setdefault(answer["id"], {})[answer["placement"][0]] = str(int(answer["correct"]))
+    figures: dict[str, Any] = {"n_docs": swept.n_docs, "positions": swept.positions, "right": {}}
+    for question, by_position in right.items():
+        figures["right"][question] = "".join(by_position[position] for position in swept.positions)
+    if swept.outcomes:
+        figures["cut"] = [of.cut for of in swept.outcomes.by_placement]
+    history = out.with_name(f"{out.name}-model") / "history.jsonl"
+    if history.is_file():
+        steps = [step for _, step in read_jsonl(history)]
+        figures |= {"updates": len(steps), "losses": [steps[0]["loss"], steps[-1]["loss"]]}
+    return figures
+
+
 def teacher_figures(out: Path) -> dict[str, Any]:
     """What is kept of a teacher's responses."""
     return read_json(out / "teacher.json")
@@ -124,6 +149,8 @@ class Row(NamedTuple):
     model: str
     commands: Sequence[str]  # {model}, {out} of this row, {runs} of all
     kept: Callable[[Path], dict[str, Any]]
+    prepare: Callable[[Path], None] | None = None  # writes into {runs} what no command makes
+    keeps_model: bool = True  # else the model that it trained is removed once its figures are kept
 
 
 # Examples of ten records, whose keys and values have eight digits.
@@ -248,6 +275,85 @@ def trained(
     return rows
 
 
+# Each method makes as many updates, of two questions: an update of those with an anchor counts the two anchors too.
+METHODS_OF_REPLICATES = {
+    "kl": "--method r1 --alignment none --anchoring 0 --batch-size 4",
+    "r1": "--method r1 --alignment paper --anchoring 1 --batch-size 6",
+    "sft": "--method sft --batch-size 4",
+    "seqkd": "--method seqkd --batch-size 4",
+    "anchor": "--method r1 --alignment none --anchoring 1 --batch-size 6",
+    "align": "--method r1 --alignment paper --anchoring 0 --batch-size 4",
+}
+N_REPLICATES = 8
+_IN_REPLICATES = "--task qa --n-docs 5 --max-new-tokens 16 --dtype float32"
+_PEOPLE = (
+    "Anna Ben Carla David Emma Frank Grace Henry Ivan Julia Kevin Laura Mark Nina Oscar Paula Quinn Rosa Sam Tina "
+)
+_PEOPLE += "Victor Wendy Xavier Yara Zoe Alice Bob Clara Daniel Eva"
+_ANIMALS = (
+    "tiger horse rabbit eagle dolphin turtle camel zebra monkey lion wolf bear fox whale shark owl duck goose swan "
+)
+_ANIMALS += "frog snake spider sheep goat donkey panda koala otter beaver parrot"
+
+
+def replicates() -> list[Row]:
+    """The rows of all replicates in the order in which they are run: first the four methods of each of four replicates,
+    one replicate after another, then the two other cells of alignment by anchoring, then four more."""
+    rows = []
+    for numbers in (range(1, 5), range(5, N_REPLICATES + 1)):
+        for number in numbers:
+            rows += [*_untrained(number), *(_trained_in(number, method) for method in ("kl", "r1", "sft", "seqkd"))]
+        for number in numbers:
+            rows += [_trained_in(number, method) for method in ("anchor", "align")]
+    return rows
+
+
+def write_animals(file: Path, count: int, seed: int) -> None:
+    """Writes questions for the animal of one of five people, of each of whom one short sentence says which it is."""
+    drawn, examples = random.Random(seed), []
+    for number in range(count):
+        people, animals = drawn.sample(_PEOPLE.split(), 5), drawn.sample(_ANIMALS.split(), 5)
+        documents = []
+        for person, animal in zip(people, animals):
+            documents.append({"title": person, "text": f"The favorite animal of {person} is the {animal}."})
+        question = f"What is the favorite animal of {people[0]}?"
+        example = {"id": f"animal-{seed}-{number}", "question": question, "answers": animals[:1]}
+        examples.append(example | {"gold": documents[:1], "distractors": documents[1:]})
+    write_jsonl(file, examples)
+
+
+def _write_questions(number: int, runs: Path) -> None:
+    """Writes a replicate's training and held-out questions, of seeds that no other replicate has."""
+    write_animals(runs / f"replicate-{number}-train.jsonl", 72, 100 + number)
+    write_animals(runs / f"replicate-{number}-held.jsonl", 40, 200 + number)
+
+
+def _untrained(number: int) -> list[Row]:
+    """The teacher and the base of a replicate, whose training questions and held-out questions are its own."""
+    name = f"replicate-{number}"
+    asked = f"--examples {{runs}}/{name}-train.jsonl --advantageous 1 --out {{out}}"
+    teacher = f"teacher --model {{model}} {_IN_REPLICATES} {asked}"
+    base = _sweep(_IN_REPLICATES, f"{name}-held.jsonl", "1,2,3,4,5")
+    prepare = partial(_write_questions, number)
+    return [
+        Row(f"{name}-teacher", "smollm2", (teacher,), teacher_figures, prepare),
+        Row(f"{name}-base", "smollm2", (base,), replicate_figures, prepare),
+    ]
+
+
+def _trained_in(number: int, method: str) -> Row:
+    """A model that is trained by one method on the teacher's answers of a replicate, and swept on its held-out
+    questions."""
+    name, row = f"replicate-{number}", f"replicate-{number}-{method}"
+    training = (
+        f"distill --model {{model}} --task qa --examples {{runs}}/{name}-train.jsonl "
+        f"--responses {{runs}}/{name}-teacher {METHODS_OF_REPLICATES[method]} --limit 48 --k 2 --epochs 1 "
+        f"--learning-rate 1e-4 --dtype float32 --save-steps 0 --seed {number} --out {{runs}}/{row}-model"
+    )
+    sweep = _sweep(_IN_REPLICATES, f"{name}-held.jsonl", "1,2,3,4,5").replace("{model}", f"{{runs}}/{row}-model")
+    return Row(row, "smollm2", (training, sweep), replicate_figures, partial(_write_questions, number), False)
+
+
 ROWS = (
     Row("smollm2-kv", "smollm2", (*_SHORT, _sweep(_KV, "kv10.jsonl", "1,3,5,8,10")), sweep_figures),
     Row("smollm2-why", "smollm2", (_why(_KV, "kv10.jsonl", "smollm2-kv", "SmolLM2"),), why_figures),
@@ -325,6 +431,7 @@ ROWS = (
     _asked_by("smollm2-seqkd", "reordering", "smollm2-kv", _KV, "kv10.jsonl", "1,3,5,8,10"),
     _applied("ms-poe", "qwen", "qwen-options", _OPTIONS, "choice.jsonl", "1,2,3,4"),
     _asked_by("qwen-options", """permutation '{{"orders": 3}}'""", "qwen-options", _OPTIONS, "choice.jsonl", "1,2,3,4"),
+    *replicates(),
 )
 
 
@@ -333,6 +440,8 @@ def run(row: Row, model: str, title: str, runs: Path) -> None:
     runs.mkdir(parents=True, exist_ok=True)
     names = {"model": model, "runs": str(runs), "out": str(runs / row.name)}
     names["gpus"] = str(int(_ON_GPU))
+    if row.prepare:
+        row.prepare(runs)
     began, took, foretold = time.monotonic(), [], {}
     for command in row.commands:
         words = shlex.split(command.format(**names))
@@ -356,6 +465,8 @@ def run(row: Row, model: str, title: str, runs: Path) -> None:
     STORE.mkdir(exist_ok=True)
     with atomic(STORE / f"{row.name}.json") as partial:
         partial.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    if not row.keeps_model:
+        shutil.rmtree(runs / f"{row.name}-model", ignore_errors=True)
 
 
 def measured(words: Sequence[str]) -> tuple[int, str, dict[str, float]]:
@@ -496,6 +607,84 @@ def methods() -> str:
     return markdown(heads, rows, left=2)
 
 
+# Fixed before any replicate was run: weights of the methods' figures, which are paired within a replicate.
+CONTRASTS = {
+    "anchoring (both pairs of the 2 x 2)": {"anchor": 0.5, "r1": 0.5, "kl": -0.5, "align": -0.5},
+    "alignment (both pairs of the 2 x 2)": {"align": 0.5, "r1": 0.5, "kl": -0.5, "anchor": -0.5},
+    "anchoring and alignment: r1 - kl": {"r1": 1, "kl": -1},
+    "words, not distributions: seqkd - kl": {"seqkd": 1, "kl": -1},
+    "gold answers, not its own: sft - seqkd": {"sft": 1, "seqkd": -1},
+    "r1 - base": {"r1": 1, "base": -1},
+}
+
+
+def curves_of_replicates() -> dict[str, dict[int, np.ndarray]]:
+    """The accuracies by position of each method, in points, by the number of the replicate, of what is kept."""
+    curves: dict[str, dict[int, np.ndarray]] = {}
+    for method in ("base", *METHODS_OF_REPLICATES):
+        for number in range(1, N_REPLICATES + 1):
+            for row in kept(f"replicate-{number}-{method}"):
+                right = np.array([list(map(int, answers)) for answers in row["figures"]["right"].values()])
+                curves.setdefault(method, {})[number] = 100 * right.mean(axis=0)
+    return curves
+
+
+def over_replicates(values: Sequence[float], form: str = ".1f") -> str:
+    """The mean of a figure over replicates, from three on with its t-interval of 95 %."""
+    n, middle = len(values), float(np.mean(values))
+    if n < 3:
+        return f"{middle:{form}}"
+    half = student.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)
+    return between(middle, (middle - half, middle + half), form)
+
+
+def first_over_others(curve: np.ndarray) -> float:
+    """The first position, at which the teacher answered, minus the mean of the others. The best and the worst position
+    of few questions are chosen by their noise, and these are not."""
+    return float(curve[0] - curve[1:].mean())
+
+
+def gap_over_replicates(curves: Sequence[np.ndarray]) -> str:
+    """The gap of the mean curve; from three replicates on by the jackknife, which takes most of its bias away."""
+    whole = np.array(curves)
+    gap = float(np.ptp(whole.mean(0)))
+    n = len(whole)
+    if n < 3:
+        return f"{gap:.1f}"
+    return over_replicates([n * gap - (n - 1) * np.ptp(np.delete(whole, left, 0).mean(0)) for left in range(n)])
+
+
+def replicate_means() -> str:
+    """A row for each method: what it came to over the replicates."""
+    rows = []
+    for method, by_number in curves_of_replicates().items():
+        curves = list(by_number.values())
+        cells = [
+            ", ".join(f"{score:.0f}" for score in np.mean(curves, axis=0)),
+            over_replicates([curve.mean() for curve in curves]),
+            over_replicates([first_over_others(curve) for curve in curves], "+.1f"),
+            gap_over_replicates(curves),
+        ]
+        rows.append([method, str(len(curves)), *cells])
+    heads = ["trained by", "replicates", "mean curve", "mean", "first minus others", "gap of the mean curve"]
+    return markdown(heads, rows, left=1)
+
+
+def replicate_contrasts() -> str:
+    """A row for each contrast of methods, over the replicates that have all of them."""
+    curves, rows = curves_of_replicates(), []
+    for title, weights in CONTRASTS.items():
+        numbers = set.intersection(*(set(curves.get(method, {})) for method in weights))
+        if numbers:
+            contrasts = []
+            for number in sorted(numbers):
+                contrasts.append(sum(weight * curves[method][number] for method, weight in weights.items()))
+            means = over_replicates([contrast.mean() for contrast in contrasts], "+.1f")
+            shapes = over_replicates([first_over_others(contrast) for contrast in contrasts], "+.1f")
+            rows.append([title, str(len(numbers)), means, shapes])
+    return markdown(["contrast", "replicates", "mean", "first minus others"], rows, left=1)
+
+
 def hours(row: dict[str, Any]) -> str:
     return f"{row['date']}, {row['seconds'] / 60:.0f}"
 
@@ -539,6 +728,8 @@ def pictures() -> None:
 TABLES = {
     "study-curves": curves,
     "study-methods": methods,
+    "study-replicates": replicate_means,
+    "study-contrasts": replicate_contrasts,
     "why-shares": shares,
     "study-mitigations": mitigations,
     "study-plans": plans,
@@ -560,8 +751,9 @@ def taken(rows: Iterable[Row]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = [row.name for row in ROWS]
-    parser.add_argument("--rows", nargs="+", choices=names, default=names, help="only these")
+    parser.add_argument(
+        "--rows", nargs="+", default=["*"], help="only those of these names or patterns, like 'replicate-*'"
+    )
     parser.add_argument("--hours", type=float, default=1.0, help="no row is begun after so many (1)")
     parser.add_argument("--again", action="store_true", help="run rows that are kept, too")
     parser.add_argument("--tables", action="store_true", help="run nothing, and make the tables")
@@ -574,8 +766,8 @@ def main() -> None:
         print(json.dumps(figures))
         return
     if not options.tables:
-        by_name = {row.name: row for row in ROWS}
-        missing = [by_name[name] for name in options.rows if options.again or not is_kept(by_name[name])]
+        asked = [row for row in ROWS if any(fnmatch(row.name, pattern) for pattern in options.rows)]
+        missing = [row for row in asked if options.again or not is_kept(row)]
         for row in in_time(missing, options.hours):
             if options.again:  # what is complete would be reused, in no time
                 for part in ("", "-model", "-compared", "-gate"):
