@@ -13,8 +13,6 @@ TABLE is one of
   as it was?
 - rollout: the measured rollout against an independent twin, which asks transformers for all attention matrices at once,
   multiplies them in float64, and takes what the attention adds to the stream from the family's own formula (`SUMS`).
-- exports: all weights, or adapters, moved at random as training would; what is written is read back, and its tensors'
-  names and its logits are compared with those of the model in training.
 - vllm: a scaled model served by vLLM, whose Python POSGAP_VLLM_PYTHON names: its log-probabilities against those of
   transformers, and where they differ, unscaled too. Models are wider there, as vLLM's attention on CPUs wants, and
   share a process; one that brings it down leaves the others alone.
@@ -45,12 +43,10 @@ import numpy as np
 import torch
 import transformers
 from report import write_table
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.generation.generator import Sampling
@@ -62,7 +58,7 @@ from posgap.mitigations.state import in_force
 from posgap.models.head_scaling import n_key_heads
 from posgap.models.loading import eager_attention, save_model
 from posgap.rollout import decoders
-from posgap.rollout.attention import MatrixAttention, last_row
+from posgap.rollout.attention import last_row
 from posgap.rollout.decoders import n_heads, position_encoding
 from posgap.rollout.measurement import MeasuredInfluence, measure_influence
 from posgap.tasks.prompts import Prompt
@@ -113,6 +109,16 @@ _NAMES = (
     "recurrent_gemma rwkv seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu "
 )
 ROWS: dict[str, tuple[str, dict]] = {**{family: (family, {}) for family in _NAMES.split()}, **SETTINGS}
+
+
+class MatrixAttention:
+    """Attention given as a row-stochastic matrix A [N, N], to hold rollouts by sums against."""
+
+    def __init__(self, matrix: np.ndarray):
+        self.matrix = matrix
+
+    def carry(self, row: np.ndarray) -> np.ndarray:
+        return row @ self.matrix
 
 
 def build_family(family: str, **settings: object) -> PreTrainedModel:
@@ -619,62 +625,6 @@ def angles(frequencies: list[list[float] | None]) -> str:
     return words[0] if len(set(words)) == 1 else ", ".join(words)
 
 
-# Exports
-
-_EXPORTED = (
-    "llama gpt2 mixtral qwen3 qwen3_moe gemma2 phi3 bloom falcon gpt_neox cohere granite "
-    "granitemoe gpt_oss deepseek_v3 llama4_text olmoe opt falcon_h1 mamba"
-)
-EXPORTED = _EXPORTED.split()
-
-
-def exported(base: Path, out: Path, rank: int) -> str:
-    """How a model of the folder `base` is exported, trained whole or (`rank` above 0) by adapters."""
-    # Late: tests build families, and need none of these.
-    from accelerate import Accelerator
-
-    from posgap.distillation.config import DistillConfig
-    from posgap.distillation.export import TrainedModel, export
-    from posgap.distillation.lora import add_adapters
-
-    ids = torch.arange(3, 35)[None]
-    try:
-        model = load_model(str(base), "float32")
-        if rank:
-            add_adapters(model, rank)
-        draw = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.requires_grad:
-                    parameter += 0.05 * torch.randn(parameter.shape, generator=draw)
-        paths = {"model": str(base), "examples": base, "responses": base, "out": out}
-        config = DistillConfig(**paths, lora_rank=rank, export_dtype="float32")
-        out.mkdir()
-        export(config, TrainedModel.gather(model, ids, Accelerator(cpu=True)), tiny_model.tokenizer(), out)
-    except PosgapError as error:
-        return str(error)
-    differ = sorted(tensors(base) ^ tensors(out))
-    return f"equal, names differ: {differ[0]}" if differ else "equal"
-
-
-def tensors(folder: Path) -> set[str]:
-    """The names of the tensors in a folder's files."""
-    names = set[str]()
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as opened:
-            names |= set(opened.keys())
-    return names
-
-
-def exports_row(family: str) -> list[str]:
-    """A family, and its export whole and with adapters."""
-    name, settings = ROWS[family]
-    with tempfile.TemporaryDirectory() as place:
-        base = Path(place) / "base"
-        save_model(build_family(name, **settings), tiny_model.tokenizer(), base)
-        return [family, *(exported(base, Path(place) / f"rank-{rank}", rank) for rank in (0, 2))]
-
-
 # vLLM
 
 FACTORS = [1.0, 1.3, 1.7, 1.5]
@@ -849,14 +799,6 @@ TABLES = {
         f"{{n}} configurations, {{equal}} equal to an independent twin or refused. Windows are in tokens, of {N}; "
         "RoPE's angles in radians a token, the greatest and the least.",
     ),
-    "exports": Table(
-        "exports",
-        EXPORTED,
-        exports_row,
-        ["family", "all weights trained", "adapters trained, merged"],
-        slice(1, None),
-        "{n} families, {equal} equal or refused before training.",
-    ),
     "vllm": Table(
         "vllm",
         list(ROWS),
@@ -870,7 +812,6 @@ QUICK = {
     "families": ["llama", "mamba"],
     "mitigations": ["gpt_neox", "gpt2"],
     "rollout": ["gemma2", "bloom"],
-    "exports": ["qwen3", "mixtral"],
 }
 
 
@@ -895,7 +836,7 @@ def is_right(kind: str, row: list[str]) -> bool:
     cells = row[TABLES[kind].judged]
     if kind == "mitigations":
         return not any(cell.startswith(FAILED) for cell in cells)
-    return all(cell.split(",")[0] == "equal" or cell.startswith(("refused: ", "lora_rank: ")) for cell in cells)
+    return all(cell.split(",")[0] == "equal" or cell.startswith("refused: ") for cell in cells)
 
 
 def table(kind: str, rows: list[list[str]]) -> str:

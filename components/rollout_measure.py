@@ -22,4 +22,4 @@ def rollout_measure(
     from posgap.stages.rollout_measure import rollout_measure
 
     rollout_measure(to_config(RolloutMeasureConfig, arguments))
-    show_rollout(out, picture, "measurement.json", "influence.png", "layers.png")
+    show_rollout(out, picture, "measurement.json", "influence.png")

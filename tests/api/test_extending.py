@@ -104,12 +104,11 @@ def test_distillation_knows_a_package_s_method_and_its_parameter(posgap, tmp_pat
 
 
 @pytest.mark.full
-def test_the_gate_the_theory_and_the_search_know_a_package_s_rule_encoding_and_curve(posgap, tmp_path, model_folder):
+def test_the_gate_and_the_search_know_a_package_s_rule_and_curve(posgap, tmp_path, model_folder):
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(3)])
     options = ["--examples", tmp_path / "e.jsonl", "--model", model_folder, "--n-docs", 4, "--max-new-tokens", 2]
     sweep = ["sweep", *options, "--backend", "rule", "--said", kv_example(0).value, "--out", tmp_path / "swept"]
     gate = ["gate", "--candidate", tmp_path / "swept", "--base", tmp_path / "swept", "--out", tmp_path / "gate"]
-    predict = ["rollout", "predict", "--encoding", "kerple", "--sequence-length", 8, "--layers", 2, "--heads", 1]
     write_examples(tmp_path / "more.jsonl", [kv_example(i) for i in range(8)])
     compared = ["mitigate", *options, "--examples", tmp_path / "more.jsonl", "--methods", "reversed"]
     compared += ["--backend", "rule", "--said", "no idea", "--out", tmp_path / "compared"]
@@ -117,17 +116,14 @@ def test_the_gate_the_theory_and_the_search_know_a_package_s_rule_encoding_and_c
     done = posgap(
         sweep,
         [*gate, "--least-worst", 99],
-        *([*predict, "--bend", bend, "--out", tmp_path / f"bend-{bend}"] for bend in (1, 9)),
         [*search, "--out", tmp_path / "search"],
         compared,
     )
-    assert codes(done)[:4] == [0, 3, 0, 0] and codes(done)[5] == 0, said(done)
+    assert codes(done) == [0, 3, 0, 0], said(done)
     (found,) = [each for each in read_json(tmp_path / "compared" / "mitigate.json")["found"] if each["measured"]]
     assert found["code"].startswith("def reorder(passages)") and not found["command"]
     rulings = {rule["name"]: rule for rule in read_json(tmp_path / "gate" / "gate.json")["rules"]}
     assert not rulings["floor"]["passed"] and rulings["floor"]["threshold"] == 99
-    slow, quick = (read_json(tmp_path / f"bend-{bend}" / "prediction.json")["distribution"] for bend in (1, 9))
-    assert slow != quick
     if codes(done)[4] == 0:
         scaling = read_json(tmp_path / "search" / "scaling.json")
         assert scaling["curve"]["kind"] == "knee" and len(scaling["control_points"]) == 4

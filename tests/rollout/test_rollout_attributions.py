@@ -10,7 +10,7 @@ from places import ROOT
 
 from posgap.models.loading import eager_attention
 from posgap.rollout import attributions, decoders
-from posgap.rollout.attention import MatrixAttention, last_row
+from posgap.rollout.attention import last_row
 from posgap.rollout.measurement import INFLUENCES, measure_influence
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -90,7 +90,7 @@ def test_every_vector_written_out(family, monkeypatch):
     with torch.no_grad():
         for text in range(TEXTS):
             norms = twin(model, parts, ids()[text : text + 1])
-            layers = [MatrixAttention(each / each.sum(1, keepdims=True)) for each in norms]
+            layers = [families.MatrixAttention(each / each.sum(1, keepdims=True)) for each in norms]
             expected = last_row(N, layers, strengths[:, text].mean(-1))
             np.testing.assert_allclose(measured.influence["value_norm"][text], expected, rtol=2e-3)
     assert not np.allclose(measured.influence["value_norm"], measured.influence["rollout"], rtol=0.05)

@@ -126,9 +126,10 @@ def test_a_stack_is_its_networks_one_by_one():
         torch.testing.assert_close(alone(inputs[run : run + 1])[0], logits[run], rtol=1e-5, atol=1e-6)
 
 
-def test_trials_do_not_depend_on_what_runs_beside_them(tmp_path):
+def test_trials_do_not_depend_on_what_runs_beside_them(tmp_path, monkeypatch):
     together = run_trials(trials(), TINY, tmp_path / "together")
-    alone = run_trials(trials(), TINY, tmp_path / "alone", side_by_side=1)
+    monkeypatch.setattr("posgap.rollout.trials.SIDE_BY_SIDE", 1)
+    alone = run_trials(trials(), TINY, tmp_path / "alone")
     for a, b in zip(together, alone):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
         assert a["accuracy"]["any"] == pytest.approx(b["accuracy"]["any"], abs=5)

@@ -8,7 +8,6 @@ is computed from the last layer down by products of a vector and a matrix; two m
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -19,7 +18,7 @@ MIN_SCORE = -600.0
 
 @dataclass(frozen=True)
 class Mask:
-    """Token i sees the `width` tokens that end with itself, and the first `prefix` tokens of the text.
+    """Token i sees the `width` tokens that end with itself (Theorem 4.2), and the first `prefix` tokens of the text.
 
     A mask with a prefix has an unlimited width.
     """
@@ -33,11 +32,6 @@ class Mask:
         return cls(n)
 
     @classmethod
-    def window(cls, width: int) -> "Mask":
-        """At most `width` tokens, the token itself included (Theorem 4.2)."""
-        return cls(width)
-
-    @classmethod
     def with_prefix(cls, n: int, prefix: int) -> "Mask":
         """Causal, and every token also sees the first `prefix` tokens, even those that stand after it (Theorem 4.3)."""
         return cls(n, min(prefix, n))
@@ -46,24 +40,6 @@ class Mask:
     def full(cls, n: int) -> "Mask":
         """Each of `n` tokens sees all of them."""
         return cls(n, n)
-
-
-class Attention(Protocol):
-    """One layer's attention, averaged over heads."""
-
-    def carry(self, row: np.ndarray) -> np.ndarray:
-        """The product `row @ A`, [N] to [N]."""
-        ...
-
-
-class MatrixAttention:
-    """Attention given as a row-stochastic matrix A [N, N]."""
-
-    def __init__(self, matrix: np.ndarray):
-        self.matrix = matrix
-
-    def carry(self, row: np.ndarray) -> np.ndarray:
-        return row @ self.matrix
 
 
 def sum_kernel(n: int, mask: Mask, kernel: Kernel) -> np.ndarray:
@@ -76,7 +52,8 @@ def sum_kernel(n: int, mask: Mask, kernel: Kernel) -> np.ndarray:
 
 
 class RelativeAttention:
-    """Attention whose scores depend on the distance alone, but for an extra score of each token on itself.
+    """One layer's attention, averaged over heads, whose scores depend on the distance alone, but for an extra score of
+    each token on itself.
 
     `totals [G, N]` are the kernel's sums under the mask (`sum_kernel`), `groups [H]` says which of the kernel's groups
     each head belongs to, and `diagonal [H]` are the extra scores.
@@ -92,6 +69,7 @@ class RelativeAttention:
         self.totals = totals
 
     def carry(self, row: np.ndarray) -> np.ndarray:
+        """The product `row @ A`, [N] to [N]."""
         u, received = np.zeros((len(self.kernel.own), len(row))), np.zeros(len(row))
         # Head by head: an array over all heads would be the largest of the whole computation.
         for group, others, own in zip(self.groups, self.others, self.own):
@@ -105,7 +83,7 @@ class RelativeAttention:
         return received
 
 
-def last_row(n: int, layers: Sequence[Attention], lambdas: np.ndarray) -> np.ndarray:
+def last_row(n: int, layers: Sequence[RelativeAttention], lambdas: np.ndarray) -> np.ndarray:
     """How much of each of the `n` input positions reaches the last token: [N], which sums to one.
 
     `layers` and `lambdas` [L] are in the order of the model, the first layer first.

@@ -13,9 +13,7 @@ from posgap.rollout.plots import distribution_curves
 DESCRIBES = 0.5  # the least Spearman correlation with which a prediction describes a model
 
 
-def compare_distributions(
-    predicted: np.ndarray, texts: np.ndarray, rng: np.random.Generator, resamples: int = RESAMPLES
-) -> dict:
+def compare_distributions(predicted: np.ndarray, texts: np.ndarray, rng: np.random.Generator) -> dict:
     """Agreement of `predicted` [N] with the mean of the texts' distributions `texts` [E, N], over places or documents.
 
     Spearman's correlation over the N and the Wasserstein distance in places (scipy's definitions),
@@ -23,7 +21,7 @@ def compare_distributions(
     and its interval, are None where one side is the same at every position, so that there is no order to agree on.
     """
     measured = texts.mean(axis=0)
-    weights = rng.multinomial(len(texts), np.full(len(texts), 1 / len(texts)), size=resamples)
+    weights = rng.multinomial(len(texts), np.full(len(texts), 1 / len(texts)), size=RESAMPLES)
     resampled = weights @ texts / len(texts)
     correlations, distance = spearman(resampled, predicted), float(wasserstein(measured, predicted))
     return {
@@ -104,8 +102,6 @@ def comparison_curves(curves: Mapping[str, np.ndarray], sweep: Accuracy | None) 
     axes.plot(x, sweep.accuracy, color=COLORS[2], linestyle=":", marker="o", markersize=3, label=label)
     axes.set(ylim=(0, 103), ylabel=f"accuracy, % ({sweep.metric})")
     axes.spines[["top"]].set_visible(False)
-    legend = shares.get_legend()
-    if legend:
-        legend.remove()
+    shares.legend_ = None  # one legend for both axes
     figure.legend(frameon=False, loc="outside upper center", ncols=4)
     return figure

@@ -6,8 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from posgap.foundation.config import SeededConfig
 from posgap.foundation.fields import MODEL, RARE, InputPath, ModelName, OptionalInputPath
-from posgap.foundation.registry import split_commas, split_rows
-from posgap.rollout.position_encodings import POSITION_ENCODINGS
+from posgap.foundation.registry import Numbers, NumbersOrRows, PositiveNumbers, split_commas, split_rows
 from posgap.tasks.fields import MAX_DOCS, OptionalTaskName
 from posgap.tasks.registry import TASKS
 
@@ -26,12 +25,17 @@ Strengths = Annotated[
     BeforeValidator(split_commas), Field(min_length=1), AfterValidator(_require_word_alone),
 ]  # fmt: skip
 SelfScores = Annotated[
-    list[float | list[float] | Literal["mean", "heads"]],
+    list[float | list[float] | Literal["heads"]],
     BeforeValidator(split_rows), Field(min_length=1), AfterValidator(_require_word_alone),
 ]  # fmt: skip
 
 
-class _ArchitectureConfig(SeededConfig):
+class RolloutPredictConfig(SeededConfig):
+    """Predicts each input position's share in the last token from mask, position encoding, residuals and depth.
+
+    With a measurement it also says whether the prediction describes the model.
+    """
+
     measurement: OptionalInputPath = Field(
         None,
         description="folder from `rollout measure`; supplies options left at 0 or set to `measured`, and is compared "
@@ -49,17 +53,25 @@ class _ArchitectureConfig(SeededConfig):
         "each, separated by commas, where 0 is all tokens before it",
     )
     prefix: Annotated[int, RARE] = Field(0, ge=0, description="prefix: number of first tokens that all tokens see (K)")
-    encoding: Annotated[str, POSITION_ENCODINGS, AfterValidator(POSITION_ENCODINGS.require_name)] = Field(
-        "none", description=f"position encoding; {POSITION_ENCODINGS.help_text()}"
+    encoding: Literal["measured", "none", "decay", "alibi", "rope"] = Field(
+        "none",
+        description="position encoding; measured: the measured model's; none: none; decay: scores fall linearly with "
+        "distance; alibi: the same, with ALiBi's slope for each head; rope: queries and keys are rotated by their "
+        "positions",
     )
-
-
-class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _ArchitectureConfig):  # type: ignore[misc]  # choices' parameters
-    """Predicts each input position's share in the last token from mask, position encoding, residuals and depth.
-
-    With a measurement it also says whether the prediction describes the model.
-    """
-
+    slope: NumbersOrRows = Field(
+        [0.223],
+        description="decay: how much the score falls per token of distance (m): one number, or one for each head, "
+        "separated by commas, or a row of those for each layer, separated by semicolons",
+    )
+    rope_theta: Numbers = Field(
+        [10000.0],
+        description="rope: base of RoPE's angles (theta): one number, or one for each layer, separated by commas; 0: a "
+        "layer without positions",
+    )
+    rope_factors: PositiveNumbers = Field(
+        [], description="rope: one factor per layer that divides positions (LPES); empty: the measured model's, or none"
+    )
     residual: Strengths = Field(
         [0.5],
         description="lambda: share of attention in a layer, R = (1 - lambda) I + lambda A: one number, one for each "
@@ -68,8 +80,7 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _ArchitectureConfig):  #
     content: SelfScores = Field(
         [0.0],
         description="extra score of a token on itself: one number, one for each layer, separated by commas, or, by "
-        "head, a row for each layer, separated by semicolons; mean: the measurement's mean; heads: the measurement's "
-        "of each layer and head",
+        "head, a row for each layer, separated by semicolons; heads: the measurement's of each layer and head",
     )
 
 

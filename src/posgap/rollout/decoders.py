@@ -99,12 +99,12 @@ class Decoder:
             if isinstance(module, nn.ModuleList) and len(module) == self.n_all:
                 numbers, layers, attentions = [], [], []
                 for number, layer in enumerate(module, start=1):
-                    attention = _attention(layer)
+                    within = [part for part in layer.modules() if type(part).__name__.endswith("Attention")]
                     kind = kinds[number - 1] if len(kinds) == self.n_all else ""
-                    if attention is not None and "linear" not in kind:  # linear attention has no matrix of weights
+                    if within and "linear" not in kind:  # linear attention has no matrix of weights
                         numbers.append(number)
                         layers.append(layer)
-                        attentions.append(attention)
+                        attentions.append(within[0])
                 if numbers:
                     return numbers, layers, attentions
         raise PosgapError(
@@ -115,14 +115,11 @@ class Decoder:
     def mixing(self) -> str:
         """Names what mixes tokens in the model beside the attention that is read, in words; empty where nothing
         does."""
-        words = []
+        words, beside = [], []
         if self.n_layers < self.n_all:
-            numbers = ", ".join(map(str, self.numbers))
-            words.append(f"of {self.n_all} layers these have attention: {numbers}")
-        beside = []
+            words.append(f"of {self.n_all} layers these have attention: {', '.join(map(str, self.numbers))}")
         for number, layer, attention in zip(self.numbers, self.layers, self.attentions):
-            others = set(layer.modules()) - set(attention.modules())
-            if any(isinstance(module, nn.Conv1d) for module in others):
+            if nn.Conv1d in map(type, set(layer.modules()) - set(attention.modules())):
                 beside.append(str(number))
         if beside:
             words.append(f"layers {', '.join(beside)} mix tokens beside their attention too")
@@ -254,7 +251,7 @@ class Decoder:
         it adds to the stream."""
         block, attention, adding = self.layers[layer], self.attentions[layer], self.adding[layer]
         args, kwargs = call
-        shape = _stream_into(call).shape
+        shape = (args[0] if args else kwargs["hidden_states"]).shape  # of the stream, [B, N, D]
         blocks = _Blocks(take, shape, type(attention).__name__) if take else None
         hooks = _LayerHooks(attention, shape, blocks, adding.last if adding else None, times)
         if "output_attentions" in inspect.signature(block.forward).parameters:
@@ -449,12 +446,6 @@ def _left_by_sinks(output: Tensor, weights: Tensor, value: Tensor) -> Tensor:
     return (products / of_tokens.square().sum(dim=3, keepdim=True).clamp(min=1e-30)).clamp(0, 1)
 
 
-def _stream_into(call: Call) -> Tensor:
-    """The stream [B, N, D] that a layer was called with."""
-    args, kwargs = call
-    return args[0] if args else kwargs["hidden_states"]
-
-
 def _nothing(module: nn.Module, args: tuple, output: Any) -> Any:
     """Zeros in place of all that a module made."""
     if isinstance(output, Tensor):
@@ -470,10 +461,6 @@ def _passes(module: nn.Module) -> bool:
     return next(chain(module.parameters(), module.buffers()), None) is None
 
 
-def _attention(layer: nn.Module) -> nn.Module | None:
-    return next((m for m in layer.modules() if type(m).__name__.endswith("Attention")), None)
-
-
 def n_heads(config: PretrainedConfig) -> int:
     """The number of attention heads of each layer; `PosgapError` for a model without attention."""
     heads = getattr(config.get_text_config(), "num_attention_heads", None)
@@ -482,16 +469,12 @@ def n_heads(config: PretrainedConfig) -> int:
     raise PosgapError(f"{config.model_type}: has no attention, so that there is nothing to measure")
 
 
-def _head_size(config: PretrainedConfig) -> int:
-    """The size of a head, of the first layer where layers have their own."""
-    of_layer = getattr(config, "per_layer_config", None)
-    return getattr(of_layer[0] if of_layer else config, "head_dim", None) or config.hidden_size // n_heads(config)
-
-
 def position_encoding(config: PretrainedConfig) -> dict:
     """A model's position encoding as `predict` takes it: its `kind` and, for ALiBi or RoPE, the parameters."""
     config = config.get_text_config()
-    heads, size = n_heads(config), _head_size(config)
+    heads, of_layer = n_heads(config), getattr(config, "per_layer_config", None)
+    # Where layers have sizes of their own, the first one's.
+    size = getattr(of_layer[0] if of_layer else config, "head_dim", None) or config.hidden_size // heads
     nested = getattr(config, "attn_config", None)
     if config.model_type == "bloom" or getattr(config, "alibi", False) or getattr(nested, "alibi", False):
         # Falcon divides its biases by sqrt(d), together with the scores.

@@ -102,7 +102,7 @@ def summarize_documents(
         parts, among = np.stack(list(map(by_part, rows, asked))), np.stack(list(map(among_documents, rows, asked)))
         if parts[:, PARTS.index("documents")].mean() < MIN_DOCUMENTS or not np.isfinite(among).all():
             continue  # without residual connections nearly all of it can be on the first token
-        gold = gold_shares(among, positions)
+        gold = np.take_along_axis(among, (positions - 1)[:, None], axis=1)[:, 0]
         groups = [gold[positions == position] for position in there]
         shares[name] = among
         measures[name] = {
@@ -152,11 +152,6 @@ def _difference(values: np.ndarray) -> tuple[list[float], int]:
     half = student.isf(EACH_END, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
     low, high = float(values.mean() - half), float(values.mean() + half)
     return [low, high], int(low > 0) - int(high < 0)
-
-
-def gold_shares(shares: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """The gold document's share of each prompt, [E], from `shares [E, n]` and its `positions [E]`, counted from 1."""
-    return np.take_along_axis(shares, (positions - 1)[:, None], axis=1)[:, 0]
 
 
 def documents_text(documents: Mapping[str, Any], measure: str = "rollout") -> str:

@@ -78,11 +78,6 @@ def experiment_text(summary: list[dict]) -> str:
     )
 
 
-def _with_accuracy(cell: dict) -> str:
-    """A setting's name, with its accuracy on novel classes beside chance: what its gap is a gap of."""
-    return cell["name"].replace(", ", "\n") + f"\n{cell['accuracy']['any']:.0f} % (chance {cell['chance']:.0f})"
-
-
 def gap_bars(summary: list[dict]) -> Figure:
     """Gaps [a, b] - [b, a] by pair of places: bars per setting, one dot per seed."""
     figure, axes = plt.subplots(dpi=144, layout="constrained", figsize=(max(8, 1.1 * len(summary)), 3.2))
@@ -93,7 +88,11 @@ def gap_bars(summary: list[dict]) -> Figure:
         for at, gap in zip(x, gaps):
             axes.scatter([at] * len(gap["values"]), gap["values"], s=8, color="#0f172a", zorder=3, linewidth=0)
     axes.axhline(0, color="#334155", linewidth=0.8)
-    axes.set_xticks(range(len(summary)), list(map(_with_accuracy, summary)), fontsize=8)
+    names = []  # with the accuracy on novel classes beside chance: what a gap is a gap of
+    for cell in summary:
+        accuracy = f"{cell['accuracy']['any']:.0f} % (chance {cell['chance']:.0f})"
+        names.append(cell["name"].replace(", ", "\n") + f"\n{accuracy}")
+    axes.set_xticks(range(len(summary)), names, fontsize=8)
     style_axes(axes, ylabel="gap in accuracy, points")
     # Below the bars, where it hides no seed's dot.
     figure.legend(frameon=False, ncols=3, loc="outside lower center")

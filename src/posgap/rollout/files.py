@@ -39,11 +39,6 @@ class Prediction(Record):
     summary: str = Field(description="in words")
     settings: dict = Field(description="every parameter")
 
-    @model_validator(mode="after")
-    def _require_own_lengths(self) -> Self:
-        _require_lengths(self, {"lambdas": self.layers, "distribution": self.sequence_length})
-        return self
-
 
 @with_config(ConfigDict(allow_inf_nan=False, extra="allow"))
 class Encoding(TypedDict, total=False):
@@ -134,7 +129,9 @@ class Measurement(Record):
     @model_validator(mode="after")
     def _require_own_lengths(self) -> Self:
         per_head = ("content", "first_mass", "diagonal_mass", "entropy", "first_sink")
-        _require_lengths(self, dict.fromkeys(("lambdas", *per_head), self.layers))
+        for name in ("lambdas", *per_head):
+            if len(getattr(self, name)) != self.layers:
+                raise ValueError(f"{name}: not {self.layers} layers")
         for name in per_head:
             if {*map(len, getattr(self, name))} - {self.heads}:
                 raise ValueError(f"{name}: not {self.heads} heads in each layer")
@@ -151,13 +148,6 @@ class Measurement(Record):
 def places(shortest: int, longest: int) -> int:
     """Over how many places distributions of texts of these lengths can be averaged."""
     return longest if shortest == longest else min(BINS, shortest)
-
-
-def _require_lengths(record: Record, lengths: dict[str, int]) -> None:
-    for name, length in lengths.items():
-        number = len(getattr(record, name))
-        if number != length:
-            raise ValueError(f"{name}: {number} numbers, not {length}")
 
 
 def read_measurement(path: Path) -> Measurement:

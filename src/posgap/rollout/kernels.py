@@ -9,20 +9,8 @@ A kernel holds the softmax's weights k(i - j), before they are normalised, for G
 Neither ever holds an N x N matrix.
 """
 
-from typing import Protocol
-
 import numpy as np
 from scipy.signal import convolve, lfilter
-
-
-class Kernel(Protocol):
-    """The weights of attention by distance; see this module's docstring."""
-
-    own: np.ndarray
-
-    def back(self, u: np.ndarray, width: int) -> np.ndarray: ...
-
-    def ahead(self, u: np.ndarray) -> np.ndarray: ...
 
 
 class ExponentialKernel:
@@ -92,3 +80,6 @@ class TabulatedKernel:
     def _sums(u: np.ndarray, weights: np.ndarray) -> np.ndarray:
         # All terms are non-negative, but an FFT can leave rounding errors below 0 where their sum vanishes.
         return np.maximum(convolve(u, weights[: len(u)])[: len(u)], 0.0)
+
+
+Kernel = ExponentialKernel | TabulatedKernel

@@ -19,6 +19,7 @@ from posgap.rollout.documents import MeasuredPrompt, by_document
 INFLUENCES = ("gradient", "gradient_times_input", "rollout", "rollout_without_residuals")
 # Measured where a family's attention does nothing but weigh values and project them.
 OF_VALUES = ("value_norm", "gradient_rollout")
+PER_HEAD = ("first_mass", "diagonal_mass", "entropy", "content", "unattended")  # means over queries
 
 
 class Statistics:
@@ -29,15 +30,8 @@ class Statistics:
 
     def __init__(self, n_layers: int, n_heads: int, longest: int, slopes: Tensor, threshold: float):
         self.longest, self.slopes, self.threshold, self.texts = longest, slopes, threshold, 0
-        shapes: dict[str, tuple[int, ...]] = {
-            "first_mass": (),
-            "diagonal_mass": (),
-            "entropy": (),
-            "content": (),
-            "unattended": (),
-        }
-        shapes |= {"distance": (longest,), "sink": (longest,)}
-        self.sums = {name: np.zeros((n_layers, n_heads, *shape)) for name, shape in shapes.items()}
+        self.sums = {name: np.zeros((n_layers, n_heads)) for name in PER_HEAD}
+        self.sums |= {name: np.zeros((n_layers, n_heads, longest)) for name in ("distance", "sink")}
         self.lambdas = np.zeros(n_layers)
         self.visible = [Visible() for _ in range(n_layers)]
         self.at_distance = np.zeros(longest)  # how many queries have a token so far before them
@@ -285,7 +279,9 @@ class _LayerRollouts:
         self.last = a[:, :, -1].clone()  # a view would keep the whole block
         self.into[:2] += (of_queries[:2] @ a.mean(dim=1).double())[:, :, 0]
         if self.projection is not None and values is not None:
-            self.written = self.written or _head_outputs(self.projection, values, a.shape[1])
+            if self.written is None:
+                matrix = matrix_of(self.projection, a.shape[1] * values.shape[3], values)
+                self.written = HeadOutputs(values, matrix)
             self.into[2] += (of_queries[2] @ self.written.shares(a).double())[:, 0]
             if self.gradient is not None:
                 gradient = self.written.gradients(self.gradient[:, first : first + a.shape[2]])
@@ -334,21 +330,13 @@ def _projection(decoder: Decoder, layer: int, call: Call) -> nn.Module:
     return projection
 
 
-def _head_outputs(projection: nn.Module, values: Tensor, heads: int) -> HeadOutputs:
-    return HeadOutputs(values, matrix_of(projection, heads * values.shape[3], values))
-
-
 @torch.no_grad()
 def _require_plain_attention(where: str, attended: LayerReading, carried: _LayerRollouts) -> None:
     """`_Unreadable` where a layer's projection is not given the sums of the heads' values by their weights."""
     made = carried.written.heads(carried.last) if carried.written else None
-    if made is None or attended.heads is None or _differ(attended.heads.float(), made):
+    off = torch.inf if made is None or attended.heads is None else float((attended.heads.float() - made).norm())
+    if made is None or not off <= ROUNDING * float(made.norm()):
         raise _Unreadable(
             f"{where}: its attention writes something else than its weights and values make (it has a gate, or a "
             "normalisation within)"
         )
-
-
-def _differ(one: Tensor, other: Tensor) -> bool:
-    """Whether two vectors differ by more than rounding."""
-    return not float((one - other).norm()) <= ROUNDING * float(other.norm())

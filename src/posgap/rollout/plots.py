@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from posgap.measurement.plots import COLORS, trim_axes
 from posgap.rollout.documents import PARTS
-from posgap.rollout.files import SINK_THRESHOLD, Measurement
 
 MIN_DECADES = 6  # the axis ends at 10^-6 of a uniform share
 
@@ -91,39 +90,3 @@ def _agreements(axes: Axes, names: list[str], agreement: Mapping[str, Any]) -> N
     axes.set_xticks(range(len(names)), labels, rotation=45, ha="right", fontsize=8)
     axes.set_yticks(range(len(names)), labels, fontsize=8)
     axes.set_title(f"agreement on the order of {agreement['of']}", fontsize=10)
-
-
-def layer_panels(measured: Measurement, arrays: Mapping[str, np.ndarray]) -> Figure:
-    """Plots residual strength, attention and sinks by layer, and attention by distance with one line per layer."""
-    figure, rows = plt.subplots(2, 2, figsize=(9, 6.4), dpi=144, layout="constrained")
-    (strengths, masses), (sinks, distances) = rows
-    layers = np.arange(1, measured.layers + 1)
-    hybrid = measured.attention_layers not in ([], layers.tolist())
-    depth = {"xlabel": "layer with attention" if hybrid else "layer", "xlim": (0.5, measured.layers + 0.5)}
-    strengths.plot(layers, measured.lambdas, marker="o", markersize=4, color=COLORS[0])
-    style_axes(strengths, title="residual strength |a| / (|x| + |a|)", ylim=(0, 1), **depth)
-    for (label, values), color in zip(
-        {"on the first token": measured.first_mass, "on the diagonal": measured.diagonal_mass}.items(), COLORS
-    ):
-        for head in np.transpose(values):
-            masses.scatter(layers, head, s=10, color=color, alpha=0.35, linewidth=0)
-        masses.plot(layers, np.mean(values, axis=1), color=color, label=label)
-    style_axes(masses, title="attention, mean and heads", ylim=(0, 1), **depth)
-    masses.legend(frameon=False)
-    picture = sinks.imshow(
-        arrays["sink"].mean(axis=1), aspect="auto", vmin=0, cmap="magma", interpolation="nearest",
-        extent=(0.5, measured.sequence_length + 0.5, measured.layers + 0.5, 0.5),
-    )  # fmt: skip
-    figure.colorbar(picture, ax=sinks)
-    sinks.set(title=f"share of queries with attention > {SINK_THRESHOLD:g}", xlabel="token attended to", ylabel="layer")
-    shades = plt.get_cmap("viridis")(np.linspace(0, 0.9, measured.layers))
-    for layer, (values, shade) in enumerate(zip(arrays["distance"].mean(axis=1), shades), start=1):
-        shown = {"label": f"layer {layer}"} if layer in (1, measured.layers) else {}
-        distances.plot(np.arange(1, len(values) + 1), values, color=shade, linewidth=1, **shown)
-    distances.set(xscale="log", yscale="log")
-    style_axes(distances, title="mean attention by distance", xlabel="distance + 1 (tokens)")
-    distances.legend(frameon=False)
-    for axes in (strengths, masses, sinks):
-        axis = axes.yaxis if axes is sinks else axes.xaxis
-        axis.get_major_locator().set_params(integer=True)
-    return figure

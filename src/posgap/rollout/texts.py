@@ -3,10 +3,8 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, cycle, groupby, islice
 from pathlib import Path
-from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -24,7 +22,6 @@ from posgap.tasks.reading import read_examples
 
 log = logging.getLogger(__name__)
 DEFAULT_LENGTH = 256
-READ_AT_ONCE = 1 << 16  # characters of a text file
 
 
 @dataclass(frozen=True)
@@ -109,29 +106,13 @@ def placed_examples(
 
 
 def _pieces(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterator[list[int]]:
-    """A text file cut into pieces of `size` tokens."""
-    left: list[int] = []
+    """A text file cut into pieces of `size` tokens; what is left at its end is left out."""
     try:
-        with open(path, encoding="utf-8") as file:
-            for text in _blocks(file):
-                left += _tokenize(text, tokenizer)
-                whole = len(left) // size * size
-                for start in range(0, whole, size):
-                    yield left[start : start + size]
-                left = left[whole:]
+        ids = _tokenize(path.read_text(encoding="utf-8"), tokenizer)
     except (OSError, UnicodeDecodeError) as error:
         raise PosgapError(f"{path}: cannot be read as text: {error}") from None
-
-
-def _blocks(file: TextIO) -> Iterator[str]:
-    """A file's text in blocks that end before a space, where there is one."""
-    rest = ""
-    for text in iter(partial(file.read, READ_AT_ONCE), ""):
-        end = text.rfind(" ") if len(text) == READ_AT_ONCE else -1
-        yield rest + text[: end if end > 0 else None]
-        rest = text[end:] if end > 0 else ""
-    if rest:
-        yield rest
+    for start in range(0, len(ids) - size + 1, size):
+        yield ids[start : start + size]
 
 
 def _heads(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterator[list[int]]:

@@ -1,7 +1,6 @@
 """Trains and tests attention-only networks, in stacks; every trial's result has its own file."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -40,12 +39,10 @@ class Trial:
     seed: int
 
 
-def run_trials(
-    trials: Sequence[Trial], training: Training, work: Location, side_by_side: int = SIDE_BY_SIDE
-) -> list[dict]:
+def run_trials(trials: Sequence[Trial], training: Training, work: Location) -> list[dict]:
     """Results of `trials`, in their order; see `test_networks`. Trials whose result is in `work` are not run again.
 
-    Trials of equal depth and sizes train together, in stacks of at most `side_by_side`.
+    Trials of equal depth and sizes train together, in stacks of at most `SIDE_BY_SIDE`.
     """
     kept = ResumableFolder(work)
     kept.pull()
@@ -54,28 +51,21 @@ def run_trials(
     for trial in trials:
         paths[trial] = kept.folder / f"{files.digest_of([asdict(trial), asdict(training)])[:16]}.json"
         stacks.setdefault((trial.design.depth, trial.sizes), []).append(trial)
-    for alike in stacks.values():
-        for at in range(0, len(alike), side_by_side):
-            stack = alike[at : at + side_by_side]
-            if all(paths[trial].is_file() for trial in stack):
-                continue
-            with one_thread():
-                results = test_networks(stack, *train_networks(stack, training), training.tests)
-            for trial, result in zip(stack, results):
-                files.write_json(paths[trial], result)
-            kept.push(map(paths.__getitem__, stack))
-    return list(map(files.read_json, map(paths.__getitem__, trials)))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limits torch to one thread: on the CPU, waking more costs such small networks more time than they save."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # waking more costs such small networks more time than they save
     try:
-        yield
+        for alike in stacks.values():
+            for at in range(0, len(alike), SIDE_BY_SIDE):
+                stack = alike[at : at + SIDE_BY_SIDE]
+                if all(paths[trial].is_file() for trial in stack):
+                    continue
+                results = test_networks(stack, *train_networks(stack, training), training.tests)
+                for trial, result in zip(stack, results):
+                    files.write_json(paths[trial], result)
+                kept.push(map(paths.__getitem__, stack))
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+    return list(map(files.read_json, map(paths.__getitem__, trials)))
 
 
 def train_networks(stack: Sequence[Trial], training: Training) -> tuple[NetworkStack, list[InContextTask], list[float]]:

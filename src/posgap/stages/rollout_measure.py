@@ -28,7 +28,7 @@ from posgap.rollout.distributions import bin_distribution, strengths_text
 from posgap.rollout.documents import MeasuredPrompt, documents_text, summarize_documents
 from posgap.rollout.files import MEASUREMENT_FILE, SINK_THRESHOLD, Accuracy, Measurement, places, write_arrays
 from posgap.rollout.measurement import MeasuredInfluence, measure_influence
-from posgap.rollout.plots import distribution_curves, document_panels, layer_panels
+from posgap.rollout.plots import distribution_curves, document_panels
 from posgap.rollout.texts import Sequences, placed_examples, read_prompts, read_text
 from posgap.stages.frame import stage
 from posgap.tasks.prompts import PromptBuilder
@@ -42,7 +42,7 @@ MIN_UNATTENDED = 1e-3  # the share of attention on no token from which it is tol
 
 @stage
 def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
-    """Writes `measurement.json`, `arrays.npz`, `influence.png` and `layers.png`."""
+    """Writes `measurement.json`, `arrays.npz` and `influence.png`."""
     builder = prompt_builder(config.task, config.model, 0) if config.task else None
     swept = Accuracy.of_sweep(config.sweep, builder, config.n_docs) if config.sweep else None
     positions = swept.positions if swept else []
@@ -83,7 +83,6 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     write_arrays(out, _arrays(measured, influence, shares, sequences.asked))
     drawn = document_panels(documents, agreement) if documents and shares else _influence_curves(influence)
     save_picture(drawn, out / "influence.png")
-    save_picture(layer_panels(result, statistics), out / "layers.png")
     run.tags({"posgap.label": result.label})
     run.artifact(out)
     log.log(RESULT, "%s: %s", label, result.summary)
