@@ -12,16 +12,13 @@ the others.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from report import ROOT, listed
 
-FILES = {"KV75": "kv-retrieval-75_keys.jsonl.gz", "KV140": "kv-retrieval-140_keys.jsonl.gz", "DATA": "."}
 # Scripts without --quick, and why.
 EXEMPT = {
     "report": "is what the others share",
@@ -29,14 +26,12 @@ EXEMPT = {
     "screenshots": "takes pictures of a whole demo by a Chromium",
     "transcripts": "runs a page's commands; test_transcripts.py and test_real.py do so with some",
 }
-DATA = os.environ.get("POSGAP_PUBLIC_DATA") or ROOT.parent / "shared" / "data"
 
 
 def main() -> None:
     commands = {name: cells["command"].strip("`") for name, cells in listed().items()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="name", help="only these; by default all of docs/results.md")
-    parser.add_argument("--data", type=Path, default=DATA, help=f"folder of the public files ({DATA})")
     parser.add_argument("--times", type=int, default=1, help="how often each is run (1)")
     parser.add_argument("--quick", action="store_true", help="every script, each for less than a minute")
     options = parser.parse_args()
@@ -47,11 +42,7 @@ def main() -> None:
         return
     if unknown := [name for name in options.names if name not in commands]:
         parser.error(f"{', '.join(unknown)}: not in docs/results.md, which has {', '.join(commands)}")
-    failed = [
-        name
-        for name in options.names or commands
-        if not run(name, in_full(commands[name], options.data), options.times)
-    ]
+    failed = [name for name in options.names or commands if not run(name, commands[name], options.times)]
     if failed:
         raise SystemExit(f"not written: {', '.join(failed)}")
 
@@ -70,11 +61,6 @@ def is_quick(name: str) -> bool:
     if not right:
         print(done.stderr[-3000:], file=sys.stderr)
     return right
-
-
-def in_full(command: str, data: Path) -> str:
-    """A command with the public files in place of their short names."""
-    return " ".join(str((data / FILES[word]).resolve()) if word in FILES else word for word in command.split())
 
 
 def run(name: str, command: str, times: int) -> bool:

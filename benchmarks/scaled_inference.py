@@ -1,17 +1,13 @@
-"""A scaled model's forward pass and decoding against the unscaled one's; with --heads, what Ms-PoE costs.
+"""A scaled model's forward pass and decoding against the unscaled one's.
 
     python benchmarks/scaled_inference.py [--quick] [--write]
-    python benchmarks/scaled_inference.py --heads [--quick] [--write]
 
-All are the same Llama with the same weights, measured in turns. Factors of one must give the unscaled logits bit for
-bit. The last line is JSON: {"forward_ratio": ..., "decode_ratio": ..., "identical": ...}; with --heads, for each of
-`ms-poe` and `ms-poe-static` and each length a `..._forward_ratio` and a `..._decode_ratio`, and `differ`: whether the
-logits of each are other ones than the unscaled model's.
+Both are the same Llama with the same weights, measured in turns. Factors of one must give the unscaled logits bit for
+bit. The last line is JSON: {"forward_ratio": ..., "decode_ratio": ..., "identical": ...}.
 """
 
 import argparse
 import copy
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -21,17 +17,10 @@ import torch
 from report import conclude
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from posgap.foundation.tables import markdown
-from posgap.mitigations.in_force import apply_mitigation, scale_model
+from posgap.mitigations.in_force import scale_model
 
 LAYERS, HEADS, WIDTH = 6, 12, 768
 STEPS_PER_TURN = 15
-LENGTHS = (1024, 3000)
-BY_HEAD = [1.2 + 0.6 * head / HEADS for head in range(HEADS)]  # the paper's steps, in every layer
-WAYS = {
-    "once": "each key turned once and cached (`ms-poe-static`)",
-    "ranked": "so too, heads ranked at each prompt (`ms-poe`)",
-}
 
 
 def llama() -> LlamaForCausalLM:
@@ -121,58 +110,15 @@ def layers(quick: bool, prompt: int, write: bool) -> None:
     conclude("scaled-inference", LAYERS_TEXT, lines, figures | {"identical": identical}, write)
 
 
-def heads(quick: bool, write: bool) -> None:
-    """Ms-PoE two ways against the unscaled model, at lengths at which the cache costs little and much."""
-    before = os.getloadavg()[0]
-    unscaled = llama()
-    models = {
-        "unscaled": unscaled,
-        "once": scale_model(twin(unscaled), [BY_HEAD] * LAYERS),
-        "ranked": twin(unscaled),
-    }
-    apply_mitigation(models["ranked"], "ms-poe", {"first_layer": 0})
-    head, base, differ = ["keys"], ["unscaled, its seconds"], True
-    rows = [[said] for said in WAYS.values()]
-    figures: dict[str, float | bool] = {}
-    for length in (256,) if quick else LENGTHS:
-        ids = torch.randint(3, 2048, (1, length))
-        differ = differ and all(answers_differ(models[way], unscaled, ids) for way in WAYS)
-        forwards, steps = measured(models, ids, 4 if quick else 12)
-        for what, name, turns in (("forward", "prompt", forwards), ("decode", "a token after it", steps)):
-            head.append(f"{name}, {length:,} tokens")
-            base.append(f"{middle(turns, 'unscaled'):.3f} s")
-            for row, way in zip(rows, WAYS):
-                row.append(f"{ratios(turns)[way]:.2f}")
-                figures[f"{way}_{length}_{what}_ratio"] = ratios(turns)[way]
-    lines = markdown(head, [base, *rows]).splitlines()
-    load = f"{before:.1f} before and {os.getloadavg()[0]:.1f} after"
-    text = HEADS_TEXT.replace("{load}", load).replace("{cores}", str(os.cpu_count()))
-    conclude("head-scaled-inference", text, lines, figures | {"differ": differ}, write)
-
-
-def answers_differ(one: PreTrainedModel, other: PreTrainedModel, ids: torch.Tensor) -> bool:
-    """Whether two models disagree on the logits of a prompt's last token, and on those of one after it."""
-
-    def logits(model: PreTrainedModel) -> list[torch.Tensor]:
-        read = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-        return [read.logits, model(input_ids=torch.tensor([[5]]), past_key_values=read.past_key_values).logits]
-
-    return not any(torch.allclose(*pair, atol=1e-3) for pair in zip(logits(one), logits(other)))
-
-
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--heads", action="store_true", help="Ms-PoE, in place of factors of layers")
     parser.add_argument("--quick", action="store_true", help="fewer turns: under a minute")
     parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for one another would drown a percent
-    if arguments.heads:
-        heads(arguments.quick, arguments.write)
-    else:
-        layers(arguments.quick, arguments.prompt, arguments.write)
+    layers(arguments.quick, arguments.prompt, arguments.write)
 
 
 LAYERS_TEXT = """\
@@ -182,14 +128,6 @@ Written by `benchmarks/scaled_inference.py --write` on {date}, one CPU thread of
 Llama of 6 layers, width 768, reads 256 tokens of prompt, the same weights in memory for all, measured in turns. Figures
 are medians of times, and of their ratios within a turn. `identical`: factors of one give the unscaled logits bit for
 bit.
-"""
-
-HEADS_TEXT = """\
-## What Ms-PoE costs
-
-Written by `benchmarks/scaled_inference.py --heads --write` on {date}, one thread, float32, of a machine with {cores}
-cores at other work (load {load}): the Llama of the section above, all layers with factors by head.
-Multiples of the unscaled model's time, measured in turns; medians of the ratios within a turn.
 """
 
 

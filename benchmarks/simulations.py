@@ -161,17 +161,7 @@ def greenhouse_geisser(correct: np.ndarray) -> float:
     return scipy.stats.f.sf(f, df, df * (len(correct) - 1))
 
 
-def wald(correct: np.ndarray) -> float:
-    (n, placements), contrasts = correct.shape, correct[:, 1:] - correct[:, :1]
-    covariance = np.cov(contrasts.T).reshape(placements - 1, placements - 1)
-    if n <= placements or np.linalg.matrix_rank(covariance) < placements - 1:
-        return np.nan
-    mean = contrasts.mean(axis=0)
-    t = n * mean @ np.linalg.solve(covariance, mean)
-    return scipy.stats.f.sf(t * (n - placements + 1) / ((n - 1) * (placements - 1)), placements - 1, n - placements + 1)
-
-
-TESTS = {"flips": flatness_p, "Q": cochran, "GG": greenhouse_geisser, "Wald": wald}
+TESTS = {"flips": flatness_p, "Q": cochran, "GG": greenhouse_geisser}
 
 
 def unevenness(placements: int) -> Iterator[tuple[str, np.ndarray]]:

@@ -18,8 +18,8 @@ hashes: $(VENV)/.torch  ## the lists of sha256s in infra/images, after a change 
 	grep -oE '^[A-Za-z][^ ]+' infra/images/flash-attn.txt | $(call compile,flash-attn.txt) --no-deps
 	echo cyclonedx-bom==7.5.0 | $(call compile,cyclonedx.txt)
 
-results: $(VENV)/.installed-test  ## every figure of docs/results.md, by the commands of its last section (ONLY, TIMES, DATA)
-	$(VENV)/bin/python benchmarks/results.py $(if $(TIMES),--times $(TIMES)) $(if $(DATA),--data $(DATA)) $(ONLY)
+results: $(VENV)/.installed-test  ## every figure of docs/results.md, by the commands of its last section (ONLY, TIMES)
+	$(VENV)/bin/python benchmarks/results.py $(if $(TIMES),--times $(TIMES)) $(ONLY)
 
 benchmarks: $(VENV)/.installed-test  ## every script of benchmarks/ with --quick, whose sides compute the same: ten minutes
 	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/results.py --quick
