@@ -309,9 +309,9 @@ def test_a_flat_model_passes_the_gap_rule_and_one_with_a_hole_of_that_size_does_
 
 
 @pytest.mark.full
-def test_a_plan_says_what_the_policy_needs_and_what_a_number_of_examples_shows(capsys, caplog):
+def test_a_plan_says_what_the_policy_needs(capsys, caplog):
     caplog.set_level(logging.INFO)
-    told = plan_gate(PlanGateConfig(mean=90, correlation=0.3, n_docs=5, examples=200))
+    told = plan_gate(PlanGateConfig(mean=90, correlation=0.3, n_docs=5))
     assert json.loads(capsys.readouterr().out) == told
     examples, low, high = told["examples"], *told["range"]
     assert examples.keys() == {"gap", "mean", "advantageous", "useful", "policy", "check"}
@@ -320,8 +320,6 @@ def test_a_plan_says_what_the_policy_needs_and_what_a_number_of_examples_shows(c
     alone = f"posgap check, which needs no base: a flat model passes in 80 % with {examples['check']} or more"
     assert alone in caplog.messages
     assert 180 < examples["gap"] < 220 and max(examples["mean"], low) < examples["policy"] < high < 1.2 * low
-    assert 9.5 < told["with"]["gap"] < 10.5 and told["with"]["passes"] < 0.4
-    assert told["with"]["gap_at_best"] == pytest.approx(NOTHING_DIFFERS)
     needed = f"with {examples['policy']} or more ({low} to {high}, by 1,024 simulated sweeps)"
     assert f"the policy, that is all of them: a flat model passes in 80 % {needed}" in caplog.messages
     strict = plan_gate(PlanGateConfig(mean=90, correlation=0.3, n_docs=5, max_gap=5, min_worst=80))["examples"]

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.measurement.config import SweepConfig
-from posgap.measurement.filling import as_filled, at_lengths
+from posgap.measurement.filling import at_lengths
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.metrics import sub_exact_match
 from posgap.tasks.placements import Placement
@@ -315,8 +315,6 @@ def test_what_cannot_be_filled_is_said_with_what_to_do(kv, lengths, complaint):
 def test_lengths_come_in_order_each_once_and_the_context_is_not_too_long(kv):
     at_lengths = filled(kv, ["512", "100", "99", "512"], tiny())
     assert [each.fill.tokens for each in at_lengths] == [99, 100, 512]
-    assert as_filled([], "5", 0, kv, tiny()) is kv
-    assert as_filled(["100"], "2", 3, kv, tiny()).fill.as_json == filled(kv, ["100"], tiny(), "2", 3)[0].fill.as_json
 
 
 def test_prompts_that_fall_short_are_told_of_once(tokenizer, caplog):

@@ -162,12 +162,12 @@ def test_copies_are_right_by_the_old_metric_and_wrong_by_the_new_one(swept):
         assert [c.others_before for c in at_each] == [0] + [N // 2] * (DOCS - 1)
 
 
-SAID = "of 100 answers 50 are cut at the limit of tokens, 50 repeat the prompt at length and 50 name other candidates"
+SAID = "Of 100 answers 50 are cut at the limit of tokens, 50 repeat the prompt at length and 50 name other candidates"
 
 
 def test_what_people_read_says_it(swept):
     page, card = ((swept[""] / name).read_text() for name in ("sweep.html", "model_card.md"))
-    assert f"O{SAID[1:]}" in card and SAID in page
+    assert SAID in card and SAID in page
     curves = page[page.index('class="broad copies"') : page.index('class="narrow copies"')]
     assert curves.count("<polyline") == 3 and curves.count("10 of 20") == 3 * DOCS
 
@@ -175,7 +175,7 @@ def test_what_people_read_says_it(swept):
 def test_the_sweep_prints_what_to_do(swept):
     result = read_sweep(swept[""])
     warning = copies_warning(result)
-    assert warning.startswith(f"O{SAID[1:]}") and "--system" in warning and "--max-new-tokens" not in warning
+    assert warning.startswith(SAID) and "--system" in warning and "--max-new-tokens" not in warning
     without = result.model_copy(update={"asked": result.asked.model_copy(update={"template": ""})})
     assert "--stop" in copies_warning(without) and "--system" not in copies_warning(without)
     few = [OutcomeCounts(answered=N, unclean=2, cut=2)] * DOCS

@@ -80,7 +80,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             Kind.STAGE,
         ),
         "plan sweep": Verb(PlanConfig, "--detect 3", work="posgap.measurement.power:plan"),
-        "plan gate": Verb(PlanGateConfig, "--max-gap 10 --examples 300", work="posgap.gating.planning:plan_gate"),
+        "plan gate": Verb(PlanGateConfig, "--max-gap 10 --n-docs 5", work="posgap.gating.planning:plan_gate"),
         "plan distill": Verb(
             PlanDistillConfig,
             "--model Qwen/Qwen3-0.6B --gpus 4 --gpu-memory 80",

@@ -22,7 +22,9 @@ from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.measurement.config import SWEPT_MODEL, ExpectedConfig, SweepScope
 
 
-class _SweepsToJudge(StageConfig):
+class GateConfig(*GATE_RULES.bases(), GateThresholds, StageConfig):  # type: ignore[misc]  # registered choices' parameters
+    """Decides whether a model may enter the registry. Exit code 3: it may not; 7: there is not enough evidence."""
+
     candidate: InputPath = Field(description="sweep of the candidate, the model to be admitted")
     base: InputPath = Field(description="sweep of the base, the model that the candidate was made from")
     champion: OptionalInputPath = Field(
@@ -49,11 +51,6 @@ class _SweepsToJudge(StageConfig):
         description="public key that must belong to the private key in POSGAP_SIGNING_KEY, which signs the verdict; "
         "empty: any",
     )
-
-
-class GateConfig(*GATE_RULES.bases(), GateThresholds, _SweepsToJudge):  # type: ignore[misc]  # registered choices' parameters
-    """Decides whether a model may enter the registry. Exit code 3: it may not; 7: there is not enough evidence."""
-
     candidates: Annotated[int, RARE] = Field(
         1, ge=1, description="candidates that were made beside each other, of which any may pass: they share the error"
     )
@@ -125,4 +122,3 @@ class PlanGateConfig(*SIMULATED_RULES.bases(), ExpectedConfig):  # type: ignore[
         None, description="file of the policy, which then alone decides; empty: the options below"
     )
     power: float = Field(0.8, gt=0.05, lt=1, description="how often such a model is to be admitted")
-    examples: int = Field(0, ge=0, description="say what this number of examples can show at best; 0: do not")

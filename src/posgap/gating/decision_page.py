@@ -8,20 +8,12 @@ from posgap.gating.rules import GATE_RULES, Ruling
 from posgap.gating.verdict import MORE, Verdict, share_of_error
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.page_examples import PageExamples, pack_folders
-from posgap.measurement.report import render_page, save_page
+from posgap.measurement.report import render_page
 from posgap.measurement.statistics import LEVEL
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions
 
 GATE_PAGE = "gate.html"
-
-
-def write_decision(
-    verdict: Verdict, sweeps: Mapping[str, Sweep], html: Path, explored: PageExamples | None = None
-) -> None:
-    """Writes the page. `sweeps` has those of `candidate`, and of `base` and `champion` where there are any; `explored`
-    is what the page holds of their examples."""
-    save_page(decision_page(verdict, sweeps, explored), html)
 
 
 def explored_roles(judged: Mapping[str, Path | None]) -> PageExamples:
@@ -36,7 +28,8 @@ def explored_roles(judged: Mapping[str, Path | None]) -> PageExamples:
 
 
 def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep], explored: PageExamples | None = None) -> str:
-    """The page as text; it needs nothing beside itself."""
+    """The page as text; it needs nothing beside itself. `sweeps` has those of `candidate`, and of `base` and `champion`
+    where there are any; `explored` is what the page holds of their examples."""
     candidate, shown = sweeps["candidate"], list(sweeps.values())
     if len(sweeps) > 1:
         shown = [sweep.model_copy(update={"label": label_with_role(role, sweep)}) for role, sweep in sweeps.items()]

@@ -76,14 +76,6 @@ def registered_policy(name: str) -> Policy | None:
     return parsed_policy(text.encode(), f"policy of {name} in MLflow") if text else None
 
 
-def required_policy(name: str) -> Policy:
-    """Returns the policy of a registered model. Raises `PosgapError` where it has none."""
-    policy = registered_policy(name)
-    if policy is None:
-        raise PosgapError(f"{name}: has no policy in MLflow; `posgap policy {name} FILE` gives it one")
-    return policy
-
-
 def policy_file(config: GateConfig) -> Location | None:
     """The file of the policy that a gate judges by; None where its options are the policy.
 
@@ -121,7 +113,11 @@ def policy(config: PolicyConfig) -> None:
         set_result({"name": config.name, "version": given.version, "digest": policy_digest(given)})
         log.log(RESULT, "%s: policy %s", config.name, policy_line(given))
     else:
-        shown = required_policy(config.name) if config.name else Policy()
+        shown = registered_policy(config.name) if config.name else Policy()
+        if shown is None:
+            raise PosgapError(
+                f"{config.name}: has no policy in MLflow; `posgap policy {config.name} FILE` gives it one"
+            )
         show(policy_text(shown), shown.model_dump(mode="json"))
 
 

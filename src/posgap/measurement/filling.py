@@ -56,16 +56,10 @@ class Fill:
     """
 
     def __init__(self, length: str, tokens: int, depths: Sequence[float], seed: int, examples: Sequence[AnyExample]):
-        self.length, self.depths, self.seed = length, list(depths), seed
-        self._tokens, self._examples = tokens, examples
-        self._is_said = False  # that prompts fall short
-        self._plan: tuple[tuple[str, PromptOrder], _Plan] | None = (
-            None  # of the last example: its prompts come together
-        )
-
-    @property
-    def tokens(self) -> int:
-        return self._tokens
+        self.length, self.tokens, self.depths, self.seed = length, tokens, list(depths), seed
+        self._examples, self._is_said = examples, False  # that prompts fall short
+        # Of the last example, since its prompts come together.
+        self._plan: tuple[tuple[str, PromptOrder], _Plan] | None = None
 
     @property
     def placements(self) -> list[Placement]:
@@ -96,25 +90,23 @@ class Fill:
         Raises `PosgapError` where there is too little filler, or the length is too short for the depths.
         """
         assert isinstance(builder, PromptBuilder)
-        plan = self._planned(builder, example)
-        (number,) = placement.positions
+        asked = example.id, builder.order
+        if self._plan is None or self._plan[0] != asked:
+            self._plan = asked, self._find_plan(builder, example)
+        plan, (number,) = self._plan[1], placement.positions
         at = plan.borders[number - 1]
-        fillers = self._exactly(plan.pool, plan.number, plan.removed, plan.counted(at)).fillers
+        fillers = self._exactly(example, plan.pool, plan.number, plan.removed, plan.counted(at)).fillers
         return plan.placed(fillers, at)
 
     @cached_property
     def _distractors(self) -> list[list[Document]]:
         return [example.distractors for example in self._examples]
 
-    def _planned(self, builder: PromptBuilder, example: AnyExample) -> "_Plan":
-        asked = example.id, builder.order
-        if self._plan is None or self._plan[0] != asked:
-            self._plan = asked, self._new_plan(builder, example)
-        return self._plan[1]
-
-    def _new_plan(self, builder: PromptBuilder, example: AnyExample) -> "_Plan":
+    def _find_plan(self, builder: PromptBuilder, example: AnyExample) -> "_Plan":
         """How an example's prompts are filled, found for the one whose gold document stands last."""
-        plan = _Plan(builder, example, self.tokens, self._pool(builder, example))
+        own = shuffle_documents(list(dict.fromkeys(example.distractors)), example, builder.order.shuffle)
+        pool = _DistractorPool(builder, own, self._drawn(example, {*own, *example.gold}))
+        plan = _Plan(builder, example, self.tokens, pool)
         count = plan.counted(None)
         least, target = count([]) + plan.target, plan.target
         if least > target:
@@ -131,7 +123,7 @@ class Fill:
             number = plan.pool.fewest((target - least) * size / filler, around)
         while number and count(plan.pool.first(number - 1)) >= 0:
             number -= 1
-        exact = self._exactly(plan.pool, number, 0, count)
+        exact = self._exactly(example, plan.pool, number, 0, count)
         plan.number, plan.removed = exact.number, exact.removed
         if exact.short and not self._is_said:
             self._is_said = True
@@ -160,7 +152,9 @@ class Fill:
             )
         return [None if at == len(sizes) else at for at in nearest]
 
-    def _exactly(self, pool: "_DistractorPool", number: int, removed: int, count: "Count") -> "_FittedFiller":
+    def _exactly(
+        self, example: AnyExample, pool: "_DistractorPool", number: int, removed: int, count: "Count"
+    ) -> "_FittedFiller":
         """Filler with which a prompt has exactly the tokens asked for: the fewest documents that are enough, of which
         some tokens are removed at the end, `removed` if that fits. Where nothing fits, what falls least short of it.
         """
@@ -172,7 +166,11 @@ class Fill:
         while excess < 0:
             number += 1
             if not pool.has(number):
-                raise pool.exhausted(self.tokens, self.tokens + excess)
+                raise PosgapError(
+                    f"length {self.tokens}: example {example.id} is filled to {self.tokens + excess} tokens with its "
+                    "own distractors and all that may be taken from the other examples; ask for a shorter one, or give "
+                    "more examples, or examples with more distractors"
+                )
             excess = count(pool.first(number))
         fillers = pool.first(number)
         if not excess:
@@ -191,10 +189,6 @@ class Fill:
                     nearest = _FittedFiller(cut, number, 0, -off)
                 fewer += off
         return nearest
-
-    def _pool(self, builder: PromptBuilder, example: AnyExample) -> "_DistractorPool":
-        own = shuffle_documents(list(dict.fromkeys(example.distractors)), example, builder.order.shuffle)
-        return _DistractorPool(builder, example, own, self._drawn(example, {*own, *example.gold}))
 
     def _drawn(self, example: AnyExample, there: set[Document]) -> Iterator[Document]:
         """Filler of the other examples, in a random order of this example's own."""
@@ -254,8 +248,8 @@ class _DistractorPool:
     `sizes` are the tokens of each document's title and text.
     """
 
-    def __init__(self, builder: PromptBuilder, example: AnyExample, own: list[Document], drawn: Iterator[Document]):
-        self._tokenizer, self._example, self._drawn = builder.tokenizer, example, drawn
+    def __init__(self, builder: PromptBuilder, own: list[Document], drawn: Iterator[Document]):
+        self._tokenizer, self._drawn = builder.tokenizer, drawn
         self._documents: list[Document] = []
         self.sizes: list[int] = []
         self._add(own)
@@ -300,14 +294,6 @@ class _DistractorPool:
                 return [*self.shortened(shorter[:i], spare), *shorter[i:]] if spare else shorter
         return shorter
 
-    def exhausted(self, wanted: int, reached: int) -> PosgapError:
-        """What is wrong where all documents together are too few."""
-        return PosgapError(
-            f"length {wanted}: example {self._example.id} is filled to {reached} tokens with its own distractors and "
-            "all that may be taken from the other examples; ask for a shorter one, or give more examples, or examples "
-            "with more distractors"
-        )
-
     def _beginning(self, text: str, tokens: int) -> str:
         """The longest beginning of a text that has at most so many tokens."""
         lengths = range(1, len(text) + 1 if tokens else 1)
@@ -350,13 +336,3 @@ def at_lengths(
         builder.with_attributes(fill=Fill(length, number, parse_depths(depths), seed, examples))
         for length, number in ordered
     ]
-
-
-def as_filled(
-    lengths: Sequence[str], depths: str, seed: int, builder: PromptBuilder, examples: Sequence[AnyExample]
-) -> PromptBuilder:
-    """The builder of the prompts that a sweep at no length, or at one, has asked of these examples."""
-    if not lengths:
-        return builder
-    (filled,) = at_lengths(lengths, depths, seed, builder, examples)
-    return filled

@@ -146,18 +146,25 @@ class Outcomes(OutcomeCounts):
 
     @property
     def copies(self) -> str:
-        """How many answers are cut or copies, in words; empty where none is."""
-        first_named = f" ({self.others_before} of them before it)" * bool(self.others_before)
-        parts = {
-            f"{self.cut} {'is' if self.cut == 1 else 'are'} cut at the limit of tokens": self.cut,
-            f"{self.echo} repeat{'s' * (self.echo == 1)} the prompt at length": self.echo,
-            f"{self.others} name{'s' * (self.others == 1)} other candidates beside the right answer{first_named}": (
-                self.others
-            ),
-        }
-        *first, last = [phrase for phrase, count in parts.items() if count] or [""]
-        listed = f"{', '.join(first)} and {last}" if first else last
-        return listed and f"of {self.answered} answers {listed}"
+        """How many answers are cut or copies, as a sentence; empty where none is."""
+        phrases = []
+        if self.cut:
+            phrases.append(f"{self.cut} {'is' if self.cut == 1 else 'are'} cut at the limit of tokens")
+        if self.echo:
+            phrases.append(f"{self.echo} repeat{'s' * (self.echo == 1)} the prompt at length")
+        if self.others:
+            first = f" ({self.others_before} of them before it)" if self.others_before else ""
+            phrases.append(
+                f"{self.others} name{'s' * (self.others == 1)} other candidates beside the right answer{first}"
+            )
+        if not phrases:
+            return ""
+        *others, last = phrases
+        return (
+            f"Of {self.answered} answers {', '.join(others)} and {last}."
+            if others
+            else f"Of {self.answered} answers {last}."
+        )
 
     def phrase(self, placements: Sequence[Sequence[int]]) -> str:
         """What was not answered, in words; empty where all was."""

@@ -88,13 +88,13 @@ def plan(config: PlanConfig) -> dict[str, int]:
         "placement_difference": examples_for_difference(size, between_models + at_one, config.power),
     }
     log_assumptions(assumed)
-    words = {
-        "gap": "a gap of one model",
-        "mean_difference": "a difference of two models in the mean",
-        "placement_difference": "a difference of two models at one placement",
-    }
-    for name, number in needed.items():
-        log.info("%s of %g points: %d examples (power %.0f %%)", words[name], config.detect, number, 100 * config.power)
+    words = (
+        "a gap of one model",
+        "a difference of two models in the mean",
+        "a difference of two models at one placement",
+    )
+    for what, number in zip(words, needed.values()):
+        log.info("%s of %g points: %d examples (power %.0f %%)", what, config.detect, number, 100 * config.power)
     planned = {"detect": config.detect, "power": config.power, "examples": needed}
     show(json.dumps(planned), planned)
     return needed

@@ -11,13 +11,14 @@ SIGNED = "+.1f"
 def summary_text(sweep: Sweep) -> list[str]:
     """Sentences with the figures that matter and their intervals."""
     place = "gold documents" if sweep.by_category else "gold document"
+    precision = f", answered in {sweep.asked.dtype}" if sweep.asked.dtype not in ("", "auto") else ""
     sentences = [
         f"Accuracy ({sweep.metric}, in percent) is highest with the {place} at {format_positions(sweep.advantageous)} "
         f"({max(sweep.accuracy):.1f}) and lowest at {format_positions(sweep.worst.placement)} "
         f"({sweep.worst.accuracy:.1f}): a gap of {sweep.gap:.1f} points (95 % interval {ends(sweep.gap_ci95)}), where "
         f"a model without position bias would show about {sweep.gap_noise:.1f} by chance.",
         f"The mean over {len(sweep.placements)} placements is {sweep.mean:.1f} ({ends(sweep.mean_ci95)}), "
-        f"of {sweep.sample_text}{_precision(sweep)}.",
+        f"of {sweep.sample_text}{precision}.",
     ]
     if sweep.mitigation:
         beside = "; what has fewer documents was asked without it" if sweep.baselines else ""
@@ -34,8 +35,8 @@ def summary_text(sweep: Sweep) -> list[str]:
             "With the relevant passages where the model reads best, accuracy differs from that of the retriever's "
             f"order by {retrieved.best_over:+.1f} points ({ends(retrieved.best_over_ci95, SIGNED)})."
         )
-    unanswered = sweep.outcomes.unanswered_text(sweep.placements) if sweep.outcomes else ""
-    sentences += filter(None, [copies_sentence(sweep), unanswered])
+    if sweep.outcomes:
+        sentences += filter(None, [sweep.outcomes.copies, sweep.outcomes.unanswered_text(sweep.placements)])
     sentences.append(position_sentence(sweep))
     shape = sweep.named_shape
     if shape:
@@ -67,12 +68,6 @@ def _positions(number: int) -> str:
     return f"{number} position{'s' * (number > 1)}"
 
 
-def copies_sentence(sweep: Sweep) -> str:
-    """How many answers are cut or copies; empty where none is."""
-    copies = sweep.outcomes.copies if sweep.outcomes else ""
-    return copies and f"{copies[0].upper()}{copies[1:]}."
-
-
 def copies_warning(sweep: Sweep) -> str:
     """Says how many answers are cut or copies, and what to do; empty if at most `NOTABLE` percent at each placement."""
     if not sweep.outcomes:
@@ -91,12 +86,7 @@ def copies_warning(sweep: Sweep) -> str:
     if worst["cut"] > NOTABLE >= worst["echo"]:  # of a copy there would only be more
         remedies.append(f"a higher limit, --max-new-tokens {2 * sweep.asked.max_new_tokens}")
     tried = f": try {', or '.join(remedies)}" if remedies else ""
-    return f"{copies_sentence(sweep)} What is cut or copied may be right by chance{tried}."
-
-
-def _precision(sweep: Sweep) -> str:
-    """In what the answers were computed, where that is known."""
-    return f", answered in {sweep.asked.dtype}" if sweep.asked.dtype not in ("", "auto") else ""
+    return f"{sweep.outcomes.copies} What is cut or copied may be right by chance{tried}."
 
 
 def p_value(p: float) -> str:

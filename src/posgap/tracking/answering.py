@@ -15,7 +15,7 @@ from posgap.generation.backends import BACKENDS, TRANSFORMERS
 from posgap.generation.generator import Completion, Sampling, complete
 from posgap.generation.setup import builder_of, prompt_builder
 from posgap.measurement.config import SweepConfig
-from posgap.measurement.filling import as_filled
+from posgap.measurement.filling import at_lengths
 from posgap.measurement.predictions import Prediction
 from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.mitigations.in_force import load_model
@@ -73,7 +73,9 @@ class SweptAnswers:
         self.sweep, self.examples = sweep, examples
         builder = builder_of(config)
         _require_asked(sweep, PromptSettings.from_builder(builder))
-        self.builder = as_filled(config.lengths, config.depths, config.seed, builder, list(examples.values()))
+        if config.lengths:
+            (builder,) = at_lengths(config.lengths, config.depths, config.seed, builder, list(examples.values()))
+        self.builder = builder
         self.n_slots = len(self.builder.fill.placements) if self.builder.fill else config.n_docs
         self.answering = Answering(str(model), as_swept(sweep))
 

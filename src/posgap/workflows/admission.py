@@ -12,13 +12,14 @@ from posgap.foundation.files import write_json
 from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT, colour_word
 from posgap.gating.config import GateConfig
-from posgap.gating.decision_page import GATE_PAGE, explored_roles, write_decision
+from posgap.gating.decision_page import GATE_PAGE, decision_page, explored_roles
 from posgap.gating.evidence import anchor_beside
 from posgap.gating.looks import attempt_number, record_attempt
 from posgap.gating.policy import as_file, policy_file, policy_line, policy_of, registered_policy
 from posgap.gating.replay import OutdatedVerdict, champion_of, copy_sweeps
 from posgap.gating.signature import public_key, sign, signing_key
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, log_verdict, markdown, read_verdict, shared_error
+from posgap.measurement.report import save_page
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages import promote as stages_promote
@@ -102,7 +103,7 @@ def _write_verdict(config: GateConfig, out: Path, run: Run) -> None:
     judged = {role: path for role, path in paths.items() if path and role in verdict.evidence}
     copy_sweeps(judged.items(), out)
     figures = {role: read_sweep(path) for role, path in judged.items()}
-    write_decision(verdict, figures, out / GATE_PAGE, explored_roles(judged))
+    save_page(decision_page(verdict, figures, explored_roles(judged)), out / GATE_PAGE)
     log_verdict(verdict, swept, run)
     run.artifact(out)
     if config.policy:

@@ -17,13 +17,14 @@ from posgap.foundation.locations import below, page_address
 from posgap.foundation.printing import colour_word, show
 from posgap.foundation.redaction import redact
 from posgap.gating.config import CheckConfig
-from posgap.gating.decision_page import explored_roles, write_decision
+from posgap.gating.decision_page import decision_page, explored_roles
 from posgap.gating.demands import Policy
 from posgap.gating.looks import attempt_number, record_attempt
 from posgap.gating.policy import policy_of
 from posgap.gating.verdict import Verdict, against, judge, log_verdict
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.config import SweepConfig
+from posgap.measurement.report import save_page
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.measurement.text_curve import sweep_text
@@ -86,7 +87,7 @@ def _run_check(config: CheckConfig, output: RunFolder) -> tuple[Verdict, Sweep]:
         log_verdict(verdict, figures, run)
         run.artifact(file)
         explored = explored_roles({"candidate": swept})
-        write_decision(verdict, {"candidate": figures}, output.out / PAGE_FILE, explored)
+        save_page(decision_page(verdict, {"candidate": figures}, explored), output.out / PAGE_FILE)
         names = [name for name in (CHECK_FILE, PAGE_FILE, MADE_FILE) if (output.out / name).exists()]
         output.write_manifest(names, rests_on)
         for name in names:
