@@ -138,10 +138,6 @@ def registered_name(text: str) -> str:
     return text
 
 
-def _registered_name_if_any(text: str) -> str:
-    return registered_name(text) if text else text
-
-
 def _strings(value: Any) -> Any:
     # A single one may be written as it is.
     text = isinstance(value, str) and value and not value.lstrip().startswith("[")
@@ -192,7 +188,7 @@ def plain_type(field: FieldInfo) -> type:
 
 
 RegisteredName = Annotated[str, AfterValidator(registered_name)]
-OptionalRegisteredName = Annotated[str, AfterValidator(_registered_name_if_any)]
+OptionalRegisteredName = Annotated[str, AfterValidator(lambda text: text and registered_name(text))]
 
 
 def role(field: FieldInfo) -> Role | None:

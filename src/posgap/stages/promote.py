@@ -139,19 +139,6 @@ def _require_swept_model(config: PromoteConfig, verdict: Verdict, swept: Sweep) 
         )
 
 
-def _version_record(config: PromoteConfig, verdict: Verdict, policy: Policy, anchor: str) -> VersionRecord:
-    """Returns what the version rests on, by digest; `anchor` is the number of the best champion before it."""
-    made_by = read_manifest(Path(config.model))
-    return VersionRecord(
-        sweeps=digests(verdict),
-        verdict=digest_path(config.gate / GATE_FILE),
-        policy=policy_digest(policy),
-        base_model=str(made_by.get("config", {}).get("model", with_uris(config.model))),
-        ancestors=ancestors(config.model),
-        anchor=anchor,
-    )
-
-
 def _version_tags(
     config: PromoteConfig, verdict: Verdict, swept: Sweep, policy: Policy, run: Run, out: Path
 ) -> dict[str, str]:
@@ -159,7 +146,15 @@ def _version_tags(
 
     Those that have no value are left out, but for the model's digest.
     """
-    record = _version_record(config, verdict, policy, _best_before(config.name, verdict))
+    made_by = read_manifest(Path(config.model))
+    record = VersionRecord(
+        sweeps=digests(verdict),
+        verdict=digest_path(config.gate / GATE_FILE),
+        policy=policy_digest(policy),
+        base_model=str(made_by.get("config", {}).get("model", with_uris(config.model))),
+        ancestors=ancestors(config.model),
+        anchor=_best_before(config.name, verdict),
+    )
     write_pages(swept, out)
     copy_sweeps([(registry.PROMOTED_SWEEP, config.sweep)], out)
     shown = short_tags(swept, method_of(config.model), verdict.outcome, policy_line(policy))

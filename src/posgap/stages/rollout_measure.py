@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
@@ -81,7 +80,11 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
     write_arrays(out, _arrays(measured, influence, shares, sequences.asked))
-    drawn = document_panels(documents, agreement) if documents and shares else _influence_curves(influence)
+    if documents and shares:
+        drawn = document_panels(documents, agreement)
+    else:
+        curves = {name.replace("_", " "): values.mean(axis=0) for name, values in influence.items()}
+        drawn = distribution_curves(curves, "share of the influence")
     save_picture(drawn, out / "influence.png")
     run.tags({"posgap.label": result.label})
     run.artifact(out)
@@ -139,11 +142,6 @@ def _arrays(
         lengths = map(len, measured.influence["rollout"])
         arrays["edges"] = np.stack([np.ravel(each.spans) / n for each, n in zip(prompts, lengths)])
     return arrays
-
-
-def _influence_curves(influence: dict[str, np.ndarray]) -> Figure:
-    curves = {name.replace("_", " "): values.mean(axis=0) for name, values in influence.items()}
-    return distribution_curves(curves, "share of the influence")
 
 
 def _findings(

@@ -50,6 +50,8 @@ def save_model(
     from posgap.models.loading import load_config
 
     config = load_config(str(folder))
+    longest = (asked or {}).get("max_new_tokens", MAX_NEW_TOKENS)
+    params = ParamSchema([ParamSpec("max_new_tokens", "integer", longest), ParamSpec("raw", "boolean", not asked)])
     versions = {
         "posgap": __version__,
         "torch": torch.__version__.split("+")[0],
@@ -65,16 +67,7 @@ def save_model(
             mlflow_model=mlflow_model,
             pip_requirements=[f"{package}=={version}" for package, version in versions.items()],
             input_example=_EXAMPLE,
-            signature=ModelSignature(
-                inputs=Schema([ColSpec("string")]),
-                outputs=Schema([ColSpec("string")]),
-                params=ParamSchema(
-                    [
-                        ParamSpec("max_new_tokens", "integer", (asked or {}).get("max_new_tokens", MAX_NEW_TOKENS)),
-                        ParamSpec("raw", "boolean", not asked),
-                    ]
-                ),
-            ),
+            signature=ModelSignature(Schema([ColSpec("string")]), Schema([ColSpec("string")]), params),
         )
     _link(folder, Path(path) / DATA)
     if asked:
