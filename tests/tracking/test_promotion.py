@@ -46,10 +46,11 @@ class Registry:
         assert name == "tiny"
         return SimpleNamespace(name=name, tags=dict(self.tags), aliases=dict(self.aliases))
 
-    def get_model_version(self, name: str, version: str) -> None:
+    def get_model_version(self, name: str, version: str) -> SimpleNamespace:
         assert name == "tiny"
         if version not in self.versions:
             raise MlflowException(f"{name} has no version {version}", RESOURCE_DOES_NOT_EXIST)
+        return SimpleNamespace(name=name, version=version)
 
     def delete_model_version(self, name: str, version: str) -> None:
         assert name == "tiny"

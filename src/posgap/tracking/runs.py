@@ -175,8 +175,9 @@ class UnloggedRun:
     def _end(self, client: "MlflowClient") -> None:
         """Closes the run, and deletes one that a server made late, when it was asked again already."""
         client.set_terminated(self.record.id, self.record.end, self.record.ended)
-        for run_id in set(self._find(client)) - {self.record.id} if self.tries > 1 else ():
-            client.delete_run(run_id)
+        if self.tries > 1:
+            for run_id in set(self._find(client)) - {self.record.id}:
+                client.delete_run(run_id)
 
     def _log(self, client: "MlflowClient") -> None:
         """Logs all but files; parameters that the run has already (as under `mlflow run`) stay as they are."""
