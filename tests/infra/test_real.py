@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM
 from posgap.api import library
 from posgap.cli.main import main
 from posgap.foundation.files import read_json, read_jsonl
-from posgap.foundation.locations import cache_folder
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.setup import prompt_builder
 from posgap.generation.transformers import TransformersGenerator
@@ -152,7 +151,6 @@ def test_the_page_of_pretrained_models_shows_what_its_commands_print(verb, smoll
     assert posgap("data", "import", "--format", "litm-kv", "--input", made, *digits, "--out", examples) == 0
     begin = f"posgap {verb} --model {SMOLLM2} "
     (block,) = (each for each in transcripts.BLOCK.finditer(PRETRAINED) if each[1].startswith(begin))
-    (cache_folder() / "said-untracked").unlink(missing_ok=True)
     capsys.readouterr()
     said = posgap(*block[1].replace(SMOLLM2, str(smollm2)).split()[1:])
     assert said == {"sweep": 0, "check": 7}[verb]

@@ -2,7 +2,6 @@
 work."""
 
 import os
-import pwd
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import Role, role
 from posgap.foundation.files import HOME_PREFIX, workspace
-from posgap.foundation.locations import Location, is_uri
+from posgap.foundation.locations import Location, at_home, is_uri
 
 _UNPRINTABLE = ("Cc", "Cs")  # control characters, and halves of characters
 
@@ -31,9 +30,8 @@ def require_place(config: Writing) -> None:
     folder, so it is neither `/` nor `..`. It must be no link. Its name must be printable, and valid on every disk.
     """
     out = config.out
-    reason = _unprintable(str(out))
-    if reason:
-        raise PosgapError(f"{str(out)!a}: cannot be the output: {reason}")
+    if any(unicodedata.category(character) in _UNPRINTABLE for character in str(out)):
+        raise PosgapError(f"{str(out)!a}: cannot be the output: its name holds characters that cannot be printed")
     reason = _in_s3(out, config) if is_uri(out) else _bad_name(out) or _on_this_disk(out, config)
     if reason:
         raise PosgapError(f"{out}: cannot be the output: {reason}")
@@ -42,11 +40,6 @@ def require_place(config: Writing) -> None:
 def resolve_place(out: Path) -> Path:
     """The absolute path of a place, with all links on the way to it resolved."""
     return out.parent.resolve() / out.name if out.name else out.resolve()
-
-
-def _unprintable(text: str) -> str:
-    unprintable = any(unicodedata.category(character) in _UNPRINTABLE for character in text)
-    return "its name holds characters that cannot be printed" if unprintable else ""
 
 
 def _bad_name(out: Path) -> str:
@@ -74,8 +67,7 @@ def _bad_name(out: Path) -> str:
 
 def _on_this_disk(out: Path, config: Writing) -> str:
     at = resolve_place(out)
-    for number, place in enumerate((Path.cwd(), *_homes())):
-        what = "the home folder" if number else "the current folder"
+    for what, place in (("the current folder", Path.cwd()), ("the home folder", at_home(Path("~")))):
         if _within(place, at):
             return f"it {'is' if _same(place, at) else 'contains'} {what}"
     for field, kind, given in _given_locations(config):
@@ -108,14 +100,6 @@ def _given_locations(config: Any) -> Iterator[tuple[str, Role, Location]]:
         if kind in (Role.INPUT, Role.PLACE, Role.WORK) and value and not config.is_served(name):
             for location in value if isinstance(value, list) else [value]:
                 yield name, kind, location
-
-
-def _homes() -> set[Path]:
-    homes = {Path(os.environ["HOME"])} if os.environ.get("HOME") else set()
-    try:
-        return homes | {Path(pwd.getpwuid(os.getuid()).pw_dir)}
-    except KeyError:  # a container's user without an entry
-        return homes
 
 
 def _same(place: Path, other: Path) -> bool:

@@ -2,8 +2,7 @@
 
 A stage that cannot reach the tracking server says so once, goes on and keeps its results: hours of training are worth
 more than their log. What MLflow does not have when the stage ends is kept beside the output, and logged when the
-command is run again. Without a tracking server nothing is tracked, and the first stage of a process says how to change
-that.
+command is run again. Without a tracking server nothing is tracked; `posgap doctor` says how to change that.
 """
 
 import getpass
@@ -24,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.locations import cache_folder
 from posgap.foundation.redaction import redact
 from posgap.foundation.retries import RetryPolicy
 from posgap.storage.datasets import EVALUATION, Dataset
@@ -32,7 +30,6 @@ from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG, parent_
 from posgap.tracking.server import (
     BYTES_PER_SECOND,
     CALL_SECONDS,
-    HOW_TO_TRACK,
     ONCE,
     STAGE,
     RequestRefused,
@@ -56,7 +53,6 @@ ERROR_TAG = "posgap.error"
 NAME_TAG, LABEL_TAG = "mlflow.runName", "posgap.label"
 KEY_TAG = "posgap.run_key"  # by which a run is found on the server
 KILLED = "KILLED"
-DAY = 86400.0  # seconds
 ERROR_CHARACTERS = 1000  # of an error, in a tag
 TOGETHER_SECONDS = 1.0  # for which metrics wait for others, once some were sent
 SHARE = 20  # metrics wait that many times as long as the last ones took, so that a slow server costs a twentieth
@@ -341,7 +337,6 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
     fails, a tag says why.
     """
     if not is_tracking():
-        _say_untracked()
         yield Run()
         return
     log_unlogged(out)
@@ -392,18 +387,6 @@ def log_unlogged(out: Path) -> None:
 def _unlogged_runs(out: Path) -> Path:
     """The folder that keeps the runs that made `out` until MLflow has them."""
     return files.workspace(out) / "unlogged"
-
-
-def _say_untracked() -> None:
-    """Says once a day how runs can be tracked."""
-    mark = cache_folder() / "said-untracked"
-    with suppress(OSError):
-        if time.time() - mark.stat().st_mtime < DAY:
-            return
-    log.info("runs are not tracked in MLflow: %s", HOW_TO_TRACK)
-    with suppress(OSError):  # a disk that cannot be written is told once more
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
 
 
 def user() -> str:
