@@ -203,7 +203,7 @@ def test_a_gold_paragraph_is_told_from_others_of_its_title_or_left_out(tmp_path)
 
 def test_an_import_that_leaves_nothing_says_so(tmp_path):
     file = written(tmp_path / "h.json", [HOTPOT])
-    with pytest.raises(PosgapError, match="no examples to import in lines 1 to the end; 1 were left out"):
+    with pytest.raises(PosgapError, match="no examples to import in lines 1 to the end; left out 1 with fewer than 10"):
         import_examples(ImportConfig(input=file, out=tmp_path / "e.jsonl", format="hotpotqa", min_docs=10))
 
 

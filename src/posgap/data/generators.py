@@ -20,7 +20,7 @@ from posgap.data.synthetic import (
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import OptionalInputPath
 from posgap.foundation.registry import Parameters, Registry
-from posgap.tasks.examples import AnyExample, Example, KVExample, RankedExample
+from posgap.tasks.examples import AnyExample, Example, KVExample
 from posgap.tasks.fields import MAX_DOCS
 from posgap.tasks.reading import read_examples
 
@@ -80,12 +80,14 @@ def _questions_with_distractors(
     if not examples:
         raise PosgapError("data make qa: give the questions by --examples")
     questions = read_examples(examples)
-    plain = [_without_distractors(example) for example in questions if not isinstance(example, KVExample)]
-    if len(plain) < len(questions):
-        raise PosgapError(
-            f"{examples}: holds key-value records, but distractors are drawn from passages; make key-value data "
-            "with `data make kv`"
-        )
+    plain = []
+    for each in questions:
+        if isinstance(each, KVExample):
+            raise PosgapError(
+                f"{examples}: holds key-value records, but distractors are drawn from passages; make key-value data "
+                "with `data make kv`"
+            )
+        plain.append(Example(id=each.id, question=each.question, answers=each.answers, gold=each.gold, distractors=[]))
     drawn: Iterator[AnyExample | None]
     drawn = with_ranked_distractors(plain, n_docs) if distractors == "bm25" else with_distractors(plain, n_docs, seed)
     made: list[AnyExample] = list(filter(None, drawn))
@@ -97,11 +99,6 @@ def _questions_with_distractors(
     if len(made) < len(plain):
         log.info("left out %d: too few passages without their answer", len(plain) - len(made))
     return iter(made)
-
-
-def _without_distractors(example: Example | RankedExample) -> Example:
-    """The question with its gold documents alone."""
-    return Example(id=example.id, question=example.question, answers=example.answers, gold=example.gold, distractors=[])
 
 
 GENERATORS: Registry[Generator] = Registry(

@@ -1,6 +1,5 @@
 """The data verbs: making data, importing files as examples."""
 
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from posgap.tasks.log_fields import require_columns
 from posgap.tasks.reading import with_unique_ids, write_examples
 from posgap.tasks.retrieval_logs import ImportReport, ranked_examples, read_labels, without_answering
 
-log = logging.getLogger(__name__)
 _READERS: dict[str, Callable[[Path], Iterator[tuple[int, AnyExample | None]]]] = {
     "litm-qa": read_litm_qa,
     "dpr": read_dpr,
@@ -68,8 +66,6 @@ def _import_file(config: ImportConfig, file: Path) -> str:
     """
     report = ImportReport()
     without = _WITHOUT.get(config.format, _NOT_TWO)
-    small = f"with fewer than {config.min_docs} documents"
-    left_out = {without: 0, small: 0}
 
     def usable() -> Iterator[tuple[int, AnyExample]]:
         number = 0
@@ -79,24 +75,18 @@ def _import_file(config: ImportConfig, file: Path) -> str:
             if line < config.first:
                 continue
             if example is None:
-                left_out[without] += 1
+                report.left_out[without] += 1
             elif len(example.gold) + len(example.distractors) < config.min_docs:
-                left_out[small] += 1
+                report.left_out[f"with fewer than {config.min_docs} documents"] += 1
             else:
                 number += 1
                 yield line, example
         if not number:
-            reasons = [f"no examples to import in lines {config.first} to {config.last or 'the end'}"]
-            for why, count in left_out.items():
-                if count:
-                    reasons.append(f"{count} were left out, {why}")
-            raise PosgapError(f"{config.input}: {'; '.join([*reasons, *report.summary_lines()])}")
+            why = f"no examples to import in lines {config.first} to {config.last or 'the end'}"
+            raise PosgapError(f"{config.input}: {'; '.join([why, *report.summary_lines()])}")
 
     # One at a time, so that memory stays flat however long the file is.
     imported = write_examples(file, (example for _, example in with_unique_ids(config.input, usable())))
-    counts = [f"{number} {why}" for why, number in left_out.items() if number]
-    if counts:
-        log.info("left out %s", ", ".join(counts))
     report.log_summary(str(config.input))
     return f"imported {imported} examples from {config.input}"
 

@@ -7,12 +7,14 @@ import ast
 import contextlib
 import dataclasses
 import io
+import json
 import math
 import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 from posgap.foundation.errors import PosgapError, shorten
@@ -21,43 +23,8 @@ from posgap.foundation.json_text import parse_json
 Fields = Mapping[str, Any]
 Taken = Counter[tuple[str, str]]  # (field, the name that it was taken from): how often
 
-FIELDS: dict[str, tuple[str, ...]] = {
-    "question": ("question", "query", "query_str", "user_input", "input", "prompt", "str_or_query_bundle"),
-    "answers": (
-        *("expected_answers", "expected_answer", "expected_output", "expected_response", "expected", "golden_answers"),
-        *("golden_answer", "gold_answers", "gold_answer", "ground_truths", "ground_truth", "ground_truth_answer"),
-        *("reference_answers", "reference_answer", "reference_output", "correct_answers", "correct_answer", "answers"),
-        *("reference", "target", "ideal", "answer"),
-    ),
-    "passages": (
-        *("passages", "retrieved_passages", "retrieved_documents", "retrieved_docs", "retrieved_contexts"),
-        *("retrieved_context", "retrieved_chunks", "retrieval_context", "retrieval_contexts", "retrieved", "documents"),
-        *("docs", "chunks", "ctxs", "contexts", "source_documents", "source_nodes", "sources", "nodes", "results"),
-        *("hits", "matches", "search_results", "retrieval_results", "retriever_resources", "value", "context"),
-    ),
-    "relevant_ids": (
-        *("relevant_ids", "relevant_doc_ids", "relevant_docs", "relevant_passage_ids", "relevant_chunk_ids"),
-        *("gold_ids", "gold_doc_ids", "gold_passage_ids", "positive_ids", "reference_context_ids", "qrels"),
-    ),
-    "question_id": ("question_id", "query_id", "qid"),
-    # lists beside the passages'
-    "passage_ids": ("passage_ids", "retrieved_ids", "retrieved_context_ids", "doc_ids", "chunk_ids", "ids"),
-    "passage_scores": ("scores", "retrieved_scores", "similarities"),
-    "passage_distances": ("distances",),
-    # of a passage
-    "text": (
-        *("text", "page_content", "passage_text", "passage", "content", "contents", "chunk", "chunk_text", "snippet"),
-        *("body", "document", "document_text", "paragraph_text", "context"),
-    ),
-    "title": ("title", "document_title", "doc_title"),
-    "score": ("score", "_score", "@search.score", "similarity", "relevance_score", "similarity_score", "rerank_score"),
-    "distance": ("distance", "_distance"),
-    "rank": ("rank", "ranking", "retrieval_rank", "position"),
-    "label": (
-        *("relevant", "is_relevant", "isgold", "is_gold", "gold", "is_supporting", "is_selected"),
-        *("relevance", "label"),
-    ),
-}
+# The names of the fields of a row, of lists beside its passages, and, from `text` on, of a passage.
+FIELDS: dict[str, list[str]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 # A passage's ids, those of its smallest part first; a row for each passage has `id` for itself.
 IDS = ("chunk_id", "passage_id", "node_id", "pid", "id", "id_", "_id", "doc_id", "docid", "document_id")
 # Where passages have one of these names, `answer` is what the chain answered, unless that has another name.

@@ -1,6 +1,6 @@
 """Readers of retrieval logs, one for each layout. All of them yield the same entries: a question and its passages.
 
-To read another layout, write a reader and add it to `LAYOUTS`; names of fields belong to `posgap.tasks.log_fields`.
+To read another layout, write a reader and add it to `LAYOUTS`; names of fields belong into `log_fields.json`.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
@@ -49,6 +49,7 @@ class Filler(Protocol):
         """The documents of the prompt."""
 
 
+@dataclass(eq=False)
 class TextPromptBuilder:
     """Turns (example, placement) into text, for an endpoint that applies the tokenizer itself.
 
@@ -56,20 +57,14 @@ class TextPromptBuilder:
     most `max_new_tokens`, and `max_thinking_tokens` before those, and ends before a string of `stop`.
     """
 
+    task: Task
+    max_new_tokens: int
+    order: PromptOrder = AS_GIVEN
+    template: str = ""
+    framing: Framing = PLAIN
+    stop: tuple[str, ...] = ()
+    max_thinking_tokens: int = 0
     fill: Filler | None = None
-
-    def __init__(
-        self,
-        task: Task,
-        max_new_tokens: int,
-        order: PromptOrder = AS_GIVEN,
-        template: str = "",
-        framing: Framing = PLAIN,
-        stop: tuple[str, ...] = (),
-        max_thinking_tokens: int = 0,
-    ):
-        self.task, self.order, self.template, self.framing = task, order, template, framing
-        self.max_new_tokens, self.max_thinking_tokens, self.stop = max_new_tokens, max_thinking_tokens, stop
 
     def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
         """The prompt's text, and for a local model its token ids, which raises `PosgapError` if prompt and response

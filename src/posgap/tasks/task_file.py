@@ -4,7 +4,6 @@ A config holds the definition itself, as JSON, and not the file's path: so it is
 stands in its manifest.
 """
 
-import json
 import string
 from collections.abc import Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 
 from posgap.foundation.errors import PosgapError, suggestion
 from posgap.foundation.files import parse_as
+from posgap.foundation.json_text import parse_json
 from posgap.foundation.locations import as_location
 from posgap.storage.cache import fetch_location
 from posgap.tasks.metrics import METRICS
@@ -149,8 +149,4 @@ def as_definition(value: object, where: str) -> str:
 
 def task_of(definition: str) -> Task:
     """The task of a definition in JSON."""
-    try:
-        value = json.loads(definition)
-    except ValueError as error:
-        raise PosgapError(f"task: is no definition: {error}") from None
-    return parse_as(TaskDefinition, value, "task").task()
+    return parse_as(TaskDefinition, parse_json(definition, "task"), "task").task()
