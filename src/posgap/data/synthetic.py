@@ -6,7 +6,7 @@ Equal arguments give equal examples.
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from uuid import UUID
 
@@ -70,7 +70,10 @@ def needle_examples(
         places = place_names(rng, n_docs)
         values = rng.sample(range(10 ** (digits - 1), 10**digits), n_docs * facts)
         statements = [dict(zip(rng.sample(ATTRIBUTES, facts), values[i::n_docs])) for i in range(n_docs)]
-        documents = [_document_of_place(place, facts) for place, facts in zip(places, statements)]
+        documents: list[Document] = []
+        for place, stated in zip(places, statements):
+            text = " ".join(f"The {attribute} of {place} is {value}." for attribute, value in stated.items())
+            documents.append(Document(title=place, text=text))
         asked, answers = [], []
         for document, stated in zip(documents[:needles], statements):
             attribute = rng.choice(list(stated))
@@ -85,23 +88,13 @@ def needle_examples(
         )
 
 
-def _document_of_place(place: str, statements: Mapping[str, int]) -> Document:
-    """A document that gives each attribute of a place, titled by the place."""
-    sentences = [f"The {attribute} of {place} is {value}." for attribute, value in statements.items()]
-    return Document(title=place, text=" ".join(sentences))
-
-
 def place_names(rng: random.Random, number: int) -> list[str]:
     """So many invented places, all different."""
     places: dict[str, None] = {}
     while len(places) < number:
-        places[_invent_place(rng)] = None
+        name = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(2, 3)))
+        places[f"{name.capitalize()} {rng.choice(_KINDS)}"] = None
     return list(places)
-
-
-def _invent_place(rng: random.Random) -> str:
-    name = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(2, 3)))
-    return f"{name.capitalize()} {rng.choice(_KINDS)}"
 
 
 def fact_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:

@@ -231,12 +231,15 @@ def _lists(value: Any) -> Any:
     return list(map(inner.__getitem__, sorted(inner, key=int))) if are_numbers else inner
 
 
-def question_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEntry]:
-    """Yields an entry for each row, which has the passages of its question in a list."""
+def question_rows(
+    rows: Iterable[LogRow], reading: LogReading, retrievals: Callable[[Fields], Iterable[Fields]] = lambda row: [row]
+) -> Iterator[LogEntry]:
+    """Yields an entry for each of a row's `retrievals`, which has the passages of its question in a list."""
     for row in rows:
         with reading.note_fault(row.where):
-            question = require_question(row.fields, row.where, reading.taken)
-            yield _to_entry(row, question, parse_passages(row.fields, row.where, reading.taken), row.fields, reading)
+            for fields in retrievals(row.fields):
+                question = require_question(fields, row.where, reading.taken)
+                yield _to_entry(row, question, parse_passages(fields, row.where, reading.taken), fields, reading)
 
 
 def _to_entry(
@@ -309,18 +312,18 @@ def is_trace(row: Fields) -> bool:
 
 
 def trace_rows(rows: Iterable[LogRow], reading: LogReading) -> Iterator[LogEntry]:
-    """Yields an entry for the first retrieval for each question among the runs, events or spans of a trace."""
+    """An entry for the first retrieval for each question among the runs, events or spans of a trace."""
     done: set[str] = set()
     queries: dict[str, Any] = {}
-    for row in rows:
-        with reading.note_fault(row.where):
-            for retrieval in _retrievals(row.fields, queries):
-                question = find_question(retrieval)
-                if question is not None and has_passages(retrieval) and question_key(question) not in done:
-                    done.add(question_key(question))
-                    find_question(retrieval, reading.taken)
-                    passages = parse_passages(retrieval, row.where, reading.taken)
-                    yield _to_entry(row, question, passages, retrieval, reading)
+
+    def first_retrievals(row: Fields) -> Iterator[Fields]:
+        for retrieval in _retrievals(row, queries):
+            question = find_question(retrieval)
+            if question is not None and has_passages(retrieval) and question_key(question) not in done:
+                done.add(question_key(question))
+                yield retrieval
+
+    return question_rows(rows, reading, first_retrievals)
 
 
 def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = None) -> Iterator[Fields]:

@@ -65,6 +65,7 @@ class TextPromptBuilder:
     stop: tuple[str, ...] = ()
     max_thinking_tokens: int = 0
     fill: Filler | None = None
+    chat: ChatTemplate | None = None  # of a local model
 
     def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
         """The prompt's text, and for a local model its token ids, which raises `PosgapError` if prompt and response
@@ -110,11 +111,13 @@ class TextPromptBuilder:
     @property
     def shown_framing(self) -> dict[str, Any]:
         """The parts of the framing that prompts show, by the names of the config."""
-        return self.framing.shown_settings()
+        return self.framing.shown_settings(self.chat.source if self.chat else "")
 
     @property
     def ending(self) -> str | None:
         """What a prompt has between its text and the response; None where an endpoint's template decides that."""
+        if self.chat:
+            return self.chat.ending
         return None if self.template else ""
 
     def digest(self, *parts: str | list) -> str:
@@ -147,12 +150,12 @@ class PromptBuilder(TextPromptBuilder):
     ):
         own = tokenizer.get_chat_template() if tokenizer.chat_template else ""
         source = framing.template or own
-        self.chat = ChatTemplate(source, tokenizer, framing) if source else None
-        if framing.shown_settings() and not self.chat:
+        chat = ChatTemplate(source, tokenizer, framing) if source else None
+        if framing.shown_settings() and not chat:
             names = ", ".join(framing.shown_settings())
             raise PosgapError(f"{names}: the model has no chat template to take it; give one with --template")
         template = digest_of(source) if source else ""
-        super().__init__(task, max_new_tokens, order, template, framing, stop, max_thinking_tokens)
+        super().__init__(task, max_new_tokens, order, template, framing, stop, max_thinking_tokens, chat=chat)
         self.tokenizer, self.context, self.special = tokenizer, context, special_tokens(tokenizer)
 
     def __call__(self, example: AnyExample, placement: Placement) -> list[int]:
@@ -182,14 +185,6 @@ class PromptBuilder(TextPromptBuilder):
         word_prompt = partial(self.word_prompt, example)
         found = [characters(word_prompt, documents, position) for position in range(1, len(documents) + 1)]
         return token_spans(token_offsets(self.tokenizer, self.chat, prompt.text, prompt.token_ids), found)
-
-    @property
-    def shown_framing(self) -> dict[str, Any]:
-        return self.framing.shown_settings(self.chat.source if self.chat else "")
-
-    @property
-    def ending(self) -> str:
-        return self.chat.ending if self.chat else ""
 
     def token_ids(self, text: str) -> list[int]:
         """The token ids of a prompt's text, in the chat template if there is one.

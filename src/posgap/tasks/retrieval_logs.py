@@ -172,7 +172,9 @@ def ranked_examples(
     counted = ImportReport() if report is None else report
     reading = LogReading(name, columns or {})
     entries = read_log(rows, reading)
-    _add_labels(entries, labels or {})
+    for entry in entries:
+        own = (labels or {}).get(question_key(entry.question), Labels(entry.answers, entry.relevant_ids))
+        entry.answers, entry.relevant_ids = own
     decide_questions(entries, name)
     decide_labels(entries, relevance, counted)
     id_name = decide_ids(entries, counted)
@@ -206,14 +208,6 @@ def without_answering(
                 kept.append(passage)
         report.dropped += len(example.passages) - len(kept)
         yield number, example.model_copy(update={"passages": kept})
-
-
-def _add_labels(entries: Iterable[LogEntry], labels: Mapping[str, Labels]) -> None:
-    """Gives entries the labels of their questions in place of what the log says of them."""
-    for entry in entries:
-        own = labels.get(question_key(entry.question))
-        if own:
-            entry.answers, entry.relevant_ids = own.answers, own.ids
 
 
 def decide_questions(entries: Sequence[LogEntry], name: str) -> None:
@@ -366,11 +360,8 @@ def _to_example(entry: LogEntry, order: LogOrder, relevance: str, report: Import
     retrieved = _order_passages(entry, order, report)
     if not entry.answers:
         raise _LeftOutError("without answers (columns `answers` or `ground_truth`, or a file given as --answers)")
-    way = relevance
-    if not way and entry.relevant_ids is not None:
-        way = "id"
-    elif not way:
-        way = "answer" if {None}.issuperset(map(attrgetter("label"), retrieved)) else "label"
+    by_label = "answer" if {None}.issuperset(map(attrgetter("label"), retrieved)) else "label"
+    way = relevance or (by_label if entry.relevant_ids is None else "id")
     return RankedExample(
         id=entry.id or f"rag-{entry.number:06d}",
         question=entry.question,
