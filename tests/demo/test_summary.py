@@ -1,4 +1,4 @@
-"""The demo's closing table, over positions and over pairs of them."""
+"""The demo's closing table."""
 
 from posgap.demo.summary import table
 
@@ -16,10 +16,3 @@ def test_positions_have_a_column_each():
     assert "base                90.0    30.0    50.0     9.0   (8.0 to 10.0)" in shown
     assert "gate, on 7 examples a position" in shown and "refused: no alias was moved" in shown
     assert "    pass      5.0  gap: at most 15 for certain" in shown
-
-
-def test_pairs_have_a_column_for_each_category():
-    base = figures(["1+2", "2+1"], [90.0, 1.0], n_examples=7, by_category={"connected": 90.0, "reversed": 1.0})
-    shown = table({"base": base, "candidate": base, "gate": GATE, "registry": None})
-    assert "accuracy, %       connected   reversed    mean     gap   95 % of the gap" in shown
-    assert "base                   90.0        1.0    50.0     9.0   (8.0 to 10.0)" in shown

@@ -121,25 +121,6 @@ def test_a_name_takes_a_revision(hub):
         load_config(f"{NAME}@v2")
 
 
-def test_the_option_revision_is_that_of_the_name(hub, tmp_path, monkeypatch, capsys):
-    """Offline, and with nothing in the cache: the line has the name that was looked for."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    write_examples(tmp_path / "e.jsonl", [kv_example(0)])
-    where = ["--examples", str(tmp_path / "e.jsonl"), "--out", str(tmp_path / "out")]
-    with pytest.raises(SystemExit):
-        main(["sweep", "--model", NAME, "--revision", TAG, *where])
-    assert f"{NAME}@{TAG}: no such folder, nor a model on the hub" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("model", [".", f"{NAME}@{TAG}", "s3://bucket/model", "served"])
-def test_only_the_name_of_a_model_on_the_hub_takes_a_revision(capsys, model):
-    served = ["--base-url", "http://127.0.0.1:1"] if model == "served" else []
-    with pytest.raises(SystemExit):
-        main(["check", "--model", model, "--revision", TAG, "--out", "out", *served])
-    complaint = f"--revision: {model} takes none; give the name of a model on the hub without one"
-    assert complaint in capsys.readouterr().err
-
-
 def test_offline_the_hub_is_asked_nothing_and_a_line_says_what_is_missing(hub, monkeypatch):
     complaint = (
         f"^{NAME}(@{TAG})?: no such folder, nor a model on the hub: HF_HUB_OFFLINE is set, and the cache .* does"

@@ -20,7 +20,7 @@ from posgap.cli.main import build, main
 from posgap.cli.verbs import STAGES, TYPED, VERBS, Kind
 from posgap.components.wrapper import component
 from posgap.foundation.config import NO_PARAMETERS
-from posgap.foundation.fields import ON_HUB, Role, role
+from posgap.foundation.fields import Role, role
 from posgap.preflight.form import STAGES as GIVEN_STAGES
 from posgap.scaling.config import ScaleSearchConfig
 from posgap.tasks.reading import write_examples
@@ -38,8 +38,7 @@ def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
     for word in TYPED[name].split():
         command = command.commands[word]
     options = {p.name: p for p in command.params}
-    of_hub = {"revision"} if any(ON_HUB in info.metadata for info in config.model_fields.values()) else set()
-    assert options.keys() == VERBS[TYPED[name]].config.options().keys() | of_hub | {"config", "json", "quiet"}
+    assert options.keys() == VERBS[TYPED[name]].config.options().keys() | {"config", "json", "quiet"}
     inputs = load(name).component_spec.inputs
     for field, info in config.parameters().items():
         if field in MADE.get(name, ()):

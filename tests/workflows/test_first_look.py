@@ -60,7 +60,7 @@ def test_a_model_alone_is_enough(folder, endpoint, capsys):
     assert lines[8] == f"page: {(place / 'sweep.html').as_uri()}"
 
     asked = endpoint.seen.total()
-    assert asked == 1 + 3 * 5 + 100
+    assert asked == 2 + 3 * 5 + 100
     assert run("sweep", f"{endpoint.url}#served") == 0  # which does nothing, and shows the same
     assert capsys.readouterr().out == out and endpoint.seen.total() == asked
 
@@ -82,7 +82,7 @@ def test_a_look_that_broke_off_goes_on_with_the_same_examples(folder, endpoint, 
         patched.setattr(first_look, "_choose_examples", lambda *_: pytest.fail("the prompts are timed again"))
         assert run(*look) == 0
     assert (folder / PLACES["examples"]).read_bytes() == made
-    assert endpoint.seen.total() - asked == 100 - (60 - 6) and not (folder / ".posgap-look").exists()
+    assert endpoint.seen.total() - asked == 100 - (60 - 7) and not (folder / ".posgap-look").exists()
 
     before = endpoint.seen.total()
     assert run(*look[:3], "3", *look[4:]) == 2 and endpoint.seen.total() == before  # another look replaces none
@@ -125,7 +125,7 @@ def test_prompts_are_as_long_as_twenty_examples_leave_time(
     with caplog.at_level(logging.INFO):
         examples, _ = first_look._choose_examples(SweepVerbConfig(model="m", base_url=endpoint.url, out="look"))
     assert len(examples[0].records) == n_docs and len(examples) == n_examples
-    assert asked[1:] == [5, 10, 20][:timed], "the first one warms up"
+    assert asked[2:] == [5, 10, 20][:timed], "the first one warms up, and the second says whether there is time"
     prompts = n_examples * (3 if n_examples == 4 else 5)  # the fewest examples are asked at fewer positions
     said = f"taken: {n_examples} examples of {n_docs} documents, in {prompts} prompts that take about "
     assert f"{said}{prompts * seconds * n_docs:.0f} s" in caplog.text

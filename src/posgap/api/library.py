@@ -141,7 +141,7 @@ def sweep(
         stack.enter_context(from_python(quiet))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posgap-")))
         asked_of, tokenizer = _parts(model, tokenizer)
-        given = [] if isinstance(examples, int) else _given(examples)
+        given = [] if isinstance(examples, int) else _read_rows(examples)
         task = task or ("rag" if given and isinstance(given[0], RankedExample) else "kv")
         chosen = {"task": task, "examples": folder / "examples.jsonl", "out": folder / "sweep"} | options
         chosen["lengths"] = lengths or []
@@ -262,8 +262,7 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, list) else value
 
 
-def _given(rows: "str | Path | pandas.DataFrame | Rows") -> list[AnyExample]:
-    return examples(rows)
+_read_rows = examples  # which `sweep` has a parameter of this name of
 
 
 def _named(model: "str | Path | PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from posgap import __version__
-from posgap.cli import config_file, variables
+from posgap.cli import config_file
 from posgap.cli.verbs import FIRST, GROUPS, SECTIONS, VERBS, Kind, Verb
 from posgap.foundation import printing
 from posgap.foundation.config import Config
@@ -38,11 +39,11 @@ from posgap.foundation.errors import (
     shorten,
 )
 from posgap.foundation.extras import how_to_install
-from posgap.foundation.fields import ON_HUB, POSITIONAL, RARE, choices_of, is_endpoint, plain_type, role
+from posgap.foundation.fields import POSITIONAL, RARE, choices_of, is_endpoint, plain_type, role
 from posgap.foundation.internal_errors import describe_internal_error
 from posgap.foundation.interruption import raise_on_termination
 from posgap.foundation.launch import exit_process, is_main_process, leave_together
-from posgap.foundation.locations import as_location, is_hub_name, with_uris
+from posgap.foundation.locations import as_location, with_uris
 from posgap.foundation.redaction import redact
 from posgap.foundation.registry import SECRET
 from posgap.stages.frame import stage_at
@@ -283,8 +284,6 @@ def _parameters(config_type: type[Config]) -> list[click.Parameter]:
             )
             continue
         parameters.append(_option(config_type, field, info))
-        if ON_HUB in info.metadata:
-            parameters.append(_Option(["--revision"], rare=True, help=f"commit, tag or branch of a {field} on the hub"))
     return parameters
 
 
@@ -314,14 +313,11 @@ def _to_config(config_type: type[Config], words: str, ctx: click.Context) -> Con
     for name, value in ctx.params.items():
         if value not in (None, ()) and ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
             values[name] = value
-    revision = values.pop("revision", None)  # which is part of a model's name
     has_no_place = bool(config_type.named_by) and not values.get("out")
     if has_no_place:
         values["out"] = "runs"  # until it is known what is read
     try:
         config = config_type(**values)
-        if revision:
-            config = config_type(**values | {"model": _at_revision(config, revision)})
     except ValidationError as error:
         raise PosgapError(_misuse(config_type, error)) from None
     if has_no_place:
@@ -355,14 +351,6 @@ def _work_of(verb: Verb) -> Callable[[Any], Any]:
     if verb.kind is Kind.NEEDS_MODEL:
         return with_local_paths(lambda config: getattr(importlib.import_module(module), function)(config))
     return getattr(importlib.import_module(module), function)
-
-
-def _at_revision(parsed: Config, revision: str) -> str:
-    """The name of a config's model at a revision."""
-    model = str(parsed.model or "")  # type: ignore[attr-defined]  # where there is this option there is a model
-    if parsed.is_served("model") or os.path.exists(model) or "@" in model or not is_hub_name(model):
-        raise PosgapError(f"--revision: {shorten(model)} takes none; give the name of a model on the hub without one")
-    return f"{model}@{revision}"
 
 
 def _misuse(config_type: type[Config], error: ValidationError) -> str:
@@ -436,10 +424,7 @@ def main(arguments: list[str] | None = None) -> None:
     code = 0
     with printing.command(sys.argv[1:] if arguments is None else arguments):
         try:
-            root = build()
-            for line in variables.complaints(root, os.environ) if is_main_process() else ():
-                logging.getLogger("posgap").warning("%s", line)
-            root.main(arguments, prog_name="posgap", standalone_mode=False, auto_envvar_prefix=config_file.PREFIX)
+            build().main(arguments, prog_name="posgap", standalone_mode=False, auto_envvar_prefix=config_file.PREFIX)
             if is_main_process():
                 printing.write_json()
         except SystemExit:  # click's, where nobody reads the output any more
@@ -504,13 +489,12 @@ def _place_of(error: OSError) -> str:
         os.getcwd()
     except FileNotFoundError:
         return "the current folder (it was deleted or replaced: cd to one that is there)"
-    place, at = "", error.__traceback__
-    while at:
-        if at.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "posgap":
-            paths = [str(value) for value in at.tb_frame.f_locals.values() if isinstance(value, Path)]
-            place = paths[-1] if paths else place
-        at = at.tb_next
-    return f"{place}, or a file beside it" if place else "input/output"
+    place = "input/output"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).startswith("posgap."):
+            for value in frame.f_locals.values():
+                place = f"{value}, or a file beside it" if isinstance(value, Path) else place
+    return place
 
 
 def _with_notes(message: str, error: BaseException) -> str:

@@ -57,28 +57,21 @@ def summarize(folders: dict[str, Path], registered_name: str, seconds: dict[str,
 
 def _sweep_figures(sweep: Sweep) -> dict[str, Any]:
     kept = sweep.model_dump(mode="json", include={"accuracy", "mean", "gap", "gap_ci95", "n_examples"})
-    if not sweep.by_category:
-        return {"positions": sweep.positions, **kept}
-    by_category = {name: figures.accuracy for name, figures in sweep.by_category.items()}
-    return {"positions": sweep.placement_names, "by_category": by_category, **kept}
+    return {"positions": sweep.positions, **kept}
 
 
 def table(summary: dict[str, Any]) -> str:
     """The summary as aligned text."""
     base, candidate = summary["base"], summary["candidate"]
-    if "by_category" in base:
-        shown = dict(zip(base["by_category"], base["by_category"]))
-    else:
-        shown = {i: f"pos {i}" for i in (1, 5, 10, 15, 20) if i in base["positions"]}
-    width = max(8, 2 + max(map(len, shown.values()), default=0))
+    shown = [position for position in (1, 5, 10, 15, 20) if position in base["positions"]]
 
     def figures_line(name: str, figures: dict[str, Any]) -> str:
-        values = figures.get("by_category") or dict(zip(figures["positions"], figures["accuracy"]))
-        cells = "".join(f"{values[column]:{width}.1f}" for column in shown)
+        values = dict(zip(figures["positions"], figures["accuracy"]))
+        cells = "".join(f"{values[position]:8.1f}" for position in shown)
         low, high = figures["gap_ci95"]
         return f"{name:<16}{cells}{figures['mean']:8.1f}{figures['gap']:8.1f}   ({low:.1f} to {high:.1f})"
 
-    columns = "".join(f"{title:>{width}}" for title in shown.values())
+    columns = "".join(f"{f'pos {position}':>8}" for position in shown)
     head = f"{'accuracy, %':<16}{columns}{'mean':>8}{'gap':>8}   95 % of the gap"
     rules = [
         f"  {rule['outcome'].rjust(6)}  {rule['value']:7.1f}  {rule['sentence']}" for rule in summary["gate"]["rules"]

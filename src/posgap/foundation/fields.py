@@ -30,7 +30,6 @@ IN_SETTINGS = "in settings"  # marks a field that a pipeline's form does not ask
 POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
 RARE = "rare"  # marks a field whose option a long `--help` leaves to `--help-all`
 NO_OPTION = "no option"  # marks a field that a policy file, a pipeline or Python sets, and no option
-ON_HUB = "on the hub"  # marks a field that may name a model on the hub, and so takes a revision of it
 
 
 def location_if_any(value: Any) -> Any:
@@ -154,7 +153,7 @@ InputPath = Annotated[Local, Role.INPUT, BeforeValidator(as_location)]
 OptionalInputPath = Annotated[Local | None, Role.INPUT, BeforeValidator(location_if_any)]
 InputPaths = Annotated[list[Annotated[Local, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
 ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_as_model_path)]  # a Hugging Face folder
-ModelName = Annotated[ModelPath, ON_HUB]  # such a folder, or a model's name on the hub, NAME or NAME@REVISION
+ModelName = ModelPath  # such a folder, or a model's name on the hub, NAME or NAME@REVISION
 MODEL = "Hugging Face model folder, hub name, or models:/NAME@champion in MLflow"
 Place = Annotated[str, Role.PLACE]
 _Writable = AfterValidator(_require_writable)

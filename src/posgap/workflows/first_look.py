@@ -172,9 +172,10 @@ def _choose_size(config: SweepVerbConfig, builder: TextPromptBuilder, generator:
                 raise
             break
         if chosen is None:
-            first = _time(config, builder, generator, prompts[:1])  # what is asked first warms up
-            if first * MIN_EXAMPLES * len(prompts) > ends - time.monotonic():
-                return Size(n_docs, len(prompts), first)
+            _time(config, builder, generator, prompts[:1])  # what is asked first loads the model, and warms up
+            one = _time(config, builder, generator, prompts[-1:])
+            if one * MIN_EXAMPLES * len(prompts) > ends - time.monotonic():
+                return Size(n_docs, len(prompts), one)
         size = Size(n_docs, len(prompts), _time(config, builder, generator, prompts[:POSITIONS]))
         if chosen and size.needed > ends - time.monotonic():
             break

@@ -38,6 +38,11 @@ class Row(NamedTuple):
     differs: str = ""
 
     @property
+    def gap(self) -> float:
+        """The sweep's gap; 0 where there is none."""
+        return self.sweep.gap if self.sweep else 0.0
+
+    @property
     def address(self) -> str:
         """Where its page is, from the index."""
         return quote(f"{self.folder}/{self.page}")
@@ -131,12 +136,8 @@ def group_by_question(found: list[Row]) -> list[Group]:
     named = []
     for key, of in sorted(groups.items(), key=lambda item: (not item[0], item[0])):
         title = f"Task {key[0]}, n = {key[3]:,}, {key[2]}" if key else "Without a sweep below this folder"
-        named.append(Group(title, sorted(map(partial(_tell_apart, of), of), key=lambda row: -_gap(row))))
+        named.append(Group(title, sorted(map(partial(_tell_apart, of), of), key=lambda row: -row.gap)))
     return named
-
-
-def _gap(row: Row) -> float:
-    return row.sweep.gap if row.sweep else 0.0
 
 
 def _tell_apart(others: Sequence[Row], row: Row) -> Row:
