@@ -78,12 +78,10 @@ def _read_csv(path: Path, separator: str, columns: Sequence[str]) -> Iterator[tu
 def _find_separator(header: str, usual: str) -> str:
     """What separates the columns of a header: the usual sign, unless another one alone does. Where a comma stands for
     the decimal point, spreadsheets write semicolons."""
-    most, best = 1, usual
     for separator in (usual, ";", "\t", ",", "|"):
-        columns = len(next(csv.reader([header], delimiter=separator), []))
-        if columns > most and best == usual and most == 1:
-            most, best = columns, separator
-    return best
+        if len(next(csv.reader([header], delimiter=separator), [])) > 1:
+            return separator
+    return usual
 
 
 def _text_lines(file: BinaryIO, path: Path) -> Iterator[str]:

@@ -147,17 +147,12 @@ def _log_rows(numbered: Iterable[tuple[int, Any]], reading: LogReading) -> Itera
 
 def unwrapped_rows(numbered: Iterable[tuple[int, Any]], name: str) -> Iterator[tuple[int, Any]]:
     """Yields (number, row), also of rows within one object, or in any `orient` in which pandas writes a frame."""
-    rows = iter(numbered)
-    for number, row in rows:
+    for number, row in numbered:
         inner = find_wrapped(row)
         if inner is None and isinstance(row, list | tuple):
-            names = list(map(str, row))
-            if number != 1 or set(names).isdisjoint(FIELDS["question"]):
-                raise PosgapError(
-                    f"{name}:{number}: an array without names of fields; write objects (pandas: orient='records')"
-                )
-            for at, cells in rows:
-                yield at, dict(zip(names, cells))
+            raise PosgapError(
+                f"{name}:{number}: an array without names of fields; write objects (pandas: orient='records')"
+            )
         elif inner is None:
             yield number, row
         else:
