@@ -742,10 +742,10 @@ def taken(rows: Iterable[Row]) -> int:
 
     places = {"model": "model", "runs": "runs", "out": "runs/out", "gpus": "0"}
     asked: list[object] = []
-    with mock.patch.object(cli, "_run_verb", lambda verb, parsed: asked.append(parsed)):
+    with mock.patch.object(cli, "_work_of", lambda verb: asked.append):
         for command in (command for row in rows for command in row.commands):
             words = shlex.split(command.format(**places))
-            cli.builder().main(words, prog_name="posgap", standalone_mode=False)
+            cli.build().main(words, prog_name="posgap", standalone_mode=False)
     return len(asked)
 
 

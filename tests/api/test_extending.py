@@ -119,18 +119,18 @@ def test_the_gate_and_the_search_know_a_package_s_rule_and_curve(posgap, tmp_pat
         [*search, "--out", tmp_path / "search"],
         compared,
     )
-    assert codes(done) == [0, 3, 0, 0], said(done)
+    assert codes(done)[:2] == [0, 3] and codes(done)[3] == 0, said(done)
     (found,) = [each for each in read_json(tmp_path / "compared" / "mitigate.json")["found"] if each["measured"]]
     assert found["code"].startswith("def reorder(passages)") and not found["command"]
     rulings = {rule["name"]: rule for rule in read_json(tmp_path / "gate" / "gate.json")["rules"]}
     assert not rulings["floor"]["passed"] and rulings["floor"]["threshold"] == 99
-    if codes(done)[4] == 0:
+    if codes(done)[2] == 0:
         scaling = read_json(tmp_path / "search" / "scaling.json")
         assert scaling["curve"]["kind"] == "knee" and len(scaling["control_points"]) == 4
     else:
         # An untrained model: the search says so at once, runs, and says so again.
-        assert "the search fails unless some factors change that" in done[4].stderr
-        assert "answers none of the questions correctly" in done[4].stderr.splitlines()[-1]
+        assert "the search fails unless some factors change that" in done[2].stderr
+        assert "answers none of the questions correctly" in done[2].stderr.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("mlflow_store")
