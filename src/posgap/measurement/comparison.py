@@ -1,5 +1,6 @@
 """Sweeps of several models over the same examples, and how each differs from the first."""
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,9 +63,10 @@ def with_distinct_labels(evidence: Sequence[Evidence]) -> list[Evidence]:
     """Returns the evidence, in which labels that several sweeps share have the name of the sweep's folder behind."""
     often = Counter(each.sweep.label for each in evidence)
     distinct = []
-    for each in evidence:
-        label = each.sweep.label
-        distinct.append(each.relabel(f"{label} ({each.path.name})") if often[label] > 1 else each)
+    for each in map(copy.copy, evidence):
+        if often[each.sweep.label] > 1:
+            each.sweep = each.sweep.model_copy(update={"label": f"{each.sweep.label} ({each.path.name})"})
+        distinct.append(each)
     return distinct
 
 

@@ -60,12 +60,6 @@ class Evidence:
         self.outcomes = outcomes_of(predictions, self.sweep.placements)
         self.baselines = baseline_scores(predictions, self.ids, self.sweep.asked.samples, path)
 
-    def relabel(self, label: str) -> "Evidence":
-        """Returns a copy whose sweep has this label."""
-        other = copy.copy(self)
-        other.sweep = self.sweep.model_copy(update={"label": label})
-        return other
-
     def reorder_like(self, reference: "Evidence") -> "Evidence":
         """Returns a copy whose examples stand in the reference's order; `PosgapError` if these are other examples, or
         counted in other groups."""

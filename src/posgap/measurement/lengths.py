@@ -127,8 +127,8 @@ def effective_length(tokens: Sequence[int], correct: Sequence[np.ndarray], most_
     """
     pairs = max(1, correct[0].shape[1] * (correct[0].shape[1] - 1)) * len(correct)
     gaps = [statistics.gap(statistics.accuracy(scores)) for scores in correct]
-    highs = [statistics.gap_interval(scores)[1] for scores in correct]
-    lows = [_lower_bound(scores, statistics.LEVEL / pairs) for scores in correct]
+    highs = [statistics.gap_upper_end(scores) for scores in correct]
+    lows = [statistics.gap_lower_bound(scores, statistics.LEVEL / pairs) for scores in correct]
     low, high = _longest(tokens, highs, most_gap), _longest(tokens, lows, most_gap)
     return EffectiveLength(most_gap=most_gap, tokens=_longest(tokens, gaps, most_gap), low=low, high=high)
 
@@ -137,13 +137,6 @@ def _longest(tokens: Sequence[int], bounds: Sequence[float], most: float) -> int
     """The length before the first at which the bound is above `most`; 0 where that is the first."""
     exceeding = next((at for at, bound in enumerate(bounds) if bound > most), len(bounds))
     return tokens[exceeding - 1] if exceeding else 0
-
-
-def _lower_bound(correct: np.ndarray, error: float) -> float:
-    """The largest lower bound of a difference of two placements, each too high with chance `error`; 0 at least."""
-    if correct.shape[1] < 2:
-        return 0.0
-    return max(0.0, float(np.nanmax(-statistics.pair_bounds(correct, error))))
 
 
 def length_map(evidence: Sequence[Evidence], context: int, most_gap: float) -> LengthMap:

@@ -27,16 +27,8 @@ def position_curves(sweeps: Sequence[Sweep]) -> Figure:
         # Labels stand side by side, since baselines may be as good as each other.
         for at, (name, baseline) in enumerate(sweep.baselines.items()):
             axes.axhline(baseline.accuracy, color=color, linestyle=":", linewidth=1)
-            axes.annotate(
-                name,
-                (1, baseline.accuracy),
-                xycoords=("axes fraction", "data"),
-                xytext=(-3 - 60 * at, 2),
-                textcoords="offset points",
-                ha="right",
-                fontsize=7,
-                color=color,
-            )
+            of_axes, place = axes.get_yaxis_transform(), 0.99 - 0.11 * at
+            axes.text(place, baseline.accuracy, name, transform=of_axes, ha="right", fontsize=7, color=color)
     n_docs = max(sweep.n_docs for sweep in sweeps)
     axes.set(
         xlabel=f"position of the gold document among {n_docs}",

@@ -113,11 +113,6 @@ class Probe:
         return self.count(lambda each: each.cut and not each.right)
 
     @property
-    def asked(self) -> set[tuple[str, ...]]:
-        """What is right, each once: so many questions were asked at least."""
-        return {each.answers for each in self.responses}
-
-    @property
     def at_once(self) -> int:
         """How many begin with a right answer."""
         return self.count(lambda each: each.answer_after == 0)
@@ -183,9 +178,10 @@ class Probe:
                 f"{refusals} of {n} responses refuse in words, and count as wrong answers: try a system message, "
                 '--system "All that is asked is in the documents below."'
             )
-        if len({each.text.strip() for each in self.responses}) == 1 and len(self.asked) >= _QUESTIONS:
+        questions = len({each.answers for each in self.responses})  # or more, of which some have one answer
+        if len({each.text.strip() for each in self.responses}) == 1 and questions >= _QUESTIONS:
             said["same"] = (
-                f'all of {n} responses are "{shorten(self.responses[0].text.strip(), 40)}", to {len(self.asked)} '
+                f'all of {n} responses are "{shorten(self.responses[0].text.strip(), 40)}", to {questions} '
                 "questions: the model may not do this task, or not be shown the question (--template, --system)"
             )
         # No bound is said of the mean: these are a few questions at some of the placements.
@@ -225,20 +221,13 @@ def why_hopeless(
 ) -> str:
     """Returns why nothing can come of a sweep that begins with these answers, and what to do; empty where it may: all
     are empty, cut before a right answer, or of one wording to several questions."""
-    n, outcomes = len(seen), {completion.outcome for _, _, completion in seen}
-    limit = f"--max-new-tokens {2 * (builder.max_new_tokens + builder.max_thinking_tokens)}"
-    if outcomes == {"empty"}:
-        return f"all of the first {n} answers are empty: see what the server says to one prompt"
+    n, limit = len(seen), builder.max_new_tokens + builder.max_thinking_tokens
+    if all(completion.outcome == "empty" for _, _, completion in seen):
+        return f"all of the first {n} responses are empty: see what the server says to one prompt"
     probe = Probe([observe(builder, *each, metric) for each in seen if each[2].outcome in ("answered", "truncated")])
     if len(probe.responses) < n or probe.right:
         return ""
-    if probe.cut == n:
-        return f"all of the first {n} answers are cut before a right answer: try {limit}"
-    texts = {each.text.strip() for each in probe.responses}
-    if len(texts) == 1 and len(probe.asked) >= _QUESTIONS:
-        said = shorten(texts.pop(), 40)
-        return f'all of the first {n} answers are "{said}", and none is right: try --system or --template'
-    return ""
+    return probe.findings(limit).get("cut" if probe.cut == n else "same", "")
 
 
 def target_of(builder: TextPromptBuilder) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
@@ -93,11 +93,26 @@ class PromptGrid:
         """Whether an endpoint is asked by prompts of no mitigation, each of which may cost something."""
         return not BACKENDS[self.config.backend].local and self.mitigator is None
 
-    def first_handful(self) -> list[tuple[int, int]]:
-        """Returns examples and numbers of prompts that differ in both as far as there are others."""
-        numbers, examples = len(self.placements) * self.samples, range(len(self.examples))
-        diagonals = product(range(numbers), examples)
-        return [(example, (example + shift) % numbers) for shift, example in islice(diagonals, HANDFUL)]
+    @property
+    def numbers(self) -> range:
+        """The numbers of an example's prompts."""
+        return range(len(self.placements) * self.samples)
+
+    def first_handful(self) -> dict[int, list[int]]:
+        """Returns the numbers of some prompts by example, which differ in both as far as there are others."""
+        handful: dict[int, list[int]] = {}
+        for shift, example in islice(product(self.numbers, range(len(self.examples))), HANDFUL):
+            handful.setdefault(example, []).append((example + shift) % len(self.numbers))
+        return handful
+
+    def list_missing(self, answered: Collection[tuple[int, int]]) -> dict[int, list[int]]:
+        """Returns the numbers of the prompts by example that are not among these (example, number)."""
+        missing = {}
+        for example in range(len(self.examples)):
+            left = [number for number in self.numbers if (example, number) not in answered]
+            if left:
+                missing[example] = left
+        return missing
 
 
 def generate_resumably(
@@ -117,12 +132,7 @@ def generate_resumably(
     Where something is missing `opens`, or the config's backend, gives what answers.
     """
     unfinished = Unfinished(work_folder(prompts.config.out), prompts.identity(), token_ids)
-    numbers = range(len(prompts.placements) * prompts.samples)
-    missing: dict[int, list[int]] = {}
-    for example in range(len(prompts.examples)):
-        left = [number for number in numbers if (example, number) not in unfinished.completions]
-        if left:
-            missing[example] = left
+    missing = prompts.list_missing(unfinished.completions)
     n_missing = sum(map(len, missing.values()))
     if first_answers:
         pass  # one of many sweeps of a comparison, which says itself what it does
@@ -143,42 +153,25 @@ def generate_resumably(
             # What goes on draws other samples than what was interrupted.
             sampling = replace(sampling, seed=sampling.seed + prompts.count - n_missing)
         generator = opens() if opens else open_generator(prompts.config, builder)
-        parts = [missing]
-        if first_answers is None and prompts.asks_endpoint and HANDFUL < n_missing == prompts.count:
-            parts = _split_handful(missing, prompts.first_handful())
-        first_answers = first_answers or FirstAnswers(builder, n_missing, prompts.config.metric)
-        make, generate = prompts.prompt, generator.generate
-        if prompts.mitigator:
-            make, generate = prompts.question, partial(prompts.mitigator.generate, generator)
-        for part in parts:
-            of_part, seen = title if part is parts[-1] else f"{title}, the first {HANDFUL}", []
-            for example, number, completion in stream_missing(
-                generator, unfinished, part, make, sampling, of_part, generate
-            ):
+        tries_handful = first_answers is None and prompts.asks_endpoint and HANDFUL < n_missing == prompts.count
+        note_first = first_answers or FirstAnswers(builder, n_missing, prompts.config.metric)
+        seen = []
+
+        def ask(part: Mapping[int, Sequence[int]], words: str) -> None:
+            for example, number, completion in _stream(prompts, generator, unfinished, part, sampling, words):
                 asked = (*prompts.question(example, number)[:2], completion)
-                first_answers(*asked)
+                note_first(*asked)
                 on_completion(*asked)
                 seen.append(asked)
-            if part is not parts[-1]:
-                _require_hope(prompts, seen)
+
+        if tries_handful:
+            ask(prompts.first_handful(), f"{title}, the first {HANDFUL}")
+            _require_hope(prompts, seen)
+            missing = prompts.list_missing(unfinished.completions)
+        ask(missing, title)
     served = None if BACKENDS[prompts.config.backend].local else unfinished.served
     kept = unfinished.completions
-    return [kept[at] for at in product(range(len(prompts.examples)), numbers)], served
-
-
-def _split_handful(
-    missing: Mapping[int, Sequence[int]], handful: Sequence[tuple[int, int]]
-) -> list[dict[int, list[int]]]:
-    """Splits missing prompts into a handful and the others."""
-    first: dict[int, list[int]] = {}
-    for example, number in handful:
-        first.setdefault(example, []).append(number)
-    others = {}
-    for example, numbers in missing.items():
-        left = [number for number in numbers if number not in first.get(example, ())]
-        if left:
-            others[example] = left
-    return [first, others]
+    return [kept[at] for at in product(range(len(prompts.examples)), prompts.numbers)], served
 
 
 def _require_hope(prompts: PromptGrid, seen: Sequence[tuple[AnyExample, Placement, Completion]]) -> None:
@@ -191,35 +184,37 @@ def _require_hope(prompts: PromptGrid, seen: Sequence[tuple[AnyExample, Placemen
         )
 
 
-def stream_missing(
+def _stream(
+    prompts: PromptGrid,
     generator: Generator,
     unfinished: Unfinished,
     missing: Mapping[int, Sequence[int]],
-    prompt: Callable[[int, int], Any],
     sampling: Sampling,
     title: str,
-    generate: Callable[[Iterable[Sequence[Any]], Sampling], Iterator[tuple[int, int, Completion]]] | None = None,
 ) -> Iterator[tuple[int, int, Completion]]:
-    """Asks the prompts that are `missing`, by (group, numbers within it), and yields (group, number, completion).
+    """Asks the prompts that are `missing`, by example and number, and yields (example, number, completion).
 
     Each completion is kept as it comes, with the seconds since the one before unless the generator says what it took,
-    and so is what an endpoint says of itself, which must go on from what it said before. `generate` answers in place of
-    the generator itself, by way of it, and then what `prompt` gives is whatever that takes.
+    and so is what an endpoint says of itself, which must go on from what it said before.
     """
+    generate: Callable = generator.generate
+    make: Callable = prompts.prompt
+    if prompts.mitigator:
+        generate, make = partial(prompts.mitigator.generate, generator), prompts.question
     if isinstance(generator, EndpointGenerator):
         generator.served = unfinished.served
-    by_group = list(missing.items())
-    groups = (list(map(partial(prompt, group), numbers)) for group, numbers in by_group)
+    by_example = list(missing.items())
+    groups = (list(map(partial(make, example), numbers)) for example, numbers in by_example)
     sent = time.monotonic()
     with meter(sum(map(len, missing.values())), title) as note_done:
-        for which, at, completion in (generate or generator.generate)(groups, sampling):
+        for which, at, completion in generate(groups, sampling):
             usage = completion.usage or Usage()
             if usage.seconds is None:
                 completion = completion._replace(usage=usage._replace(seconds=time.monotonic() - sent))
-            group, numbers = by_group[which]
+            example, numbers = by_example[which]
             if isinstance(generator, EndpointGenerator):
                 unfinished.note(generator.served)
-            unfinished.add(group, numbers[at], completion)
-            yield group, numbers[at], completion
+            unfinished.add(example, numbers[at], completion)
+            yield example, numbers[at], completion
             note_done(1)
             sent = time.monotonic()

@@ -200,8 +200,14 @@ def gap_interval(correct: np.ndarray, error: float = LEVEL) -> tuple[float, floa
     placements, high = correct.shape[1], gap_upper_end(correct, error)
     if placements < 2 or flatness_p(correct) >= error:
         return 0.0, high
-    lower_bounds = -pair_bounds(correct, error / (placements * (placements - 1)))
-    return max(0.0, float(np.nanmax(lower_bounds))), high
+    return gap_lower_bound(correct, error / (placements * (placements - 1))), high
+
+
+def gap_lower_bound(correct: np.ndarray, error: float) -> float:
+    """The largest lower bound of a difference of two placements, each too high with chance `error`; 0 at least."""
+    if correct.shape[1] < 2:
+        return 0.0
+    return max(0.0, float(np.nanmax(-pair_bounds(correct, error))))
 
 
 def gap_upper_end(correct: np.ndarray, error: float = LEVEL) -> float:

@@ -72,12 +72,12 @@ def _run_check(config: CheckConfig, output: RunFolder) -> tuple[Verdict, Sweep]:
     for name in (CHECK_FILE, PAGE_FILE):
         delete_path(output.out / name)  # that of an earlier check, which says nothing of this one
     policy = policy_of(config.model_copy(update={"policy": config.policy and fetch_location(config.policy)}))
-    rests_on = {"sweep": below(config.out, "sweep")}
+    place = below(config.out, "sweep")
     with start_run("check", {}, output.out) as run:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
         with _asked_anew(config):
-            of_sweep = _sweep_config(config, policy, output, rests_on["sweep"])
+            of_sweep = _sweep_config(config, policy, output, place)
             swept = fetch_location(sweep(of_sweep))
         figures, examples = read_sweep(swept), swept_examples(swept, of_sweep.examples)
         verdict = judge(swept, None, None, policy, examples, look=attempt_number(figures))
@@ -89,7 +89,7 @@ def _run_check(config: CheckConfig, output: RunFolder) -> tuple[Verdict, Sweep]:
         explored = explored_roles({"candidate": swept})
         save_page(decision_page(verdict, {"candidate": figures}, explored), output.out / PAGE_FILE)
         names = [name for name in (CHECK_FILE, PAGE_FILE, MADE_FILE) if (output.out / name).exists()]
-        output.write_manifest(names, rests_on)
+        output.write_manifest(names, {"sweep": place})
         for name in names:
             publish_file(output.out / name, below(config.out, name), force=True)
     return verdict, figures
