@@ -177,7 +177,7 @@ def count_step(
     options = SimpleNamespace(
         device="cpu", dtype=dtype, vocabulary=2000, prompt_tokens=prompt_tokens, response_tokens=20, width=64,
         feed_forward=128, layers=layers, heads=4, kv_heads=2, examples=examples, k=4, epochs=1, batch_size=4,
-        micro_batch_size=rows, threads=1, gradient_checkpointing=False,
+        micro_batch_size=rows, own_micro_batch_size=0, threads=1, gradient_checkpointing=False,
     )  # fmt: skip
     found, losses, setting = {}, {}, distill_step.setting
     for name, side in (("theirs", distill_step.theirs), ("ours", distill_step.ours)):

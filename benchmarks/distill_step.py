@@ -56,7 +56,10 @@ class Steps(NamedTuple):
 
 
 def clock(options) -> float:
-    """Seconds; of a single thread on a CPU those that it computed, as others may be using the machine."""
+    """Seconds, when a GPU has done what it was told; of a single thread on a CPU those that it computed, as others may
+    be using the machine."""
+    if options.device == "cuda":
+        torch.cuda.synchronize()
     return time.process_time() if options.device == "cpu" and options.threads == 1 else time.perf_counter()
 
 
@@ -124,7 +127,8 @@ def ours(options) -> Steps:
         started = clock(options)
         teacher = Teacher(TeacherStates(Path(folder), {}), frozen_head(model, False, options.device), collate)
         student = Student(model, objective, teacher)
-        tokens = options.micro_batch_size * (options.prompt_tokens + options.response_tokens)
+        rows = options.own_micro_batch_size or options.micro_batch_size
+        tokens = rows * (options.prompt_tokens + options.response_tokens)
         teacher.read_missing(student, torch.device(options.device), tokens)
         accelerator = Accelerator(cpu=options.device == "cpu")
         _, history = train(student, steps, objective, collate, Schedule(1e-3), accelerator, tokens)
@@ -236,6 +240,7 @@ def main() -> None:
     for name, default in {
         "vocabulary": 128256, "prompt-tokens": 2048, "response-tokens": 8, "width": 64, "feed-forward": 0, "layers": 2,
         "heads": 4, "kv-heads": 2, "examples": 2, "k": 4, "epochs": 2, "batch-size": 1, "micro-batch-size": 1,
+        "own-micro-batch-size": 0,  # of posgap, where it is another
         "threads": 1,
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)

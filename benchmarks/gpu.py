@@ -1,140 +1,139 @@
-"""The paper's study on one GPU: NaturalQuestions with 20 documents, the ablation of Pos2Distill, LPES, and the gate.
+"""All that is to be seen on a GPU, in parts of at most ten minutes, the telling ones first.
 
-    python benchmarks/gpu.py [--model Qwen/Qwen2.5-1.5B-Instruct] [--size 1.5b] [--hours 4]
-    python benchmarks/gpu.py --dry
+    python benchmarks/gpu.py [step sweep memory vllm scaled replicates] [--write]
     python benchmarks/gpu.py --quick
 
-The rows run one after another until the hours are over, and the same command goes on with what is missing. Each keeps
-its figures in benchmarks/study/gpu-<size>-<row>.json, of which the table of methods is made. `--dry` runs the same
-commands on SmolLM2 with a few short examples, on a CPU, and keeps nothing: it shows that they work. `--quick` runs
-nothing: the last line is JSON, how many `commands` there are, all of which the command line takes.
+| part | minutes | shows |
+|---|---|---|
+| step | 3 | a step of R1 at 1.24B and 128k words against the authors' way, in time and memory; 20 rows against 2 |
+| sweep | 4 | a sweep of 0.94B at 20 positions against plain `generate`, and vLLM's where it is installed |
+| memory | 2 | the peak of a training beside what `plan distill` counts |
+| vllm | 4 | a scaled model by vLLM with the plugin against `posgap.load_model`: speed, and how many responses agree |
+| scaled | 2 | forward pass and decoding of a scaled model against the unscaled one |
+| replicates | 10 | `study.py`'s replicates of the ablation, which go on where they were |
+
+Each is a command of another script, in a process of its own, that ends with its minutes; its last line, JSON, is kept.
+`--write` puts all of them with day, card and versions into build/results/gpu.md, from where a person takes them over
+into docs/results.md. `--quick` runs every part but the last on tiny models, on whatever is there.
+
+A machine without a network takes wheels. Beside its own torch those of posgap, transformers, click, pydantic,
+pydantic_core, annotated_types, typing_inspection, typing_extensions, tenacity, cryptography, cffi, pycparser, bm25s,
+httpx2, httpcore2, h11, anyio, idna, truststore, filelock, gguf, hjson and deepspeed are enough (25 MB):
+`pip download --no-deps -d wheels ...` here, and `pip install --no-index --no-deps --target site wheels/*.whl` there,
+with PYTHONPATH=site. `replicates` wants SmolLM2's GGUF file (real_models.py; 94 MB, which xz makes 87). Without vLLM
+its columns stay empty.
 """
 
 import argparse
 import json
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+import subprocess
+import sys
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from types import SimpleNamespace
 from typing import NamedTuple
 
-import real_models
-import study
-from report import write_table
-from study import Row
+import distill_step
+import torch
+from report import ROOT, write_section
 
-from posgap.data.fetching import fetch_source
-from posgap.data.sources import SOURCES
-
-
-class Size(NamedTuple):
-    """How much is asked: the commands that make the examples to train on and those to sweep, and options."""
-
-    train: tuple[str, ...]  # the last one makes what is trained on
-    swept: tuple[str, ...]
-    of: str  # task, documents, and how many examples are swept
-    positions: str
-    training: str
-    plan: str
-    search: str
+from posgap.distillation.footprint import MicroBatchShape, activation_bytes, size_of
+from posgap.distillation.planning import Way, standing
 
 
-def of_questions(questions: Path) -> Size:
-    """The paper's: 300 questions to train on, 500 to sweep, 20 documents in a prompt."""
+class Part(NamedTuple):
+    """A command of a script, its minutes, and the same on a tiny model."""
 
-    def made(name: str, first: int, last: int) -> tuple[str, ...]:
-        oracle = f"{{runs}}/{name}-oracle.jsonl"
-        return (
-            f"data import --format litm-qa --input {questions} --first {first} --last {last} --force --out {oracle}",
-            f"data make qa --examples {oracle} --n-docs 20 --force --out {{runs}}/{name}.jsonl",
-        )
-
-    positions = "1,5,10,15,20"
-    return Size(
-        made("train", 801, 1600),
-        made("swept", 1, 800),
-        "--task qa --n-docs 20 --limit 500",
-        positions,
-        "--gradient-checkpointing",
-        "--prompt-tokens 3200 --response-tokens 60",
-        f"--limit 60 --positions {positions} --generations 6",
-    )
+    minutes: int
+    command: str
+    quick: str
 
 
-def of_records(name: str, seed: int) -> tuple[str, ...]:
-    """A few examples of two short records."""
-    made = f"{{runs}}/{name}-made.jsonl"
-    return (
-        f"data make kv --n-docs 2 --n-examples 16 --seed {seed} --force --out {made}",
-        f"data import --format litm-kv --input {made} --key-digits 8 --value-digits 8 --force "
-        f"--out {{runs}}/{name}.jsonl",
-    )
-
-
-DRY = Size(
-    of_records("train", 1),
-    of_records("swept", 0),
-    "--task kv --n-docs 2 --limit 10",
-    "1,2",
-    "--epochs 1 --k 1 --batch-size 8 --learning-rate 1e-5",
-    "--epochs 1 --k 1 --batch-size 8 --n-examples 16 --prompt-tokens 120 --response-tokens 12",
-    "--limit 4 --positions 1,2 --generations 1 --population 2",
+_STEP = (
+    "distill_step.py --dtype bfloat16 --prompt-tokens 3000 --response-tokens 60 --width 2048 --feed-forward 8192 "
+    "--layers 16 --heads 32 --kv-heads 8 --examples 8 --epochs 1 --batch-size 4 --micro-batch-size 2 "
+    "--own-micro-batch-size 20 --small-vocabulary 0"
 )
+_SWEEP = (
+    "sweep.py --dtype bfloat16 --width 2048 --layers 16 --vocabulary 32000 --document-tokens 150 --new-tokens 16 "
+    "--repeats 2 --batch-size 32"
+)
+_TINY_STEP = (
+    "distill_step.py --quick --vocabulary 512 --prompt-tokens 128 --own-micro-batch-size 4 --small-vocabulary 0"
+)
+_TINY_SWEEP = "sweep.py --quick --width 64 --n-docs 5 --document-tokens 8 --vocabulary 500"
+PARTS = {
+    "step": Part(3, _STEP, _TINY_STEP),
+    "sweep": Part(4, f"{_SWEEP} --examples 16", _TINY_SWEEP),
+    "memory": Part(2, "gpu.py --memory", "gpu.py --memory --quick"),
+    "vllm": Part(4, f"{_SWEEP} --examples 8 --scaled", f"{_TINY_SWEEP} --scaled"),
+    "scaled": Part(2, "scaled_inference.py --prompt 4096", "scaled_inference.py --quick --prompt 64"),
+    "replicates": Part(10, "study.py --rows replicate-* --hours 0.12", "study.py --quick"),
+}
 
 
-def rows(name: str, size: Size) -> Iterator[Row]:
-    """The rows of a study, whose names begin with `name`."""
-    base, task = f"{name}-base", size.of.partition(" --limit ")[0]
-    sweep = (
-        f"sweep --model {{model}} {size.of} --examples {{runs}}/swept.jsonl --positions {size.positions} --out {{out}}"
-    )
-    yield Row(base, name, (*size.swept, sweep), study.sweep_figures)
-    yield from study.trained(base, name, size.of, "swept", size.train, size.positions, size.training, plan=size.plan)
-    scaled = f"{{runs}}/{name}-lpes-model"
-    search = (
-        f"scale search --model {{model}} {task} --examples {size.train[-1].split()[-1]} {size.search} "
-        f"--out {{runs}}/{name}-lpes-search"
-    )
-    yield Row(
-        f"{name}-lpes",
-        name,
-        (
-            search,
-            f"apply --model {{model}} --found {{runs}}/{name}-lpes-search --out {scaled}",
-            sweep.replace("{model}", scaled),
-            f"compare {{runs}}/{base} {{out}} --out {{out}}-compared",
-            f"gate --candidate {{out}} --base {{runs}}/{base} --examples {{runs}}/swept.jsonl --out {{out}}-gate",
-        ),
-        study.trained_figures,
-    )
+def run(name: str, part: Part, is_quick: bool) -> dict:
+    """Runs a part and returns its figures, or why there are none."""
+    script, *words = (part.quick if is_quick else part.command).split()
+    print(f"== {name}, at most {part.minutes} minutes: {script} {' '.join(words)}", flush=True)
+    call = [sys.executable, str(ROOT / "benchmarks" / script), *words]
+    try:
+        done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=60 * part.minutes)
+        print(done.stdout, flush=True)
+        if done.returncode:
+            print(done.stderr[-3000:], file=sys.stderr)
+        return json.loads(done.stdout.strip().rpartition("\n")[2])
+    except subprocess.TimeoutExpired:
+        return {"ended": f"after {part.minutes} minutes"}
+    except json.JSONDecodeError:
+        return {"ended": "without figures"}
+
+
+def measure_memory(is_quick: bool) -> dict:
+    """Trains a random model in float32, and returns the peak in GiB beside the planner's."""
+    options = SimpleNamespace(
+        device="cuda" if torch.cuda.is_available() else "cpu", dtype="float32", vocabulary=32000, prompt_tokens=2000,
+        response_tokens=40, width=1024, feed_forward=4096, layers=12, heads=16, kv_heads=8, examples=8, k=4, epochs=1,
+        batch_size=4, micro_batch_size=4, own_micro_batch_size=0, threads=1, gradient_checkpointing=False,
+    )  # fmt: skip
+    if is_quick:
+        vars(options).update(vocabulary=500, prompt_tokens=200, width=64, feed_forward=128, layers=2, heads=4)
+        vars(options).update(kv_heads=2, examples=2, batch_size=1, micro_batch_size=2)
+    config = distill_step.setting(options)[0].config
+    seen = distill_step.measure("ours", options)["peak_bytes"]  # of a CPU with all that python has beside it
+    width = options.prompt_tokens + options.response_tokens
+    shape = MicroBatchShape(options.micro_batch_size, width, options.response_tokens, "float32")
+    planned = standing(Way("alone", False, 0), size_of(config, 0), 1) + activation_bytes(config, shape)
+    return {"peak_gib": round(seen / 2**30, 3), "planned_gib": round(planned / 2**30, 3)}
+
+
+def versions() -> str:
+    """The card, and the packages that decide how fast it is."""
+    found = [torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"]
+    for name in ("torch", "transformers", "vllm", "flash-attn"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    return ", ".join(found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="Qwen/Qwen2.5-1.5B-Instruct", help="folder, or name on the hub")
-    parser.add_argument("--size", default="1.5b", help="what rows and table call it (1.5b)")
-    parser.add_argument("--hours", type=float, default=4.0, help="no row is begun after so many (4)")
-    parser.add_argument("--questions", type=Path, help="nq-open-oracle.jsonl.gz; else it is downloaded")
-    parser.add_argument("--dry", action="store_true", help="the same commands on SmolLM2, and nothing is kept")
-    parser.add_argument("--quick", action="store_true", help="run nothing, and check the commands")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="only these; by default all, in this order")
+    parser.add_argument("--write", action="store_true", help="write the figures into build/results/gpu.md")
+    parser.add_argument("--quick", action="store_true", help="tiny models, and no replicates: a minute")
+    parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.quick:
-        all_rows = [*rows("gpu-dry", DRY), *rows("gpu", of_questions(Path("questions.jsonl.gz")))]
-        print(json.dumps({"commands": study.taken(all_rows)}))
+    if options.memory:
+        print(json.dumps(measure_memory(options.quick)))
         return
-    if options.dry:
-        model = str(real_models.folder("smollm2"))
-        with tempfile.TemporaryDirectory() as folder:
-            study.STORE = Path(folder) / "store"
-            for row in study.in_time(list(rows("gpu-dry", DRY)), options.hours):
-                study.run(row, model, "SmolLM2, dry", Path(folder))
-            print(study.methods(), study.plans(), sep="\n\n")
-        return
-    size = of_questions(options.questions or fetch_source(SOURCES["nq-oracle"]))
-    missing = [row for row in rows(f"gpu-{options.size}", size) if not study.is_kept(row)]
-    for row in study.in_time(missing, options.hours):
-        study.run(row, options.model, options.model, study.RUNS / f"gpu-{options.size}")
-    for name in ("study-methods", "study-plans"):
-        write_table(name, study.TABLES[name]())
+    chosen = options.parts or [name for name in PARTS if not options.quick or name != "replicates"]
+    figures = {name: run(name, PARTS[name], options.quick) for name in chosen}
+    lines = [f"| {name} | `{json.dumps(found)}` |" for name, found in figures.items()]
+    text = "\n".join([f"On {date.today()}: {versions()}.", "", "| part | figures |", "|---|---|", *lines])
+    write_section("results", "gpu", text) if options.write else print(text)
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 
 from posgap.mitigations.in_force import scale_model
 
-LAYERS, HEADS, WIDTH = 6, 12, 768
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LAYERS, HEADS, WIDTH = (6, 12, 768) if DEVICE == "cpu" else (16, 16, 2048)
 STEPS_PER_TURN = 15
 
 
@@ -33,9 +34,16 @@ def llama() -> LlamaForCausalLM:
             num_hidden_layers=LAYERS,
             num_attention_heads=HEADS,
             num_key_value_heads=HEADS,
-            max_position_embeddings=4096,
+            max_position_embeddings=8192,
         )
-    ).eval()
+    ).to(DEVICE).eval()  # fmt: skip
+
+
+def clock() -> float:
+    """Seconds, when a GPU has done what it was told."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def twin(model: PreTrainedModel) -> PreTrainedModel:
@@ -47,17 +55,17 @@ def twin(model: PreTrainedModel) -> PreTrainedModel:
 
 def forward(model: PreTrainedModel, ids: torch.Tensor) -> float:
     """Seconds of reading the prompt, into a cache."""
-    started = time.perf_counter()
+    started = clock()
     model(input_ids=ids, use_cache=True, logits_to_keep=1)
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def decode(model: PreTrainedModel, cache: DynamicCache) -> float:
     """Seconds of one decoding step behind the prompt in `cache`, which is left as it was."""
-    token = torch.tensor([[5]])
-    started = time.perf_counter()
+    token = torch.tensor([[5]], device=DEVICE)
+    started = clock()
     model(input_ids=token, past_key_values=cache)
-    seconds = time.perf_counter() - started
+    seconds = clock() - started
     cache.crop(-1)
     return seconds
 
@@ -94,7 +102,7 @@ def measured(
 
 def layers(quick: bool, prompt: int, write: bool) -> None:
     """A model scaled by layer against the unscaled one."""
-    unscaled, ids = llama(), torch.randint(3, 2048, (1, prompt))
+    unscaled, ids = llama(), torch.randint(3, 2048, (1, prompt), device=DEVICE)
     ones = scale_model(twin(unscaled), [1.0] * LAYERS)
     identical = torch.equal(ones(input_ids=ids).logits, unscaled(input_ids=ids).logits)
     models = {

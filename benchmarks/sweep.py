@@ -22,8 +22,9 @@ read, so that sharing them gives a ratio of at most 1.75 where reading takes all
 
 The last line is JSON: `speed_ratio` (prompts per second, ours / theirs), `cpu_ratio` (the same by the processor's time,
 which other work changes less), `lm_eval_ratio` (ours / lm_eval) and `vllm_ratio` (ours / vllm), each null where its
-peer is missing, and `identical` (all sides give every prompt the same response). Where responses differ in float32 the
-exit code is 1. `--write` puts a table over several numbers of documents into build/results/.
+peer is missing, `vllm_agrees` (the share of prompts to which vLLM and posgap respond alike), and `identical` (all sides
+give every prompt the same response). Where responses differ in float32 the exit code is 1. `--write` puts a table over
+several numbers of documents into build/results/.
 """
 
 import argparse
@@ -53,7 +54,7 @@ from posgap.foundation.tables import markdown
 from posgap.generation.generator import Sampling
 from posgap.generation.setup import prompt_builder
 from posgap.generation.transformers import TransformersGenerator
-from posgap.mitigations.in_force import load_model
+from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.tasks.examples import KVExample
 from posgap.tasks.prompts import Prompt
@@ -249,11 +250,14 @@ def compare(model, tokenizer, n_docs: int, served: Vllm | None, options) -> tupl
             spent[side].append(once[side])
     least = {side: Spent(*map(min, zip(*spent[side]))) for side in sides}
     ratio = lambda peer, kind=0: round(least[peer][kind] / least[ours][kind], 2) if peer in least else None  # noqa: E731
+    by_vllm = answers.get(served, {})
+    equal = [by_vllm[number] == answer for number, answer in answers[ours].items() if number in by_vllm]
     figures = {
         "speed_ratio": ratio(theirs),
         "cpu_ratio": ratio(theirs, 1),
         "lm_eval_ratio": ratio(lm_eval),
         "vllm_ratio": ratio(served),
+        "vllm_agrees": round(sum(equal) / len(equal), 3) if equal else None,
         "identical": all(answers[side] == answers[theirs] for side in sides),
     }
     lengths = [len(prompt.token_ids) for group in prompts for prompt in group]
@@ -272,6 +276,7 @@ def main() -> None:
     parser.add_argument("--scale", default="5,10,20,40", help="numbers of documents of that table")
     parser.add_argument("--model", default="", help="name in real_models.py, or folder; else random weights")
     parser.add_argument("--positions", default="", help="of --model: which, like 1,5,10; all where it is left out")
+    parser.add_argument("--scaled", action="store_true", help="RoPE factors from 1 to 1.5 over the layers")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     for name, default in {
@@ -294,6 +299,9 @@ def main() -> None:
         tokenizer = load_tokenizer(options.model)
     else:
         model, tokenizer = llama(options), words(options.vocabulary)
+    if options.scaled:
+        count = model.config.num_hidden_layers
+        scale_model(model, [1 + number / (2 * count) for number in range(count)])
     scale = sorted({options.n_docs, *map(int, options.scale.split(","))}) if options.write else [options.n_docs]
     most = max(len(prompt.token_ids) for prompt in asked(tokenizer, max(scale), options)[0])
     served = Vllm(model, tokenizer, most + options.new_tokens, options) if importlib.util.find_spec("vllm") else None
