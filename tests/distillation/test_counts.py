@@ -24,3 +24,9 @@ def test_a_step_of_r1_waits_for_the_gpu_at_most_four_times_and_loses_as_its_twin
     assert ours["own_reads"] <= 4 and ours["reads"] < theirs["reads"]
     # What is checked once, before the first step, counts here as much as the step itself.
     assert ours["operations"] <= 1.4 * theirs["operations"] and ours["tokens"] < 0.75 * theirs["tokens"]
+
+
+def test_the_prediction_is_held_against_all_that_an_h100_took():
+    for name, (model, work, seconds) in counts.SEEN.items():
+        ratio = work.predict(counts.CARDS["H100"], model) / seconds
+        assert (0.6 < ratio < 1.85) if work.masked else (0.8 < ratio < 1.25), (name, ratio)
