@@ -78,6 +78,13 @@ def test_a_config_or_tokenizer_that_is_none_is_refused(copy, name, load, content
     assert len(str(told.value).splitlines()) == 1
 
 
+def test_an_adapter_is_refused_with_what_merges_it(copy):
+    write_json(copy / "adapter_config.json", {"base_model_name_or_path": "base"})
+    for load in (load_model, load_config, load_tokenizer):
+        with pytest.raises(PosgapError, match=r"is an adapter, .*from_pretrained\(FOLDER\).merge_and_unload\(\)"):
+            load(str(copy))
+
+
 def test_a_config_that_names_rope_twice_is_refused(copy):
     """transformers reads `rope_scaling`, and loses the other's `rope_theta`."""
     file = copy / "config.json"

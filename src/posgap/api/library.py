@@ -335,7 +335,7 @@ def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", c
 def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
     """A causal language model, scaled where it is a scaled one, in evaluation mode, on the CPU.
 
-    `path` is a Hugging Face folder, that of an adapter, a name on the hub, or a version in MLflow's registry,
+    `path` is a Hugging Face folder, a name on the hub, or a version in MLflow's registry,
     `models:/name@champion` or `models:/name/3`. `dtype` of its parameters: "auto" is that in which a registered version
     was swept, and else bfloat16 where there is a GPU and float32 elsewhere; "stored" is that of the file. `compute` is
     that of the arithmetic, where autocast makes it another.

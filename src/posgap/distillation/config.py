@@ -97,11 +97,6 @@ class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _Di
         "on a GPU from the third step on as many as its memory holds",
     )
     lora_rank: int = Field(0, ge=0, description="rank of LoRA adapters; 0: train all parameters")
-    lora_export: Annotated[Literal["merged", "adapter"], RARE] = Field(
-        "merged",
-        description="what a run with lora_rank writes; merged: the whole model; adapter: the adapters alone, in peft's "
-        "format, which are read with the model they were trained on",
-    )
     dtype: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
         "auto",
         description="arithmetic; auto: bfloat16 on a GPU, else float32; tf32: half as quick as bfloat16 on a GPU, for "
@@ -120,17 +115,6 @@ class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _Di
     work: WorkPath = Field(
         None, description="folder for checkpoints and teacher states, reused by later runs; empty: beside `out`"
     )
-
-    @model_validator(mode="after")
-    def _adapters_can_be_written(self) -> Self:
-        if self.lora_export == "adapter" and not self.lora_rank:
-            raise ValueError("`lora_export` adapter: all parameters are trained; give a `lora_rank`")
-        if self.lora_export == "adapter" and self.export_dtype != "auto":
-            raise ValueError(
-                "`export_dtype` is of whole models; leave it out: adapters are written in float32, and rounded to the "
-                "base's precision where they are merged"
-            )
-        return self
 
 
 class PlanDistillConfig(_Training):

@@ -1,5 +1,4 @@
-"""The trained model written as a Hugging Face folder, or its adapter alone, which is read back to see that it is the
-trained model."""
+"""The trained model written as a Hugging Face folder, which is read back to see that it is the trained model."""
 
 import logging
 from collections.abc import Mapping
@@ -12,10 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from posgap.distillation.adapter_merging import merge_in_float32
-from posgap.distillation.adapters import resolve_base
 from posgap.distillation.config import DistillConfig
-from posgap.distillation.lora import merge_adapters, write_adapter
+from posgap.distillation.lora import merge_adapters
 from posgap.distillation.processes import by_deepspeed, trained_parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
@@ -63,8 +60,7 @@ class TrainedModel:
 def export(
     config: DistillConfig, trained: TrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path
 ) -> dict[str, float]:
-    """Writes the trained model, or of adapters what `config.lora_export` says, into the folder `out`, with
-    `export.json`; returns the figures in it.
+    """Writes the trained model into the folder `out`, with `export.json`; returns the figures in it.
 
     Raises `PosgapError` where the precision of the file would lose what training did, and where the folder that was
     written is not the trained model.
@@ -72,20 +68,15 @@ def export(
     unset_hf_deepspeed_config()  # under ZeRO-3 models would be loaded in pieces, by all processes
     base = load_model(config.model, "stored")
     model = _rebuild_unrounded(config, trained)
-    alone = config.lora_export == "adapter"
-    if alone:
-        base_in_float32 = load_model(config.model, "float32")
-        write_adapter(base_in_float32, trained.parameters, config.lora_rank, resolve_base(config.model), out)
-        _require_equal(merge_in_float32(config.model, out), model.state_dict())
     dtype = base.dtype if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
     try:
-        stored = round_weights(base, model.state_dict(), dtype, 0 if alone else config.seed)
+        stored = round_weights(base, model.state_dict(), dtype, config.seed)
     except PosgapError as error:
         raise PosgapError(f"export: {error}; give --export-dtype bfloat16 or float32") from None
-    kept, merging = stored.kept, "merged into its base " * alone
+    kept = stored.kept
     log.info(
-        "export: %s%s of what training did; %.1f %% of the numbers that it changed are not the base's",
-        merging, stored, 100 * kept.numbers,
+        "export: %s of what training did; %.1f %% of the numbers that it changed are not the base's",
+        stored, 100 * kept.numbers,
     )  # fmt: skip
     if not kept.update >= MIN_KEPT:
         rest = "goes on from the checkpoint of the last step" if config.save_steps else "trains again (--save-steps 0)"
@@ -101,12 +92,11 @@ def export(
             "give --export-dtype float32", dtype_name(dtype), difference,
         )  # fmt: skip
     del model  # so that there is one model in memory at a time, beside what is stored
-    if not alone:
-        save_model(base.to(dtype), tokenizer, out, dict(stored.state))  # type: ignore[arg-type]  # mypy misreads transformers' `to`
-        del base
-        written = load_model(str(out), "float32")  # it refuses weights that are missing, or left over
-        _require_equal(written, stored.state)
-        _require_same(_logits(written, trained.probe), logits, TOLERANCE[torch.float32])
+    save_model(base.to(dtype), tokenizer, out, dict(stored.state))  # type: ignore[arg-type]  # mypy misreads transformers' `to`
+    del base
+    written = load_model(str(out), "float32")  # it refuses weights that are missing, or left over
+    _require_equal(written, stored.state)
+    _require_same(_logits(written, trained.probe), logits, TOLERANCE[torch.float32])
     figures = {"kept_update": kept.update, "kept_numbers": kept.numbers, "logits_difference": difference}
     write_json(out / FILE, {"dtype": dtype_name(dtype), "rounding": stored.rounding, **figures})
     return figures

@@ -1,20 +1,14 @@
-"""Low-rank adapters (Hu et al. 2022) by peft: trained beside frozen weights, and on export merged into them or written
-alone."""
+"""Low-rank adapters (Hu et al. 2022) by peft: trained beside frozen weights, and on export merged into them."""
 
-import shutil
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
-from posgap.models import ADAPTER, ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -55,50 +49,15 @@ def add_adapters(model: PreTrainedModel, rank: int) -> "PeftModel":
         ) from None
 
 
+@torch.no_grad()
 def merge_adapters(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int) -> PreTrainedModel:
     """The base `model` with trained `adapters` merged into its parameters, as peft merges them.
 
     `adapters` has the parameters that `add_adapters` adds, by name; they may have been gathered from ZeRO-3's
     partitions. The model is used up.
     """
-    adapted = _adapt(model, adapters, rank)
-    return adapted.merge_and_unload(safe_merge=True)  # type: ignore[operator,no-any-return]
-
-
-def write_adapter(
-    model: PreTrainedModel,
-    adapters: Mapping[str, Tensor],
-    rank: int,
-    base: tuple[str, str | None],
-    out: Path,
-) -> None:
-    """Writes trained `adapters` of the base `model` into the folder `out`, in peft's format and in float32.
-
-    `base` is how the adapter's config names the base: its place or name, and its commit on the hub. The model is used
-    up.
-    """
-    from peft import get_peft_model_state_dict
-
-    adapted = _adapt(model, adapters, rank)
-    about = adapted.peft_config["default"]
-    about.base_model_name_or_path, about.revision = base
-    about.inference_mode = True
-    weights = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        about.save_pretrained(str(out))
-        save_file(
-            {name: tensor.contiguous() for name, tensor in weights.items()}, out / ADAPTER_WEIGHTS, {"format": "pt"}
-        )
-    except (OSError, SafetensorError) as error:
-        raise PosgapError(f"{out}: the adapter could not be written: {error}") from None
-    shutil.copymode(out / ADAPTER, out / ADAPTER_WEIGHTS)  # safetensors lets nobody but their owner read them
-
-
-@torch.no_grad()
-def _adapt(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int) -> "PeftModel":
     adapted = add_adapters(model, rank)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             parameter.copy_(adapters[name])
-    return adapted
+    return adapted.merge_and_unload(safe_merge=True)  # type: ignore[operator,no-any-return]

@@ -53,11 +53,6 @@ def registered_cache() -> Path:
     return cache_folder().absolute() / "registered"
 
 
-def merged_cache() -> Path:
-    """Adapters, merged into their base models."""
-    return cache_folder().absolute() / "merged"
-
-
 def addressed_cache() -> Path:
     """The folder of files that were read at an address: `<mark>/<scheme>/<the rest of the address>`."""
     return cache_folder().absolute() / "addressed"

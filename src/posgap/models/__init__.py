@@ -5,7 +5,7 @@ Nothing is imported here, so that vLLM's plugin finds the names below without tr
 
 # What a folder of peft's has that is an adapter, and no model by itself.
 ADAPTER = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
+MERGING = "merge it into its base by peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
 # What is wrong with a folder that is no model's.
 NO_CONFIG = "there is no config.json; give the folder that `save_pretrained` wrote"
 # Where a model's config.json has its RoPE factors.

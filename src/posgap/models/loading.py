@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from posgap.foundation.errors import PosgapError, first_line
 from posgap.foundation.files import read_object
 from posgap.foundation.retries import within
-from posgap.models import ADAPTER, CLOSED_TYPE, NO_CONFIG
+from posgap.models import ADAPTER, CLOSED_TYPE, MERGING, NO_CONFIG
 from posgap.models.closing import is_closed, load_closed_config, read_config, write_closable_config
 from posgap.models.factors import is_altered
 
@@ -46,12 +46,8 @@ transformers_logging.disable_progress_bar()
 def _load_by(loader, path: str, what: str, weights: bool = False, **options):
     folder = model_folder(path, weights)
     if (folder / ADAPTER).exists():
-        # Stages merge an adapter that is here or in S3 before they load it. Of another, transformers would load the
-        # base that it names, which no digest of its folder tells from another.
-        raise PosgapError(
-            f"{path}: is an adapter; give its folder, here or in S3, to be merged into its base, or merge it "
-            "(peft: merge_and_unload)"
-        )
+        # transformers would load the base that it names, which no digest of its folder tells from another.
+        raise PosgapError(f"{path}: is an adapter, which posgap does not read; {MERGING}")
     require_own_files(folder)
     try:
         if (config := _closed_config(folder)) is not None:

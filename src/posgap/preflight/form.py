@@ -41,8 +41,7 @@ FORM_FIELDS = {"task": "task", "n_docs": "n_docs", "seed": "seed", "max_gap": "m
 # What `settings` may say of the run itself, rather than of a stage: methods and tasks that no dropdown offers, too.
 _SAID = [name for name, field in PreflightConfig.model_fields.items() if IN_SETTINGS in field.metadata]
 OF_RUN = [*_SAID, "methods", "task"]
-# An adapter names its base by a path of the step that trained it, which other steps do not have.
-_OWN = {*FORM_FIELDS, "model", "method", "label", "shard", "name", "gpus_per_node", "lora_export", "methods"}
+_OWN = {*FORM_FIELDS, "model", "method", "label", "shard", "name", "gpus_per_node", "methods"}
 _ELSEWHERE = PreflightConfig.model_fields.keys() - set(OF_RUN)
 
 

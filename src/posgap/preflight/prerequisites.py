@@ -93,7 +93,7 @@ def _without_weights(model: str) -> tuple[str, list[str]]:
     folder = source(model)
     if isinstance(folder, ByName):
         return model, []
-    here = folder.fetch()  # of an adapter, what it makes of its base
+    here = folder.fetch()
     return str(here), os.listdir(here)
 
 

@@ -12,7 +12,6 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
 from posgap.distillation import processes, rounding_floor
-from posgap.distillation.adapters import resolve_base
 from posgap.distillation.batches import (
     Collator,
     Pair,
@@ -74,8 +73,6 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     """
     set_seed(config.seed)
     torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
-    if config.lora_export == "adapter":
-        resolve_base(config.model)  # raises where no adapter could name it
     pairs, collate = _read_data(config)
     steps, objective = _plan(config, pairs)
     mixed = resolve_dtype(config.dtype) == torch.bfloat16
@@ -240,11 +237,10 @@ def _load_model(config: DistillConfig) -> PreTrainedModel:
 
 def _require_room(config: DistillConfig, out: Path, model: PreTrainedModel, accelerator: Accelerator) -> None:
     """Raises `PosgapError` before training where the model cannot be written, or a CPU has no memory to train it."""
-    if config.lora_export != "adapter":  # adapters alone are small
-        stored = load_config(config.model).dtype or torch.float32
-        dtype: Any = stored if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
-        size = model.num_parameters() * dtype.itemsize
-        require_disk(config.model, out, size, "writing the trained model", "give an --out on another disk")
+    stored = load_config(config.model).dtype or torch.float32
+    dtype: Any = stored if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
+    size = model.num_parameters() * dtype.itemsize
+    require_disk(config.model, out, size, "writing the trained model", "give an --out on another disk")
     if accelerator.device.type == "cpu" and not processes.by_deepspeed(accelerator):
         _require_memory(config, model)
 
@@ -283,7 +279,7 @@ def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     """Identifies a training run: checkpoints of another one are not gone on from."""
     # So a run that is out of memory can go on in another way, on other processes, and one whose model could not be
     # written as it was to be.
-    without_effect = {"micro_batch_tokens", "gradient_checkpointing", "deepspeed", "export_dtype", "lora_export"}
+    without_effect = {"micro_batch_tokens", "gradient_checkpointing", "deepspeed", "export_dtype"}
     parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect)
     read = [collate.digest(row) for row in teacher_prompts(collate.pairs)]
     return files.digest_of([parameters, _model_digest(config), read])[:16]

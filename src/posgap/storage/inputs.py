@@ -17,7 +17,7 @@ from posgap.foundation.files import parse_as
 from posgap.foundation.locations import Location, as_location, is_address, is_hub_name, is_uri
 from posgap.foundation.registry import Parameters, Registry
 from posgap.storage.addresses import download_address
-from posgap.storage.cache import MANIFEST, Snapshot, Source, take_snapshot
+from posgap.storage.cache import MANIFEST, Source, take_snapshot
 from posgap.storage.folders import local_copy
 
 C = TypeVar("C", bound=Config)
@@ -72,17 +72,15 @@ class AtAddress(Source):
 
 @dataclass(frozen=True)
 class Opener:
-    """How another room reads a location: one that it `takes`, or a folder that holds a `file`.
+    """How another room reads a location that it `takes`, which `open` gets.
 
-    `open` gets that location, or that folder as a `Source`. Openers are entry points of the group `posgap.openers`, so
-    this room does not depend on those rooms.
+    Openers are entry points of the group `posgap.openers`, so this room does not depend on those rooms.
     """
 
     name: str
     help: str
     open: Callable[[Any], Source]
-    takes: Callable[[Location], bool] = lambda location: False
-    file: str = ""
+    takes: Callable[[Location], bool]
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
 
@@ -101,10 +99,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
             "the server's address, like http://127.0.0.1:8080/v1"
         )
     if is_uri(location):
-        there = take_snapshot(location)
-        if there.is_folder:
-            return _open_folder(there, {stored.name for stored in there.objects})
-        return there
+        return take_snapshot(location)
     if is_address(location):
         return AtAddress(location, download_address(location))
     for opener in OPENERS:
@@ -112,7 +107,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
             return opener.open(location)
     path = Path(location)
     if path.is_dir() and path.resolve() != Path("/"):
-        return _open_folder(OnDisk(path), {each.file for each in OPENERS if each.file and (path / each.file).is_file()})
+        return OnDisk(path)
     if path.is_file():
         return OnDisk(path)
     if path.exists():
@@ -130,14 +125,6 @@ def fetch_place(place: str | Path) -> Path:
         return Path(source(as_location(place)).fetch())
     except ValueError as error:
         raise PosgapError(f"{place}: {error}") from None
-
-
-def _open_folder(folder: "OnDisk | Snapshot", names: Collection[str]) -> Source:
-    """The folder, or what an opener makes of one that holds these names."""
-    for opener in OPENERS:
-        if opener.file in names:
-            return opener.open(folder)
-    return folder
 
 
 def sources(config: Config) -> dict[str, Source]:
