@@ -591,8 +591,7 @@ _MADE_OF = (*METHODS, "kl-64", "seqkd-reordering", "ms-poe-reordering", "permuta
 def methods() -> str:
     """A row for each method by which a model was trained."""
     rows = []
-    on_gpus = sorted(file.stem for file in STORE.glob("gpu-*-base.json"))  # of benchmarks/gpu.py
-    for base in ("smollm2-kv", "gemma-kv", "qwen-options", *on_gpus):
+    for base in ("smollm2-kv", "gemma-kv", "qwen-options"):
         model = base.rpartition("-")[0]
         names = {"as it is": base} | {name: f"{model}-{name}" for name in _MADE_OF}
         for name, each in ((name, each) for name, row in names.items() for each in kept(row)):

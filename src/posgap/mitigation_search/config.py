@@ -107,11 +107,6 @@ class ApplyConfig(StageConfig):
         "certain; false: the best that was measured",
     )
     mitigation_settings: Values = Field({}, description='its settings as JSON, like {"factors": [1, 1.5]}')
-    plain: bool = Field(
-        False,
-        description="leave the folder open to loaders that do not know the mitigation, which load the model without it "
-        "and without a word; by default it is closed to them",
-    )
 
     @model_validator(mode="after")
     def _one_source(self) -> "ApplyConfig":

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import Record, read_model, read_object, write_json
+from posgap.foundation.files import Record, read_model, write_json
 from posgap.mitigations.mitigation import ModelMitigation, Settings
 from posgap.models.closing import close_config, is_closed, read_config, write_closable_config
 from posgap.storage.lineage import training_examples, write_training_examples
@@ -48,9 +48,7 @@ def copy_with_mitigation(
     write_training_examples(out, seen)
     if is_closed(close_config(config)):
         chosen = json.dumps(settings.model_dump(mode="json"))
-        warn_in_card(
-            out, _WARNING.format(name=mitigation.name, settings=chosen, help=mitigation.help, unknown=_REFUSES)
-        )
+        warn_in_card(out, _WARNING.format(name=mitigation.name, settings=chosen, help=mitigation.help))
 
 
 def _context(folder: Path) -> int:
@@ -68,19 +66,6 @@ def _let_tokenizer_read(folder: Path, before: int, now: int) -> None:
     own = json.loads(file.read_bytes()) if now > before and file.is_file() else {}
     if before <= (own.get("model_max_length") or now) < now:
         write_json(file, own | {"model_max_length": now})
-
-
-def open_to_all(folder: Path) -> bool:
-    """Has every loader read the model of a closed folder, those too that do not know its mitigation and load it
-    without, and the model card say so; False where the folder was open."""
-    file = folder / "config.json"
-    if not is_closed(read_object(file)):
-        return False
-    write_json(file, read_config(folder))
-    card = folder / "README.md"
-    text = card.read_text(encoding="utf-8", errors="surrogateescape")
-    card.write_text(text.replace(_REFUSES, _LOADS, 1), encoding="utf-8", errors="surrogateescape")
-    return True
 
 
 def refuse_chosen_by(model: Path, examples: Sequence[AnyExample]) -> None:
@@ -117,13 +102,8 @@ def _front_matter(card: str) -> tuple[str, str]:
     return card[: end + 5], card[end + 5 :]
 
 
-_REFUSES, _LOADS = (
-    "refuses the model",
-    "loads the model without it and without a word (this folder was made with --plain)",
-)
-
 _WARNING = """\
 > **This model has a mitigation: {name}** ({help}), with the settings `{settings}`. transformers does not know it, and
-> {unknown}. Install posgap, and load it by `posgap.load_model(path)`.
+> refuses the model. Install posgap, and load it by `posgap.load_model(path)`.
 
 """

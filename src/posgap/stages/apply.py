@@ -13,7 +13,7 @@ from posgap.foundation.files import parse_as
 from posgap.foundation.printing import RESULT
 from posgap.mitigation_search.config import ApplyConfig
 from posgap.mitigation_search.report import MITIGATE_FILE, MitigationOutcome, read_mitigate
-from posgap.mitigations.applied import APPLIED_FILE, MitigationRecord, open_to_all, write_mitigated_model
+from posgap.mitigations.applied import APPLIED_FILE, MitigationRecord, write_mitigated_model
 from posgap.mitigations.in_force import apply_mitigation, load_model, model_mitigation
 from posgap.mitigations.lpes import LPES
 from posgap.mitigations.registry import MITIGATIONS
@@ -43,7 +43,7 @@ class Chosen(NamedTuple):
 def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     """Writes the model with a mitigation in `config.json`, `mitigation.json` (`scaling.json` of factors from `scale
     search`), and a word in the model card. What transformers does not know closes the folder to all but posgap
-    (`posgap.models.closing`), unless it is to be `plain`.
+    (`posgap.models.closing`).
 
     Raises `PosgapError` if the settings were found for another model, or the model cannot have the mitigation.
     """
@@ -74,8 +74,6 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
         write_scaled_model(folder, chosen.scaling, out)
     else:
         write_mitigated_model(folder, mitigation, given, applied, out)
-    if config.plain and open_to_all(out):
-        log.warning("%s: transformers and vLLM without posgap load it without %s, and say nothing", config.out, name)
     if not is_altered(load_config(str(out))):  # others load it too, and so it must be in there
         _require_alike(model, load_model(str(out)))
     run.artifact(out / (SCALING_FILE if chosen.scaling else APPLIED_FILE))
