@@ -22,7 +22,8 @@ class Fault:
     `drop`: the connection is reset, "before" the server has seen the request or "after" it did what was asked.
     `status`: the proxy answers by itself, with `body` and `headers`. `truncate`: half of the server's answer comes,
     then the connection ends. `delay`: seconds before the request goes on. `hang`: nothing ever comes.
-    `drip`: the answer comes at one byte a second.
+    `drip`: the answer comes at one byte a second. `change`: what becomes of the server's answer to a request that went
+    well.
     """
 
     drop: str = ""
@@ -33,6 +34,7 @@ class Fault:
     delay: float = 0.0
     hang: bool = False
     drip: bool = False
+    change: Callable[[bytes], bytes] | None = None
 
 
 FINE = Fault()
@@ -109,6 +111,8 @@ def faulty(target: str) -> Iterator[FaultProxy]:
                     answer = (fault.status, list(fault.headers), fault.body)
                 elif not fault.hang and fault.drop != "before":
                     answer = self._forwarded(body)
+                    if fault.change and answer[0] < 300:
+                        answer = (*answer[:2], fault.change(answer[2]))
             if fault.hang:
                 proxy.closing.wait()
             if fault.hang or fault.drop:

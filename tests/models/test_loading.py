@@ -16,7 +16,7 @@ from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.mitigations.in_force import load_model
-from posgap.models.loading import load_config, load_tokenizer, require_finite_files, save_model
+from posgap.models.loading import _require_packed, load_config, load_tokenizer, require_finite_files, save_model
 from posgap.models.memory import give_back_freed
 
 NORM = "model.layers.1.input_layernorm.weight"
@@ -59,6 +59,17 @@ def test_one_weight_that_is_no_number_is_seen(copy):
     for check in (lambda: load_model(str(copy)), lambda: require_finite_files(copy)):
         with pytest.raises(PosgapError, match=r"NaN or infinite: model.embed_tokens.weight"):
             check()
+
+
+def test_weights_that_bitsandbytes_would_first_have_to_pack_are_refused_on_a_processor():
+    """Which it does not, and ends in an AssertionError at the first prompt; packed ones run there."""
+    model, packed = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    packed.weight = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.uint8), requires_grad=False)
+    for each in (model, packed):
+        each.quantization_method = "bitsandbytes"
+    _require_packed("m", packed)
+    with pytest.raises(PosgapError, match=r"^m: config.json asks for bitsandbytes, which quantizes .* on a GPU alone"):
+        _require_packed("m", model)
 
 
 def test_what_a_family_leaves_out_or_adds_is_no_fault(copy):

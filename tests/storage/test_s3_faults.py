@@ -1,12 +1,14 @@
 """S3 behind a proxy that spoils what passes: what goes up and comes down is whole, or one line says why not."""
 
+import json
 import logging
 import os
 import random
+import re
 
 import boto3
 import pytest
-from fault_proxy import FAULTS, FINE, faulty
+from fault_proxy import FAULTS, FINE, Fault, faulty
 from s3 import elsewhere
 from s3_servers import serving
 
@@ -99,4 +101,44 @@ def test_an_s3_that_errs_now_and_then_is_borne(proxy, bucket, folder, tmp_path, 
     proxy.fault = lambda number, method, path: draw.choice(now_and_then) if draw.random() < 0.3 else FINE
     publish(folder, f"{bucket}/out")
     elsewhere(tmp_path, monkeypatch)
+    assert files.digest_path(fetch_location(f"{bucket}/out")) == digest
+
+
+def _flip_a_byte(body):
+    return bytes([body[0] ^ 1]) + body[1:]
+
+
+def _without_first(body):
+    return re.sub(rb"<Contents>.*?</Contents>", b"", body, count=1, flags=re.DOTALL)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("path", "change", "complaint"),
+    [
+        ("a.bin", _flip_a_byte, "/a.bin: checksum mismatch: what arrived is not what S3 has; try again"),
+        ("a.bin", lambda body: body[:-1], "/a.bin: checksum mismatch"),
+        ("a.bin", lambda body: b"", "/a.bin: checksum mismatch"),
+        ("list-type", lambda body: re.sub(rb"[0-9a-f]{32}", b"0" * 32, body), "/.*: "),
+        ("list-type", lambda body: body.replace(b"a.bin", b"c.bin"), "/c.bin: there is no such object"),
+        ("list-type", lambda body: body[: len(body) // 2], ": S3 "),
+        ("list-type", lambda body: b"<html>log in</html>", ": no such object or folder in S3"),
+        ("list-type", _without_first, ": its manifest names a.bin, which S3 does not list; try again"),
+    ],
+    ids=["other bytes", "short", "empty", "wrong ETag", "a key that is absent", "cut list", "page", "late list"],
+)
+def test_what_s3_says_wrongly_is_refused_in_one_line(
+    proxy, bucket, folder, tmp_path, monkeypatch, path, change, complaint
+):
+    """Nothing of it stays in the cache: what S3 has is read afterwards."""
+    (folder / "manifest.json").write_text(json.dumps({"identity": "", "files": {"a.bin": {}, "b.bin": {}}}))
+    digest = files.digest_path(folder)
+    publish(folder, f"{bucket}/out")
+    elsewhere(tmp_path, monkeypatch)
+    monkeypatch.setattr(client, "RETRY_POLICY", RetryPolicy(seconds=1, first_wait=0.05, longest_wait=0.2))
+    proxy.fault = lambda number, method, asked: Fault(change=change) if method == "GET" and path in asked else FINE
+    with pytest.raises(PosgapError, match=f"^{bucket}/out{complaint}") as refused:
+        fetch_location(f"{bucket}/out")
+    assert len(str(refused.value).splitlines()) == 1
+    proxy.heal()
     assert files.digest_path(fetch_location(f"{bucket}/out")) == digest

@@ -192,9 +192,20 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
             output_loading_info=True,
         )
     require_whole(path, report)
+    _require_packed(path, model)
     _require_finite(path, model.named_parameters())
     _require_causal(path, model.eval())
     return model
+
+
+def _require_packed(path: str, model: "PreTrainedModel") -> None:
+    """`PosgapError` where a config asks for bitsandbytes and the weights are not packed yet, which takes a GPU."""
+    packed = any(not weight.is_floating_point() for weight in model.parameters())
+    if getattr(model, "quantization_method", "") == "bitsandbytes" and not packed and not torch.cuda.is_available():
+        raise PosgapError(
+            f"{path}: config.json asks for bitsandbytes, which quantizes these weights on a GPU alone; take its "
+            "quantization_config away to run the model as it is, or give one that was saved quantized"
+        )
 
 
 def _require_sizes(path: str, config: PretrainedConfig) -> None:

@@ -131,6 +131,7 @@ class Snapshot(Source):
                 f"{self.location}: incomplete: its upload is under way, or broke off; run what writes it again"
             )
         brought = _bring(self.location, self.objects)
+        self._require_named()
         mark = files.digest_of([self.location, *(one.mark for one in self.objects)])[:16]
         tree = in_cache("trees", mark, self.location)
         with lock_mark(mark):
@@ -141,6 +142,18 @@ class Snapshot(Source):
                         link.parent.mkdir(parents=True, exist_ok=True)
                         link.symlink_to(os.path.relpath(blobs() / sha256, link.parent))
         return tree
+
+    def _require_named(self) -> None:
+        """Raises `PosgapError` where a stage's manifest names a file that was not listed: lists can come late."""
+        manifest = {}
+        with suppress(PosgapError):  # of another program
+            file = self.local_file(MANIFEST)
+            manifest = files.read_object(file) if file else {}
+        absent = set(manifest.get("files", ()) if "identity" in manifest else ()) - self.sizes().keys()
+        if absent:
+            raise PosgapError(
+                f"{self.location}: its manifest names {min(absent)}, which S3 does not list; try again, or make it anew"
+            )
 
 
 def take_snapshot(uri: str, must_exist: bool = True) -> Snapshot:

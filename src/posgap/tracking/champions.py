@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.json_text import parse_json
 from posgap.tracking import leases
 from posgap.tracking.leases import Lease
@@ -26,6 +27,7 @@ CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 CHANGE = "posgap.champion."  # how tags of a registered model begin that record a change of its champion
 UNDER_WAY = "posgap.change_under_way"  # tag of a registered model: the change in progress
 ROLLED_BACK = "rolled back: "  # how the reason of a rollback begins
+MOVES = 5  # of an alias, after which MLflow is not believed any more
 ELSEWHERE = "noticed: moved by something else than posgap"
 
 
@@ -158,11 +160,16 @@ def _complete_what_is_under_way(lease: Lease, model: "RegisteredModel") -> Chang
 
 def _complete(lease: Lease, change: Change) -> None:
     meant = {PREVIOUS: change.previous, CHAMPION: change.version}
-    while wrong := [alias for alias, version in meant.items() if alias_version(lease.read_model(), alias) != version]:
+    for _ in range(MOVES):
+        wrong = [alias for alias, version in meant.items() if alias_version(lease.read_model(), alias) != version]
+        if not wrong:
+            break
         for alias in wrong:
             lease.set_alias(alias, meant[alias])
             lease.read_model()
         lease.await_inflight()
+    else:
+        raise PosgapError(f"{lease.name}: MLflow takes the aliases {' and '.join(wrong)}, and does not have them")
     lease.send_change(lambda client: client.set_registered_model_tag(lease.name, change.tag, change.tag_value()))
     lease.send_change(lambda client: client.delete_registered_model_tag(lease.name, UNDER_WAY))
 

@@ -292,6 +292,8 @@ def _register_version(lease: Lease, uri: str, tags: Mapping[str, str], run: Run)
     lease.await_inflight()
     aliased = {str(number) for number in lease.read_model().aliases.values()}
     there = find_versions(lease.name, DIGEST, tags[DIGEST])
+    if not there:
+        raise PosgapError(f"{lease.name}: MLflow takes a version of this model, and does not find it; promote it again")
     version, *twins = sorted(there, key=lambda version: str(version.version) not in aliased)
     for twin in twins:
         log.warning("%s version %s: is version %s once more; deleted", lease.name, twin.version, version.version)
