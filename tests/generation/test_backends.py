@@ -16,11 +16,13 @@ from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.generation import backends
 from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.generator import Sampling
 from posgap.measurement.config import SweepConfig
 from posgap.mitigation_search.config import MitigateConfig
 from posgap.mitigations.in_force import apply_mitigation, load_model, scale_model
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.stages.sweep import sweep
+from posgap.tasks.prompts import Prompt
 
 TEMPLATE = "{% for m in messages %}0{{ m['content'] }}{% endfor %}1"
 
@@ -147,3 +149,29 @@ def test_a_sweep_records_the_backend_that_auto_took(tmp_path, model_folder):
     assert manifest["config"]["backend"] == "auto"
     assert manifest["settled"]["backend"] == "transformers"
     assert json.loads((out / "sweep.json").read_text())["settings"]["backend"] == "transformers"
+
+
+def test_a_prompt_that_vllm_has_no_memory_for_is_a_line(model_folder, tokenizer, monkeypatch):
+    class TooLong(Exception):
+        pass
+
+    class Engine:
+        llm_engine = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None))
+
+        def __init__(self, **given):
+            assert given["max_model_len"] == -1  # as many tokens as memory holds
+
+        def generate(self, *given, **more):
+            raise TooLong("the maximum length is 512 tokens.\nPlease ...")
+
+    modules = {
+        "vllm": SimpleNamespace(LLM=Engine, SamplingParams=lambda **given: given),
+        "vllm.platforms": SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: False)),
+        "vllm.exceptions": SimpleNamespace(VLLMClientError=TooLong),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    config = SweepConfig(examples="e", model=str(model_folder), out="o", backend="vllm", dtype="float32")
+    generator = open_generator(config, BACKENDS["vllm"].builder(config))
+    with pytest.raises(PosgapError, match="^backend vllm: the maximum length is 512 tokens. Or take --backend"):
+        list(generator.generate([[Prompt("", [3, 4])]], Sampling(4)))

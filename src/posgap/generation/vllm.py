@@ -107,6 +107,7 @@ class VLLMGenerator:
     ) -> list[Completion | None]:
         """The completions of prompts; None where one of the strings of `stop` ended a response that is not over."""
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
 
         parameters = [
             SamplingParams(
@@ -123,10 +124,8 @@ class VLLMGenerator:
         completions: list[Completion | None] = []
         try:
             outputs = self.llm.generate(asked, parameters, use_tqdm=False)
-        except ValueError as error:  # of a prompt longer than its memory holds
-            raise PosgapError(
-                f"backend vllm: {str(error).splitlines()[0]}; --backend transformers does without"
-            ) from None
+        except VLLMClientError as error:  # a prompt that its memory does not hold
+            raise PosgapError(f"backend vllm: {str(error).splitlines()[0]} Or take --backend transformers.") from None
         for prompt, output in zip(prompts, outputs, strict=True):
             answer = output.outputs[0]
             stopped = isinstance(answer.stop_reason, str)
