@@ -223,12 +223,8 @@ def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]
 
 def is_complete(name: str, config: StageConfig) -> bool:
     """Whether the stage `name` has already made the output of this config, and would reuse it."""
-    return not stale_reason(config.out, identity_now(name, config))
-
-
-def identity_now(name: str, config: StageConfig) -> str:
-    """The identity of what the stage `name` would make of this config's inputs as they are now."""
-    return identity_of(name, config, {field: record_of(each) for field, each in sources(config).items()})
+    inputs = {field: record_of(each) for field, each in sources(config).items()}
+    return not stale_reason(config.out, identity_of(name, config, inputs))
 
 
 def stale_reason(out: Location, identity: str) -> str:
