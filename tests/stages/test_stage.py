@@ -115,9 +115,7 @@ def test_without_a_tracking_server_results_are_kept_and_one_line_says_so(tmp_pat
 
 
 @pytest.mark.usefixtures("mlflow_store")
-def test_nothing_is_tracked_where_nobody_said_where_and_one_line_says_how(
-    tmp_path, source, monkeypatch, caplog, capsys
-):
+def test_nothing_is_tracked_where_nobody_said_where(tmp_path, source, monkeypatch, caplog, capsys):
     place = os.environ["MLFLOW_TRACKING_URI"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     monkeypatch.chdir(tmp_path)
@@ -125,8 +123,7 @@ def test_nothing_is_tracked_where_nobody_said_where_and_one_line_says_how(
     with caplog.at_level(logging.INFO, logger="posgap"):
         for name in ("one", "two", "one"):  # made, made, reused
             copy(CopyConfig(out=tmp_path / name, source=source))
-    (record,) = [record for record in caplog.records if "MLflow" in record.getMessage()]
-    assert "set MLFLOW_TRACKING_URI" in record.getMessage() and "sqlite:///mlflow.db" in record.getMessage()
+    assert "MLflow" not in caplog.text
     manifest = read_manifest(tmp_path / "one")
     assert manifest["mlflow_run_id"] == manifest["mlflow_run_key"] == ""
     # Neither a database, nor anything that waits to be sent to one.
