@@ -54,14 +54,11 @@ class KVExample(Record):
 
     @property
     def gold(self) -> list[Document]:
-        return self._documents(of_key=True)
+        return [Document(title=key, text=value) for key, value in self.records if key == self.key]
 
     @property
     def distractors(self) -> list[Document]:
-        return self._documents(of_key=False)
-
-    def _documents(self, of_key: bool) -> list[Document]:
-        return [Document(title=key, text=value) for key, value in self.records if (key == self.key) == of_key]
+        return [Document(title=key, text=value) for key, value in self.records if key != self.key]
 
 
 class Passage(Record):

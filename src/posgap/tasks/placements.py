@@ -1,6 +1,6 @@
 """Placements: the positions of the gold documents among the n documents of a prompt."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
@@ -68,18 +68,13 @@ def spread_placements(n_docs: int, n_gold: int) -> list[Placement]:
     return all_placements(n_docs, 1) if n_gold == 1 else _anchored_pairs(n_docs)
 
 
-def swept_placements(
-    n_docs: int,
-    n_gold: int,
-    chosen: Sequence[str] = (),
-    unless_chosen: Callable[[int, int], list[Placement]] = spread_placements,
-) -> list[Placement]:
-    """The placements of a sweep: those chosen, written as text, or else `unless_chosen(n_docs, n_gold)`.
+def swept_placements(n_docs: int, n_gold: int, chosen: Sequence[str] = ()) -> list[Placement]:
+    """The placements of a sweep: those chosen, written as text, or else those of `spread_placements`.
 
     Raises `PosgapError` if a chosen placement is impossible or has another number of gold documents than the task.
     """
     if not chosen:
-        return unless_chosen(n_docs, n_gold)
+        return spread_placements(n_docs, n_gold)
     placements = [Placement(parse_positions(text), n_docs) for text in chosen]
     for placement in placements:
         require_n_gold(placement, n_gold)
@@ -121,7 +116,7 @@ def require_n_gold(placement: Placement, n_gold: int) -> None:
 def _anchored_pairs(n_docs: int) -> list[Placement]:
     if n_docs < 2:
         raise PosgapError(f"n_docs={n_docs}: a prompt with two gold documents has at least 2 documents")
-    anchors = sorted({round(1 + (n_docs - 1) * quarter / 4) for quarter in range(5)})
+    anchors = spaced_positions(n_docs, 5)
     neighbours = {min(anchor, n_docs - 1) for anchor in anchors}
     connected = [(pre, pre + 1) for pre in sorted(neighbours)]
     disconnected = [(pre, post) for pre, post in combinations(anchors, 2) if post > pre + 1]

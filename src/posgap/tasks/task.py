@@ -103,7 +103,7 @@ class Task:
             raise PosgapError(
                 f"task {self.name}: {n_docs} documents, of which only {len(self.slot_names)} have a name; lower n_docs"
             )
-        return swept_placements(n_docs, self.n_gold, chosen, self.slots.swept)
+        return swept_placements(n_docs, self.n_gold, chosen) if chosen else self.slots.swept(n_docs, self.n_gold)
 
     def categories(self, placements: Sequence[Placement]) -> list[str]:
         """The category of each placement; empty where there are none."""

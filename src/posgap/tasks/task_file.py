@@ -5,7 +5,7 @@ stands in its manifest.
 """
 
 import string
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,8 +18,8 @@ from posgap.foundation.json_text import parse_json
 from posgap.foundation.locations import as_location
 from posgap.storage.cache import fetch_location
 from posgap.tasks.metrics import METRICS
-from posgap.tasks.placements import Placement, swept_placements
-from posgap.tasks.slots import Slots, insert_gold
+from posgap.tasks.placements import swept_placements
+from posgap.tasks.slots import INSERTED
 from posgap.tasks.task import Task, document_writer
 
 MAX_BYTES = 65_536  # of a definition
@@ -89,28 +89,14 @@ class TaskDefinition(BaseModel):
 
     def task(self) -> Task:
         """The task that this defines."""
-        slots = (
-            Slots(insert_gold, swept=partial(_placements_at, self.placements))
-            if self.placements
-            else Slots(insert_gold)
-        )
+        swept = partial(swept_placements, chosen=list(map(str, self.placements)))
         return Task(
-            name=self.name,
+            **self.model_dump(exclude={"document", "placements", "chance"}),
             help=f"a task of {self.name}'s own file",
-            template=self.template,
             render=document_writer(self.document),
-            metric=self.metric,
-            max_new_tokens=self.max_new_tokens,
-            slots=slots,
-            closed_book=self.closed_book,
-            target=self.target,
-            one_wording=self.one_wording,
+            slots=replace(INSERTED, swept=swept) if self.placements else INSERTED,
             chance=lambda n_docs: self.chance,
         )
-
-
-def _placements_at(positions: Sequence[int], n_docs: int, n_gold: int) -> list[Placement]:
-    return swept_placements(n_docs, n_gold, [str(position) for position in positions])
 
 
 def is_definition(name: str) -> bool:
