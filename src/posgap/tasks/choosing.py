@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from string import ascii_uppercase as LETTERS
 
-from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.metrics import METRICS, RightAnswers, exact_match
 from posgap.tasks.placements import Placement
@@ -76,14 +75,6 @@ class Choosing(Task):
 
     def ordered_template(self, order: PromptOrder) -> str:
         return super().ordered_template(order if order.question == "both" else replace(order, question="before"))
-
-    def choose_placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
-        if not 2 <= n_docs <= len(LETTERS):
-            raise PosgapError(
-                f"task {self.name}: {n_docs} items to choose from; give with --n-docs how many an example has, from 2 "
-                f"to {len(LETTERS)}"
-            )
-        return super().choose_placements(n_docs, chosen)
 
     def right_answers(self, example: AnyExample, placement: Placement) -> RightAnswers:
         """What is right at this placement: first the letter of the slot, then the item's text."""

@@ -97,11 +97,12 @@ class Task:
     def choose_placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
         """The placements of a sweep: those chosen, written as text, or else those that the task's slots ask for.
 
-        Raises `PosgapError` where responses name slots, and there are more documents than names.
+        Raises `PosgapError` where responses name slots, and there is no choice, or are more documents than names.
         """
-        if self.slot_names and n_docs > len(self.slot_names):
+        if self.slot_names and not 2 <= n_docs <= len(self.slot_names):
             raise PosgapError(
-                f"task {self.name}: {n_docs} documents, of which only {len(self.slot_names)} have a name; lower n_docs"
+                f"task {self.name}: {n_docs} items to choose from; give with --n-docs how many an example has, from 2 "
+                f"to {len(self.slot_names)}"
             )
         return swept_placements(n_docs, self.n_gold, chosen) if chosen else self.slots.swept(n_docs, self.n_gold)
 
