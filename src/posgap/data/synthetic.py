@@ -147,22 +147,24 @@ def two_hop_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Exampl
     """Yields examples of `n_docs` documents, each a person (title) and that person's contact (text).
 
     The contacts form one random cycle over `n_docs` people, so that everyone is somebody's contact and the question
-    gives no hint of its answer. All examples are different; equal arguments give equal examples. Raises `PosgapError`
-    if there are fewer different examples than that.
+    gives no hint of its answer. All examples are different, and no two ask for the same answer by the same question
+    until all such pairs have been drawn. Equal arguments give equal examples. Raises `PosgapError` if there are fewer
+    different examples than that.
     """
     # The cycles, each started at the person in question, times the orders of the distractors.
     if n_examples > math.perm(len(PEOPLE), n_docs) * math.factorial(n_docs - 2):
         raise PosgapError(f"n_examples={n_examples}: that many different examples need more than {n_docs} documents")
     rng = random.Random(seed)
-    drawn: set[tuple] = set()
+    drawn, asked = set[tuple](), set[tuple[str, str]]()
     while len(drawn) < n_examples:
         cycle = rng.sample(PEOPLE, n_docs)
         facts = list(zip(cycle, [*cycle[1:], cycle[0]]))
         gold, distractors = facts[:2], rng.sample(facts[2:], n_docs - 2)
-        content = (*gold, *distractors)
-        if content in drawn:
+        content, asks = (*gold, *distractors), (cycle[0], cycle[2])
+        if content in drawn or (asks in asked and len(asked) < math.perm(len(PEOPLE), 2)):
             continue
         drawn.add(content)
+        asked.add(asks)
         documents = [Document(title=who, text=contact) for who, contact in content]
         yield Example(
             id=f"two-hop-{len(drawn):05d}",
@@ -187,22 +189,25 @@ def animal_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example
     """Yields examples of `n_docs` sentences, each about another animal, of which the question asks for one.
 
     Sentences name the animals themselves or, in half of the examples, their young, like foal for horse. Their lengths
-    differ, and say nothing of what is right. All examples are different, and equal arguments give equal ones. Raises
-    `PosgapError` where there are too few animals, or too few different examples.
+    differ, and say nothing of what is right. All examples are different, and none has the right sentence of another
+    until all of these have been drawn. Equal arguments give equal examples. Raises `PosgapError` where there are too
+    few animals, or too few different examples.
     """
     if not 2 <= n_docs <= len(YOUNG):
         raise PosgapError(f"n_docs={n_docs}: there are sentences about 2 to {len(YOUNG)} animals")
     if n_examples > math.perm(len(YOUNG), n_docs) * (len(BEFORE) * len(AFTER)) ** n_docs // 2:
         raise PosgapError(f"n_examples={n_examples}: that many different examples need more than {n_docs} items")
     rng = random.Random(seed)
-    drawn: set[tuple[str, ...]] = set()
+    drawn, right = set[tuple[str, ...]](), set[str]()
+    sentences = 2 * len(YOUNG) * len(BEFORE) * len(AFTER)
     while len(drawn) < n_examples:
         young = rng.random() < 0.5
         animals = rng.sample(list(YOUNG), n_docs)
         texts = tuple(f"{rng.choice(BEFORE)} {YOUNG[a] if young else a} {rng.choice(AFTER)}" for a in animals)
-        if texts in drawn:
+        if texts in drawn or (texts[0] in right and len(right) < sentences):
             continue
         drawn.add(texts)
+        right.add(texts[0])
         gold, *distractors = (Document(title="", text=text) for text in texts)
         yield Example(
             id=f"choice-{len(drawn):05d}",
