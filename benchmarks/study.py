@@ -149,6 +149,7 @@ class Row(NamedTuple):
     model: str
     commands: Sequence[str]  # {model}, {out} of this row, {runs} of all
     kept: Callable[[Path], dict[str, Any]]
+    after: str = ""  # the row whose folder it reads, which is run again where that is not there
     prepare: Callable[[Path], None] | None = None  # writes into {runs} what no command makes
     keeps_model: bool = True  # else the model that it trained is removed once its figures are kept
 
@@ -271,7 +272,7 @@ def trained(
             f"compare {{runs}}/{base} {{out}} --out {{out}}-compared",
             f"gate --candidate {{out}} --base {{runs}}/{base} --examples {{runs}}/{swept} --out {{out}}-gate",
         )
-        rows.append(Row(row, model, commands, trained_figures))
+        rows.append(Row(row, model, commands, trained_figures, teacher))
     return rows
 
 
@@ -336,8 +337,8 @@ def _untrained(number: int) -> list[Row]:
     base = _sweep(_IN_REPLICATES, f"{name}-held.jsonl", "1,2,3,4,5")
     prepare = partial(_write_questions, number)
     return [
-        Row(f"{name}-teacher", "smollm2", (teacher,), teacher_figures, prepare),
-        Row(f"{name}-base", "smollm2", (base,), replicate_figures, prepare),
+        Row(f"{name}-teacher", "smollm2", (teacher,), teacher_figures, prepare=prepare),
+        Row(f"{name}-base", "smollm2", (base,), replicate_figures, prepare=prepare),
     ]
 
 
@@ -351,7 +352,8 @@ def _trained_in(number: int, method: str) -> Row:
         f"--learning-rate 1e-4 --dtype float32 --save-steps 0 --seed {number} --out {{runs}}/{row}-model"
     )
     sweep = _sweep(_IN_REPLICATES, f"{name}-held.jsonl", "1,2,3,4,5").replace("{model}", f"{{runs}}/{row}-model")
-    return Row(row, "smollm2", (training, sweep), replicate_figures, partial(_write_questions, number), False)
+    prepare = partial(_write_questions, number)
+    return Row(row, "smollm2", (training, sweep), replicate_figures, f"{name}-teacher", prepare, keeps_model=False)
 
 
 ROWS = (
@@ -766,7 +768,11 @@ def main() -> None:
         return
     if not options.tables:
         asked = [row for row in ROWS if any(fnmatch(row.name, pattern) for pattern in options.rows)]
-        missing = [row for row in asked if options.again or not is_kept(row)]
+        missing: list[Row] = []
+        for row in asked:
+            if options.again or not is_kept(row):
+                before = [each for each in ROWS if each.name == row.after and not (RUNS / each.name).is_dir()]
+                missing += [each for each in (*before, row) if each not in missing]
         for row in in_time(missing, options.hours):
             if options.again:  # what is complete would be reused, in no time
                 for part in ("", "-model", "-compared", "-gate"):
