@@ -61,7 +61,7 @@ def test_one_weight_that_is_no_number_is_seen(copy):
             check()
 
 
-def test_weights_that_bitsandbytes_would_first_have_to_pack_are_refused_on_a_processor():
+def test_weights_that_bitsandbytes_would_first_pack_are_refused_on_a_processor():
     """Which it does not, and ends in an AssertionError at the first prompt; packed ones run there."""
     model, packed = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     packed.weight = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.uint8), requires_grad=False)
