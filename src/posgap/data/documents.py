@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -76,7 +76,8 @@ def split_around(text: str, quote: str) -> tuple[list[str], int]:
         borders.append([end for end in found_ends if not first < end < last])
     for number in range(1, PARTS):
         for ends in borders:
-            at = _nearest(ends, number * width)
+            after = bisect_left(ends, number * width)
+            at = min(ends[max(0, after - 1) : after + 1], key=lambda end: abs(end - number * width), default=0)
             # A better kind of border is worth a quarter of a part; between words any will do.
             if abs(at - number * width) <= width / 4:
                 break
@@ -91,9 +92,3 @@ def split_around(text: str, quote: str) -> tuple[list[str], int]:
     if len(parts) < 2:
         raise PosgapError("field `file`: there is nothing around the quote")
     return parts, of_quote
-
-
-def _nearest(borders: Sequence[int], place: float) -> int:
-    """That of the borders, which are in order, that is nearest to a place; 0 where there is none."""
-    after = bisect_left(borders, place)
-    return min(borders[max(0, after - 1) : after + 1], key=lambda at: abs(at - place), default=0)
