@@ -83,11 +83,10 @@ def test_vllm_shares_a_model_among_gpus_and_quantises_it_as_asked(model_folder, 
 
 @pytest.fixture
 def gpu_with_vllm(monkeypatch):
-    """A machine with one GPU and vLLM, which serves Llama."""
+    """A machine with a GPU and vLLM, which serves Llama."""
     registry = SimpleNamespace(get_supported_archs=lambda: {"LlamaForCausalLM"})
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(ModelRegistry=registry, __spec__=object()))
     monkeypatch.setattr(backends, "device_class", lambda: "cuda")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(backends, "MIN_PARAMETERS", 1)
     backends._tell.cache_clear()
 
@@ -112,10 +111,6 @@ def test_auto_says_why_it_leaves_vllm(model_folder, gpu_with_vllm, monkeypatch, 
         return caplog.messages[-1]
 
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert "4 processes share the examples" in said()
-    assert settle(model_folder, tensor_parallel_size=4) == "vllm"
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(backends, "MIN_PARAMETERS", 50_000_000)
     assert "less than 50 million parameters" in said()
     monkeypatch.setattr(backends, "MIN_PARAMETERS", 1)
@@ -149,6 +144,13 @@ def test_a_sweep_records_the_backend_that_auto_took(tmp_path, model_folder):
     assert manifest["config"]["backend"] == "auto"
     assert manifest["settled"]["backend"] == "transformers"
     assert json.loads((out / "sweep.json").read_text())["settings"]["backend"] == "transformers"
+
+
+def test_a_launcher_s_processes_are_refused(model_folder, monkeypatch):
+    config = SweepConfig(examples="e.jsonl", model=str(model_folder), out="out")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(PosgapError, match="run this without a launcher"):
+        open_generator(config, BACKENDS["transformers"].builder(config))
 
 
 def test_a_prompt_that_vllm_has_no_memory_for_is_a_line(model_folder, tokenizer, monkeypatch):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from posgap.foundation.environment import read_number
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import RARE, is_endpoint
 from posgap.foundation.registry import WITHOUT_EFFECT, Parameters, Registry
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from posgap.generation.served import EndpointIdentity
 
 log = logging.getLogger(__name__)
-PROCESSES_VARIABLE = "POSGAP_PROCESSES"  # number that share the examples with backend transformers; unset: one per GPU
-MAX_PROCESSES = 1024
 
 
 @dataclass(frozen=True)
@@ -108,12 +105,9 @@ class _Transformers(Backend):
         return _dtype_here(config)
 
     def generator(self, config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
-        from posgap.generation.parallel import ParallelGenerator
         from posgap.generation.transformers import TransformersGenerator
 
-        tokenizer, processes = _with_tokenizer(builder).tokenizer, _count_processes()
-        if processes > 1:
-            return ParallelGenerator(config.model, config.dtype, tokenizer, config.batch_tokens, processes)
+        tokenizer = _with_tokenizer(builder).tokenizer
         return TransformersGenerator(load_model(config.model, config.dtype), tokenizer, config.batch_tokens, pack=True)
 
 
@@ -175,7 +169,7 @@ class _OpenAI(Backend):
 
 
 AUTO = _Auto("auto", "vllm on a GPU where it is installed and serves the model, else transformers", VLLMParameters)
-TRANSFORMERS = _Transformers("transformers", "on this machine, in one process or several")
+TRANSFORMERS = _Transformers("transformers", "on this machine, in this process")
 VLLM = _VLLM("vllm", "on this machine, if vLLM is installed", VLLMParameters)
 OPENAI = _OpenAI(
     "openai",
@@ -188,10 +182,7 @@ OPENAI = _OpenAI(
 def open_generator(config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
     """The generator of a stage's config; raises `PosgapError` if something the backend needs is missing."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise PosgapError(
-            "generation starts its own processes, one per GPU by default: run this without a launcher, and set "
-            f"{PROCESSES_VARIABLE} for another number"
-        )
+        raise PosgapError("a model answers in one process: run this without a launcher; `shard` splits a sweep")
     return BACKENDS[config.backend].generator(config, builder)
 
 
@@ -204,20 +195,10 @@ def _dtype_here(config: "BackendConfig") -> str:
     return generating_dtype(config.dtype, load_config(config.model)) if config.dtype == "auto" else config.dtype
 
 
-def _count_processes() -> int:
-    """Returns how many processes share the examples with backend transformers."""
-    import torch
-
-    return int(read_number(PROCESSES_VARIABLE, torch.cuda.device_count(), 0, MAX_PROCESSES))
-
-
 def _why_not_vllm(config: "BackendConfig") -> str:
     """Returns why "auto" does not take vLLM on a GPU; empty where it does."""
     if importlib.util.find_spec("vllm") is None:
         return "vLLM, which is faster on a GPU, is not installed here (pip install 'posgap[vllm]')"
-    processes = _count_processes()
-    if processes > max(1, VLLMParameters.of(config).tensor_parallel_size):
-        return f"{processes} processes share the examples, each with a copy of the model"
     reason = config.why_in_memory()
     if reason:
         return reason

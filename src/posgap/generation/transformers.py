@@ -87,17 +87,16 @@ class TransformersGenerator:
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         for number, batch in enumerate(group_batches(groups, sampling.limit, self.batch_tokens)):
             indices, together = zip(*batch)
-            for row, at, completion in self.answer_batch(number, together, sampling):
+            for row, at, completion in self._answer_batch(number, together, sampling):
                 yield indices[row], at, completion
 
     @torch.inference_mode()
-    def answer_batch(
+    def _answer_batch(
         self, number: int, groups: Sequence[Group], sampling: Sampling
     ) -> Iterator[tuple[int, int, Completion]]:
         """Yields (which group, which of its prompts, completion) of batch `number`, whose groups are read together.
 
-        Samples depend on the seed and on that number but on no other batch, so that they do not depend on which
-        process answers the batch.
+        Samples depend on the seed and on that number but on no other batch, so that a run that goes on draws the same.
         """
         torch.manual_seed(int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0]))
         left: list[_PendingPrompt] = []
