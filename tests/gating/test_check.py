@@ -62,7 +62,7 @@ def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_p
     with served(Endpoint()) as endpoint:
         assert check(endpoint, tmp_path / "flat") == 0
         shown = capsys.readouterr().out
-    assert "5 " + "█" * 40 + " 100.0" in shown and shown.splitlines()[-1] == "admitted: served"
+    assert "5 " + "█" * 40 + " 100.0" in shown and shown.splitlines()[-2] == "admitted: served"
     with served(Endpoint(only_at_the_ends)) as endpoint:
         assert check(endpoint, tmp_path / "biased") == 3
     shown = capsys.readouterr()
