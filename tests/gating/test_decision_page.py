@@ -78,7 +78,7 @@ def test_want_of_evidence_says_how_many_examples_would_do(tmp_path):
     assert verdict.needs > max(rule.needs for rule in verdict.rules if rule.needs) > 200
     text = said(decision_page(verdict, sweeps))
     assert "because it cannot be told whether nothing was lost where the reference answers best." in text
-    assert f"200 examples are too few to tell. With {verdict.needs} examples a model that is flat" in text
+    assert f"200 examples are too few to tell. With {verdict.needs} examples, of which those" in text
 
 
 def test_too_few_examples_are_said_to_be_too_few(tmp_path):

@@ -86,7 +86,10 @@ def test_below_the_table_stands_what_is_lacking_and_what_was_allowed():
     both = verdict(PASSED, evidence_gaps=evidence_gaps, otherwise=otherwise)
     assert markdown(both) == f"# Not enough evidence\n{table}{little}{note}"
     assert markdown(verdict(PASSED, otherwise=otherwise)) == f"# Admitted\n{table}{note}"
-    more = "\nWith 420 examples a model that is flat and has lost nothing would be admitted in 80 % of all cases.\n"
+    more = (
+        "\nWith 420 examples, of which those that hang together count once, a model that is flat and has lost nothing "
+        "would be admitted in 80 % of all cases.\n"
+    )
     assert (
         markdown(verdict(PASSED, evidence_gaps=evidence_gaps, needs=420))
         == f"# Not enough evidence\n{table}{little}{more}"

@@ -38,7 +38,10 @@ GATE_FILE = "gate.json"
 LATER = 1 / 4
 _SIMULATED = 320  # sweeps for each number of examples that is tried: few, so that a verdict is quick
 OFTEN = f"{100 * power.USUAL:.0f} %"  # how often a flat model passes with the number of examples that is said to do
-MORE = f"With {{needs}} examples a model that is flat and has lost nothing would be admitted in {OFTEN} of all cases."
+MORE = (
+    "With {needs} examples, of which those that hang together count once, a model that is flat and has lost nothing "
+    f"would be admitted in {OFTEN} of all cases."
+)
 
 
 Outcome = Literal["admitted", "refused", "not enough evidence"]
