@@ -3,21 +3,28 @@
 import logging
 import random
 import re
+import shutil
 
 import numpy as np
 import pytest
-from written_sweeps import N, example, write_sweep
+from examples import kv_example
+from written_sweeps import LAX, N, example, write_sweep
 
+from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import read_json, write_json
+from posgap.foundation.files import read_json, write_json, write_jsonl
 from posgap.gating import trial
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import read_gate_inputs
 from posgap.gating.trial import DecidingEdits, require_answers, require_references, require_triable
 from posgap.gating.verdict import asked_rules
 from posgap.generation.generator import Completion
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.figures import summarize
+from posgap.measurement.predictions import read_predictions
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
+from posgap.tasks.reading import write_examples
 from posgap.tracking import answering
 
 
@@ -183,3 +190,46 @@ def test_edits_that_are_spread_over_all_positions_are_found(tmp_path, answers):
     inputs, policy, *_ = judged(tmp_path, even, base=curve(19, 19, 19, 19, 19), max_gap=100, mean_tolerance=30)
     edits = DecidingEdits(inputs, [rule for rule in asked_rules(policy) if rule[0].name == "mean"])
     assert all(len(edits.inputs.candidate.scores) < least < 0.4 * even.size for least in edits.made_right)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_real_base_is_asked_again_where_its_sweep_names_it(tmp_path, values_folder, capsys):
+    """By the command line: responses that were made worse, and a base that was moved away, promote nothing."""
+    base_model = tmp_path / "base-model"
+    shutil.copytree(values_folder, base_model)
+    write_examples(tmp_path / "examples.jsonl", [kv_example(number, 5) for number in range(100)])
+    (tmp_path / "policy.yaml").write_text("".join(f"{name}: {most}\n" for name, most in LAX.items()))
+
+    def posgap(*words):
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, words), "--quiet"])
+        return ended.value.code
+
+    for out, model in (("base", base_model), ("new", values_folder)):
+        asked = ["--task", "kv", "--n-docs", 5, "--max-new-tokens", 1, "--metric", "contains_any"]
+        asked += ["--examples", tmp_path / "examples.jsonl", "--positions", "1,3,5", "--label", "m"]
+        assert posgap("sweep", "--model", model, *asked, "--out", tmp_path / out) == 0
+
+    def promoted(base, out):
+        gate = ["--candidate", tmp_path / "new", "--base", base, "--policy", tmp_path / "policy.yaml"]
+        assert posgap("gate", *gate, "--out", tmp_path / f"gate-{out}") == 0
+        judged = ["--model", values_folder, "--sweep", tmp_path / "new", "--gate", tmp_path / f"gate-{out}"]
+        return posgap("promote", *judged, "--name", "tiny", "--out", tmp_path / out)
+
+    worse = tmp_path / "worse"
+    shutil.copytree(tmp_path / "base", worse)
+    rows = [row | {"response": "zz", "correct": False} for row in read_predictions(worse)]
+    write_jsonl(worse / "predictions.jsonl", rows)
+    edited = Evidence(worse)
+    figures = summarize(edited.scores, edited.sweep.placements, 0, edited.sweep.categories, edited.sample)
+    figures["outcomes"] = edited.outcomes
+    known = edited.sweep.model_validate(edited.sweep.model_dump() | figures)
+    write_json(worse / "sweep.json", known.model_dump(mode="json"))
+    assert promoted(worse, "forged") == 2 and trial.registry.champion("tiny") is None
+    assert "the sweep of the base cannot be believed: " in capsys.readouterr().err
+    base_model.rename(tmp_path / "elsewhere")
+    assert promoted(tmp_path / "base", "moved") == 2 and trial.registry.champion("tiny") is None
+    assert "it cannot be tried whether the base answers as its sweep recorded: " in capsys.readouterr().err
+    (tmp_path / "elsewhere").rename(base_model)
+    assert promoted(tmp_path / "base", "honest") == 0 and trial.registry.champion("tiny")

@@ -46,6 +46,8 @@ COMMANDS = {
     "scale search": ("scale search --examples {here}/examples.jsonl --model {values} --n-docs 4 --max-new-tokens 1 "
                      "--metric contains_any --population 6 --generations 3", 0),
     "gate": ("gate --candidate {here}/first --base {here}/first", 3),
+    "validate": ("validate --examples {here}/examples.jsonl --model {model} --n-docs 4", 0),
+    "apply": ("apply --model {model} --mitigation lpes --mitigation-settings {{\"factors\":[1,1.5]}}", 0),
     "report": ("report --state SUCCEEDED", 0),
     "data make": ("data make kv --n-examples 3000", 0),
 }  # fmt: skip
