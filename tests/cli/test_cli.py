@@ -232,7 +232,8 @@ def test_values_that_no_run_survives_are_refused_before_it(capsys, tmp_path, mon
 
 
 def test_a_rollout_that_is_no_number_is_said_in_a_line(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("posgap.rollout.encodings.rotation_scores", lambda distances, angles: 1e308 * distances)
+    scores = "posgap.rollout.architecture_options.rotation_scores"
+    monkeypatch.setattr(scores, lambda distances, angles: 1e308 * distances)
     words = ["rollout", "predict", "--sequence-length", 8, "--layers", 1, "--heads", 1, "--out", tmp_path / "out"]
     assert "the rollout is no number" in fails(capsys, *words, "--encoding", "rope")
 
