@@ -1,4 +1,4 @@
-"""A sweep against one `generate` call per batch, lm-evaluation-harness and vLLM, on the same model and prompts.
+"""A sweep against one `generate` call per batch, and vLLM, on the same model and prompts.
 
     python benchmarks/sweep.py [--quick] [--write] [--n-docs 20] [--document-tokens 24] [--batch-size 4] ...
     python benchmarks/sweep.py --model smollm2 [--quick] [--write] [--n-docs 10] [--positions 1,5,10] ...
@@ -10,7 +10,6 @@ that of a folder. It is asked for one of `n_docs` key-value records of eight dig
 asks.
 
 - theirs: `model.generate` for each `batch_size` prompts.
-- lm_eval: `HFLM.generate_until` of lm-evaluation-harness (pip install lm_eval; left out where it is missing).
 - ours: `posgap.generation.transformers`, as `posgap sweep` uses it.
 - vllm: `posgap.generation.vllm`, as `posgap sweep --backend vllm` uses it, with vLLM's own prefix cache, emptied
   before each turn (in an environment with vLLM; left out where it is missing). Its hit rate stands beside that of vLLM
@@ -21,16 +20,14 @@ slows all of them. The best time of each over `repeats` counts. At least 57 % of
 read, so that sharing them gives a ratio of at most 1.75 where reading takes all the time; the rest is quicker products.
 
 The last line is JSON: `speed_ratio` (prompts per second, ours / theirs), `cpu_ratio` (the same by the processor's time,
-which other work changes less), `lm_eval_ratio` (ours / lm_eval) and `vllm_ratio` (ours / vllm), each null where its
-peer is missing, `vllm_agrees` (the share of prompts to which vLLM and posgap respond alike), and `identical` (all sides
-give every prompt the same response). Where responses differ in float32 the exit code is 1. `--write` puts a table over
-several numbers of documents into build/results/.
+which other work changes less), `vllm_ratio` (ours / vllm; null where vLLM is missing), `vllm_agrees` (the share of
+prompts to which vLLM and posgap respond alike), and `identical` (all sides give every prompt the same response). Where
+responses differ in float32 the exit code is 1. `--write` puts the figures into build/results/.
 """
 
 import argparse
 import copy
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -156,19 +153,6 @@ def theirs(model, tokenizer, prompts: list[list[Prompt]], options) -> Answers:
         yield from zip((number for number, _ in batch), texts)
 
 
-def lm_eval(model, tokenizer, prompts: list[list[Prompt]], options) -> Answers:
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
-    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=options.batch_size)
-    settings = {"until": [], "do_sample": False, "max_gen_toks": options.new_tokens}
-    for batch in batches(prompts, options.batch_size):
-        requests = [
-            Instance("generate_until", {}, (tokenizer.decode(prompt.token_ids), settings), i) for i, prompt in batch
-        ]
-        yield from zip((number for number, _ in batch), harness.generate_until(requests, disable_tqdm=True))
-
-
 def ours(model, tokenizer, prompts: list[list[Prompt]], options) -> Answers:
     longest = max(len(prompt.token_ids) for group in prompts for prompt in group) + options.new_tokens
     generator = TransformersGenerator(model, tokenizer, options.batch_size * longest, pack=True)
@@ -240,7 +224,7 @@ def take_turns(sides: Mapping, device: str) -> tuple[dict, dict]:
 def compare(model, tokenizer, n_docs: int, served: Vllm | None, options) -> tuple[dict, list[str]]:
     """All sides on prompts of `n_docs` documents: the figures, and a row of the table."""
     prompts = asked(tokenizer, n_docs, options)
-    sides = [theirs, ours, *([lm_eval] if importlib.util.find_spec("lm_eval") else []), *([served] if served else [])]
+    sides = [theirs, ours, *([served] if served else [])]
     list(theirs(model, tokenizer, [prompts[0][:2]], options))  # warms up
     spent, own = {side: [] for side in sides}, copy.deepcopy(model)  # ours packs the weights
     for _ in range(options.repeats):
@@ -255,16 +239,13 @@ def compare(model, tokenizer, n_docs: int, served: Vllm | None, options) -> tupl
     figures = {
         "speed_ratio": ratio(theirs),
         "cpu_ratio": ratio(theirs, 1),
-        "lm_eval_ratio": ratio(lm_eval),
         "vllm_ratio": ratio(served),
         "vllm_agrees": round(sum(equal) / len(equal), 3) if equal else None,
         "identical": all(answers[side] == answers[theirs] for side in sides),
     }
     lengths = [len(prompt.token_ids) for group in prompts for prompt in group]
-    cells = [
-        f"{len(lengths) / least[side].clock:.2f}" if side in least else "–" for side in (theirs, lm_eval, served, ours)
-    ]
-    ratios = [str(figures[name] or "–") for name in ("speed_ratio", "cpu_ratio", "lm_eval_ratio", "vllm_ratio")]
+    cells = [f"{len(lengths) / least[side].clock:.2f}" if side in least else "–" for side in (theirs, served, ours)]
+    ratios = [str(figures[name] or "–") for name in ("speed_ratio", "cpu_ratio", "vllm_ratio")]
     hits = [f"{100 * rate:.1f}" for rate in served.hit_rates(prompts, options)] if served else ["–", "–"]
     return figures, [str(n_docs), str(max(lengths)), *cells, *ratios, *hits]
 
@@ -272,8 +253,7 @@ def compare(model, tokenizer, n_docs: int, served: Vllm | None, options) -> tupl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one batch, once: under a minute on two cores")
-    parser.add_argument("--write", action="store_true", help="write a table over --scale into build/results/")
-    parser.add_argument("--scale", default="5,10,20,40", help="numbers of documents of that table")
+    parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
     parser.add_argument("--model", default="", help="name in real_models.py, or folder; else random weights")
     parser.add_argument("--positions", default="", help="of --model: which, like 1,5,10; all where it is left out")
     parser.add_argument("--scaled", action="store_true", help="RoPE factors from 1 to 1.5 over the layers")
@@ -286,7 +266,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     if options.model:
-        parser.set_defaults(n_docs=10, new_tokens=40, batch_size=10, repeats=1, scale="10")
+        parser.set_defaults(n_docs=10, new_tokens=40, batch_size=10, repeats=1)
         options = parser.parse_args()
     if options.quick:
         options.examples, options.repeats = 2 if options.model else options.batch_size, 1
@@ -302,26 +282,24 @@ def main() -> None:
     if options.scaled:
         count = model.config.num_hidden_layers
         scale_model(model, [1 + number / (2 * count) for number in range(count)])
-    scale = sorted({options.n_docs, *map(int, options.scale.split(","))}) if options.write else [options.n_docs]
-    most = max(len(prompt.token_ids) for prompt in asked(tokenizer, max(scale), options)[0])
+    most = max(len(prompt.token_ids) for prompt in asked(tokenizer, options.n_docs, options)[0])
     served = Vllm(model, tokenizer, most + options.new_tokens, options) if importlib.util.find_spec("vllm") else None
-    compared = {n: compare(model, tokenizer, n, served, options) for n in scale}
-    head = ["documents", "tokens", "generate, prompts/s", "lm-eval", "vLLM", "posgap"]
-    head += [f"posgap / {peer}" for peer in ("generate", "generate, CPU time", "lm-eval", "vLLM")]
+    figures, row = compare(model, tokenizer, options.n_docs, served, options)
+    head = ["documents", "tokens", "generate, prompts/s", "vLLM", "posgap"]
+    head += [f"posgap / {peer}" for peer in ("generate", "generate, CPU time", "vLLM")]
     head += ["vLLM's cache, %", "in the file's order"]
-    table, figures = markdown(head, [row for _, row in compared.values()]), compared[options.n_docs][0]
+    table = markdown(head, [row])
     if options.write:
         where = torch.cuda.get_device_name() if options.device == "cuda" else f"{options.threads} CPU threads"
-        harness = importlib.metadata.version("lm_eval") if importlib.util.find_spec("lm_eval") else "not installed"
-        same = "the same" if all(f["identical"] for f, _ in compared.values()) else "NOT the same"
+        same = "the same" if figures["identical"] else "NOT the same"
         vllm = importlib.import_module("vllm").__version__ if served else "not installed"
-        fields = {"table": table, "date": date.today(), "where": where, "harness": harness, "vllm": vllm, "same": same}
+        fields = {"table": table, "date": date.today(), "where": where, "vllm": vllm, "same": same}
         fields["asked"] = (KV if options.model else RANDOM).format(**vars(options) | {"model": name})
         write_section("results", f"sweep-{name}", TEXT.format(**fields, **vars(options)))
     else:
         print(table)
     print(json.dumps(figures))
-    if options.dtype == "float32" and not all(each["identical"] for each, _ in compared.values()):
+    if options.dtype == "float32" and not figures["identical"]:
         sys.exit("the sides do not give every prompt the same response")
 
 
@@ -329,13 +307,12 @@ RANDOM = "A random-weight Llama of {layers} layers, width {width}, with document
 KV = "{model}, with key-value records of eight digits each,"
 
 TEXT = """\
-## A sweep against one `generate` per batch, lm-evaluation-harness and vLLM
+## A sweep against one `generate` per batch, and vLLM
 
 Written by `benchmarks/sweep.py --write` on {date}, {where}, {dtype}. {asked}
 is asked {examples} examples at every position, for {new_tokens} new tokens. There are {batch_size} prompts at a time on
 every side; the sides take turns batch by batch, and the best of {repeats} times counts.
-lm-evaluation-harness is {harness}; vLLM is {vllm}, with as many prompts at a time as it likes. The responses are
-{same}.
+vLLM is {vllm}, with as many prompts at a time as it likes. The responses are {same}.
 
 {table}
 

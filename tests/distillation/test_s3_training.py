@@ -102,13 +102,13 @@ def test_checkpoints_stay_until_the_model_is_in_s3(config, bucket, s3_calls):
 
 
 def test_an_experiment_s_trials_are_kept_too(bucket, tmp_path, monkeypatch, s3_calls):
-    whole = run_trials(trials()[:2], TINY, tmp_path / "whole", 8)
+    whole = run_trials(trials()[:2], TINY, tmp_path / "whole")
     s3_calls.fail = lambda op, key: Killed() if op == "PutObject" and key.endswith(".json") else None
     with pytest.raises(Killed):
-        run_trials(trials()[:2], TINY, f"{bucket}/work", 8)
+        run_trials(trials()[:2], TINY, f"{bucket}/work")
     s3_calls.fail = lambda op, key: None
     elsewhere(tmp_path, monkeypatch)
-    assert run_trials(trials()[:2], TINY, f"{bucket}/work", 8) == whole
+    assert run_trials(trials()[:2], TINY, f"{bucket}/work") == whole
     assert [key.partition(".")[2] for key in keys(bucket)] == ["json", "json"]
 
 

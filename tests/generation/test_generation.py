@@ -194,7 +194,7 @@ def test_what_a_batch_samples_depends_on_no_other_batch(model, tokenizer):
     assert len(batches) > 3
     in_turn = list(complete(generator, PROMPTS, sampling))
     for number, batch in reversed(list(enumerate(batches))):
-        answers = generator._answer_batch(number, [group for _, group in batch], sampling)
+        answers = generator.answer_batch(number, [group for _, group in batch], sampling)
         assert {batch[row][0]: answer for row, _, answer in answers} == {index: in_turn[index] for index, _ in batch}
 
 

@@ -186,17 +186,6 @@ def test_a_saved_model_loads_scaled_and_by_no_other_loader(tmp_path, ids, tokeni
         assert torch.equal(logits(loaded, ids), logits(model, ids))
 
 
-def test_an_adapter_of_a_scaled_model_is_one_of_it(tmp_path, ids, tokenizer):
-    """peft reads the base's own config as it saves an adapter, unless it is told that no embedding was trained."""
-    peft = pytest.importorskip("peft")
-    save_model(scale_model(tiny().float(), FACTORS), tokenizer, tmp_path / "base")
-    options = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
-    adapted = peft.get_peft_model(load_model(str(tmp_path / "base")), options)
-    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
-    merged = posgap.load_model(str(tmp_path / "adapter"))
-    torch.testing.assert_close(logits(merged, ids), logits(adapted, ids), atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("factors", "complaint"),
     [

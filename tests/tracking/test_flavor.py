@@ -209,7 +209,6 @@ def test_an_adapter_is_a_model_once_it_is_merged(model_folder, tmp_path, registe
     assert torch.allclose(logits(posgap.load_model(registered(tmp_path / "merged"))), trained, atol=1e-4)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "adapter" / name).write_bytes((model_folder / name).read_bytes())
-    assert torch.allclose(logits(posgap.load_model(str(tmp_path / "adapter"))), trained, atol=1e-4)
     for load in (load_model, load_tokenizer, lambda folder: registered(Path(folder))):
-        with pytest.raises(PosgapError, match=r"adapter: is an adapter; give its folder, here or in S3, to be merged"):
+        with pytest.raises(PosgapError, match="adapter: is an adapter, .*; merge it into its base by peft"):
             load(str(tmp_path / "adapter"))

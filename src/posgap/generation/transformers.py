@@ -87,11 +87,11 @@ class TransformersGenerator:
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         for number, batch in enumerate(group_batches(groups, sampling.limit, self.batch_tokens)):
             indices, together = zip(*batch)
-            for row, at, completion in self._answer_batch(number, together, sampling):
+            for row, at, completion in self.answer_batch(number, together, sampling):
                 yield indices[row], at, completion
 
     @torch.inference_mode()
-    def _answer_batch(
+    def answer_batch(
         self, number: int, groups: Sequence[Group], sampling: Sampling
     ) -> Iterator[tuple[int, int, Completion]]:
         """Yields (which group, which of its prompts, completion) of batch `number`, whose groups are read together.
