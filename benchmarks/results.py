@@ -2,7 +2,6 @@
 
     python benchmarks/results.py                        all of them, one after another: an hour
     python benchmarks/results.py weights demo           these alone
-    python benchmarks/results.py --times 3 scale-search three times, to see how far its figures spread
     python benchmarks/results.py --quick                every script with --quick: ten minutes
 
 `make results` calls it, and `make benchmarks` with `--quick`. The page is the list: this script reads the commands
@@ -15,7 +14,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 
 from report import ROOT, listed
 
@@ -32,7 +30,6 @@ def main() -> None:
     commands = {name: cells["command"].strip("`") for name, cells in listed().items()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="name", help="only these; by default all of docs/results.md")
-    parser.add_argument("--times", type=int, default=1, help="how often each is run (1)")
     parser.add_argument("--quick", action="store_true", help="every script, each for less than a minute")
     options = parser.parse_args()
     if options.quick:
@@ -42,7 +39,7 @@ def main() -> None:
         return
     if unknown := [name for name in options.names if name not in commands]:
         parser.error(f"{', '.join(unknown)}: not in docs/results.md, which has {', '.join(commands)}")
-    failed = [name for name in options.names or commands if not run(name, commands[name], options.times)]
+    failed = [name for name in options.names or commands if not run(name, commands[name])]
     if failed:
         raise SystemExit(f"not written: {', '.join(failed)}")
 
@@ -63,29 +60,15 @@ def is_quick(name: str) -> bool:
     return right
 
 
-def run(name: str, command: str, times: int) -> bool:
-    """Whether a command wrote its figures; where it ran several times, how far they spread is printed."""
+def run(name: str, command: str) -> bool:
+    """Whether a command wrote its figures."""
     print(f"\n== {name}: {command}", flush=True)
-    seen = []
-    for _ in range(times):
-        for part in command.split(" && "):
-            program, *rest = part.split()
-            call = [sys.executable, str(ROOT / "benchmarks" / program), *rest]
-            done = subprocess.run(call, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-            print(done.stdout, flush=True)
-            if done.returncode:
-                return False
-        seen.append(done.stdout.strip().rpartition("\n")[2])
-    if times > 1 and (ranges := spread([json.loads(line) for line in seen])):
-        print(f"{name}: {times} runs: {ranges}", flush=True)
+    for part in command.split(" && "):
+        program, *rest = part.split()
+        call = [sys.executable, str(ROOT / "benchmarks" / program), *rest]
+        if subprocess.run(call, cwd=ROOT).returncode:
+            return False
     return True
-
-
-def spread(runs: Sequence[Mapping[str, object]]) -> str:
-    """The range of each number over several runs."""
-    numbers = [name for name, value in runs[0].items() if type(value) in (int, float)]
-    ranges = [f"{name} {min(run[name] for run in runs):g} to {max(run[name] for run in runs):g}" for name in numbers]
-    return ", ".join(ranges)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ from posgap.foundation.tables import markdown
 from posgap.generation.generator import Sampling
 from posgap.generation.setup import prompt_builder
 from posgap.generation.transformers import TransformersGenerator
-from posgap.mitigations.in_force import load_model, scale_model
+from posgap.mitigations.in_force import load_model
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.tasks.examples import KVExample
 from posgap.tasks.prompts import Prompt
@@ -256,7 +256,6 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
     parser.add_argument("--model", default="", help="name in real_models.py, or folder; else random weights")
     parser.add_argument("--positions", default="", help="of --model: which, like 1,5,10; all where it is left out")
-    parser.add_argument("--scaled", action="store_true", help="RoPE factors from 1 to 1.5 over the layers")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     for name, default in {
@@ -279,9 +278,6 @@ def main() -> None:
         tokenizer = load_tokenizer(options.model)
     else:
         model, tokenizer = llama(options), words(options.vocabulary)
-    if options.scaled:
-        count = model.config.num_hidden_layers
-        scale_model(model, [1 + number / (2 * count) for number in range(count)])
     most = max(len(prompt.token_ids) for prompt in asked(tokenizer, options.n_docs, options)[0])
     served = Vllm(model, tokenizer, most + options.new_tokens, options) if importlib.util.find_spec("vllm") else None
     figures, row = compare(model, tokenizer, options.n_docs, served, options)
