@@ -1,5 +1,6 @@
 """What must never pass the gate, or the registry behind it: each was tried and once passed."""
 
+import dataclasses
 import json
 import shutil
 
@@ -8,15 +9,19 @@ from written_sweeps import ASKED, N, copy_of, decide, example, gated, promoted, 
 
 from posgap.cli.main import main
 from posgap.foundation.errors import GateRefusal, PosgapError
-from posgap.foundation.files import digest_path, read_json, write_json
+from posgap.foundation.files import digest_path, read_json, read_jsonl, write_json, write_jsonl
 from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import markdown
+from posgap.measurement.config import MergeConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.merging import merge_sweeps
 from posgap.measurement.sweeps import read_sweep
+from posgap.stages.merge import merge
 from posgap.stages.promote import promote
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.content import content_key
+from posgap.tasks.metrics import METRICS, Metric
+from posgap.tasks.registry import TASKS
 from posgap.tracking import registry
 from posgap.tracking.config import PromoteConfig
 
@@ -379,3 +384,105 @@ def test_parts_of_two_models_are_not_one_sweep(tmp_path):
     edited(two / "sweep.json", lambda sweep: sweep.update(model_digest="another"))
     with pytest.raises(PosgapError, match="model_digest|another model"):
         merge_sweeps([Evidence(one), Evidence(two)])
+
+
+def part(folder, probability, positions, **options):
+    """A part of a sweep of five positions; `options` are those of `write_sweep`, and `settings` beside the part's."""
+    settings = {"positions": list(map(str, positions)), "seed": 0} | options.pop("settings", {})
+    placements = [[position] for position in positions]
+    return write_sweep(folder, probability, placements=placements, settings=settings, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "differs"),
+    [
+        ({"model_digest": "another"}, {}, "model_digest"),
+        ({"prompt_digest": "another"}, {}, "prompt_digest"),
+        ({"ancestors": ["another"]}, {}, "ancestors"),
+        ({"metric": "contains_any"}, {}, "metric"),
+        ({}, {"settings": {"seed": 1}}, "seed"),
+        ({}, {"order": range(N - 1, -1, -1)}, "examples"),  # the same ids and the same digest
+    ],
+)
+def test_parts_of_different_sweeps_are_not_merged(tmp_path, change, options, differs):
+    one = part(tmp_path / "one", [0.9] * 2, [1, 2])
+    other = part(tmp_path / "other", [0.9] * 3, [3, 4, 5], **options)
+    edited(other / "sweep.json", lambda sweep: sweep.update(change))
+    with pytest.raises(PosgapError, match=f"not parts of one sweep; .*{differs}"):
+        merge_sweeps([Evidence(one), Evidence(other)])
+
+
+def test_a_part_of_other_examples_that_says_otherwise_is_refused_by_its_scores(tmp_path, base):
+    """Its rows have the ids and contents of the first part's, and the responses to others."""
+    one = part(tmp_path / "one", [0.995] * 2, [1, 2])
+    other = part(tmp_path / "other", [0.995] * 3, [3, 4, 5], order=range(N - 1, -1, -1))
+    rows = [row for _, row in read_jsonl(other / "predictions.jsonl")]
+    contents = {f"e{number}": content_key(example(number)) for number in range(N)}
+    write_jsonl(other / "predictions.jsonl", [row | {"content": contents[row["id"]]} for row in rows])
+    merged = merge(MergeConfig(sweeps=[one, other], out=tmp_path / "merged"))
+    with pytest.raises(PosgapError, match=r"merged: e0 at 3: the score of .*v199-0.* is 0 and not 1, which"):
+        decide(tmp_path, merged, base)
+
+
+def test_right_answers_that_nobody_gave_do_not_pass_by_a_merge(tmp_path, base):
+    parts = part(tmp_path / "one", [0.995] * 2, [1, 2]), part(tmp_path / "other", [0.3] * 3, [3, 4, 5])
+    rows = [row | {"correct": True} for _, row in read_jsonl(parts[1] / "predictions.jsonl")]
+    write_jsonl(parts[1] / "predictions.jsonl", rows)
+    merged = merge(MergeConfig(sweeps=parts, out=tmp_path / "merged"))
+    assert read_sweep(merged).accuracy[2:] == [100] * 3, "the merged files agree with each other"
+    with pytest.raises(
+        PosgapError, match=r"merged: e\d+ at 3: the score of 'said' is 0 and not 1, which the sweep has"
+    ):
+        decide(tmp_path, merged, base)
+
+
+def test_a_merge_without_the_bad_middle_is_no_evidence(tmp_path):
+    """Parts of chosen positions need not be all; the gate looks for holes."""
+    shared = {"n_docs": 20}
+    parts = (
+        part(tmp_path / "one", FLAT[:3], [1, 2, 3], **shared),
+        part(tmp_path / "other", FLAT[:2], [19, 20], **shared),
+    )
+    merged = merge(MergeConfig(sweeps=parts, out=tmp_path / "merged"))
+    verdict, _ = decide(tmp_path, merged, merged)
+    assert not verdict.passed and "nothing is known between positions 3 and 19 of 20" in verdict.evidence_gaps
+
+
+@pytest.mark.parametrize(("at_sweep", "at_gate"), [(0, 1), (1, 0)], ids=["generous gate", "generous sweep"])
+def test_a_package_s_metric_that_is_another_at_the_gate_is_noticed(tmp_path, base, monkeypatch, at_sweep, at_gate):
+    """Of the same name, so that only the scores tell."""
+    acme = Metric("acme", "scores all responses alike", lambda response, answers: at_gate)
+    monkeypatch.setitem(METRICS._by_name, "acme", acme)
+    shutil.rmtree(base)
+    swept = [write_sweep(folder, [at_sweep] * 5) for folder in (tmp_path / "new", base)]
+    for folder in swept:
+        edited(folder / "sweep.json", lambda sweep: sweep.update(metric="acme"))
+    with pytest.raises(PosgapError, match=f"new: e0 at 1: the score of .* is {at_gate} and not {at_sweep}, which"):
+        decide(tmp_path, *swept)
+
+
+def test_a_metric_that_is_not_installed_at_the_gate_is_not_believed(tmp_path, base):
+    new = write_sweep(tmp_path / "new", FLAT)
+    for folder in (new, base):
+        edited(folder / "sweep.json", lambda sweep: sweep.update(metric="acme"))
+    with pytest.raises(PosgapError, match="unknown metric 'acme'"):
+        decide(tmp_path, new, base)
+
+
+def test_a_package_s_task_that_is_another_at_the_gate_is_noticed(tmp_path, base, monkeypatch):
+    """It takes any answer for right, and the sweep's did not."""
+    anything = dataclasses.replace(TASKS["kv"], extract=lambda response: "v0-0")
+    monkeypatch.setitem(TASKS._by_name, "kv", anything)
+    with pytest.raises(PosgapError, match=r"the score of .* is \d and not \d, which the sweep has; sweep again"):
+        decide(tmp_path, write_sweep(tmp_path / "new", FLAT), base)
+
+
+@pytest.mark.parametrize("content", [content_key(example(1)), "0" * 16], ids=["another's", "nobody's"])
+def test_a_baseline_s_response_is_not_scored_as_one_to_another_example(tmp_path, base, content):
+    new = write_sweep(tmp_path / "new", FLAT)
+    rows = [row for _, row in read_jsonl(new / "predictions.jsonl")]
+    asked = [row for row in rows if row["placement"] == [1]]
+    asked = [row | {"placement": [], "baseline": "closed-book", "response": "x", "correct": False} for row in asked]
+    write_jsonl(new / "predictions.jsonl", [*rows, asked[0] | {"content": content}, *asked[1:]])
+    with pytest.raises(PosgapError, match="predictions of e0: of examples of different content; sweep again"):
+        decide(tmp_path, new, base)

@@ -14,11 +14,12 @@ from written_sweeps import promotion as promotion_of
 
 from posgap.cli.main import main
 from posgap.foundation.errors import NotEnoughEvidence, PosgapError
-from posgap.foundation.files import digest_of, digest_path, read_json
+from posgap.foundation.files import digest_of, digest_path, read_json, write_json
 from posgap.foundation.redaction import redact
 from posgap.gating.demands import Policy
 from posgap.gating.policy import MAX_BYTES, parsed_policy, policy_digest, policy_text, read_policy
 from posgap.gating.replay import replay_verdict, require_valid
+from posgap.gating.signature import require_signed, sign, signature_file, signing_key
 from posgap.gating.verdict import read_verdict
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest
@@ -293,6 +294,87 @@ def test_the_signature_of_another_promotes_nothing(tmp_path, base, model_folder,
         promote(promotion(tmp_path, "other", model_folder, base, gated_for="tiny"))
     with pytest.raises(PosgapError, match=f"`signer` {re.escape(signed)}: POSGAP_SIGNING_KEY holds ed25519:"):
         decide(tmp_path, base, base, signer=signed)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_signature_is_of_one_verdict_as_it_was_written(tmp_path, base, model_folder, signed):
+    one, other = (promotion(tmp_path, name, model_folder, base, gated_for="tiny") for name in ("one", "other"))
+    file, signature = one.gate / "gate.json", one.gate / "gate.json.sig"
+    written, right, known = file.read_bytes(), signature.read_bytes(), read_json(file)
+    # Each of these follows from the kept sweeps, so that the signature alone tells.
+    unsigned_policy = Policy(**known["policy"] | {"signed_by": ""})
+    lax = {"policy": unsigned_policy.model_dump(mode="json"), "policy_digest": policy_digest(unsigned_policy)}
+    for change in ({"judged_at": "2099-01-01T00:00:00+00:00"}, lax):
+        write_json(file, known | change)
+        replay_verdict(one.gate)
+        with pytest.raises(PosgapError, match="gate.json.sig: not the signature of this verdict by ed25519:"):
+            promote(one)
+        signature.unlink()
+        with pytest.raises(PosgapError, match="gate.json: not signed, and the policy of tiny asks for"):
+            promote(one)
+        signature.write_bytes(right)
+    file.write_bytes(written)
+    require_signed(file, signed, "p")
+    other_file = other.gate / "gate.json"
+    write_json(other_file, read_json(other_file) | {"judged_at": "2020-01-01T00:00:00+00:00"})
+    sign(other_file, signing_key())
+    signature.write_bytes((other.gate / "gate.json.sig").read_bytes())
+    with pytest.raises(PosgapError, match="gate.json.sig: not the signature of this verdict by ed25519:"):
+        promote(one)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_policy_that_came_after_a_signed_verdict_counts(tmp_path, base, model_folder, signed, capsys):
+    admitted = promotion(tmp_path, "admitted", model_folder, base, gated_for="tiny")
+    registered(tmp_path, f"signed_by: {signed}\nallow: [trial]\nmin_worst: 99.9")
+    with pytest.raises(PosgapError, match="by the policy of tiny, and no alias was moved: worst"):
+        promote(admitted)
+    posgap("policy", "--keygen", tmp_path / "newer")
+    newer = capsys.readouterr().out.split()[-1]
+    registered(tmp_path, f"signed_by: {newer}\nallow: [trial]")
+    with pytest.raises(PosgapError, match=f"not the signature of this verdict by {re.escape(newer)}"):
+        promote(admitted)
+
+
+def test_a_signature_is_by_one_key_of_one_file(tmp_path, monkeypatch, capsys):
+    """The files need be no verdicts for that."""
+    keys = {}
+    for who in ("ours", "stranger"):
+        posgap("policy", "--keygen", tmp_path / who)
+        keys[who] = capsys.readouterr().out.split()[-1]
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    for file in (one, other):
+        file.write_text(file.name)
+        monkeypatch.setenv("POSGAP_SIGNING_KEY", (tmp_path / "ours").read_text())
+        sign(file, signing_key())
+    require_signed(one, keys["ours"], "p")
+    with pytest.raises(PosgapError, match="one.json.sig: not the signature of this verdict by"):
+        require_signed(one, keys["stranger"], "p")
+    right = signature_file(one).read_bytes()
+    signature_file(one).write_bytes(signature_file(other).read_bytes())
+    with pytest.raises(PosgapError, match="one.json.sig: not the signature of this verdict by"):
+        require_signed(one, keys["ours"], "p")
+    signature_file(one).write_bytes(right)
+    one.write_text("one.json ")
+    with pytest.raises(PosgapError, match="one.json.sig: not the signature of this verdict by"):
+        require_signed(one, keys["ours"], "p")
+    signature_file(one).unlink()
+    with pytest.raises(PosgapError, match="one.json: not signed, and p asks for a verdict signed by"):
+        require_signed(one, keys["ours"], "p")
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("mlflow_store")
+def test_a_verdict_for_no_name_does_not_get_one_in_an_editor(tmp_path, base, model_folder, signed, monkeypatch):
+    """By a policy without a signature it was admitted; what the registered name asks for counts."""
+    monkeypatch.delenv("POSGAP_SIGNING_KEY")
+    unnamed = promotion(tmp_path, "unnamed", model_folder, base)
+    file = unnamed.gate / "gate.json"
+    write_json(file, read_json(file) | {"name": "tiny"})
+    with pytest.raises(PosgapError, match=f"gate.json: not signed, .* signed by {re.escape(signed)}"):
+        promote(unnamed)
 
 
 @pytest.mark.full

@@ -27,12 +27,14 @@ def _scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> t
         if where not in column or sample >= samples or of_example[column[where] * samples + sample] is not None:
             fault = "was predicted twice" if where in column and sample < samples else "is no placement of this sweep"
             raise PosgapError(f"{path}: predictions of {row['id']}: {format_positions(where)} {fault}")
-        if contents.setdefault(row["id"], row["content"]) != row["content"]:
-            raise PosgapError(f"{path}: predictions of {row['id']}: of examples of different content; sweep again")
+        contents.setdefault(row["id"], row["content"])
         if row["correct"] and row.get("outcome", "answered") != "answered":
             place = format_positions(where)
             raise PosgapError(f"{path}: predictions of {row['id']}: {row['outcome']} at {place}, and yet right")
         of_example[column[where] * samples + sample] = row["correct"]
+    for row in predictions:  # those of baselines too
+        if contents.get(row["id"], row["content"]) != row["content"]:
+            raise PosgapError(f"{path}: predictions of {row['id']}: of examples of different content; sweep again")
     if any(None in of_example for of_example in scores.values()) or len(scores) != sweep.n_examples:
         raise PosgapError(f"{path}: predictions are missing; sweep again with --force")
     correct = np.array(list(scores.values()), dtype=float).reshape(len(scores), len(column), samples).mean(axis=2)

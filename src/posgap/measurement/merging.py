@@ -103,7 +103,7 @@ def _require_alike(first: Evidence, other: Evidence) -> None:
     settings, others = first.sweep.settings, other.sweep.settings
     names += [name for name in settings if name not in _WITHOUT_EFFECT and settings[name] != others.get(name)]
     names += _endpoint_differences(first.sweep, other.sweep)
-    if first.ids != other.ids:
+    if (first.ids, first.contents) != (other.ids, other.contents):
         names.append("examples")
     names = [name for name in dict.fromkeys(names) if name not in _APART]
     if names:
