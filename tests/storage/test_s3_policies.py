@@ -26,7 +26,7 @@ from posgap.stages.promote import promote
 from posgap.storage.cache import fetch_location
 from posgap.storage.folders import announce, publish, publish_file
 from posgap.storage.objects import delete
-from posgap.storage.versions import newest, release
+from posgap.storage.versions import newest
 
 POLICIES = {path.stem: path for path in (ROOT / "infra" / "s3").glob("*.json")}
 ROOMS = ("data", "models", "run", "work", "kfp", "mlflow", "backup")
@@ -180,8 +180,6 @@ def test_a_pod_writes_its_outputs_and_neither_the_registrys_objects_nor_data(buc
                 publish(folder(tmp_path), f"{bucket}/{place}")
             with pytest.raises(PosgapError, match=f"^{bucket}/{place}.*: access denied: these credentials may not"):
                 announce(f"{bucket}/{place}", "sweep")
-        with pytest.raises(PosgapError, match="train-latest.json: access denied"):
-            release(f"{bucket}/data/train-2026-11-20.jsonl")
     assert {key for key in keys(f"{bucket}/") if not key.endswith("/there")} == {
         "data/train-2026-11-20.jsonl",
         "run/sweep/a",
@@ -189,14 +187,13 @@ def test_a_pod_writes_its_outputs_and_neither_the_registrys_objects_nor_data(buc
     }
 
 
-def test_who_releases_data_writes_it_and_says_which_is_taken(bucket, has_role, tmp_path):
+def test_who_makes_data_writes_the_version_that_is_taken(bucket, has_role, tmp_path):
     file = tmp_path / "train.jsonl"
     file.write_text("{}\n")
     with has_role("posgap-release"):
         publish_file(file, f"{bucket}/data/train-2026-11-27.jsonl", force=False)
-        release(f"{bucket}/data/train-2026-11-20.jsonl")
     with has_role("posgap-data"):
-        assert newest(f"{bucket}/data/train-").name == "2026-11-20"
+        assert newest(f"{bucket}/data/train-").name == "2026-11-27"
 
 
 def test_promote_alone_and_the_mlflow_server_write_the_registrys_objects(bucket, has_role, tmp_path):

@@ -4,7 +4,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from posgap.cli.config import DoctorConfig
-from posgap.data.config import DataVersionConfig, ImportConfig, MakeConfig, ValidateConfig, VersionVerbConfig
+from posgap.data.config import DataVersionConfig, ImportConfig, MakeConfig, ValidateConfig
 from posgap.demo.config import DemoConfig
 from posgap.distillation.config import DistillConfig, PlanDistillConfig, TeacherConfig, TrainJobConfig
 from posgap.foundation.config import Config
@@ -66,12 +66,11 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             work="posgap.data.verbs:import_examples",
         ),
         "data version": Verb(
-            VersionVerbConfig,
+            DataVersionConfig,
             "s3://bucket/data/train-",
             ("version.json",),
             Kind.STAGE_WITH_CHECKS,
             work="posgap.stages.data_version:find_version",
-            stage_config=DataVersionConfig,
         ),
         "validate": Verb(
             ValidateConfig,

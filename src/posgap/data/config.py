@@ -39,7 +39,7 @@ class ValidateConfig(PromptConfig):
 
 
 class DataVersionConfig(StageConfig):
-    """Picks the newest data version: the highest date or number among names with a prefix, or the one released.
+    """Picks the newest data version: the highest date or number among names with a prefix.
 
     It prints its location; with --out it also says whether data, base model or recipe are those of the champion.
     """
@@ -64,20 +64,6 @@ class DataVersionConfig(StageConfig):
     )
     force: bool = Field(
         True, description="run again even if the output is complete, since the champion may have changed"
-    )
-
-
-class VersionVerbConfig(DataVersionConfig):
-    """Picks the newest data version: the highest date or number among names with a prefix, or the one released.
-
-    It prints its location; with --out it also says whether data, base model or recipe are those of the champion.
-    With --release the version named is taken from now on, whatever is written since, until a later one is released.
-    """
-
-    release: bool = Field(False, description="have this complete version, file or folder, count as the newest")
-    instead_of: str = Field(
-        "",
-        description="with --release: name of the version released now, like 2026-11-27, to go back to an earlier one",
     )
 
 

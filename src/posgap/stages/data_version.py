@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posgap.data.config import DataVersionConfig, VersionVerbConfig
-from posgap.foundation.errors import PosgapError
+from posgap.data.config import DataVersionConfig
 from posgap.foundation.files import digest_of, read_json, write_json
 from posgap.foundation.locations import Location, is_uri
 from posgap.foundation.printing import RESULT, show
 from posgap.stages.frame import stage
 from posgap.storage.inputs import source
-from posgap.storage.versions import Version, newest, release
+from posgap.storage.versions import Version, newest
 from posgap.tracking import registry
 from posgap.tracking.runs import Run
 from posgap.tracking.version_record import record_of
@@ -71,18 +70,14 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     log.log(RESULT, "data version %s, %s: %s", version.name, version.location, note)
 
 
-def find_version(config: VersionVerbConfig) -> None:
-    """`posgap data version`: releases a version if asked to, and prints the location of the newest complete one, or
-    runs the stage where there is a folder to write."""
-    if config.instead_of and not config.release:
-        raise PosgapError("--instead-of: says which version another one replaces; add --release")
-    if config.release:
-        release(config.data, config.instead_of)
+def find_version(config: DataVersionConfig) -> None:
+    """`posgap data version`: prints the location of the newest complete version, or runs the stage where there is a
+    folder to write."""
     if config.out:
-        data_version(DataVersionConfig(**{name: getattr(config, name) for name in DataVersionConfig.model_fields}))
+        data_version(config)
         return
     found = newest(config.data)
-    log.info("version %s%s", found.name, " is released" if config.release else "")
+    log.info("version %s", found.name)
     show(str(found.location), {"version": found.name, "location": str(found.location)})
 
 

@@ -1,9 +1,8 @@
 """The objects of S3 that a URI names: one, or all those below it."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
@@ -11,8 +10,6 @@ from posgap.foundation.locations import SCHEME, split_uri
 from posgap.storage.client import client, explain_errors, refusal
 
 SHA256 = "sha256"  # in an object's metadata: of its content, by whoever uploaded it
-# A condition of a put that does not hold; another put came between; what was to be replaced is gone.
-_UNMET = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404")
 
 
 @dataclass(frozen=True)
@@ -44,10 +41,16 @@ def find(uri: str) -> list[Object]:
 
 def head(uri: str) -> Object | None:
     """The object of this very name, or None."""
+    from botocore.exceptions import ClientError
+
     bucket, key = split_uri(uri)
-    answer = _ask_about(client().head_object, uri)
-    if answer is None:
-        return None
+    with explain_errors(uri):
+        try:
+            answer = client().head_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if refusal(error) in ("404", "NoSuchKey"):
+                return None
+            raise
     name, version = key.rsplit("/", 1)[-1], answer.get("VersionId", "")
     return Object(bucket, key, name, answer["ContentLength"], answer["ETag"].strip('"'), version)
 
@@ -81,47 +84,6 @@ def put_object(uri: str, body: bytes) -> None:
     bucket, key = split_uri(uri)
     with explain_errors(uri):
         client().put_object(Bucket=bucket, Key=key, Body=body)
-
-
-def get(uri: str) -> tuple[bytes, str] | None:
-    """The content of a small object, and its ETag; None if there is none."""
-    with explain_errors(uri):
-        answer = _ask_about(client().get_object, uri)
-        return (answer["Body"].read(), answer["ETag"].strip('"')) if answer else None
-
-
-def _ask_about(ask: Callable[..., dict[str, Any]], uri: str) -> dict[str, Any] | None:
-    """S3's answer about an object; None if there is none."""
-    from botocore.exceptions import ClientError
-
-    bucket, key = split_uri(uri)
-    with explain_errors(uri):
-        try:
-            return ask(Bucket=bucket, Key=key)
-        except ClientError as error:
-            if refusal(error) in ("404", "NoSuchKey"):
-                return None
-            raise
-
-
-def put_if(uri: str, body: bytes, etag: str) -> bool:
-    """Writes a small object if the existing one has this ETag, or, with an empty ETag, if none exists.
-
-    False otherwise: then nothing was written or, if an answer was lost, this same body.
-    """
-    from botocore.exceptions import ClientError
-
-    bucket, key = split_uri(uri)
-    # Ceph wants the ETag without quotes; others take it either way.
-    condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
-    with explain_errors(uri):
-        try:
-            client().put_object(Bucket=bucket, Key=key, Body=body, **condition)
-        except ClientError as error:
-            if refusal(error) in _UNMET:
-                return False
-            raise
-    return True
 
 
 def delete(uris: Iterable[str]) -> None:

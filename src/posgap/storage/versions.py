@@ -2,29 +2,22 @@
 
 `train-2026-11-20.jsonl.gz`, `v=2026-11-20/`, `v1.10.0/`. A folder counts as soon as it holds `manifest.json` or
 `_SUCCESS`, which mark it as complete; a file counts as soon as it exists, since files appear atomically. The newest
-version has the highest date or number, regardless of when it was written. If a version was released, it is taken
-instead: a record beside the versions names it, `train-latest.json` or `v=latest.json`.
+version has the highest date or number, regardless of when it was written.
 """
 
-import json
 import re
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import write_json
-from posgap.foundation.json_text import parse_json
 from posgap.foundation.locations import Location, as_location, is_address, is_uri, split_uri
 from posgap.storage.cache import INCOMPLETE, MANIFEST
 from posgap.storage.client import client, explain_errors
-from posgap.storage.objects import get, head, put_if
+from posgap.storage.objects import head
 
-LATEST = "latest.json"
 COMPLETE = (MANIFEST, "_SUCCESS")
 # A version ends a name, but for suffixes, or the slash of a folder; what stands before it is the series.
 _END = r"(?:/|(?:\.[A-Za-z][\w-]*)*)"
@@ -47,15 +40,6 @@ class Version:
         if _is_date(self.name):
             return True, [int(re.sub(r"\D", "", self.name).ljust(len("YYYYmmddHHMMSS"), "0"))]
         return False, list(map(int, self.name.split(".")))
-
-    @property
-    def file_name(self) -> str:
-        return str(self.location).rpartition("/")[2]
-
-    @property
-    def record_location(self) -> Location:
-        """The location of the record that names the released version of the series."""
-        return as_location(f"{str(self.location).removesuffix(self.file_name)}{self.series}{LATEST}")
 
     def is_complete(self) -> bool:
         return not self.is_folder or (
@@ -84,8 +68,6 @@ def newest(prefix: str) -> Version:
     if len(series) > 1:
         named = ", ".join(sorted(series))
         raise PosgapError(f"{prefix}: versions of {len(series)} series ({named}): give the beginning of one's names")
-    if versions and f"{versions[0].series}{LATEST}" in names:
-        return _find_released(versions)
     if len({version.order[0] for version in versions}) > 1:
         raise PosgapError(f"{prefix}: dates and numbers, which have no common order: name all versions one way")
     for version in sorted(versions, key=lambda version: version.order, reverse=True):
@@ -99,75 +81,6 @@ def newest(prefix: str) -> Version:
         f"of {len(versions)} none is complete" if versions else "no file or folder there is named by a date or number"
     )
     raise PosgapError(f"{prefix}: no data version: {reason} ({' or '.join(COMPLETE)} completes a folder)")
-
-
-def release(location: str, instead_of: str = "") -> Version:
-    """Makes `newest` return the version at `location`, a complete file or folder, until a later one is released.
-
-    `PosgapError` if a later one is released already, or another process releases one now. An earlier version can be
-    released only in place of `instead_of`, the name of the version that is released now.
-    """
-    place = newest(location).location
-    version = parse_version(str(place), str(place).rpartition("/")[2])
-    if not version or place != as_location(location.rstrip("/")):
-        raise PosgapError(
-            f"{location}: is no complete version: name a file, or a folder with {' or '.join(COMPLETE)}, "
-            "whose name ends in a date or a number"
-        )
-
-    where = version.record_location
-    standing, etag = _read_record(where)
-    taken = _version_in_record(version, standing) if standing else None
-    if taken == version:
-        return version
-    if taken and instead_of and taken.name != instead_of:
-        raise PosgapError(f"{place}: is not released: what is by now is {taken.name}, and not {instead_of}")
-    if taken and not instead_of and (taken.order[0] != version.order[0] or taken.order >= version.order):
-        raise PosgapError(
-            f"{place}: is not released: {taken.name} is, since {standing.get('since')} by {standing.get('by')}, "
-            f"and this is no later one; to go back, --instead-of {taken.name}"
-        )
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    record = {"name": version.file_name, "by": socket.gethostname(), "since": since}
-    if not is_uri(where):
-        write_json(Path(where), record)
-    # Where an answer was lost on the way, S3 has the record, and refuses it when it is sent again.
-    elif not put_if(where, json.dumps(record).encode(), etag) and _read_record(where)[0] != record:
-        raise PosgapError(f"{where}: another command wrote it meanwhile; run the same command again")
-    return version
-
-
-def _read_record(place: Location) -> tuple[dict[str, Any], str]:
-    """The record of a series, empty where there is none, and its ETag in S3; `PosgapError` if it is no JSON object."""
-    content, etag = b"{}", ""
-    if is_uri(place):
-        content, etag = get(place) or (content, etag)
-    elif Path(place).exists():
-        content = Path(place).read_bytes()
-    try:
-        record = parse_json(content, str(place))
-    except PosgapError:
-        record = None
-    if not isinstance(record, dict):
-        raise PosgapError(f"{place}: holds no JSON object; remove it, and run the same command again")
-    return record, etag
-
-
-def _find_released(versions: list[Version]) -> Version:
-    """The version that the record of its series names."""
-    taken = _version_in_record(versions[0], _read_record(versions[0].record_location)[0])
-    for version in versions:
-        if version.location == taken.location and version.is_complete():
-            return version
-    raise PosgapError(f"{versions[0].record_location}: names {taken.location}, which is not there or not complete")
-
-
-def _version_in_record(beside: Version, record: dict[str, Any]) -> Version:
-    """The version that the record of a series names; `beside` is one of them."""
-    version = parse_version(str(beside.location), str(record.get("name", "")))
-    if not version or version.series != beside.series:
-        raise PosgapError(f"{beside.record_location}: names no version; remove it, and release one")
-    return version
 
 
 def _itself(prefix: str) -> Version:
