@@ -158,7 +158,7 @@ def test_a_hostile_name_stays_a_name(tmp_path):
 @pytest.mark.parametrize("positions", ["1", "2,3"])
 def test_a_check_of_few_positions_shows_nothing(tmp_path, positions):
     with served(Endpoint()) as endpoint:
-        (policy := tmp_path / "policy.yaml").write_text("max_region_gap: 5\nmin_worst: 1\n")
+        (policy := tmp_path / "policy.yaml").write_text("min_worst: 1\n")
         options = ["--positions", positions, "--limit", 3, "--policy", policy]
         assert check(endpoint, tmp_path / "out", *options) == 7
     assert any("placements" in words for words in read_json(tmp_path / "out" / "check.json")["evidence_gaps"])
@@ -180,9 +180,9 @@ def test_a_curve_as_text_names_best_and_worst_and_stays_short(tmp_path):
 
 def test_a_check_applies_all_rules_that_look_at_the_model_alone(tmp_path):
     assert {rule.name for rule in GATE_RULES} - {rule.name for rule in CHECK_RULES} == {"mean", "advantageous"}
-    verdict, _ = checked(tmp_path, [1, 0.9, 0.9, 0.9, 1], min_worst=99, max_region_gap=1)
+    verdict, _ = checked(tmp_path, [1, 0.9, 0.9, 0.9, 1], min_worst=99)
     assert {rule.name: rule.outcome for rule in verdict.rules} == {
-        "gap": "unsure", "useful": "pass", "worst": "fail", "regions": "fail", "answered": "pass", "clean": "pass"
+        "gap": "unsure", "useful": "pass", "worst": "fail", "answered": "pass", "clean": "pass"
     }  # fmt: skip
 
 

@@ -142,16 +142,12 @@ def test_rules_that_ask_for_nothing_are_left_out_and_others_are_asked_for(tmp_pa
     assert least.keys() == {"gap", "mean", "advantageous"}
     without_documents = rulings(tmp_path, outcomes, outcomes, min_mean=95)["useful"]
     assert without_documents.threshold == 95 and without_documents.outcome == "fail"
-    asked = rulings(tmp_path, outcomes, outcomes, min_worst=70, max_region_gap=15)
-    assert asked.keys() == {"gap", "mean", "advantageous", "useful", "worst", "regions", "answered", "clean"}
+    asked = rulings(tmp_path, outcomes, outcomes, min_worst=70)
+    assert asked.keys() == {"gap", "mean", "advantageous", "useful", "worst", "answered", "clean"}
     # Wilson's one-sided bound of 160 of 200 right.
     low = 100 * (0.8 + Z**2 / 400 - Z * np.sqrt(0.8 * 0.2 / 200 + Z**2 / 160000)) / (1 + Z**2 / 200)
     assert asked["worst"].value == pytest.approx(low) and asked["worst"].outcome == "pass"
     assert rulings(tmp_path, outcomes, outcomes, min_worst=90)["worst"].outcome == "fail"
-    # Of five positions the first is the beginning, the last the end; those between are pooled.
-    assert asked["regions"].estimate == pytest.approx(95 - (90 + 80 + 90) / 3)
-    assert asked["regions"].outcome == "pass" and asked["gap"].outcome == "unsure"
-    assert "beginning, middle, end" in asked["regions"].meaning
 
 
 def wilson(rights: int, error: float) -> tuple[float, float]:
@@ -163,7 +159,7 @@ def wilson(rights: int, error: float) -> tuple[float, float]:
 
 def test_what_is_claimed_of_the_candidate_alone_is_read_from_it_alone(tmp_path):
     candidate, base = wrong(10, 20, 40, 20, 10), wrong(60, 30, 70, 80, 30)
-    asked = rulings(tmp_path, candidate, base, min_worst=70, max_region_gap=15)
+    asked = rulings(tmp_path, candidate, base, min_worst=70)
     assert asked["gap"].estimate == 15 and asked["gap"].interval == statistics.gap_interval(candidate)
     assert asked["useful"].estimate == 90 and asked["useful"].threshold == 20  # one record of five by chance
     means = candidate.mean(axis=1)
@@ -171,15 +167,13 @@ def test_what_is_claimed_of_the_candidate_alone_is_read_from_it_alone(tmp_path):
     # Every position must be shown to be good enough; of the five, one that is not could be so by chance.
     assert asked["worst"].estimate == 80
     assert asked["worst"].interval == pytest.approx((wilson(160, 0.05)[0], wilson(160, 0.01)[1]))
-    pooled = np.stack([candidate[:, 0], candidate[:, 1:4].mean(axis=1), candidate[:, 4]], axis=1)
-    assert asked["regions"].interval == pytest.approx(statistics.gap_interval(pooled))
 
 
 def test_without_a_base_the_rules_that_compare_with_none_judge_alike(tmp_path):
     folder = write_sweep(tmp_path / "a", wrong(10, 20, 40, 20, 10))
-    policy = Policy(max_gap=18, min_worst=70, max_region_gap=15)
+    policy = Policy(max_gap=18, min_worst=70)
     alone, beside = (judge(folder, base, None, policy).rules for base in (None, folder))
-    assert [rule.name for rule in alone] == ["gap", "useful", "worst", "regions", "answered", "clean"]
+    assert [rule.name for rule in alone] == ["gap", "useful", "worst", "answered", "clean"]
     assert alone == [rule for rule in beside if rule.name not in ("mean", "advantageous")]
 
 
@@ -188,14 +182,13 @@ def test_every_claim_is_a_sentence(tmp_path):
     outcomes = np.zeros((N, 10))
     outcomes[one_half, 8] = outcomes[other_half, 1] = 1
     folder = write_sweep(tmp_path / "a", outcomes, placements=[[i] for i in range(1, 11)], n_docs=10)
-    policy = Policy(min_worst=50, max_region_gap=12.5)
+    policy = Policy(min_worst=50)
     assert [rule.sentence for rule in judge(folder, folder, folder, policy).rules] == [
         "gap, best minus worst position: at most 10 for certain",
         "mean against the champion: at least -2 for certain",
         "accuracy where the champion is best (position 2 or 9), against it: at least -5 for certain",
         "mean, against guessing: at least 10 for certain",
         "accuracy at the worst position: at least 50 for certain",
-        "gap between regions (beginning, middle, end): at most 12.5 for certain",
         "prompts without an answer, in percent, at the worst position: at most 2",
         "answers that repeat the prompt or are cut, in percent, at the worst position: at most 10",
     ]
@@ -226,14 +219,6 @@ def test_what_was_not_answered_is_counted_where_it_is_most(tmp_path):
             f"{role}: 7 of 1000 prompts were not answered (empty 7), at most 2.5 % at a placement (3), and the gate "
             "allows 2 %"
         )
-
-
-def test_regions_of_pairs_are_their_categories(tmp_path):
-    pairs = [[1, 2], [4, 5], [1, 5], [2, 1], [5, 1]]
-    folder = write_sweep(tmp_path / "pairs", wrong(0, 0, 20, 60, 60), placements=pairs)
-    ruling = judge(folder, folder, None, Policy(max_region_gap=20, max_unanswered=100, max_unclean=100)).rules[-1]
-    assert ruling.name == "regions" and ruling.estimate == pytest.approx(30) and ruling.outcome == "fail"
-    assert "connected, disconnected, reversed" in ruling.meaning
 
 
 def verdict(*outcomes: str, evidence_gaps=None) -> Verdict:

@@ -9,7 +9,6 @@ from examples import qa_example
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from posgap.cli.main import main
-from posgap.data.made import made_examples
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.fields import settings_text
@@ -66,8 +65,6 @@ def test_the_form_takes_every_task(form, task, tmp_path):
     documents = [Document(title=f"t{i}", text=f"x{i}") for i in range(12)]
     n_gold = TASKS[task].n_gold
     question = "q"
-    if task.startswith("facts"):  # which has questions of its own
-        question = next(iter(made_examples(TASKS[task], 1, 12, 0))).question
     if task == "kv":  # whose question is the key of a record
         documents[0] = Document(title=question, text="x0")
     example = Example(

@@ -11,7 +11,6 @@ from pydantic import Field
 
 from posgap.data.synthetic import (
     animal_examples,
-    fact_examples,
     needle_examples,
     two_hop_examples,
     uuid_examples,
@@ -126,12 +125,6 @@ GENERATORS: Registry[Generator] = Registry(
         partial(_needles, needles=2),
         least=2,
         most=5000,
-    ),
-    Generator(
-        "facts",
-        "questions for the tasks facts and facts-literal, each for a person of whom one sentence says something",
-        fact_examples,
-        most=129,
     ),
     Generator("two-hop", "two-hop questions about people and their contacts", two_hop_examples, least=3, most=24),
     Generator(

@@ -1,5 +1,4 @@
-"""Synthetic examples: key-value records, needles among invented facts or facts of the world, two-hop questions, items
-to choose from.
+"""Synthetic examples: key-value records, needles among invented facts, two-hop questions, items to choose from.
 
 Equal arguments give equal examples.
 """
@@ -7,12 +6,10 @@ Equal arguments give equal examples.
 import math
 import random
 from collections.abc import Iterator
-from itertools import chain
 from uuid import UUID
 
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import Document, Example, KVExample
-from posgap.tasks.world import people_names, relations
 
 
 def uuid_records(n_examples: int, n_docs: int, seed: int) -> Iterator[dict]:
@@ -95,45 +92,6 @@ def place_names(rng: random.Random, number: int) -> list[str]:
         name = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(2, 3)))
         places[f"{name.capitalize()} {rng.choice(_KINDS)}"] = None
     return list(places)
-
-
-def fact_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
-    """Yields examples of `n_docs` documents, each a sentence that says one thing of one person.
-
-    The question asks who it is of whom the first says it, by a fact of the world. All sentences have the verb of the
-    question, as far as there are enough of these, so that the verb alone finds nothing; the others follow. A document's
-    title is the thing, which no prompt shows. Nobody is asked for twice by one fact. Raises `PosgapError` where there
-    are too few names.
-    """
-    people, facts = people_names(), relations()
-    if n_docs > len(people):
-        raise PosgapError(f"n_docs={n_docs}: there are only {len(people)} names, one for each document")
-    rng = random.Random(seed)
-    every = list(chain.from_iterable(facts))
-    number, drawn = 0, set[tuple[str, str]]()
-    if n_examples > len(every) * len(people):
-        raise PosgapError(f"n_examples={n_examples}: there are {len(every) * len(people)} facts of people")
-    while number < n_examples:
-        gold = rng.choice(every)
-        like = [fact for fact in every if fact.verb == gold.verb and fact != gold]
-        others = [fact for fact in every if fact.verb != gold.verb]
-        shown = [gold, *rng.sample(like, len(like)), *rng.sample(others, len(others))][:n_docs]
-        said = [
-            Document(title=fact.thing, text=fact.statement(name))
-            for fact, name in zip(shown, rng.sample(people, n_docs))
-        ]
-        answer, _, _ = said[0].text.partition(" ")
-        if (gold.hinted_question, answer) in drawn:  # which is the same example, whatever stands beside it
-            continue
-        drawn.add((gold.hinted_question, answer))
-        number += 1
-        yield Example(
-            id=f"facts-{number:05d}",
-            question=gold.hinted_question,
-            answers=[answer],
-            gold=said[:1],
-            distractors=said[1:],
-        )
 
 
 PEOPLE = (

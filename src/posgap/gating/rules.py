@@ -7,7 +7,6 @@ stands in docs/statistics.md. Where several verdicts share the error, each has a
 """
 
 from dataclasses import dataclass
-from itertools import permutations
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, computed_field
@@ -344,57 +343,6 @@ class Worst(GateRule):
         return np.asarray(reached.all(axis=-1))
 
 
-class Regions(GateRule):
-    name, help = "regions", "neither end nor the middle is much worse"
-    broken = "the beginning, the middle or the end is much worse than the rest"
-    needs_reference = False
-
-    class Limits(Parameters):
-        max_region_gap: Annotated[float, NO_OPTION] = Field(
-            100.0,
-            ge=0,
-            le=100,
-            description="highest gap between beginning, middle and end, or categories of pairs, pooled; 100: not asked",
-        )
-
-    parameters = Limits
-
-    def is_asked(self, limits: Limits) -> bool:
-        return limits.max_region_gap < 100
-
-    def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
-        from posgap.measurement import statistics
-        from posgap.measurement.shape import regions
-
-        columns = regions(inputs.candidate.sweep.placements, inputs.candidate.sweep.categories)
-        pooled = self._pool_columns(inputs.candidate.correct, columns)
-        estimate = statistics.gap(statistics.accuracy(pooled))
-        interval = statistics.gap_interval(pooled, inputs.error)
-        meaning = f"gap between regions ({', '.join(columns)})"
-        return self.rule_at_most(limits.max_region_gap, meaning, estimate, interval)
-
-    def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
-        import numpy as np
-
-        from posgap.measurement import statistics
-        from posgap.measurement.shape import regions
-
-        columns = regions([[at] for at in range(sweeps.candidate.shape[-1])])
-        pooled = np.moveaxis(self._pool_columns(sweeps.candidate, columns), -1, 0)
-        most, error = limits.max_region_gap / 100, statistics.upper_error(len(pooled), sweeps.error)
-        if len(pooled) < 2:  # one region says nothing of a gap
-            return np.zeros(sweeps.candidate.shape[1], bool)
-        within = [statistics.difference_reaches(one - other, -most, error) for one, other in permutations(pooled, 2)]
-        return np.asarray(np.all(within, axis=0))
-
-    def _pool_columns(self, correct: "np.ndarray", columns: "dict[str, list[int]]") -> "np.ndarray":
-        """Means of scores [E, ..., P] over the columns of each region [E, ..., regions]."""
-        import numpy as np
-
-        means = [correct[..., of_region].mean(axis=-1, dtype=float) for of_region in columns.values()]
-        return np.stack(means, axis=-1)
-
-
 class Answered(GateRule):
     name, help = "answered", "nearly every prompt was answered, at every position"
     broken = "too many prompts were not answered at some position"
@@ -486,7 +434,6 @@ GATE_RULES: Registry[GateRule] = Registry(
     Advantageous(),
     Useful(),
     Worst(),
-    Regions(),
     Answered(),
     Clean(),
     Consistency(),

@@ -9,7 +9,6 @@ from posgap.tasks.retrieval import DOCUMENT, KV, QA
 from posgap.tasks.spans import SPANS
 from posgap.tasks.task import Task
 from posgap.tasks.task_file import is_definition, is_file, task_of
-from posgap.tasks.world import FACTS, FACTS_LITERAL
 
 
 class _Tasks(Registry[Task]):
@@ -37,5 +36,5 @@ class _Tasks(Registry[Task]):
 TASKS: Registry[Task] = _Tasks(
     "task",
     "posgap.tasks",
-    *(KV, QA, COT, COC, OPTIONS, JUDGE, RAG, RAG_ONE, RAG_ALONE, SPANS, FACTS, FACTS_LITERAL, DOCUMENT),
+    *(KV, QA, COT, COC, OPTIONS, JUDGE, RAG, RAG_ONE, RAG_ALONE, SPANS, DOCUMENT),
 )

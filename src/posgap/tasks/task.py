@@ -62,9 +62,9 @@ class Task:
     other form. `base_stop` are strings at which a response of a model without a chat template ends: such a model goes
     on writing after its answer. `chance(n_docs)` is the share of right answers (0 to 1) of a model that guesses among
     what the prompt offers. `candidates(example)` is what else in the prompt a response could name, none of it right.
-    `extract` returns the part of a response that is compared with the answers. `asked` words an example's question as
-    the task puts it. `synthetic` names the data of `posgap data make` that the task can ask about; empty where there is
-    none. `lacks` says what an example does not have that the task asks for; empty where it has everything.
+    `extract` returns the part of a response that is compared with the answers. `synthetic` names the data of
+    `posgap data make` that the task can ask about; empty where there is none. `lacks` says what an example does not
+    have that the task asks for; empty where it has everything.
     """
 
     name: str
@@ -83,7 +83,6 @@ class Task:
     chance: Callable[[int], float] = lambda n_docs: 0.0  # open answers are not guessed
     candidates: Callable[[AnyExample], list[str]] = lambda example: []  # nobody knows what distractors would answer
     extract: Callable[[str], str] = str
-    asked: Callable[[str], str] = str
     synthetic: str = ""
     lacks: Callable[[AnyExample], str] = lambda example: ""  # any example with gold documents can be asked
     parameters: ClassVar[type[Parameters]] = Parameters  # none
@@ -113,11 +112,11 @@ class Task:
 
     def text(self, documents: Sequence[Document], question: str, order: PromptOrder = AS_GIVEN) -> str:
         """The prompt's text with the documents in the order given."""
-        return self._format_template(documents, self.asked(question), order)
+        return self._format_template(documents, question, order)
 
     def closed_book_text(self, question: str) -> str:
         """The text of a prompt without documents."""
-        return (self.closed_book or self.template.split("\n\n")[-1]).format(question=self.asked(question))
+        return (self.closed_book or self.template.split("\n\n")[-1]).format(question=question)
 
     def ordered_template(self, order: PromptOrder) -> str:
         """The template with the question after the documents, before them, or on both sides
