@@ -282,7 +282,7 @@ def test_bash_completes_verbs_options_and_values():
         "sweep",
         "--json",
         "after before both",
-        "kv qa needle spans facts two-hop choice",
+        "kv qa needle two-hop choice",
     ]
     assert not done.stderr
 

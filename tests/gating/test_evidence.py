@@ -29,7 +29,7 @@ CURVE = [0.9, 0.6, 0.3, 0.6, 0.9]
 
 def swept(placements, n_docs, **more) -> SimpleNamespace:
     """What `evidence_gaps` reads of a sweep."""
-    described = {"task": "kv", "metric": "match", "examples_digest": "e" * 64, "n_examples": 200, "grid": None} | more
+    described = {"task": "kv", "metric": "match", "examples_digest": "e" * 64, "n_examples": 200} | more
     described |= {"n_independent": described["n_examples"], "sample_text": f"{described['n_examples']} examples"}
     return SimpleNamespace(**described, placements=placements, n_docs=n_docs)
 

@@ -17,6 +17,7 @@ from posgap.foundation.files import write_jsonl
 from posgap.generation import backends
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
+from posgap.tasks.placements import spread_placements
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
@@ -133,9 +134,10 @@ def test_prompts_are_as_long_as_twenty_examples_leave_time(
 
 def test_an_example_of_many_prompts_is_asked_as_many_in_all(folder, endpoint, monkeypatch):
     monkeypatch.setattr(first_look, "_time", lambda *_: 1e-4)
-    config = SweepVerbConfig(model="m", base_url=endpoint.url, task="spans", out="look")
+    config = SweepVerbConfig(model="m", base_url=endpoint.url, task="multihop-cot", out="look")
     examples, _ = first_look._choose_examples(config)
-    assert len(examples) == 100 // 20
+    prompts = len(spread_placements(20, n_gold=2))
+    assert prompts > 5 and len(examples) == max(first_look.MIN_EXAMPLES, 100 // prompts)
 
 
 def test_prompts_fit_into_the_model_s_context(folder, tokenizer, monkeypatch):
@@ -215,11 +217,11 @@ def test_the_commands_for_reliable_figures_ask_as_the_look_did(folder, endpoint,
 
 
 def test_the_examples_of_another_task_can_be_made_too(folder, capsys):
-    config = SweepConfig(model="m", dtype="float32", task="spans", n_docs=10, out="look", examples="made")
+    config = SweepConfig(model="m", dtype="float32", task="multihop-cot", n_docs=10, out="look", examples="made")
     write_jsonl(folder / "predictions.jsonl", [])
     made, sweep = first_look._write_commands(config, folder)
     assert sweep.startswith(
-        "posgap sweep --model m --dtype float32 --task spans --examples look-300.examples.jsonl.gz --n-docs"
+        "posgap sweep --model m --dtype float32 --task multihop-cot --examples look-300.examples.jsonl.gz --n-docs"
     )
     assert run(*shlex.split(made)[1:]) == 0
     examples = read_examples("look-300.examples.jsonl.gz")

@@ -119,13 +119,6 @@ GENERATORS: Registry[Generator] = Registry(
         counted=False,
     ),
     Generator("needle", "questions for the task qa, each for one number among invented facts", _needles, most=5000),
-    Generator(
-        "spans",
-        "questions for the task spans, each for two numbers in two documents",
-        partial(_needles, needles=2),
-        least=2,
-        most=5000,
-    ),
     Generator("two-hop", "two-hop questions about people and their contacts", two_hop_examples, least=3, most=24),
     Generator(
         "choice",

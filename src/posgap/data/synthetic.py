@@ -47,19 +47,14 @@ _VOWELS = ("a", "e", "i", "o", "u", "ai", "ou")
 _KINDS = ("abbey", "archive", "bridge", "depot", "harbour", "library", "mill", "observatory", "station", "tower")
 
 
-def needle_examples(
-    n_examples: int, n_docs: int, facts: int, digits: int, seed: int, needles: int = 1
-) -> Iterator[Example]:
+def needle_examples(n_examples: int, n_docs: int, facts: int, digits: int, seed: int) -> Iterator[Example]:
     """Yields examples of `n_docs` documents, each of `facts` statements about an invented place.
 
     A statement gives one attribute of the place as a number of `digits` digits. The question asks for one attribute
-    of one place, or for one of each of several, all of which are then the answers. All other statements have the same
-    form, so place and attribute are both needed to find the number. Numbers are distinct within an example. Equal
-    arguments give equal examples. Raises `PosgapError` if there are too few numbers of that many digits, or too few
-    documents.
+    of one place. All other statements have the same form, so place and attribute are both needed to find the number.
+    Numbers are distinct within an example. Equal arguments give equal examples. Raises `PosgapError` if there are too
+    few numbers of that many digits.
     """
-    if needles > n_docs:
-        raise PosgapError(f"needles={needles}: more than the {n_docs} documents")
     if n_docs * facts > 9 * 10 ** (digits - 1) // 2:
         raise PosgapError(f"digits={digits}: too few numbers for {n_docs} documents of {facts} facts")
     rng = random.Random(seed)
@@ -71,17 +66,13 @@ def needle_examples(
         for place, stated in zip(places, statements):
             text = " ".join(f"The {attribute} of {place} is {value}." for attribute, value in stated.items())
             documents.append(Document(title=place, text=text))
-        asked, answers = [], []
-        for document, stated in zip(documents[:needles], statements):
-            attribute = rng.choice(list(stated))
-            asked.append(f"{attribute} of {document.title}")
-            answers.append(str(stated[attribute]))
+        attribute = rng.choice(list(statements[0]))
         yield Example(
             id=f"needle-{number:06d}",
-            question=f"What {'is' if needles == 1 else 'are'} the {', and the '.join(asked)}?",
-            answers=answers,
-            gold=documents[:needles],
-            distractors=documents[needles:],
+            question=f"What is the {attribute} of {places[0]}?",
+            answers=[str(statements[0][attribute])],
+            gold=documents[:1],
+            distractors=documents[1:],
         )
 
 

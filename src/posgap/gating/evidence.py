@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +122,7 @@ def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
     if len(sweep.placements) < least:
         complaints.append(f"{len(sweep.placements)} placements, and the gate asks for {least}")
     most = math.ceil(SPACING * sweep.n_docs)
-    # In a grid the first gold document reaches only some positions, and the second the rest: both count together.
-    # Elsewhere each gold document by itself must leave no hole.
-    for positions in [chain(*sweep.placements)] if sweep.grid else zip(*sweep.placements):
+    for positions in zip(*sweep.placements):  # each gold document by itself must leave no hole
         swept = sorted({1 - most, *positions, sweep.n_docs + most})
         holes = [(before, after) for before, after in pairwise(swept) if after - before > most]
         if holes:

@@ -9,14 +9,12 @@ import numpy as np
 
 from posgap.foundation.errors import PosgapError
 from posgap.measurement import statistics
-from posgap.measurement.grid import grid_of
 from posgap.measurement.outcomes import OutcomeCounts
 from posgap.measurement.predictions import Prediction, ending_of
 from posgap.measurement.sample import Sample
 from posgap.measurement.shape import shape_of
 from posgap.measurement.sweeps import BaselineFigures, Flatness
 from posgap.tasks.placements import in_order
-from posgap.tasks.spans import CATEGORY
 
 
 def summarize(
@@ -51,7 +49,6 @@ def summarize(
             if any(categories)
             else {"shape": shape_of(correct, [placement[0] for placement in placements], uneven=flatness.is_refuted)}
         ),
-        **_of_grid(correct, placements, seed, categories),
     }
 
 
@@ -67,12 +64,6 @@ def _of_categories(correct: np.ndarray, categories: Sequence[str]) -> dict:
             "gap": statistics.gap(accuracy),
         }
     return {"categories": list(categories), "by_category": figures}
-
-
-def _of_grid(correct: np.ndarray, placements: list[list[int]], seed: int, categories: Sequence[str]) -> dict:
-    """What position and distance do apart, where the categories are distances."""
-    of_distances = all(name.startswith(CATEGORY) for name in categories)
-    return {"grid": grid_of(correct, placements, seed)} if categories and of_distances else {}
 
 
 class BaselineScores(NamedTuple):

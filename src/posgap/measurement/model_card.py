@@ -24,12 +24,11 @@ def model_card(sweep: Sweep) -> str:
     """Writes metadata and a section of the figures, which are in points, 0 to 100."""
     data = ModelCardData(model_name=sweep.label, eval_results=results(sweep), tags=TAGS)
     accuracy = zip(sweep.placement_names, sweep.accuracy, sweep.ci95)
-    kind = "" if sweep.grid else " pairs"
     rows = [
         ("gap, best minus worst position", sweep.gap, sweep.gap_ci95),
         ("mean over positions", sweep.mean, sweep.mean_ci95),
         *((f"baseline {name}", figures.accuracy, figures.ci95) for name, figures in sweep.baselines.items()),
-        *((f"{name}{kind}", figures.accuracy, figures.ci95) for name, figures in sweep.by_category.items()),
+        *((f"{name} pairs", figures.accuracy, figures.ci95) for name, figures in sweep.by_category.items()),
         *((f"gold at {name}", value, interval) for name, value, interval in accuracy),
     ]
     choices = sweep.choices

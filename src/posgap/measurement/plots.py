@@ -12,7 +12,6 @@ from posgap.foundation.files import atomic
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.placements import in_order
-from posgap.tasks.spans import distance
 
 COLORS = ("#c2410c", "#0f766e", "#4338ca", "#a16207", "#be185d", "#334155")
 
@@ -112,47 +111,8 @@ def placement_differences(comparison: Comparison) -> Figure:
     return figure
 
 
-def distance_maps(sweeps: Sequence[Sweep]) -> Figure:
-    """A map of accuracy by first position and distance for each sweep, and beside them the means over either, with
-    their 95 % intervals."""
-    figure, row = plt.subplots(
-        1, len(sweeps) + 2, figsize=(4.2 * (len(sweeps) + 2), 3.8), dpi=144, layout="constrained", squeeze=False
-    )
-    for axes, sweep in zip(row[0], sweeps):
-        grid = sweep.grid
-        assert grid
-        firsts, distances = grid.by_position.values, grid.by_distance.values
-        accuracy_of = {(distance(p), p[0]): value for p, value in zip(sweep.placements, sweep.accuracy)}
-        cells = []
-        for step in distances:
-            cells.append([accuracy_of[step, first] for first in firsts])
-        axes.imshow(cells, aspect="auto", cmap="Blues", vmin=0, vmax=100, origin="lower")
-        for y, values in enumerate(cells):
-            for x, value in enumerate(values):
-                axes.text(x, y, f"{value:.0f}", ha="center", va="center", color="white" if value > 60 else "black")
-        axes.set_title(_legend(sweep), fontsize=10)
-        axes.set(xlabel="position of the first gold document", ylabel="distance to the next")
-        axes.set_xticks(range(len(firsts)), firsts)
-        axes.set_yticks(range(len(distances)), distances)
-    for axes, side, name in zip(
-        row[0][len(sweeps) :], ("by_position", "by_distance"), ("position of the first", "distance to the next")
-    ):
-        for sweep, color in zip(sweeps, COLORS * len(sweeps)):
-            margin = getattr(sweep.grid, side)
-            low, high = zip(*margin.ci95)
-            axes.fill_between(margin.values, low, high, color=color, alpha=0.15, linewidth=0)
-            label = f"{sweep.label}: gap {margin.gap:.1f}"
-            axes.plot(margin.values, margin.accuracy, marker="o", markersize=4, color=color, label=label)
-        axes.set(xlabel=name, ylim=(0, 103), xticks=margin.values, ylabel=f"accuracy, % ({sweeps[0].metric})")
-        trim_axes(axes)
-        axes.legend(frameon=False, loc="best")
-    return figure
-
-
 def picture_of(sweeps: Sequence[Sweep]) -> Figure:
-    """The sweeps' accuracy over positions, or over pairs of them, or over positions and distances."""
-    if all(sweep.grid for sweep in sweeps):
-        return distance_maps(sweeps)
+    """The sweeps' accuracy over positions, or or over pairs of them."""
     return (pair_dots if sweeps[0].categories else position_curves)(sweeps)
 
 

@@ -19,7 +19,6 @@ from posgap.measurement.sweeps import Sweep
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.placements import in_order
 from posgap.tasks.positions import format_positions
-from posgap.tasks.spans import distance
 
 if TYPE_CHECKING:
     import jinja2
@@ -156,8 +155,8 @@ def _difference_axes(comparison: Comparison) -> list[tuple[int, int, list[int]]]
 
 
 def _grid(sweep: Sweep) -> dict:
-    """Accuracy by the first hop's position (row) and the second's (column), or by distance and first position."""
-    sides = [(distance(p), p[0]) if sweep.grid else (p[0], p[-1]) for p in sweep.placements]
+    """Accuracy by the first hop's position (row) and the second's (column)."""
+    sides = [(placement[0], placement[-1]) for placement in sweep.placements]
     accuracy_of = dict(zip(sides, sweep.accuracy))
     across = sorted({column for _, column in sides})
     rows = []

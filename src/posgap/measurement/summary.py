@@ -50,8 +50,6 @@ def summary_text(sweep: Sweep) -> list[str]:
         sentences.append(sweep.same_place.habit_text)
     if sweep.choices:
         sentences.append(sweep.choices.preference_text)
-    if sweep.grid:
-        sentences += sweep.grid.effect_sentences()
     return sentences
 
 

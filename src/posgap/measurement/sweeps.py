@@ -14,7 +14,6 @@ from posgap.foundation.locations import last_name
 from posgap.generation.served import EndpointIdentity
 from posgap.measurement import statistics
 from posgap.measurement.filling import FillRecord
-from posgap.measurement.grid import Grid
 from posgap.measurement.option_bias import OptionBias
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.same_place import SamePlace
@@ -155,9 +154,6 @@ class Sweep(Record):
     baselines: dict[str, BaselineFigures] = Field({}, description="the same examples, asked in another way")
     categories: list[str] = Field([], description="of each placement of two gold documents")
     by_category: dict[str, CategoryFigures] = Field({}, description="accuracy, interval and gap of each category")
-    grid: Grid | None = Field(
-        None, description="effects of position and of distance, where all pairs of both were asked"
-    )
     examples_digest: str = Field(description="sha256 of what the examples put into prompts, in whatever file and order")
     model_digest: str = Field(description="sha256 of the model folder")
     ancestors: list[str] = Field([], description="sha256s, or names on the hub, of all that posgap made the model from")

@@ -6,7 +6,6 @@ from posgap.tasks.choosing import JUDGE, OPTIONS
 from posgap.tasks.multihop import COC, COT
 from posgap.tasks.rag import RAG, RAG_ALONE, RAG_ONE
 from posgap.tasks.retrieval import DOCUMENT, KV, QA
-from posgap.tasks.spans import SPANS
 from posgap.tasks.task import Task
 from posgap.tasks.task_file import is_definition, is_file, task_of
 
@@ -36,5 +35,5 @@ class _Tasks(Registry[Task]):
 TASKS: Registry[Task] = _Tasks(
     "task",
     "posgap.tasks",
-    *(KV, QA, COT, COC, OPTIONS, JUDGE, RAG, RAG_ONE, RAG_ALONE, SPANS, DOCUMENT),
+    *(KV, QA, COT, COC, OPTIONS, JUDGE, RAG, RAG_ONE, RAG_ALONE, DOCUMENT),
 )
