@@ -151,17 +151,7 @@ def cochran(correct: np.ndarray) -> float:
     return scipy.stats.chi2.sf(df * ((totals - totals.mean()) ** 2).sum() / within, df) if within else 1.0
 
 
-def greenhouse_geisser(correct: np.ndarray) -> float:
-    contrasts = correct - correct.mean(axis=1, keepdims=True)
-    covariance = np.cov(contrasts.T)
-    if not (trace := np.trace(covariance)):
-        return 1.0
-    df = trace**2 / (covariance**2).sum()
-    f = len(correct) * (contrasts.mean(axis=0) ** 2).sum() / trace
-    return scipy.stats.f.sf(f, df, df * (len(correct) - 1))
-
-
-TESTS = {"flips": flatness_p, "Q": cochran, "GG": greenhouse_geisser}
+TESTS = {"flips": flatness_p, "Q": cochran}
 
 
 def unevenness(placements: int) -> Iterator[tuple[str, np.ndarray]]:

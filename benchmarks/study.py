@@ -29,8 +29,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import matplotlib.pyplot as plt
 import numpy as np
 import real_models
+from matplotlib.figure import Figure
 from report import ROOT, machine, write_table
 from report import TABLES as WRITTEN_TABLES
 from scipy.stats import t as student
@@ -39,7 +41,7 @@ from posgap.foundation.files import atomic, read_json, read_jsonl, write_jsonl
 from posgap.foundation.tables import markdown
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.lengths import read_lengths
-from posgap.measurement.plots import position_curves, save_picture
+from posgap.measurement.plots import COLORS, save_picture, trim_axes
 from posgap.measurement.summary import p_value
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigation_search.report import read_mitigate
@@ -632,11 +634,14 @@ def curves_of_replicates() -> dict[str, dict[int, np.ndarray]]:
 
 def over_replicates(values: Sequence[float], form: str = ".1f") -> str:
     """The mean of a figure over replicates, from three on with its t-interval of 95 %."""
-    n, middle = len(values), float(np.mean(values))
-    if n < 3:
-        return f"{middle:{form}}"
-    half = student.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)
-    return between(middle, (middle - half, middle + half), form)
+    middle, half = float(np.mean(values)), half_width(np.array(values)) if len(values) > 2 else None
+    return between(middle, (middle - half, middle + half) if half else None, form)
+
+
+def half_width(values: np.ndarray) -> Any:
+    """Half of the t-interval of 95 % of the mean over the first axis, that of replicates."""
+    n = len(values)
+    return student.ppf(0.975, n - 1) * values.std(axis=0, ddof=1) / np.sqrt(n)
 
 
 def first_over_others(curve: np.ndarray) -> float:
@@ -707,21 +712,32 @@ def plans() -> str:
     return markdown(heads, rows, left=2)
 
 
-_MADE = {"kv": "as it is", "r1": "after R1", "kl": "after KL alone", "sft": "after SFT"}
-PICTURES = {  # in docs/, of rows by the names of their curves
-    "pretrained-curves": {f"smollm2-{row}": f"SmolLM2-135M {made}" for row, made in _MADE.items()},
-    "pretrained-gemma": {f"gemma-{row}": f"Gemma 3 270M {_MADE[row]}" for row in ("kv", "r1", "sft")},
+_DRAWN = {
+    "base": "SmolLM2-135M as it is",
+    "r1": "after R1 (Pos2Distill)",
+    "sft": "after SFT on gold answers",
+    "seqkd": "after SeqKD on its own answers",
 }
 
 
+def replicate_curves() -> Figure:
+    """The mean curve over replicates of some methods, with its interval over these at each position."""
+    figure, axes = plt.subplots(figsize=(8, 4.2), dpi=144, layout="constrained")
+    curves = curves_of_replicates()
+    for (method, label), color in zip(_DRAWN.items(), COLORS):
+        whole = np.array(list(curves[method].values()))
+        middle, half, at = whole.mean(axis=0), half_width(whole), range(1, whole.shape[1] + 1)
+        axes.fill_between(at, middle - half, np.minimum(middle + half, 100), color=color, alpha=0.15, linewidth=0)
+        axes.plot(at, middle, "o-", markersize=4, color=color, label=f"{label}: mean {middle.mean():.0f}")
+    axes.set(xlabel="position of the gold document among 5", ylabel="accuracy, %", ylim=(0, 103), xticks=at)
+    trim_axes(axes)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    return figure
+
+
 def pictures() -> None:
-    """Curves before and after training, and what draws SmolLM2's attention, where the rows' folders are there."""
-    for name, rows in PICTURES.items():
-        if all((RUNS / row).is_dir() for row in rows):
-            swept = [read_sweep(RUNS / row).model_copy(update={"label": label}) for row, label in rows.items()]
-            figure = position_curves(swept)
-            figure.axes[0].legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)  # above
-            save_picture(figure, ROOT / "docs" / f"{name}.png")
+    """The curves of replicates, and what draws SmolLM2's attention, where that row's folder is there."""
+    save_picture(replicate_curves(), ROOT / "docs" / "replicates.png")
     if (drawn := RUNS / "smollm2-why" / "influence.png").is_file():
         shutil.copyfile(drawn, ROOT / "docs" / "why-smollm2.png")
 

@@ -26,7 +26,7 @@ def called_uneven():
         rng, (mean, binary) = np.random.default_rng(0), simulations.SCORES[scores]
         deviations = dict(simulations.unevenness(20))[model]
         drawn = [simulations.simulated(mean + deviations, 50, shape, binary, rng) for _ in range(150)]
-        tests = {name: simulations.TESTS[name] for name in ("flips", "Q", "GG")}
+        tests = {name: simulations.TESTS[name] for name in ("flips", "Q")}
         return {name: np.mean([test(each) < LEVEL for each in drawn]) for name, test in tests.items()}
 
     return share
@@ -45,9 +45,9 @@ def test_flat_models_are_called_uneven_as_often_as_the_level_says(called_uneven,
     ("shape", "model", "least"),
     [("exchangeable 0.9", "U", 0.4), ("AR(1) 0.9", "falling", 0.2), ("AR(1) 0.6", "U", 0.3)],
 )
-def test_uneven_models_are_found_no_more_rarely_than_they_were(called_uneven, shape, model, least):
+def test_uneven_models_are_found_as_often_as_they_were(called_uneven, shape, model, least):
     found = called_uneven(shape, "0.9", model)
-    assert found["flips"] > max(least, found["GG"])
+    assert found["flips"] > least
 
 
 def test_the_interval_of_two_placements_covers_as_it_did():
