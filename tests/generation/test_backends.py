@@ -20,7 +20,10 @@ from posgap.generation.generator import Sampling
 from posgap.measurement.config import SweepConfig
 from posgap.mitigation_search.config import MitigateConfig
 from posgap.mitigations.in_force import apply_mitigation, load_model, scale_model
+from posgap.models import OWN_TABLES_KEY
 from posgap.models.loading import load_tokenizer, save_model
+from posgap.scaling.config import ScaleSearchConfig
+from posgap.scaling.vllm_plugin import FactorSetter
 from posgap.stages.sweep import sweep
 from posgap.tasks.prompts import Prompt
 
@@ -76,9 +79,15 @@ def test_vllm_shares_a_model_among_gpus_and_quantises_it_as_asked(model_folder, 
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     for more, expected in (({}, 1), ({"tensor_parallel_size": 4}, 4)):
         config = SweepConfig(examples="e", model=str(model_folder), out="o", backend="vllm", dtype="float32", **more)
-        with pytest.raises(PosgapError, match="vLLM cannot serve this model: no such number of GPUs"):
+        refusal = "vLLM cannot serve this model: no such number of GPUs; --backend transformers may"
+        with pytest.raises(PosgapError, match=refusal):
             open_generator(config, BACKENDS["vllm"].builder(config))
-        assert called["tensor_parallel_size"] == expected
+        assert called["tensor_parallel_size"] == expected and "worker_extension_cls" not in called
+    searching = ScaleSearchConfig(examples="e", model=str(model_folder), out="o", backend="vllm", dtype="float32")
+    with pytest.raises(PosgapError, match=refusal):
+        open_generator(searching, BACKENDS["vllm"].builder(searching))
+    assert called["worker_extension_cls"] == f"{FactorSetter.__module__}.{FactorSetter.__qualname__}"
+    assert called["hf_overrides"] == {OWN_TABLES_KEY: True}
 
 
 @pytest.fixture
@@ -100,6 +109,9 @@ def test_auto_takes_vllm_on_a_gpu_alone(model_folder, gpu_with_vllm, monkeypatch
         assert settle(model_folder) == settle(model_folder, TeacherConfig) == "vllm"
     assert caplog.messages == ["backend vllm: it is installed here, and there is a GPU"]
     assert settle(model_folder, backend="transformers") == "transformers"
+    # A search chooses later, once it knows whether answers are forced.
+    searching = ScaleSearchConfig(examples="e", model=str(model_folder), out="o").resolve_auto()
+    assert searching.backend == "auto" and searching.resolve_backend().backend == "vllm"
     monkeypatch.setattr(backends, "device_class", lambda: "cpu")
     assert settle(model_folder) == "transformers"
 

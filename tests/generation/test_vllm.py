@@ -1,4 +1,4 @@
-"""vLLM against transformers: log-probabilities of scaled models, sweeps, and what `doctor --model` says.
+"""vLLM against transformers: log-probabilities of scaled models, sweeps, searches, and what `doctor --model` says.
 
 vLLM wants an older transformers than the other tests run with. tests/helpers/vllm_environment.py says how to name or
 make an environment for it.
@@ -20,11 +20,14 @@ from vllm_environment import QUIET, found_or_made, in_vllm, vllm_server
 
 from posgap.cli.main import main
 from posgap.distillation.config import DistillConfig, TeacherConfig
+from posgap.foundation.files import read_json
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import scale_model
 from posgap.models.loading import save_model
+from posgap.scaling.config import ScaleSearchConfig
 from posgap.stages.distill import distill
+from posgap.stages.scale_search import scale_search
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.tasks.responses import read_responses
@@ -161,6 +164,23 @@ def test_responses_by_vllm_train_as_those_by_transformers_do(vllm_python, tmp_pa
     ]
     assert len({(out / "model.safetensors").read_bytes() for out in models}) == 1
     assert len({(out / "history.jsonl").read_bytes() for out in models}) == 1
+
+
+@pytest.mark.full
+def test_a_search_by_generation_finds_in_vllm_what_it_finds_in_transformers(vllm_python, tmp_path, tokenizer):
+    """Each candidate's scores, in compiled code that was made before its factors."""
+    save_model(model("llama"), tokenizer, tmp_path / "model")
+    options = sweep_options(tmp_path, tmp_path / "model", metric="f1", population=4, generations=2)
+    options.pop("max_unanswered")
+    here = read_json(scale_search(ScaleSearchConfig(out=tmp_path / "here", **options)) / "scaling.json")
+    asked = (f"--{name.replace('_', '-')}={value}" for name, value in options.items())
+    in_vllm(
+        Path(vllm_python).with_name("posgap"),
+        *("scale", "search", *asked, "--backend", "vllm", "--out", tmp_path / "there"),
+    )
+    there = read_json(tmp_path / "there" / "scaling.json")
+    assert here.pop("settings")["backend"] == "transformers" and there.pop("settings")["backend"] == "vllm"
+    assert here == there and here["fitness"] > here["unscaled_fitness"] > 0
 
 
 @pytest.mark.full

@@ -122,7 +122,8 @@ def test_forced_tokens_are_judged_as_generated_ones(smollm2):
     def said_so(text, answers):
         return float(text.strip() == answers[0].strip())
 
-    generated = GenerationEvaluator(model, tokenizer, questions, said_so, Sampling(12), 4096).correct(scalings)
+    generator = TransformersGenerator(model, tokenizer, 4096)
+    generated = GenerationEvaluator(generator, questions, said_so, Sampling(12)).correct(scalings)
     np.testing.assert_array_equal(verdicts, generated)
     assert verdicts[0].tolist() == [[1, 0, 0], [1, 0, 0]] and not np.array_equal(verdicts[0], verdicts[1])
 

@@ -260,6 +260,62 @@ def test_a_model_of_transformers_within_vllm_is_scaled_as_in_transformers(ids, f
         assert torch.equal(ours, expected.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state)
 
 
+class Rotary(torch.nn.Module):
+    """vLLM's rotary embedding, as far as it is scaled."""
+
+    def __init__(self):
+        super().__init__()
+        self.cos_sin_cache = self._compute_cos_sin_cache().to(torch.bfloat16)
+
+    def _compute_inv_freq(self, base):
+        return base ** -(torch.arange(0, 8, 2) / 8)
+
+    def _compute_cos_sin_cache(self):
+        angles = torch.arange(32.0)[:, None] * self._compute_inv_freq(10000.0)
+        return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def served_by_vllm() -> torch.nn.Module:
+    """A model of three layers that share one rotary embedding, as vLLM makes it."""
+    shared, served = Rotary(), torch.nn.Module()
+    served.layers = torch.nn.ModuleList(torch.nn.Module() for _ in FACTORS)
+    for layer in served.layers:
+        layer.rotary_emb = shared
+    return served
+
+
+def tables(served) -> list[torch.Tensor]:
+    return [layer.rotary_emb.cos_sin_cache for layer in served.layers]
+
+
+def test_a_search_writes_new_factors_into_the_tables_that_vllm_reads():
+    """Compiled code and CUDA graphs go on reading where tables were when they were made."""
+    served, setter = served_by_vllm(), vllm_plugin.FactorSetter()
+    setter.get_model = lambda: served
+    load = vllm_plugin._wrap_loader(lambda self, vllm_config, model_config: served)
+    told = {"posgap_own_tables": True}
+    load(None, None, SimpleNamespace(hf_config=SimpleNamespace(**told), hf_text_config=tiny().config))
+    places = [table.data_ptr() for table in tables(served)]
+    assert len(set(places)) == 3
+    for factors in (FACTORS, (1.0, 2.0, 1.0), (1.0, 1.0, 1.0)):
+        setter.set_factors(factors)
+        expected = served_by_vllm()
+        vllm_plugin.scale_served_model(expected, factors)
+        assert all(map(torch.equal, tables(served), tables(expected)))
+        assert [table.data_ptr() for table in tables(served)] == places
+    assert len({table.data_ptr() for table in tables(expected)}) == 1
+
+
+def test_a_search_sets_factors_of_a_model_of_transformers_within_vllm(ids):
+    served, setter = ByTransformers(tiny("olmo2")), vllm_plugin.FactorSetter()
+    setter.get_model = lambda: served
+    vllm_plugin.scale_served_model(served, [1.0] * 3, own_tables=True)
+    place = served.model.posgap_scaling.factors.data_ptr()
+    setter.set_factors(FACTORS)
+    assert vllm_plugin.read_factors(served) == list(FACTORS)
+    assert served.model.posgap_scaling.factors.data_ptr() == place
+
+
 @pytest.mark.parametrize(
     ("family", "more", "factors", "reason"),
     [

@@ -129,7 +129,7 @@ def test_only_what_generates_by_a_backend_chooses(config, has_bfloat16, monkeypa
     given = {name: getattr(config, name) for name in ("model", "examples", "out")}
     assert SweepConfig(**given).resolve_auto().dtype == "bfloat16"
     assert SweepConfig(**given | {"dtype": "float32"}).resolve_auto().dtype == "float32"
-    assert ScaleSearchConfig(**given).resolve_auto().dtype == "auto"
+    assert ScaleSearchConfig(**given).resolve_auto().dtype == "float32"
     assert BACKENDS["openai"].dtype(SweepConfig(**given | {"backend": "openai"})) == "auto"
 
 

@@ -172,6 +172,7 @@ def test_progress_counts_candidates(model, tokenizer, caplog, forced):
     if forced:
         ForcedEvaluator(model, questions, tokenizer.pad_token_id, 60).correct(CANDIDATES)
     else:
-        GenerationEvaluator(model, tokenizer, questions, lambda *_: 0.0, Sampling(2), 60).correct(CANDIDATES)
+        generator = TransformersGenerator(model, tokenizer, 60)
+        GenerationEvaluator(generator, questions, lambda *_: 0.0, Sampling(2)).correct(CANDIDATES)
     (line,) = caplog.messages
     assert line.startswith("scaling candidates: 4 of 4 in ")

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import shutil
+import weakref
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json, work_folder, write_json
+from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigation_search.config import ApplyConfig
+from posgap.mitigations.in_force import load_model
 from posgap.models import CONFIG_KEY, loading
 from posgap.models.closing import read_config
 from posgap.models.loading import save_model
@@ -143,6 +146,30 @@ def test_candidates_that_forcing_misjudges_are_searched_by_what_they_generate(co
     assert forced["right"] < forced["generated_right"] and forced["differ"] > MAX_UNLIKE * 72
     assert "more than 5 %: the search begins again, by generation" in caplog.text
     assert passes > generated.pop("forward_passes") and generated.pop("forced") is None and fell_back == generated
+
+
+@pytest.mark.parametrize(("metric", "loads"), [("f1", 0), ("contains_any", 1)])
+def test_a_model_is_loaded_beside_its_backend_only_to_force_answers(config, monkeypatch, metric, loads):
+    """In place of vLLM, which has an environment of its own, stands transformers. The second search begins by forcing,
+    and gives that up, and the model with it."""
+    config = config.model_copy(update={"max_new_tokens": 8, "generations": 1, "metric": metric})
+    expected = same(scale_search(config))
+    alive, opened = [], []
+
+    def load(path, dtype):
+        alive.append(weakref.ref(model := load_model(path, dtype)))
+        return model
+
+    def serve(config, builder):
+        assert not any(model() for model in alive)
+        opened.append(config.backend)
+        return TransformersGenerator(load_model(config.model, config.dtype), builder.tokenizer, 0, pack=True)
+
+    monkeypatch.setattr("posgap.stages.scale_search.load_model", load)
+    monkeypatch.setattr("posgap.scaling.search.open_generator", serve)
+    out = scale_search(config.model_copy(update={"backend": "vllm", "force": True}))
+    assert len(alive) == loads and opened == ["vllm"] and same(out) == expected
+    assert read_scaling(out).settings["backend"] == "vllm"
 
 
 def test_what_forcing_and_generation_say_is_counted_prompt_by_prompt():

@@ -20,23 +20,21 @@ from posgap.foundation.fields import (
     in_s3,
 )
 from posgap.foundation.locations import Location, as_location
-from posgap.generation.backends import BACKENDS, BackendConfig
+from posgap.generation.backends import LocalBackendConfig
 from posgap.tasks.config import QUESTION, SHUFFLE, WORDED, FramingParameters
 from posgap.tasks.fields import Placements, QuestionPlace, TaskName
 
-# Distillation learns token ids, so the teacher needs a backend that returns them.
-LOCAL_BACKENDS = BACKENDS.where(lambda backend: backend.local)
 TRAINING_METHODS = METHODS.where(lambda method: method.trains)
 
 
-class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
-    """Samples the model's own responses with the gold documents at the position where it answers best."""
+class TeacherConfig(LocalBackendConfig):
+    """Samples the model's own responses with the gold documents at the position where it answers best.
+
+    Distillation learns token ids, so it takes a backend that returns them.
+    """
 
     examples_for: ClassVar[str] = "training"
 
-    backend: Annotated[str, LOCAL_BACKENDS, AfterValidator(LOCAL_BACKENDS.require_name)] = Field(
-        "auto", description=f"backend that generates; {LOCAL_BACKENDS.help_text()}"
-    )
     sweep: OptionalInputPath = Field(
         None, description="folder from a `sweep` of this model, from which the best placement is read"
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -38,23 +38,20 @@ class Backend:
     """A backend that generates responses, by its name for `--backend`.
 
     A backend that is not `local` calls a model elsewhere. Tokenizer and parameters are not at hand then, so prompts are
-    sent as text, completions have no token ids, which a teacher needs, and the model's scaling is unknown. Parameters
-    marked `WITHOUT_EFFECT` change the speed of generation, but not the responses.
+    sent as text, completions have no token ids, which a teacher needs, and the model's scaling is unknown. One that is
+    `in_memory` answers by a model in this process, in which mitigations can be put in force. Parameters marked
+    `WITHOUT_EFFECT` change the speed of generation, but not the responses.
     """
 
     name: str
     help: str
     parameters: type[Parameters] = Parameters
     local: bool = True
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether it answers by a model in this process, in which mitigations can be put in force."""
-        return False
+    in_memory: bool = False
 
     def dtype(self, config: "BackendConfig") -> str:
         """The dtype in which it answers: the config's, or what "auto" stands for where that is known."""
-        return config.dtype
+        return _dtype_here(config) if self.local else config.dtype
 
     def builder(self, config: "BackendConfig") -> "TextPromptBuilder":
         """The builder of the backend's prompts: with token ids for a local model, else as text."""
@@ -97,44 +94,29 @@ class VLLMParameters(Parameters):
 
 
 class _Transformers(Backend):
-    @property
-    def in_memory(self) -> bool:
-        return True
-
-    def dtype(self, config: "BackendConfig") -> str:
-        return _dtype_here(config)
-
     def generator(self, config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
         from posgap.generation.transformers import TransformersGenerator
 
-        tokenizer = _with_tokenizer(builder).tokenizer
+        tokenizer = cast(PromptBuilder, builder).tokenizer
         return TransformersGenerator(load_model(config.model, config.dtype), tokenizer, config.batch_tokens, pack=True)
 
 
 class _VLLM(Backend):
-    def dtype(self, config: "BackendConfig") -> str:
-        return _dtype_here(config)
-
     def generator(self, config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
         from posgap.generation.vllm import VLLMGenerator
         from posgap.models.loading import load_config
         from posgap.models.rope_lengths import RopeLengths
 
-        local, gpus = _with_tokenizer(builder), VLLMParameters.of(config).tensor_parallel_size
+        local, gpus = cast(PromptBuilder, builder), VLLMParameters.of(config).tensor_parallel_size
         # By itself vLLM takes for these another length, and with it other frequencies.
         context = local.context if RopeLengths.from_config(load_config(config.model)) else None
-        return VLLMGenerator(config.model, config.dtype, config.seed, local.tokenizer, gpus, context)
+        return VLLMGenerator(
+            config.model, config.dtype, config.seed, local.tokenizer, gpus, context, **config.vllm_options
+        )
 
 
 class _Auto(Backend):
     """Stands for one of the others until model and machine are known, as `resolve_auto` has it."""
-
-    @property
-    def in_memory(self) -> bool:
-        return True
-
-    def dtype(self, config: "BackendConfig") -> str:
-        return _dtype_here(config)
 
     def generator(self, config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
         return open_generator(config.resolve_auto(), builder)
@@ -168,8 +150,13 @@ class _OpenAI(Backend):
         return OpenAIGenerator(config.model, parameters, builder.framing)
 
 
-AUTO = _Auto("auto", "vllm on a GPU where it is installed and serves the model, else transformers", VLLMParameters)
-TRANSFORMERS = _Transformers("transformers", "on this machine, in this process")
+AUTO = _Auto(
+    "auto",
+    "vllm on a GPU where it is installed and serves the model, else transformers",
+    VLLMParameters,
+    in_memory=True,
+)
+TRANSFORMERS = _Transformers("transformers", "on this machine, in this process", in_memory=True)
 VLLM = _VLLM("vllm", "on this machine, if vLLM is installed", VLLMParameters)
 OPENAI = _OpenAI(
     "openai",
@@ -225,11 +212,6 @@ def _tell(line: str) -> None:
     log.info("%s", line)
 
 
-def _with_tokenizer(builder: "TextPromptBuilder") -> "PromptBuilder":
-    assert isinstance(builder, PromptBuilder)
-    return builder
-
-
 BACKENDS: Registry[Backend] = Registry("backend", "posgap.backends", AUTO, TRANSFORMERS, VLLM, OPENAI)
 
 
@@ -248,11 +230,8 @@ def in_use(settings: Mapping[str, Any]) -> dict[str, Any]:
 class BackendConfig(GenerationConfig):
     """The base of the configs of stages that generate; each adds the parameters of the backends that it offers."""
 
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
-        description="auto: bfloat16 on a GPU, and for models of 50 million parameters or more on a processor that "
-        "computes it quicker (AMX, avx512_bf16); else float32",
-    )
+    vllm_options: ClassVar[Mapping[str, Any]] = {}  # further arguments of `vllm.LLM`
+
     backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.require_name)] = Field(
         AUTO.name,
         description=f"backend that generates, openai where there is an endpoint's address; {BACKENDS.help_text()}",
@@ -283,16 +262,21 @@ class BackendConfig(GenerationConfig):
         return ""
 
     def resolve_auto(self) -> Self:
-        dtype, backend = BACKENDS[self.backend].dtype(self), self.backend
+        dtype = BACKENDS[self.backend].dtype(self)
         if dtype != self.dtype and (flag := bfloat16_of_cpu()) and dtype == "bfloat16" and device_class() == "cpu":
             _tell(f"bfloat16, since this processor computes it quicker ({flag}); --dtype float32 for single precision")
-        if backend == AUTO.name and device_class() == "cpu":
-            backend = TRANSFORMERS.name
-        elif backend == AUTO.name:
+        return self.model_copy(update={"dtype": dtype}).resolve_backend()
+
+    def resolve_backend(self) -> Self:
+        """Returns this config with a backend in place of "auto"; on a GPU a line says which, and why."""
+        if self.backend != AUTO.name:
+            return self
+        backend = TRANSFORMERS.name
+        if device_class() != "cpu":
             reason = _why_not_vllm(self)
             backend = TRANSFORMERS.name if reason else VLLM.name
             _tell(f"backend {backend}: {reason or 'it is installed here, and there is a GPU'}")
-        return self.model_copy(update={"dtype": dtype, "backend": backend})
+        return self.model_copy(update={"backend": backend})
 
     def in_runs(self, verb: str) -> Path:
         """The folder in `runs`; of an endpoint it names the host too, since two of them may serve equal names."""
@@ -302,3 +286,14 @@ class BackendConfig(GenerationConfig):
 
     def is_served(self, name: str) -> bool:
         return name == "model" and not BACKENDS[self.backend].local
+
+
+LOCAL_BACKENDS = BACKENDS.where(lambda backend: backend.local)
+
+
+class LocalBackendConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
+    """The base of the configs of stages that want a model on this machine."""
+
+    backend: Annotated[str, LOCAL_BACKENDS, AfterValidator(LOCAL_BACKENDS.require_name)] = Field(
+        AUTO.name, description=f"backend that generates; {LOCAL_BACKENDS.help_text()}"
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from posgap.foundation.files import digest_of
 from posgap.generation.thoughts import opened_by
@@ -107,6 +107,15 @@ class Generator(Protocol):
         A group holds prompts of one example, which have long beginnings in common. `groups` is read only as prompts
         are needed, so it may be an iterator that makes them.
         """
+        ...
+
+
+@runtime_checkable
+class LayerGenerator(Generator, Protocol):
+    """A model on this machine whose RoPE factors can be changed while it is loaded."""
+
+    def scale_layers(self, factors: Sequence[float]) -> None:
+        """Puts factors `[L]` in force."""
         ...
 
 

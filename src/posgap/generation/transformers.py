@@ -21,6 +21,7 @@ from posgap.generation.endings import ResponseStream
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import Pool, PrefixCache, can_go_on, can_reuse_prefixes
 from posgap.mitigations.state import needs_own_batch
+from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import on_device
 from posgap.models.memory import tokens_that_fit
 from posgap.models.packing import pack_weights
@@ -83,6 +84,10 @@ class TransformersGenerator:
         model.generation_config = GenerationConfig(
             eos_token_id=sorted(self.end_ids) or None, pad_token_id=tokenizer.pad_token_id
         )
+
+    def scale_layers(self, factors: Sequence[float]) -> None:
+        """Puts RoPE factors `[L]` in force."""
+        layer_scaling(self.model).set(factors)
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         for number, batch in enumerate(group_batches(groups, sampling.limit, self.batch_tokens)):

@@ -3,6 +3,7 @@
 import atexit
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -34,9 +35,10 @@ class VLLMGenerator:
         tokenizer: PreTrainedTokenizerBase,
         gpus: int = 1,
         context: int | None = None,
+        **more: Any,
     ):
         """`context` is the most tokens of a prompt with its response; without it they are the model's own, or what
-        memory holds."""
+        memory holds. `more` are further arguments of `vllm.LLM`."""
         try:
             from vllm import LLM
             from vllm.platforms import current_platform
@@ -60,11 +62,20 @@ class VLLMGenerator:
                 trust_remote_code=False,
                 **blocks,
                 disable_log_stats=False,  # else it does not count what its cache had
+                **more,
             )
         except (OSError, ValueError, RuntimeError) as error:
-            raise PosgapError(f"{model}: vLLM cannot serve this model: {str(error).splitlines()[0]}") from None
+            reason = str(error).splitlines()[0]
+            raise PosgapError(f"{model}: vLLM cannot serve this model: {reason}; --backend transformers may") from None
         # Python waits at its end for vLLM's process, and may do so before vLLM itself has it end.
         atexit.register(self.llm.llm_engine.engine_core.shutdown)
+        self._salt: dict[str, str] = {}
+
+    def scale_layers(self, factors: Sequence[float]) -> None:
+        """Puts RoPE factors `[L]` in force, where its workers are `FactorSetter`s. What the cache has of prompts under
+        others is no longer found."""
+        self.llm.collective_rpc("set_factors", args=(list(factors),))
+        self._salt = {"cache_salt": str(list(factors))}
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         window: list[tuple[int, Group]] = []
@@ -75,7 +86,8 @@ class VLLMGenerator:
                 window = []
         yield from self._answer_window(window, sampling)
         hits, queries = self.count_cached()
-        log.info("vLLM had %d of the prompts' %d tokens in its cache", hits, queries)
+        if not self._salt:  # one of a search's many candidates says nothing
+            log.info("vLLM had %d of the prompts' %d tokens in its cache", hits, queries)
 
     def count_cached(self) -> tuple[int, int]:
         """Returns how many tokens of all prompts so far vLLM's prefix cache had, and how many they are."""
@@ -120,7 +132,7 @@ class VLLMGenerator:
             )
             for prompt in prompts
         ]
-        asked = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
+        asked = [{"prompt_token_ids": list(prompt.token_ids), **self._salt} for prompt in prompts]
         completions: list[Completion | None] = []
         try:
             outputs = self.llm.generate(asked, parameters, use_tqdm=False)

@@ -108,7 +108,8 @@ def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:
     load = model.in_memory
     assert load is not None
     shared = ScaleSearchConfig.model_fields.keys() & MitigateConfig.model_fields.keys()
-    from posgap.scaling.search import FactorSearch  # torch, which endpoints do without
+    from posgap.models.layer_scaling import layer_scaling  # torch, which endpoints do without
+    from posgap.scaling.search import FactorSearch
 
     search = FactorSearch(
         ScaleSearchConfig(**{name: getattr(config, name) for name in shared}, objective="uniform"),
@@ -119,5 +120,7 @@ def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:
     )
     end = clock.seconds_spent + SEARCHING * (until - clock.seconds_spent)
     identity = digest_of([comparison.state.identity, len(comparison.splits.selection)])
-    found = search.find_factors(comparison.folder, identity, is_over=lambda: clock.seconds_spent > end)
+    scaling = layer_scaling(load)
+    with scaling.factors_by_row(scaling.factors):  # whose end restores them, whatever was set
+        found = search.find_factors(comparison.folder, identity, is_over=lambda: clock.seconds_spent > end)
     return [factors for factors in found.finalists if factors != search.ones]

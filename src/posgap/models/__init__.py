@@ -10,6 +10,8 @@ MERGING = "merge it into its base by peft: AutoPeftModelForCausalLM.from_pretrai
 NO_CONFIG = "there is no config.json; give the folder that `save_pretrained` wrote"
 # Where a model's config.json has its RoPE factors.
 CONFIG_KEY = "posgap_rope_factors"
+# Where vLLM is told that each layer needs a table of its own, since a search changes its factor.
+OWN_TABLES_KEY = "posgap_own_tables"
 # Where it has the other mitigations that posgap applies when it loads a model.
 MITIGATIONS_KEY = "posgap_mitigations"
 # The model type of a folder with either, which other loaders quote where they say that they do not know it.

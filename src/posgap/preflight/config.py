@@ -5,12 +5,11 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator
 
-from posgap.distillation.config import LOCAL_BACKENDS
 from posgap.distillation.methods import METHODS
 from posgap.foundation.config import Config, FreshConfig
 from posgap.foundation.fields import IN_SETTINGS, SettingsText
 from posgap.gating.config import GateConfig
-from posgap.generation.backends import AUTO
+from posgap.generation.backends import AUTO, LOCAL_BACKENDS
 from posgap.measurement.config import SweepConfig
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.tasks.config import WORDED

@@ -1,19 +1,28 @@
 """Config of scaling: the parameters of the search of RoPE factors."""
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from posgap.foundation.fields import OptionalInputPath
-from posgap.generation.config import GenerationConfig
+from posgap.generation.backends import LocalBackendConfig
 from posgap.mitigations.curve_kinds import CURVES
+from posgap.models import OWN_TABLES_KEY
+from posgap.models.precision import device_class
 from posgap.tasks.fields import Placements
 
 
-class ScaleSearchConfig(*CURVES.bases(), GenerationConfig):  # type: ignore[misc]  # registered choices' parameters
+class ScaleSearchConfig(*CURVES.bases(), LocalBackendConfig):  # type: ignore[misc]  # registered choices' parameters
     """Searches RoPE factors, one per layer, that close the gap without training, after LPES."""
 
     examples_for: ClassVar[str] = "search"
+    vllm_options: ClassVar[Mapping[str, Any]] = {
+        "worker_extension_cls": "posgap.scaling.vllm_plugin.FactorSetter",
+        "hf_overrides": {OWN_TABLES_KEY: True},
+    }
+
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
     exclude: OptionalInputPath = Field(
         None, description="evaluation examples; the search refuses to run on any of them"
     )
@@ -40,3 +49,11 @@ class ScaleSearchConfig(*CURVES.bases(), GenerationConfig):  # type: ignore[misc
         if high < info.data.get("low", high):
             raise ValueError(f"the highest factor must not be below the lowest, {info.data['low']:g}")
         return high
+
+    def resolve_auto(self) -> Self:
+        """Returns this config with its dtype. The search chooses the backend, once it knows whether answers are forced.
+
+        A processor forces them in float32, since ties lose right answers in 16 bits.
+        """
+        of_device = "float32" if device_class() == "cpu" else "bfloat16"
+        return self.model_copy(update={"dtype": of_device if self.dtype == "auto" else self.dtype})

@@ -10,13 +10,12 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from posgap.foundation.progress import meter
 from posgap.generation.batching import BATCH_TOKENS, batches, reading_order
-from posgap.generation.generator import Sampling, complete_groups
+from posgap.generation.generator import LayerGenerator, Sampling, complete_groups
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
-from posgap.generation.transformers import TransformersGenerator
 from posgap.mitigations.curves import Candidate
 from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import on_device
@@ -131,15 +130,12 @@ class GenerationEvaluator:
 
     def __init__(
         self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        generator: LayerGenerator,
         questions: Sequence[Sequence[SearchQuestion]],
         score: Callable[[str, Sequence[str]], float],
         sampling: Sampling,
-        batch_tokens: int,
     ):
-        self.generator = TransformersGenerator(model, tokenizer, batch_tokens, pack=True)
-        self.scaling, self.questions = layer_scaling(model), questions
+        self.generator, self.questions = generator, questions
         self.score, self.sampling = score, sampling
         self.forward_passes = 0
 
@@ -148,7 +144,7 @@ class GenerationEvaluator:
         groups = as_groups(self.questions)
         with meter(right[..., 0].size, "scaling candidates", unit=len(groups)) as done:
             for scores, factors in zip(right, candidates):
-                self.scaling.set(factors)
+                self.generator.scale_layers(factors)
                 for which, completions in complete_groups(self.generator, groups, self.sampling):
                     for at, (question, completion) in enumerate(zip(self.questions[which], completions)):
                         scores[which, at] = self.score(completion.text, question.answers)

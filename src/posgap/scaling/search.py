@@ -4,6 +4,7 @@ Right answers are forced upon the model, in one forward pass, where that shows w
 generates its answers. `FactorSearch.find_factors` searches; `choose_as_generated` and `judge_aside` come after it.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
-from posgap.generation.generator import Sampling
+from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.generator import LayerGenerator, Sampling
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.probe import target_of
 from posgap.mitigations.curve_kinds import CURVES
@@ -78,7 +81,9 @@ class FactorSearch:
         # Whether right answers are forced. Turns False, here or in `find_factors`, where that misjudges the model.
         self.forces = one_right_response(builder, given, self.metric)
         questions = make_questions(builder, given, placements, self.metric, self.forces)
-        rope = RopeLengths.from_config(load_config(config.model))
+        model = load_config(config.model)
+        self.ones: Candidate = (1.0,) * model.get_text_config().num_hidden_layers  # changes nothing
+        rope = RopeLengths.from_config(model)
         reason = unlike_generation(rope, questions) if self.forces else ""
         if reason:
             log.info("%s: %s; answers are generated", config.model, reason)
@@ -88,13 +93,24 @@ class FactorSearch:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The model, which is loaded now."""
-        return self.load()
+        """The model in this process, which is loaded now; `PosgapError` where it cannot be scaled."""
+        model = self.load()
+        layer_scaling(model)
+        return model
 
     @cached_property
-    def ones(self) -> Candidate:
-        """The candidate that changes nothing."""
-        return (1.0,) * layer_scaling(self.model).n_layers
+    def generator(self) -> LayerGenerator:
+        """What generates answers: the model that others are forced upon, or where none are, the config's backend."""
+        if self.forces:
+            log.info("right answers are forced upon a model of transformers, several candidates in a batch")
+        else:
+            self.config = self.config.resolve_backend()
+        if self.forces or BACKENDS[self.config.backend].in_memory:
+            return TransformersGenerator(self.model, self.builder.tokenizer, self.config.batch_tokens, pack=True)
+        opened = open_generator(self.config, self.builder)
+        if not isinstance(opened, LayerGenerator):
+            raise PosgapError(f"backend {self.config.backend} cannot change factors; take transformers or vllm")
+        return opened
 
     @property
     def loses_ties(self) -> bool:
@@ -109,26 +125,23 @@ class FactorSearch:
         on_generation: Callable[[dict[str, float]], None] = lambda row: None,
         is_over: Callable[[], bool] | None = None,
     ) -> FoundFactors:
-        """Searches, and leaves the model's factors as they were. Turns `forces` off where forcing misjudges the model.
+        """Searches. Turns `forces` off where forcing misjudges the model.
 
         Scores are kept in `folder` under that identity, so that an interrupted search goes on. Where `is_over` returns
         True before a candidate, the search ends. Raises `PosgapError` where the model answers no question rightly,
         neither with the factors found nor without.
         """
-        scaling = layer_scaling(self.model)
-        # With the factors that it has now: the end of the block restores them, whatever was set in it.
-        with scaling.factors_by_row(scaling.factors):
-            self._look_at_answers()
-            found = self._search(folder / STATES[0], identity, on_generation, is_over)
-            if self.forces and found.finalists:
-                found.forced = self._compare_with_generation(list(found.finalists))
-                # In 16 bits ties alone can make the two differ: then `choose_as_generated` follows, and no new search.
-                if found.forced.unlike and not self.loses_ties:
-                    log.info("that is more than %g %%: the search begins again, by generation", 100 * MAX_UNLIKE)
-                    first, self.forces = found, False
-                    found = self._search(folder / STATES[1], identity, on_generation, is_over)
-                    found.forced = first.forced
-                    found.forward_passes += first.forward_passes
+        self._look_at_answers()
+        found = self._search(folder / STATES[0], identity, on_generation, is_over)
+        if self.forces and found.finalists:
+            found.forced = self._compare_with_generation(list(found.finalists))
+            # In 16 bits ties alone can make the two differ: then `choose_as_generated` follows, and no new search.
+            if found.forced.unlike and not self.loses_ties:
+                log.info("that is more than %g %%: the search begins again, by generation", 100 * MAX_UNLIKE)
+                first, self.forces = found, False
+                found = self._search(folder / STATES[1], identity, on_generation, is_over)
+                found.forced = first.forced
+                found.forward_passes += first.forward_passes
         self._require_answers(found)
         return found
 
@@ -159,22 +172,22 @@ class FactorSearch:
         return ForcedEvaluator(self.model, questions, self.builder.tokenizer.pad_token_id, self.config.batch_tokens)
 
     def _generation_evaluator(self, questions: Sequence[Sequence[SearchQuestion]]) -> Evaluator:
-        sampling = Sampling.for_builder(self.builder)
-        return GenerationEvaluator(
-            self.model, self.builder.tokenizer, questions, self.score, sampling, self.config.batch_tokens
-        )
+        return GenerationEvaluator(self.generator, questions, self.score, Sampling.for_builder(self.builder))
 
     def _look_at_answers(self) -> None:
         """Has the model answer a few questions by itself, and gives forcing up where that misses its answers."""
-        generator = TransformersGenerator(self.model, self.builder.tokenizer, self.config.batch_tokens)
         said = answer_freely(
-            generator, self.questions, self.score, Sampling.for_builder(self.builder), target_of(self.builder)
+            self.generator, self.questions, self.score, Sampling.for_builder(self.builder), target_of(self.builder)
         )
         if self.forces and said.hindrance:
             log.info(
                 "the model %s: its responses are generated, since teacher forcing misses such answers", said.hindrance
             )
-            self.forces = False
+            self.forces, self.config = False, self.config.resolve_backend()
+            if not BACKENDS[self.config.backend].in_memory:
+                del self.generator, self.model  # what answers from now on needs the memory
+                gc.collect()
+                torch.cuda.empty_cache()
 
     def _search(
         self,
@@ -185,7 +198,7 @@ class FactorSearch:
     ) -> FoundFactors:
         config, n_layers = self.config, len(self.ones)
         evaluator = (self._forced_evaluator if self.forces else self._generation_evaluator)(self.questions)
-        scores = Scores(evaluator, self.fitness, state, digest_of([identity, self.forces]))
+        scores = Scores(evaluator, self.fitness, state, digest_of([identity, self.forces, self.config.backend]))
         scores([self.ones])
         if not scores.accuracy(self.ones).any():
             log.warning("%s; the search fails unless some factors change that", self._silence)

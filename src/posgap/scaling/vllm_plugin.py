@@ -5,6 +5,7 @@ holds a table of cos and sin by position. After a model is loaded, layer l gets 
 frequencies divided by factor l. That equals dividing the positions, keeps the effect of the model's own
 `rope_scaling`, and changes nothing else in serving. Families that vLLM has no model of its own for (GPT-NeoX, OLMo,
 Phi, StarCoder2, ...) it serves by transformers' model, with attention of its own; that is scaled as transformers' is.
+`FactorSetter` changes the factors of a model that is served already, for a search.
 vLLM's internals are no public interface, so test_vllm.py compares log-probabilities with transformers'. Only vLLM
 and torch are imported here, and what scales transformers' models where such a model is served, because vLLM is
 installed in an environment of its own.
@@ -17,9 +18,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
-from posgap.models import CLOSED_TYPE, CONFIG_KEY, MITIGATIONS_KEY
+from posgap.models import CLOSED_TYPE, CONFIG_KEY, MITIGATIONS_KEY, OWN_TABLES_KEY
 from posgap.models.closing import load_closed_config
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -51,10 +53,31 @@ def register() -> None:
             loader.load_model = _wrap_loader(load)
 
 
-def scale_served_model(model: nn.Module, factors: Sequence[float]) -> list[float]:
+class FactorSetter:
+    """What the workers of a search's vLLM can do besides."""
+
+    get_model: Callable[[], nn.Module]  # the worker's own
+
+    def set_factors(self, factors: Sequence[float]) -> None:
+        """Puts factors `[L]` in force in a model whose layers have tables of their own.
+
+        Tables are written where they are, since compiled code and CUDA graphs go on reading there.
+        """
+        model = self.get_model()
+        inner = _transformers_model(model)
+        with torch.inference_mode():
+            if inner is not None:
+                inner.posgap_scaling.factors.copy_(torch.tensor(factors))
+                return
+            for layer, attention in _attentions(model).items():
+                attention.rotary_emb.cos_sin_cache.copy_(_make_table(attention.rotary_emb, factors[layer]))
+
+
+def scale_served_model(model: nn.Module, factors: Sequence[float], own_tables: bool = False) -> list[float]:
     """Scales a vLLM model in place and returns the factor of each layer, read off its new table.
 
-    Raises `ValueError` if the model cannot be scaled as its config says, so that it is not served unscaled.
+    Layers of one factor share a table, unless `own_tables` are to be changed later (`FactorSetter`). Raises
+    `ValueError` if the model cannot be scaled as its config says, so that it is not served unscaled.
     """
     inner = _transformers_model(model)
     if inner is not None:
@@ -66,12 +89,14 @@ def scale_served_model(model: nn.Module, factors: Sequence[float]) -> list[float
             f"in layers {sorted(attentions)}; vLLM serves one factor per layer of Llama-like models, and of others "
             "perhaps with --model-impl transformers"
         )
-    made: dict[tuple[int, float], nn.Module] = {}
+    made: dict[tuple[int, float], Any] = {}
     for layer, factor in enumerate(factors):
         rotary = attentions[layer].rotary_emb
-        if (id(rotary), factor) not in made:
-            made[id(rotary), factor] = rotary if factor == 1 else _scale_rotary(rotary, factor)
-        attentions[layer].rotary_emb = made[id(rotary), factor]
+        key = (id(rotary), layer if own_tables else factor)
+        if key not in made:
+            made[key] = copy.deepcopy(rotary)
+            made[key].cos_sin_cache = _make_table(rotary, factor)
+        attentions[layer].rotary_emb = made[key]
     return read_factors(model)
 
 
@@ -114,8 +139,6 @@ def _scale_inner(inner: Any, factors: Sequence[float]) -> list[float]:
 def read_inner_factors(inner: Any) -> list[float]:
     """The factor of each layer of a model of transformers that vLLM runs, read off the tables that its rotary embedding
     makes for it at position 1."""
-    import torch
-
     config = inner.config.get_text_config()
     rope, scaling = config.rope_parameters or {}, getattr(inner, "posgap_scaling", None)
     layer_types: Any = getattr(config, "layer_types", None)
@@ -149,15 +172,14 @@ def read_factors(model: nn.Module) -> list[float]:
     return factors
 
 
-def _scale_rotary(rotary: Any, factor: float) -> Any:
-    """A copy of a rotary embedding with its frequencies divided by `factor`."""
-    copied = copy.deepcopy(rotary)
-    frequencies = type(rotary)._compute_inv_freq
-    copied._compute_inv_freq = lambda *arguments: frequencies(copied, *arguments) / factor
-    table = copied._compute_cos_sin_cache()
-    copied.cos_sin_cache = table.to(rotary.cos_sin_cache.device, rotary.cos_sin_cache.dtype)
-    del copied._compute_inv_freq
-    return copied
+def _make_table(rotary: Any, factor: float) -> torch.Tensor:
+    """A rotary embedding's table with its frequencies divided by `factor`."""
+    frequencies, now = type(rotary)._compute_inv_freq, rotary.cos_sin_cache
+    rotary._compute_inv_freq = lambda *arguments: frequencies(rotary, *arguments) / factor
+    with now.device:
+        table = rotary._compute_cos_sin_cache()
+    del rotary._compute_inv_freq
+    return table.to(now.dtype)
 
 
 def _wrap_loader(load: Callable) -> Callable:
@@ -172,8 +194,11 @@ def _wrap_loader(load: Callable) -> Callable:
             )
         model = load(self, vllm_config, model_config, *arguments, **options)
         factors = getattr(model_config.hf_config, CONFIG_KEY, None)
+        own_tables = getattr(model_config.hf_config, OWN_TABLES_KEY, False)
+        if own_tables and factors is None:
+            factors = [1.0] * model_config.hf_text_config.num_hidden_layers
         if factors is not None:
-            scale_served_model(model, factors)
+            scale_served_model(model, factors, own_tables)
             print(f"posgap | RoPE factors by layer: {factors}", flush=True)  # a table of 16 bits has 0.9998 for 1
         return model
 

@@ -46,7 +46,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         model=with_uris(config.model),
         objective=config.objective,
         weights="middle" if config.objective == "mean" else "uniform",
-        settings=config.parameter_values(),
+        settings=search.config.parameter_values(),  # with the backend that it chose
         **searched_on,
         **_figures(search, found),
         **_gain_aside(search, found, aside),
