@@ -635,7 +635,7 @@ def curves_of_replicates() -> dict[str, dict[int, np.ndarray]]:
 def over_replicates(values: Sequence[float], form: str = ".1f") -> str:
     """The mean of a figure over replicates, from three on with its t-interval of 95 %."""
     middle, half = float(np.mean(values)), half_width(np.array(values)) if len(values) > 2 else None
-    return between(middle, (middle - half, middle + half) if half else None, form)
+    return between(middle, None if half is None else (middle - half, middle + half), form)
 
 
 def half_width(values: np.ndarray) -> Any:

@@ -352,18 +352,25 @@ def test_figures_of_tables_do_not_contradict_each_other(tables):
         assert wrong_figures(tables.PLACE.sub("", (ROOT / page).read_text(encoding="utf-8"))) == [], page
 
 
+SWEEPS = """| of 10 documents | 1 | 3 | 5 | mean | gap |
+|---|---|---|---|---|---|
+| literal | 95 | 70 | 45 | 70.0 | 50.0 (15.6 to 85.0) |
+| by a fact | 35 | 15 | 10 | 20.0 | 25.0 (0.0 to 48.4) |
+| difference | -60 | -55 | -35 | -50.0 | |
+"""
+
+
 @pytest.mark.parametrize(
-    ("page", "was", "now"),
+    ("was", "now"),
     [
-        ("sweep.md", "14.0 | 30.0 (0.0 to 48.4)", "14.0 | 25.0 (0.0 to 48.4)"),
-        ("sweep.md", "14.0 | 30.0 (0.0 to 48.4)", "18.0 | 30.0 (0.0 to 48.4)"),
-        ("sweep.md", "| 10 | 10 | 12 | 12 | 15 |", "| 10 | 10 | 12 | 12 | 18 |"),
-        ("sweep.md", "| -60 | -55 |", "| -60 | -45 |"),
+        ("25.0 (0.0", "20.0 (0.0"),
+        ("20.0 | 25.0", "24.0 | 25.0"),
+        ("| 45 |", "| 40 |"),
+        ("| -60 | -55 |", "| -60 | -45 |"),
     ],
 )
-def test_a_changed_figure_is_noticed(page, was, now):
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    assert was in text and len(wrong_figures(text.replace(was, now))) == 1
+def test_a_changed_figure_is_noticed(was, now):
+    assert was in SWEEPS and wrong_figures(SWEEPS) == [] and wrong_figures(SWEEPS.replace(was, now))
 
 
 def test_two_figures_of_one_model_are_noticed():
