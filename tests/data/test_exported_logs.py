@@ -181,11 +181,11 @@ def test_an_import_says_in_a_few_lines_what_it_took_for_what(tmp_path, caplog):
     import_examples(ImportConfig(input=tmp_path / "log.jsonl", out=tmp_path / "e.jsonl", format="rag"))
     lines = [record.getMessage().partition("log.jsonl: ")[2] for record in caplog.records]
     assert [line for line in lines if line] == [
-        "1 questions of 1 rows, each a question: question from `question`, answers from `answers`",
+        "1 question of 1 row, each a question: question from `question`, answers from `answers`",
         "passages from `passages`, 3 to 3 for a question: text from `text`, title from nowhere; "
         "1 without a text are left out",
         "order: that of their scores; they come in another one in 1 of 1 questions",
-        "relevant passages: 1, told in 1 questions by answer",
+        "relevant passages: 1, told in 1 question by answer",
     ]
 
 
@@ -267,7 +267,7 @@ def test_ids_are_of_one_kind_in_a_whole_log_or_counted(tmp_path, caplog):
     write_jsonl(tmp_path / "log.jsonl", [{**ROW, "passages": passages, "relevant_ids": ids} for ids in ([3], [3], [9])])
     relevant = [[p.id for p in example.passages if p.relevant] for example in read_examples(tmp_path / "log.jsonl")]
     assert relevant == [["3"], ["3"], ["9"]]
-    assert "in 1 questions ids of relevant passages are those of `doc_id`, not of `chunk_id`" in caplog.text
+    assert "in 1 question ids of relevant passages are those of `doc_id`, not of `chunk_id`" in caplog.text
 
 
 def test_ids_that_are_off_by_one_are_warned_of(tmp_path, caplog):

@@ -41,7 +41,7 @@ def test_order_and_scores_are_the_retriever_s_and_relevance_is_told_by_the_answe
     assert [p.id for p in example.passages] == ["a1", "a2", "a3"]
     assert [p.score for p in example.passages] == [0.81, 0.74, 0.6]
     assert (example.relevance, [p.relevant for p in example.passages]) == ("answer", [False, True, False])
-    assert report.summary_lines() == ["relevant passages: 1, told in 1 questions by answer"]
+    assert report.summary_lines() == ["relevant passages: 1, told in 1 question by answer"]
 
 
 @pytest.mark.parametrize(
@@ -116,15 +116,15 @@ def test_a_row_for_each_passage_is_put_together_by_question_and_rank(tmp_path):
     ("ranks", "kept", "said"),
     [
         ("4 1 3 2", "bdca", ""),
-        ("4 1 - 2", "bdac", "in 1 questions passages have no rank, and stand behind those that have one"),
-        ("3 1 2 2", "bcda", "in 1 questions passages have equal ranks, and keep the order of the file"),
-        ("0 0 0 0", "abcd", "in 1 questions passages have equal ranks"),
+        ("4 1 - 2", "bdac", "in 1 question passages have no rank, and stand behind those that have one"),
+        ("3 1 2 2", "bcda", "in 1 question passages have equal ranks, and keep the order of the file"),
+        ("0 0 0 0", "abcd", "in 1 question passages have equal ranks"),
         (
             "1 2 1 2",
             "ab",
             "the ranks begin anew with other passages, and the first retrieval alone counts",
         ),
-        ("1 2 3 1", "abc", "in 1 questions the ranks begin anew"),
+        ("1 2 3 1", "abc", "in 1 question the ranks begin anew"),
         ("2 1 1 2", "", "left out 1 with several passages at most ranks: give each retrieval a `question_id`"),
     ],
 )
@@ -164,7 +164,7 @@ def test_scores_in_a_column_of_labels_are_no_labels(tmp_path, caplog):
     (example,) = read_examples(tmp_path / "log.csv")
     assert (example.relevance, [p.relevant for p in example.passages]) == ("answer", [False, True, False])
     assert [p.score for p in example.passages] == [0.81, 0.74, 0.6]
-    assert "in 1 questions labels are no whole numbers, so they are scores" in caplog.text
+    assert "in 1 question labels are no whole numbers, so they are scores" in caplog.text
     report = ImportReport()
     assert not list(read_log(tmp_path / "log.csv", relevance="label", report=report))
     assert report.summary_lines() == ["left out 1 all of whose passages are relevant, so that position cannot matter"]
@@ -258,7 +258,7 @@ def test_a_log_is_imported_and_read_as_it_was(tmp_path, caplog):
     assert imported == read_examples(tmp_path / "log.jsonl")
     assert [len(e.passages) for e in imported] == [3, 3]
     assert "left out 1 without a relevant passage" in caplog.text and ", 1 answered by yes or no" in caplog.text
-    assert "relevant passages: 2, told in 1 questions by answer and 1 questions by label" in caplog.text
+    assert "relevant passages: 2, told in 1 question by answer and 1 question by label" in caplog.text
     assert "1 other passages hold an answer too" in caplog.text
     import_examples(
         ImportConfig(input=tmp_path / "log.jsonl", out=tmp_path / "f.jsonl", format="rag", answering="drop")

@@ -106,7 +106,7 @@ def test_a_sweep_is_read_out_in_words():
         not in " ".join(summary_text(flat)) + page([flat], "t").split("No shape is named")[0].split("U-shaped:")[0]
     )
     assert '<th scope="row">shape</th><td>–</td>' in page([flat], "t")
-    assert summary_text(flat)[2:] == ["That position matters cannot be told (sign-flip test, p = 0.368)."]
+    assert summary_text(flat)[2:] == ["Whether position matters cannot be told (sign-flip test, p = 0.368)."]
     assert "with the gold documents at 1+2 (70.0)" in summary_text(PAIRS)[0]
     assert summary_text(PAIRS)[0].replace("'", "&#39;") in page([PAIRS], "t")
 

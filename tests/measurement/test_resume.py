@@ -13,6 +13,7 @@ from endpoint import Endpoint, retrieve, served
 from examples import kv_example
 from warm import SERVER
 from warm_forks import command
+from written_sweeps import write_sweep
 
 from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError, TerminationSignal
@@ -289,3 +290,12 @@ def test_a_teacher_that_is_never_right_is_stopped_early(options, asked_of, tmp_p
         asked_of(wrong)
     assert len(wrong.asked) == 4
     assert len(asked_of(Scripted(N, wrong=True), "kept", keep_incorrect=True)) == N
+
+
+def test_a_teacher_asks_nothing_where_its_sweep_has_no_right_answer(options, asked_of, tmp_path):
+    shape = {"n_docs": 4, "placements": [[1], [2], [3], [4]]}
+    untouched, swept = Scripted(N), {"sweep": write_sweep(tmp_path / "sweep", [0.0] * 4, **shape), "advantageous": ""}
+    with pytest.raises(PosgapError, match="sweep: has no right answer at any position; there is nothing to distil"):
+        asked_of(untouched, "swept", **swept)
+    assert not untouched.asked
+    assert len(asked_of(Scripted(N, wrong=True), "kept", keep_incorrect=True, **swept)) == N

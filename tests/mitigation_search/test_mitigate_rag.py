@@ -90,7 +90,7 @@ def test_where_position_costs_nothing_that_is_said_and_nothing_is_advised(config
     with served(Endpoint(answers_none)) as endpoint:
         result = read_mitigate(mitigate(config.model_copy(update={"base_url": endpoint.url})))
     assert not result.choice and not result.helpful_outcomes and not result.retrieved.moved
-    assert result.headline.startswith("That position costs anything cannot be told, 0.0 points")
+    assert result.headline.startswith("Whether position costs anything cannot be told: 0.0 points")
     assert result.headline.endswith("(reordering, fewer, reversed): leave it as it is.")
 
 

@@ -12,6 +12,7 @@ from posgap.data.sources import SOURCES
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows, write_jsonl
 from posgap.foundation.locations import Location
+from posgap.foundation.printing import format_count
 from posgap.foundation.rows import kind_of_table
 from posgap.storage.outputs import writes_file
 from posgap.tasks.choice_files import LAYOUTS
@@ -45,7 +46,7 @@ def make(config: MakeConfig, file: Path) -> str:
     kind = GENERATORS[config.kind]
     options = kind.options(config)
     n_examples = write_jsonl(file, kind.rows(**options)) if kind.rows else write_examples(file, kind.make(**options))
-    return f"wrote {n_examples} examples of {options['n_docs']} {kind.items}"
+    return f"wrote {format_count(n_examples, 'example')} of {options['n_docs']} {kind.items}"
 
 
 def import_examples(config: ImportConfig) -> Location:
@@ -88,7 +89,7 @@ def _import_file(config: ImportConfig, file: Path) -> str:
     # One at a time, so that memory stays flat however long the file is.
     imported = write_examples(file, (example for _, example in with_unique_ids(config.input, usable())))
     report.log_summary(str(config.input))
-    return f"imported {imported} examples from {config.input}"
+    return f"imported {format_count(imported, 'example')} from {config.input}"
 
 
 def _read_examples(config: ImportConfig, report: ImportReport) -> Iterator[tuple[int, AnyExample | None]]:

@@ -25,6 +25,11 @@ _COLOURS = {"error:": "red", "admitted": "green", "pass": "green", "✓": "green
 _COLOURS |= {"refused": "red", "fail": "red", "✗": "red"}
 
 
+def format_count(count: int, noun: str) -> str:
+    """Returns like "1 prompt" or "2,000 prompts"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 @dataclass
 class _Command:
     """How the present command is to print, and what it has to say."""

@@ -13,6 +13,7 @@ import re
 import socket
 import ssl
 import string
+import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -237,6 +238,7 @@ class OpenAIGenerator:
                 raise PosgapError(f"{self.shown}: {NO_MARKER}")
             missing = True
         log.warning("%s: %s", self.shown, NOBODY_KNOWS)
+        self.whole = sys.maxsize  # nor would a longer prompt tell
 
     def _count_failure(self, reason: str) -> Completion:
         self.row += 1

@@ -11,6 +11,7 @@ from typing import Any
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, work_folder
 from posgap.foundation.locations import with_uris
+from posgap.foundation.printing import format_count
 from posgap.foundation.progress import meter
 from posgap.generation.backends import BACKENDS, BackendConfig, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling, Usage
@@ -78,8 +79,9 @@ class PromptGrid:
     def describe(self) -> str:
         """Like "2,000 prompts: 100 examples, each at 20 placements"; of an endpoint with tokens, by some prompts."""
         n_examples, often = len(self.examples), f", {self.samples} times" if self.samples > 1 else ""
-        plural = "s" if n_examples > 1 else ""
-        each = f"{n_examples:,} example{plural}, each at {len(self.placements)} placements{often}"
+        each = (
+            f"{format_count(n_examples, 'example')}, each at {format_count(len(self.placements), 'placement')}{often}"
+        )
         if not self.asks_endpoint:
             return f"{self.count:,} prompts: {each}"
         some = range(0, n_examples, 1 + n_examples // 8)

@@ -57,7 +57,7 @@ def position_sentence(sweep: Sweep) -> str:
     """Whether position matters, and whether more than that can be told from the examples."""
     test = f"(sign-flip test, {p_value(sweep.flatness.p)})"
     if not sweep.flatness.is_refuted:
-        return f"That position matters cannot be told {test}."
+        return f"Whether position matters cannot be told {test}."
     how_much = f"; how much cannot be told from {sweep.sample_text}" if sweep.gap_ci95[0] <= 0 else ""
     return f"Position matters {test}{how_much}."
 

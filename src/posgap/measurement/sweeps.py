@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_model
 from posgap.foundation.locations import last_name
+from posgap.foundation.printing import format_count
 from posgap.generation.served import EndpointIdentity
 from posgap.measurement import statistics
 from posgap.measurement.filling import FillRecord
@@ -241,7 +242,8 @@ class Sweep(Record):
     @property
     def sample_text(self) -> str:
         """How many examples there are, and in how many groups, such as "100 examples in 20 groups"."""
-        return f"{self.n_examples} examples" + (f" in {self.n_independent} groups" if self.groups else "")
+        groups = f" in {format_count(self.n_independent, 'group')}" if self.groups else ""
+        return f"{format_count(self.n_examples, 'example')}{groups}"
 
     @property
     def n_digested(self) -> int:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from posgap.foundation.files import Record, read_model
 from posgap.foundation.locations import with_uris
+from posgap.foundation.printing import format_count
 from posgap.measurement.comparison import Difference
 from posgap.measurement.sweeps import Sweep
 from posgap.mitigation_search.config import MitigateConfig
@@ -140,7 +141,8 @@ class MitigationOutcome(Record):
         assert m
         gain = f"{m.gain:+.1f} points ({m.gain_ci95[0]:+.1f} to {m.gain_ci95[1]:+.1f})"
         if m.over_retrieved:
-            gain += f" over as retrieved, {m.over_retrieved.won} questions won and {m.over_retrieved.lost} lost"
+            won, lost = format_count(m.over_retrieved.won, "question"), m.over_retrieved.lost
+            gain += f" over as retrieved, {won} won and {lost} lost"
         else:
             d = m.difference
             gap = f"{d.gap:+.1f} ({d.gap_ci95[0]:+.1f} to {d.gap_ci95[1]:+.1f})"
@@ -190,14 +192,15 @@ class RetrievedOrder(Record):
             return f"As retrieved the model answers {self.accuracy:.1f} % ({self.ci95[0]:.1f} to {self.ci95[1]:.1f})"
         low, high = self.best_over_ci95
         points = f"{self.best_over:.1f} points ({low:.1f} to {high:.1f})"
-        return f"Position costs {points}" if low > 0 else f"That position costs anything cannot be told, {points}"
+        return f"Position costs {points}" if low > 0 else f"Whether position costs anything cannot be told: {points}"
 
     def sentences(self, examples: int) -> list[str]:
         """How many of so many questions are right, and how many position costs."""
         right = f"{self.accuracy:.1f} % of {examples} questions ({self.ci95[0]:.1f} to {self.ci95[1]:.1f})"
         said = [f"As retrieved the model answers {right}."]
         if self.moved:
-            said.append(f"{len(self.moved)} questions are wrong as retrieved and right at another position.")
+            are_wrong = "question is" if len(self.moved) == 1 else "questions are"
+            said.append(f"{len(self.moved)} {are_wrong} wrong as retrieved and right at another position.")
         return said
 
 

@@ -7,6 +7,7 @@ from typing import cast
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
+from posgap.foundation.printing import format_count
 from posgap.mitigation_search.budget import SEARCHING, TRIALS
 from posgap.mitigation_search.comparison import Comparison, Trial
 from posgap.mitigation_search.config import MitigateConfig
@@ -72,7 +73,7 @@ def _choose(
         return about.model_copy(update={"reason": "the budget was over before it was tried"})
     best = max(tried, key=lambda trial: trial.mean)
     gain = best.mean - base.mean
-    log.info("%s: %d settings tried, the best %+.1f in the mean", mitigation.name, len(tried), gain)
+    log.info("%s: %s tried, the best %+.1f in the mean", mitigation.name, format_count(len(tried), "setting"), gain)
     return about.model_copy(update={"settings": best.settings, "tried": len(tried), "selection_gain": round(gain, 3)})
 
 

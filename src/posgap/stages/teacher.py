@@ -11,7 +11,7 @@ from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.foundation.interruption import resumable
-from posgap.foundation.printing import RESULT
+from posgap.foundation.printing import RESULT, format_count
 from posgap.generation.backends import BACKENDS
 from posgap.generation.generator import Completion, Sampling
 from posgap.measurement.outcomes import Ending, OutcomeCounts
@@ -55,7 +55,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     rows = _score_responses(config, prompts, completions)
     kept = [row for row in rows if row["correct"] or config.keep_incorrect]
     if not kept:
-        unanswered = f" ({outcomes.n_unanswered} prompts were not answered: {outcomes.kinds_text})"
+        unanswered = f" ({format_count(outcomes.n_unanswered, 'prompt')} not answered: {outcomes.kinds_text})"
         raise PosgapError(
             f"{config.model}: no response at {_in_words(placements)} is correct"
             f"{unanswered if outcomes.n_unanswered else ''}; there is nothing to distil"
@@ -157,7 +157,8 @@ def _record(summary: Mapping[str, float], placements: Sequence[Placement], outco
         kept, examples = summary["examples_kept"], summary["examples"]
         log.log(RESULT, "%d of %d examples have a response to learn", kept, examples)
     if outcomes.n_unanswered:
-        log.info("%d prompts were not answered, and are left out: %s", outcomes.n_unanswered, outcomes.kinds_text)
+        prompts = format_count(outcomes.n_unanswered, "prompt")
+        log.info("%s not answered, and left out: %s", prompts, outcomes.kinds_text)
 
 
 def advantageous_placements(config: TeacherConfig, n_gold: int) -> list[Placement]:
@@ -175,6 +176,8 @@ def advantageous_placements(config: TeacherConfig, n_gold: int) -> list[Placemen
         )
     best = Placement(tuple(swept.advantageous), config.n_docs)
     require_n_gold(best, n_gold)
+    if max(swept.accuracy) == 0 and swept.n_docs == config.n_docs and not config.keep_incorrect:
+        raise PosgapError(f"{config.sweep}: has no right answer at any position; there is nothing to distil")
     return [best]
 
 

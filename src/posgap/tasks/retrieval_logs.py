@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows
+from posgap.foundation.printing import format_count
 from posgap.tasks.examples import Passage, RankedExample
 from posgap.tasks.log_fields import (
     IDS,
@@ -66,7 +67,9 @@ class ImportReport:
         if self.left_out:
             lines.append("left out " + ", ".join(f"{number} {why}" for why, number in self.left_out.items()))
         if self.relevance:
-            ways = " and ".join(f"{number} questions by {way}" for way, number in self.relevance.items())
+            ways = " and ".join(
+                f"{format_count(number, 'question')} by {way}" for way, number in self.relevance.items()
+            )
             lines.append(f"relevant passages: {self.relevant}, told in {ways}")
         if self.answering > self.dropped:
             lines.append(f"{self.answering} other passages hold an answer too")
@@ -79,7 +82,7 @@ class ImportReport:
         for line in (*self.taken_for, *self.summary_lines()):
             log.info("%s: %s", name, line)
         if self.left_open:
-            what = "; ".join(f"in {number} questions {what}" for what, number in self.left_open.items())
+            what = "; ".join(f"in {format_count(number, 'question')} {what}" for what, number in self.left_open.items())
             log.warning("%s: %s (docs/rag.md)", name, what)
         if self.elsewhere >= _FEW and 2 * self.elsewhere >= self.told:
             log.warning(
@@ -333,7 +336,7 @@ def _describe_reading(reading: LogReading, entries: Sequence[LogEntry], order: L
     """What a log was taken for, in a few lines."""
     sizes, empty = [], 0
     for entry in entries:
-        sizes.append(len(_of_texts(entry)))
+        sizes.append(len({passage.text for passage in _of_texts(entry)}))  # what comes twice counts once
         empty += sum(not p.text.strip() and bool(p.ids or entry.is_list) for p in entry.passages)
     if not sizes:
         return []
@@ -341,9 +344,10 @@ def _describe_reading(reading: LogReading, entries: Sequence[LogEntry], order: L
     listed = _names(reading.taken, "passages") or "the rows"
     without = f"; {empty} without a text are left out" if empty else ""
     ids = f"; ids of relevant passages are those of `{id_name}`" if id_name else ""
+    read = f"{format_count(len(entries), 'question')} of {format_count(reading.rows, 'row')}"
     return [
-        f"{len(entries)} questions of {reading.rows} rows, each {reading.layout}: question from "
-        f"{_names(reading.taken, 'question')}, answers from {_names(reading.taken, 'answers') or '--answers'}",
+        f"{read}, each {reading.layout}: question from {_names(reading.taken, 'question')}, answers from "
+        f"{_names(reading.taken, 'answers') or '--answers'}",
         f"passages from {listed}, {min(sizes)} to {max(sizes)} for a question: "
         f"text from {_names(reading.taken, 'text') or 'the list'}, title from "
         f"{_names(reading.taken, 'title') or 'nowhere'}{labels}{ids}{without}",
