@@ -1,8 +1,7 @@
-"""Prompts filled up to a length: to the token, with the gold document at its depth, and by nothing that answers."""
+"""Prompts filled up to a length: by whole documents, with the gold one at its depth, and by nothing that answers."""
 
 import random
 
-import hypothesis
 import pytest
 from filled import tiny, tiny_length
 from hypothesis import given, settings
@@ -80,27 +79,39 @@ def filled(build: PromptBuilder, lengths, examples, depths="5", seed=0) -> list[
 EXAMPLES = passages()
 
 
+def tokens_at_depths(build: PromptBuilder, example, fillers) -> list[int]:
+    """The tokens of the prompt with this filler, the gold document after each number of its documents."""
+    prompts = [[*fillers[:at], *example.gold, *fillers[at:]] for at in range(len(fillers) + 1)]
+    return [len(build.token_ids(build.word_prompt(example, prompt))) for prompt in prompts]
+
+
 @settings(max_examples=8, deadline=None)
-# Of the last document's end one token less is two less in the prompt here, so that the one before it is cut.
-@hypothesis.example(length=1344, depths="5", order=PromptOrder("after", 2))
 @given(
     length=st.integers(1000, 1700),
     depths=st.sampled_from(["5", "2", "50%", "0,33.3,90"]),
     order=st.builds(PromptOrder, st.sampled_from(["after", "before", "both"]), st.integers(0, 2)),
 )
-def test_prompts_have_exactly_the_tokens_asked_for(build, length, depths, order):
+def test_as_many_whole_documents_as_fit_at_every_depth(build, length, depths, order):
     build.order = order
     (at_length,) = filled(build, [length], EXAMPLES, depths)
-    for placement in at_length.fill.placements:
-        assert len(at_length(EXAMPLES[1], placement)) == length - build.max_new_tokens
+    most, example = length - build.max_new_tokens, EXAMPLES[1]
+    prompts = [at_length.documents(example, placement) for placement in at_length.fill.placements]
+    assert max(len(at_length(example, placement)) for placement in at_length.fill.placements) <= most
+    (fillers,) = {tuple(document for document in prompt if document not in example.gold) for prompt in prompts}
+    assert len(fillers) == len(prompts[0]) - 1 and all(any(d in e.distractors for e in EXAMPLES) for d in fillers)
+    # A longer length takes further documents behind these; the next one does not fit at some depth.
+    (longer,) = filled(build, [length + 300], EXAMPLES, depths)
+    more = [d for d in longer.documents(example, longer.fill.placements[0]) if d not in example.gold]
+    assert tuple(more[: len(fillers)]) == fillers and len(more) > len(fillers)
+    assert max(tokens_at_depths(build, example, more[: len(fillers) + 1])) > most
 
 
-def test_thoughts_and_answer_have_room_within_the_length(build, model_folder):
-    thinking = PromptBuilder(TASKS["qa"], build.tokenizer, 5000, 7, max_thinking_tokens=40)
-    asked = SweepConfig(model=str(model_folder), examples="e", out="o", lengths=[1300], depths="2")
-    (at_length,) = at_lengths(asked.lengths, asked.depths, asked.seed, thinking, EXAMPLES)
-    for placement in at_length.fill.placements:
-        assert len(at_length(EXAMPLES[1], placement)) == 1300 - 7 - 40
+def test_thoughts_and_answer_have_room_within_the_length(build):
+    build.order = PromptOrder()
+    thinking = PromptBuilder(TASKS["qa"], build.tokenizer, 5000, 7, max_thinking_tokens=400)
+    (at_length,), (shorter,) = filled(thinking, [1700], EXAMPLES), filled(build, [1300], EXAMPLES)
+    for placement in shorter.fill.placements:
+        assert at_length(EXAMPLES[1], placement) == shorter(EXAMPLES[1], placement)
 
 
 def test_the_gold_document_stands_after_its_share_of_the_filler_whose_order_stays(build):
@@ -117,10 +128,10 @@ def test_the_gold_document_stands_after_its_share_of_the_filler_whose_order_stay
             before.append(sum(sizes[:at]) / sum(sizes))
             fillers.append(others)
             nearest = max(sizes) / sum(sizes) / 2 + 0.02
-        assert before[0] == 0 and before[2] == 1 and abs(before[1] - 0.3) <= nearest < 0.15
-        # But for the last, which is cut, all placements have the same documents, the example's own first.
-        assert fillers[0][:-2] == fillers[1][:-2] == fillers[2][:-2]
-        whole = min(len(fillers[0]) - 2, len(example.distractors))
+        assert before[0] == 0 and before[2] == 1 and abs(before[1] - 0.3) <= nearest < 0.2
+        # All placements have the very same documents, the example's own first.
+        assert fillers[0] == fillers[1] == fillers[2]
+        whole = min(len(fillers[0]), len(example.distractors))
         assert whole > 5 and fillers[0][:whole] == example.distractors[:whole]
 
 
@@ -141,19 +152,13 @@ def test_filler_of_other_examples_never_answers_nor_stands_there_twice(build):
     assert drawn.documents(own[0], drawn.fill.placements[0]) != documents and drawn.digest() != at_length.digest()
 
 
-def test_a_length_that_whole_documents_make_is_the_prompt_of_so_many_documents(tokenizer):
+@pytest.mark.parametrize("more", [0, 3])
+def test_a_length_is_the_prompt_of_as_many_documents_as_fit(tokenizer, more):
     build = PromptBuilder(TASKS["kv"], tokenizer, 512, 2)
-    (at_length,) = filled(build, [tiny_length(21)], tiny())
+    (at_length,) = filled(build, [tiny_length(21) + more], tiny())
     for example in tiny():
         for placement, position in zip(at_length.fill.placements, (1, 6, 11, 16, 21)):
             assert at_length(example, placement) == build(example, Placement((position,), 21))
-
-
-def test_where_no_cut_fits_as_many_whole_documents_are_taken_as_do(tokenizer, caplog):
-    build = PromptBuilder(TASKS["kv"], tokenizer, 512, 2)
-    (at_length,) = filled(build, [tiny_length(21) + 3], tiny())
-    assert at_length(tiny()[0], at_length.fill.placements[2]) == build(tiny()[0], Placement((11,), 21))
-    assert "fall short of it, that of kv-0 by 3 tokens" in caplog.text
 
 
 @pytest.fixture
@@ -172,9 +177,8 @@ def place_of_gold(at_length: PromptBuilder, example) -> list[int]:
     ("fillers", "depths", "before"),
     [
         (20, "0,10,48,100", [0, 2, 10, 20]),
-        # As near to one border as to the next: the outer one.
-        (20, "2.5,97.5", [0, 20]),
-        (20, "7.5,92.5", [1, 19]),
+        # As near to one border as to the next: the first.
+        (20, "2.5,97.5", [0, 19]),
         (21, "50%", [10]),
         (4, "5", [0, 1, 2, 3, 4]),
         (3, "0,40,60,100", [0, 1, 2, 3]),
@@ -189,32 +193,23 @@ def first_of(kv: PromptBuilder, fillers: int, depths: str):
     return at_length, tiny()[0]
 
 
-@pytest.mark.parametrize("length", [500, 517, 530, 548, 561, 590])
-def test_filler_is_the_fewest_documents_of_which_the_end_of_the_last_is_cut(length):
-    build = PromptBuilder(TASKS["qa"], trained_tokenizer("bytes"), 5000, 7)
+@pytest.mark.parametrize("length", [*range(500, 600, 17), 700, 900])
+def test_filler_is_the_most_documents_that_fit_as_if_each_number_had_been_tried(length):
+    build, places = PromptBuilder(TASKS["qa"], trained_tokenizer("bytes"), 5000, 7), range(3)
     example, whole = EXAMPLES[1], EXAMPLES[1].distractors
+    (at_length,) = filled(build, [length], EXAMPLES, "0,50,100")
+    prompts = [at_length.documents(example, placement) for placement in at_length.fill.placements]
+    sizes = [len(build.tokenizer(f"{d.title} {d.text}", add_special_tokens=False)["input_ids"]) for d in whole]
 
-    def tokens(fillers) -> int:
-        return len(build.token_ids(build.word_prompt(example, [*fillers, *example.gold])))
+    def tried(number: int) -> list[list[Document]]:
+        ends = [sum(sizes[:at]) for at in range(number + 1)]
+        at_depths = [min(range(number + 1), key=lambda at: abs(ends[at] - ends[-1] * place / 2)) for place in places]
+        return [[*whole[:at], *example.gold, *whole[at:number]] for at in at_depths]
 
-    fewest = next(number for number in range(len(whole) + 1) if tokens(whole[:number]) >= length - 7)
-    (at_length,) = filled(build, [length], EXAMPLES, "0,100")
-    *fillers, gold = at_length.documents(example, at_length.fill.placements[1])
-    assert gold == example.gold[0] and len(fillers) == fewest
-    assert fillers[: fewest - 2] == whole[: fewest - 2] and tokens(fillers) == length - 7
-    for cut, there in zip(fillers[fewest - 2 :], whole[fewest - 2 : fewest]):
-        assert there.text.startswith(cut.text) and cut.title == there.title
+    def fits(number: int) -> bool:
+        return all(len(build.token_ids(build.word_prompt(example, each))) <= length - 7 for each in tried(number))
 
-
-def test_where_whole_documents_make_the_length_none_is_cut():
-    build = PromptBuilder(TASKS["qa"], trained_tokenizer("bytes"), 5000, 7)
-    example, whole = EXAMPLES[1], EXAMPLES[1].distractors
-    for number in range(1, len(whole)):
-        documents = [*whole[:number], *example.gold]
-        (at_length,) = filled(
-            build, [len(build.token_ids(build.word_prompt(example, documents))) + 7], EXAMPLES, "0,100"
-        )
-        assert at_length.documents(example, at_length.fill.placements[1]) == documents, number
+    assert prompts == tried(max(filter(fits, range(len(whole) + 1))))
 
 
 def test_a_document_that_several_examples_have_is_drawn_once():
@@ -230,22 +225,24 @@ def test_a_document_that_several_examples_have_is_drawn_once():
         at_length.documents(one, at_length.fill.placements[1])
 
 
-def test_the_filler_is_cut_for_each_depth_by_itself(monkeypatch):
-    """As where a tokenizer joins what meets at a border: here each document after the gold one takes one token more."""
+def test_the_limit_holds_at_the_depth_whose_prompt_is_longest(monkeypatch):
+    """As where a tokenizer joins what meets at a border: each document after the gold one is 30 tokens more here."""
     build, token_ids = PromptBuilder(TASKS["qa"], trained_tokenizer("bytes"), 5000, 7), PromptBuilder.token_ids
 
-    def after(text: str) -> int:
-        return text.partition("gold 1")[2].count("Title:")
+    def longer(self, text: str) -> list[int]:
+        return token_ids(self, text) + [0] * 30 * text.partition("gold 1")[2].count("Title:")
 
-    monkeypatch.setattr(PromptBuilder, "token_ids", lambda self, text: token_ids(self, text) + [0] * after(text))
-    (at_length,) = filled(build, [700], EXAMPLES, "0,50,100")
-    places = at_length.fill.placements
-    assert [len(at_length(EXAMPLES[1], at)) for at in places] == [693] * 3
-    assert len({after(at_length.text(EXAMPLES[1], at)) for at in places}) == 3
+    monkeypatch.setattr(PromptBuilder, "token_ids", longer)
+    (at_length,) = filled(build, [900], EXAMPLES, "0,50,100")
+    (without,) = filled(build, [900], EXAMPLES, "100%")
+    prompts = [at_length(EXAMPLES[1], at) for at in at_length.fill.placements]
+    assert len({len(prompt) for prompt in prompts}) == 3 and max(map(len, prompts)) <= 893
+    fewer = len(at_length.documents(EXAMPLES[1], at_length.fill.placements[0]))
+    assert fewer < len(without.documents(EXAMPLES[1], without.fill.placements[0]))
 
 
 def test_few_prompts_are_worded_before_one_is_filled(kv, monkeypatch):
-    """However many documents it takes: from their sizes it is known about how many."""
+    """However many documents it takes: halving finds how many."""
     worded, count = PromptBuilder.word_prompt, []
 
     def counted(self, *asked):
@@ -256,21 +253,21 @@ def test_few_prompts_are_worded_before_one_is_filled(kv, monkeypatch):
     (at_length,) = filled(kv, [tiny_length(101)], tiny(60), "5")
     for placement in at_length.fill.placements:
         at_length.documents(tiny(60)[0], placement)
-    assert len(count) <= 6 + 5 * 1
+    assert len(count) <= 7 + 5
     # Where an example's prompts come together, nothing is found twice.
     at_length.documents(tiny(60)[1], at_length.fill.placements[0])
     between = len(count)
     at_length.documents(tiny(60)[1], at_length.fill.placements[1])
-    assert len(count) == between + 1
+    assert len(count) == between
 
 
 def test_what_a_sweep_s_file_says_of_its_filler(kv):
     (at_length,) = filled(kv, ["25%"], tiny(), "0,33.333", seed=5)
-    said = at_length.fill.filled(at_length, tiny()[0])
+    said = at_length.fill.make_record(at_length, tiny()[0])
     assert (said.length, said.tokens, said.depths, said.seed, said.documents) == ("25%", 128, [0, 33.333], 5, 30)
     assert said.depth_names == ["0 %", "33.3 %"]
     assert said.pool == digest_of([[document.model_dump() for document in each.distractors] for each in tiny()])
-    assert at_length.fill.as_json == said.model_dump(include={"tokens", "depths", "seed", "pool"})
+    assert at_length.fill.as_json == said.model_dump(include={"tokens", "depths", "seed", "pool", "whole"})
     assert at_length.fill.placements == [Placement((1,), 2), Placement((2,), 2)]
 
 
@@ -315,15 +312,3 @@ def test_what_cannot_be_filled_is_said_with_what_to_do(kv, lengths, complaint):
 def test_lengths_come_in_order_each_once_and_the_context_is_not_too_long(kv):
     at_lengths = filled(kv, ["512", "100", "99", "512"], tiny())
     assert [each.fill.tokens for each in at_lengths] == [99, 100, 512]
-
-
-def test_prompts_that_fall_short_are_told_of_once(tokenizer, caplog):
-    build = PromptBuilder(TASKS["kv"], tokenizer, 512, 2)
-    (at_length,) = filled(build, [tiny_length(21) + 1], tiny())
-    for example in tiny():
-        at_length(example, at_length.fill.placements[0])
-    (said,) = caplog.messages
-    assert said == (
-        f"length {tiny_length(21) + 1}: no cut of a document fits exactly, so prompts fall short of it, that of kv-0 "
-        "by 1 tokens"
-    )

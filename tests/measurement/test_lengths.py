@@ -156,7 +156,7 @@ def test_relative_lengths_are_of_the_model_s_context(tmp_path, asked, capsys):
     sweep(config)
     said = capsys.readouterr().out
     assert said.splitlines() == [
-        "46 tokens: 30 prompts of 1,320 tokens in all, and answers of at most 60 tokens",
+        "46 tokens: 30 prompts of 1,260 tokens in all, and answers of at most 60 tokens",
         "92 tokens: 30 prompts of 2,700 tokens in all, and answers of at most 60 tokens",
     ]
     assert not (tmp_path / "map").exists()

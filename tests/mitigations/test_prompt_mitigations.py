@@ -389,7 +389,7 @@ def test_a_sweep_without_a_mitigation_is_what_it_was_before_there_were_any():
         ({"mitigation": "permutation", "mitigation_settings": '{"k": 5}'}, "of permutation: field `k`"),
         ({"mitigation": "permutation", "mitigation_settings": {"orders": 0}}, "of permutation: field `orders`"),
         ({"mitigation_settings": {"orders": 2}}, "which is not given"),
-        ({"mitigation": "reversed", "lengths": "1k"}, "no longer have the tokens that they are filled to"),
+        ({"mitigation": "reversed", "lengths": "1k"}, "the gold document leaves its depth"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(given, said):

@@ -37,7 +37,7 @@ from posgap.storage.inputs import fetch_place, on_this_machine, source, sources
 from posgap.storage.lineage import training_examples
 from posgap.tasks.choice_files import layout_of
 from posgap.tasks.examples import AnyExample, RankedExample
-from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.reading import kind_of, read_examples, with_unique_ids, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.retrieval_logs import is_log, ranked_examples
@@ -159,15 +159,15 @@ def sweep(
             stack.enter_context(borrow_model(asked_of))
             asked = _in_memory(asked_of, tokenizer, config)
         refuse_searched_on(Path(asked.config.model), rows)
-        config, builder, results = asked.config, asked.builder, list[SweepResult]()
-        if not config.lengths:
-            return _sweep_prompts(asked, config, builder, rows)
-        at_each = at_lengths(config.lengths, config.depths, config.seed, builder, everything)
-        for builder in at_each:
-            assert builder.fill
-            of_length = config.model_copy(update={"lengths": [builder.fill.length]})
-            results.append(_sweep_prompts(asked, of_length, builder, rows))
-    return results[0] if len(results) == 1 else LengthsResult(results, at_each[0].context, config.most_gap)
+        config, results = asked.config, list[SweepResult]()
+        for builder in at_lengths(config.lengths, config.depths, config.seed, asked.builder, everything):
+            if builder.fill:
+                config = config.model_copy(update={"lengths": [builder.fill.length]})
+            results.append(_sweep_prompts(asked, config, builder, rows))
+    if len(results) == 1:
+        return results[0]
+    assert isinstance(builder, PromptBuilder)
+    return LengthsResult(results, builder.context, config.most_gap)
 
 
 def _sweep_prompts(

@@ -57,7 +57,8 @@ def _filling(sweep: Sweep) -> str:
     tokenizer, and a share of the context stands for itself."""
     of = sweep.filled
     assert of
-    return f"{of.length} at {'/'.join(f'{depth:g}' for depth in of.depths)} from {of.pool[:_SHOWN]} by {of.seed}"
+    depths = "/".join(f"{depth:g}" for depth in of.depths)
+    return f"{of.length} at {depths} from {of.pool[:_SHOWN]} by {of.seed}" + ("" if of.whole else ", the last one cut")
 
 
 def _without_effect(sweep: Sweep) -> Collection[str]:

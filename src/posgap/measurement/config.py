@@ -103,8 +103,8 @@ class SweepConfig(
             raise ValueError("`shard`: a part of several `lengths` is one of them: give each machine its own")
         if self.lengths and self.mitigation:
             raise ValueError(
-                "`mitigation`: asks in other orders, in which prompts no longer have the tokens that they are filled "
-                "to: give `n_docs` in place of `lengths`"
+                "`mitigation`: asks in other orders, in which the gold document leaves its depth: give `n_docs` in "
+                "place of `lengths`"
             )
         if self.lengths and self.baselines:
             raise ValueError("`baselines` are of n_docs documents: leave them out with `lengths`")

@@ -63,7 +63,7 @@ class LengthMap(Record):
     context: int = Field(ge=1, description="the model's context in tokens")
     n_examples: int = Field(ge=1, description="number of examples")
     lengths: list[str] = Field(min_length=1, description="as they were asked for")
-    tokens: list[int] = Field(description="of prompt and longest answer together")
+    tokens: list[int] = Field(description="at most, of prompt and longest answer together")
     depths: list[float] = Field(min_length=1, description="percent of the filler before the gold document")
     documents: list[int] = Field(description="in the first example's prompt, by length")
     prompt_tokens: list[float | None] = Field(description="mean tokens of a prompt, by length")

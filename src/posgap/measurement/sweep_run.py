@@ -228,7 +228,7 @@ class SweepRun:
             settings=config.parameter_values(),
             served=self.served,
             spent=self.spent,
-            filled=builder.fill.filled(builder, examples[0]) if isinstance(builder.fill, Fill) else None,
+            filled=builder.fill.make_record(builder, examples[0]) if isinstance(builder.fill, Fill) else None,
             mitigation=mitigator.applied_mitigation if mitigator else None,
         )
 

@@ -84,9 +84,7 @@ def _write_sweeps(config: SweepConfig, out: Path, run: Run, generator: Generator
     refuse_searched_on(Path(config.model), examples[: config.limit or None])
     builder, evidence = BACKENDS[config.backend].builder(config), list[Evidence]()
     opens = (lambda: generator) if generator else open_once(config, builder)
-    builders: Sequence[TextPromptBuilder] = [builder]
-    if config.lengths:
-        builders = at_lengths(config.lengths, config.depths, config.seed, builder, examples)
+    builders = at_lengths(config.lengths, config.depths, config.seed, builder, examples)
     for builder in builders:
         place = out
         if builder.fill and len(builders) > 1:
@@ -153,27 +151,20 @@ def _estimate(config: SweepConfig) -> str:
     everything = read_examples(config.examples)
     examples = everything[: config.limit or None]
     backend = BACKENDS[config.backend]
-    builder = backend.builder(config)
-    longest = builder.max_new_tokens + builder.max_thinking_tokens
-    if config.lengths:
-        lines = []
-        for at_length in at_lengths(config.lengths, config.depths, config.seed, builder, everything):
-            fill = at_length.fill
-            assert fill
-            for example in examples:
-                at_length.prompt(example, fill.placements[0])  # so that one that cannot be filled is named
-            count = len(examples) * len(fill.placements) * config.samples
-            lines.append(f"{fill.tokens:,} tokens: {estimate([fill.tokens - longest] * count, True, longest)}")
-        return "\n".join(lines)
-    sweep_run, tokens = SweepRun.plan(config, builder, examples), list[int]()
-    mitigator = sweep_run.mitigator
-    for example, placement in product(examples, sweep_run.all_placements):
-        if mitigator:
-            prompts = mitigator.build_variants(Question(example, placement)).prompts
-        else:
-            prompts = [builder.prompt(example, placement)]
-        tokens += [len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in prompts]
-    return estimate(tokens * config.samples, backend.local, longest)
+    lines = []
+    for builder in at_lengths(config.lengths, config.depths, config.seed, backend.builder(config), everything):
+        sweep_run, tokens = SweepRun.plan(config, builder, examples), list[int]()
+        mitigator = sweep_run.mitigator
+        for example, placement in product(examples, sweep_run.all_placements):
+            if mitigator:
+                prompts = mitigator.build_variants(Question(example, placement)).prompts
+            else:
+                prompts = [builder.prompt(example, placement)]
+            tokens += [len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in prompts]
+        at = f"{builder.fill.tokens:,} tokens: " if builder.fill else ""
+        longest = builder.max_new_tokens + builder.max_thinking_tokens
+        lines.append(at + estimate(tokens * config.samples, backend.local, longest))
+    return "\n".join(lines)
 
 
 def _require_same_endpoint(config: SweepConfig) -> None:

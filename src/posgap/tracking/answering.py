@@ -73,9 +73,8 @@ class SweptAnswers:
         self.sweep, self.examples = sweep, examples
         builder = builder_of(config)
         _require_asked(sweep, PromptSettings.from_builder(builder))
-        if config.lengths:
-            (builder,) = at_lengths(config.lengths, config.depths, config.seed, builder, list(examples.values()))
-        self.builder = builder
+        pool = list(examples.values())
+        (self.builder,) = at_lengths(config.lengths, config.depths, config.seed, builder, pool)
         self.n_slots = len(self.builder.fill.placements) if self.builder.fill else config.n_docs
         self.answering = Answering(str(model), as_swept(sweep))
 
