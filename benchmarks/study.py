@@ -287,6 +287,9 @@ METHODS_OF_REPLICATES = {
     "anchor": "--method r1 --alignment none --anchoring 1 --batch-size 6",
     "align": "--method r1 --alignment paper --anchoring 0 --batch-size 4",
 }
+for _name, _rate in (("slow", "3e-5"), ("fast", "3e-4")):  # a third and three times the rate of the others
+    for _method in ("kl", "r1", "seqkd"):
+        METHODS_OF_REPLICATES[f"{_method}-{_name}"] = f"{METHODS_OF_REPLICATES[_method]} --learning-rate {_rate}"
 N_REPLICATES = 8
 _IN_REPLICATES = "--task qa --n-docs 5 --max-new-tokens 16 --dtype float32"
 _PEOPLE = (
@@ -301,13 +304,13 @@ _ANIMALS += "frog snake spider sheep goat donkey panda koala otter beaver parrot
 
 def replicates() -> list[Row]:
     """The rows of all replicates in the order in which they are run: first the four methods of each of four replicates,
-    one replicate after another, then the two other cells of alignment by anchoring, then four more."""
-    rows = []
+    one replicate after another, then the other cells of alignment by anchoring and other rates, then four more."""
+    rows, first = [], ("kl", "r1", "sft", "seqkd")
     for numbers in (range(1, 5), range(5, N_REPLICATES + 1)):
         for number in numbers:
-            rows += [*_untrained(number), *(_trained_in(number, method) for method in ("kl", "r1", "sft", "seqkd"))]
+            rows += [*_untrained(number), *(_trained_in(number, method) for method in first)]
         for number in numbers:
-            rows += [_trained_in(number, method) for method in ("anchor", "align")]
+            rows += [_trained_in(number, method) for method in METHODS_OF_REPLICATES if method not in first]
     return rows
 
 
@@ -350,8 +353,8 @@ def _trained_in(number: int, method: str) -> Row:
     name, row = f"replicate-{number}", f"replicate-{number}-{method}"
     training = (
         f"distill --model {{model}} --task qa --examples {{runs}}/{name}-train.jsonl "
-        f"--responses {{runs}}/{name}-teacher {METHODS_OF_REPLICATES[method]} --limit 48 --k 2 --epochs 1 "
-        f"--learning-rate 1e-4 --dtype float32 --save-steps 0 --seed {number} --out {{runs}}/{row}-model"
+        f"--responses {{runs}}/{name}-teacher --learning-rate 1e-4 {METHODS_OF_REPLICATES[method]} --limit 48 --k 2 "
+        f"--epochs 1 --dtype float32 --save-steps 0 --seed {number} --out {{runs}}/{row}-model"
     )
     sweep = _sweep(_IN_REPLICATES, f"{name}-held.jsonl", "1,2,3,4,5").replace("{model}", f"{{runs}}/{row}-model")
     prepare = partial(_write_questions, number)
@@ -442,8 +445,7 @@ ROWS = (
 def run(row: Row, model: str, title: str, runs: Path) -> None:
     """Runs a row on a model, and keeps its figures."""
     runs.mkdir(parents=True, exist_ok=True)
-    names = {"model": model, "runs": str(runs), "out": str(runs / row.name)}
-    names["gpus"] = str(int(_ON_GPU))
+    names = {"model": model, "runs": str(runs), "out": str(runs / row.name), "gpus": str(int(_ON_GPU))}
     if row.prepare:
         row.prepare(runs)
     began, took, foretold = time.monotonic(), [], {}
@@ -652,12 +654,10 @@ def first_over_others(curve: np.ndarray) -> float:
 
 def gap_over_replicates(curves: Sequence[np.ndarray]) -> str:
     """The gap of the mean curve; from three replicates on by the jackknife, which takes most of its bias away."""
-    whole = np.array(curves)
-    gap = float(np.ptp(whole.mean(0)))
-    n = len(whole)
-    if n < 3:
-        return f"{gap:.1f}"
-    return over_replicates([n * gap - (n - 1) * np.ptp(np.delete(whole, left, 0).mean(0)) for left in range(n)])
+    whole, n = np.array(curves), len(curves)
+    gap = np.ptp(whole.mean(0))
+    without = [np.ptp(np.delete(whole, left, 0).mean(0)) for left in range(n)] if n > 2 else []
+    return over_replicates([n * gap - (n - 1) * left for left in without] or [gap])
 
 
 def replicate_means() -> str:
