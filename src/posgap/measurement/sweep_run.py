@@ -45,8 +45,10 @@ from posgap.tasks.task_file import is_definition
 
 log = logging.getLogger(__name__)
 _UNANSWERED = 25  # prompts without an answer that end a sweep early, where there can be no figures any more
-_MORE_ROOM = "give thoughts and answer more room: --max-thinking-tokens, --max-new-tokens"
-_FAILURES = 25  # prompts that must have failed before a sweep ends early since too many did; each can take minutes
+_MORE_ANSWERS = {  # what to do where most prompts end so
+    "failed": f"what was answered is kept: when the endpoint works again, {RESUMES}",
+    "truncated": "give thoughts and answer more room: --max-thinking-tokens, --max-new-tokens",
+}
 
 
 @dataclass
@@ -294,32 +296,25 @@ def require_distractors(
 def _watch(config: SweepConfig, prompts: PromptGrid, thoughts: FirstThoughts | None) -> OnCompletion:
     """Returns a callback that warns when a placement exceeds `max_unanswered`, ends the sweep when no figures can come
     of it any more, and looks at the `thoughts` of the first answers."""
-    n_prompts, n_placements = prompts.count, len(prompts.placements)
+    n_prompts = prompts.count
     unanswered: Counter[Placement] = Counter()
-    most, failed, is_said = config.max_unanswered / 100 * n_prompts, 0, False
+    most, is_said = config.max_unanswered / 100 * n_prompts / len(prompts.placements), False
 
     def watch(example: AnyExample, placement: Placement, completion: Completion) -> None:
-        nonlocal failed, is_said
+        nonlocal is_said
         if thoughts:
             thoughts(completion)
         if completion.outcome == "answered":
             return
-        failed += completion.outcome == "failed"
-        if failed >= _FAILURES and failed > most:
-            raise PosgapError(
-                f"{with_uris(config.model)}: {failed} of {n_prompts:,} prompts have failed already, the last: "
-                f"{completion.reason}; no more than {config.max_unanswered:g} % may go without an answer "
-                f"(--max-unanswered). What was answered is kept: when the endpoint works again, {RESUMES}"
-            )
         unanswered[placement] += 1
-        if unanswered[placement] <= most / n_placements:
+        if unanswered[placement] <= most:
             return
         if unanswered.total() >= _UNANSWERED:
             raise PosgapError(
                 f"{with_uris(config.model)}: {unanswered.total()} of {n_prompts:,} prompts were not answered already, "
                 f"the last: {completion.reason}; no figures can come of this, since no more than "
                 f"{config.max_unanswered:g} % at a placement may go without an answer; "
-                f"{_MORE_ROOM if completion.outcome == 'truncated' else 'a higher --max-unanswered allows it'}"
+                f"{_MORE_ANSWERS.get(completion.outcome, 'a higher --max-unanswered allows it')}"
             )
         if not is_said and (thoughts is None or thoughts.is_over):
             is_said = True
