@@ -67,7 +67,7 @@ def page(
         sweeps,
         explored,
         title=title,
-        below=f"{models}: task {sweeps[0].task}, n = {sweeps[0].n_text}" if comparison else "",
+        below=f"{models}: task {sweeps[0].task}, {sweeps[0].sample_text}" if comparison else "",
         comparison=comparison,
         baselines=in_order(chain.from_iterable(sweep.baselines for sweep in sweeps)),
         categories=list(filter(common.__contains__, sweeps[0].by_category)),

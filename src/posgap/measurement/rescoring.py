@@ -50,7 +50,7 @@ def swept_examples(folder: Path, given: Location | None = None) -> dict[str, Any
     for content, example in zip(content_keys(examples), examples):
         found.setdefault(content, example)
     swept = [found[content] for content in evidence.contents if content in found]
-    if examples_digest(swept, sweep.n_digested, sweep.asked.shuffle) != sweep.examples_digest:
+    if examples_digest(swept, 0 if sweep.filled else sweep.n_docs, sweep.asked.shuffle) != sweep.examples_digest:
         raise PosgapError(
             f"{place}: not the examples of {folder}, of which {len(swept)} of {sweep.n_examples} are there; give those "
             "that were swept with --examples"

@@ -233,22 +233,10 @@ class Sweep(Record):
         return self.n_examples - sum(len(group) - 1 for group in self.groups)
 
     @property
-    def n_text(self) -> str:
-        """What n is, such as "20 groups of 100 examples"; the number alone where no example hangs together."""
-        return (
-            f"{self.n_independent:,} groups of {self.n_examples:,} examples" if self.groups else f"{self.n_examples:,}"
-        )
-
-    @property
     def sample_text(self) -> str:
         """How many examples there are, and in how many groups, such as "100 examples in 20 groups"."""
         groups = f" in {format_count(self.n_independent, 'group')}" if self.groups else ""
         return f"{format_count(self.n_examples, 'example')}{groups}"
-
-    @property
-    def n_digested(self) -> int:
-        """How many of an example's documents its part in the examples' digest is of; 0: all."""
-        return 0 if self.filled else self.n_docs
 
     @property
     def named_shape(self) -> Shape | None:
@@ -259,7 +247,7 @@ class Sweep(Record):
     def title(self) -> str:
         """What stands above the sweep's page: the model, the task, and how many examples there are."""
         at = f" at {self.filled.tokens:,} tokens" if self.filled else ""
-        return f"{self.display_name}{at}: task {self.task}, n = {self.n_text}"
+        return f"{self.display_name}{at}: task {self.task}, {self.sample_text}"
 
     @property
     def display_name(self) -> str:
