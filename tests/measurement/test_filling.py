@@ -266,7 +266,7 @@ def test_what_a_sweep_s_file_says_of_its_filler(kv):
     said = at_length.fill.make_record(at_length, tiny()[0])
     assert (said.length, said.tokens, said.depths, said.seed, said.documents) == ("25%", 128, [0, 33.333], 5, 30)
     assert said.depth_names == ["0 %", "33.3 %"]
-    assert said.pool == digest_of([[document.model_dump() for document in each.distractors] for each in tiny()])
+    assert said.pool == digest_of([document.model_dump() for each in tiny() for document in each.distractors])
     assert at_length.fill.as_json == said.model_dump(include={"tokens", "depths", "seed", "pool", "whole"})
     assert at_length.fill.placements == [Placement((1,), 2), Placement((2,), 2)]
 

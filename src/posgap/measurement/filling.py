@@ -65,10 +65,7 @@ class Fill:
     @cached_property
     def pool(self) -> str:
         """sha256 of all distractors of all examples."""
-        dumped = []
-        for of_example in self._distractors:
-            dumped.append([document.model_dump() for document in of_example])
-        return digest_of(dumped)
+        return digest_of([document.model_dump() for document in chain.from_iterable(self._distractors)])
 
     @property
     def as_json(self) -> dict[str, object]:
