@@ -162,7 +162,7 @@ def test_copies_are_right_by_the_old_metric_and_wrong_by_the_new_one(swept):
         assert [c.others_before for c in at_each] == [0] + [N // 2] * (DOCS - 1)
 
 
-SAID = "Of 100 answers 50 are cut at the limit of tokens, 50 repeat the prompt at length and 50 name other candidates"
+SAID = "Of 100 answers 50 are cut at the limit of tokens, 50 repeat the prompt at length, 50 name other candidates"
 
 
 def test_what_people_read_says_it(swept):

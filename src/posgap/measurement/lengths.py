@@ -78,15 +78,8 @@ class LengthMap(Record):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
-        of_each: dict[str, Sized] = {
-            name: getattr(self, name)
-            for name in (
-                *("tokens", "documents", "prompt_tokens", "accuracy", "ci95"),
-                *("mean", "mean_ci95", "gap", "gap_ci95", "gap_noise"),
-            )
-        }
-        for name, values in of_each.items():
-            if len(values) != len(self.lengths):
+        for name, values in self:
+            if isinstance(values, list) and name != "depths" and len(values) != len(self.lengths):
                 raise ValueError(f"{name}: {len(values)} for {len(self.lengths)} lengths")
         rows: list[Sized] = [*self.accuracy, *self.ci95]
         if any(len(row) != len(self.depths) for row in rows):

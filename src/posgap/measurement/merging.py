@@ -49,7 +49,8 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
     first, *others = parts
     for other in others:
         _require_alike(first, other)
-    settings = first.sweep.settings | {"shard": "", "positions": _positions(parts)}
+    most_unanswered = max(_read_settings(part).max_unanswered for part in parts)
+    settings = first.sweep.settings | {"shard": "", "positions": _positions(parts), "max_unanswered": most_unanswered}
     placements: list[list[int]] = []
     categories: list[str] = []
     outcomes: list[OutcomeCounts] = []
@@ -62,9 +63,6 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
             placements.append(placement)
         categories += part.sweep.categories
         outcomes += part.outcomes.by_placement
-        if "max_unanswered" in part.sweep.settings:
-            most = _read_settings(part).max_unanswered
-            settings["max_unanswered"] = max(most, settings.get("max_unanswered", most))
     scores = np.concatenate([part.scores for part in parts], axis=1)
     predictions = _predictions(parts)
     baselines = baseline_scores(predictions, first.ids, first.sweep.asked.samples, first.path)

@@ -157,14 +157,7 @@ class Outcomes(OutcomeCounts):
             phrases.append(
                 f"{self.others} name{'s' * (self.others == 1)} other candidates beside the right answer{first}"
             )
-        if not phrases:
-            return ""
-        *others, last = phrases
-        return (
-            f"Of {self.answered} answers {', '.join(others)} and {last}."
-            if others
-            else f"Of {self.answered} answers {last}."
-        )
+        return f"Of {self.answered} answers {', '.join(phrases)}." if phrases else ""
 
     def phrase(self, placements: Sequence[Sequence[int]]) -> str:
         """What was not answered, in words; empty where all was."""

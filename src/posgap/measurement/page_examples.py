@@ -15,8 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from posgap.foundation.files import Record
 from posgap.foundation.json_text import EXPANSION, FREE
 from posgap.measurement.evidence import Evidence
@@ -126,15 +124,12 @@ def _align_cells(sweeps: Sequence[SweepToShow]) -> list[list[_Cells]]:
     by_sweep = []
     for each in sweeps:
         column = {tuple(placement): at for at, placement in enumerate(each.sweep.placements)}
-        by_id: dict[str, _Cells] = {}
+        by_content: dict[str, _Cells] = {}
         for row in swept_rows(each.predictions):
-            cells = by_id.setdefault(row["id"], [[] for _ in column])
+            cells = by_content.setdefault(row["content"], [[] for _ in column])
             cells[column[tuple(row["placement"])]].append(row)
-        by_sweep.append(list(by_id.values()))
-    order = np.argsort([cells[0][0]["content"] for cells in by_sweep[0]], kind="stable")
-    back = np.argsort(order, kind="stable")
-    by_content = [sorted(of_sweep, key=lambda cells: cells[0][0]["content"]) for of_sweep in by_sweep]
-    return [list(map(of_sweep.__getitem__, back)) for of_sweep in by_content]
+        by_sweep.append(by_content)
+    return [[of_sweep[content] for content in by_sweep[0]] for of_sweep in by_sweep]
 
 
 def _mean_score(cell: Sequence[Prediction]) -> float:
@@ -154,9 +149,8 @@ def _map(
                 endings = [outcome for outcome in map(outcome_of, cell) if outcome != "answered"]
                 if endings:
                     unanswered.append((at, column, endings[0]))
-        short = [list(map(_short_number, row)) for row in of_model]
         named = {"label": each.sweep.label, "metric": each.sweep.metric}
-        models.append(named | {"scores": short, "unanswered": unanswered})
+        models.append(named | {"scores": of_model, "unanswered": unanswered})
     return {
         "placements": sweep.placements,
         "names": sweep.placement_names,
@@ -165,11 +159,6 @@ def _map(
         "ids": [of_example[0][0]["id"] for of_example in cells[0]],
         "models": models,
     }
-
-
-def _short_number(score: float) -> float:
-    """Returns 0 and 1 as whole numbers, which take fewer characters."""
-    return int(score) if score in (0, 1) else score
 
 
 def _answers_line(at: int, example: ExampleTexts | None, by_model: Sequence[_Cells], samples: int) -> bytes:
