@@ -12,10 +12,12 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.extras import how_to_install
 from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import is_quiet, show
 from posgap.pipelines.config import PipelineRunConfig
@@ -83,6 +85,8 @@ def run(config: PipelineRunConfig) -> None:
     from posgap.pipelines.arguments import arguments
     from posgap.pipelines.compilation import compiled_text, parse, pipeline
 
+    if config.pipeline == "mitigation" and not find_spec("great_expectations"):
+        raise PosgapError(how_to_install("great_expectations"))  # before any step runs, and not by the third
     chosen = pipeline(config.pipeline)
     with RunFolder(config, "pipeline_run") as output:
         begin_server()

@@ -103,6 +103,14 @@ def test_a_verb_without_its_extra_names_it_in_one_line(monkeypatch, capsys):
     assert "needs posgap's extra mlflow (mlflow is not installed): pip install 'posgap[mlflow]'" in shown
 
 
+def test_a_pipeline_run_says_what_a_later_step_lacks_before_any_runs(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "great_expectations", None)
+    with pytest.raises(SystemExit):
+        main(["pipeline", "run", "--smoke", "--out", str(tmp_path / "run")])
+    assert capsys.readouterr().err.startswith("posgap: error: this needs posgap's extra validate (great_expectations")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_module_of_nobody_s_extra_is_a_fault_of_posgap_s(monkeypatch, capsys, tmp_path):
     def work(_):
         import a_module_that_is_nowhere  # noqa: F401
