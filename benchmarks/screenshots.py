@@ -12,7 +12,7 @@ from pathlib import Path
 
 from report import ROOT
 
-sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(ROOT / "tests" / "helpers"))
 from chromium import Page, browser, program
 
 WIDTH = 1240

@@ -16,6 +16,7 @@ from posgap.data.expectations import answering_distractors, expectations
 from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, write_jsonl
+from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.validate import validate
@@ -230,7 +231,7 @@ def reads_both_ends(text: str) -> str:
 
 
 @pytest.mark.usefixtures("pictures")
-def test_a_log_in_csv_becomes_a_curve_in_one_command(log_file, tmp_path):
+def test_a_log_in_csv_becomes_a_curve_in_one_command(log_file, tmp_path, caplog):
     with served(Endpoint(reads_both_ends)) as endpoint:
         arguments = ["--examples", str(log_file), "--task", "rag", "--n-docs", "4", "--out", str(tmp_path / "swept")]
         asked = ["--backend", "openai", "--base-url", endpoint.url, "--model", "biased"]
@@ -253,3 +254,7 @@ def test_a_log_in_csv_becomes_a_curve_in_one_command(log_file, tmp_path):
     assert baselines["as-retrieved"].best_over == 50.0 and baselines["oracle"].best_over == 0.0
     assert "differs from that of the retriever's order by +50.0 points" in " ".join(summary_text(result.figures))
     assert (tmp_path / "swept" / "sweep.png").stat().st_size > 10_000
+    # A verdict reads the log again, and does not say again what it was taken for.
+    caplog.set_level("INFO", logger="posgap")
+    caplog.clear()
+    assert len(swept_examples(tmp_path / "swept")) == 8 and not caplog.messages

@@ -78,9 +78,7 @@ def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_p
 def test_few_examples_are_no_evidence(tmp_path, capsys):
     with served(Endpoint()) as endpoint:
         assert check(endpoint, tmp_path / "out", "--limit", 1) == 7
-    assert (
-        capsys.readouterr().err.strip().endswith("1 examples, and the gate asks for 100; sweep at least 100 examples")
-    )
+    assert capsys.readouterr().err.strip().endswith("1 example, and the gate asks for 100; sweep at least 100 examples")
     assert "served was not admitted" in (tmp_path / "out" / "check.html").read_text()
 
 

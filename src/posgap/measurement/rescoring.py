@@ -22,6 +22,7 @@ from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import read_examples
+from posgap.tasks.retrieval_logs import ImportReport
 from posgap.tasks.task import PromptOrder
 
 _AGREE = 1e-6  # by which scores may differ that were computed on another machine
@@ -36,7 +37,8 @@ def swept_examples(folder: Path, given: Location | None = None) -> dict[str, Any
     evidence = Evidence(folder)
     sweep, place = evidence.sweep, given or examples_of(folder)
     try:
-        examples = read_examples(fetch_location(place)) if place else []
+        # What a log was taken for was said by the sweep.
+        examples = read_examples(fetch_location(place), ImportReport()) if place else []
     except (PosgapError, OSError) as error:
         if given:
             raise

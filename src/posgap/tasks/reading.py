@@ -10,7 +10,7 @@ from posgap.foundation.files import parse_as, read_rows, write_jsonl
 from posgap.foundation.rows import kind_of_table
 from posgap.tasks.choice_files import layout_of
 from posgap.tasks.examples import AnyExample, Example, KVExample, RankedExample
-from posgap.tasks.retrieval_logs import is_log, ranked_examples
+from posgap.tasks.retrieval_logs import ImportReport, is_log, ranked_examples
 
 EXAMPLES_FILE = "examples.jsonl.gz"
 
@@ -20,21 +20,22 @@ def examples_file(path: Path) -> Path:
     return path / EXAMPLES_FILE if Path(path).is_dir() and not kind_of_table(path) else Path(path)
 
 
-def read_examples(path: Path) -> list[AnyExample]:
+def read_examples(path: Path, report: ImportReport | None = None) -> list[AnyExample]:
     """Reads examples from a `.jsonl` or `.jsonl.gz` file, or from the folder of `validate`.
 
     They may stand in a table too (`posgap.foundation.rows`). Where the rows are of a retrieval log or a trace, they are
     read as `posgap.tasks.retrieval_logs` says; those of options or judged answers as `posgap.tasks.choice_files` does.
+    What a log was taken for goes to `report`, or is logged.
     Raises `PosgapError` that names the line, and the field if the schema is wrong, or both lines if two examples have
     the same id.
     """
-    return [example for _, example in numbered_examples(path)]
+    return [example for _, example in numbered_examples(path, report)]
 
 
-def numbered_examples(path: Path) -> list[tuple[int, AnyExample]]:
+def numbered_examples(path: Path, report: ImportReport | None = None) -> list[tuple[int, AnyExample]]:
     """The examples that `read_examples` reads, each with its line, or its row in a table, from 1."""
     file = examples_file(path)
-    examples = list(with_unique_ids(file, _parsed_lines(file)))
+    examples = list(with_unique_ids(file, _parsed_lines(file, report)))
     if not examples:
         raise PosgapError(f"{file}: holds no examples")
     return examples
@@ -59,12 +60,12 @@ def task_of_examples(path: Path) -> str:
     return "rag" if row and is_retrieved and not layout_of(row) else ""
 
 
-def _parsed_lines(file: Path) -> Iterator[tuple[int, AnyExample]]:
-    return rows_as_examples(read_rows(file), str(file), bool(kind_of_table(file)))
+def _parsed_lines(file: Path, report: ImportReport | None = None) -> Iterator[tuple[int, AnyExample]]:
+    return rows_as_examples(read_rows(file), str(file), bool(kind_of_table(file)), report)
 
 
 def rows_as_examples(
-    rows: Iterable[tuple[int, Mapping[str, Any]]], name: str, table: bool = False
+    rows: Iterable[tuple[int, Mapping[str, Any]]], name: str, table: bool = False, report: ImportReport | None = None
 ) -> Iterator[tuple[int, AnyExample]]:
     """Yields (number, example) of (number, row) of what `name` names: examples, a retrieval log, or public rows with
     items to choose from, which the first row decides. Of a `table`, rows that are no examples are of a log."""
@@ -75,7 +76,7 @@ def rows_as_examples(
         if layout:
             yield from layout.usable_examples(everything, name)
         elif is_log(first[1], table):
-            yield from ranked_examples(everything, name)
+            yield from ranked_examples(everything, name, report=report)
         elif "ordered_kv_records" in first[1]:
             raise PosgapError(
                 f"{name}: the public layout of key-value records, not posgap's: turn it into examples first, with "
