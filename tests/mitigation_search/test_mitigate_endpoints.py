@@ -72,13 +72,13 @@ def test_at_an_endpoint_mitigations_of_prompts_are_compared_by_tokens_and_calls(
     n_orders = by_name["permutation"].settings["orders"]
     assert (voted.calls, voted.tokens, voted.relative_cost, voted.cost) == (n_orders, n_orders, n_orders, None)
     taken = by_name[result.choice]
-    assert taken.name == "reordering" and "takes one call, as before, 1.00 times the prompt tokens" in taken.gains
+    assert taken.name == "reordering" and "takes one call, as before, 1.00 times the tokens" in taken.gains
     assert "gap 0 by construction" in taken.gains and taken.code.startswith("def reorder(passages)")
     assert not taken.command and not taken.narrows
     assert by_name["fewer"].reason.startswith("goes by the order of a retriever")
     page = (out / "mitigate.html").read_text()
     assert (
-        f"{n_orders} calls in place of one, {n_orders}.00 times the prompt tokens" in page
+        f"{n_orders} calls in place of one, {n_orders}.00 times the tokens" in page
         and "Another program has the model" in page
     )
 

@@ -70,7 +70,7 @@ class Measurement(Record):
         if self.cost:
             more = f", {self.cost.answer:.2f} times the time"
         elif self.tokens:
-            more = f", {self.tokens:.2f} times the prompt tokens"
+            more = f", {self.tokens:.2f} times the tokens"
         return f"{calls}{more}"
 
     @property
