@@ -1,6 +1,7 @@
 """`posgap view`: what is below a folder, on one page."""
 
 import re
+from shutil import copytree
 from types import SimpleNamespace
 from urllib.parse import unquote
 
@@ -51,6 +52,9 @@ def test_all_results_are_listed_by_what_they_asked_and_lead_to_their_pages(resul
     links = re.findall(r'<a href="([^"]+)"', page)
     assert len(links) == 4 and all((results / unquote(link)).is_file() for link in links)
     assert run(capsys, "view", results)[0] == 0  # its own page is written anew
+    copytree(results / "wrong", results / "z")
+    copytree(results / "wrong", results / "mlartifacts" / "0")
+    assert {row.folder for row in rows(results)} == found.keys()
 
 
 def test_prompts_that_were_filled_are_told_by_their_length(results):

@@ -86,14 +86,19 @@ def view(config: ViewConfig) -> None:
 
 
 def rows(top: Path) -> Iterator[Row]:
-    """The results below a folder, by folder. What lies in the folder of a check, a verdict or a mitigation
-    is on its page already. What cannot be read is said and left out."""
+    """The results below a folder, by folder, each once: a pipeline and MLflow keep copies. What lies in the folder of a
+    check, a verdict or a mitigation is on its page already. What cannot be read is said and left out."""
+    seen: set[bytes] = set()
     for place, folders, names in os.walk(top):
         folder, name = Path(place), os.path.relpath(place, top)
-        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        folders[:] = sorted(each for each in folders if not each.startswith((".", "mlartifacts")))
         for file in READERS.keys() & set(names):
             if file != SWEEP_FILE:
                 folders.clear()
+            content = (folder / file).read_bytes()
+            if content in seen:
+                continue
+            seen.add(content)
             try:
                 yield READERS[file](folder, name)
             except PosgapError as error:
