@@ -1,6 +1,7 @@
 """Prompts filled up to a length: by whole documents, with the gold one at its depth, and by nothing that answers."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from filled import tiny, tiny_length
@@ -124,7 +125,9 @@ def test_the_gold_document_stands_after_its_share_of_the_filler_whose_order_stay
             documents = at_length.documents(example, placement)
             at = documents.index(example.gold[0])
             others = documents[:at] + documents[at + 1 :]
-            sizes = [len(build.tokenizer(f"{d.title} {d.text}", add_special_tokens=False)["input_ids"]) for d in others]
+            sizes = [
+                len(build.tokenizer(build.task.render([d]), add_special_tokens=False)["input_ids"]) for d in others
+            ]
             before.append(sum(sizes[:at]) / sum(sizes))
             fillers.append(others)
             nearest = max(sizes) / sum(sizes) / 2 + 0.02
@@ -199,7 +202,7 @@ def test_filler_is_the_most_documents_that_fit_as_if_each_number_had_been_tried(
     example, whole = EXAMPLES[1], EXAMPLES[1].distractors
     (at_length,) = filled(build, [length], EXAMPLES, "0,50,100")
     prompts = [at_length.documents(example, placement) for placement in at_length.fill.placements]
-    sizes = [len(build.tokenizer(f"{d.title} {d.text}", add_special_tokens=False)["input_ids"]) for d in whole]
+    sizes = [len(build.tokenizer(build.task.render([d]), add_special_tokens=False)["input_ids"]) for d in whole]
 
     def tried(number: int) -> list[list[Document]]:
         ends = [sum(sizes[:at]) for at in range(number + 1)]
@@ -210,6 +213,13 @@ def test_filler_is_the_most_documents_that_fit_as_if_each_number_had_been_tried(
         return all(len(build.token_ids(build.word_prompt(example, each))) <= length - 7 for each in tried(number))
 
     assert prompts == tried(max(filter(fits, range(len(whole) + 1))))
+
+
+def test_what_a_task_shows_of_documents_counts():
+    titles = replace(TASKS["qa"], render=lambda documents: "\n".join(document.title for document in documents))
+    build = PromptBuilder(titles, trained_tokenizer("bytes"), 5000, 7)
+    (at_length,) = filled(build, [500], EXAMPLES, "2")
+    assert 450 < len(at_length(EXAMPLES[1], at_length.fill.placements[0])) <= 493
 
 
 def test_a_document_that_several_examples_have_is_drawn_once():
@@ -253,7 +263,7 @@ def test_few_prompts_are_worded_before_one_is_filled(kv, monkeypatch):
     (at_length,) = filled(kv, [tiny_length(101)], tiny(60), "5")
     for placement in at_length.fill.placements:
         at_length.documents(tiny(60)[0], placement)
-    assert len(count) <= 7 + 5
+    assert len(count) <= 8 + 5
     # Where an example's prompts come together, nothing is found twice.
     at_length.documents(tiny(60)[1], at_length.fill.placements[0])
     between = len(count)

@@ -124,14 +124,14 @@ class Fill:
         return by_depth
 
     def _collect_pool(self, builder: PromptBuilder, example: AnyExample) -> tuple[list[Document], list[int]]:
-        """The filler that an example may have, more than fits or all there is, and after how many tokens of titles and
-        texts each of its borders comes."""
+        """The filler that an example may have, more than fits or all there is, and after how many tokens of documents,
+        each as the task writes it alone, each of its borders comes."""
         own = shuffle_documents(list(dict.fromkeys(example.distractors)), example, builder.order.shuffle)
         pool, ends = list[Document](), [0]
         for document in chain(own, self._draw(example, {*own, *example.gold})):
-            if ends[-1] > self.tokens:
+            if ends[-1] > 2 * self.tokens:  # among others a document has fewer tokens than alone, but not by half
                 break
-            text = f"{document.title} {document.text}"
+            text = builder.task.render([document])
             pool.append(document)
             ends.append(ends[-1] + len(builder.tokenizer(text, add_special_tokens=False)["input_ids"]))
         return pool, ends
