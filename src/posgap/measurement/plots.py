@@ -112,7 +112,7 @@ def placement_differences(comparison: Comparison) -> Figure:
 
 
 def picture_of(sweeps: Sequence[Sweep]) -> Figure:
-    """The sweeps' accuracy over positions, or or over pairs of them."""
+    """The sweeps' accuracy over positions, or over pairs of them."""
     return (pair_dots if sweeps[0].categories else position_curves)(sweeps)
 
 
