@@ -642,7 +642,7 @@ PROBE = """
 import gc, json, sys
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
-from posgap.scaling.vllm_plugin import applied
+from posgap.scaling.vllm_plugin import read_factors
 
 prompts, *folders = sys.argv[1:]
 prompts = [{"prompt_token_ids": ids} for ids in json.load(open(prompts))]
@@ -655,7 +655,7 @@ for folder in folders:
         greedy = SamplingParams(max_tokens=1, temperature=0, logprobs=64, detokenize=False)
         said["class"], = llm.apply_model(lambda model: type(model).__name__)
         if folder.endswith("scaled"):
-            said["factors"], = llm.apply_model(applied)
+            said["factors"], = llm.apply_model(read_factors)
         said["rows"] = [
             {int(token): found.logprob for token, found in answer.outputs[0].logprobs[0].items()}
             for answer in llm.generate(prompts, greedy, use_tqdm=False)

@@ -1,6 +1,6 @@
 """All that is to be seen on a GPU, in parts of at most ten minutes, the telling ones first.
 
-    python benchmarks/gpu.py [step sweep memory vllm scaled replicates] [--write]
+    python benchmarks/gpu.py [step sweep memory vllm search scaled replicates] [--write]
     python benchmarks/gpu.py --quick
 
 | part | minutes | shows |
@@ -9,6 +9,7 @@
 | sweep | 4 | a sweep of 0.94B at 20 positions against plain `generate`, and vLLM's where it is installed |
 | memory | 2 | the peak of a training beside what `plan distill` counts |
 | vllm | 4 | a scaled model by vLLM with the plugin against `posgap.load_model`: speed, and how many responses agree |
+| search | 4 | `scale search` by forced answers, by transformers and by vLLM, which find the same |
 | scaled | 2 | forward pass and decoding of a scaled model against the unscaled one |
 | replicates | 10 | `study.py`'s replicates of the ablation, which go on where they were |
 
@@ -58,6 +59,7 @@ _SWEEP = (
     "sweep.py --dtype bfloat16 --width 2048 --layers 16 --vocabulary 32000 --document-tokens 150 --new-tokens 16 "
     "--repeats 2 --batch-size 32"
 )
+_SEARCH = "--layers 16 --width 1024 --prompt 2000 --batch-tokens 65536 --quick"
 _TINY_STEP = (
     "distill_step.py --quick --vocabulary 512 --prompt-tokens 128 --own-micro-batch-size 4 --small-vocabulary 0"
 )
@@ -67,6 +69,7 @@ PARTS = {
     "sweep": Part(4, f"{_SWEEP} --examples 16", _TINY_SWEEP),
     "memory": Part(2, "gpu.py --memory", "gpu.py --memory --quick"),
     "vllm": Part(4, f"{_SWEEP} --examples 8 --scaled", f"{_TINY_SWEEP} --scaled"),
+    "search": Part(4, f"scale_search.py {_SEARCH}", "scale_search.py --quick --width 256"),
     "scaled": Part(2, "scaled_inference.py --prompt 4096", "scaled_inference.py --quick --prompt 64"),
     "replicates": Part(10, "study.py --rows replicate-* --hours 0.12", "study.py --quick"),
 }

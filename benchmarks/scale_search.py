@@ -12,14 +12,17 @@ So the ratio is that of decoding to reading, and three are given:
 - `speed_ratio_large`: four examples at seven positions, 20 records, against the same;
 - `speed_ratio_per_prompt`: the latter against one `generate` call a prompt, as evaluation scripts do.
 
-The last line is JSON with these and `identical`.
+Where vLLM is installed, it generates too: `vllm_ratio`, against batched `generate`. `identical`: all agree.
 """
 
 import argparse
+import importlib.util
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,14 +32,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from posgap.demo.tiny_model import tokenizer
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
-from posgap.models.layer_scaling import layer_scaling
-from posgap.scaling.fitness import ForcedEvaluator
+from posgap.generation.vllm import VLLMGenerator
+from posgap.models.loading import save_model
+from posgap.scaling.config import ScaleSearchConfig
+from posgap.scaling.fitness import ForcedEvaluator, GenerationEvaluator
 from posgap.scaling.questions import SearchQuestion
 from posgap.tasks.prompts import Prompt
 
 ANSWER = 36  # tokens: a UUID, one token a character
 END = 2
-BUDGET = 2048  # tokens in a batch, on both sides: more do not fit the cache of a core
 
 
 def model(layers: int, width: int) -> LlamaForCausalLM:
@@ -48,8 +52,7 @@ def model(layers: int, width: int) -> LlamaForCausalLM:
             hidden_size=width,
             intermediate_size=2 * width,
             num_hidden_layers=layers,
-            num_attention_heads=width // 16,
-            num_key_value_heads=width // 16,
+            num_attention_heads=width // (16 if width < 256 else 64),
             max_position_embeddings=4096,
             initializer_range=0.2,
             eos_token_id=END,
@@ -68,15 +71,14 @@ def placements(rng: np.random.Generator, tokens: int) -> list[list[int]]:
     return [list(chain(*records[:at], gold, *records[at:], question)) for at in places]
 
 
-def generated(llama, questions, candidates, budget: int) -> np.ndarray:
-    """Correct [C, E, P] by greedy generation under one candidate after another."""
-    generator, scaling = TransformersGenerator(llama, tokenizer(), budget, reuse=False), layer_scaling(llama)
-    flat, right = [question for row in questions for question in row], []
-    for candidate in candidates:
-        scaling.set(candidate)
-        completions = complete(generator, [Prompt("", q.prompt) for q in flat], Sampling(ANSWER))
-        right += [c.token_ids == q.response for q, c in zip(flat, completions)]
-    return np.array(right).reshape(len(candidates), len(questions), -1)
+def said_so(text: str, answers: list[str]) -> float:
+    return float(text == answers[0])
+
+
+def serve(llama, longest: int) -> VLLMGenerator:
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(llama, tokenizer(), Path(folder))
+        return VLLMGenerator(folder, "float32", 0, tokenizer(), 1, longest, **ScaleSearchConfig.vllm_options)
 
 
 def compare(sides: dict[str, Callable[[], np.ndarray]], repeats: int) -> tuple[dict[str, float], bool]:
@@ -97,9 +99,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: under a minute")
     parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--candidates", type=int, default=14, help="a population")
+    # A population; of the large setting examples and tokens; tokens of a batch, more of which leave a core's cache.
+    sizes = {"layers": 2, "width": 64, "candidates": 14, "examples": 4, "prompt": 96, "batch-tokens": 2048}
+    for name, default in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     repeats = 7
@@ -109,25 +112,29 @@ def main() -> None:
     # Close to 1, so that a candidate answers some questions as the unscaled model does and others not.
     candidates = [tuple(1 + rng.uniform(0, 1e-3 * i, arguments.layers)) for i in range(arguments.candidates)]
     figures, identical, lines = {}, True, []
-    for suffix, examples, prompt in (("", 1, 48), ("_large", 4, 96)):
+    has_vllm, budget = importlib.util.find_spec("vllm") is not None, arguments.batch_tokens
+    served = serve(llama, arguments.prompt + ANSWER) if has_vllm else None
+    for suffix, examples, prompt in (("", 1, 48), ("_large", arguments.examples, arguments.prompt)):
         prompts = [placed for _ in range(examples) for placed in placements(rng, prompt)]
-        generator = TransformersGenerator(llama, tokenizer(), BUDGET)
+        generator = TransformersGenerator(llama, tokenizer(), budget)
         unscaled = complete(generator, [Prompt("", p) for p in prompts], Sampling(ANSWER))
-        flat = [SearchQuestion(p, c.token_ids) for p, c in zip(prompts, unscaled)]
+        flat = [SearchQuestion(p, c.token_ids, [c.text]) for p, c in zip(prompts, unscaled)]
         questions = [flat[i : i + 7] for i in range(0, len(flat), 7)]
-        forced = ForcedEvaluator(llama, questions, 0, BUDGET)
-        sides = {
-            "teacher_forced": partial(forced.correct, candidates),
-            "per_candidate": partial(generated, llama, questions, candidates, BUDGET),
-        }
+        sides = {"teacher_forced": ForcedEvaluator(llama, questions, 0, budget)}
+        generators = {"per_candidate": TransformersGenerator(llama, tokenizer(), budget, reuse=False)}
         if suffix:
-            sides["per_prompt"] = partial(generated, llama, questions, candidates, 1)
+            generators["per_prompt"] = TransformersGenerator(llama, tokenizer(), 1, reuse=False)
+            generators |= {"vllm": served} if served else {}
+        for name, each in generators.items():
+            sides[name] = GenerationEvaluator(each, questions, said_so, Sampling(ANSWER))
+        sides = {name: partial(side.correct, candidates) for name, side in sides.items()}
         seconds, same = compare(sides, 1 if suffix and arguments.quick else repeats)
         identical = identical and same
         times = ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items())
         lines.append(f"{len(candidates)} candidates x {len(flat)} questions of {prompt} + {ANSWER} tokens: {times}")
         figures[f"speed_ratio{suffix}"] = round(seconds["per_candidate"] / seconds["teacher_forced"], 2)
     figures["speed_ratio_per_prompt"] = round(seconds["per_prompt"] / seconds["teacher_forced"], 2)
+    figures["vllm_ratio"] = round(seconds["per_candidate"] / seconds["vllm"], 2) if served else None
     conclude("scale-search", TEXT, lines, figures | {"identical": identical}, arguments.write)
 
 

@@ -88,36 +88,6 @@ def ratios(turns: list[dict[str, float]]) -> dict[str, float]:
     return {name: round(statistics.median(turn[name] / turn["unscaled"] for turn in turns), 4) for name in turns[0]}
 
 
-def measured(
-    models: dict[str, PreTrainedModel], ids: torch.Tensor, turns: int
-) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """Seconds of each model's reading of the prompt and of its decoding steps, turn by turn."""
-    caches = {name: model(input_ids=ids, use_cache=True).past_key_values for name, model in models.items()}
-    forwards = take_turns(turns, {name: partial(forward, model, ids) for name, model in models.items()})
-    steps = take_turns(
-        STEPS_PER_TURN * turns, {name: partial(decode, model, caches[name]) for name, model in models.items()}
-    )
-    return forwards, steps
-
-
-def layers(quick: bool, prompt: int, write: bool) -> None:
-    """A model scaled by layer against the unscaled one."""
-    unscaled, ids = llama(), torch.randint(3, 2048, (1, prompt), device=DEVICE)
-    ones = scale_model(twin(unscaled), [1.0] * LAYERS)
-    identical = torch.equal(ones(input_ids=ids).logits, unscaled(input_ids=ids).logits)
-    models = {
-        "unscaled": unscaled,
-        "scaled": scale_model(twin(unscaled), [1 + i / LAYERS for i in range(LAYERS)]),
-    }
-    forwards, steps = measured(models, ids, 20 if quick else 60)
-    lines = [
-        f"{name:>8}: forward {middle(forwards, name):.4f} s, decoding step {middle(steps, name):.5f} s"
-        for name in models
-    ]
-    figures = {"forward_ratio": ratios(forwards)["scaled"], "decode_ratio": ratios(steps)["scaled"]}
-    conclude("scaled-inference", LAYERS_TEXT, lines, figures | {"identical": identical}, write)
-
-
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -126,10 +96,24 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for one another would drown a percent
-    layers(arguments.quick, arguments.prompt, arguments.write)
+    unscaled, ids = llama(), torch.randint(3, 2048, (1, arguments.prompt), device=DEVICE)
+    ones = scale_model(twin(unscaled), [1.0] * LAYERS)
+    identical = torch.equal(ones(input_ids=ids).logits, unscaled(input_ids=ids).logits)
+    models = {"unscaled": unscaled, "scaled": scale_model(twin(unscaled), [1 + i / LAYERS for i in range(LAYERS)])}
+    caches = {name: model(input_ids=ids, use_cache=True).past_key_values for name, model in models.items()}
+    turns = 20 if arguments.quick else 60
+    forwards = take_turns(turns, {name: partial(forward, model, ids) for name, model in models.items()})
+    decoding = {name: partial(decode, model, caches[name]) for name, model in models.items()}
+    steps = take_turns(STEPS_PER_TURN * turns, decoding)
+    lines = [
+        f"{name:>8}: forward {middle(forwards, name):.4f} s, decoding step {middle(steps, name):.5f} s"
+        for name in models
+    ]
+    figures = {"forward_ratio": ratios(forwards)["scaled"], "decode_ratio": ratios(steps)["scaled"]}
+    conclude("scaled-inference", TEXT, lines, figures | {"identical": identical}, arguments.write)
 
 
-LAYERS_TEXT = """\
+TEXT = """\
 ## Inference of a scaled model against the unscaled one
 
 Written by `benchmarks/scaled_inference.py --write` on {date}, one CPU thread of a machine at other work, float32. A
