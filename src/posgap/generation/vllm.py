@@ -74,8 +74,9 @@ class VLLMGenerator:
     def scale_layers(self, factors: Sequence[float]) -> None:
         """Puts RoPE factors `[L]` in force, where its workers are `FactorSetter`s. What the cache has of prompts under
         others is no longer found."""
-        self.llm.collective_rpc("set_factors", args=(list(factors),))
-        self._salt = {"cache_salt": str(list(factors))}
+        plain = list(map(float, factors))  # vLLM sends no numbers of numpy's
+        self.llm.collective_rpc("set_factors", args=(plain,))
+        self._salt = {"cache_salt": str(plain)}
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         window: list[tuple[int, Group]] = []
