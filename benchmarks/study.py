@@ -287,9 +287,10 @@ METHODS_OF_REPLICATES = {
     "anchor": "--method r1 --alignment none --anchoring 1 --batch-size 6",
     "align": "--method r1 --alignment paper --anchoring 0 --batch-size 4",
 }
-for _name, _rate in (("slow", "3e-5"), ("fast", "3e-4")):  # a third and three times the rate of the others
+RATES = {"slow": "3e-5", "fast": "3e-4"}  # a third and three times the rate of the others
+for _name in RATES:
     for _method in ("kl", "r1", "seqkd"):
-        METHODS_OF_REPLICATES[f"{_method}-{_name}"] = f"{METHODS_OF_REPLICATES[_method]} --learning-rate {_rate}"
+        METHODS_OF_REPLICATES[f"{_method}-{_name}"] = METHODS_OF_REPLICATES[_method]
 N_REPLICATES = 8
 _IN_REPLICATES = "--task qa --n-docs 5 --max-new-tokens 16 --dtype float32"
 _PEOPLE = (
@@ -351,10 +352,11 @@ def _trained_in(number: int, method: str) -> Row:
     """A model that is trained by one method on the teacher's answers of a replicate, and swept on its held-out
     questions."""
     name, row = f"replicate-{number}", f"replicate-{number}-{method}"
+    rate = RATES.get(method.rpartition("-")[2], "1e-4")
     training = (
         f"distill --model {{model}} --task qa --examples {{runs}}/{name}-train.jsonl "
-        f"--responses {{runs}}/{name}-teacher --learning-rate 1e-4 {METHODS_OF_REPLICATES[method]} --limit 48 --k 2 "
-        f"--epochs 1 --dtype float32 --save-steps 0 --seed {number} --out {{runs}}/{row}-model"
+        f"--responses {{runs}}/{name}-teacher {METHODS_OF_REPLICATES[method]} --limit 48 --k 2 --epochs 1 "
+        f"--learning-rate {rate} --dtype float32 --save-steps 0 --seed {number} --out {{runs}}/{row}-model"
     )
     sweep = _sweep(_IN_REPLICATES, f"{name}-held.jsonl", "1,2,3,4,5").replace("{model}", f"{{runs}}/{row}-model")
     prepare = partial(_write_questions, number)
