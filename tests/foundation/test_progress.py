@@ -3,7 +3,6 @@
 import pytest
 
 from posgap.foundation import progress
-from posgap.foundation.printing import format_count
 
 
 class Clock:
@@ -71,11 +70,5 @@ def test_a_day_s_work_does_not_fill_the_log(caplog, clock):
     assert 1440 <= len(lines(caplog, clock, total=86400, seconds_each=1, count=86400)) < 1500
 
 
-def test_work_that_is_over_before_its_first_line_says_nothing(caplog, clock):
-    assert lines(caplog, clock, total=3, seconds_each=1, count=3) == []
-    assert lines(caplog, clock, total=3, seconds_each=2, count=3) == ["work: 3 of 3 in 00:06, 2 s each"]
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 prompts"), (1, "1 prompt"), (2000, "2,000 prompts")])
-def test_a_number_of_things_has_its_plural(count, text):
-    assert format_count(count, "prompt") == text
+def test_work_that_is_done_at_once_says_so_once(caplog, clock):
+    assert lines(caplog, clock, total=3, seconds_each=0, count=3) == ["work: 3 of 3 in 00:00"]

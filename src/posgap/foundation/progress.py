@@ -40,9 +40,7 @@ def meter(total: int, what: str, unit: int = 1) -> Iterator[Callable[[int], None
             done, now = done + more, time.monotonic()
             first = first if first[0] else (done, now)
             least, most = SECONDS_BETWEEN_LINES
-            # The end is said too, but not of what was over before its first line.
-            is_end = done == total and now - started >= least
-            if now - last < min(max(least, (now - started) / 10), most) and not is_end:
+            if now - last < min(max(least, (now - started) / 10), most) and done != total:
                 return
             last = now
             rate = (done - first[0]) / unit / (now - first[1]) if now > first[1] else 0.0
