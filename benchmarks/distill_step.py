@@ -37,6 +37,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.distillation.batches import Collator, Pair, TrainingPrompt, plan_steps
 from posgap.distillation.engine import Schedule, train
+from posgap.distillation.lora import add_adapters
 from posgap.distillation.objectives import R1
 from posgap.distillation.optimizers import MAX_GRAD_NORM
 from posgap.distillation.student import Student
@@ -96,6 +97,8 @@ def setting(options) -> tuple[LlamaForCausalLM, Collator, R1, list]:
             use_cache=False,
         )
     ).to(options.device, DTYPES[options.dtype])
+    if options.lora_rank:
+        add_adapters(model, options.lora_rank)
     rng = torch.Generator().manual_seed(1)
     pairs = [
         Pair(
@@ -241,7 +244,7 @@ def main() -> None:
         "vocabulary": 128256, "prompt-tokens": 2048, "response-tokens": 8, "width": 64, "feed-forward": 0, "layers": 2,
         "heads": 4, "kv-heads": 2, "examples": 2, "k": 4, "epochs": 2, "batch-size": 1, "micro-batch-size": 1,
         "own-micro-batch-size": 0,  # of posgap, where it is another
-        "threads": 1,
+        "threads": 1, "lora-rank": 0,
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     chosen, _ = parser.parse_known_args()

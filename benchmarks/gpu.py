@@ -1,11 +1,12 @@
 """All that is to be seen on a GPU, in parts of at most ten minutes, the telling ones first.
 
-    python benchmarks/gpu.py [step sweep memory vllm search scaled replicates] [--write]
+    python benchmarks/gpu.py [step lora sweep memory vllm search scaled replicates] [--write]
     python benchmarks/gpu.py --quick
 
 | part | minutes | shows |
 |---|---|---|
 | step | 3 | a step of R1 at 1.24B and 128k words against the authors' way, in time and memory; 20 rows against 2 |
+| lora | 8 | the same step at 7B with adapters of rank 16, activations computed again |
 | sweep | 4 | a sweep of 0.94B at 20 positions against plain `generate`, and vLLM's where it is installed |
 | memory | 2 | the peak of a training beside what `plan distill` counts |
 | vllm | 4 | a scaled model by vLLM with the plugin against `posgap.load_model`: speed, and how many responses agree |
@@ -55,6 +56,7 @@ _STEP = (
     "--layers 16 --heads 32 --kv-heads 8 --examples 8 --epochs 1 --batch-size 4 --micro-batch-size 2 "
     "--own-micro-batch-size 20 --small-vocabulary 0"
 )
+_AS_7B = "--width 4096 --feed-forward 11008 --layers 32 --vocabulary 32000 --lora-rank 16 --gradient-checkpointing"
 _SWEEP = (
     "sweep.py --dtype bfloat16 --width 2048 --layers 16 --vocabulary 32000 --document-tokens 150 --new-tokens 16 "
     "--repeats 2 --batch-size 32"
@@ -66,6 +68,7 @@ _TINY_STEP = (
 _TINY_SWEEP = "sweep.py --quick --width 64 --n-docs 5 --document-tokens 8 --vocabulary 500"
 PARTS = {
     "step": Part(3, _STEP, _TINY_STEP),
+    "lora": Part(8, f"{_STEP} {_AS_7B}", f"{_TINY_STEP} --lora-rank 4"),
     "sweep": Part(4, f"{_SWEEP} --examples 16", _TINY_SWEEP),
     "memory": Part(2, "gpu.py --memory", "gpu.py --memory --quick"),
     "vllm": Part(4, f"{_SWEEP} --examples 8 --scaled", f"{_TINY_SWEEP} --scaled"),

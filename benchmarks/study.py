@@ -287,10 +287,8 @@ METHODS_OF_REPLICATES = {
     "anchor": "--method r1 --alignment none --anchoring 1 --batch-size 6",
     "align": "--method r1 --alignment paper --anchoring 0 --batch-size 4",
 }
-RATES = {"slow": "3e-5", "fast": "3e-4"}  # a third and three times the rate of the others
-for _name in RATES:
-    for _method in ("kl", "r1", "seqkd"):
-        METHODS_OF_REPLICATES[f"{_method}-{_name}"] = METHODS_OF_REPLICATES[_method]
+for _method in ("kl", "r1", "seqkd"):  # at three times the rate of the others
+    METHODS_OF_REPLICATES[f"{_method}-fast"] = METHODS_OF_REPLICATES[_method]
 N_REPLICATES = 8
 _IN_REPLICATES = "--task qa --n-docs 5 --max-new-tokens 16 --dtype float32"
 _PEOPLE = (
@@ -352,7 +350,7 @@ def _trained_in(number: int, method: str) -> Row:
     """A model that is trained by one method on the teacher's answers of a replicate, and swept on its held-out
     questions."""
     name, row = f"replicate-{number}", f"replicate-{number}-{method}"
-    rate = RATES.get(method.rpartition("-")[2], "1e-4")
+    rate = "3e-4" if method.endswith("-fast") else "1e-4"
     training = (
         f"distill --model {{model}} --task qa --examples {{runs}}/{name}-train.jsonl "
         f"--responses {{runs}}/{name}-teacher {METHODS_OF_REPLICATES[method]} --limit 48 --k 2 --epochs 1 "
