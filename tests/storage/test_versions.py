@@ -97,7 +97,8 @@ def test_what_holds_no_versions_is_the_only_one(bucket, tmp_path):
 @pytest.mark.parametrize(
     "names, complaint",
     [
-        ([], "no file or folder there is named by a date or number"),
+        ([], "no file or folder begins so"),
+        (["notes.txt"], "no file or folder there is named by a date or number"),
         (["v1/x", "v2/x"], "of 2 none is complete"),
         (["train-1.jsonl", "eval-1.jsonl"], r"versions of 2 series \(eval-, train-\)"),
         (["2026-11-20.jsonl", "7.jsonl"], "dates and numbers"),

@@ -77,9 +77,8 @@ def newest(prefix: str) -> Version:
                 named = " and ".join(sorted(str(other.location) for other in same))
                 raise PosgapError(f"{prefix}: {named} are one version: remove one, or give more of its name")
             return version
-    reason = (
-        f"of {len(versions)} none is complete" if versions else "no file or folder there is named by a date or number"
-    )
+    named = "no file or folder there is named by a date or number" if names else "no file or folder begins so"
+    reason = f"of {len(versions)} none is complete" if versions else named
     raise PosgapError(f"{prefix}: no data version: {reason} ({' or '.join(COMPLETE)} completes a folder)")
 
 
