@@ -119,7 +119,7 @@ def _ruling_row(ruling: Ruling) -> dict[str, Any]:
     return ruling.model_dump(include={"estimate", "interval", "outcome"}) | {
         "asks": GATE_RULES[ruling.name].help,
         "measured": ruling.meaning,
-        "allowed": f"{ruling.claim} {ruling.threshold:g}",
+        "allowed": f"{ruling.claim} {round(ruling.threshold, 1):g}",
         "result": results[ruling.outcome],
     }
 
