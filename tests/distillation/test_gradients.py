@@ -196,3 +196,14 @@ def test_under_deepspeed_an_optimizer_without_a_loss_scale_cannot_be_scaled_but_
     assert not gradient.can_be_scaled
     taken(gradient, STEPS["summed"])
     torch.testing.assert_close(gradient.model.weight.data, -by_hand(STEPS["summed"]))
+
+
+def test_the_least_factor_is_never_a_tensor_of_the_host_beside_one_of_the_gpu(processes):
+    """Which a GPU refuses: where one group of a step has no factor yet, and the next has one."""
+    gradient = gradient_of()
+    gradient.scale(1.0)
+    assert gradient.least_factor == 1.0 and not isinstance(gradient.least_factor, Tensor)
+    gradient.scale(torch.tensor(0.5))
+    gradient.clear()
+    gradient.scale(1.0)
+    assert float(gradient.least_factor) == 0.5

@@ -51,7 +51,7 @@ class Gradient:
     def scale(self, factor: Tensor | float) -> None:
         """Multiplies what has been accumulated in this step. The host does not wait for a factor on a GPU."""
         self.factor = self.factor * factor
-        self.least_factor = torch.clamp(torch.as_tensor(self.factor), max=self.least_factor)
+        self.least_factor = _lesser(self.factor, self.least_factor)
         if self.by_deepspeed:
             return
         # A tiny factor is applied at once, before the next loss, which is divided by it, overflows.
@@ -116,3 +116,10 @@ class Gradient:
     @property
     def _zero(self) -> Any:
         return self.model.optimizer
+
+
+def _lesser(one: Tensor | float, other: Tensor | float) -> Tensor | float:
+    """The lesser of two factors. The host does not wait for one on a GPU."""
+    if isinstance(one, Tensor):
+        return torch.clamp(one, max=other)
+    return torch.clamp(other, max=one) if isinstance(other, Tensor) else min(one, other)
