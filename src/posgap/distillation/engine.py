@@ -33,6 +33,7 @@ from posgap.distillation.student import Student
 from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.foundation.interruption import deferred_termination
 from posgap.foundation.progress import track
+from posgap.models.loading import disable_cudnn_attention
 from posgap.models.memory import device_memory, is_exhaustion
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ def train(
 
     Raises `NotFinite` before the update, and `TerminationSignal` after SIGTERM, when the checkpoint is written.
     """
+    disable_cudnn_attention()
     trained = [parameter for parameter in student.model.parameters() if parameter.requires_grad]
     wrapped, optimizer = accelerator.prepare(student, adamw(trained, schedule.learning_rate))
     register_external(student.head_losses, student.head.linear)

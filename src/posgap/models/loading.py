@@ -315,7 +315,15 @@ def _require_finite(where: str, weights: Iterable[tuple[str, torch.Tensor]]) -> 
 
 def on_device(model: "PreTrainedModel", device: torch.device | str) -> "PreTrainedModel":
     """The model, moved."""
+    if torch.device(device).type == "cuda":
+        disable_cudnn_attention()
     return model.to(device)  # type: ignore[arg-type]  # mypy misreads transformers' decorated `to`
+
+
+def disable_cudnn_attention() -> None:
+    """Has torch take its other kernels in this process. cuDNN plans each shape anew, which took an H200 150 ms: a token
+    that is written is a new shape, and so is each length of a prompt."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def model_folder(path: str, weights: bool = True) -> Path:
