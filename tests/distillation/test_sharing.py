@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from accelerate import Accelerator
-from flash_attention import stand_in
+from flash_attention import flash_attn_varlen_func, stand_in
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
@@ -124,8 +124,16 @@ def same(one_by_one, together) -> bool:
     return torch.stack([(a - b).norm() for a, b in zip(one_by_one, together)]).norm() < 1e-6 * norm
 
 
+def by_formula(query, key, value, *layout, scale, window_size, enable_gqa):
+    """Stands for torch's flash kernel, which a GPU has: the last query is that of the last key."""
+    return flash_attn_varlen_func(query, key, value, *layout, softmax_scale=scale, window_size=window_size)
+
+
 @pytest.mark.parametrize("family", SHARING)
-def test_sharing_changes_no_gradient(family, collate, tmp_path):
+def test_sharing_changes_no_gradient(family, collate, tmp_path, monkeypatch):
+    if "FlashAttention" in family:
+        monkeypatch.setattr(branches_module, "_has_flash", lambda query, value: True)
+        monkeypatch.setattr(branches_module, "varlen_attn", by_formula)
     objective = R1([(1,)] * 4, "paper", 1.0)
     student = student_of(SHARING[family](), objective, collate, tmp_path)
     rows = objective.draw_prompts(DRAWS)
@@ -136,6 +144,28 @@ def test_sharing_changes_no_gradient(family, collate, tmp_path):
         figures, gradients, loop = step(student, objective, collate, 8192, rows, shares)
     assert loop.shares_prefixes and student.tokens[True] < read
     assert figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
+
+
+def test_torch_s_flash_kernel_takes_branches_as_they_are_given(monkeypatch):
+    """Its own checks, and the shapes of what it returns, forwards and backwards: a kernel is on a GPU alone."""
+    monkeypatch.setattr(branches_module, "_has_flash", lambda query, value: True)
+    _, _, branches = pack_shared_prefixes([[[1, 2, 3, 4], [1, 2, 5, 6, 7]]], [[1, 1]])
+    tensors = [torch.empty(1, heads, 7, 8, dtype=torch.bfloat16, device="meta") for heads in (4, 2, 2)]
+    query, key, value = (each.requires_grad_() for each in tensors)
+    out = branches_module._over_branches(query, key, value, branches, sliding_window=3, scaling=0.5)
+    out.sum().backward()
+    assert out.shape == (1, 7, 4, 8) and query.grad.shape == query.shape and key.grad.shape == key.shape
+    columns = [column for _, path in branches for span in path for column in range(*span)]
+    layout = branches.flash_layout(torch.device("cpu"))  # which is made once, wherever
+    assert layout is branches.flash_layout(query.device) and layout.columns.shape == (len(columns),)
+
+
+def test_a_flash_layout_has_every_path_and_its_ends():
+    _, _, branches = pack_shared_prefixes([[[1, 2, 3, 4], [1, 2, 5, 6, 7]], [[8, 9]]], [[1, 1], [1]])
+    columns, queries, keys, most_queries, most_keys = branches.flash_layout(torch.device("cpu"))
+    assert columns.tolist() == [0, 1, 2, 3, 0, 1, 4, 5, 6, 7, 8]
+    assert queries.tolist() == [0, 4, 7, 9] and keys.tolist() == [0, 4, 9, 11]
+    assert (most_queries, most_keys) == (4, 5)
 
 
 @pytest.mark.parametrize("method", ["paper", "none", "last", "cross entropy", "checkpointing"])

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
 from posgap.models.memory import is_exhaustion
@@ -33,10 +34,35 @@ class Branch(NamedTuple):
     path: tuple[Span, ...]
 
 
+class FlashLayout(NamedTuple):
+    """Branches as a flash kernel takes them: the `columns [T]` of all paths, one behind the other, and where each
+    branch's queries and keys end, `[N + 1]` from 0 on, with the most of either."""
+
+    columns: Tensor
+    query_ends: Tensor
+    key_ends: Tensor
+    most_queries: int
+    most_keys: int
+
+
 class Branches(tuple[Branch, ...]):
     """The prompts of a sequence, which cover it; `layers` counts the calls of attention that were given them."""
 
     layers = 0
+    _flash_layout: FlashLayout | None = None
+
+    def flash_layout(self, device: torch.device) -> FlashLayout:
+        """The layout on a device, made once for all layers; the host does not wait for the copies."""
+        if self._flash_layout is None:
+            columns = np.concatenate([np.arange(start, end) for _, path in self for start, end in path])
+            queries, keys = [0], [0]
+            for (start, end), path in self:
+                queries.append(end - start)
+                keys.append(sum(end - start for start, end in path))
+            ends = [torch.tensor(np.cumsum(counts), dtype=torch.int32) for counts in (queries, keys)]
+            tensors = [each.to(device, non_blocking=True) for each in (torch.tensor(columns), *ends)]
+            self._flash_layout = FlashLayout(*tensors, max(queries), max(keys))
+        return self._flash_layout
 
 
 class Layout(NamedTuple):
@@ -88,44 +114,44 @@ def _beginning(path: Sequence[Span], n: int) -> Iterator[Span]:
 # Attention
 
 
-def _over_branches(
-    attention: Callable[..., Any],
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    branches: Branches,
-    masked: bool,
-    **options: Any,
-) -> Tensor:
-    """Attention `[1, S, H, D]` of `query [1, H, S, D]`: of each branch's own tokens over its whole path.
+def _has_flash(query: Tensor, value: Tensor) -> bool:
+    """Whether torch has a flash kernel for such tensors, which takes 16 bits and up to 256 numbers a head."""
+    is_known = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] == value.shape[-1] <= 256
+    return query.is_cuda and is_known and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
-    Where a kernel is `masked`, it takes queries to be those of the first keys unless a mask says otherwise.
-    """
+
+def _over_branches(query: Tensor, key: Tensor, value: Tensor, branches: Branches, **options: Any) -> Tensor:
+    """Attention `[1, S, H, D]` of `query [1, H, S, D]`: of each branch's own tokens over its whole path."""
     branches.layers += 1
-    window = options.get("sliding_window")
+    window, scale = options.get("sliding_window"), options.get("scaling")
+    if _has_flash(query, value):
+        layout = branches.flash_layout(query.device)
+        read = [each[0].transpose(0, 1).index_select(0, layout.columns) for each in (key, value)]
+        left = window - 1 if window else -1
+        queries = query[0].transpose(0, 1)
+        return varlen_attn(queries, *read, *layout[1:], scale=scale, window_size=(left, 0), enable_gqa=True)[None]
     outputs = []
     for (_, path), own in zip(branches, query.split([end - start for (start, end), _ in branches], 2)):
         keys, values = (torch.cat([each[:, :, start:end] for start, end in path], 2) for each in (key, value))
-        length = keys.shape[2]
-        last = length - own.shape[2]  # so many tokens stand in front of its own
-        if not masked or not (last or (window and window < length)):
-            outputs.append(attention(module, own, keys, values, None, **options)[0])
-            continue
+        last = keys.shape[2] - own.shape[2]  # so many tokens stand in front of its own
         if (groups := query.shape[1] // keys.shape[1]) > 1:  # once, rather than for each run of queries
             keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-        for queries in own.split(QUERIES_AT_ONCE, 2):
+        # A prompt that shares nothing needs no mask.
+        plain = not last and not (window and window < keys.shape[2])
+        for queries in [own] if plain else own.split(QUERIES_AT_ONCE, 2):
             first, last = last, last + queries.shape[2]
-            mask = torch.ones(last - first, last, dtype=torch.bool, device=query.device).tril(first)
-            if window:
-                mask = mask.triu(first - window + 1)
+            mask = None
+            if not plain:
+                mask = torch.ones(last - first, last, dtype=torch.bool, device=query.device).tril(first)
+                if window:
+                    mask = mask.triu(first - window + 1)
             read = keys[:, :, :last], values[:, :, :last]
-            out = F.scaled_dot_product_attention(queries, *read, attn_mask=mask, scale=options.get("scaling"))
+            out = F.scaled_dot_product_attention(queries, *read, attn_mask=mask, is_causal=plain, scale=scale)
             outputs.append(out.transpose(1, 2))
     return torch.cat(outputs, 1)
 
 
-def _knowing_branches(attention: Callable[..., Any], masked: bool) -> Callable[..., Any]:
+def _knowing_branches(attention: Callable[..., Any]) -> Callable[..., Any]:
     def forward(
         module: nn.Module,
         query: Tensor,
@@ -138,13 +164,9 @@ def _knowing_branches(attention: Callable[..., Any], masked: bool) -> Callable[.
     ) -> tuple[Tensor, Any]:
         if branches is None:
             return attention(module, query, key, value, attention_mask, *more, **options)
-        options.pop("position_ids", None)  # in which FlashAttention would look for prompts of its own
-        return _over_branches(attention, module, query, key, value, branches, masked, **options), None
+        return _over_branches(query, key, value, branches, **options), None
 
     return forward
-
-
-_MASKED = {"sdpa": True, "flash_attention_2": False}
 
 
 @contextmanager
@@ -159,14 +181,14 @@ def attention_over_branches(model: PreTrainedModel) -> Iterator[bool]:
     kinds = set(getattr(config, "layer_types", None) or ())
     is_recurrent = getattr(model, "_is_stateful", False) or kinds - {"full_attention", "sliding_attention"}
     name = str(model.config._attn_implementation)
-    if name not in _MASKED or is_recurrent or RopeLengths.from_config(model.config):
+    if name not in ("sdpa", "flash_attention_2") or is_recurrent or RopeLengths.from_config(model.config):
         yield False
         return
     # A name of ours, for this model alone, would not do: FlashAttention looks up its kernel by the config's name, and
     # checkpointed layers are computed again in the backward pass, outside a block around a forward pass. So it is the
     # name's function that is exchanged; without `branches` it is what it was.
     attention = AttentionInterface()[name]
-    AttentionInterface.register(name, _knowing_branches(attention, _MASKED[name]))
+    AttentionInterface.register(name, _knowing_branches(attention))
     try:
         yield True
     finally:
