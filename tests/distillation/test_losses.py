@@ -60,6 +60,15 @@ def test_cross_entropy_is_minus_the_log_of_the_target_s_probability():
     assert token_cross_entropy(targets, q).tolist() == pytest.approx(expected, rel=1e-5)
 
 
+def test_on_a_gpu_logits_of_sixteen_bits_are_float32(monkeypatch):
+    """By a product that only a GPU has; a tensor without numbers has its checks."""
+    monkeypatch.setattr(head_module, "_is_on_gpu", lambda tensor: True)
+    states = torch.empty(3, 4, dtype=torch.bfloat16, device="meta")
+    for bias in (False, True):
+        logits = Head(nn.Linear(4, 50, bias, dtype=torch.bfloat16, device="meta")).project(states)
+        assert logits.shape == (3, 50) and logits.dtype == torch.float32
+
+
 DTYPES = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 0.02}
 
 

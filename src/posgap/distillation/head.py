@@ -24,8 +24,8 @@ _FACTORS: dict[str, Callable[[Any], float]] = {
 }
 # The names of soft caps in the configurations of Gemma and NanoChat, RecurrentGemma, and xLSTM.
 _SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
-# Numbers of a product that are held at once: 32 MiB in float32.
-NUMBERS_AT_ONCE = 1 << 23
+# Numbers of a product that are held at once: 32 MiB in float32, and 256 MiB on a GPU, where parts are launches.
+NUMBERS_AT_ONCE, ON_A_GPU = 1 << 23, 8
 
 
 class Head:
@@ -69,8 +69,11 @@ class Head:
 
     def project(self, states: Tensor) -> Tensor:
         """The linear layer's outputs `[M, V]`."""
-        bias, parts = self.linear.bias, []
-        for rows, of in _slices(self.linear.weight):
+        weight, bias, parts = self.linear.weight, self.linear.bias, []
+        if _is_on_gpu(weight) and states.dtype == weight.dtype and weight.dtype.itemsize == 2:
+            outputs = torch.mm(states, weight.T, out_dtype=torch.float32)  # in which products of 16 bits are exact
+            return outputs if bias is None else outputs + bias
+        for rows, of in _slices(weight):
             parts.append(F.linear(states.to(of.dtype), of, None if bias is None else bias[rows].to(of.dtype)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
@@ -143,7 +146,7 @@ class _Losses(torch.autograd.Function):
 
 def _chunks(hidden: Tensor, head: Head) -> Iterator[slice]:
     """The chunks of tokens whose logits are held at once."""
-    size = max(1, NUMBERS_AT_ONCE // head.linear.out_features)
+    size = max(1, _numbers_at_once(hidden) // head.linear.out_features)
     for start in range(0, len(hidden), size):
         yield slice(start, start + size)
 
@@ -154,9 +157,17 @@ def _slices(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
     if precise == weight.dtype:
         yield slice(None), weight
         return
-    size = max(1, NUMBERS_AT_ONCE // weight.shape[1])
+    size = max(1, _numbers_at_once(weight) // weight.shape[1])
     for start in range(0, len(weight), size):
         yield slice(start, start + size), weight[start : start + size].to(precise)
+
+
+def _numbers_at_once(tensor: Tensor) -> int:
+    return NUMBERS_AT_ONCE * (ON_A_GPU if _is_on_gpu(tensor) else 1)
+
+
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def add_gradients_in_place(model: PreTrainedModel, head: Head) -> None:
