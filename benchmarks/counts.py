@@ -205,10 +205,9 @@ def count_step(
 ) -> dict[str, dict[str, int]]:
     """Both sides of steps of R1, `rows` prompts at a time, as counts of one step; the teacher's pass is in it. Both
     must have the same losses."""
-    options = SimpleNamespace(
-        device="cpu", dtype=dtype, vocabulary=2000, prompt_tokens=prompt_tokens, response_tokens=20, width=64,
-        feed_forward=128, layers=layers, heads=4, kv_heads=2, examples=examples, k=4, epochs=1, batch_size=4,
-        micro_batch_size=rows, own_micro_batch_size=0, threads=1, gradient_checkpointing=False,
+    options = distill_step.set_options(
+        device="cpu", dtype=dtype, vocabulary=2000, prompt_tokens=prompt_tokens, response_tokens=20, feed_forward=128,
+        layers=layers, examples=examples, epochs=1, batch_size=4, micro_batch_size=rows,
     )  # fmt: skip
     found, losses, setting = {}, {}, distill_step.setting
     for name, side in (("theirs", distill_step.theirs), ("ours", distill_step.ours)):

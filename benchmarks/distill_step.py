@@ -43,6 +43,7 @@ from posgap.distillation.optimizers import MAX_GRAD_NORM
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.foundation.tables import markdown
+from posgap.models.loading import on_device
 from posgap.tasks.responses import Response
 
 N_DOCS, BEST = 20, (1,)
@@ -83,20 +84,19 @@ class RandomPrompts:
 def setting(options) -> tuple[LlamaForCausalLM, Collator, R1, list]:
     """Model, prompts, objective and steps: the same for both sides."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=options.vocabulary,
-            hidden_size=options.width,
-            intermediate_size=options.feed_forward or 3 * options.width,
-            num_hidden_layers=options.layers,
-            num_attention_heads=options.heads,
-            num_key_value_heads=options.kv_heads,
-            max_position_embeddings=2 * options.prompt_tokens,
-            tie_word_embeddings=False,
-            dtype=DTYPES[options.dtype],
-            use_cache=False,
-        )
-    ).to(options.device, DTYPES[options.dtype])
+    config = LlamaConfig(
+        vocab_size=options.vocabulary,
+        hidden_size=options.width,
+        intermediate_size=options.feed_forward or 3 * options.width,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.heads,
+        num_key_value_heads=options.kv_heads,
+        max_position_embeddings=2 * options.prompt_tokens,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
+    with torch.device(options.device):
+        model = LlamaForCausalLM(config).to(DTYPES[options.dtype])
     if options.lora_rank:
         add_adapters(model, options.lora_rank)
     rng = torch.Generator().manual_seed(1)
@@ -128,6 +128,7 @@ def ours(options) -> Steps:
         model.activation_checkpointing_enable({"use_reentrant": False})
     with tempfile.TemporaryDirectory() as folder:
         started = clock(options)
+        on_device(model, options.device)
         teacher = Teacher(TeacherStates(Path(folder), {}), frozen_head(model, False, options.device), collate)
         student = Student(model, objective, teacher)
         rows = options.own_micro_batch_size or options.micro_batch_size
@@ -188,6 +189,9 @@ SIDES = {"ours": ours, "theirs": theirs}
 def measure(side: str, options) -> dict:
     """Runs one side in this process."""
     torch.set_num_threads(options.threads)
+    if options.device == "cuda":  # which loads and chooses kernels at the first step
+        SIDES[side](argparse.Namespace(**vars(options) | {"examples": 1}))
+        torch.cuda.reset_peak_memory_stats()
     steps = SIDES[side](options)
     if options.device == "cuda":
         torch.cuda.synchronize()
@@ -231,7 +235,7 @@ FLAGS = ("gradient_checkpointing", "quick", "write", "side", "small_vocabulary")
 QUICK = {"examples": 1, "epochs": 1, "batch_size": 1, "k": 2}
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one step of one example: under a minute on two cores")
     parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
@@ -247,6 +251,18 @@ def main() -> None:
         "threads": 1, "lora-rank": 0,
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
+    return parser
+
+
+def set_options(**given) -> argparse.Namespace:
+    """The options of this script, for another: its defaults, but for what is given."""
+    parser = make_parser()
+    parser.set_defaults(**given)
+    return parser.parse_args([])
+
+
+def main() -> None:
+    parser = make_parser()
     chosen, _ = parser.parse_known_args()
     if chosen.quick:
         parser.set_defaults(**QUICK)

@@ -32,7 +32,6 @@ import subprocess
 import sys
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import distill_step
@@ -99,10 +98,9 @@ def run(name: str, part: Part, is_quick: bool) -> dict:
 
 def measure_memory(is_quick: bool) -> dict:
     """Trains a random model in float32, and returns the peak in GiB beside the planner's."""
-    options = SimpleNamespace(
-        device="cuda" if torch.cuda.is_available() else "cpu", dtype="float32", vocabulary=32000, prompt_tokens=2000,
-        response_tokens=40, width=1024, feed_forward=4096, layers=12, heads=16, kv_heads=8, examples=8, k=4, epochs=1,
-        batch_size=4, micro_batch_size=4, own_micro_batch_size=0, threads=1, gradient_checkpointing=False,
+    options = distill_step.set_options(
+        vocabulary=32000, prompt_tokens=2000, response_tokens=40, width=1024, feed_forward=4096, layers=12, heads=16,
+        kv_heads=8, examples=8, epochs=1, batch_size=4, micro_batch_size=4,
     )  # fmt: skip
     if is_quick:
         vars(options).update(vocabulary=500, prompt_tokens=200, width=64, feed_forward=128, layers=2, heads=4)

@@ -51,7 +51,7 @@ from posgap.foundation.tables import markdown
 from posgap.generation.generator import Sampling
 from posgap.generation.setup import prompt_builder
 from posgap.generation.transformers import TransformersGenerator
-from posgap.mitigations.in_force import load_model
+from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.tasks.examples import KVExample
 from posgap.tasks.prompts import Prompt
@@ -74,20 +74,20 @@ def words(vocabulary: int) -> PreTrainedTokenizerFast:
 
 def llama(options) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=options.vocabulary,
-            hidden_size=options.width,
-            intermediate_size=3 * options.width,
-            num_hidden_layers=options.layers,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            max_position_embeddings=8192,
-            initializer_range=0.2,
-            eos_token_id=2,
-            pad_token_id=0,
-        )
-    ).to(options.device, getattr(torch, options.dtype)).eval()  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=options.vocabulary,
+        hidden_size=options.width,
+        intermediate_size=3 * options.width,
+        num_hidden_layers=options.layers,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+        initializer_range=0.2,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    with torch.device(options.device):
+        return LlamaForCausalLM(config).to(getattr(torch, options.dtype)).eval()
 
 
 def groups(options, n_docs: int, tokenizer: PreTrainedTokenizerFast) -> list[list[Prompt]]:
@@ -210,6 +210,7 @@ def take_turns(sides: Mapping, device: str) -> tuple[dict, dict]:
     spent, answers = {side: Spent(0, 0) for side in sides}, {side: {} for side in sides}
     while sides:
         side = min(sides, key=lambda side: len(answers[side]))
+        torch.backends.cuda.enable_cudnn_sdp(side is theirs)  # as it is where nobody loads a model by posgap
         started = Spent.now(device)
         answer = next(sides[side], None)
         ended = Spent.now(device)
@@ -256,6 +257,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
     parser.add_argument("--model", default="", help="name in real_models.py, or folder; else random weights")
     parser.add_argument("--positions", default="", help="of --model: which, like 1,5,10; all where it is left out")
+    parser.add_argument("--scaled", action="store_true", help="RoPE factors from 1 to 1.5 over the layers")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     for name, default in {
@@ -278,6 +280,9 @@ def main() -> None:
         tokenizer = load_tokenizer(options.model)
     else:
         model, tokenizer = llama(options), words(options.vocabulary)
+    if options.scaled:
+        count = model.config.num_hidden_layers
+        scale_model(model, [1 + number / (2 * count) for number in range(count)])
     most = max(len(prompt.token_ids) for prompt in asked(tokenizer, options.n_docs, options)[0])
     served = Vllm(model, tokenizer, most + options.new_tokens, options) if importlib.util.find_spec("vllm") else None
     figures, row = compare(model, tokenizer, options.n_docs, served, options)
