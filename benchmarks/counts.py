@@ -8,15 +8,14 @@ a factor. Counted are
 
 - forward passes of the model, their rows and tokens, those with a mask, and those that write one token;
 - operations that a GPU is told to do (views are none), and the bytes that such copy (`cat`, `index`, `copy_`, ...);
+- shapes of attention: rows, tokens and the keys behind them, each of which cuDNN plans when it is new;
 - reads, of a number or of places that are not zero, for which the host waits until the GPU is done. What works on the
   host before anything is copied (`ON_HOST`) is not counted.
 
-From these seconds are predicted for a model that is larger: arithmetic at the card's rate, so many microseconds an
-operation, and so many milliseconds a layer of a pass with a mask, for which no flash kernel runs. The three are fitted
-to what an H100 took on 27 November 2026 (`SEEN`), before posgap left masks and shared beginnings out: microseconds
-by plain `generate` at 32 and 96 rows, the others by least squares. What has no mask is hit within a quarter; the old
-sweeps are not, since half of the work took a quarter of the time there, which no count explains (0.65 to 1.8 times).
-The last line is JSON.
+From these seconds are predicted for a model that is larger: arithmetic of what is read at the card's rate, a layer's
+launches for each pass that writes a token, and a plan for each shape. The three are what an H200 took for each alone on
+28 November 2026, and hit all that an H100 and an H200 took (`SEEN`) within a quarter. posgap leaves cuDNN out, so that
+it has no plans. The last line is JSON.
 """
 
 import argparse
@@ -45,14 +44,6 @@ READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "uniqu
 ON_HOST = ("teacher_states.py", "batches.py", "objectives.py", "resumption.py")
 
 
-class Card(NamedTuple):
-    """Operations a second that a GPU reaches in bfloat16, and seconds of a launch and of a layer with a mask."""
-
-    rate: float
-    launch: float = 1e-5  # by transformers' modules, one operation after the other
-    masked: float = 2e-3
-
-
 class Model(NamedTuple):
     """A model that seconds are predicted for: parameters, layers, tokens of its prompts, and operations of each
     parameter and token, of which training has three times as many."""
@@ -64,38 +55,34 @@ class Model(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What decides the seconds: tokens that are read, not written, operations, and passes with a mask; of models of
-    `LAYERS` layers and prompts of `tokens`."""
+    """What decides the seconds: tokens that are read, of prompts of `tokens`, passes that write one, and shapes that
+    are planned."""
 
     read: float
-    operations: int
-    masked: int
     tokens: int
+    writing: int = 0
+    shapes: int = 0
 
-    def predict(self, card: Card, model: Model) -> float:
-        """Returns the seconds that a card takes, if model and prompts are those of `model`."""
-        arithmetic = model.passes * model.parameters * self.read * model.tokens / self.tokens / card.rate
-        return (
-            arithmetic
-            + model.layers / LAYERS * self.operations * card.launch
-            + model.layers * self.masked * card.masked
-        )
+    def predict(self, model: Model) -> float:
+        """Returns the seconds that an H100 or H200 takes, if model and prompts are those of `model`."""
+        arithmetic = model.passes * model.parameters * self.read * model.tokens / self.tokens / RATE
+        return arithmetic + model.layers * self.writing * WRITTEN + self.shapes * PLAN
 
 
-LAYERS = 4  # of the models that are counted
-CARDS = {"H100": Card(2.5e14), "A100": Card(0.8e14)}  # the A100's rate as their peak rates are to each other
-SWEPT, TRAINED = Model(0.94e9, 16, 3040), Model(1.24e9, 16, 3060, 6)
-# What an H100 took, and what was counted at the same commit, 19521cc9: examples at 20 positions and rows, and a step of
-# 20 rows, two at a time, of whose two the 15 s that making the model took are taken off.
+# Operations a second that these cards reach in bfloat16, and seconds of a layer of a pass that writes one token, which
+# are launches of transformers' modules, and of a plan that cuDNN makes.
+RATE, WRITTEN, PLAN = 4.5e14, 7.4e-4, 0.08
+SWEPT, TRAINED, SMALL = Model(0.94e9, 16, 3040), Model(1.24e9, 16, 3060, 6), Model(0.135e9, 30, 270)
+# What they took, of bfloat16: the H100 on 27 November 2026, the H200 the day after. Of a step the authors' alone, since
+# posgap's of then had each shape and mask planned.
 SEEN = {
-    "generate, 16 examples, 32 rows": (SWEPT, Work(64000, 29280, 0, 200), 8.27),
-    "generate, 16 examples, 96 rows": (SWEPT, Work(64000, 11712, 0, 200), 7.58),
-    "generate, 8 examples, 32 rows": (SWEPT, Work(32000, 14640, 0, 200), 3.4),
-    "posgap then, 16 examples, 32 rows": (SWEPT, Work(35264, 65214, 300, 200), 21.2),
-    "posgap then, 16 examples, 160 rows": (SWEPT, Work(35776, 32371, 136, 200), 15.0),
-    "posgap then, 8 examples, 32 rows": (SWEPT, Work(17736, 36115, 168, 200), 5.0),
-    "a step, the authors' way": (TRAINED, Work(12760, 8620, 0, 320), 4.1),
-    "a step, posgap then": (TRAINED, Work(7975, 7483, 0, 320), 2.9),
+    "H100: 16 examples at 20 positions, 32 rows": (SWEPT, Work(64000, 200, 150, 16), 8.27),
+    "H100: the same, 96 rows": (SWEPT, Work(64000, 200, 60, 32), 7.58),
+    "H100: 8 of them, 32 rows, shapes as before": (SWEPT, Work(32000, 200, 75), 3.4),
+    "H200: 32 prompts are read": (SWEPT, Work(6400, 200), 0.43),
+    "H200: 500 short ones, 24 tokens each, 100 rows": (SMALL, Work(500 * 270, 270, 115, 24), 3.83),
+    "H200: the same by posgap, shapes as before": (SMALL, Work(500 * 270, 270, 115), 3.03),
+    "H200: a step, the authors' way": (TRAINED, Work(12760, 320), 1.83),
 }
 # What is no look of posgap's within a step: transformers' at positions, what is checked once, and the other side's.
 NOT_OWN = ("student.py", "head.py", "distill_step.py", "sweep.py", "transformers.py")
@@ -108,7 +95,7 @@ class Counts(TorchDispatchMode):
     operations: int = 0
     copied_bytes: int = 0
     reads: Counter = field(default_factory=Counter)
-    passes: list[tuple[int, int, bool, bool]] = field(default_factory=list)  # rows, columns, has a mask, has a gradient
+    passes: list[tuple[int, int, int, bool]] = field(default_factory=list)  # rows, columns, keys before, has a mask
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -132,7 +119,8 @@ class Counts(TorchDispatchMode):
         def note(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
             ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
             has_mask = isinstance(kwargs.get("attention_mask"), torch.Tensor)
-            self.passes.append((*ids.shape, has_mask, torch.is_grad_enabled()))
+            before = kwargs.get("past_key_values")
+            self.passes.append((*ids.shape, before.get_seq_length() if before else 0, has_mask))
 
         model.register_forward_pre_hook(note, with_kwargs=True)
 
@@ -140,8 +128,9 @@ class Counts(TorchDispatchMode):
         """The counts by name."""
         return {
             "passes": len(self.passes),
-            "masked": sum(has_mask for _, _, has_mask, _ in self.passes),
-            "writing": sum(columns == 1 for _, columns, _, _ in self.passes),
+            "masked": sum(has_mask for *_, has_mask in self.passes),
+            "shapes": len({each[:3] for each in self.passes}),
+            "writing": sum(columns == 1 for _, columns, *_ in self.passes),
             "rows": sum(rows for rows, *_ in self.passes),
             "tokens": sum(rows * columns for rows, columns, *_ in self.passes),
             "operations": self.operations,
@@ -230,13 +219,13 @@ def count_step(
     return found
 
 
-def work_of(counted: dict[str, int], tokens: int) -> Work:
+def work_of(counted: dict[str, int], tokens: int, is_planned: bool) -> Work:
     """Returns what decides the seconds of what was counted."""
     written = counted["writing"] / counted["passes"] * counted["rows"]
-    return Work(counted["tokens"] - written, counted["operations"], counted["masked"], tokens)
+    return Work(counted["tokens"] - written, tokens, counted["writing"], counted["shapes"] if is_planned else 0)
 
 
-SWEEPS = {"16 x 20, 32 rows": (16, 20, 32), "8 x 20, 16 rows": (8, 20, 16), "32 x 5, 32 rows": (32, 5, 32)}
+SWEEPS = {"16 x 20 by 32": (16, 20, 32), "8 x 20 by 16": (8, 20, 16), "32 x 5 by 32": (32, 5, 32)}
 STEPS = {"2 rows": 2, "20 rows": 20}
 
 
@@ -246,7 +235,6 @@ def main() -> None:
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
-    rows, columns = [], ["what", "shape", "side"]
     shapes: list[tuple[str, str, Callable[[], dict[str, dict[str, int]]], Model, int]] = []
     for shape, sizes in list(SWEEPS.items())[2 if quick else 0 :]:
         shapes.append(("sweep", shape, lambda sizes=sizes: count_sweep(*sizes), SWEPT, 200))
@@ -254,17 +242,15 @@ def main() -> None:
         shapes.append(("step", shape, lambda size=size: count_step(size), TRAINED, 320))
     for what, shape, count, model, tokens in shapes:
         for side, counted in count().items():
-            work = work_of(counted, tokens)
-            seconds = {name: round(work.predict(card, model), 2) for name, card in CARDS.items()}
-            figures[f"{what}, {shape}, {side}"] = counted | {"seconds": seconds}
-            rows.append([what, shape, side, *map(str, counted.values()), json.dumps(seconds)])
-            columns = ["what", "shape", "side", *counted, "seconds predicted"]
-    print(markdown(columns, rows, left=3))
+            work = work_of(counted, tokens, side == "theirs" and what == "sweep")
+            figures[f"{what}, {shape}, {side}"] = counted | {"seconds": round(work.predict(model), 2)}
+    rows = [[*name.split(", "), *map(str, found.values())] for name, found in figures.items()]
+    print(markdown(["what", "shape", "side", *next(iter(figures.values()))], rows, left=3))
     seen = []
     for name, (model, work, seconds) in SEEN.items():
-        predicted = work.predict(CARDS["H100"], model)
-        seen.append([name, f"{seconds:.1f}", f"{predicted:.1f}", f"{predicted / seconds:.2f}"])
-    print(markdown(["seen on an H100", "seconds", "predicted", "of what was seen"], seen))
+        predicted = work.predict(model)
+        seen.append([name, f"{seconds:.2f}", f"{predicted:.2f}", f"{predicted / seconds:.2f}"])
+    print(markdown(["seen", "seconds", "predicted", "of what was seen"], seen))
     print(json.dumps(figures))
 
 

@@ -112,10 +112,8 @@ def groups(options, n_docs: int, tokenizer: PreTrainedTokenizerFast) -> list[lis
 def kv_groups(options, n_docs: int) -> list[list[Prompt]]:
     """Each example's prompts, of key-value records: `[examples][positions]`."""
     builder = prompt_builder("kv", options.model, options.new_tokens)
-    placements, made = (
-        builder.task.choose_placements(n_docs, options.positions.split(",") if options.positions else []),
-        [],
-    )
+    made, positions = [], options.positions.split(",") if options.positions else []
+    placements = builder.task.choose_placements(n_docs, positions)
     for number, row in enumerate(uuid_records(options.examples, n_docs, seed=1)):
         records = [(key[:DIGITS], value[:DIGITS]) for key, value in row["ordered_kv_records"]]
         key, value = row["key"][:DIGITS], row["value"][:DIGITS]
