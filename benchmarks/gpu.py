@@ -64,7 +64,7 @@ _SEARCH = "--layers 16 --width 1024 --prompt 2000 --batch-tokens 65536 --quick"
 _TINY_STEP = (
     "distill_step.py --quick --vocabulary 512 --prompt-tokens 128 --own-micro-batch-size 4 --small-vocabulary 0"
 )
-_TINY_SWEEP = "sweep.py --quick --width 64 --n-docs 5 --document-tokens 8 --vocabulary 500"
+_TINY_SWEEP = "sweep.py --quick --width 256 --n-docs 5 --document-tokens 8 --vocabulary 500"
 PARTS = {
     "step": Part(3, _STEP, _TINY_STEP),
     "lora": Part(8, f"{_STEP} {_AS_7B}", f"{_TINY_STEP} --lora-rank 4"),
