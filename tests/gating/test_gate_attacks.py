@@ -52,7 +52,7 @@ def test_a_random_model_does_not_dethrone_a_champion(tmp_path, base):
 @pytest.mark.parametrize(
     ("options", "n_docs", "complaint"),
     [
-        ({"placements": [[1]]}, 20, "1 placements, and the gate asks for 5"),
+        ({"placements": [[1]]}, 20, "1 placement, and the gate asks for 5"),
         ({"placements": [[1], [20]]}, 20, "nothing is known between positions 1 and 20 of 20"),
         ({"placements": [[i] for i in range(1, 6)]}, 20, "nothing is known between positions 5 and 20 of 20"),
         ({"order": [0]}, 5, "1 example, and the gate asks for 100"),

@@ -138,6 +138,8 @@ def test_the_model_card_is_metadata_the_hub_reads_with_the_sweep_s_numbers():
 def test_the_title_says_model_task_and_number():
     assert SINGLE.title == "model (<base>): task kv, 50 examples"
     assert SINGLE.model_copy(update={"label": "model"}).title == "model: task kv, 50 examples"
+    of_pipeline = SINGLE.model_copy(update={"model": "runs/distill/out", "label": "r1"})
+    assert of_pipeline.title == "r1: task kv, 50 examples"
     assert SINGLE.model_copy(update={"model": "a/b-7B", "label": "b-7B", "n_examples": 1200}).title == (
         "b-7B: task kv, 1,200 examples"
     )

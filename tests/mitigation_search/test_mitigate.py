@@ -358,7 +358,7 @@ def test_a_folder_is_closed_to_loaders_that_do_not_know_what_it_has(config, tmp_
 
 def test_examples_of_the_evaluation_are_refused(config, tmp_path):
     write_examples(tmp_path / "evaluation.jsonl", [kv_example(11)])
-    with pytest.raises(PosgapError, match="1 examples are evaluation examples too"):
+    with pytest.raises(PosgapError, match="shares 1 example with the evaluation"):
         mitigate(config.model_copy(update={"exclude": tmp_path / "evaluation.jsonl"}))
 
 

@@ -257,7 +257,7 @@ def test_examples_of_the_evaluation_are_refused(capsys, config, tmp_path):
     of_equal_ids = [kv_example(20 + i).model_copy(update={"id": f"kv-{i}"}) for i in range(8)]
     write_examples(tmp_path / "eval.jsonl", found_elsewhere + of_equal_ids)
     complaint = fails(capsys, *search_words(config, "--exclude", tmp_path / "eval.jsonl", "--n-docs", 4))
-    assert "search.jsonl: 2 examples are evaluation examples too (kv-10, ...); search on other examples" in complaint
+    assert "search.jsonl: shares 2 examples with the evaluation (kv-10, ...); search on other examples" in complaint
 
 
 @pytest.mark.parametrize(

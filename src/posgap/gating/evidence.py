@@ -10,6 +10,7 @@ from pydantic import Field
 
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.files import Record, digest_of, digest_path
+from posgap.foundation.printing import format_count
 from posgap.gating.demands import Policy
 from posgap.gating.rules import GateInputs
 from posgap.measurement.comparability import align_comparable
@@ -120,7 +121,7 @@ def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
         complaints.append(f"{sweep.sample_text}, and the gate asks for {policy.least_examples}")
     least = min(policy.least_placements, sweep.n_docs)
     if len(sweep.placements) < least:
-        complaints.append(f"{len(sweep.placements)} placements, and the gate asks for {least}")
+        complaints.append(f"{format_count(len(sweep.placements), 'placement')}, and the gate asks for {least}")
     most = math.ceil(SPACING * sweep.n_docs)
     for positions in zip(*sweep.placements):  # each gold document by itself must leave no hole
         swept = sorted({1 - most, *positions, sweep.n_docs + most})

@@ -251,8 +251,11 @@ class Sweep(Record):
 
     @property
     def display_name(self) -> str:
-        """The model as a reader knows it: the last part of its name and, where it has one, the label beside it."""
+        """The model as a reader knows it: the last part of its name and, where it has one, the label beside it. A
+        pipeline calls each model's folder `out`, which is no name."""
         name = last_name(self.model)
+        if name == "out" and self.label:
+            return self.label
         return name if self.label in (name, "model") else f"{name} ({self.label})"
 
     @property

@@ -11,6 +11,7 @@ from itertools import chain
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.foundation.locations import Location
+from posgap.foundation.printing import format_count
 from posgap.tasks.examples import AnyExample, Document, KVExample, RankedExample
 
 DIGITS = 16  # hex digits of a content, 64 bits: among a million examples two agree by chance once in 37 million
@@ -108,8 +109,8 @@ def refuse_shared(examples: Iterable[AnyExample], others: Iterable[AnyExample], 
     shared = with_content_keys(examples, content_keys(others))
     if shared:
         raise PosgapError(
-            f"{where}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); {instead} on other "
-            "examples"
+            f"{where}: shares {format_count(len(shared), 'example')} with the evaluation ({shared[0].id}, ...); "
+            f"{instead} on other examples"
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.printing import format_count
 from posgap.tasks.examples import AnyExample, Document, Passage, RankedExample, documents_of
 from posgap.tasks.placements import Placement
 from posgap.tasks.retrieval import QA
@@ -75,8 +76,8 @@ def prompt_passages(example: AnyExample, n_docs: int, alone: bool = False) -> li
     kept += places[False][: n_docs - len(kept)]
     if len(kept) < n_docs:
         raise PosgapError(
-            f"example {example.id}: {len(kept)} passages can be shown, fewer than the {n_docs} documents of a prompt; "
-            f"give --n-docs {len(kept)} or less, or import with --min-docs {n_docs}"
+            f"example {example.id}: {format_count(len(kept), 'passage')} can be shown, fewer than the {n_docs} "
+            f"documents of a prompt; give --n-docs {len(kept)} or less, or import with --min-docs {n_docs}"
         )
     return [passages[place] for place in sorted(kept)]
 
