@@ -197,11 +197,8 @@ def gap_interval(correct: np.ndarray, error: float = LEVEL) -> tuple[float, floa
     that accuracy is the same everywhere. With two placements each end is wrong in half of `error` (`upper_error`).
     One placement says nothing of a gap: 0 to 100.
     """
-    placements = correct.shape[1]
-    if placements < 2:
-        return 0.0, 100.0
-    high = float(np.nanmax(pair_bounds(correct, upper_error(placements, error))))
-    if flatness_p(correct) >= error:
+    placements, high = correct.shape[1], gap_upper_end(correct, error)
+    if placements < 2 or flatness_p(correct) >= error:
         return 0.0, high
     return gap_lower_bound(correct, error / (placements * (placements - 1))), high
 
