@@ -148,13 +148,18 @@ def test_sharing_changes_no_gradient(family, collate, tmp_path, monkeypatch):
 
 def test_torch_s_flash_kernel_takes_branches_as_they_are_given(monkeypatch):
     """Its own checks, and the shapes of what it returns, forwards and backwards: a kernel is on a GPU alone."""
-    monkeypatch.setattr(branches_module, "_has_flash", lambda query, value: True)
     _, _, branches = pack_shared_prefixes([[[1, 2, 3, 4], [1, 2, 5, 6, 7]]], [[1, 1]])
     tensors = [torch.empty(1, heads, 7, 8, dtype=torch.bfloat16, device="meta") for heads in (4, 2, 2)]
     query, key, value = (each.requires_grad_() for each in tensors)
-    out = branches_module._over_branches(query, key, value, branches, sliding_window=3, scaling=0.5)
+    out = branches_module._by_flash(query, key, value, branches, 3, 0.5)
     out.sum().backward()
     assert out.shape == (1, 7, 4, 8) and query.grad.shape == query.shape and key.grad.shape == key.shape
+    seen = []
+    monkeypatch.setattr(branches_module, "_has_flash", lambda query, value: seen.append({query.dtype, value.dtype}))
+    tensors = [torch.zeros(1, 4, 7, 8) for _ in range(3)]
+    with torch.autocast("cpu", torch.bfloat16):  # where parameters are float32, rotated queries are
+        assert branches_module._over_branches(*tensors, branches).dtype == torch.bfloat16
+    assert seen == [{torch.bfloat16}]
     columns = [column for _, path in branches for span in path for column in range(*span)]
     layout = branches.flash_layout(torch.device("cpu"))  # which is made once, wherever
     assert layout is branches.flash_layout(query.device) and layout.columns.shape == (len(columns),)

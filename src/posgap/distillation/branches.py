@@ -120,16 +120,27 @@ def _has_flash(query: Tensor, value: Tensor) -> bool:
     return query.is_cuda and is_known and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
+def _by_flash(
+    query: Tensor, key: Tensor, value: Tensor, branches: Branches, window: int | None, scale: float | None
+) -> Tensor:
+    """`_over_branches` by one kernel, which takes a branch's last query to be that of its last key."""
+    layout = branches.flash_layout(query.device)
+    read = [each[0].transpose(0, 1).index_select(0, layout.columns) for each in (key, value)]
+    seen = (window - 1 if window else -1, 0)  # so many keys to the left of a query's own, and none to the right
+    return varlen_attn(query[0].transpose(0, 1), *read, *layout[1:], scale=scale, window_size=seen, enable_gqa=True)[
+        None
+    ]
+
+
 def _over_branches(query: Tensor, key: Tensor, value: Tensor, branches: Branches, **options: Any) -> Tensor:
     """Attention `[1, S, H, D]` of `query [1, H, S, D]`: of each branch's own tokens over its whole path."""
     branches.layers += 1
     window, scale = options.get("sliding_window"), options.get("scaling")
+    if torch.is_autocast_enabled(query.device.type):  # as torch's own attention does
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (each.to(dtype) for each in (query, key, value))
     if _has_flash(query, value):
-        layout = branches.flash_layout(query.device)
-        read = [each[0].transpose(0, 1).index_select(0, layout.columns) for each in (key, value)]
-        left = window - 1 if window else -1
-        queries = query[0].transpose(0, 1)
-        return varlen_attn(queries, *read, *layout[1:], scale=scale, window_size=(left, 0), enable_gqa=True)[None]
+        return _by_flash(query, key, value, branches, window, scale)
     outputs = []
     for (_, path), own in zip(branches, query.split([end - start for (start, end), _ in branches], 2)):
         keys, values = (torch.cat([each[:, :, start:end] for start, end in path], 2) for each in (key, value))
