@@ -10,7 +10,7 @@ checkpointed, and where the model's parameters are spread over processes.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -54,14 +54,19 @@ class Branches(tuple[Branch, ...]):
     def flash_layout(self, device: torch.device) -> FlashLayout:
         """The layout on a device, made once for all layers; the host does not wait for the copies."""
         if self._flash_layout is None:
-            columns = np.concatenate([np.arange(start, end) for _, path in self for start, end in path])
+            columns: list[np.ndarray] = []
             queries, keys = [0], [0]
             for (start, end), path in self:
+                columns += [np.arange(*span) for span in path]
                 queries.append(end - start)
                 keys.append(sum(end - start for start, end in path))
-            ends = [torch.tensor(np.cumsum(counts), dtype=torch.int32) for counts in (queries, keys)]
-            tensors = [each.to(device, non_blocking=True) for each in (torch.tensor(columns), *ends)]
-            self._flash_layout = FlashLayout(*tensors, max(queries), max(keys))
+            self._flash_layout = FlashLayout(
+                torch.from_numpy(np.concatenate(columns)).to(device, non_blocking=True),
+                torch.tensor(np.cumsum(queries), dtype=torch.int32).to(device, non_blocking=True),
+                torch.tensor(np.cumsum(keys), dtype=torch.int32).to(device, non_blocking=True),
+                max(queries),
+                max(keys),
+            )
         return self._flash_layout
 
 
@@ -124,12 +129,22 @@ def _by_flash(
     query: Tensor, key: Tensor, value: Tensor, branches: Branches, window: int | None, scale: float | None
 ) -> Tensor:
     """`_over_branches` by one kernel, which takes a branch's last query to be that of its last key."""
-    layout = branches.flash_layout(query.device)
-    read = [each[0].transpose(0, 1).index_select(0, layout.columns) for each in (key, value)]
-    seen = (window - 1 if window else -1, 0)  # so many keys to the left of a query's own, and none to the right
-    return varlen_attn(query[0].transpose(0, 1), *read, *layout[1:], scale=scale, window_size=seen, enable_gqa=True)[
-        None
-    ]
+    columns, query_ends, key_ends, most_queries, most_keys = branches.flash_layout(query.device)
+    queries = query[0].transpose(0, 1)
+    keys, values = (each[0].transpose(0, 1).index_select(0, columns) for each in (key, value))
+    read = varlen_attn(
+        queries,
+        keys,
+        values,
+        query_ends,
+        key_ends,
+        most_queries,
+        most_keys,
+        scale=scale,
+        window_size=(window - 1 if window else -1, 0),  # keys to the left of a query's own, and to its right
+        enable_gqa=True,
+    )
+    return cast(Tensor, read)[None]
 
 
 def _over_branches(query: Tensor, key: Tensor, value: Tensor, branches: Branches, **options: Any) -> Tensor:
