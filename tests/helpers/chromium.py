@@ -100,13 +100,20 @@ class Page:
         self.js("new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 30))")
 
     def click(self, selector: str) -> None:
-        """Clicks the middle of the first element that a selector finds, as a mouse does."""
-        box = (
-            f"(() => {{ const box = (({selector!r}.startsWith('js:') ? eval({selector!r}.slice(3)) : "
-            f"document.querySelector({selector!r}))); box.scrollIntoView({{block: 'nearest'}}); "
-            "const r = box.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+        """Clicks the middle of the first element that a selector finds, as a mouse does, once it lies still and on top:
+        a page that is still being laid out moves it away from the mouse."""
+        find = selector.removeprefix("js:") if selector.startswith("js:") else f"document.querySelector({selector!r})"
+        middle = (
+            f"(() => {{ const box = {find}; box.scrollIntoView({{ block: 'nearest' }}); "
+            "const r = box.getBoundingClientRect(), x = r.x + r.width / 2, y = r.y + r.height / 2; "
+            "return [x, y, box.contains(document.elementFromPoint(x, y))]; })()"
         )
-        x, y = self.js(box)
+        before, until = None, time.monotonic() + TIMEOUT
+        while (seen := self.js(middle)) != before or not seen[2]:
+            assert time.monotonic() < until, f"does not lie still and on top: {selector}"
+            before = seen
+            self.await_inflight()
+        x, y, _ = seen
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
         self.await_inflight()
