@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from fnmatch import fnmatch
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -287,8 +288,9 @@ METHODS_OF_REPLICATES = {
     "anchor": "--method r1 --alignment none --anchoring 1 --batch-size 6",
     "align": "--method r1 --alignment paper --anchoring 0 --batch-size 4",
 }
-for _method in ("kl", "r1", "seqkd"):  # at three times the rate of the others
-    METHODS_OF_REPLICATES[f"{_method}-fast"] = METHODS_OF_REPLICATES[_method]
+RATES = {"fast": "3e-4", "slow": "3e-5"}  # three times the rate of the others, and a third of it
+for _method, _rate in product(("kl", "r1", "seqkd"), RATES):
+    METHODS_OF_REPLICATES[f"{_method}-{_rate}"] = METHODS_OF_REPLICATES[_method]
 N_REPLICATES = 8
 _IN_REPLICATES = "--task qa --n-docs 5 --max-new-tokens 16 --dtype float32"
 _PEOPLE = (
@@ -350,7 +352,7 @@ def _trained_in(number: int, method: str) -> Row:
     """A model that is trained by one method on the teacher's answers of a replicate, and swept on its held-out
     questions."""
     name, row = f"replicate-{number}", f"replicate-{number}-{method}"
-    rate = "3e-4" if method.endswith("-fast") else "1e-4"
+    rate = RATES.get(method.partition("-")[2], "1e-4")
     training = (
         f"distill --model {{model}} --task qa --examples {{runs}}/{name}-train.jsonl "
         f"--responses {{runs}}/{name}-teacher {METHODS_OF_REPLICATES[method]} --limit 48 --k 2 --epochs 1 "
