@@ -159,7 +159,7 @@ def test_a_check_of_few_positions_shows_nothing(tmp_path, positions):
         (policy := tmp_path / "policy.yaml").write_text("min_worst: 1\n")
         options = ["--positions", positions, "--limit", 3, "--policy", policy]
         assert check(endpoint, tmp_path / "out", *options) == 7
-    assert any("placements" in words for words in read_json(tmp_path / "out" / "check.json")["evidence_gaps"])
+    assert any("placement" in words for words in read_json(tmp_path / "out" / "check.json")["evidence_gaps"])
 
 
 def test_a_curve_as_text_names_best_and_worst_and_stays_short(tmp_path):
