@@ -192,8 +192,7 @@ def count_sweep(
 def count_step(
     rows: int, examples: int = 8, prompt_tokens: int = 300, layers: int = 4, dtype: str = "bfloat16"
 ) -> dict[str, dict[str, int]]:
-    """Both sides of steps of R1, `rows` prompts at a time, as counts of one step; the teacher's pass is in it. Both
-    must have the same losses."""
+    """Both sides of steps of R1, `rows` prompts at a time and with equal losses, as counts of one step."""
     options = distill_step.set_options(
         device="cpu", dtype=dtype, vocabulary=2000, prompt_tokens=prompt_tokens, response_tokens=20, feed_forward=128,
         layers=layers, examples=examples, epochs=1, batch_size=4, micro_batch_size=rows,

@@ -297,9 +297,6 @@ of an example in every epoch, logits and log-softmax over whole prompts. "Ours" 
 {table}
 
 `{json}`
-
-TRL's DistillationTrainer is not beside it: it samples its completions from the student (on-policy) and reads one prompt
-column, so that it cannot train on a response given under another prompt.
 """
 
 if __name__ == "__main__":
