@@ -159,7 +159,9 @@ def test_a_check_of_few_positions_shows_nothing(tmp_path, positions):
         (policy := tmp_path / "policy.yaml").write_text("min_worst: 1\n")
         options = ["--positions", positions, "--limit", 3, "--policy", policy]
         assert check(endpoint, tmp_path / "out", *options) == 7
-    assert any("placement" in words for words in read_json(tmp_path / "out" / "check.json")["evidence_gaps"])
+    swept = "1 placement" if positions == "1" else "2 placements"
+    gaps = read_json(tmp_path / "out" / "check.json")["evidence_gaps"]
+    assert f"{swept}, and the gate asks for 5" in gaps
 
 
 def test_a_curve_as_text_names_best_and_worst_and_stays_short(tmp_path):

@@ -162,17 +162,17 @@ def _over_branches(query: Tensor, key: Tensor, value: Tensor, branches: Branches
         last = keys.shape[2] - own.shape[2]  # so many tokens stand in front of its own
         if (groups := query.shape[1] // keys.shape[1]) > 1:  # once, rather than for each run of queries
             keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-        # A prompt that shares nothing needs no mask.
-        plain = not last and not (window and window < keys.shape[2])
-        for queries in [own] if plain else own.split(QUERIES_AT_ONCE, 2):
+        if not last and not (window and window < keys.shape[2]):  # what shares nothing needs no mask
+            out = F.scaled_dot_product_attention(own, keys, values, is_causal=True, scale=scale)
+            outputs.append(out.transpose(1, 2))
+            continue
+        for queries in own.split(QUERIES_AT_ONCE, 2):
             first, last = last, last + queries.shape[2]
-            mask = None
-            if not plain:
-                mask = torch.ones(last - first, last, dtype=torch.bool, device=query.device).tril(first)
-                if window:
-                    mask = mask.triu(first - window + 1)
+            mask = torch.ones(last - first, last, dtype=torch.bool, device=query.device).tril(first)
+            if window:
+                mask = mask.triu(first - window + 1)
             read = keys[:, :, :last], values[:, :, :last]
-            out = F.scaled_dot_product_attention(queries, *read, attn_mask=mask, is_causal=plain, scale=scale)
+            out = F.scaled_dot_product_attention(queries, *read, attn_mask=mask, scale=scale)
             outputs.append(out.transpose(1, 2))
     return torch.cat(outputs, 1)
 
