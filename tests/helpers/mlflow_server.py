@@ -1,5 +1,6 @@
 """A real MLflow server on this machine."""
 
+import json
 import os
 import shutil
 import signal
@@ -11,7 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from mlflow.entities.model_registry import RegisteredModel
 from ports import free_port
+
+from posgap.tracking.leases import FLAG
 
 
 @contextmanager
@@ -49,3 +53,8 @@ def serving(
         yield uri, stop
     finally:
         stop()
+
+
+def holders(model: RegisteredModel) -> dict[str, str]:
+    """The processes, alive or dead, that hold the lease of a registered model or wait for it, by their flags."""
+    return {tag: json.loads(value)["by"] for tag, value in sorted(model.tags.items()) if tag.startswith(FLAG)}

@@ -17,6 +17,7 @@ from mlflow.protos.databricks_pb2 import (
     PERMISSION_DENIED,
     RESOURCE_DOES_NOT_EXIST,
 )
+from mlflow_server import holders
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.retries import RetryPolicy
@@ -151,7 +152,7 @@ def test_a_change_that_broke_off_at_any_write_is_completed_by_the_next(client, m
         assert champions.changes(model())[-1]["version"] == expected[0]
         if after == 0:
             moved((target, former))
-        assert not leases.holders(model())
+        assert not holders(model())
     versions = [change["version"] for change in champions.changes(model())]
     assert versions == ["1", "2", "3", "2", "3", "2", "3", "2"]
 
@@ -247,7 +248,7 @@ def test_only_one_at_a_time_holds_the_lease(client, tmp_path, monkeypatch):
         each.start()
     for each in counting:
         each.join()
-    assert (tmp_path / "number").read_text() == "12" and not leases.holders(model())
+    assert (tmp_path / "number").read_text() == "12" and not holders(model())
 
 
 def test_the_living_are_waited_for_for_long_and_the_dead_for_a_while(client, monkeypatch):
@@ -272,7 +273,7 @@ def test_the_living_are_waited_for_for_long_and_the_dead_for_a_while(client, mon
     with pytest.raises(LeaseLost):  # well before another takes it for dead
         holder.set_alias(CHAMPION, "2")
     assert is_waited_for(0.7 * holder.seconds)
-    assert not is_waited_for(0.2 * holder.seconds) and not leases.holders(model())
+    assert not is_waited_for(0.2 * holder.seconds) and not holders(model())
     with pytest.raises(LeaseLost):
         holder.read_model()
     assert aliases() == ("1", "")
@@ -311,7 +312,7 @@ def test_a_flag_that_somebody_wrote_by_hand_expires(client, monkeypatch):
     for number, text in enumerate(["", "{", "[]", '{"by": 1, "seconds": "nan"}', '{"by": "x", "seconds": -5}']):
         client.set_registered_model_tag("tiny", f"{leases.FLAG}0{number}", text)
     healed()
-    assert not leases.holders(model())
+    assert not holders(model())
 
 
 def test_a_change_is_recorded_with_all_that_is_known_of_it(registry, monkeypatch):
@@ -467,7 +468,7 @@ def test_flags_say_who_wrote_them_when_and_with_which_number(registry, clock):
     assert flag.startswith(f"{leases.FLAG}00000001.1700000000500-") and len(flag.rpartition("-")[2]) == 8
     value = {"by": f"process {os.getpid()} on {socket.gethostname()}", "seconds": 2.0, "beat": 2}
     assert json.loads(registry.tags[flag]) == value
-    assert leases.holders(model()) == {flag: value["by"]}
+    assert holders(model()) == {flag: value["by"]}
     assert leases._number(flag) == 1 and leases._number(f"{leases.FLAG}choosing.17-ab") == 0
     # The next number is one more than the highest; a tag of posgap's that is no flag is left alone.
     registry.tags |= {f"{leases.FLAG}00000007.1-other": "{}", "posgap.else": "1"}

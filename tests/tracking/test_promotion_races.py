@@ -22,7 +22,7 @@ import mlflow
 import postgres
 import pytest
 from fault_proxy import FAULTS, FINE, Fault, FaultProxy, faulty
-from mlflow_server import serving
+from mlflow_server import holders, serving
 from warm import SERVER
 from warm_forks import command
 from written_sweeps import copy_of, write_sweep
@@ -150,7 +150,7 @@ def assert_one_truth(place: Place, name: str, outs: list[Path], sights: list[str
     assert [change["before"] for change in changed] == ["", *(change["version"] for change in changed[:-1])]
     assert changed[-1]["version"] == champion
     assert len({change["version"] for change in changed}) == len(changed)
-    assert champions.UNDER_WAY not in model.tags and not leases.holders(model)
+    assert champions.UNDER_WAY not in model.tags and not holders(model)
     for out in outs:
         promotion = json.loads((out / "promotion.json").read_text())
         number, crowned = promotion["version"], promotion["champion"]
@@ -260,7 +260,7 @@ def test_a_registry_verb_killed_at_any_moment_leaves_one_truth(place, tmp_path, 
             changed = champions.changes(model)
             assert champion() == after == changed[-1]["version"] and changed[-1]["before"] == before
             assert [change["before"] for change in changed] == ["", *(change["version"] for change in changed[:-1])]
-            assert champions.UNDER_WAY not in model.tags and not leases.holders(model)
+            assert champions.UNDER_WAY not in model.tags and not holders(model)
     versions = client.search_model_versions(f"name='{name}'")
     assert len(versions) == 1 + len(place.candidates)
     assert len(champions.changes(client.get_registered_model(name))) == 1 + 2 * len(place.candidates)

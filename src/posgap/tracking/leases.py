@@ -290,11 +290,6 @@ def in_turn(name: str, work: Callable[[Lease], T]) -> T:
     raise AssertionError  # the loop has returned or raised
 
 
-def holders(model: "RegisteredModel") -> dict[str, str]:
-    """The processes, alive or dead, that hold the lease of a registered model or wait for it, by their flags."""
-    return {flag: _holder(value)[0] for flag, value in sorted(model.tags.items()) if flag.startswith(FLAG)}
-
-
 def _holder(value: str) -> tuple[str, float]:
     """The process that wrote a flag, and the seconds without a change after which the flag has expired."""
     try:
