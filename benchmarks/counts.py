@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import distill_step
 import sweep
 import torch
+from report import ROOT
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posgap.distillation import gradients
@@ -40,6 +41,7 @@ from posgap.generation import transformers as transformers_backend
 
 COPIES = ("cat", "index", "index_select", "copy_", "_to_copy", "clone", "repeat_interleave", "index_put_", "stack")
 READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "unique")
+OWN = (f"{ROOT}/src/posgap/", f"{ROOT}/benchmarks/")  # what is installed may lie below a folder posgap, too
 # What reads a file, or makes batches of lists, before they are copied to the GPU; and figures of losses that were read.
 ON_HOST = ("teacher_states.py", "batches.py", "objectives.py", "resumption.py")
 
@@ -145,7 +147,7 @@ def _caller() -> str:
     frame = sys._getframe()
     while frame:
         code = frame.f_code
-        if ("/posgap/" in code.co_filename or "/benchmarks/" in code.co_filename) and code.co_filename != __file__:
+        if code.co_filename.startswith(OWN) and code.co_filename != __file__:
             return f"{code.co_filename.rpartition('/')[2]}:{code.co_name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
