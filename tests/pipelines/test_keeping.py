@@ -11,6 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 from endpoint import Endpoint, served
 from examples import kv_example
+from pods import defaults
 from s3 import keys, put
 
 from posgap.components.distill import distill as distill_component
@@ -139,7 +140,7 @@ def test_a_sweep_s_retry_on_another_node_asks_only_what_is_left(bucket, tmp_path
             examples = SimpleNamespace(path=str(tmp_path / "e.jsonl"), uri="")
             model = SimpleNamespace(path="served", uri="")
             required = {"examples": examples, "model": model, "out": out, **pages}
-            sweep_component.python_func(**required, **given, **_defaults(sweep_component, {*required, *given}))
+            sweep_component.python_func(**required, **given, **defaults(sweep_component, {*required, *given}))
             return read_sweep(Path(out.path))
 
         with pytest.raises(TerminationSignal):
@@ -151,15 +152,6 @@ def test_a_sweep_s_retry_on_another_node_asks_only_what_is_left(bucket, tmp_path
     assert unfinished(bucket) == []
 
 
-def _defaults(component, given):
-    inputs = component.component_spec.inputs.items()
-    return {name: spec.default for name, spec in inputs if name not in given and spec.type in _PLAIN}
-
-
-_PLAIN = {"STRING", "NUMBER_INTEGER", "NUMBER_DOUBLE", "BOOLEAN", "LIST", "STRUCT", "String", "Integer", "Float"}
-_PLAIN |= {"Boolean", "List", "Dict"}
-
-
 @pytest.mark.parametrize(("settings", "work"), [({}, ".work"), ({"work": "s3://lab/work"}, "s3://lab/work")])
 def test_training_has_its_checkpoints_below_the_pipeline_root(bucket, tmp_path, monkeypatch, settings, work):
     from posgap.kfp_steps import artifacts, launching
@@ -169,7 +161,7 @@ def test_training_has_its_checkpoints_below_the_pipeline_root(bucket, tmp_path, 
     monkeypatch.setattr(artifacts, "show_training", lambda *_: None)
     inputs = {n: SimpleNamespace(path=str(tmp_path / n), uri="") for n in ("examples", "responses", "model")}
     given = {"out": out, "metrics": None, "settings": settings, "method": "r1"}
-    distill_component.python_func(**inputs, **given, **_defaults(distill_component, {*inputs, *given}))
+    distill_component.python_func(**inputs, **given, **defaults(distill_component, {*inputs, *given}))
     assert str(asked[0].work).endswith(work)
 
 

@@ -23,6 +23,8 @@ READERS = {
     "memory": "fsspec",  # what this process holds, under a name
 }
 _ADDRESS = re.compile(rf"({'|'.join(READERS)}):/{{1,2}}(.*)", re.DOTALL)
+# Folders in which another program has put files by their URI's rest, as pairs like /s3/=s3://, with spaces between.
+MOUNTS_VARIABLE = "POSGAP_MOUNTS"
 MODELS = "models:/"  # in MLflow, before a registered model's name and version, or the id of a logged model
 
 
@@ -140,8 +142,19 @@ def page_address(folder: Location, name: str) -> str:
     return place if is_uri(place) else Path(place).resolve().as_uri()
 
 
+def add_mount(folder: str, scheme: str) -> None:
+    """Tells this process, and those that it starts, that `folder` has what lies at `scheme`: /s3/ for s3://."""
+    pair = f"{folder}={scheme}"
+    pairs = os.environ.get(MOUNTS_VARIABLE, "").split()
+    if pair not in pairs:
+        os.environ[MOUNTS_VARIABLE] = " ".join([*pairs, pair])
+
+
 def with_uris(text: str) -> str:
-    """The text with paths in the cache replaced by the URIs that they stand for."""
+    """The text with paths in the cache, and below `add_mount`'s folders, replaced by the URIs that they stand for."""
+    for pair in os.environ.get(MOUNTS_VARIABLE, "").split():
+        folder, _, scheme = pair.partition("=")
+        text = re.sub(r"(?<![\w./-])" + re.escape(folder) + r"(?=[\w.-])", scheme, str(text))
     text = re.sub(re.escape(str(registered_cache())) + r"/[0-9a-f]{16}/", MODELS, str(text))
     text = re.sub(re.escape(str(addressed_cache())) + r"/[0-9a-f]{16}/(\w+)/", r"\1://", text)
     return re.sub(re.escape(str(s3_cache())) + r"/\w+/[0-9a-f]{16}/", SCHEME, text)

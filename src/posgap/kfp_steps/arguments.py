@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from posgap.foundation.config import Config
 from posgap.foundation.errors import PosgapError, faults
 from posgap.foundation.fields import Role, role
-from posgap.foundation.locations import is_address, is_uri
+from posgap.foundation.locations import add_mount, is_address, is_uri
 
 C = TypeVar("C", bound=Config)
 
@@ -34,5 +34,9 @@ def _here(value: Any, is_input: bool) -> Any:
     if isinstance(value, list):
         return [_here(item, is_input) for item in value]
     path, uri = getattr(value, "path", value), getattr(value, "uri", "")
+    scheme, separator, rest = str(uri).partition("://")
+    if separator and rest and str(path).endswith(f"/{rest}"):
+        # A place of this pod alone: what a stage records must name it so that other pods find it.
+        add_mount(str(path).removesuffix(rest), scheme + separator)
     # KFP's local runner does not download imported artifacts: then the stage gets the URI and fetches it itself.
     return uri if is_input and (is_uri(uri) or is_address(uri)) and not Path(path).exists() else path

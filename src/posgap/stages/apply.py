@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parse_as
+from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.mitigation_search.config import ApplyConfig
 from posgap.mitigation_search.report import MITIGATE_FILE, MitigationOutcome, read_mitigate
@@ -65,7 +66,7 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     applied = MitigationRecord(
         name=name,
         settings=given.model_dump(mode="json"),
-        model=config.model,
+        model=with_uris(config.model),
         model_digest=digest,
         example_contents=chosen.chosen_by,
     )

@@ -103,7 +103,7 @@ def run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Location
         if not (alone and not config.force and _finish(output, config.out, identity)):
             if reason != NOTHING:
                 log.info("%s: %s is made again%s", name, config.out, f": {reason}" if reason else "")
-            about = {"stage": name, "identity": identity, "config": config.redacted_dump(), "inputs": inputs}
+            about = {"stage": name, "identity": identity, "config": _placed(config.redacted_dump()), "inputs": inputs}
             about |= _origin(config, input_sources, inputs)
             clear = _make(get_work(), config, here, output, about)
         if clear:
@@ -193,9 +193,18 @@ def _record_inputs(config: StageConfig, output: Folder) -> tuple[dict[str, Sourc
 
 def record_of(source: Source) -> dict[str, str]:
     """Returns the manifest's record of an input; a model on the hub is known by its name."""
-    record = {"path": str(source.location), "sha256": source.digest(), **source.version()}
+    record = {"path": with_uris(str(source.location)), "sha256": source.digest(), **source.version()}
     manifest = manifest_of(source)
     return record | {name: manifest[name] for name in ("mlflow_run_id", "mlflow_run_key") if manifest.get(name)}
+
+
+def _placed(value: Any) -> Any:
+    """The values of a config, whose places are named so that another machine finds them."""
+    if isinstance(value, dict):
+        return {name: _placed(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_placed(each) for each in value]
+    return with_uris(value) if isinstance(value, str) else value
 
 
 def _origin(config: C, input_sources: dict[str, Source], inputs: dict[str, dict[str, str]]) -> dict[str, Any]:

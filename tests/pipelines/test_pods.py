@@ -1,0 +1,65 @@
+"""What one pod writes another reads: records name places that every pod finds, never those of the pod itself."""
+
+from collections.abc import Iterator
+
+import pytest
+from examples import kv_example
+from pods import Pods
+from written_sweeps import LAX
+
+from posgap.components.champion import champion
+from posgap.components.gate import gate
+from posgap.components.merge import merge
+from posgap.components.promote import promote
+from posgap.components.sweep import sweep
+from posgap.storage.cache import fetch_location
+from posgap.tasks.reading import write_examples
+from posgap.tracking import registry
+
+ASKED = {"n_docs": 5, "max_new_tokens": 1, "metric": "contains_any", "positions": "1,3,5", "task": "kv"}
+NAME = "tiny"
+
+
+@pytest.fixture
+def pods(bucket, tmp_path, mlflow_store) -> Pods:
+    return Pods(f"{bucket}/kfp/run", tmp_path / "pods")
+
+
+@pytest.fixture
+def given(pods, bucket, tmp_path, values_folder) -> dict[str, str]:
+    """The addresses of base model and examples."""
+    write_examples(tmp_path / "examples.jsonl", [kv_example(number, 5) for number in range(100)])
+    return {
+        "model": pods.put(values_folder, f"{bucket}/models/base"),
+        "examples": pods.put(tmp_path / "examples.jsonl", f"{bucket}/data/eval.jsonl"),
+    }
+
+
+def swept(pods: Pods, given, **settings) -> str:
+    parts = []
+    for shard in ("1/2", "2/2"):
+        part = pods.run(sweep, {**given}, shard=shard, settings=ASKED | settings)
+        parts.append(part["out"])
+    return pods.run(merge, {"sweeps": parts})["out"]
+
+
+def words(folder) -> Iterator[str]:
+    for file in folder.rglob("*"):
+        if file.is_file() and file.suffix in (".json", ".md", ".html"):
+            yield file.read_text(encoding="utf-8")
+
+
+@pytest.mark.full
+def test_a_first_version_is_promoted_where_no_path_of_another_pod_is(pods, given, tmp_path):
+    """On the first live cluster every run ended with `/s3/posgap/models/tiny: no such folder`."""
+    base, candidate = swept(pods, given, label="base"), swept(pods, given, label="new")
+    rival = pods.run(champion, {"examples": given["examples"], "like": base}, name=NAME)["out"]
+    judged = {"candidate": candidate, "base": base, "champion": rival, "examples": given["examples"]}
+    decision = pods.run(gate, judged, name=NAME, settings=LAX)
+    assert decision["Output"] is True
+    promoted = {"model": given["model"], "gate": decision["out"], "sweep": candidate, "examples": given["examples"]}
+    crowned = pods.run(promote, promoted, name=NAME)["out"]
+    assert registry.champion(NAME)
+    for made in (base, candidate, rival, decision["out"], crowned):
+        for text in words(fetch_location(made)):
+            assert str(tmp_path / "pods") not in text
