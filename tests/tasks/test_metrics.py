@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posgap.foundation.errors import PosgapError
+from posgap.tasks import metrics
+from posgap.tasks.echo import find_copying
 from posgap.tasks.examples import KVExample
 from posgap.tasks.metrics import (
     METRICS,
@@ -300,3 +302,24 @@ def test_a_set_is_all_of_the_answers_and_nothing_else():
     for response, right in {"2, 1": 1, "1\n2": 1, "1,2,2": 1, "1": 0, "1, 2, 3": 0, "": 0, ", ": 0, "1 2": 0}.items():
         assert score(response, ["1", "2"]) == right, response
     assert score("The Abbey", ["abbey"]) and not score("x", [])
+
+
+def test_what_a_response_names_is_looked_for_once_whoever_asks(monkeypatch):
+    """Scoring and the search for copies ask the same of a response; another response is looked through anew."""
+    looked = []
+    find = metrics._find_named
+    monkeypatch.setattr(metrics, "_find_named", lambda *arguments: looked.append(1) or find(*arguments))
+    answers = RightAnswers(["value"], ["other", "others"])
+    assert metrics.sole_answer("value", answers) and find_copying(str, "value", answers).others == ""
+    assert len(looked) == 1
+    assert find_copying(str, "value, other", answers).others == "after" and len(looked) == 2
+
+
+@given(st.lists(st.text("ab1 -", max_size=6), max_size=5), st.text("ab1 -", max_size=12))
+def test_a_candidate_is_cut_where_its_longest_beginning_ends_the_response(candidates, text):
+    expected = set()
+    for candidate in candidates:
+        lengths = [n for n in range(2, min(len(candidate) - 1, len(text)) + 1) if text.endswith(candidate[:n])]
+        whole = [n for n in lengths if not metrics._cuts_word(candidate[0], text[: len(text) - n][-1:])]
+        expected |= {len(text) - max(whole)} if whole else set()
+    assert set(metrics._cut_candidates(candidates, text)) == expected

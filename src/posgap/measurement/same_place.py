@@ -8,7 +8,7 @@ from pydantic import Field
 
 from posgap.foundation.files import Record
 from posgap.measurement.statistics import Count
-from posgap.tasks.examples import AnyExample, Document
+from posgap.tasks.examples import AnyExample, Document, distractor_texts, gold_texts
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
 
@@ -45,13 +45,18 @@ def find_same_place(
         return None
     by_id: Mapping[str, AnyExample] = {example.id: example for example in examples}
     at = {tuple(placement.positions): placement for placement in placements}
-    places, answers = Counter[int](), 0
+    places, answers, last, texts = Counter[int](), 0, "", dict[str, str]()
     for id, positions, response in wrong:
         example = by_id[id]
-        if not builder.task.candidates(example):
-            return None
+        if id != last:  # the answers to an example follow one another
+            if not builder.task.candidates(example):
+                return None
+            last = id
+            texts = {text: text.lower() for _, text in [*gold_texts(example), *distractor_texts(example)]}
         answers += 1
-        places[_find_place(builder.documents(example, at[tuple(positions)]), response)] += 1
+        said = _find_texts(texts, response)
+        if said:
+            places[_find_place(builder.documents(example, at[tuple(positions)]), said)] += 1
     del places[0]
     place, often = max(places.items(), key=lambda item: item[1], default=(0, 0))
     if answers < MIN_WRONG or often <= MIN_SHARE * answers:
@@ -59,8 +64,16 @@ def find_same_place(
     return SamePlace(place=place, named=often, wrong=answers)
 
 
-def _find_place(documents: Sequence[Document], response: str) -> int:
-    """The place of the document whose text the response has first; 0 where it has none."""
+def _find_texts(texts: Mapping[str, str], response: str) -> list[str]:
+    """Those of the texts, each with itself in small letters, that a response has, in its order."""
     said = response.lower()
-    found = [(said.find(document.text.lower()), place) for place, document in enumerate(documents, start=1)]
-    return min((each for each in found if each[0] >= 0), default=(0, 0))[1]
+    found = [(said.find(lowered), text) for text, lowered in texts.items() if lowered in said]
+    return [text for _, text in sorted(found)]
+
+
+def _find_place(documents: Sequence[Document], said: Sequence[str]) -> int:
+    """The place of the document that has the first of these texts that any has; 0 if none has one."""
+    places: dict[str, int] = {}
+    for place, document in enumerate(documents, start=1):
+        places.setdefault(document.text, place)
+    return next((places[text] for text in said if text in places), 0)

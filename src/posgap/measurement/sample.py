@@ -24,7 +24,8 @@ class Sample:
     @classmethod
     def from_examples(cls, examples: Sequence[AnyExample]) -> "Sample":
         """Returns the sample that these examples are."""
-        return cls(content_keys(examples), find_groups(examples))
+        contents = content_keys(examples)
+        return cls(contents, find_groups(examples, contents))
 
     @property
     def n(self) -> int:

@@ -12,7 +12,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.foundation.locations import Location
 from posgap.foundation.printing import format_count
-from posgap.tasks.examples import AnyExample, Document, KVExample, RankedExample
+from posgap.tasks.examples import AnyExample, KVExample, RankedExample, distractor_texts, gold_texts
 
 DIGITS = 16  # hex digits of a content, 64 bits: among a million examples two agree by chance once in 37 million
 TELLING = 40  # characters of a gold document or a record that two examples do not have in common by chance
@@ -29,10 +29,10 @@ def content_key(example: AnyExample) -> str:
     parts = [
         [_fold(example.question)],
         sorted({_fold(answer) for answer in example.answers}),
-        _document_texts(example.gold),
+        _fold_documents(gold_texts(example)),
     ]
     if len("".join(chain.from_iterable(parts))) < UNMISTAKABLE:
-        parts.append(_document_texts(example.distractors))
+        parts.append(_fold_documents(distractor_texts(example)))
     return digest_of(parts)[:DIGITS]
 
 
@@ -41,8 +41,9 @@ def content_keys(examples: Iterable[AnyExample]) -> list[str]:
     return [content_key(example) for example in examples]
 
 
-def find_groups(examples: Iterable[AnyExample]) -> list[list[str]]:
-    """Returns the groups, of two or more, of examples that hang together, as their contents in order.
+def find_groups(examples: Iterable[AnyExample], contents: Iterable[str] = ()) -> list[list[str]]:
+    """Returns the groups, of two or more, of examples that hang together, as their contents in order. `contents` are
+    those of the examples, if you have them.
 
     Two examples do that if they share a question with its answers, a gold document or a record, or if both do with a
     third one: what a model makes of one says something of the others. Short documents and records, which agree by
@@ -50,8 +51,8 @@ def find_groups(examples: Iterable[AnyExample]) -> list[list[str]]:
     """
     groups: dict[str, list[str]] = {}  # of each content, its group
     owners: dict[tuple, str] = {}
-    for example in examples:
-        content = content_key(example)
+    examples = list(examples)
+    for example, content in zip(examples, contents or content_keys(examples)):
         groups.setdefault(content, [content])
         for tie in _list_ties(example):
             group, other = groups[content], groups[owners.setdefault(tie, content)]
@@ -67,10 +68,10 @@ def _list_ties(example: AnyExample) -> Iterator[tuple]:
     # Other punctuation makes no other question.
     words = re.findall(r"\w+", _fold(example.question)) or [example.question]
     yield "question", " ".join(words), *sorted({_fold(answer) for answer in example.answers})
-    documents = example.gold
+    documents = gold_texts(example)
     if isinstance(example, KVExample):
-        documents = [*documents, *example.distractors]
-    for text in _document_texts(documents):
+        documents = example.records
+    for text in _fold_documents(documents):
         if len(text) >= TELLING:
             yield "document", text
 
@@ -115,9 +116,9 @@ def refuse_shared(examples: Iterable[AnyExample], others: Iterable[AnyExample], 
 
 
 def _prompt_content(example: AnyExample, n_docs: int, shuffle: int) -> list:
-    gold, distractors = example.gold, example.distractors
+    gold, distractors = gold_texts(example), distractor_texts(example)
     used = distractors[: n_docs - len(gold)] if n_docs else distractors
-    documents = [document.model_dump() for document in gold + used]
+    documents = [{"title": title, "text": text} for title, text in gold + used]
     asked = [example.question, sorted(example.answers), len(gold), documents, example.id if shuffle else ""]
     if isinstance(example, RankedExample):
         asked.append(_marks(example, n_docs - len(gold)))  # some stay where the retriever put them
@@ -133,8 +134,8 @@ def _marks(example: RankedExample, others: int) -> list[bool]:
     return marks
 
 
-def _document_texts(documents: Iterable[Document]) -> list[str]:
-    return sorted(f"{_fold(document.title)}\n{_fold(document.text)}" for document in documents)
+def _fold_documents(documents: Iterable[tuple[str, str]]) -> list[str]:
+    return sorted(f"{_fold(title)}\n{_fold(text)}" for title, text in documents)
 
 
 def _fold(text: str) -> str:

@@ -42,7 +42,7 @@ class Example(Record):
 class KVExample(Record):
     """A question for the value of a key among records; the record of that key is the gold document.
 
-    Documents are made anew each time, since they take several times the memory of their records.
+    Documents take several times the memory of their records, so only the last example's are kept.
     """
 
     id: str
@@ -54,11 +54,31 @@ class KVExample(Record):
 
     @property
     def gold(self) -> list[Document]:
-        return [Document(title=key, text=value) for key, value in self.records if key == self.key]
+        return _DOCUMENTS.of(self, gold=True)
 
     @property
     def distractors(self) -> list[Document]:
-        return [Document(title=key, text=value) for key, value in self.records if key != self.key]
+        return _DOCUMENTS.of(self, gold=False)
+
+
+class _LastDocuments:
+    """The documents of the key-value example that was asked for last: its placements follow one another."""
+
+    def __init__(self) -> None:
+        self._last: tuple[KVExample | None, dict[bool, list[Document]]] = (None, {})
+
+    def of(self, example: KVExample, gold: bool) -> list[Document]:
+        """The example's gold documents, or its distractors."""
+        owner, documents = self._last  # read and written whole, since threads share it
+        if owner is not example:
+            documents = {True: [], False: []}
+            for key, value in example.records:
+                documents[key == example.key].append(Document(title=key, text=value))
+            self._last = example, documents
+        return list(documents[gold])
+
+
+_DOCUMENTS = _LastDocuments()
 
 
 class Passage(Record):
@@ -103,3 +123,17 @@ class RankedExample(Record):
 
 
 AnyExample = Example | KVExample | RankedExample
+
+
+def gold_texts(example: AnyExample) -> list[tuple[str, str]]:
+    """The title and the text of each gold document, of which a key-value example makes no documents first."""
+    if isinstance(example, KVExample):
+        return [record for record in example.records if record[0] == example.key]
+    return [(document.title, document.text) for document in example.gold]
+
+
+def distractor_texts(example: AnyExample) -> list[tuple[str, str]]:
+    """The title and the text of each distractor, likewise."""
+    if isinstance(example, KVExample):
+        return [record for record in example.records if record[0] != example.key]
+    return [(document.title, document.text) for document in example.distractors]

@@ -31,6 +31,13 @@ class RightAnswers(list[str]):
     def __init__(self, right: Iterable[str], others: Iterable[str] = ()):
         super().__init__(right)
         self.others = list(others)
+        self._named: tuple[str, list[bool]] | None = None  # of the last response, which is scored and looked at
+
+    def named(self, response: str) -> list[bool]:
+        """What `named` says of a response, computed once."""
+        if self._named is None or self._named[0] != response:
+            self._named = response, _find_named(response, self, self.others)
+        return self._named[1]
 
 
 def normalize(text: str) -> str:
@@ -112,16 +119,18 @@ def named(response: str, answers: Sequence[str]) -> list[bool]:
     longer one is named. Another candidate is also named where the response ends within it, after two characters or
     more: there the limit of tokens has cut a copy of the prompt.
     """
+    return answers.named(response) if isinstance(answers, RightAnswers) else _find_named(response, answers, ())
+
+
+def _find_named(response: str, answers: Iterable[str], others: Iterable[str]) -> list[bool]:
     text = response.lower()
-    right = set(map(str.lower, answers)) - {""}
-    others = set(map(str.lower, answers.others if isinstance(answers, RightAnswers) else ())) - right - {""}
+    right = {answer.lower() for answer in answers} - {""}
+    wrong = {other.lower() for other in others} - right - {""}
     spans: list[tuple[int, int, bool]] = []
-    for candidate in right | others:
-        for at in _places(candidate, text):
-            spans.append((at, at + len(candidate), candidate in right))
-        cut_at = None if candidate in right else _cut_candidate(candidate, text)
-        if cut_at is not None:
-            spans.append((cut_at, len(text), False))
+    for candidate in right | wrong:
+        if candidate in text:
+            spans += [(at, at + len(candidate), candidate in right) for at in _places(candidate, text)]
+    spans += [(at, len(text), False) for at in _cut_candidates(wrong, text)]
     kept: list[tuple[int, int, bool]] = []
     for start, end, is_right in sorted(spans, key=lambda span: (span[0] - span[1], not span[2], span[0])):
         if all(end <= before or start >= after for before, after, _ in kept):
@@ -204,13 +213,18 @@ def _places(answer: str, response: str) -> Iterator[int]:
         start = response.find(answer, start + 1)
 
 
-def _cut_candidate(candidate: str, response: str) -> int | None:
-    """Where a candidate begins within which the response ends; None where it does not."""
-    for length in range(min(len(candidate) - 1, len(response)), _BEGUN - 1, -1):
-        at = len(response) - length
-        if response.endswith(candidate[:length]) and not _cuts_word(candidate[0], response[at - 1 : at] if at else ""):
-            return at
-    return None
+def _cut_candidates(candidates: Iterable[str], text: str) -> Iterator[int]:
+    """Yields where each candidate begins within which the text ends."""
+    ending = text[-_BEGUN:]
+    for candidate in candidates:
+        # Two characters of the text's end stand in few candidates, and only of these every prefix is tried.
+        if ending not in candidate:
+            continue
+        for length in range(min(len(candidate) - 1, len(text)), _BEGUN - 1, -1):
+            at = len(text) - length
+            if text.endswith(candidate[:length]) and not _cuts_word(candidate[0], text[at - 1 : at] if at else ""):
+                yield at
+                break
 
 
 def _cuts_word(inner: str, outer: str) -> bool:

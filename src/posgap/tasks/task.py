@@ -7,12 +7,13 @@ Closed-book and oracle bound what documents are good for from below and above (L
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.foundation.registry import Parameters, Registry
-from posgap.tasks.examples import AnyExample, Document
+from posgap.tasks.examples import AnyExample, Document, distractor_texts
 from posgap.tasks.metrics import METRICS, RightAnswers
 from posgap.tasks.placements import Placement, swept_placements
 from posgap.tasks.slots import INSERTED, Slots
@@ -37,10 +38,7 @@ def one_of_all(n_docs: int) -> float:
 
 def other_titles_and_texts(example: AnyExample) -> list[str]:
     """The titles and texts of the distractors: the keys and values of other records."""
-    texts = []
-    for document in example.distractors:
-        texts += [document.title, document.text]
-    return texts
+    return [*chain.from_iterable(distractor_texts(example))]
 
 
 def other_texts(example: AnyExample) -> list[str]:
