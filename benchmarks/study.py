@@ -281,12 +281,14 @@ def trained(
 
 # Each method makes as many updates, of two questions: an update of those with an anchor counts the two anchors too.
 METHODS_OF_REPLICATES = {
-    "kl": "--method r1 --alignment none --anchoring 0 --batch-size 4",
-    "r1": "--method r1 --alignment paper --anchoring 1 --batch-size 6",
+    "kl": "--method r1 --teacher-temperature 1 --alignment none --anchoring 0 --batch-size 4",
+    "r1": "--method r1 --teacher-temperature 1 --alignment paper --anchoring 1 --batch-size 6",
     "sft": "--method sft --batch-size 4",
     "seqkd": "--method seqkd --batch-size 4",
-    "anchor": "--method r1 --alignment none --anchoring 1 --batch-size 6",
-    "align": "--method r1 --alignment paper --anchoring 0 --batch-size 4",
+    "anchor": "--method r1 --teacher-temperature 1 --alignment none --anchoring 1 --batch-size 6",
+    "align": "--method r1 --teacher-temperature 1 --alignment paper --anchoring 0 --batch-size 4",
+    "r1-sure": "--method r1 --alignment paper --anchoring 1 --batch-size 6",  # at the temperature that is chosen
+    "kl-sure": "--method r1 --alignment none --anchoring 0 --batch-size 4",
 }
 RATES = {"fast": "3e-4", "slow": "3e-5"}  # three times the rate of the others, and a third of it
 for _method, _rate in product(("kl", "r1", "seqkd"), RATES):

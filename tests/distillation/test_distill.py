@@ -19,6 +19,7 @@ from posgap.distillation import export, processes
 from posgap.distillation.engine import TrainStep
 from posgap.distillation.movement import default_learning_rate
 from posgap.distillation.teacher_states import TeacherStates
+from posgap.distillation.temperature import TEMPERATURES
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, read_jsonl, write_json
 from posgap.generation.setup import prompt_builder
@@ -32,7 +33,7 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.reading import read_examples
 from posgap.tasks.responses import describe_poor_teacher
 
-R1_FIGURES = {"activation_kl", "anchoring_kl", "effective_rows", "alignment_sum"}
+R1_FIGURES = {"activation_kl", "anchoring_kl", "effective_rows", "alignment_sum", "teacher_temperature"}
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,28 @@ def test_every_method_trains_and_leaves_a_model_that_loads(method, figures, conf
     assert trained.keys() == base.keys()
     assert any(not torch.equal(trained[name], base[name]) for name in base)
     assert not [path for path in out.parent.iterdir() if path.name.startswith(".")]
+
+
+def test_the_teacher_s_temperature_is_chosen_given_and_recorded(config, tmp_path):
+    """The tiny model knows nothing, so it is given the lowest; what it learns then differs from what it says."""
+    firsts = {}
+    for told in (0.0, 1.0, 2.0):
+        out = distill(config.model_copy(update={"teacher_temperature": told, "epochs": 1, "out": tmp_path / str(told)}))
+        history = [row for _, row in read_jsonl(out / "history.jsonl")]
+        assert "teacher_temperature" not in history[1]
+        firsts[told] = history[0]
+    assert [first["teacher_temperature"] for first in firsts.values()] == [TEMPERATURES[-1], 1, 2]
+    assert firsts[1.0]["anchoring_kl"] < 1e-6 < 1e-3 < firsts[2.0]["anchoring_kl"] < firsts[0.0]["anchoring_kl"]
+
+
+def test_without_an_anchor_the_teacher_s_place_is_drawn(config):
+    """Of five placements all five are drawn, where beside an anchor only four could be."""
+    told = config.model_copy(update={"k": 5, "anchoring": 0.0})
+    pairs, _ = distilling._read_data(told)
+    steps, _ = distilling._plan(told, pairs)
+    assert {row.positions for step in steps for row in step} == {(1,), (2,), (3,), (4,), (5,)}
+    with pytest.raises(PosgapError, match="k=5: there are only 4"):
+        distilling._plan(told.model_copy(update={"anchoring": 1.0}), pairs)
 
 
 def test_a_limit_learns_the_first_responses(config):
@@ -145,7 +168,8 @@ def test_runs_that_share_a_work_folder_read_the_teacher_once(config, tmp_path, m
 def test_precision_may_change_from_run_to_run(config, tmp_path):
     """In bfloat16 arithmetic the student begins as the teacher too, and its folder keeps the base's dtype."""
     for dtype in ("float32", "bfloat16", "float32"):
-        out = distill(config.model_copy(update={"dtype": dtype, "out": tmp_path / dtype, "force": True}))
+        told = {"dtype": dtype, "out": tmp_path / dtype, "force": True, "teacher_temperature": 1.0}
+        out = distill(config.model_copy(update=told))
         first = next(row for _, row in read_jsonl(out / "history.jsonl"))
         assert first["anchoring_kl"] < 1e-6
         assert {tensor.dtype for tensor in weights(out).values()} == {torch.float32}

@@ -41,6 +41,14 @@ def test_without_anchoring_no_anchor_prompt_is_read():
     ]
 
 
+def test_without_anchoring_the_teacher_s_place_weighs_like_any_other():
+    objective = R1(AT_FIRST, "none", anchoring=0.0)
+    rows = objective.draw_prompts([Draw(0, ((1,), (2,))), Draw(1, ((3,), (5,)))])
+    losses = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    assert objective.weights(rows, losses).tolist() == [0.25] * 4
+    assert objective.step_figures(rows, losses).keys() == {"activation_kl", "effective_rows", "alignment_sum"}
+
+
 placed = st.tuples(st.integers(1, 6), st.floats(0.0625, 20, width=32))
 
 

@@ -105,11 +105,14 @@ def train(
         wrapped.eval()
         with _naming_exhaustion("reading the teacher's states; give a smaller micro_batch_tokens"):
             student.teacher.read_missing(wrapped, accelerator.device, micro_batch_tokens or START_TOKENS)
+            student.teacher.choose_temperature(accelerator.device)
     wrapped.train()
     history = checkpoints.load(accelerator, wrapped, optimizer) if checkpoints else []
-    floor: dict[str, float] = {}
-    if student.teacher and not history and is_by_autocast(accelerator):
-        floor = {rounding_floor.FIGURE: rounding_floor.measure_floor(student, accelerator.device)}
+    first: dict[str, float] = {}  # figures of the first step alone
+    if student.teacher and not history:
+        first["teacher_temperature"] = student.teacher.temperature
+        if is_by_autocast(accelerator):
+            first[rounding_floor.FIGURE] = rounding_floor.measure_floor(student, accelerator.device)
     for figures in history:
         on_step(figures)
     gradient = Gradient(accelerator, wrapped, optimizer, MAX_GRAD_NORM)
@@ -132,8 +135,8 @@ def train(
             started, tokens = time.perf_counter(), sum(len(collate.input_tokens(row)) for row in steps[step])
             figures = train_step.run(step + 1, steps[step])  # which ends with figures that the device has computed
             speed.steps.append((tokens, time.perf_counter() - started))
-            history.append({"step": step + 1, **figures, "learning_rate": rate, **floor})
-            floor = {}
+            history.append({"step": step + 1, **figures, "learning_rate": rate, **first})
+            first = {}
             on_step(history[-1])
             stopping = any(gather(termination.requested))
             # At the end too, so that no step is done again where the model cannot be written.

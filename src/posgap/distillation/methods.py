@@ -64,6 +64,12 @@ class R1Parameters(Parameters):
         "paper", description="r1: how placements are weighed; paper: Pos2Distill's alpha; none: equally"
     )
     anchoring: Annotated[float, RARE] = Field(1.0, ge=0, description="r1: weight of the anchoring loss (lambda)")
+    teacher_temperature: Annotated[float, RARE] = Field(
+        0.0,
+        ge=0,
+        description="r1: the teacher's logits are divided by it; below 1 the student becomes surer than the teacher; "
+        "0: by the teacher's confidence in its correct answers, 1 if it is sure",
+    )
 
 
 class _R1(Method):

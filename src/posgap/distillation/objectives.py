@@ -18,6 +18,7 @@ class Objective:
     response, and all rows weigh alike."""
 
     averaged = True  # whether a row's loss is the mean over its response tokens, rather than their sum
+    anchors: Sequence[Positions] | None = None  # the placement of each pair that is read in any case, and never drawn
 
     def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
         """The loss `[M]` of each response token, given the student's `logits [M, V]` before it, the token itself in
@@ -72,13 +73,14 @@ class R1(Objective):
     """
 
     def __init__(self, advantageous: Sequence[Positions], alignment: str, anchoring: float):
-        self.advantageous, self.alignment, self.anchoring = advantageous, alignment, anchoring
+        self.anchors = advantageous if anchoring else None
+        self.alignment, self.anchoring = alignment, anchoring
 
     def draw_prompts(self, draws: Sequence[Draw]) -> list[TrainingPrompt]:
         prompts = []
         for draw in draws:
-            if self.anchoring:
-                prompts.append(TrainingPrompt(draw.pair, self.advantageous[draw.pair]))
+            if self.anchors:
+                prompts.append(TrainingPrompt(draw.pair, self.anchors[draw.pair]))
             prompts += [TrainingPrompt(draw.pair, positions) for positions in draw.placements]
         return prompts
 
@@ -125,11 +127,12 @@ class R1(Objective):
         return line
 
     def _split_anchors(self, rows: Sequence[TrainingPrompt]) -> tuple[list[int], list[int]]:
-        """The indices of the rows at their pair's advantageous placement, and those of the others."""
-        split: tuple[list[int], list[int]] = [], []
+        """The indices of the anchors, the rows at their pair's advantageous placement, and those of the others."""
+        anchors, others = [], []
         for index, row in enumerate(rows):
-            split[row.positions != self.advantageous[row.pair]].append(index)
-        return split
+            is_anchor = self.anchors is not None and row.positions == self.anchors[row.pair]
+            (anchors if is_anchor else others).append(index)
+        return anchors, others
 
 
 class CrossEntropy(Objective):

@@ -77,5 +77,5 @@ class Student(nn.Module):
         teacher_logits = None
         if self.teacher is not None and teacher_hidden is not None:
             with torch.no_grad():
-                teacher_logits = self.teacher.head(teacher_hidden)
+                teacher_logits = self.teacher.logits(teacher_hidden)
         return self.objective.token_losses(logits, targets, teacher_logits)

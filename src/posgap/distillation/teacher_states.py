@@ -11,6 +11,7 @@ while the student trains.
 
 import copy
 import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,15 @@ from transformers import PreTrainedModel
 from posgap.distillation.batches import Batch, Collator, teacher_prompts
 from posgap.distillation.batching import divide_rows
 from posgap.distillation.head import Head
+from posgap.distillation.losses import index_on
 from posgap.distillation.processes import gather, gather_whole, meet, rank_and_world
+from posgap.distillation.temperature import choose_temperature, log_probabilities
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import atomic
 from posgap.foundation.progress import track
 from posgap.storage.folders import ResumableFolder
 
+log = logging.getLogger(__name__)
 SHARD_ROWS = 64
 CARD_BYTES = 2**30  # of a GPU's memory, for states that were read
 
@@ -89,10 +93,13 @@ class TeacherStates:
 
 
 class Teacher:
-    """The teacher: its frozen head, and each pair's states at the placement where its response was sampled."""
+    """The teacher: its frozen head, and each pair's states at the placement where its response was sampled.
 
-    def __init__(self, states: TeacherStates, head: Head, collate: Collator):
-        self.states, self.head, self.collate = states, head, collate
+    Its logits are divided by `temperature`; 0 until `choose_temperature` finds one.
+    """
+
+    def __init__(self, states: TeacherStates, head: Head, collate: Collator, temperature: float = 1.0):
+        self.states, self.head, self.collate, self.temperature = states, head, collate, temperature
         self.keys = list(map(collate.digest, teacher_prompts(collate.pairs)))
         self.on_card: dict[int, Tensor] = {}  # states of pairs that a GPU keeps, up to `CARD_BYTES`
 
@@ -134,16 +141,44 @@ class Teacher:
 
     def states_of(self, batch: Batch) -> Tensor:
         """The teacher's states at each response token of `batch`, `[M, D]`, the same for all of a pair's placements."""
-        states, device = [], batch.input_ids.device
-        for row in batch.rows:
-            of_row = self.on_card.get(row.pair)
-            if of_row is None:
-                shard, start, end = self.states.where[self.keys[row.pair]]
-                of_row = self.states.open[shard].get_slice("states")[start:end].to(device, non_blocking=True)
-                if device.type != "cpu" and (len(self.on_card) + 1) * of_row.nbytes < CARD_BYTES:
-                    self.on_card[row.pair] = of_row  # read again in every epoch, and for every placement
-            states.append(of_row)
-        return torch.cat(states)
+        return torch.cat([self._states_of_pair(row.pair, batch.input_ids.device) for row in batch.rows])
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The logits `[M, V]` that the student learns, of states `[M, D]`."""
+        logits = self.head(states)
+        return logits if self.temperature == 1 else logits / self.temperature
+
+    def choose_temperature(self, device: torch.device) -> None:
+        """Chooses the temperature by the probability of the least likely token of each correct response; the same on
+        all processes. Does nothing if there is one."""
+        if self.temperature:
+            return
+        least = []
+        for index, pair in enumerate(self.collate.pairs):
+            if pair.response.correct:
+                targets = index_on(device, pair.response.token_ids)
+                states = self._states_of_pair(index, device)
+                with torch.no_grad():
+                    least.append(self.head.losses(log_probabilities, states, targets).min(0).values)
+        chosen, before, after = choose_temperature(torch.stack(least)) if least else (1.0, 0.0, 0.0)
+        self.temperature = gather(chosen)[0]
+        if least:
+            log.info(
+                "the teacher's logits are divided by %g: the least likely token of a correct answer has a probability "
+                "of %.2f on average, and %.2f then",
+                self.temperature,
+                before,
+                after,
+            )
+
+    def _states_of_pair(self, pair: int, device: torch.device) -> Tensor:
+        states = self.on_card.get(pair)
+        if states is None:
+            shard, start, end = self.states.where[self.keys[pair]]
+            states = self.states.open[shard].get_slice("states")[start:end].to(device, non_blocking=True)
+            if device.type != "cpu" and (len(self.on_card) + 1) * states.nbytes < CARD_BYTES:
+                self.on_card[pair] = states  # read again in every epoch, and for every placement
+        return states
 
     def _missing(self) -> list[int]:
         return [i for i, key in enumerate(self.keys) if key not in self.states.where]

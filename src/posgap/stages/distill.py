@@ -29,7 +29,7 @@ from posgap.distillation.export import TrainedModel, export
 from posgap.distillation.footprint import CHECKPOINT
 from posgap.distillation.frozen import keep_in_bfloat16
 from posgap.distillation.lora import add_adapters
-from posgap.distillation.methods import METHODS
+from posgap.distillation.methods import METHODS, R1Parameters
 from posgap.distillation.movement import Movement, default_learning_rate
 from posgap.distillation.objectives import Objective
 from posgap.distillation.optimizers import BYTES_KEPT
@@ -216,7 +216,7 @@ def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[TrainingP
         config.epochs,
         config.batch_size,
         config.seed,
-        own if method.needs_teacher else None,
+        objective.anchors,
     )
     if not steps:
         raise PosgapError(f"k=0 leaves {config.method} nothing to train on; give k >= 1")
@@ -268,7 +268,8 @@ def _teacher(
     }
     states = TeacherStates(work / f"teacher-{files.digest_of(identity)[:16]}", identity)
     rounded = processes.arithmetic(accelerator).startswith("bfloat16 parameters")
-    return Teacher(states, frozen_head(model, rounded, accelerator.device), collate)
+    temperature = R1Parameters.of(config).teacher_temperature
+    return Teacher(states, frozen_head(model, rounded, accelerator.device), collate, temperature)
 
 
 def _model_digest(config: DistillConfig) -> str:
