@@ -40,7 +40,7 @@ def mlflow_server(images, tmp_path_factory):
         each | {"data": each["data"] | {key: value for key, value in here.items() if key in each["data"]}}
         for each in of_kind(overlay("local"), "ConfigMap").values()
     ]
-    ports = {"PGPORT": str(postgres), "S3_PORT": str(s3)}
+    ports = {"PGPORT": str(postgres), "MOTO_PORT": str(s3)}
     deployments = of_kind(overlay("local"), "Deployment")
     below = [as_pod(deployments[name], ports, image=f"localhost/posgap-test-{name}") for name in ("postgres", "s3")]
     above = [

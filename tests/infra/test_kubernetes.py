@@ -1,13 +1,16 @@
 """infra/kubernetes: what both overlays render to is valid, and agrees with itself and with posgap."""
 
 import copy
+import os
 import re
 import shutil
+import subprocess
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from kubernetes.utils.quantity import parse_quantity
 from manifests import (
     CLUSTER_SCOPED,
     KUBERNETES,
@@ -147,9 +150,65 @@ def test_the_queue_admits_what_a_training_pod_requests(name):
     for flavor in group["flavors"]:
         assert [resource["name"] for resource in flavor["resources"]] == group["coveredResources"]
         assert flavor["name"] in of_kind(objects, "ResourceFlavor")
-    hard = of_kind(objects, "ResourceQuota")["posgap"]["spec"]["hard"]
-    assert int(hard["requests.nvidia.com/gpu"]) == sum(gpus(objects).values())
     assert of_kind(objects, "LocalQueue")["posgap-gpu"]["spec"]["clusterQueue"] == "posgap-gpu"
+
+
+@each_overlay
+def test_the_quota_leaves_room_for_what_waits_in_the_queue(name):
+    """A quota counts pods that Kueue holds back: the next one would be refused, not queued."""
+    objects = overlay(name)
+    hard = of_kind(objects, "ResourceQuota")["posgap"]["spec"]["hard"]
+    (group,) = of_kind(objects, "ClusterQueue")["posgap-gpu"]["spec"]["resourceGroups"]
+    for resource in group["coveredResources"]:
+        quotas = [each for flavor in group["flavors"] for each in flavor["resources"] if each["name"] == resource]
+        admitted = sum(parse_quantity(each["nominalQuota"]) for each in quotas)
+        if resource == "nvidia.com/gpu":
+            assert f"requests.{resource}" not in hard
+        else:
+            assert parse_quantity(hard[f"requests.{resource}"]) >= 9 * admitted, resource
+
+
+@each_overlay
+def test_no_pod_gets_the_variables_of_services(name):
+    """S3_PORT, as Kubernetes sets it for a Service `s3`, is an option of SeaweedFS, and MLflow reads MLFLOW_ ones."""
+    assert {pod["spec"].get("enableServiceLinks") for pod in pod_templates(overlay(name)).values()} == {False}
+
+
+def test_a_stopped_training_pod_has_its_whole_time_for_a_checkpoint():
+    pod = pod_templates(overlay("local"))["ClusterTrainingRuntime posgap-deepspeed"]["spec"]
+    (seconds,) = [each["value"] for each in pod["containers"][0]["env"] if each["name"].endswith("SHUTDOWN_TIMEOUT")]
+    assert 0.9 * pod["terminationGracePeriodSeconds"] < int(seconds) < pod["terminationGracePeriodSeconds"]
+
+
+def test_training_goes_last():
+    classes = of_kind(overlay("local"), "PriorityClass")
+    steps = 0  # pods without a class
+    assert classes["posgap-train"]["value"] < steps < classes["posgap-platform"]["value"]
+    assert classes["posgap-train"]["preemptionPolicy"] == "Never"
+
+
+@pytest.mark.parametrize("job, container", [("mlflow-backup", "dump"), ("mlflow-restore", "restore")])
+@pytest.mark.parametrize("refused, code", [(0, 0), (3, 0), (99, 1)])
+def test_what_connects_to_the_database_waits_a_minute_for_it(tmp_path, job, container, refused, code):
+    (command,) = [
+        each["command"]
+        for each in containers(pod_templates(overlay("local"))[f"CronJob {job}"]["spec"])
+        if each["name"] == container
+    ]
+    stubs = {
+        "sleep": "echo . >> slept",
+        "pg_isready": f"[ $(cat slept 2> /dev/null | wc -l) -ge {refused} ]",
+        "pg_restore": "exit 0",
+    } | dict.fromkeys(("pg_dump", "psql"), f"pg_isready && echo done >> {tmp_path}/done")
+    for name, line in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PGHOST": "database"}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    slept = (tmp_path / "slept").read_text().count(".") if refused else 0
+    assert (done.returncode, slept) == (code, min(refused, 60))
+    assert (tmp_path / "done").is_file() == (code == 0)
+    assert done.stdout.count("PostgreSQL at database") == (refused > 0)
 
 
 @each_overlay

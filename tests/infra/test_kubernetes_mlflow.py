@@ -194,6 +194,25 @@ def test_a_backup_is_restored_as_it_was_or_not_at_all(database, bucket_server, t
     assert tables(here) == backed_up
 
 
+def test_the_bucket_is_made_as_soon_as_there_is_a_server(tmp_path):
+    pod = pod_templates(overlay("local"))["Deployment mlflow"]["spec"]
+    (container,) = [each for each in pod["initContainers"] if each["name"] == "bucket"]
+    server = ThreadedMotoServer(port=free_port(), verbose=False)
+    here = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server._port}", "HOME": str(tmp_path)}
+    here |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    variables = environment(container, of_kind(overlay("local"), "ConfigMap")) | here
+    waiting = subprocess.Popen(container["command"], env=variables, stderr=subprocess.PIPE, text=True)
+    assert f"127.0.0.1:{server._port}" in waiting.stderr.readline()  # what it waits for
+    server.start()
+    try:
+        assert waiting.wait() == 0
+        keys = {name.lower(): value for name, value in SECRETS["posgap-s3"].items()}
+        store = boto3.client("s3", endpoint_url=here["AWS_ENDPOINT_URL"], region_name="us-east-1", **keys)
+        assert [each["Name"] for each in store.list_buckets()["Buckets"]] == ["posgap"]
+    finally:
+        server.stop()
+
+
 def perform(name: str, here: dict, maps: dict, folder: Path) -> list[int]:
     """Runs the containers of a CronJob's pod, one after the other, up to the first that fails; their exit codes."""
     pod, codes = pod_templates(overlay("local"))[f"CronJob {name}"]["spec"], []
