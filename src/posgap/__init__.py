@@ -10,9 +10,11 @@ import importlib
 __version__ = "0.2.0.dev0"
 # Imported when asked for: they need torch, which takes seconds.
 _LAZY = {
+    "Answer": "posgap.generation.application",
     "ComparisonResult": "posgap.api.results",
     "Estimate": "posgap.api.results",
     "LengthsResult": "posgap.api.results",
+    "Passage": "posgap.generation.application",
     "SweepResult": "posgap.api.results",
     "examples": "posgap.api.library",
     "gate": "posgap.api.library",

@@ -6,7 +6,7 @@ what they are told to, and track nothing in MLflow.
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
@@ -22,13 +22,16 @@ from posgap.foundation.files import parse_as
 from posgap.foundation.printing import from_python
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import Verdict, judge
+from posgap.generation.application import Application, ApplicationGenerator
 from posgap.generation.backends import BACKENDS
+from posgap.generation.endpoint_parameters import ApplicationParameters
 from posgap.generation.setup import builder_with
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import is_of_lengths
 from posgap.measurement.resumption import OpensGenerator
 from posgap.measurement.sweep_run import SweepRun, open_once
+from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model as load_mitigated
 from posgap.models.factors import config_factors
 from posgap.models.precision import warn_of_device
@@ -76,7 +79,7 @@ def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> li
 
 @overload
 def sweep(
-    model: "str | Path | PreTrainedModel | Pipeline",
+    model: "str | Path | PreTrainedModel | Pipeline | Callable",
     examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
     task: str = "",
     *,
@@ -89,7 +92,7 @@ def sweep(
 
 @overload
 def sweep(
-    model: "str | Path | PreTrainedModel | Pipeline",
+    model: "str | Path | PreTrainedModel | Pipeline | Callable",
     examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
     task: str = "",
     *,
@@ -101,7 +104,7 @@ def sweep(
 
 
 def sweep(
-    model: "str | Path | PreTrainedModel | Pipeline",
+    model: "str | Path | PreTrainedModel | Pipeline | Callable",
     examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
     task: str = "",
     *,
@@ -114,7 +117,8 @@ def sweep(
 
     `model` is a model of transformers in memory, with its `tokenizer`, or a pipeline of both; a Hugging Face folder, a
     name on the hub, or a version in MLflow's registry, `models:/name@champion`; or the address of an OpenAI-compatible
-    endpoint, `http://...`, where `name` among the options says which of its models, if it has several. `examples` is
+    endpoint, `http://...`, where `name` among the options says which of its models, if it has several; or a function,
+    sync or async, that answers a prompt, or a `question` with `passages` (docs/applications.md). `examples` is
     whatever `posgap.examples` takes, or a number: so many are made for the task. Without a `task` that is rag for what
     was retrieved, and else kv. `options` are those of `posgap sweep`,
     by their names in Python: `n_docs`, `positions`, `limit`, `metric`, `max_new_tokens`, `system`, `temperature`,
@@ -153,6 +157,8 @@ def sweep(
         write_examples(config.examples, rows)
         if isinstance(asked_of, str | Path):
             asked = _by_name(config, tokenizer)
+        elif isinstance(asked_of, Application):
+            asked = _application(asked_of, config)
         else:
             from posgap.generation.transformers import borrow_model  # torch, which endpoints do without
 
@@ -220,6 +226,7 @@ def gate(
         judged = folder(candidate, "candidate")
         if judged is None:
             raise PosgapError("posgap.gate: there is no sweep of a candidate")
+        read_sweep(judged).require_model("posgap.gate: the candidate")
         return judge(judged, folder(base, "base"), folder(champion, "champion"), policy)
 
 
@@ -265,9 +272,11 @@ def _plain(value: Any) -> Any:
 _read_rows = examples  # which `sweep` has a parameter of this name of
 
 
-def _named(model: "str | Path | PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:
+def _named(model: "str | Path | PreTrainedModel | Application", options: dict[str, Any]) -> dict[str, Any]:
     """The options with the model's name; of an endpoint's address with the name there, if it is given."""
     name = options.pop("name", "")
+    if isinstance(model, Application):
+        return options | {"model": model.name}
     if not isinstance(model, str | Path):
         return options | {"model": name or str(model.config._name_or_path or type(model).__name__)}
     return options | {"model": f"{model}#{name}" if name and is_endpoint(model) else str(model)}
@@ -277,11 +286,13 @@ def _parts(model: Any, tokenizer: Any) -> tuple[Any, Any]:
     """Model and tokenizer, those of a pipeline too; `PosgapError` where they are none that can be asked."""
     if isinstance(model, str | Path):
         return model, tokenizer
+    if callable(model) and not any(hasattr(model, name) for name in ("generate", "tokenizer", "state_dict")):
+        return Application(model), None
     if hasattr(model, "tokenizer") and hasattr(model, "model") and not hasattr(model, "generate"):
         model, tokenizer = model.model, tokenizer or model.tokenizer
     if not hasattr(model, "generate") or not hasattr(model, "generation_config"):
         raise PosgapError(
-            "posgap.sweep: expected a name, an address or a causal language model of transformers, got "
+            "posgap.sweep: expected a name, an address, a function or a causal language model of transformers, got "
             f"{type(model).__name__}"
         )
     if not hasattr(tokenizer, "pad_token_id"):
@@ -316,6 +327,12 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
         factors = config_factors(load_config(config.model))
     builder = backend.builder(config)
     return _Model(config, builder, factors, inputs["model"].digest(), open_once(config, builder))
+
+
+def _application(application: Application, config: SweepConfig) -> _Model:
+    builder = BACKENDS[config.backend].builder(config)
+    generator = ApplicationGenerator(application, ApplicationParameters.of(config), builder)
+    return _Model(config, builder, None, "", lambda: generator)
 
 
 def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SweepConfig) -> _Model:

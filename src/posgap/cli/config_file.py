@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from posgap.foundation.errors import PosgapError, shorten, suggestion
+from posgap.foundation.fields import is_function
 
 TRACKING = "tracking"
 VARIABLE = "POSGAP_CONFIG"
@@ -78,6 +79,8 @@ def _take(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     _require_known(
         f"{value}: {verb}", (str(name) for name in section), [_option_name(name) for name in options], "option"
     )
+    if is_function(given.get("model")):  # a file may come from others, and a function can do anything
+        raise PosgapError(f"{value}: {verb}: model: is a function, which you type yourself: --model {given['model']}")
     ctx.default_map = {name: _as_given(each, options[name]) for name, each in given.items() if each is not None}
 
 

@@ -37,6 +37,14 @@ def location_if_any(value: Any) -> Any:
     return as_location(unset_if_empty(value))
 
 
+FUNCTION = "python:"  # before the place of a function that answers in place of a model
+
+
+def is_function(text: Any) -> bool:
+    """Whether a model is named by the place of a function in Python, `python:package.module:name`."""
+    return isinstance(text, str) and text.startswith(FUNCTION)
+
+
 def is_endpoint(text: Any) -> bool:
     """Whether a model is named by an endpoint's address, `http://host/v1` or `http://host/v1#name`."""
     return isinstance(text, str) and text.startswith(("http://", "https://"))

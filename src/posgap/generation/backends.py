@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast
 from pydantic import AfterValidator, Field, model_validator
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.fields import RARE, is_endpoint
+from posgap.foundation.fields import RARE, is_endpoint, is_function
 from posgap.foundation.registry import WITHOUT_EFFECT, Parameters, Registry
+from posgap.generation.application import Application, ApplicationGenerator, load_function
 from posgap.generation.config import GenerationConfig
 from posgap.generation.endpoint_names import with_endpoint
-from posgap.generation.endpoint_parameters import EndpointParameters
+from posgap.generation.endpoint_parameters import ApplicationParameters, EndpointParameters
 from posgap.generation.setup import builder_of, order_of
 from posgap.mitigations.in_force import load_model
 from posgap.models import ADAPTER, MITIGATIONS_KEY, NO_CONFIG
@@ -39,8 +40,9 @@ class Backend:
 
     A backend that is not `local` calls a model elsewhere. Tokenizer and parameters are not at hand then, so prompts are
     sent as text, completions have no token ids, which a teacher needs, and the model's scaling is unknown. One that is
-    `in_memory` answers by a model in this process, in which mitigations can be put in force. Parameters marked
-    `WITHOUT_EFFECT` change the speed of generation, but not the responses.
+    `in_memory` answers by a model in this process, in which mitigations can be put in force. `is_model` is false for
+    one that answers by something that no registry can serve. Parameters marked `WITHOUT_EFFECT` change the speed of
+    generation, but not the responses.
     """
 
     name: str
@@ -48,6 +50,11 @@ class Backend:
     parameters: type[Parameters] = Parameters
     local: bool = True
     in_memory: bool = False
+    is_model: bool = True
+
+    def takes(self, model: str) -> bool:
+        """Whether a model is named so that only this backend can answer."""
+        return False
 
     def dtype(self, config: "BackendConfig") -> str:
         """The dtype in which it answers: the config's, or what "auto" stands for where that is known."""
@@ -150,6 +157,28 @@ class _OpenAI(Backend):
         return OpenAIGenerator(config.model, parameters, builder.framing)
 
 
+class _Application(Backend):
+    def takes(self, model: str) -> bool:
+        return is_function(model)
+
+    def template(self, config: "BackendConfig") -> str:
+        return "application's own"
+
+    def framing(self, config: "BackendConfig") -> "Framing":
+        given = {name: getattr(config, name) for name in ("system", "template", "template_args")}
+        parameters = ApplicationParameters.of(config).model_dump(exclude_defaults=True)
+        for name in [*filter(given.get, given), *parameters.keys() - {"concurrency", "timeout", "version"}]:
+            raise PosgapError(f"{name}: an application words and sends its prompts itself; leave it out")
+        return super().framing(config)
+
+    def decoding(self, config: "BackendConfig", served: "EndpointIdentity | None") -> str:
+        return "application's own"
+
+    def generator(self, config: "BackendConfig", builder: "TextPromptBuilder") -> "Generator":
+        application = Application(load_function(config.model), config.model)
+        return ApplicationGenerator(application, ApplicationParameters.of(config), builder)
+
+
 AUTO = _Auto(
     "auto",
     "vllm on a GPU where it is installed and serves the model, else transformers",
@@ -163,6 +192,13 @@ OPENAI = _OpenAI(
     "any OpenAI-compatible endpoint, with the key in OPENAI_API_KEY",
     EndpointParameters,
     local=False,
+)
+APPLICATION = _Application(
+    "python",
+    "an application: a function, --model python:package.module:name",
+    ApplicationParameters,
+    local=False,
+    is_model=False,
 )
 
 
@@ -212,7 +248,7 @@ def _tell(line: str) -> None:
     log.info("%s", line)
 
 
-BACKENDS: Registry[Backend] = Registry("backend", "posgap.backends", AUTO, TRANSFORMERS, VLLM, OPENAI)
+BACKENDS: Registry[Backend] = Registry("backend", "posgap.backends", AUTO, TRANSFORMERS, VLLM, OPENAI, APPLICATION)
 
 
 _OF_LOCAL = {"dtype", "batch_tokens", "template"}  # parameters of models on this machine alone
@@ -246,7 +282,10 @@ class BackendConfig(GenerationConfig):
         if not values.get("model") and is_endpoint(values.get("base_url")):  # which says which model it serves
             values = {**values, "model": values["base_url"], "base_url": ""}
         values = with_endpoint(values)
+        named = [each.name for each in BACKENDS if each.takes(values.get("model") or "")]
         chosen = values.get("backend") or AUTO.name
+        if named and chosen in (AUTO.name, *named):
+            return values | {"backend": named[0]}
         if values.get("base_url") and chosen == AUTO.name:
             return values | {"backend": OPENAI.name}
         return values | {"backend": chosen}

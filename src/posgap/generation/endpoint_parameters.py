@@ -43,10 +43,10 @@ class EndpointParameters(Parameters):
         "fingerprint; model: the same model; any: whatever it says",
     )
     concurrency: Annotated[int, WITHOUT_EFFECT] = Field(
-        8, ge=1, description="openai: number of requests at the same time"
+        8, ge=1, description="openai, python: number of requests, or of calls, at the same time"
     )
     timeout: Annotated[float, WITHOUT_EFFECT, RARE] = Field(
-        120.0, gt=0, description="openai: seconds to wait for a whole response"
+        120.0, gt=0, description="openai, python: seconds to wait for a whole response"
     )
     base_url: str = Field(
         "", description="openai: address of the endpoint, like http://localhost:8000/v1, for --model NAME"
@@ -60,3 +60,11 @@ class EndpointParameters(Parameters):
                 instead = f": give --{parameter.replace('_', '-')}" if parameter else ""
                 raise ValueError(f"{name!r} is posgap's own{instead}")
         return body
+
+
+class ApplicationParameters(EndpointParameters):
+    """How an application is asked."""
+
+    version: Annotated[str, RARE] = Field(
+        "", description="python: version of the application; a sweep of another one is another sweep"
+    )

@@ -32,6 +32,7 @@ class EndpointIdentity(Record):
     models: tuple[str, ...] = Field((), description="names under which it answered")
     fingerprints: tuple[str, ...] = Field((), description="of its systems")
     left_out: tuple[str, ...] = Field((), description="parameters that it did not take")
+    notes: tuple[str, ...] = Field((), description="what posgap saw of an application before it asked")
 
     def values_of(self, what: What) -> tuple[str, ...]:
         """The names, or the fingerprints."""

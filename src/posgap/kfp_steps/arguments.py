@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from posgap.foundation.config import Config
 from posgap.foundation.errors import PosgapError, faults
-from posgap.foundation.fields import Role, role
+from posgap.foundation.fields import Role, is_function, role
 from posgap.foundation.locations import add_mount, is_address, is_uri
 
 C = TypeVar("C", bound=Config)
@@ -33,6 +33,8 @@ def to_config(config_type: type[C], arguments: dict[str, Any], **values: Any) ->
 def _here(value: Any, is_input: bool) -> Any:
     if isinstance(value, list):
         return [_here(item, is_input) for item in value]
+    if is_function(value):
+        raise PosgapError(f"{value}: a function is called only where somebody types it, and not on a cluster")
     path, uri = getattr(value, "path", value), getattr(value, "uri", "")
     scheme, separator, rest = str(uri).partition("://")
     if separator and rest and str(path).endswith(f"/{rest}"):

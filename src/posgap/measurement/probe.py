@@ -205,7 +205,7 @@ class FirstAnswers:
     responses: list[Response] = field(default_factory=list)
 
     def __call__(self, example: AnyExample, placement: Placement, completion: Completion) -> None:
-        as_usual = not placement.baseline or BASELINES[placement.baseline].documents
+        as_usual = not placement.baseline or BASELINES[placement.baseline].is_order
         if not as_usual or completion.outcome != "answered" or len(self.responses) >= LOOKED_AT:
             return
         self.responses.append(observe(self.builder, example, placement, completion, self.metric))

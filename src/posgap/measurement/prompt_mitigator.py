@@ -75,9 +75,8 @@ class PromptMitigator:
     def build_variants(self, question: Question) -> PromptVariants:
         """The prompts of a question."""
         example, placement, sample = question
-        if placement.baseline and not BASELINES[placement.baseline].documents:
+        if placement.baseline and not BASELINES[placement.baseline].is_order:
             return PromptVariants([self.builder.prompt(example, placement)._replace(sample=sample)], [], [])
-        name = f"example {example.id} at position {placement.name}"
         if self.mitigation.needs_ranks and not isinstance(example, RankedExample):
             raise PosgapError(
                 f"mitigation {self.mitigation.name}: example {example.id} was not retrieved by anybody, so that no "
@@ -85,7 +84,7 @@ class PromptMitigator:
             )
 
         def prompt(documents: Sequence[Document]) -> Prompt:
-            return self.builder.of_text(self.builder.word_prompt(example, documents), name)._replace(sample=sample)
+            return self.builder.of_documents(example, placement, documents)._replace(sample=sample)
 
         given = self.builder.documents(example, placement)
         orders = self._orders(example, given)

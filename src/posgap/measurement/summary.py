@@ -26,6 +26,8 @@ def summary_text(sweep: Sweep) -> list[str]:
             f"The model was asked by the mitigation {sweep.mitigation.phrase}: a position is that of the {place} as "
             f"given to it, not as the model reads{beside}."
         )
+    if sweep.served and sweep.served.notes:
+        sentences.append(f"What answered is an application: {'; '.join(sweep.served.notes)}.")
     if sweep.baselines:
         parts = [f"{name} {asked.accuracy:.1f} ({ends(asked.ci95)})" for name, asked in sweep.baselines.items()]
         sentences.append(f"Asked otherwise, the same examples came out at: {', '.join(parts)}.")

@@ -116,9 +116,15 @@ class SweepRun:
 
     @property
     def most_frequent_reason(self) -> str:
-        """Why prompts were not answered, most often; empty where no reason was given."""
-        reasons = Counter(row["reason"] for row in self.predictions if "outcome" in row and row.get("reason"))
-        return shorten(reasons.most_common(1)[0][0]) if reasons else ""
+        """Why prompts were not answered, most often, and how often that was; reasons of a kind begin alike, up to a
+        colon. Empty where no reason was given."""
+        reasons = [row["reason"] for row in self.predictions if "outcome" in row and row.get("reason")]
+        kinds = Counter(reason.partition(":")[0] for reason in reasons)
+        if not kinds:
+            return ""
+        ((kind, count),) = kinds.most_common(1)
+        first = next(reason for reason in reasons if reason.partition(":")[0] == kind)
+        return f"{shorten(first)} ({count} times)" if count > 1 else shorten(first)
 
     @property
     def shortfall(self) -> str:

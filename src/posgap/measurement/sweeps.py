@@ -12,6 +12,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_model
 from posgap.foundation.locations import last_name
 from posgap.foundation.printing import format_count
+from posgap.generation.backends import BACKENDS
 from posgap.generation.served import EndpointIdentity
 from posgap.measurement import statistics
 from posgap.measurement.filling import FillRecord
@@ -263,9 +264,18 @@ class Sweep(Record):
         """The placement with the highest accuracy; the first of equals."""
         return self.placements[int(np.argmax(self.accuracy))]
 
+    def require_model(self, where: object) -> None:
+        """Raises `PosgapError` where no model answered, but an application."""
+        backend = self.settings.get("backend")
+        if backend in BACKENDS.names() and not BACKENDS[backend].is_model:
+            raise PosgapError(
+                f"{where}: is of an application, {self.model}; a registry serves models: `posgap check` judges it"
+            )
+
     def require_model_alone(self, where: object, instead: str) -> None:
-        """Raises `PosgapError` where it was asked by a mitigation, so that it says nothing of the model alone; it names
-        `where` the sweep is and what to do `instead`."""
+        """Raises `PosgapError` where it was asked by a mitigation, so that it says nothing of the model alone, or where
+        an application answered; it names `where` the sweep is and what to do `instead`."""
+        self.require_model(where)
         if self.mitigation:
             raise PosgapError(
                 f"{where}: was asked by the mitigation {self.mitigation.phrase}, so that it is not of the model alone; "

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 class Prompt(NamedTuple):
     """A prompt: the task's text and, for a local model, its token ids, in the chat template if there is one; and which
-    of several responses to it is asked for."""
+    of several responses to it is asked for. `example` and `documents`, in their order, are what the text was made of:
+    an application makes its own text of them."""
 
     text: str
     token_ids: Sequence[int] = ()
     sample: int = 0
+    example: AnyExample | None = None
+    documents: Sequence[Document] = ()
 
 
 class Filler(Protocol):
@@ -71,7 +74,14 @@ class TextPromptBuilder:
         """The prompt's text, and for a local model its token ids, which raises `PosgapError` if prompt and response
         would exceed the context."""
         self.task.require_fit(example)
-        return self.of_text(self.text(example, placement), f"example {example.id} at position {placement.name}")
+        return self.of_documents(example, placement, self.documents(example, placement))
+
+    def of_documents(self, example: AnyExample, placement: Placement, documents: Sequence[Document]) -> Prompt:
+        """The prompt of an example that has these documents at this placement, in this order."""
+        prompt = self.of_text(
+            self.word_prompt(example, documents), f"example {example.id} at position {placement.name}"
+        )
+        return prompt._replace(example=example, documents=documents)
 
     def of_text(self, text: str, name: str) -> Prompt:
         """The prompt of a text; errors call it by that name."""
@@ -79,17 +89,12 @@ class TextPromptBuilder:
 
     def text(self, example: AnyExample, placement: Placement) -> str:
         """The prompt's text, without any chat template."""
-        baseline_text = BASELINES[placement.baseline].text if placement.baseline else None
-        if baseline_text:
-            return baseline_text(self.task, example, placement.n_docs, self.order)
         return self.word_prompt(example, self.documents(example, placement))
 
     def documents(self, example: AnyExample, placement: Placement) -> list[Document]:
-        """What stands in the prompt, in its order; of a baseline that is an order of documents, those."""
+        """What stands in the prompt, in its order."""
         if placement.baseline:
-            documents = BASELINES[placement.baseline].documents
-            assert documents, f"{placement.baseline} is no order of documents"
-            return documents(self.task, example, placement.n_docs, self.order)
+            return BASELINES[placement.baseline].documents(self.task, example, placement.n_docs, self.order)
         if self.fill:
             return self.fill.documents(self, example, placement)
         return self.task.slots.arrange(example, placement, self.order.shuffle)

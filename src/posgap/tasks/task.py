@@ -109,12 +109,10 @@ class Task:
         return names if any(names) else []
 
     def text(self, documents: Sequence[Document], question: str, order: PromptOrder = AS_GIVEN) -> str:
-        """The prompt's text with the documents in the order given."""
+        """The prompt's text with the documents in the order given, or without any."""
+        if not documents:
+            return (self.closed_book or self.template.split("\n\n")[-1]).format(question=question)
         return self._format_template(documents, question, order)
-
-    def closed_book_text(self, question: str) -> str:
-        """The text of a prompt without documents."""
-        return (self.closed_book or self.template.split("\n\n")[-1]).format(question=question)
 
     def ordered_template(self, order: PromptOrder) -> str:
         """The template with the question after the documents, before them, or on both sides
@@ -196,22 +194,20 @@ search_results = document_writer("Document [{number}](Title: {title}) {text}")  
 class Baseline:
     """A way of asking an example once, beside the placements of a sweep.
 
-    `text(task, example, n_docs, order)` is the prompt's text, without any chat template. In place of it `documents`, of
-    the same arguments, are those in the prompt where it is an order of all of them, which a mitigation can change.
-    `suits(task)` says whether the task's questions can be asked so.
+    `documents(task, example, n_docs, order)` are those in the prompt. `is_order` says that they are all that an example
+    has, in an order that a mitigation can change. `suits(task)` says whether the task's questions can be asked so.
     """
 
     name: str
     help: str
-    text: Callable[[Task, AnyExample, int, PromptOrder], str] | None = None
+    documents: Callable[[Task, AnyExample, int, PromptOrder], list[Document]]
     suits: Callable[[Task], bool] = lambda task: not task.slot_names  # whose items are no answers themselves
-    documents: Callable[[Task, AnyExample, int, PromptOrder], list[Document]] | None = None
+    is_order: bool = False
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
 
-def _gold_alone(task: Task, example: AnyExample, n_docs: int, order: PromptOrder) -> str:
-    documents = [document for document in _prompt_documents(task, example, n_docs) if document in example.gold]
-    return task.text(documents, example.question, order)
+def _gold_alone(task: Task, example: AnyExample, n_docs: int, order: PromptOrder) -> list[Document]:
+    return [document for document in _prompt_documents(task, example, n_docs) if document in example.gold]
 
 
 def _in_random_order(task: Task, example: AnyExample, n_docs: int, order: PromptOrder) -> list[Document]:
@@ -231,15 +227,14 @@ def _in_the_retriever_s_order(task: Task, example: AnyExample, n_docs: int, orde
     return task.slots.as_given(example, n_docs)
 
 
-CLOSED_BOOK = Baseline(
-    "closed-book", "without any documents", lambda task, example, *_: task.closed_book_text(example.question)
-)
+CLOSED_BOOK = Baseline("closed-book", "without any documents", lambda *_: [])
 ORACLE = Baseline("oracle", "with the gold documents alone", _gold_alone)
-RANDOM = Baseline("random", "all documents in a random order", documents=_in_random_order)
+RANDOM = Baseline("random", "all documents in a random order", _in_random_order, is_order=True)
 AS_RETRIEVED = Baseline(
     "as-retrieved",
     "the passages in the order of the retriever",
+    _in_the_retriever_s_order,
     suits=lambda task: task.slots.as_given is not None,
-    documents=_in_the_retriever_s_order,
+    is_order=True,
 )
 BASELINES: Registry[Baseline] = Registry("baseline", "posgap.baselines", CLOSED_BOOK, ORACLE, RANDOM, AS_RETRIEVED)

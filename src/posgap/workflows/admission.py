@@ -83,6 +83,7 @@ def _write_verdict(config: GateConfig, out: Path, run: Run) -> None:
     Where the environment holds a key the verdict's signature lies beside it.
     """
     swept = read_sweep(config.candidate)
+    swept.require_model(config.candidate)
     if config.name:
         swept.require_model_alone(
             config.candidate, f"{config.name} would be registered as the model alone: sweep without one, and gate that"

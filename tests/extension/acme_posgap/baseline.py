@@ -5,5 +5,5 @@ from posgap.tasks.task import Baseline
 MISLED = Baseline(
     name="misled",
     help="with a document that does not answer",
-    text=lambda task, example, n_docs, order: task.text(example.distractors[:1], example.question, order),
+    documents=lambda task, example, n_docs, order: example.distractors[:1],
 )

@@ -1,0 +1,406 @@
+"""The backend for applications: a Python function of the user's that is called with a prompt, or with a question and
+its passages, in threads of its own."""
+
+import asyncio
+import importlib
+import inspect
+import json
+import logging
+import os
+import queue
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+import posgap
+from posgap.foundation.environment import read_number
+from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.fields import FUNCTION
+from posgap.foundation.interruption import RESUMES
+from posgap.foundation.redaction import redact
+from posgap.foundation.retries import within
+from posgap.generation.answer_forms import as_completion
+from posgap.generation.endings import before_stop
+from posgap.generation.endpoint_parameters import ApplicationParameters
+from posgap.generation.generator import Completion, Sampling, Usage
+from posgap.generation.served import EndpointIdentity
+from posgap.generation.wire import Fault, read_answer
+from posgap.tasks.examples import AnyExample, Document, RankedExample
+from posgap.tasks.prompts import Prompt, TextPromptBuilder
+
+log = logging.getLogger(__name__)
+RETRIES = 2  # of a call that raised, unless POSGAP_RETRIES says otherwise: SDKs retry by themselves
+MAX_CONSECUTIVE_FAILURES = 25  # prompts that end a sweep
+FIRST_WAIT = 0.5  # seconds between tries, doubled each time
+LOOKED_AT, MIN_LOOKED_AT = 8, 4  # questions that are asked again, and with the passages of another question
+MAX_LOOKED_AT = 2 * LOOKED_AT  # if none of the first answers is another then
+_CALLED_WITH = ("question", "passages", "messages")
+T = TypeVar("T")
+Numbered = tuple[int, int, Prompt]  # a group's index, a prompt's index within it, and the prompt
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A passage as an application gets it. `title` and `id` are empty if the example has none."""
+
+    text: str
+    title: str = ""
+    id: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an application returns if it knows more than the text of its answer.
+
+    `finish_reason` says why the answer ended, in the words of OpenAI or Anthropic: "stop", "length", "content_filter".
+    `sent` is the text that went to the model: by it posgap sees which of the passages reached the prompt.
+    """
+
+    text: str
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str = "stop"
+    sent: str = ""
+
+
+def name_of(function: Callable) -> str:
+    """Returns the address of a function, "python:module:name", as `--model` takes it."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{FUNCTION}{named.__module__}:{named.__qualname__}"
+
+
+def load_function(address: str) -> Callable:
+    """Imports the function at "python:package.module:name", also from the current folder.
+
+    Raises `PosgapError` if it cannot be imported, or is no function.
+    """
+    module, colon, name = address.removeprefix(FUNCTION).partition(":")
+    if not (colon and module and name):
+        raise PosgapError(f"--model {address}: write python:package.module:function")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # whatever somebody's module raises
+        raise PosgapError(f"--model {address}: cannot be imported: {_described(error)}") from None
+    finally:
+        sys.path.remove(os.getcwd())
+    if not callable(found):
+        raise PosgapError(f"--model {address}: is a {type(found).__name__}, and no function")
+    return found
+
+
+class Application:
+    """A function with what its parameters ask for: `question` and `passages`, `messages`, or the prompt's text.
+
+    Raises `PosgapError` if it has other parameters without a default, or a question and no passages.
+    """
+
+    def __init__(self, function: Callable, name: str = ""):
+        self.function, self.name = function, name or name_of(function)
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):  # of a function that is not written in Python
+            parameters = []
+        self.wanted = [each.name for each in parameters if each.name in _CALLED_WITH]
+        if ("question" in self.wanted) != ("passages" in self.wanted):
+            raise PosgapError(
+                f"{self.name}: takes {self.wanted[0]} alone: give it both `question` and `passages`, which posgap moves"
+            )
+        others = [
+            each.name
+            for each in parameters
+            if each.name not in _CALLED_WITH
+            and each.default is each.empty
+            and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        ]
+        if len(others) > (0 if self.wanted else 1):
+            raise PosgapError(
+                f"{self.name}: has the parameters {', '.join([*self.wanted, *others])}: posgap gives `question` and "
+                "`passages`, or `messages`, or one text; give the others a default"
+            )
+
+    def call(self, prompt: Prompt) -> Any:
+        """Calls the function for a prompt; returns what it does, which may be awaitable."""
+        if not self.wanted:
+            return self.function(prompt.text)
+        values: dict[str, Any] = {"messages": [{"role": "user", "content": prompt.text}]}
+        if prompt.example is not None:
+            values |= {"question": prompt.example.question, "passages": passages_of(prompt.example, prompt.documents)}
+        return self.function(**{name: values[name] for name in self.wanted})
+
+
+def passages_of(example: AnyExample, documents: Sequence[Document]) -> list[Passage]:
+    """Returns the documents as passages, with the ids that a retrieval log gave them."""
+    ranked = example.passages if isinstance(example, RankedExample) else []
+    ids = {(each.title, each.text): each.id for each in reversed(ranked)}
+    return [Passage(each.text, each.title, ids.get((each.title, each.text), "")) for each in documents]
+
+
+@dataclass
+class ApplicationGenerator:
+    """Calls an application for each prompt, `concurrency` at a time.
+
+    A call that raises, or takes longer than `timeout`, is tried again twice, or POSGAP_RETRIES times, and then is a
+    failed prompt whose reason begins with the exception's class. If the first prompt fails that way, or 25 in a row do,
+    `PosgapError` ends the sweep.
+
+    Before the first answers it looks at what nobody can see from outside, and keeps it in `served.notes`: which
+    passages reach the model, whether an answer is the same when it is asked again, and whether answers depend on the
+    passages at all. If they do not, it raises `PosgapError`.
+    """
+
+    application: Application
+    parameters: ApplicationParameters
+    builder: TextPromptBuilder
+    served: EndpointIdentity = field(default_factory=EndpointIdentity)
+    _failures: int = 0  # in a row
+    _has_answered: bool = False
+    _notes: tuple[str, ...] = ()
+    _loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
+
+    def require_same(self) -> None:
+        """Does nothing: whether an application is what it was is said by its `version`."""
+
+    def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
+        numbered = enumerate(groups)
+        version = self.parameters.version
+        said = {"models": (self.application.name,), "fingerprints": (version,) if version else ()}
+        self._notes = self.served.notes or self._notes
+        self.served = self.served.model_copy(update={**said, "notes": self._notes})
+        looked_at: list[tuple[int, Sequence[Prompt]]] = []
+        own: dict[tuple[int, int], Completion] = {}
+        if not self._notes:
+            looked_at = list(islice(numbered, MAX_LOOKED_AT))
+            firsts = [(index, 0, group[0]) for index, group in looked_at if group and group[0].documents]
+            own = self._look_at(firsts, sampling)
+        yield from ((index, at, completion) for (index, at), completion in own.items())
+        prompts = (
+            (index, at, prompt)
+            for index, group in chain(looked_at, numbered)
+            for at, prompt in enumerate(group)
+            if (index, at) not in own
+        )
+        yield from self._ask(prompts, partial(self._complete, sampling=sampling))
+
+    def _look_at(self, firsts: Sequence[Numbered], sampling: Sampling) -> dict[tuple[int, int], Completion]:
+        """Answers some of these prompts, each of another example, and notes what they tell of the application.
+
+        Raises `PosgapError` if the first one fails, and if answers do not depend on the passages.
+        """
+        if not firsts:
+            return {}
+        index, at, prompt = firsts[0]
+        began = time.monotonic()
+        answer, failed = self._try(prompt)
+        if failed:
+            raise PosgapError(f"{self.application.name}: fails for the first prompt: {failed}; correct it")
+        own = {(index, at): self._read(answer, prompt, sampling, time.monotonic() - began)}
+        self._has_answered = True
+        if len(firsts) < MIN_LOOKED_AT:
+            return own
+        same, unmoved, complete = 0, 0, partial(self._complete, sampling=sampling)
+        for begin in range(0, len(firsts), LOOKED_AT):
+            part = firsts[begin : begin + LOOKED_AT]
+            own |= {(i, n): completion for i, n, completion in self._ask(iter(part[not begin :]), complete)}
+            again = {(i, n): text for i, n, text in self._ask(iter(part), self._said)}
+            moved = {(i, n): text for i, n, text in self._ask(self._exchange(part), self._said)}
+            same += sum(again[key] == own[key].text for key in again)
+            unmoved += sum(moved[key] in (again[key], own[key].text) for key in moved)
+            if unmoved < len(own):
+                break
+        notes = [
+            self._look_at_passages(prompt, answer),
+            f"asked twice, {same} of {len(own)} answers are the same",
+            f"with the passages of another question, {unmoved} of {len(own)} answers are the same",
+        ]
+        if unmoved == len(own):
+            raise PosgapError(
+                f"{self.application.name}: {notes[-1]}: it does not use the passages that it is given, or knows the "
+                "answers without any, so that their position cannot matter; have it take `passages` in place of a "
+                "retrieval of its own"
+            )
+        self._notes = tuple(notes)
+        self.served = self.served.model_copy(update={"notes": self._notes})
+        for note in notes:
+            log.info("%s: %s", self.application.name, note)
+        return own
+
+    def _said(self, prompt: Prompt) -> str:
+        """What is answered to a prompt that is no part of the sweep."""
+        answer, failed = self._try(prompt, tries=1)
+        return failed or self._read(answer, prompt, Sampling(0), 0.0).text
+
+    def _look_at_passages(self, prompt: Prompt, answer: Mapping[str, Any]) -> str:
+        """Asks the prompt, which was answered so, with a marker at both ends of each passage; returns which of these
+        the application sent on. Raises `PosgapError` if it sent none."""
+        if not answer.get("sent"):
+            return "which passages reach the model is not known: no posgap.Answer says what was `sent`"
+        ends = [(secrets.token_hex(4), secrets.token_hex(4)) for _ in prompt.documents]
+        documents = [
+            each.model_copy(update={"text": f"{first} {each.text} {last}"})
+            for each, (first, last) in zip(prompt.documents, ends)
+        ]
+        marked, failed = self._try(self._with_documents(prompt, documents), tries=1)
+        if failed:
+            return f"which passages reach the model is not known: with markers in them it fails: {failed}"
+        sent = str(marked.get("sent", ""))
+        places = {number: sent.find(first) for number, (first, _) in enumerate(ends, start=1)}
+        arrived = sorted((number for number in places if places[number] >= 0), key=lambda number: places[number])
+        if not arrived:
+            raise PosgapError(
+                f"{self.application.name}: none of the {len(ends)} passages that it is given is in what it sends, so "
+                "that their position cannot matter; have it take `passages` in place of a retrieval of its own"
+            )
+        cut = [number for number in arrived if ends[number - 1][1] not in sent]
+        note = f"{len(arrived)} of {len(ends)} passages reach the model"
+        note += f", those at {_listed(sorted(arrived))}" if len(arrived) < len(ends) else ""
+        note += "" if arrived == sorted(arrived) else f", in the order {_listed(arrived)}"
+        return note + (f"; cut short are those at {_listed(sorted(cut))}" if cut else "")
+
+    def _exchange(self, seen: Sequence[Numbered]) -> Iterator[Numbered]:
+        """Yields these prompts, each with the documents of the next one."""
+        for (index, at, prompt), (_, _, other) in zip(seen, [*seen[1:], seen[0]]):
+            yield index, at, self._with_documents(prompt, other.documents)
+
+    def _with_documents(self, prompt: Prompt, documents: Sequence[Document]) -> Prompt:
+        assert prompt.example
+        return prompt._replace(text=self.builder.word_prompt(prompt.example, documents), documents=documents)
+
+    def _ask(self, prompts: Iterator[Numbered], answer: Callable[[Prompt], T]) -> Iterator[tuple[int, int, T]]:
+        """Yields what `answer` makes of these prompts, `concurrency` at a time, as it comes."""
+        answers: queue.Queue[tuple[int, int, T] | BaseException | None] = queue.Queue()
+        taking, is_over = threading.Lock(), threading.Event()
+
+        def work() -> None:
+            try:
+                while not is_over.is_set():
+                    with taking:
+                        following = next(prompts, None)
+                    if following is None:
+                        break
+                    index, at, prompt = following
+                    answers.put((index, at, answer(prompt)))
+            except BaseException as error:  # whatever it is, it belongs to whoever takes the answers
+                answers.put(error)
+            else:
+                answers.put(None)
+
+        try:
+            working = self.parameters.concurrency
+            for _ in range(working):
+                # Nothing waits for these at the end of the process: a call may never return.
+                threading.Thread(target=work, name="application", daemon=True).start()
+            while working:
+                came = answers.get()
+                if isinstance(came, BaseException):
+                    raise came
+                if came is None:
+                    working -= 1
+                else:
+                    yield came
+        finally:
+            is_over.set()
+
+    def _complete(self, prompt: Prompt, sampling: Sampling) -> Completion:
+        began = time.monotonic()
+        answer, failed = self._try(prompt)
+        if failed:
+            self._failures += 1
+            if self._failures >= MAX_CONSECUTIVE_FAILURES or not self._has_answered:
+                raise PosgapError(
+                    f"{self.application.name}: {self._failures} prompts in a row failed, the last: {failed}; what was "
+                    f"answered is kept: {RESUMES}"
+                )
+            return Completion("", [], "failed", reason=failed)
+        self._failures, self._has_answered = 0, True
+        return self._read(answer, prompt, sampling, time.monotonic() - began)
+
+    def _read(self, answer: Mapping[str, Any], prompt: Prompt, sampling: Sampling, seconds: float) -> Completion:
+        """Returns the completion that an answer is."""
+        read = read_answer(json.dumps(as_completion(answer)).encode(), None, prompt.text)
+        if isinstance(read, Fault):
+            return Completion("", [], "failed", reason=str(read))
+        completion = read.completion
+        text = before_stop(completion.text, sampling.stop)
+        usage = (completion.usage or Usage())._replace(seconds=seconds)
+        return completion._replace(text=text, cut=completion.cut and text == completion.text, usage=usage)
+
+    def _try(self, prompt: Prompt, tries: int = 0) -> tuple[dict[str, Any], str]:
+        """Returns what the application answers, and why it did not, of which one is empty."""
+        tries = tries or 1 + int(read_number("POSGAP_RETRIES", RETRIES, 0, 1000))
+        failed = ""
+        for number in range(tries):
+            if number:
+                time.sleep(min(FIRST_WAIT * 2 ** (number - 1), 30.0))
+            try:
+                return _as_mapping(self._call(prompt)), ""
+            except (Exception, SystemExit) as error:  # whatever somebody's function raises
+                failed = _described(error)
+        return {}, f"{failed} ({tries} tries)" if tries > 1 else failed
+
+    def _call(self, prompt: Prompt) -> Any:
+        seconds = self.parameters.timeout
+        returned = within(seconds, partial(self.application.call, prompt))
+        if not inspect.isawaitable(returned):
+            return returned
+
+        async def wait() -> Any:
+            async with asyncio.timeout(seconds):
+                return await returned
+
+        return asyncio.run_coroutine_threadsafe(wait(), self._event_loop()).result()
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop in which all that is async runs, in a thread of its own, so that a client stays with one loop."""
+        with _STARTING:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="application loop", daemon=True).start()
+        return self._loop
+
+
+_STARTING = threading.Lock()
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _as_mapping(returned: Any) -> dict[str, Any]:
+    """Returns what a function returned by its fields. Raises `TypeError` if it is no kind of answer."""
+    if isinstance(returned, str):
+        return {"text": returned}
+    if isinstance(returned, Answer):
+        fields = asdict(returned)
+        tokens = {name: fields.pop(name) for name in ("prompt_tokens", "completion_tokens")}
+        return fields | {"usage": tokens}
+    dumped = returned.model_dump(mode="json") if hasattr(returned, "model_dump") else returned
+    if not isinstance(dumped, Mapping):
+        raise TypeError(f"returned {type(returned).__name__}: return a text, a posgap.Answer or an SDK's response")
+    try:
+        as_completion(dumped)
+    except ValueError as error:
+        raise TypeError(f"returned {type(returned).__name__}, which {error}") from None
+    return dict(dumped)
+
+
+def _described(error: BaseException) -> str:
+    """The class of an exception, its first line, and where it was raised in somebody's file."""
+    line = shorten(redact(next(iter(str(error).splitlines()), "")))
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = (os.path.dirname(posgap.__file__), "<frozen importlib")
+    own = [each for each in frames if not each.filename.startswith(ours)]
+    place = f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {line}".rstrip(": ") + place
