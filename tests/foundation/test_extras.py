@@ -27,7 +27,7 @@ CARRIED = {"packaging", "pydantic_core", "typing_extensions"}
 # Most modules are only imported where a model of this machine is read; the last test here holds who does without.
 OF_LOCAL = {package for package, extra in EXTRA_OF.items() if extra == "local"}
 # Modules that are of use with an extra alone, and so import it at their top.
-OF_EXTRAS = ("components/", "pipelines/")
+OF_EXTRAS = ("components/", "pipelines/", "src/posgap/foundation/parquet.py")
 UNDER_OTHER_NAMES = {"yaml": "pyyaml"}
 
 

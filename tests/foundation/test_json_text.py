@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.foundation import json_text
+from posgap.foundation import bounds, json_text
+from posgap.foundation.bounds import EXPANSION, MB
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, read_jsonl, read_rows
-from posgap.foundation.json_text import DEPTH, EXPANSION, MAX_INTEGER, MB, parse_json
+from posgap.foundation.json_text import DEPTH, MAX_INTEGER, parse_json
 
 values = st.recursive(
     st.none()
@@ -88,7 +89,7 @@ def test_the_items_of_an_array_are_those_of_the_whole(tmp_path_factory, array, i
     file = tmp_path_factory.mktemp("array") / "a.json"
     file.write_text(json.dumps(array, indent=indent, ensure_ascii=ascii) + "\n", encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_text, "_BLOCK", block)
+        patch.setattr(json_text, "BLOCK", block)
         assert list(read_rows(file)) == list(enumerate(array, start=1))
 
 
@@ -136,7 +137,7 @@ def test_a_cut_or_damaged_archive_is_named(tmp_path):
 
 
 def test_an_archive_that_unpacks_to_too_much_takes_no_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_text, "FREE", 8 * MB)
+    monkeypatch.setattr(bounds, "FREE", 8 * MB)
     row = b'{"a": "%s"}' % (b"x" * (MB // 16))
     for name, unit in {"lines.jsonl.gz": row + b"\n", "array.json.gz": row + b","}.items():
         with gzip.open(tmp_path / name, "wb") as file:
@@ -153,8 +154,8 @@ def test_an_archive_that_unpacks_to_too_much_takes_no_memory(tmp_path, monkeypat
 
 
 def test_a_line_an_item_and_a_document_have_a_largest_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_text, "RECORD", 2 * MB)
-    monkeypatch.setattr(json_text, "DOCUMENT", 4 * MB)
+    monkeypatch.setattr(bounds, "RECORD", 2 * MB)
+    monkeypatch.setattr(bounds, "DOCUMENT", 4 * MB)
     text = b'["' + b"x" * (4 * MB)
     for name in ("a.jsonl", "a.json"):
         (tmp_path / name).write_bytes(text)

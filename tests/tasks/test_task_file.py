@@ -149,7 +149,7 @@ def test_the_command_line_says_what_is_wrong_with_a_file_and_still_knows_the_nam
     words = ["sweep", "--examples", tmp_path, "--model", "m", "--out", tmp_path / "out", "--task"]
     file.write_text(FILE.replace("metric", "metrik"))
     assert "--task: " in (said := fails(capsys, *words, file)) and "no field `metrik`; did you mean metric?" in said
-    assert "nowhere.yml: No such file" in fails(capsys, *words, tmp_path / "nowhere.yml")
+    assert "nowhere.yml: no such file" in fails(capsys, *words, tmp_path / "nowhere.yml")
     assert "'tickets' is not one of 'kv', 'qa'" in fails(capsys, *words, "tickets")
     assert "|FILE.yaml]" in shown("sweep")
 

@@ -1,5 +1,6 @@
 """`posgap view`: what is below a folder, on one page."""
 
+import os
 import re
 from shutil import copytree
 from types import SimpleNamespace
@@ -72,4 +73,11 @@ def test_what_cannot_be_viewed_is_said(results, capsys, tmp_path, caplog):
     (results / "a" / "index.html").write_text("<p>mine")
     assert "is there, and no page of `posgap view`" in fails(capsys, "view", results / "a")
     write_json(results / "wrong" / "sweep.json", {"task": "kv"})
-    assert "wrong" not in [row.folder for row in rows(results)] and "left out: " in caplog.text
+    for name, place in {"pipe": "", "zero": "/dev/zero"}.items():
+        (results / name).mkdir()
+        if place:
+            (results / name / "sweep.json").symlink_to(place)
+        else:
+            os.mkfifo(results / name / "sweep.json")
+    found = [row.folder for row in rows(results)]
+    assert not {"wrong", "pipe", "zero"}.intersection(found) and caplog.text.count("left out: ") == 3

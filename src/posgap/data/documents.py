@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import AliasChoices, BaseModel, Field
 
+from posgap.foundation.bounds import read_text
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.files import parse_as, read_rows
 from posgap.tasks.examples import Document, Example, Texts
@@ -41,11 +42,9 @@ def read_documents(path: Path) -> Iterator[tuple[int, Example]]:
         if not file.is_relative_to(folder):
             raise PosgapError(f"field `file`: {name} is not in the table's folder")
         try:
-            return file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise PosgapError(f"field `file`: {name}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise PosgapError(f"field `file`: {name} is no text in UTF-8") from None
+            return read_text(file)
+        except PosgapError as error:
+            raise PosgapError(f"field `file`: {error}") from None
 
     for number, row in read_rows(path):
         item = parse_as(_QuotedQuestion, row, f"{path}:{number}")

@@ -10,59 +10,138 @@ MAX_SHOWN = 200  # characters that are shown of what somebody gave
 
 
 class PosgapError(Exception):
-    """Bad input. The message is one line that says what is wrong, where, and what to do. Exit code 2."""
+    """Bad input. The message is one line that says what is wrong, where, and what to do. Exit code 2.
+
+    `at` is the place that is wrong, such as `examples.jsonl:3`, with which the message then begins. `code` tells
+    programs what kind of error it is. Each kind is a class of its own, with a code that never changes; the class's
+    docstring is its line in docs/troubleshooting.md.
+    """
 
     exit_code = 2
+    code = "bad-input"
+
+    def __init__(self, message: str = "", *, at: str = ""):
+        super().__init__(f"{at}: {message}" if at else message)
+        self.at = at
 
 
 class OfAll(PosgapError):
     """An error of all processes of a launch, whose line the first of them shows. Exit code 2."""
 
 
+class NotFound(PosgapError):
+    """A file, folder, model, version or object is not there, or these credentials may not see it."""
+
+    code = "not-found"
+
+
+class Unreadable(PosgapError):
+    """Something is there and cannot be read: damaged, incomplete, a device, or without permission."""
+
+    code = "unreadable"
+
+
+class Malformed(PosgapError):
+    """A file or text is not in the format that it should have, or a field in it is missing or wrong."""
+
+    code = "malformed"
+
+
+class TooLarge(PosgapError):
+    """A file, a line, a row or a number of something exceeds the bound that protects memory and time."""
+
+    code = "too-large"
+
+
+class BadOption(PosgapError):
+    """An option is unknown, missing or wrong, or two options contradict each other."""
+
+    code = "bad-option"
+
+
+class BadOutput(PosgapError):
+    """The output's place holds what posgap must not replace, is in use, or cannot be written."""
+
+    code = "bad-output"
+
+
+class BadModel(PosgapError):
+    """A model or tokenizer cannot be used for this: damaged, incomplete, or of a kind that posgap does not load."""
+
+    code = "bad-model"
+
+
+class MissingPackage(PosgapError):
+    """A package is needed that is not installed here."""
+
+    code = "missing-package"
+
+
+class NoServer(PosgapError):
+    """A server (S3, MLflow, an endpoint, the hub, Kubernetes) did not answer in time, or answered with a fault."""
+
+    code = "no-server"
+
+
+class Refused(PosgapError):
+    """A server refused the request, or these credentials may not do it."""
+
+    code = "refused"
+
+
 class Rejection(PosgapError):
     """The input was checked and refused; the report that says why is kept. Exit code 2."""
+
+    code = "rejected"
 
 
 class GateRefusal(PosgapError):
     """The gate refused the model. Exit code 3."""
 
     exit_code = 3
+    code = "gate-refused"
 
 
 class LeftPolicy(Rejection):
     """The registered champion breaks its policy on fresh data; the report that says so is kept. Exit code 3."""
 
     exit_code = 3
+    code = "left-policy"
 
 
 class NotEnoughEvidence(PosgapError):
     """The gate could not tell whether the model fulfils its rules. Exit code 7."""
 
     exit_code = 7
+    code = "not-enough-evidence"
 
 
 class Findings(PosgapError):
     """`doctor` or `verify` found faults. Exit code 1."""
 
     exit_code = 1
+    code = "findings"
 
 
 class RunFailure(PosgapError):
     """A run on the cluster failed. Exit code 4."""
 
     exit_code = 4
+    code = "run-failed"
 
 
 class RunCancellation(PosgapError):
     """A run on the cluster was cancelled or skipped. Exit code 5."""
 
     exit_code = 5
+    code = "run-cancelled"
 
 
 class RunTimeout(PosgapError):
     """A run on the cluster was not finished when the wait for it timed out. Exit code 6."""
 
     exit_code = 6
+    code = "run-timeout"
 
 
 class TerminationSignal(KeyboardInterrupt):

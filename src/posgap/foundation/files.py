@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from posgap.foundation.errors import PosgapError, first_fault
+from posgap.foundation.bounds import open_plain
+from posgap.foundation.errors import Malformed, PosgapError, TooLarge, first_fault
 from posgap.foundation.json_text import is_array, items, lines, parse_json, read_document
 from posgap.foundation.locations import blobs
 from posgap.foundation.rows import kind_of_table, table_rows
@@ -152,7 +153,7 @@ def digest_path(path: Path) -> str:
         return digest_of_folder({name: digest_path(paths[name]) for name in paths if is_content(name)})
     if path.is_symlink() and path.resolve().parent == blobs().resolve():
         return path.resolve().name  # the cache names files by their sha256
-    with open(path, "rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -258,11 +259,13 @@ def _read_lines_or_object(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         return
     try:
         first = next(rows)
-    except (PosgapError, StopIteration):
+    except (Malformed, TooLarge, StopIteration):
         try:
             first = 1, _object(parse_json(read_document(path), str(path)), str(path))
         except PosgapError as error:
-            raise PosgapError(f"{path}: expected a JSON array of objects, lines of them, or one ({error})") from None
+            raise Malformed(
+                f"expected a JSON array of objects, lines of them, or one ({error})", at=str(path)
+            ) from None
     yield first
     yield from rows
 
@@ -272,10 +275,10 @@ def parse_as(kind: type[T], value: object, where: str) -> T:
     try:
         return _adapter(cast(Hashable, kind)).validate_python(value)
     except ValidationError as error:
-        raise PosgapError(f"{where}: {first_fault(error)}") from None
+        raise Malformed(first_fault(error), at=where) from None
 
 
 def _object(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise PosgapError(f"{where}: expected a JSON object, found {json.dumps(value)[:40]}")
+        raise Malformed(f"expected a JSON object, found {json.dumps(value)[:40]}", at=where)
     return value

@@ -10,15 +10,16 @@ import logging
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from posgap.foundation.errors import PosgapError
-from posgap.foundation.json_text import MB, RECORD, open_unpacked
+from posgap.foundation import bounds
+from posgap.foundation.bounds import MB, Blocks, open_unpacked, require_bounded_row
+from posgap.foundation.errors import Malformed, NotFound, TooLarge
 
 log = logging.getLogger(__name__)
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
+MAX_COLUMNS = 16_384  # of CSV, as spreadsheets have at most
 _PARQUET = ".parquet"
-_BATCH = 256  # rows of a Parquet file that are in memory at once
 
 
 def kind_of_table(path: Path) -> str:
@@ -41,38 +42,55 @@ def table_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, d
     """
     path = Path(path)
     kind = kind_of_table(path)
-    if kind in SEPARATORS:
-        yield from _read_csv(path, SEPARATORS[kind], columns)
-        return
+    rows = _read_csv(path, SEPARATORS[kind], columns) if kind in SEPARATORS else _read_parts(path)
+    for number, row in rows:
+        require_bounded_row(row, f"{path}:{number}")
+        yield number, row
+
+
+def _read_parts(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a Parquet file or a folder of them, but for those that hold nothing, as CSV's empty lines."""
+    from posgap.foundation.parquet import read_parquet  # late: pyarrow takes a second to load
+
     parts = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not parts:
-        raise PosgapError(f"{path}: a folder without Parquet files, as `to_parquet` of a data set writes them")
-    yield from enumerate(chain.from_iterable(map(_read_parquet, parts)), start=1)
+        raise NotFound("a folder without Parquet files, as `to_parquet` of a data set writes them", at=str(path))
+    for number, row in enumerate(chain.from_iterable(map(read_parquet, parts)), start=1):
+        if any(cell is not None for cell in row.values()):
+            yield number, row
 
 
 def _read_csv(path: Path, separator: str, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    csv.field_size_limit(RECORD)
+    csv.field_size_limit(bounds.RECORD)
     with open_unpacked(path) as file:
-        lines, before, read = _text_lines(file, path), 0, 0
+        is_utf16 = file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # type: ignore[attr-defined]
+        blocks = Blocks(file, path)
+        lines = _text_lines(blocks, is_utf16)
+        before = read = 0
         try:
             first = next(lines, "")
             if first.lower().startswith("sep="):  # as Excel has it
                 separator, first, before = first[4:5], next(lines, ""), 1
             elif not columns:
                 separator = _find_separator(first, separator)
+            blocks.row_began = 0
             rows = csv.reader(chain([first], lines), delimiter=separator, strict=True)
-            header = list(columns) or next(filter(None, rows), [])
-            read = rows.line_num + before
+            header = list(columns)
             for cells in filter(None, rows):
-                read = rows.line_num + before
+                read, blocks.row_began = rows.line_num + before, blocks.n_read
+                if len(cells) > MAX_COLUMNS:
+                    raise TooLarge(f"more than {MAX_COLUMNS:,} cells in a row", at=f"{path}:{read}")
+                if not header:
+                    header = cells
+                    continue
                 number = read - sum(cell.count("\n") for cell in cells)
                 if len(cells) != len(header):
-                    raise PosgapError(f"{path}:{number}: not as many cells as columns ({len(header)})")
+                    raise Malformed(f"not as many cells as columns ({len(header)})", at=f"{path}:{number}")
                 yield number, dict(zip(header, cells))
         except csv.Error as error:
-            raise PosgapError(f"{path}:{read + 1}: no CSV file: {error}") from None
-        except UnicodeDecodeError:
-            raise PosgapError(f"{path}: no CSV file in UTF-8 after line {read}; save it as UTF-8") from None
+            raise Malformed(f"no CSV file: {error}", at=f"{path}:{read + 1}") from None
+        except UnicodeDecodeError:  # of UTF-16
+            raise Malformed(f"no CSV file in UTF-16 after line {read}; save it as UTF-8", at=str(path)) from None
 
 
 def _find_separator(header: str, usual: str) -> str:
@@ -84,38 +102,46 @@ def _find_separator(header: str, usual: str) -> str:
     return usual
 
 
-def _text_lines(file: BinaryIO, path: Path) -> Iterator[str]:
-    """Yields a file's lines, in UTF-8, in UTF-16 where it begins so, or in code page 1252 from where they are no
-    UTF-8."""
-    start, encoding = file.peek(2)[:2], "utf-8-sig"  # type: ignore[attr-defined]
-    text = io.TextIOWrapper(file, "utf-16", newline="") if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else None
-    while line := text.readline(RECORD + 1) if text else file.readline(RECORD + 1):
-        if len(line) > RECORD:
-            raise PosgapError(f"{path}: a line of more than {RECORD // MB} MB")
-        if isinstance(line, str):
-            yield line
-            continue
+def _text_lines(blocks: Blocks, is_utf16: bool) -> Iterator[str]:
+    """Yields a file's lines as text."""
+    rest = ""  # what follows the last line end; in UTF-16 a block may end within a line
+    for text in _decode_utf16(blocks) if is_utf16 else _decode(blocks):
+        text = rest + text
+        end = text.rfind("\n") + 1
+        yield from io.StringIO(text[:end], newline="\n")
+        rest = text[end:]
+        if len(rest) > bounds.RECORD:
+            raise TooLarge(f"a line of more than {bounds.RECORD // MB} MB", at=str(blocks.path))
+    if rest:
+        yield rest
+
+
+def _decode_utf16(blocks: Blocks) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-16")()
+    for block in blocks:
+        yield decoder.decode(block)
+    yield decoder.decode(b"", final=True)
+
+
+def _decode(blocks: Blocks) -> Iterator[str]:
+    """Yields the text of blocks in UTF-8, or in code page 1252 from the first line that is no UTF-8."""
+    encoding = "utf-8"
+    for block in blocks:
+        if not blocks.n_lines:
+            block = block.removeprefix(codecs.BOM_UTF8)
+        text, end = "", 0
+        if encoding == "utf-8":
+            try:
+                text, end = block.decode(), len(block)
+            except UnicodeDecodeError as error:
+                log.warning("%s: is no UTF-8, and is read in code page 1252", blocks.path)
+                encoding = "cp1252"
+                end = block.rfind(b"\n", 0, error.start) + 1
+                text = block[:end].decode()
         try:
-            decoded = line.decode(encoding)
-        except UnicodeDecodeError:
-            encoding, decoded = "cp1252", line.decode("cp1252")
-            log.warning("%s: is no UTF-8, and is read in code page 1252", path)
-        yield decoded
-        encoding = "utf-8" if encoding == "utf-8-sig" else encoding
-    if text:
-        text.detach()
-
-
-def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with open(path, "rb") as file:
-            for batch in parquet.ParquetFile(file).iter_batches(batch_size=_BATCH):
-                yield from batch.to_pylist()
-    except FileNotFoundError:
-        raise PosgapError(f"{path}: no such file") from None
-    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
-        why = (str(error).splitlines() or ["damaged"])[0]
-        raise PosgapError(f"{path}: cannot be read as parquet: {why}") from None
+            yield text + block[end:].decode("cp1252")
+        except UnicodeDecodeError as error:
+            before = blocks.n_lines + block.count(b"\n", 0, end + error.start)
+            raise Malformed(
+                f"no CSV file in UTF-8 after line {before}; save it as UTF-8", at=str(blocks.path)
+            ) from None

@@ -10,18 +10,18 @@ from typing import Any, ClassVar
 
 import yaml
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, TooLarge, first_line
 
 
 def parse_yaml(data: bytes, where: str, what: str, max_bytes: int, typed: bool = False) -> Any:
-    """The value of a YAML text; `PosgapError` begins with `where` and says what is wrong.
+    """Returns the value of a YAML text. Raises `Malformed` or `TooLarge` at `where`.
 
     `what` the text is to be, as "a policy", is in what it says. Refused are texts of more than `max_bytes`, aliases,
     and names that are there twice. With `typed`, null, true, false and numbers are read as such, which have to be such
     as JSON has, and so is every JSON text as JSON reads it.
     """
     if len(data) > max_bytes:
-        raise PosgapError(f"{where}: more than {max_bytes} bytes, too much for {what}")
+        raise TooLarge(f"more than {max_bytes} bytes, too much for {what}", at=where)
     loader = type("Loader", (_CoreLoader if typed else _TextLoader,), {"what": what})
     try:
         value = yaml.load(data, loader)
@@ -29,13 +29,13 @@ def parse_yaml(data: bytes, where: str, what: str, max_bytes: int, typed: bool =
         return value
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise PosgapError(f"{where}: not YAML: {error.problem}{line}") from None
+        raise Malformed(f"not YAML: {error.problem}{line}", at=where) from None
     except yaml.YAMLError as error:
-        raise PosgapError(f"{where}: not YAML: {str(error).splitlines()[0]}") from None
+        raise Malformed(f"not YAML: {first_line(error)}", at=where) from None
     except RecursionError:
-        raise PosgapError(f"{where}: not YAML: nested too deep") from None
+        raise Malformed("not YAML: nested too deep", at=where) from None
     except (ValueError, TypeError) as error:
-        raise PosgapError(f"{where}: not YAML that can be read: {error}") from None
+        raise Malformed(f"not YAML that can be read: {error}", at=where) from None
 
 
 class _StrictLoader:
@@ -50,10 +50,13 @@ class _StrictLoader:
         return super().compose_node(parent, index)  # type: ignore[misc]
 
     def construct_mapping(self: Any, node: Any, deep: bool = False) -> dict:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for at, name in enumerate(names):
-            if name in names[:at]:
-                raise yaml.MarkedYAMLError(problem=f"{name[:60]!r} is there twice", problem_mark=node.start_mark)
+        names = set[str]()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # which is refused below
+            if key.value in names:
+                raise yaml.MarkedYAMLError(problem=f"{key.value[:60]!r} is there twice", problem_mark=node.start_mark)
+            names.add(key.value)
         return super().construct_mapping(node, deep)  # type: ignore[misc]
 
 

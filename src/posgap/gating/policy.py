@@ -4,9 +4,9 @@ import json
 import logging
 from pathlib import Path
 
+from posgap.foundation.bounds import read_bytes
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import atomic, digest_of, parse_as
-from posgap.foundation.json_text import open_unpacked
 from posgap.foundation.locations import Location, cache_folder
 from posgap.foundation.printing import RESULT, set_result, show
 from posgap.foundation.yaml_text import parse_yaml
@@ -22,9 +22,7 @@ MAX_BYTES = 16_384  # of a policy file; the longest sensible one has a tenth
 
 def read_policy(path: Path) -> Policy:
     """The policy of a YAML file, within limits; `PosgapError` names the file and what is wrong with it."""
-    with open_unpacked(path) as file:
-        data = file.read(MAX_BYTES + 1)
-    return parsed_policy(data, str(path))
+    return parsed_policy(read_bytes(path, MAX_BYTES), str(path))
 
 
 def parsed_policy(data: bytes, where: str) -> Policy:

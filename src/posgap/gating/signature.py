@@ -8,6 +8,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from posgap.foundation.bounds import read_bytes
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
 
@@ -34,7 +35,7 @@ def public_key(key: Ed25519PrivateKey) -> str:
 
 def sign(file: Path, key: Ed25519PrivateKey) -> None:
     """Writes the signature of a file beside it."""
-    signature_file(file).write_text(base64.b64encode(key.sign(file.read_bytes())).decode() + "\n", encoding="ascii")
+    signature_file(file).write_text(base64.b64encode(key.sign(read_bytes(file))).decode() + "\n", encoding="ascii")
 
 
 def signature_file(file: Path) -> Path:
@@ -49,8 +50,8 @@ def require_signed(file: Path, signed_by: str, who: str) -> None:
     if not beside.is_file():
         raise PosgapError(f"{file}: not signed, and {who} asks for a verdict signed by {signed_by}; gate again with it")
     try:
-        signature = base64.b64decode(beside.read_bytes()[:200].strip(), validate=True)
-        Ed25519PublicKey.from_public_bytes(_bytes(signed_by, PUBLIC)).verify(signature, file.read_bytes())
+        signature = base64.b64decode(read_bytes(beside)[:200].strip(), validate=True)
+        Ed25519PublicKey.from_public_bytes(_bytes(signed_by, PUBLIC)).verify(signature, read_bytes(file))
     except (InvalidSignature, ValueError):
         raise PosgapError(f"{beside}: not the signature of this verdict by {signed_by}, as {who} asks for") from None
 

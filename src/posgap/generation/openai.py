@@ -26,11 +26,11 @@ from typing import Any
 
 import httpx2
 
+from posgap.foundation.bounds import RECORD
 from posgap.foundation.environment import read_number
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.files import digest_of
 from posgap.foundation.interruption import RESUMES
-from posgap.foundation.json_text import RECORD
 from posgap.foundation.redaction import HIDDEN, MIN_CHARACTERS, redact
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying_async
 from posgap.generation.congestion import Window

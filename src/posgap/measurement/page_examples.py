@@ -15,8 +15,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from posgap.foundation.bounds import EXPANSION, FREE, read_text
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record
-from posgap.foundation.json_text import EXPANSION, FREE
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.predictions import Prediction, outcome_of, read_predictions, swept_rows
 from posgap.measurement.shape import regions
@@ -101,11 +102,11 @@ def read_texts(path: Path) -> dict[str, ExampleTexts]:
     nothing where there is no page, or another one."""
     page = (path if path.is_dir() else path.parent) / SWEEP_PAGE
     try:
-        embedded = dict(_EMBEDDED.findall(page.read_text(encoding="utf-8")))
+        embedded = dict(_EMBEDDED.findall(read_text(page)))
         ids = _Map.model_validate_json(_unpack(embedded["map"])).ids
         lines = map(_AnswersLine.model_validate_json, _unpack(embedded["answers"]).splitlines())
         return {ids[line.at]: ExampleTexts(line.q, line.a) for line in lines}
-    except (OSError, ValueError, KeyError, IndexError, zlib.error):
+    except (PosgapError, ValueError, KeyError, IndexError, zlib.error):
         return {}
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from posgap.foundation import bounds
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.foundation.progress import meter
@@ -107,10 +108,7 @@ def placed_examples(
 
 def _pieces(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterator[list[int]]:
     """A text file cut into pieces of `size` tokens; what is left at its end is left out."""
-    try:
-        ids = _tokenize(path.read_text(encoding="utf-8"), tokenizer)
-    except (OSError, UnicodeDecodeError) as error:
-        raise PosgapError(f"{path}: cannot be read as text: {error}") from None
+    ids = _tokenize(bounds.read_text(path), tokenizer)
     for start in range(0, len(ids) - size + 1, size):
         yield ids[start : start + size]
 

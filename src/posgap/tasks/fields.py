@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
+from posgap.foundation.bounds import read_text
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import VERBATIM
 from posgap.foundation.locations import as_location
@@ -40,12 +41,9 @@ def _placement(text: str) -> str:
 
 def _of_file(path: str | Path) -> str:
     try:
-        return fetch_location(as_location(path)).read_text(encoding="utf-8")
+        return read_text(fetch_location(as_location(path)))
     except PosgapError as error:
-        raise ValueError(str(error)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is no text in UTF-8"
-        raise ValueError(f"cannot be read as a file ({reason}), and is no template") from None
+        raise ValueError(f"cannot be read as a file, and is no template: {error}") from None
 
 
 def _chat_template(value: Any) -> Any:

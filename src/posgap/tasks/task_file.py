@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
+from posgap.foundation.bounds import read_bytes
 from posgap.foundation.errors import PosgapError, suggestion
 from posgap.foundation.files import parse_as
 from posgap.foundation.json_text import parse_json
@@ -113,10 +114,7 @@ def definition_of(path: str | Path) -> str:
     """The definition in a task's file, as JSON. Raises `PosgapError` where the file holds none."""
     from posgap.foundation import yaml_text  # late: few commands need yaml
 
-    try:
-        data = fetch_location(as_location(path)).read_bytes()
-    except OSError as error:
-        raise PosgapError(f"{path}: {error.strerror}") from None
+    data = read_bytes(fetch_location(as_location(path)), MAX_BYTES)
     return as_definition(yaml_text.parse_yaml(data, str(path), "a task", MAX_BYTES, typed=True), str(path))
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from posgap.foundation.bounds import read_bytes
 from posgap.foundation.errors import PosgapError, shorten
+from posgap.foundation.files import digest_path
 from posgap.foundation.locations import MODELS, is_registered, page_address
 from posgap.foundation.printing import show
 from posgap.gating.decision_page import GATE_PAGE
@@ -72,7 +74,7 @@ def view(config: ViewConfig) -> None:
         show_history(name.removeprefix(MODELS))
         return
     page = config.folder / INDEX
-    if page.exists() and _MARK not in page.read_text(encoding="utf-8", errors="replace")[:1000]:
+    if page.exists() and _MARK.encode() not in read_bytes(page)[:1000]:
         raise PosgapError(f"{page}: is there, and no page of `posgap view`; move it, or view a folder above")
     found = list(rows(config.folder))
     if not found:
@@ -88,18 +90,18 @@ def view(config: ViewConfig) -> None:
 def rows(top: Path) -> Iterator[Row]:
     """The results below a folder, by folder, each once: a pipeline and MLflow keep copies. What lies in the folder of a
     check, a verdict or a mitigation is on its page already. What cannot be read is said and left out."""
-    seen: set[bytes] = set()
+    seen: set[str] = set()
     for place, folders, names in os.walk(top):
         folder, name = Path(place), os.path.relpath(place, top)
         folders[:] = sorted(each for each in folders if not each.startswith((".", "mlartifacts")))
         for file in READERS.keys() & set(names):
             if file != SWEEP_FILE:
                 folders.clear()
-            content = (folder / file).read_bytes()
-            if content in seen:
-                continue
-            seen.add(content)
             try:
+                content = digest_path(folder / file)
+                if content in seen:
+                    continue
+                seen.add(content)
                 yield READERS[file](folder, name)
             except PosgapError as error:
                 log.warning("left out: %s", error)
