@@ -34,7 +34,7 @@ from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.generation.vllm import VLLMGenerator
 from posgap.models.loading import save_model
-from posgap.scaling.config import ScaleSearchConfig
+from posgap.options.scale_search import ScaleSearchConfig
 from posgap.scaling.fitness import ForcedEvaluator, GenerationEvaluator
 from posgap.scaling.questions import SearchQuestion
 from posgap.tasks.prompts import Prompt

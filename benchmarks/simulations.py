@@ -42,7 +42,6 @@ from report import write_section
 from scipy import optimize, special
 
 from posgap.foundation.tables import markdown
-from posgap.gating.config import GateConfig
 from posgap.gating.demands import Policy
 from posgap.gating.passing import POLICY, PassRates
 from posgap.gating.rules import GateInputs, Ruling
@@ -59,6 +58,7 @@ from posgap.measurement.statistics import (
     mean_interval,
     pair_bounds,
 )
+from posgap.options.gate import GateConfig
 from posgap.tasks.registry import TASKS
 
 Simulated = tuple[str, dict[str, Any]]  # the page's section, and figures

@@ -45,7 +45,7 @@ from posgap.measurement.lengths import read_lengths
 from posgap.measurement.plots import COLORS, save_picture, trim_axes
 from posgap.measurement.summary import p_value
 from posgap.measurement.sweeps import read_sweep
-from posgap.mitigation_search.report import read_mitigate
+from posgap.mitigations.search.report import read_mitigate
 from posgap.rollout.documents import PARTS
 from posgap.rollout.files import read_measurement
 

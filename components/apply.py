@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.mitigation_search.config import ApplyConfig
+from posgap.options.apply import ApplyConfig
 
 
 @component(ApplyConfig)
@@ -15,10 +15,10 @@ def apply(
 ):
     """Writes a copy of the model that loads with a mitigation in force."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_model
-    from posgap.mitigation_search.config import ApplyConfig
-    from posgap.stages.apply import apply
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_model
+    from posgap.options.apply import ApplyConfig
+    from posgap.verbs.apply import apply
 
     apply(to_config(ApplyConfig, arguments))
     show_model(out)

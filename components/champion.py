@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import SERVE, component
-from posgap.workflows.config import ChampionConfig
+from posgap.options.champion import ChampionConfig
 
 
 @component(ChampionConfig, SERVE)
@@ -17,11 +17,11 @@ def champion(
     """Sweeps the registered champion, if there is one, in the way that another sweep was asked. The run page shows the
     curve."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_champion
-    from posgap.kfp_steps.keeping import keep_work
-    from posgap.workflows.champion_sweep import champion, swept_champions
-    from posgap.workflows.config import ChampionConfig
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_champion
+    from posgap.kubeflow.keeping import keep_work
+    from posgap.options.champion import ChampionConfig
+    from posgap.verbs.champion import champion, swept_champions
 
     with keep_work(out, below=swept_champions()):
         champion(to_config(ChampionConfig, arguments))

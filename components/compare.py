@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.measurement.config import CompareConfig
+from posgap.options.compare import CompareConfig
 
 
 @component(CompareConfig, apart={"sweeps": ("reference", "candidate")})
@@ -16,10 +16,10 @@ def compare(
 ):
     """Compares a candidate's sweep with a reference's by paired differences. The run page shows the result."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_page
-    from posgap.measurement.config import CompareConfig
-    from posgap.stages.compare import compare
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_page
+    from posgap.options.compare import CompareConfig
+    from posgap.verbs.compare import compare
 
     compare(to_config(CompareConfig, arguments, sweeps=[reference.path, candidate.path]))
     show_page(out, "comparison.html", page)

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.data.config import DataVersionConfig
+from posgap.options.data_version import DataVersionConfig
 
 
 @component(DataVersionConfig)
@@ -25,9 +25,9 @@ def data_version(
     arguments = dict(locals())
     from pathlib import Path
 
-    from posgap.data.config import DataVersionConfig
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.stages.data_version import data_version, read_data_version
+    from posgap.kubeflow.arguments import to_config
+    from posgap.options.data_version import DataVersionConfig
+    from posgap.verbs.data_version import data_version, read_data_version
 
     found = read_data_version(data_version(to_config(DataVersionConfig, arguments)))
     Path(uri).write_text(found["uri"])

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.distillation.config import DistillConfig
+from posgap.options.distill import DistillConfig
 
 
 @component(DistillConfig, TRAIN)
@@ -17,12 +17,12 @@ def distill(
 ):
     """Trains the model with its own answers from its best position (Pos2Distill)."""
     arguments = dict(locals())
-    from posgap.distillation.config import DistillConfig
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_training
-    from posgap.kfp_steps.keeping import keep_work
-    from posgap.kfp_steps.launching import on_all_gpus
-    from posgap.stages.distill import distill
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_training
+    from posgap.kubeflow.keeping import keep_work
+    from posgap.kubeflow.launching import on_all_gpus
+    from posgap.options.distill import DistillConfig
+    from posgap.verbs.distill import distill
 
     with keep_work(out) as place:
         arguments["work"] = arguments["work"] or place

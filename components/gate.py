@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.gating.config import GateConfig
+from posgap.options.gate import GateConfig
 
 
 @component(GateConfig)
@@ -22,10 +22,10 @@ def gate(
     """Decides whether the candidate may enter the registry, against its champion; returns the verdict. The run page
     shows why."""
     arguments = dict(locals())
-    from posgap.gating.config import GateConfig
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_gate
-    from posgap.workflows.admission import admit
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_gate
+    from posgap.options.gate import GateConfig
+    from posgap.verbs.gate import admit
 
     admit(to_config(GateConfig, arguments))
     return show_gate(out, page, rules, metrics)

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.measurement.config import MergeConfig
+from posgap.options.merge import MergeConfig
 
 
 @component(MergeConfig)
@@ -15,10 +15,10 @@ def merge(
 ):
     """Merges the parts of one sweep, which were swept in parallel. The run page shows the curve."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_sweep
-    from posgap.measurement.config import MergeConfig
-    from posgap.stages.merge import merge
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_sweep
+    from posgap.options.merge import MergeConfig
+    from posgap.verbs.merge import merge
 
     merge(to_config(MergeConfig, arguments))
     show_sweep(out, curve, metrics)

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.mitigation_search.config import MitigateConfig
+from posgap.options.mitigate import MitigateConfig
 
 
 @component(MitigateConfig, TRAIN)
@@ -18,11 +18,11 @@ def mitigate(
 ):
     """Tries the mitigations that suit a model on some examples, and measures the best of them on others."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_mitigate
-    from posgap.kfp_steps.keeping import keep_work
-    from posgap.mitigation_search.config import MitigateConfig
-    from posgap.stages.mitigate import mitigate
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_mitigate
+    from posgap.kubeflow.keeping import keep_work
+    from posgap.options.mitigate import MitigateConfig
+    from posgap.verbs.mitigate import mitigate
 
     with keep_work(out):
         mitigate(to_config(MitigateConfig, arguments))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.preflight.config import PreflightConfig
+from posgap.options.preflight import PreflightConfig
 
 
 @component(PreflightConfig)
@@ -36,11 +36,11 @@ def preflight(
 ):
     """Checks the form and the run's prerequisites before any GPU time is spent, and returns each stage's settings."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_preflight
-    from posgap.preflight.config import PreflightConfig
-    from posgap.preflight.form import STAGES
-    from posgap.stages.preflight import preflight, read_plan
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_preflight
+    from posgap.kubeflow.form import STAGES
+    from posgap.options.preflight import PreflightConfig
+    from posgap.verbs.preflight import preflight, read_plan
 
     plan = read_plan(preflight(to_config(PreflightConfig, arguments)))
     show_preflight(out, checks)

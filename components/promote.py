@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.tracking.config import PromoteConfig
+from posgap.options.promote import PromoteConfig
 
 
 @component(PromoteConfig)
@@ -16,10 +16,10 @@ def promote(
 ):
     """Registers a model that passed the gate and makes it the champion."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_promotion
-    from posgap.tracking.config import PromoteConfig
-    from posgap.workflows.admission import promote
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_promotion
+    from posgap.options.promote import PromoteConfig
+    from posgap.verbs.gate import promote
 
     promote(to_config(PromoteConfig, arguments))
     show_promotion(out)

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.tracking.config import ReportConfig
+from posgap.options.report import ReportConfig
 
 
 @component(ReportConfig, apart={"state": ("status",), "message": ()})
@@ -14,10 +14,10 @@ def report(
 ):
     """Reports how the run ended, whatever happened: to MLflow, and to a webhook if there is one."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_page
-    from posgap.stages.report import READABLE_FILE, report
-    from posgap.tracking.config import ReportConfig
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_page
+    from posgap.options.report import ReportConfig
+    from posgap.verbs.report import READABLE_FILE, report
 
     report(to_config(ReportConfig, arguments, state=status.state, message=status.error_message or ""))
     show_page(out, READABLE_FILE, summary)

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.rollout.config import RolloutExperimentConfig
+from posgap.options.rollout_experiment import RolloutExperimentConfig
 
 
 @component(RolloutExperimentConfig, TRAIN)
@@ -13,10 +13,10 @@ def rollout_experiment(
 ):
     """Trains attention-only networks with one cause of position bias at a time, and shows what bias each makes."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_rollout
-    from posgap.rollout.config import RolloutExperimentConfig
-    from posgap.stages.rollout_experiment import rollout_experiment
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_rollout
+    from posgap.options.rollout_experiment import RolloutExperimentConfig
+    from posgap.verbs.rollout_experiment import rollout_experiment
 
     rollout_experiment(to_config(RolloutExperimentConfig, arguments))
     show_rollout(out, picture, "experiment.json", "experiment.png")

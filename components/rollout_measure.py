@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.rollout.config import RolloutMeasureConfig
+from posgap.options.rollout_measure import RolloutMeasureConfig
 
 
 @component(RolloutMeasureConfig, TRAIN)
@@ -16,10 +16,10 @@ def rollout_measure(
 ):
     """Measures how much each part of a prompt reaches a model's last token, and what tells its right answers."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_rollout
-    from posgap.rollout.config import RolloutMeasureConfig
-    from posgap.stages.rollout_measure import rollout_measure
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_rollout
+    from posgap.options.rollout_measure import RolloutMeasureConfig
+    from posgap.verbs.rollout_measure import rollout_measure
 
     rollout_measure(to_config(RolloutMeasureConfig, arguments))
     show_rollout(out, picture, "measurement.json", "influence.png")

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.rollout.config import RolloutPredictConfig
+from posgap.options.rollout_predict import RolloutPredictConfig
 
 
 @component(RolloutPredictConfig)
@@ -14,10 +14,10 @@ def rollout_predict(
 ):
     """Predicts how much of each input position reaches the last token, and compares that with a measurement."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_rollout
-    from posgap.rollout.config import RolloutPredictConfig
-    from posgap.stages.rollout_predict import rollout_predict
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_rollout
+    from posgap.options.rollout_predict import RolloutPredictConfig
+    from posgap.verbs.rollout_predict import rollout_predict
 
     rollout_predict(to_config(RolloutPredictConfig, arguments))
     show_rollout(out, picture, "prediction.json", "prediction.png", "comparison.json", "comparison.png")

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.scaling.config import ScaleSearchConfig
+from posgap.options.scale_search import ScaleSearchConfig
 
 
 @component(ScaleSearchConfig, TRAIN)
@@ -18,10 +18,10 @@ def scale_search(
 ):
     """Searches for the RoPE factor per layer with which the model answers best (LPES)."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_scaling
-    from posgap.scaling.config import ScaleSearchConfig
-    from posgap.stages.scale_search import scale_search
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_scaling
+    from posgap.options.scale_search import ScaleSearchConfig
+    from posgap.verbs.scale_search import scale_search
 
     scale_search(to_config(ScaleSearchConfig, arguments))
     show_scaling(out, picture, metrics)

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import SERVE, component
-from posgap.measurement.config import SweepConfig
+from posgap.options.sweep import SweepConfig
 
 
 @component(SweepConfig, SERVE)
@@ -17,12 +17,12 @@ def sweep(
 ):
     """Measures accuracy with the gold documents at every position. The run page shows the curve."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_sweep
-    from posgap.kfp_steps.keeping import keep_work
-    from posgap.measurement.config import SweepConfig
-    from posgap.stages.sweep import sweep
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_sweep
+    from posgap.kubeflow.keeping import keep_work
+    from posgap.options.sweep import SweepConfig
+    from posgap.verbs.sweep import sweep_model
 
     with keep_work(out):
-        sweep(to_config(SweepConfig, arguments))
+        sweep_model(to_config(SweepConfig, arguments))
     show_sweep(out, curve, metrics)

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import SERVE, component
-from posgap.distillation.config import TeacherConfig
+from posgap.options.teacher import TeacherConfig
 
 
 @component(TeacherConfig, SERVE)
@@ -17,11 +17,11 @@ def teacher(
 ):
     """Samples the model's own responses with the gold documents where it answers best."""
     arguments = dict(locals())
-    from posgap.distillation.config import TeacherConfig
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_responses
-    from posgap.kfp_steps.keeping import keep_work
-    from posgap.stages.teacher import teacher
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_responses
+    from posgap.kubeflow.keeping import keep_work
+    from posgap.options.teacher import TeacherConfig
+    from posgap.verbs.teacher import teacher
 
     with keep_work(out):
         teacher(to_config(TeacherConfig, arguments))

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.distillation.config import TrainJobConfig
+from posgap.options.train_job import TrainJobConfig
 
 
 @component(TrainJobConfig)
@@ -17,10 +17,10 @@ def train_job(
 ):
     """Starts a TrainJob of Kubeflow Trainer that distils the model on several machines, and follows it to its end."""
     arguments = dict(locals())
-    from posgap.distillation.config import TrainJobConfig
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_training
-    from posgap.stages.train_job import train_job
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_training
+    from posgap.options.train_job import TrainJobConfig
+    from posgap.verbs.train_job import train_job
 
     train_job(to_config(TrainJobConfig, arguments))
     show_training(out, metrics)

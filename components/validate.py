@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.data.config import ValidateConfig
+from posgap.options.validate import ValidateConfig
 
 
 @component(ValidateConfig)
@@ -21,11 +21,11 @@ def validate(
     import shutil
     from pathlib import Path
 
-    from posgap.data.config import ValidateConfig
     from posgap.foundation.errors import Rejection
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_examples
-    from posgap.stages.validate import validate
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_examples
+    from posgap.options.validate import ValidateConfig
+    from posgap.verbs.validate import validate
 
     try:
         validate(to_config(ValidateConfig, arguments))

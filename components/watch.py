@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.workflows.config import WatchConfig
+from posgap.options.watch import WatchConfig
 
 
 @component(WatchConfig)
@@ -15,10 +15,10 @@ def watch(
     """Judges the champion's sweep on fresh data by its policy; fails, and starts the mitigation pipeline if it is to,
     where the champion has left that."""
     arguments = dict(locals())
-    from posgap.kfp_steps.arguments import to_config
-    from posgap.kfp_steps.artifacts import show_page
-    from posgap.workflows.config import WatchConfig
-    from posgap.workflows.watching import READABLE_FILE, watch
+    from posgap.kubeflow.arguments import to_config
+    from posgap.kubeflow.artifacts import show_page
+    from posgap.options.watch import WatchConfig
+    from posgap.verbs.watch import READABLE_FILE, watch
 
     watch(to_config(WatchConfig, arguments))
     show_page(out, READABLE_FILE, summary)

@@ -10,9 +10,9 @@ from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from posgap import __version__
-from posgap.foundation.config import Config
 from posgap.foundation.fields import Role, plain_type, role
-from posgap.preflight.config import ClusterConfig
+from posgap.options.base import Config
+from posgap.options.cluster import ClusterConfig
 
 CPU, TRAIN, SERVE = "cpu", "gpu-train", "gpu-serve"  # images, by what they are for
 SETTINGS, CACHE_KEY = "settings", "cache_key"

@@ -9,17 +9,17 @@ from typing import get_args, get_origin
 
 from pydantic import BaseModel
 
-from posgap.foundation.config import Config
 from posgap.foundation.tables import markdown
 from posgap.gating.verdict import Verdict
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.lengths import LengthMap
 from posgap.measurement.sweeps import Sweep
+from posgap.options.base import Config
+from posgap.options.preflight import PreflightConfig
 from posgap.pipelines import forms
 from posgap.pipelines.compilation import load
-from posgap.pipelines.config import WatchFormConfig
+from posgap.pipelines.forms import WatchFormConfig
 from posgap.pipelines.resources import secret_keys
-from posgap.preflight.config import PreflightConfig
 from posgap.rollout.files import Measurement, Prediction
 from posgap.scaling.scaling_file import Scaling
 from posgap.tasks.responses import Response

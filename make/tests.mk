@@ -36,7 +36,7 @@ frameworks: $(VENV)/.installed-test  ## the code of docs/rag.md in LangChain and
 # What runs models is tested in the files that import one of these.
 oldest newest: %: build/%/.installed  ## the tests of what runs models, with the oldest or newest torch and transformers allowed
 	OMP_NUM_THREADS=1 build/$@/bin/python -m pytest $(IN_PROCESSES) -m 'not nightly and not real' \
-		$$(grep -rlE '^ *(from|import) (torch|transformers|posgap\.models|posgap\.stages\.sweep)\b' tests --include 'test_*.py')
+		$$(grep -rlE '^ *(from|import) (torch|transformers|posgap\.models|posgap\.verbs\.sweep)\b' tests --include 'test_*.py')
 
 # Environments where some packages, LOOSE, have other versions than constraints.txt says; all else is as elsewhere.
 build/oldest/.installed build/newest/.installed: LOOSE = torch|transformers

@@ -7,9 +7,9 @@ from typing import Any
 
 from posgap.foundation.errors import PosgapError, suggestion
 from posgap.foundation.fields import plain_type
-from posgap.pipelines.config import PipelineArguments
+from posgap.kubeflow.form import flat_settings, settable, unknown
+from posgap.options.pipelines import PipelineArguments
 from posgap.pipelines.forms import FORMS, SETTINGS, fields_of, fill_form
-from posgap.preflight.form import flat_settings, settable, unknown
 from posgap.tasks.task_file import definition_of, is_file
 
 

@@ -11,11 +11,11 @@ from tabulate import tabulate
 
 from posgap import __version__
 from posgap.foundation.errors import PosgapError
+from posgap.kubeflow.training_pool import amount
+from posgap.options.cluster import ClusterConfig
 from posgap.pipelines.compilation import CompiledYaml
 from posgap.pipelines.resources import Resources, max_accelerators, resources, secret_keys
 from posgap.pipelines.steps import UNKNOWN, Group, Step, tree
-from posgap.preflight.config import ClusterConfig
-from posgap.preflight.training_pool import amount
 
 log = logging.getLogger(__name__)
 _MOVING = {"", "latest", "main", "master", "stable", "nightly", "edge", "dev"}

@@ -14,7 +14,7 @@ import kfp
 import kfp.client
 import kfp_server_api
 
-from posgap.pipelines.config import KfpConfig, ServerConfig
+from posgap.options.pipelines import KfpConfig, ServerConfig
 from posgap.pipelines.transport import Transport, address, once
 
 Version: TypeAlias = kfp_server_api.V2beta1PipelineVersion

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from posgap.pipelines.config import KfpConfig
+from posgap.options.pipelines import KfpConfig
 from posgap.pipelines.transport import address
 
 if TYPE_CHECKING:

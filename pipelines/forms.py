@@ -5,15 +5,40 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from posgap.foundation import yaml_text
-from posgap.foundation.config import Config
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.fields import IN_SETTINGS, MAX_SETTINGS, choices_of, parse_settings, plain_type, settings_text
-from posgap.pipelines.config import WatchFormConfig
-from posgap.preflight.config import PreflightConfig
-from posgap.preflight.form import settable
+from posgap.foundation.fields import (
+    IN_SETTINGS,
+    MAX_SETTINGS,
+    SettingsText,
+    choices_of,
+    parse_settings,
+    plain_type,
+    settings_text,
+)
+from posgap.kubeflow.form import settable
+from posgap.options.base import Config
+from posgap.options.preflight import PlacedConfig, PreflightConfig
+from posgap.options.watch import WatchConfig
+
+
+class WatchFormConfig(PlacedConfig):
+    """The form of the pipeline that watches the champion."""
+
+    data_eval: str = Field(
+        description="examples to sweep the champion on; if it is the beginning of the names of several versions, the "
+        "newest is taken"
+    )
+    mitigate: SettingsText = Field(
+        WatchConfig.default("mitigate"), description=str(WatchConfig.model_fields["mitigate"].description)
+    )
+    namespace: str = Field(
+        WatchConfig.default("namespace"), description=str(WatchConfig.model_fields["namespace"].description)
+    )
+
 
 FORMS: dict[str, type[Config]] = {
     "mitigation": PreflightConfig,

@@ -12,21 +12,15 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.extras import how_to_install
-from posgap.foundation.interruption import resumable
-from posgap.foundation.printing import is_quiet, show
-from posgap.pipelines.config import PipelineRunConfig
-from posgap.pipelines.forked_steps import await_server, begin_server, forked_steps
+from posgap.foundation.printing import is_quiet
+from posgap.pipelines.forked_steps import await_server, forked_steps
 from posgap.pipelines.resumed_steps import resumed_steps
-from posgap.storage.outputs import RunFolder
 from posgap.tracking.pipeline_runs import close_killed
 from posgap.tracking.runs import PIPELINE_VARIABLE
-from posgap.tracking.server import track_at
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _EXECUTOR = re.compile(r"\[KFP Executor [^\]]*\]: (.*)")
@@ -77,25 +71,6 @@ class _LogStream:
             self.errors.append(line.split(": ", 1)[-1])
         elif ended and ended[2] != "SUCCESS":
             self.show(f"         {ended[1]}: {ended[2]}")
-
-
-@resumable()
-def run(config: PipelineRunConfig) -> None:
-    """Runs a pipeline in `config.out`, and prints its report and the folder of its steps."""
-    from posgap.pipelines.arguments import arguments
-    from posgap.pipelines.compilation import compiled_text, parse, pipeline
-
-    if config.pipeline == "mitigation" and not find_spec("great_expectations"):
-        raise PosgapError(how_to_install("great_expectations"))  # before any step runs, and not by the third
-    chosen = pipeline(config.pipeline)
-    with RunFolder(config, "pipeline_run") as output:
-        begin_server()
-        values, out = arguments(config, parse(compiled_text(chosen), chosen.name).parameters), output.out
-        # Promotion needs a registry, and the next run the champion that is in it.
-        track_at(f"sqlite:///{Path.cwd()}/mlflow.db")
-        folder = run_locally(chosen, values, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
-    reports = [report.read_text(encoding="utf-8") for report in folder.glob("report/out/report.md")]
-    show("\n".join([*reports, str(folder)]), {"folder": str(folder), "report": "\n".join(reports)})
 
 
 def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Path, log: Path) -> Path:

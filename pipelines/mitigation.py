@@ -22,10 +22,11 @@ from posgap.components.teacher import teacher
 from posgap.components.train_job import train_job
 from posgap.components.validate import validate
 from posgap.distillation.methods import MITIGATE
+from posgap.kubeflow.form import commonly
+from posgap.options.cluster import ClusterConfig
+from posgap.options.preflight import PIPELINE_BACKENDS
 from posgap.pipelines.forms import FORMS, dropdowns, form
 from posgap.pipelines.pools import Pools, cluster_config
-from posgap.preflight.config import PIPELINE_BACKENDS, ClusterConfig
-from posgap.preflight.form import commonly
 from posgap.tasks.registry import TASKS
 
 

@@ -23,8 +23,8 @@ from pydantic import ValidationError
 from posgap.components.wrapper import image
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.gating import signature
-from posgap.preflight import training_pool
-from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, PoolConfig
+from posgap.kubeflow import training_pool
+from posgap.options.cluster import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, PoolConfig
 from posgap.tracking.runs import PIPELINE_VARIABLE, WEBHOOK_VARIABLE
 
 CLUSTER_VARIABLE = "POSGAP_CLUSTER"

@@ -17,9 +17,9 @@ from posgap import __version__
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
+from posgap.options.pipeline_schedule import ScheduleConfig
 from posgap.pipelines import cron
 from posgap.pipelines.compilation import CompiledYaml
-from posgap.pipelines.config import ScheduleConfig
 from posgap.pipelines.connection import connect
 from posgap.pipelines.submission import ENDED, to_run
 from posgap.pipelines.transport import once
@@ -34,28 +34,7 @@ _MARK = re.compile(r"(?P<cron>.+) in (?P<zone>\S+); posgap \S+ [0-9a-f]{64}")
 _SHOWN = {"name": "name", "state": "state", "cron": "cron", "timezone": "time zone", "next": "next run", "id": "id"}
 
 
-def schedule(config: ScheduleConfig) -> None:
-    """Lists the experiment's schedules, or the one of this name; or creates, pauses, resumes or deletes it."""
-    if not config.name and (config.cron or config.action):
-        raise PosgapError(f"{'--cron' if config.cron else '--action'}: give the schedule's name, too")
-    if config.cron and config.action:
-        raise PosgapError("--cron: makes a schedule or replaces it, and --action changes one; leave one of them out")
-    if config.cron:
-        return _create(config)
-    client = connect(config)
-    experiment = client.find_experiment(config)
-    named = {"display_name": config.name} if config.name else {}
-    found = client.find_recurring_runs(experiment, **named) if experiment else []
-    if config.name and not found:
-        hint = "`posgap pipeline schedule` lists the schedules"
-        raise PosgapError(f"schedule {config.name}: not found in experiment {config.experiment}; {hint}")
-    if not config.action:
-        return _list(config, found)
-    for each in found:
-        _ACTIONS[config.action](client, config, each)
-
-
-def _create(config: ScheduleConfig) -> None:
+def create(config: ScheduleConfig) -> None:
     """Creates the schedule, replaces one that differs, or does nothing; prints which, and the time of the next run."""
     times = cron.six_fields(config.cron)
     cron.zone(config.timezone)  # an unknown one is refused before anything is sent
@@ -138,7 +117,7 @@ def _delete(client: "Client", config: ScheduleConfig, schedule: RecurringRun) ->
     _say(config, "deleted", schedule)
 
 
-_ACTIONS = {"pause": _pause, "resume": _resume, "delete": _delete}
+ACTIONS = {"pause": _pause, "resume": _resume, "delete": _delete}
 
 
 def _say(config: ScheduleConfig, done: str, schedule: RecurringRun, more: str = "") -> None:
@@ -157,7 +136,7 @@ def _retire(client: "Client", old: RecurringRun) -> str | None:
     return None
 
 
-def _list(config: ScheduleConfig, schedules: list[RecurringRun]) -> None:
+def show_schedules(config: ScheduleConfig, schedules: list[RecurringRun]) -> None:
     rows = [_schedule_row(each) for each in sorted(schedules, key=lambda each: each.display_name)]
     lines = tabulate(rows, headers=_SHOWN, tablefmt="plain", disable_numparse=True).splitlines() if rows else []
     text = "\n".join(line.rstrip() for line in lines) or f"no schedules in experiment {config.experiment}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
 
+from posgap.kubeflow.training_pool import VARIABLE, train_pool
 from posgap.pipelines.compilation import CompiledYaml
-from posgap.preflight.training_pool import VARIABLE, train_pool
 
 UNKNOWN = "?"  # a value that will be known only at run time, such as another step's output
 _PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\[['\"](.+?)['\"]\]\}\}")

@@ -1,22 +1,21 @@
 """Starts runs on a KFP server, each exactly once, and waits for their end if asked to."""
 
 import logging
-import secrets
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import kfp_server_api
 
-from posgap.foundation.errors import PosgapError, RunCancellation, RunFailure, RunTimeout
-from posgap.foundation.printing import set_result, show
+from posgap.foundation.errors import RunCancellation, RunFailure, RunTimeout
+from posgap.foundation.printing import set_result
+from posgap.options.pipeline_submit import PipelineSubmitConfig
+from posgap.options.pipelines import PipelineOnCluster
 from posgap.pipelines.arguments import arguments, declared_parameters
 from posgap.pipelines.checks import Check
 from posgap.pipelines.compilation import CompiledYaml, load
-from posgap.pipelines.config import PipelineOnCluster, PipelineSubmitConfig
-from posgap.pipelines.connection import connect
 from posgap.pipelines.steps import task_names
-from posgap.pipelines.transport import NoAnswer, address, once
+from posgap.pipelines.transport import NoAnswer, address
 from posgap.pipelines.uploading import fetch_uploaded
 
 if TYPE_CHECKING:
@@ -25,39 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 POLL_SECONDS = 10.0  # between two looks at a run
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
-
-
-def submit(config: PipelineSubmitConfig) -> None:
-    """Starts a run and prints its id and address; with `wait`, raises an error if it fails or takes too long."""
-    if config.version and config.no_cache:
-        raise PosgapError("--version: --no-cache cannot change a version that was uploaded; leave one of them out")
-    compiled, values = to_run(config)
-    compiled = compiled.without_cache() if config.no_cache else compiled
-    client = connect(config)
-    experiment = client.ensure_experiment(config)
-    # The suffix distinguishes two submissions within the same second, for people and for `once`.
-    name = config.name or f"{compiled.name} {datetime.now(UTC):%Y-%m-%d %H:%M:%S} {secrets.token_hex(2)}"
-    with compiled.source() as source:
-        run = once(
-            lambda: client.run_pipeline(
-                experiment,
-                name,
-                params=values,
-                pipeline_root=compiled.root or None,
-                service_account=config.service_account or None,
-                **source,
-            ),
-            lambda: {run.run_id: run for run in client.find_runs(experiment, display_name=name)},
-        )
-    url = client.run_url(run.run_id)
-    show(f"run {run.run_id}\n{url}", {"run": run.run_id, "url": url, "state": None})
-    if config.wait:
-        try:
-            _wait_for_end(client, run.run_id, compiled, config)
-        except KeyboardInterrupt as stop:
-            # The same command would start another run, so this says how to find the one that goes on.
-            stop.add_note(f"run {run.run_id} goes on: {client.run_url(run.run_id)}")
-            raise
 
 
 def to_run(config: PipelineOnCluster) -> tuple[CompiledYaml, dict]:
@@ -75,7 +41,7 @@ def to_run(config: PipelineOnCluster) -> tuple[CompiledYaml, dict]:
     return compiled, values
 
 
-def _wait_for_end(client: "Client", run_id: str, compiled: CompiledYaml, config: PipelineSubmitConfig) -> None:
+def wait_for_end(client: "Client", run_id: str, compiled: CompiledYaml, config: PipelineSubmitConfig) -> None:
     """Polls until the run has ended. KFP's own wait would treat a cancelled run as one that is still running."""
     until, state = time.monotonic() + config.timeout, ""
     while True:

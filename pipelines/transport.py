@@ -12,7 +12,7 @@ from kfp_server_api import rest
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
-from posgap.pipelines.config import KfpConfig
+from posgap.options.pipelines import KfpConfig
 
 T = TypeVar("T")
 HOST_VARIABLES = ("KFP_HOST", "KF_PIPELINES_ENDPOINT")

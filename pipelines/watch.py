@@ -9,9 +9,9 @@ from posgap.components.champion import champion
 from posgap.components.data_version import data_version
 from posgap.components.report import report
 from posgap.components.watch import watch as judge
+from posgap.options.cluster import ClusterConfig
 from posgap.pipelines.forms import FORMS, form
 from posgap.pipelines.pools import Pools, cluster_config
-from posgap.preflight.config import ClusterConfig
 
 
 def watch_pipeline(cluster: ClusterConfig) -> Callable:

@@ -355,7 +355,7 @@ def registry_with_champion(tmp_path_factory, empty_store, model_folder) -> Path:
 def form(tmp_path, model_folder, mlflow_store):
     from examples import kv_example
 
-    from posgap.preflight.config import PreflightConfig
+    from posgap.options.preflight import PreflightConfig
     from posgap.tasks.reading import write_examples
 
     for name in ("train", "eval"):

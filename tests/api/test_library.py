@@ -18,14 +18,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 import posgap
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
-from posgap.gating.config import GateConfig
 from posgap.gating.evidence import FILES
 from posgap.gating.verdict import judge
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.sweep import sweep as sweep_stage
+from posgap.options.gate import GateConfig
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.reading import write_examples
+from posgap.verbs.sweep import sweep_model as sweep_stage
 
 OPTIONS = {"n_docs": 4, "max_new_tokens": 2, "label": "tiny"}
 

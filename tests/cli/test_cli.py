@@ -2,7 +2,7 @@
 
 import click
 import pytest
-from command_line import commands, fails, run
+from command_line import below, commands, fails, run
 from examples import kv_example
 
 from posgap.cli.main import build, main
@@ -187,7 +187,7 @@ def test_a_flag_takes_no_value_but_after_an_equals_sign(capsys, tmp_path):
     [([], True), (["--only-new"], True), (["--no-only-new"], False), (["--only-new=false"], False)],
 )
 def test_a_flag_that_is_set_unless_told_otherwise(words, only_new):
-    version = build().commands["data"].commands["version"]
+    version = below(below(build())["data"])["version"]
     context = version.make_context("version", ["d", "--model", "m", "--out", "o", *words])
     assert context.params["only_new"] is only_new and context.params["force"] is True
 
@@ -244,7 +244,7 @@ def break_(monkeypatch, error: Exception) -> None:
     def fail(config):
         raise error
 
-    monkeypatch.setattr("posgap.measurement.power.plan", fail)
+    monkeypatch.setattr("posgap.verbs.plan_sweep.plan_sweep", fail)
 
 
 def test_what_nobody_foresaw_is_one_line_and_its_traceback_a_file(capsys, tmp_path, monkeypatch):
@@ -275,7 +275,7 @@ def test_without_a_cache_the_traceback_is_kept_elsewhere(capsys, tmp_path, monke
 def test_an_error_of_the_system_that_names_no_file_is_told_with_the_nearest_path(capsys, tmp_path, monkeypatch):
     ours: dict = {"__name__": "posgap.somewhere"}
     exec("def write(path): raise OSError(28, 'No space left on device')", ours)
-    monkeypatch.setattr("posgap.measurement.power.plan", lambda config: ours["write"](tmp_path / "plan.json"))
+    monkeypatch.setattr("posgap.verbs.plan_sweep.plan_sweep", lambda config: ours["write"](tmp_path / "plan.json"))
     told = f"{tmp_path / 'plan.json'}, or a file beside it: No space left on device"
     assert told == fails(capsys, "plan", "sweep").strip()
 

@@ -12,14 +12,15 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from command_line import below
 
 from posgap.cli import main as cli
 from posgap.cli.main import build, example_command, main
-from posgap.cli.verbs import SECTIONS, VERBS, Verb
 from posgap.foundation import printing
 from posgap.foundation.errors import Findings, GateRefusal, PosgapError, Rejection
 from posgap.foundation.locations import is_uri
 from posgap.foundation.progress import track
+from posgap.options.table import SECTIONS, VERBS
 
 log = logging.getLogger("posgap.test")
 
@@ -36,7 +37,9 @@ def work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     raised: list[Exception] = []
 
-    def function(verb: Verb):
+    def function(words: str):
+        verb = VERBS[words]
+
         def say(config):
             print("a library greets")
             log.info("a note")
@@ -254,13 +257,13 @@ def test_help_lists_every_verb_once_under_a_heading_and_ends_each_with_its_examp
     root = build()
     shown = CliRunner().invoke(root, ["--help-all"], prog_name="posgap").output
     rows = [line.split()[0] for line in shown.partition("\nMeasure:\n")[2].splitlines() if line.startswith("  ")]
-    assert sorted(rows) == sorted(root.commands) and [*SECTIONS] == [
+    assert sorted(rows) == sorted(below(root)) and [*SECTIONS] == [
         line[:-1] for line in shown.splitlines() if line[:1].strip() and line.endswith(":") and line != "Options:"
     ]
     for words in VERBS:
         verb = root
         for word in words.split():
-            verb = (verb.commands if isinstance(verb, click.Group) else verb.below)[word]
+            verb = below(verb)[word]
         assert verb.get_help(click.Context(verb)).endswith(f"\n\n  Example:\n    {example_command(words)}")
 
 

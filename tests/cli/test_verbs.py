@@ -7,18 +7,18 @@ from pathlib import Path
 
 import click
 import pytest
-from command_line import commands, fails, shown
+from command_line import below, commands, fails, shown
 from examples import kv_example
 from places import ROOT
 
 from posgap.cli.main import MAX_SHOWN, build, main
-from posgap.cli.verbs import FIRST, VERBS
+from posgap.options.table import FIRST, VERBS
 from posgap.tasks.reading import write_examples
 
 
 def verb(words: str, found: click.Group) -> click.Command:
     for word in words.split():
-        found = found.commands[word]
+        found = below(found)[word]
     return found
 
 
@@ -30,8 +30,8 @@ def options(text: str) -> list[str]:
 def test_the_first_help_is_short_and_says_where_the_rest_is():
     first = shown("")
     named = re.findall(r"^  ([a-z-]+)  ", first.partition("\nCommands:\n")[2], re.MULTILINE)
-    assert named == list(FIRST) and set(FIRST) <= set(build().commands)
-    assert f"{len(build().commands) - len(FIRST)} more commands: posgap --help-all" in first
+    assert named == list(FIRST) and set(FIRST) <= set(below(build()))
+    assert f"{len(below(build())) - len(FIRST)} more commands: posgap --help-all" in first
     assert max(map(len, first.splitlines())) <= 80 and len(first.splitlines()) < 30
 
 

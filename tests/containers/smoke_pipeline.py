@@ -10,12 +10,12 @@ from pathlib import Path
 from kfp import dsl, local
 from kfp.local import docker_task_handler
 
-from posgap.demo import run as demo
 from posgap.demo import tiny_model
-from posgap.demo.config import DemoConfig
+from posgap.options.demo import DemoConfig
 from posgap.pipelines import smoke
 from posgap.pipelines.forms import fill_form
 from posgap.tracking.runs import PIPELINE_VARIABLE
+from posgap.verbs import demo as demo
 
 root, tracking, image = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 CONFINED = {"read_only": True, "tmpfs": {"/tmp": "mode=1777"}, "cap_drop": ["ALL"]}

@@ -5,12 +5,12 @@ import gzip
 import pytest
 
 import posgap
-from posgap.data.config import ImportConfig
-from posgap.data.verbs import import_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows, write_jsonl
+from posgap.options.data_import import ImportConfig
 from posgap.tasks.choice_files import LAYOUTS
 from posgap.tasks.reading import read_examples
+from posgap.verbs.data_import import data_import
 
 MMLU = {
     "question": "Capital of France?",
@@ -120,7 +120,7 @@ def test_mt_bench_takes_what_most_judges_prefer_whichever_answer_they_read_first
     assert [document.title for document in (*read[1].gold, *read[1].distractors)] == ["gpt-4", "alpaca-13b"]
     assert texts(read[7])[0] == "alpaca-13b writes.\n\nQuestion: And another.\n\nAnswer: alpaca-13b writes more."
     with caplog.at_level("INFO"):
-        import_examples(ImportConfig(input=file, out=tmp_path / "e.jsonl", format="mt-bench"))
+        data_import(ImportConfig(input=file, out=tmp_path / "e.jsonl", format="mt-bench"))
     assert "left out 2 of which no answer is the best by itself" in caplog.text
     assert len(read_examples(tmp_path / "e.jsonl")) == 2
 

@@ -8,18 +8,18 @@ import pandas
 import pytest
 
 import posgap
-from posgap.data.config import ImportConfig
 from posgap.data.distractors import relevance
-from posgap.data.verbs import import_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json, write_jsonl
-from posgap.measurement.config import SweepConfig
+from posgap.options.data_import import ImportConfig
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.examples import Document, Example, KVExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.special_tokens import count_special
+from posgap.verbs.data_import import data_import
 
 QUESTION, TEXTS = "Where is Orm?", ["Tal exports tin.", "Uln is dry.", "Orm lies in the north."]
 ROW = {"question": QUESTION, "answers": ["north"], "passages": TEXTS}
@@ -168,17 +168,17 @@ def test_columns_of_other_names_are_named(tmp_path):
     pandas.DataFrame(rows).to_csv(tmp_path / "log.csv", index=False)
     columns = {"question": "Frage", "answer": "Lösung", "text": "Inhalt", "rank": "Platz"}
     config = ImportConfig(input=tmp_path / "log.csv", out=tmp_path / "e.jsonl", format="rag", columns=columns)
-    (example,) = read_examples(import_examples(config))
+    (example,) = read_examples(data_import(config))
     assert (example.answers, [p.text for p in example.passages]) == (["north"], TEXTS[::-1])
     with pytest.raises(PosgapError, match="there is no field 'colour'; name some of answer, answers"):
-        import_examples(config.model_copy(update={"columns": {"colour": "Frage"}, "force": True}))
+        data_import(config.model_copy(update={"columns": {"colour": "Frage"}, "force": True}))
 
 
 def test_an_import_says_in_a_few_lines_what_it_took_for_what(tmp_path, caplog):
     caplog.set_level("INFO")
     rows = [{**ROW, "passages": [{"text": t, "score": n} for n, t in enumerate(TEXTS)] + [{"image": "x.png", "id": 1}]}]
     write_jsonl(tmp_path / "log.jsonl", rows)
-    import_examples(ImportConfig(input=tmp_path / "log.jsonl", out=tmp_path / "e.jsonl", format="rag"))
+    data_import(ImportConfig(input=tmp_path / "log.jsonl", out=tmp_path / "e.jsonl", format="rag"))
     lines = [record.getMessage().partition("log.jsonl: ")[2] for record in caplog.records]
     assert [line for line in lines if line] == [
         "1 question of 1 row, each a question: question from `question`, answers from `answers`",

@@ -2,20 +2,20 @@
 
 import pytest
 
-from posgap.data.config import MakeConfig
 from posgap.data.expectations import example_table, expectations, run_expectations
 from posgap.data.synthetic import YOUNG, animal_examples
-from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.sweep import sweep
+from posgap.options.data_make import MakeConfig
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.content import content_key
 from posgap.tasks.examples import Document
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
+from posgap.verbs.data_make import data_make
+from posgap.verbs.sweep import sweep_model
 
 
 @pytest.fixture
@@ -27,12 +27,12 @@ def questions(tmp_path):
 
 def test_a_sweep_of_options_asks_every_rotation_and_says_what_was_chosen(tmp_path, model_folder, questions):
     config = {"task": "options", "n_docs": 3, "examples": questions, "model": str(model_folder), "max_new_tokens": 4}
-    swept = sweep(SweepConfig(**config, max_unanswered=100, out=tmp_path / "swept"))
+    swept = sweep_model(SweepConfig(**config, max_unanswered=100, out=tmp_path / "swept"))
     figures, rows = read_sweep(swept), read_predictions(swept)
     assert figures.placements == [[1], [2], [3]] and len(rows) == 12
     choices = figures.choices
     assert choices.slots == ["A", "B", "C"] and sum(choices.shares) + choices.none == pytest.approx(100)
-    some = sweep(SweepConfig(**config, positions=["1", "3"], max_unanswered=100, out=tmp_path / "some"))
+    some = sweep_model(SweepConfig(**config, positions=["1", "3"], max_unanswered=100, out=tmp_path / "some"))
     assert read_sweep(some).choices is None, "the right item never stands at B"
     page = (swept / "sweep.html").read_text()
     assert "What is chosen, whatever is right" in page and choices.preference_text in page
@@ -53,8 +53,8 @@ def test_examples_have_the_wanted_number_of_items_and_the_right_one_once(tokeniz
 
 
 def test_made_questions_are_repeatable_and_never_alike_and_their_lengths_say_nothing(tmp_path):
-    make(MakeConfig(kind="choice", n_examples=200, n_docs=3, seed=3, out=tmp_path / "a.jsonl"))
-    make(MakeConfig(kind="choice", n_examples=200, n_docs=3, seed=3, out=tmp_path / "b.jsonl"))
+    data_make(MakeConfig(kind="choice", n_examples=200, n_docs=3, seed=3, out=tmp_path / "a.jsonl"))
+    data_make(MakeConfig(kind="choice", n_examples=200, n_docs=3, seed=3, out=tmp_path / "b.jsonl"))
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     examples = read_examples(tmp_path / "a.jsonl")
     assert len({content_key(example) for example in examples}) == 200

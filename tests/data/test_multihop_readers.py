@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.data.config import ImportConfig, MakeConfig
 from posgap.data.readers import read_hotpotqa, read_musique
 from posgap.data.synthetic import two_hop_examples
-from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
+from posgap.options.data_import import ImportConfig
+from posgap.options.data_make import MakeConfig
 from posgap.tasks.metrics import sub_exact_match
 from posgap.tasks.reading import read_examples
+from posgap.verbs.data_import import data_import
+from posgap.verbs.data_make import data_make
 
 HOTPOT = {
     "_id": "5a7a",
@@ -108,7 +110,7 @@ def test_only_two_hop_musique_is_imported_and_the_rest_is_counted(tmp_path, capl
     unanswerable = MUSIQUE | {"question_decomposition": [{"paragraph_support_idx": None}] * 2}
     file = written(tmp_path / "m.jsonl", [three, MUSIQUE, unanswerable])
     with caplog.at_level(logging.INFO, logger="posgap"):
-        import_examples(ImportConfig(input=file, out=tmp_path / "e.jsonl", format="musique"))
+        data_import(ImportConfig(input=file, out=tmp_path / "e.jsonl", format="musique"))
     assert [e.id for e in read_examples(tmp_path / "e.jsonl")] == ["2hop__1_2"]
     assert "left out 2 that do not rest on two documents" in caplog.text
 
@@ -116,7 +118,7 @@ def test_only_two_hop_musique_is_imported_and_the_rest_is_counted(tmp_path, capl
 def test_the_public_hotpot_file(tmp_path, hotpot_file, caplog):
     config = ImportConfig(input=hotpot_file, out=tmp_path / "e.jsonl.gz", format="hotpotqa", min_docs=10)
     with caplog.at_level(logging.INFO, logger="posgap"):
-        import_examples(config)
+        data_import(config)
     examples = read_examples(tmp_path / "e.jsonl.gz")
     assert "left out 1 with fewer than 10 documents" in caplog.text
     assert len(examples) == len({e.id for e in examples}) == 59
@@ -134,7 +136,7 @@ def test_the_public_hotpot_file(tmp_path, hotpot_file, caplog):
 def test_2wiki_has_hotpot_s_form(tmp_path):
     item = HOTPOT | {"type": "compositional", "evidences": [["Acme", "founder", "Jan Peeters"]]}
     file = written(tmp_path / "w.json", [item, HOTPOT | {"type": "bridge_comparison", "supporting_facts": []}])
-    import_examples(ImportConfig(input=file, out=tmp_path / "e.jsonl", format="2wiki"))
+    data_import(ImportConfig(input=file, out=tmp_path / "e.jsonl", format="2wiki"))
     (example,) = read_examples(tmp_path / "e.jsonl")
     assert [d.title for d in example.gold] == ["Acme", "Jan Peeters"]
 
@@ -204,7 +206,7 @@ def test_a_gold_paragraph_is_told_from_others_of_its_title_or_left_out(tmp_path)
 def test_an_import_that_leaves_nothing_says_so(tmp_path):
     file = written(tmp_path / "h.json", [HOTPOT])
     with pytest.raises(PosgapError, match="no examples to import in lines 1 to the end; left out 1 with fewer than 10"):
-        import_examples(ImportConfig(input=file, out=tmp_path / "e.jsonl", format="hotpotqa", min_docs=10))
+        data_import(ImportConfig(input=file, out=tmp_path / "e.jsonl", format="hotpotqa", min_docs=10))
 
 
 @settings(max_examples=20, deadline=None)
@@ -225,7 +227,7 @@ def test_made_facts_are_one_cycle_and_the_answer_takes_two_hops(seed, n_docs):
 
 def test_made_two_hop_examples_are_repeatable_and_never_alike(tmp_path):
     files = (tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz")
-    made = [make(MakeConfig(kind="two-hop", out=file, n_examples=50, seed=3)) for file in files]
+    made = [data_make(MakeConfig(kind="two-hop", out=file, n_examples=50, seed=3)) for file in files]
     assert made[0].read_bytes() == made[1].read_bytes()
     examples = read_examples(made[0])
     assert len(examples) == 50 and all(len(e.distractors) == 18 for e in examples)

@@ -5,14 +5,14 @@ import random
 import pytest
 from examples import prompt_text
 
-from posgap.data.config import ImportConfig
 from posgap.data.documents import PARTS, read_documents, split_around
-from posgap.data.verbs import import_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
+from posgap.options.data_import import ImportConfig
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
+from posgap.verbs.data_import import data_import
 
 TASK = TASKS["document"]
 
@@ -56,7 +56,7 @@ def test_parts_keep_the_text_s_order_and_length_and_the_quote_is_whole_in_one(pa
 
 
 def test_the_text_is_unchanged_at_its_own_position_and_rotated_elsewhere(table, tmp_path):
-    out = import_examples(ImportConfig(format="document", input=table(), out=tmp_path / "e.jsonl"))
+    out = data_import(ImportConfig(format="document", input=table(), out=tmp_path / "e.jsonl"))
     (example,) = read_examples(out)
     text = written(60)
     _, at = split_around(text, QUOTE)

@@ -7,16 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
 
-from posgap.data.config import ImportConfig, MakeConfig
 from posgap.data.distractors import with_distractors
 from posgap.data.readers import read_dpr, read_own
 from posgap.data.synthetic import needle_examples
-from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json, write_jsonl
+from posgap.options.data_import import ImportConfig
+from posgap.options.data_make import MakeConfig
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.metrics import METRICS, lost_in_the_middle
 from posgap.tasks.reading import read_examples, write_examples
+from posgap.verbs.data_import import data_import
+from posgap.verbs.data_make import data_make
 
 
 def passage(text: str, **marks) -> dict:
@@ -82,7 +84,7 @@ def test_dpr_questions_without_an_answering_passage_are_counted(tmp_path, caplog
     row = {"question": "who?", "answers": ["cat"], "ctxs": [passage("cat", hasanswer=True)]}
     write_jsonl(tmp_path / "dpr.jsonl", [row, row | {"ctxs": [passage("dog")]}])
     config = ImportConfig(format="dpr", input=tmp_path / "dpr.jsonl", out=tmp_path / "e.jsonl")
-    assert len(read_examples(import_examples(config))) == 1
+    assert len(read_examples(data_import(config))) == 1
     assert "left out 1 without a passage that contains the answer" in caplog.text
 
 
@@ -160,12 +162,12 @@ def test_drawn_distractors_never_hold_an_answer(pairs, n_docs, seed):
 
 def test_twenty_documents_are_made_of_the_public_oracle_file(tmp_path, nq_file):
     imported = ImportConfig(format="litm-qa", input=nq_file, out=tmp_path / "oracle.jsonl", last=60)
-    config = MakeConfig(kind="qa", examples=import_examples(imported), out=tmp_path / "qa.jsonl", seed=1)
-    made = read_examples(make(config))
+    config = MakeConfig(kind="qa", examples=data_import(imported), out=tmp_path / "qa.jsonl", seed=1)
+    made = read_examples(data_make(config))
     assert len(made) == 60 and all(len(e.distractors) == 19 and len(e.gold) == 1 for e in made)
     # As the public script scores it, no copy of a distractor is right.
     assert not any(lost_in_the_middle(f"{d.title} {d.text}", e.answers) for e in made for d in e.distractors)
-    other = read_examples(make(config.model_copy(update={"out": tmp_path / "other.jsonl", "seed": 2})))
+    other = read_examples(data_make(config.model_copy(update={"out": tmp_path / "other.jsonl", "seed": 2})))
     assert [e.gold for e in other] == [e.gold for e in made]
     assert [e.distractors for e in other] != [e.distractors for e in made]
 
@@ -175,12 +177,12 @@ def test_questions_without_enough_passages_are_left_out(tmp_path, caplog):
     # "T" is in every passage, as it is in every response.
     write_examples(tmp_path / "e.jsonl", [example(i, f"text {i}", "T" if i == 2 else "answer") for i in range(4)])
     config = MakeConfig(kind="qa", examples=tmp_path / "e.jsonl", out=tmp_path / "qa.jsonl", n_docs=4)
-    assert [e.id for e in read_examples(make(config))] == ["e-0", "e-1", "e-3"]
+    assert [e.id for e in read_examples(data_make(config))] == ["e-0", "e-1", "e-3"]
     assert "left out 1: too few passages without their answer" in caplog.text
     with pytest.raises(
         PosgapError, match="e.jsonl: for no question are there 4 passages of other questions without its answer; lower"
     ):
-        make(config.model_copy(update={"n_docs": 5, "out": tmp_path / "other.jsonl"}))
+        data_make(config.model_copy(update={"n_docs": 5, "out": tmp_path / "other.jsonl"}))
     assert not (tmp_path / "other.jsonl").exists()
 
 
@@ -199,7 +201,7 @@ def test_one_document_alone_states_the_needle(seed, n_docs, facts, digits):
 
 def test_needle_files_are_equal_for_equal_seeds(tmp_path):
     files = [tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"]
-    made = [make(MakeConfig(kind="needle", out=file, n_examples=3, n_docs=5, seed=4)) for file in files]
+    made = [data_make(MakeConfig(kind="needle", out=file, n_examples=3, n_docs=5, seed=4)) for file in files]
     assert made[0].read_bytes() == made[1].read_bytes()
     with pytest.raises(PosgapError, match="digits=1: too few numbers"):
         list(needle_examples(1, 20, facts=3, digits=1, seed=0))

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 import posgap
 from posgap.cli.main import main as command_line
-from posgap.data.config import ImportConfig, MakeConfig, ValidateConfig
 from posgap.data.expectations import answering_distractors, expectations
-from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, write_jsonl
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.validate import validate
+from posgap.options.data_import import ImportConfig
+from posgap.options.data_make import MakeConfig
+from posgap.options.validate import ValidateConfig
 from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import Document, Example, Passage, RankedExample
 from posgap.tasks.metrics import METRICS, holds_answer
@@ -27,6 +27,9 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.rag import as_retrieved
 from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
+from posgap.verbs.data_import import data_import
+from posgap.verbs.data_make import data_make
+from posgap.verbs.validate import validate
 
 RAG_TASKS = ("rag", "rag-one", "rag-alone")
 
@@ -140,7 +143,7 @@ def test_relevance_by_answers_goes_by_whole_words(tmp_path):
     write_jsonl(log, [{"question": "Who won?", "answers": ["Ali"], "passages": [{"text": text} for text in texts]}])
     assert [p.relevant for p in read_examples(log)[0].passages] == [True, False, False]
     config = ImportConfig(format="rag", input=log, out=tmp_path / "kept.jsonl", answering="drop")
-    assert [p.text for p in read_examples(import_examples(config))[0].passages] == texts
+    assert [p.text for p in read_examples(data_import(config))[0].passages] == texts
 
 
 def test_a_log_is_validated_and_comes_out_as_examples(log_file, tmp_path, model_folder, caplog):
@@ -177,7 +180,7 @@ def test_bm25_ranks_similar_passages_first_and_none_that_answers(tmp_path):
     config = MakeConfig(
         kind="qa", examples=tmp_path / "q.jsonl", out=tmp_path / "e.jsonl", n_docs=3, distractors="bm25"
     )
-    make(config)
+    data_make(config)
     made = read_examples(tmp_path / "e.jsonl")
     fidelio = next(example for example in made if example.id == "q0")
     assert {d.text.split()[0] for d in fidelio.distractors} == {"Carmen", "Aida"}
@@ -187,7 +190,7 @@ def test_bm25_ranks_similar_passages_first_and_none_that_answers(tmp_path):
         scores = [passage.score for passage in example.passages]
         assert scores == sorted(scores, reverse=True)
     # Made of what was made, they are the same: own distractors do not count.
-    make(config.model_copy(update={"out": tmp_path / "again.jsonl", "examples": tmp_path / "e.jsonl"}))
+    data_make(config.model_copy(update={"out": tmp_path / "again.jsonl", "examples": tmp_path / "e.jsonl"}))
     assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "e.jsonl").read_bytes()
 
 
@@ -195,7 +198,9 @@ def test_a_question_of_stop_words_alone_and_one_with_two_gold_documents(tmp_path
     two = questions()[0].model_copy(update={"gold": [questions()[i].gold[0] for i in (1, 0)], "id": "two"})
     of_stop_words = questions()[3].model_copy(update={"question": "Which is it?", "id": "stop"})
     write_examples(tmp_path / "q.jsonl", [*questions(), two, of_stop_words])
-    make(MakeConfig(kind="qa", examples=tmp_path / "q.jsonl", out=tmp_path / "e.jsonl", n_docs=3, distractors="bm25"))
+    data_make(
+        MakeConfig(kind="qa", examples=tmp_path / "q.jsonl", out=tmp_path / "e.jsonl", n_docs=3, distractors="bm25")
+    )
     made = {example.id: example for example in read_examples(tmp_path / "e.jsonl")}
     assert isinstance(made["two"], Example) and made["two"].gold == two.gold
     assert len(made["stop"].passages) == 3

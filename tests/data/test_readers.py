@@ -9,13 +9,15 @@ from examples import kv_example, qa_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.data.config import ImportConfig, MakeConfig
 from posgap.data.readers import read_litm_kv, read_litm_qa
 from posgap.data.synthetic import uuid_records
-from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
+from posgap.options.data_import import ImportConfig
+from posgap.options.data_make import MakeConfig
 from posgap.tasks.reading import read_examples, write_examples
+from posgap.verbs.data_import import data_import
+from posgap.verbs.data_make import data_make
 
 KV_LINE = {
     "ordered_kv_records": [["ab12", "f0"], ["ab99", "11"], ["cd00", "22"], ["cd77", "33"], ["ef", "44"]],
@@ -68,8 +70,8 @@ def test_generated_records_can_always_be_cut_to_twenty(seed, n_keys):
 
 
 def test_made_files_have_the_public_form_and_are_equal_for_equal_seeds(tmp_path, kv_file):
-    first = make(MakeConfig(kind="kv", out=tmp_path / "a.jsonl.gz", n_examples=3, seed=7))
-    again = make(MakeConfig(kind="kv", out=tmp_path / "b.jsonl.gz", n_examples=3, seed=7))
+    first = data_make(MakeConfig(kind="kv", out=tmp_path / "a.jsonl.gz", n_examples=3, seed=7))
+    again = data_make(MakeConfig(kind="kv", out=tmp_path / "b.jsonl.gz", n_examples=3, seed=7))
     assert first.read_bytes() == again.read_bytes()
     _, public = next(read_jsonl(kv_file))
     _, made = next(read_jsonl(first))
@@ -102,8 +104,8 @@ def test_examples_survive_a_round_trip(tmp_path):
 
 
 def test_lines_are_chosen_by_number(tmp_path):
-    make(MakeConfig(kind="kv", out=tmp_path / "kv.jsonl", n_examples=5))
-    import_examples(ImportConfig(input=tmp_path / "kv.jsonl", out=tmp_path / "e.jsonl", first=2, last=3))
+    data_make(MakeConfig(kind="kv", out=tmp_path / "kv.jsonl", n_examples=5))
+    data_import(ImportConfig(input=tmp_path / "kv.jsonl", out=tmp_path / "e.jsonl", first=2, last=3))
     assert [e.id for e in read_examples(tmp_path / "e.jsonl")] == ["kv-00002-0", "kv-00003-0"]
 
 
@@ -145,7 +147,7 @@ def test_an_id_that_two_examples_have_is_refused_with_both_lines(tmp_path):
     write_jsonl(tmp_path / "own.jsonl", [own, own | {"id": "b"}, own])
     complaint = r"own.jsonl:3: the id 'a' is that of line 1 too; give each example an id of its own"
     with pytest.raises(PosgapError, match=complaint):
-        import_examples(ImportConfig(input=tmp_path / "own.jsonl", out=tmp_path / "e.jsonl", format="own"))
+        data_import(ImportConfig(input=tmp_path / "own.jsonl", out=tmp_path / "e.jsonl", format="own"))
     assert not (tmp_path / "e.jsonl").exists()
     write_examples(tmp_path / "e.jsonl", [kv_example(0), kv_example(1), kv_example(1)])
     with pytest.raises(PosgapError, match=r"e.jsonl:3: the id 'kv-1' is that of line 2 too"):
@@ -154,9 +156,9 @@ def test_an_id_that_two_examples_have_is_refused_with_both_lines(tmp_path):
 
 def test_importing_keeps_no_more_in_memory_however_long_the_file_is(tmp_path):
     def peak(n_examples):
-        file = make(MakeConfig(kind="kv", out=tmp_path / f"kv-{n_examples}.jsonl", n_examples=n_examples))
+        file = data_make(MakeConfig(kind="kv", out=tmp_path / f"kv-{n_examples}.jsonl", n_examples=n_examples))
         tracemalloc.start()
-        import_examples(ImportConfig(input=file, out=file.with_name(f"e-{file.name}")))
+        data_import(ImportConfig(input=file, out=file.with_name(f"e-{file.name}")))
         highest = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return highest

@@ -7,14 +7,14 @@ import pandas
 import pytest
 
 import posgap
-from posgap.data.config import ImportConfig
-from posgap.data.verbs import import_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows, write_json, write_jsonl
+from posgap.options.data_import import ImportConfig
 from posgap.tasks.content import content_key
 from posgap.tasks.examples import Example, RankedExample
 from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.retrieval_logs import ImportReport, ranked_examples, read_labels
+from posgap.verbs.data_import import data_import
 
 TRACES = Path(__file__).parents[1] / "traces"
 QUESTION, ANSWER = "Who won the first Nobel Prize in Physics?", "Wilhelm Röntgen"
@@ -197,7 +197,7 @@ def test_names_of_columns_are_told_without_regard_to_case_and_space(tmp_path):
 def test_a_table_is_no_file_of_lost_in_the_middle(tmp_path):
     (tmp_path / "log.csv").write_text("question,answer,text\n")
     with pytest.raises(PosgapError, match="log.csv: a table, .* give --format rag"):
-        import_examples(ImportConfig(input=tmp_path / "log.csv", out=tmp_path / "e.jsonl"))
+        data_import(ImportConfig(input=tmp_path / "log.csv", out=tmp_path / "e.jsonl"))
 
 
 def test_a_label_that_is_a_text_is_named_by_its_row_and_column(tmp_path):
@@ -253,16 +253,14 @@ def test_a_log_is_imported_and_read_as_it_was(tmp_path, caplog):
         {"question": "Who?", "answers": [ANSWER], "passages": [{**p, "relevant": p["id"] == "a1"} for p in PASSAGES]},
     ]
     write_jsonl(tmp_path / "log.jsonl", rows)
-    import_examples(ImportConfig(input=tmp_path / "log.jsonl", out=tmp_path / "e.jsonl", format="rag"))
+    data_import(ImportConfig(input=tmp_path / "log.jsonl", out=tmp_path / "e.jsonl", format="rag"))
     imported = read_examples(tmp_path / "e.jsonl")
     assert imported == read_examples(tmp_path / "log.jsonl")
     assert [len(e.passages) for e in imported] == [3, 3]
     assert "left out 1 without a relevant passage" in caplog.text and ", 1 answered by yes or no" in caplog.text
     assert "relevant passages: 2, told in 1 question by answer and 1 question by label" in caplog.text
     assert "1 other passages hold an answer too" in caplog.text
-    import_examples(
-        ImportConfig(input=tmp_path / "log.jsonl", out=tmp_path / "f.jsonl", format="rag", answering="drop")
-    )
+    data_import(ImportConfig(input=tmp_path / "log.jsonl", out=tmp_path / "f.jsonl", format="rag", answering="drop"))
     assert [len(e.passages) for e in read_examples(tmp_path / "f.jsonl")] == [3, 2]
 
 

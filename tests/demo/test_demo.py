@@ -12,16 +12,16 @@ import pytest
 
 from posgap.demo.summary import steps
 from posgap.foundation.files import read_json
-from posgap.gating.config import GateConfig
 from posgap.gating.demands import Policy
 from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.sweeps import read_sweep
+from posgap.options.gate import GateConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import content_keys, with_content_keys
 from posgap.tasks.reading import read_examples
-from posgap.workflows.admission import admit
+from posgap.verbs.gate import admit
 
 pytestmark = pytest.mark.full
 

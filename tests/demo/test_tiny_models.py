@@ -13,20 +13,21 @@ from transformers import LlamaForCausalLM
 from posgap.data.synthetic import CONTACT_QUESTION, two_hop_examples
 from posgap.demo import tiny_model
 from posgap.demo.tiny_training import IGNORED
-from posgap.distillation.config import DistillConfig, TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.distill import distill
-from posgap.stages.sweep import sweep
-from posgap.stages.teacher import teacher
+from posgap.options.distill import DistillConfig
+from posgap.options.sweep import SweepConfig
+from posgap.options.teacher import TeacherConfig
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import read_responses
+from posgap.verbs.distill import distill
+from posgap.verbs.sweep import sweep_model
+from posgap.verbs.teacher import teacher
 
 # Of a recipe, so that its training takes no time.
 SHORT = {"retrieval": 1, "threshold": math.inf, "ramp": 1, "bias": 1, "decay": 1}
@@ -155,7 +156,7 @@ def test_the_two_hop_model_reasons_near_the_end_and_r2_teaches_it_to_reason_anyw
     LlamaForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16).save_pretrained(tmp_path / "model")
     write_examples(tmp_path / "e.jsonl", two_hop_examples(100, 20, seed=1))
     shared = {"examples": tmp_path / "e.jsonl", "model": str(tmp_path / "model"), "task": "multihop-cot"}
-    swept = sweep(SweepConfig(out=tmp_path / "sweep", positions="19+20,1+2,10+11,1+15,6+1", **shared))
+    swept = sweep_model(SweepConfig(out=tmp_path / "sweep", positions="19+20,1+2,10+11,1+15,6+1", **shared))
     best, *others = read_sweep(swept).accuracy
     assert best >= 95 and best - max(others) >= 10 and best - min(others) >= 50
     taught = teacher(TeacherConfig(out=tmp_path / "teacher", sweep=swept, **shared))
@@ -165,7 +166,7 @@ def test_the_two_hop_model_reasons_near_the_end_and_r2_teaches_it_to_reason_anyw
     trained = distill(DistillConfig(responses=taught, out=tmp_path / "r2", **r2, **shared))
     write_examples(tmp_path / "held-out.jsonl", two_hop_examples(100, 20, seed=2))
     again = {**shared, "examples": tmp_path / "held-out.jsonl", "model": str(trained)}
-    after = read_sweep(sweep(SweepConfig(out=tmp_path / "after", positions="19+20,1+2,10+11,1+15,6+1", **again)))
+    after = read_sweep(sweep_model(SweepConfig(out=tmp_path / "after", positions="19+20,1+2,10+11,1+15,6+1", **again)))
     assert min(after.accuracy) >= min(others) + 40 and after.gap < (best - min(others)) / 2
     assert {tensor.dtype for tensor in load_file(trained / "model.safetensors").values()} == {torch.bfloat16}
     assert read_json(trained / "export.json")["kept_update"] > 0.99

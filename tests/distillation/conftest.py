@@ -3,8 +3,8 @@
 import pytest
 from examples import kv_example
 
-from posgap.distillation.config import DistillConfig
 from posgap.foundation.files import write_jsonl
+from posgap.options.distill import DistillConfig
 from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
 

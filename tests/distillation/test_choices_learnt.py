@@ -6,17 +6,18 @@ import torch
 
 from posgap.data.synthetic import animal_examples
 from posgap.demo.tiny_training import Updates
-from posgap.distillation.config import DistillConfig, TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import save_model
-from posgap.stages.distill import distill
-from posgap.stages.teacher import advantageous_placements
+from posgap.options.distill import DistillConfig
+from posgap.options.teacher import TeacherConfig
 from posgap.tasks.content import content_key
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
+from posgap.verbs.distill import distill
+from posgap.verbs.teacher import advantageous_placements
 
 TASK, N = TASKS["options"], 4
 EXAMPLES = list(animal_examples(6, N, seed=0))

@@ -26,12 +26,12 @@ from posgap.generation.setup import prompt_builder
 from posgap.mitigations.in_force import load_model
 from posgap.models import memory, rounding
 from posgap.models.loading import load_config, load_tokenizer, save_model
-from posgap.stages import distill as distilling
-from posgap.stages.distill import distill
 from posgap.tasks.content import content_key
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import read_examples
 from posgap.tasks.responses import describe_poor_teacher
+from posgap.verbs import distill as distilling
+from posgap.verbs.distill import distill
 
 R1_FIGURES = {"activation_kl", "anchoring_kl", "effective_rows", "alignment_sum", "teacher_temperature"}
 

@@ -11,21 +11,13 @@ from by_definition import SHAPE
 from transformers import LlamaConfig
 
 from posgap.distillation import planning
-from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.engine import Schedule
 from posgap.distillation.footprint import MicroBatchShape, Size
 from posgap.distillation.movement import Movement, default_learning_rate
-from posgap.distillation.planning import (
-    LORA_RANK,
-    Way,
-    export_bytes,
-    measured_tflops,
-    need,
-    plan_distill,
-    standing,
-    ways,
-)
+from posgap.distillation.planning import LORA_RANK, Way, export_bytes, need, standing, ways
 from posgap.foundation.errors import PosgapError
+from posgap.options.plan_distill import PlanDistillConfig
+from posgap.verbs.plan_distill import measured_tflops, plan_distill
 
 GB = 10**9
 OF_ALL = Size(parameters=GB, trained=GB, head=GB // 10)

@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.distillation import planning
-from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.footprint import (
     OPERATIONS,
     MicroBatchShape,
@@ -26,9 +25,11 @@ from posgap.distillation.footprint import (
     size_of,
 )
 from posgap.distillation.lora import add_adapters
-from posgap.distillation.planning import GB, H100_TFLOPS, USABLE, Way, _most_rows, plan_distill, standing, ways
+from posgap.distillation.planning import GB, H100_TFLOPS, USABLE, Way, _most_rows, standing, ways
 from posgap.foundation.errors import PosgapError
 from posgap.models.checkpointing import checkpoint_activations
+from posgap.options.plan_distill import PlanDistillConfig
+from posgap.verbs.plan_distill import plan_distill
 
 TOKENS = {"prompt_tokens": 120, "response_tokens": 8}
 

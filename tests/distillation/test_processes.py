@@ -11,12 +11,12 @@ import training_processes
 from training_processes import PYTHON, TORCHRUN, command, environment, history, parameters
 from warm import posgap_on_path  # noqa: F401  a fixture
 
-from posgap.distillation.config import DistillConfig
 from posgap.foundation.files import work_folder
-from posgap.kfp_steps.launching import on_all_gpus
+from posgap.kubeflow.launching import on_all_gpus
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import load_tokenizer, save_model
-from posgap.stages.distill import distill
+from posgap.options.distill import DistillConfig
+from posgap.verbs.distill import distill
 
 pytestmark = pytest.mark.full
 config = training_processes.config  # a fixture, in place of the folder's

@@ -15,14 +15,14 @@ from training_processes import PARAMETERS, TORCHRUN, command, environment, histo
 from warm import posgap_on_path  # noqa: F401  a fixture
 
 from posgap.distillation.checkpoints import FILES
-from posgap.distillation.config import DistillConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
+from posgap.options.distill import DistillConfig
 from posgap.rollout.trials import run_trials
-from posgap.stages.distill import distill
 from posgap.storage.cache import fetch_location
 from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
+from posgap.verbs.distill import distill
 
 FIRST, SECOND = "step-2", "step-4"
 

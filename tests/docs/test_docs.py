@@ -18,12 +18,12 @@ from chromium import browser, program
 from markdown.extensions.toc import slugify
 
 from posgap.cli import main as cli
-from posgap.cli.verbs import VERBS
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
+from posgap.options.preflight import PreflightConfig
+from posgap.options.table import VERBS
 from posgap.pipelines import forms
-from posgap.pipelines.config import WatchFormConfig
-from posgap.preflight.config import PreflightConfig
+from posgap.pipelines.forms import WatchFormConfig
 
 ROOT = Path(__file__).parents[2]
 QUOTED = re.findall(r"^`(.+)`$", (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)

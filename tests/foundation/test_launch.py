@@ -12,11 +12,11 @@ from ports import free_port
 from torch.multiprocessing import ProcessExitedException, start_processes
 
 from posgap.cli import main as cli
-from posgap.foundation.config import StageConfig
 from posgap.foundation.errors import OfAll, PosgapError
 from posgap.foundation.fields import InputPath
 from posgap.foundation.launch import exit_process, gather_from_all, is_main_process
-from posgap.stages.frame import stage
+from posgap.options.base import StageConfig
+from posgap.verbs.frame import stage
 
 
 def launch(body, local_ranks: list[int]) -> None:

@@ -25,7 +25,7 @@ from posgap.gating.verdict import Verdict, judge
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.measurement.text_curve import text_curve
 from posgap.tasks.registry import TASKS
-from posgap.workflows.check import terminal_text
+from posgap.verbs.check import terminal_text
 
 HOSTILE = 'm"]]></testsuite>\x1b[2J\x08<script>|`` x ```\n# Admitted\n@everyone'
 

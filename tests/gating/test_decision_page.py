@@ -6,13 +6,13 @@ import pytest
 from report_pages import Reader
 from written_sweeps import write_sweep
 
-from posgap.gating.config import GateConfig
 from posgap.gating.decision_page import decision_page, explain_verdict, more_examples
 from posgap.gating.demands import Policy
 from posgap.gating.rules import GATE_RULES
 from posgap.gating.verdict import judge
 from posgap.measurement.sweeps import read_sweep
-from posgap.workflows.admission import admit
+from posgap.options.gate import GateConfig
+from posgap.verbs.gate import admit
 
 FLAT, U_SHAPED, NOISY = [0.995] * 5, [1.0, 0.6, 0.3, 0.6, 0.9], [0.94] * 5
 PAIRS = [[1, 2], [4, 5], [1, 4], [2, 1], [5, 4]]

@@ -9,11 +9,11 @@ from written_sweeps import ASKED, N, copy_of, decide, promotion, write_sweep
 from posgap.cli.main import main
 from posgap.foundation.errors import GateRefusal, PosgapError
 from posgap.foundation.files import digest_path, read_json
-from posgap.gating.config import GateConfig
 from posgap.gating.verdict import markdown
 from posgap.measurement.evidence import Evidence
-from posgap.stages.promote import promote
-from posgap.workflows.admission import admit
+from posgap.options.gate import GateConfig
+from posgap.verbs.gate import admit
+from posgap.verbs.promote import promote
 
 
 def test_a_flat_and_better_model_passes(tmp_path, base):
@@ -179,7 +179,7 @@ def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path
         raise PosgapError("only 1 of 4 responses are as its sweep recorded")
 
     with monkeypatch.context() as patch:
-        patch.setattr("posgap.stages.promote.require_answers", refuses)
+        patch.setattr("posgap.verbs.promote.require_answers", refuses)
         with pytest.raises(PosgapError, match=r"^models:/tiny/1: no alias was moved: only 1 of 4 responses are as its"):
             promote(config)
     assert tried == [(digest_path(tmp_path / "one"), False, config.sweep, N)]

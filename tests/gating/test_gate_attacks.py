@@ -12,18 +12,18 @@ from posgap.foundation.errors import GateRefusal, PosgapError
 from posgap.foundation.files import digest_path, read_json, read_jsonl, write_json, write_jsonl
 from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import markdown
-from posgap.measurement.config import MergeConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.merging import merge_sweeps
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.merge import merge
-from posgap.stages.promote import promote
+from posgap.options.merge import MergeConfig
+from posgap.options.promote import PromoteConfig
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.content import content_key
 from posgap.tasks.metrics import METRICS, Metric
 from posgap.tasks.registry import TASKS
 from posgap.tracking import registry
-from posgap.tracking.config import PromoteConfig
+from posgap.verbs.merge import merge
+from posgap.verbs.promote import promote
 
 FLAT = [0.995] * 5
 
@@ -370,7 +370,7 @@ def test_a_link_that_is_turned_while_it_is_promoted_promotes_nothing(tmp_path, b
         link.unlink()
         link.symlink_to(bad)
 
-    monkeypatch.setattr("posgap.stages.promote.write_pages", turned)
+    monkeypatch.setattr("posgap.verbs.promote.write_pages", turned)
     with pytest.raises(PosgapError, match="MLflow gives back other files than it was given; no alias was moved"):
         promote(config)
     assert registry.champion("tiny") is None

@@ -14,16 +14,16 @@ from written_sweeps import N, write_sweep
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
-from posgap.gating.config import PlanGateConfig
 from posgap.gating.demands import Policy
-from posgap.gating.planning import plan_gate
 from posgap.gating.rules import Consistency, GateInputs, Ruling, Useful
 from posgap.gating.verdict import Verdict, judge
 from posgap.measurement import statistics
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.filling import FillRecord
 from posgap.measurement.sweeps import read_sweep
+from posgap.options.plan_gate import PlanGateConfig
 from posgap.tasks.registry import TASKS
+from posgap.verbs.plan_gate import plan_gate
 
 Z = stats.norm.isf(0.05)
 NOTHING_DIFFERS = 100 * Z**2 / (N + Z**2)  # Tango's upper 95 % bound where no example differs: 1.33 points

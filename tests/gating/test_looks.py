@@ -10,12 +10,12 @@ import pytest
 from written_sweeps import ASKED, write_sweep
 
 from posgap.foundation.files import digest_path, read_json
-from posgap.gating.config import GateConfig
 from posgap.gating.looks import attempt_number, is_counted, record_attempt
 from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import LATER, markdown, read_verdict, share_of_error
 from posgap.measurement.statistics import LEVEL, tango_bound, upper_error
-from posgap.workflows.admission import admit
+from posgap.options.gate import GateConfig
+from posgap.verbs.gate import admit
 
 
 def test_the_shares_add_up_to_little_more_than_a_first_look_has():

@@ -21,9 +21,9 @@ from posgap.gating.policy import MAX_BYTES, parsed_policy, policy_digest, policy
 from posgap.gating.replay import replay_verdict, require_valid
 from posgap.gating.signature import require_signed, sign, signature_file, signing_key
 from posgap.gating.verdict import read_verdict
-from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest
 from posgap.tracking.version_record import record_of
+from posgap.verbs.promote import promote
 
 promotion = partial(promotion_of, gated_for="")  # of what a gate without the name's policy admitted
 

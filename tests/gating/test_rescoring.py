@@ -17,10 +17,10 @@ from posgap.measurement.figures import summarize
 from posgap.measurement.rescoring import require_scores, swept_examples
 from posgap.measurement.sample import Sample
 from posgap.measurement.sweeps import Sweep, read_sweep
-from posgap.stages.promote import promote
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
+from posgap.verbs.promote import promote
 
 LOST = [1.0, 0.6, 0.3, 0.6, 0.9]
 

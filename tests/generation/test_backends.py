@@ -12,20 +12,20 @@ import torch
 from endpoint import Endpoint, served
 from llamas import llama, predictions, sweep_options
 
-from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.generation import backends
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Sampling
-from posgap.measurement.config import SweepConfig
-from posgap.mitigation_search.config import MitigateConfig
 from posgap.mitigations.in_force import apply_mitigation, load_model, scale_model
 from posgap.models import OWN_TABLES_KEY
 from posgap.models.loading import load_tokenizer, save_model
-from posgap.scaling.config import ScaleSearchConfig
+from posgap.options.mitigate import MitigateConfig
+from posgap.options.scale_search import ScaleSearchConfig
+from posgap.options.sweep import SweepConfig
+from posgap.options.teacher import TeacherConfig
 from posgap.scaling.vllm_plugin import FactorSetter
-from posgap.stages.sweep import sweep
 from posgap.tasks.prompts import Prompt
+from posgap.verbs.sweep import sweep_model
 
 TEMPLATE = "{% for m in messages %}0{{ m['content'] }}{% endfor %}1"
 
@@ -55,13 +55,13 @@ class Served:
 def test_an_endpoint_gives_the_predictions_of_the_model_it_serves(endpoint, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE if endpoint == "chat" else None)
     save_model(llama(), tokenizer, tmp_path / "model")
-    here = sweep(SweepConfig(out=tmp_path / "here", **sweep_options(tmp_path, tmp_path / "model"), stop="none"))
+    here = sweep_model(SweepConfig(out=tmp_path / "here", **sweep_options(tmp_path, tmp_path / "model"), stop="none"))
     with served(Endpoint(Served(tmp_path / "model", endpoint == "chat"))) as server:
         changes = sweep_options(tmp_path, "tiny", backend="openai", base_url=server.url, endpoint=endpoint, stop="none")
         config = SweepConfig(out=tmp_path / "there", **changes)
         with suppress(PosgapError):  # by the first answers of a random model the others are not sent
-            sweep(config)
-        there = sweep(config)
+            sweep_model(config)
+        there = sweep_model(config)
     assert predictions(here) == predictions(there)
     assert server.seen.total() == 48
 
@@ -151,7 +151,7 @@ def test_mitigate_takes_vllm_where_only_prompts_are_changed(model_folder, gpu_wi
 
 
 def test_a_sweep_records_the_backend_that_auto_took(tmp_path, model_folder):
-    out = sweep(SweepConfig(out=tmp_path / "out", **sweep_options(tmp_path, model_folder)))
+    out = sweep_model(SweepConfig(out=tmp_path / "out", **sweep_options(tmp_path, model_folder)))
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["config"]["backend"] == "auto"
     assert manifest["settled"]["backend"] == "transformers"

@@ -17,14 +17,14 @@ from posgap.generation.openai import OpenAIGenerator
 from posgap.generation.setup import builder_of
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.comparability import list_differences
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
-from posgap.scaling.config import ScaleSearchConfig
-from posgap.stages.sweep import sweep
+from posgap.options.scale_search import ScaleSearchConfig
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
+from posgap.verbs.sweep import sweep_model
 
 PIECES = ["<end>", "<think>", "</think>", "\n", "\n\n", " ", "a", "b\nc", "Question:", "[THINK]", "[/THINK]", "é"]
 END = 0
@@ -161,7 +161,9 @@ def test_where_responses_ended_is_recorded_and_compared(tmp_path, model_folder):
     write_examples(tmp_path / "kv.jsonl", [kv_example(i) for i in range(2)])
     asked = {"examples": tmp_path / "kv.jsonl", "model": str(model_folder), "n_docs": 6, "positions": ["1", "6"]}
     usual, never = (
-        read_sweep(sweep(SweepConfig(**asked, stop=stop, max_unanswered=100, out=tmp_path / f"swept-{stop or 0}")))
+        read_sweep(
+            sweep_model(SweepConfig(**asked, stop=stop, max_unanswered=100, out=tmp_path / f"swept-{stop or 0}"))
+        )
         for stop in ("", "none")
     )
     assert (usual.asked.stop, never.asked.stop) == (["\n"], [])

@@ -6,12 +6,12 @@ from examples import kv_example
 
 import posgap
 from posgap.cli.main import main
-from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
-from posgap.gating.config import CheckConfig
 from posgap.generation.endpoint_names import is_endpoint
-from posgap.measurement.config import SweepConfig
-from posgap.mitigation_search.config import MitigateConfig
+from posgap.options.check import CheckConfig
+from posgap.options.mitigate import MitigateConfig
+from posgap.options.sweep import SweepConfig
+from posgap.options.teacher import TeacherConfig
 from posgap.tasks.reading import write_examples
 
 ADDRESS = "http://localhost:8000/v1"

@@ -12,12 +12,13 @@ from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
 from posgap.generation import openai
 from posgap.generation.served import EndpointIdentity
-from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.spending import TokenTotals, estimated_tokens
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.merge import merge
-from posgap.stages.sweep import sweep
+from posgap.options.merge import MergeConfig
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.reading import write_examples
+from posgap.verbs.merge import merge
+from posgap.verbs.sweep import sweep_model
 
 N, DOCS = 4, 3
 USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "completion_tokens_details": {"reasoning_tokens": 15}}
@@ -50,7 +51,7 @@ def saying(**fields):
 def test_a_sweep_records_what_the_endpoint_says_and_what_it_took(options, tmp_path, caplog):
     endpoint, _ = saying(model="served-<b>0613", system_fingerprint="fp1")
     with served(endpoint):
-        out = sweep(SweepConfig(base_url=endpoint.url, header={"X-Key": "hunter2222"}, **options))
+        out = sweep_model(SweepConfig(base_url=endpoint.url, header={"X-Key": "hunter2222"}, **options))
         recorded = read_sweep(out)
         assert recorded.served == EndpointIdentity(models=("served-<b>0613",), fingerprints=("fp1",))
         spent = recorded.spent
@@ -59,7 +60,7 @@ def test_a_sweep_records_what_the_endpoint_says_and_what_it_took(options, tmp_pa
         )
         assert spent.seconds > 0 and recorded.asked.decoding == "greedy"
         endpoint.seen.clear()
-        sweep(SweepConfig(base_url=endpoint.url, **options | {"concurrency": 3, "timeout": 7.0}))
+        sweep_model(SweepConfig(base_url=endpoint.url, **options | {"concurrency": 3, "timeout": 7.0}))
         assert endpoint.seen == {"Hello": 1}, "what changes no answer pays for no other sweep"
     page = (out / "sweep.html").read_text()
     assert "<dd>served-&lt;b&gt;0613</dd>" in page and "1,200 tokens of 12 prompts" in page
@@ -70,38 +71,38 @@ def test_a_sweep_records_what_the_endpoint_says_and_what_it_took(options, tmp_pa
 def test_a_finished_sweep_is_not_replaced_by_another_question(options):
     endpoint, _ = saying()
     with served(endpoint):
-        out = sweep(SweepConfig(base_url=endpoint.url, **options))
+        out = sweep_model(SweepConfig(base_url=endpoint.url, **options))
         before, other = (out / "manifest.json").read_bytes(), SweepConfig(base_url=endpoint.url, limit=2, **options)
         endpoint.seen.clear()
         with pytest.raises(PosgapError) as refused:
-            sweep(other)
+            sweep_model(other)
         said = f"{out}: has a finished sweep with limit 0, and not 2; --force replaces it, another --out keeps it"
         assert str(refused.value) == said and not endpoint.seen and (out / "manifest.json").read_bytes() == before
         write_examples(options["examples"], [kv_example(i) for i in range(2)])
         with pytest.raises(PosgapError, match="finished sweep with examples as they were, and not as they are now; "):
-            sweep(SweepConfig(base_url=endpoint.url, **options))
-        assert read_sweep(sweep(other.model_copy(update={"force": True}))).n_examples == 2
+            sweep_model(SweepConfig(base_url=endpoint.url, **options))
+        assert read_sweep(sweep_model(other.model_copy(update={"force": True}))).n_examples == 2
 
 
 def test_a_complete_sweep_is_reused_only_of_an_endpoint_that_is_still_the_same(options, caplog):
     endpoint, says = saying(model="served-0613", system_fingerprint="fp1")
     with served(endpoint):
         config = SweepConfig(base_url=endpoint.url, **options)
-        sweep(config)
+        sweep_model(config)
         says["system_fingerprint"] = "fp2"
         with pytest.raises(
             PosgapError, match="fingerprint was fp1, and is fp2 now: the sweep in .*--force sweeps again"
         ):
-            sweep(config)
+            sweep_model(config)
         asked = endpoint.seen.total()
-        sweep(config.model_copy(update={"identity": "model"}))
+        sweep_model(config.model_copy(update={"identity": "model"}))
         assert endpoint.seen.total() == asked + 1
-        assert read_sweep(sweep(config.model_copy(update={"force": True}))).served.fingerprints == ("fp2",)
+        assert read_sweep(sweep_model(config.model_copy(update={"force": True}))).served.fingerprints == ("fp2",)
         endpoint.misbehave = lambda text, times: (400, {}, "no greetings")
-        sweep(config)
+        sweep_model(config)
         assert "no greetings; so nobody can tell whether it is still the model of the sweep in" in caplog.text
         caplog.clear()
-    sweep(config)
+    sweep_model(config)
     assert "so nobody can tell whether it is still the model of the sweep in" in caplog.text
 
 
@@ -112,12 +113,12 @@ def test_a_sweep_that_goes_on_asks_for_the_endpoint_that_it_was(options, tmp_pat
     with served(endpoint):
         config = SweepConfig(base_url=endpoint.url, **options)
         with pytest.raises(PosgapError, match="503"):
-            sweep(config)
+            sweep_model(config)
         says["system_fingerprint"], endpoint.misbehave = "fp2", answer
         endpoint.seen.clear()
         with pytest.raises(PosgapError, match="fp1, and is fp2 now; what was answered is kept: --identity model goes"):
-            sweep(config)
-        result = read_sweep(sweep(config.model_copy(update={"identity": "model"})))
+            sweep_model(config)
+        result = read_sweep(sweep_model(config.model_copy(update={"identity": "model"})))
         assert result.served.fingerprints == ("fp1", "fp2") and result.spent.prompts == N * DOCS
         assert endpoint.seen.total() == N * DOCS - 4 + 1
 
@@ -128,10 +129,10 @@ def test_a_sweep_in_which_too_many_prompts_fail_does_not_wait_for_the_others(opt
     with served(failing) as endpoint:
         config = SweepConfig(base_url=endpoint.url, **options | {"examples": tmp_path / "many.jsonl"})
         with pytest.raises(PosgapError, match=r"served: 25 of 120 prompts were not answered already, .*goes on"):
-            sweep(config)
+            sweep_model(config)
         assert len(endpoint.seen) < 60
         endpoint.misbehave, asked = (lambda text, times: None), endpoint.seen.total()
-        assert read_sweep(sweep(config)).mean == 100
+        assert read_sweep(sweep_model(config)).mean == 100
         assert endpoint.seen.total() - asked < 100  # what was answered is not asked again
 
 
@@ -139,7 +140,7 @@ def test_what_was_left_out_is_recorded_and_greedy_is_then_not_what_was_asked(opt
     refusal = 400, {}, '{"error": {"message": "temperature is not supported", "param": "temperature"}}'
     with served(Endpoint()) as endpoint:
         endpoint.misbehave = lambda text, times: refusal if "temperature" in endpoint.bodies[-1] else None
-        result = read_sweep(sweep(SweepConfig(base_url=endpoint.url, body={"top_k": 1}, **options)))
+        result = read_sweep(sweep_model(SweepConfig(base_url=endpoint.url, body={"top_k": 1}, **options)))
     assert result.served.left_out == ("temperature",) and result.spent is None
     assert (result.asked.decoding, result.asked.body) == ("endpoint's own", {"top_k": 1})
 
@@ -151,7 +152,7 @@ def test_parts_are_merged_with_what_they_took_and_only_of_the_same_endpoint(opti
         config = SweepConfig(base_url=endpoint.url, **options)
         for number, out in enumerate(parts, start=1):
             says["system_fingerprint"] = "fp1" if number < 3 else "fp2"
-            sweep(config.model_copy(update={"out": out, "shard": f"{number}/3", "concurrency": number}))
+            sweep_model(config.model_copy(update={"out": out, "shard": f"{number}/3", "concurrency": number}))
     with pytest.raises(PosgapError, match="not parts of one sweep; the endpoint's fingerprint differ"):
         merge(MergeConfig(sweeps=parts, out=tmp_path / "whole"))
     second = json.loads((parts[2] / "sweep.json").read_text())
@@ -163,7 +164,7 @@ def test_parts_are_merged_with_what_they_took_and_only_of_the_same_endpoint(opti
 
 
 def test_an_estimate_sends_nothing_and_makes_nothing(options, tmp_path, capsys):
-    sweep(SweepConfig(base_url="http://127.0.0.1:9/v1", estimate=True, **options))
+    sweep_model(SweepConfig(base_url="http://127.0.0.1:9/v1", estimate=True, **options))
     line = capsys.readouterr().out
     assert line.startswith("12 prompts of about ") and line.endswith(f"answers of at most {12 * 100:,} tokens\n")
     assert not list(tmp_path.glob(".posgap-*")) and not (tmp_path / "out").exists()
@@ -261,16 +262,16 @@ def test_no_more_than_a_handful_is_sent_where_nothing_can_come_of_it(options, ca
     with served(Endpoint(lambda text: said)) as endpoint, caplog.at_level(logging.INFO):
         config = SweepConfig(base_url=endpoint.url, **options)
         with pytest.raises(PosgapError, match=f"served: {why}.*; the other 44 prompts were not sent; run the command"):
-            sweep(config)
+            sweep_model(config)
         assert "60 prompts of about " in caplog.text and " tokens, with answers of at most " in caplog.text
         asked = len(endpoint.seen)
         assert asked <= 16 + 1  # and a word, of which it was to say the tokens
         if said == "I do not know.":
-            assert read_sweep(sweep(config)).mean == 0 and len(endpoint.seen) == asked + 44
+            assert read_sweep(sweep_model(config)).mean == 0 and len(endpoint.seen) == asked + 44
 
 
 def test_where_some_answer_is_right_all_is_sent(options):
     write_examples(options["examples"], [kv_example(i) for i in range(20)])
     first = kv_example(0).answers[0]
     with served(Endpoint(lambda text: first)) as endpoint:
-        assert read_sweep(sweep(SweepConfig(base_url=endpoint.url, **options))).mean > 0
+        assert read_sweep(sweep_model(SweepConfig(base_url=endpoint.url, **options))).mean > 0

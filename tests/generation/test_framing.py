@@ -10,22 +10,23 @@ from llamas import CHAT, llama, sweep_options
 from pydantic import ValidationError
 from s3 import put
 
-from posgap.distillation.config import DistillConfig, TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
 from posgap.generation.backends import BACKENDS
 from posgap.generation.setup import builder_of
 from posgap.measurement.comparability import list_differences
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import PromptSettings, read_sweep
 from posgap.models.loading import save_model
-from posgap.stages.sweep import sweep
+from posgap.options.distill import DistillConfig
+from posgap.options.sweep import SweepConfig
+from posgap.options.teacher import TeacherConfig
 from posgap.tasks import framing
 from posgap.tasks.framing import Framing
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import require_prompts
+from posgap.verbs.sweep import sweep_model
 
 # As Llama 3.2's, whose date is today's.
 DATED = (
@@ -206,7 +207,7 @@ def test_an_endpoint_gets_the_system_message_and_the_template_s_arguments(tmp_pa
     with served(Endpoint(lambda text: text)) as server:
         options = {"backend": "openai", "base_url": server.url, "system": "Be brief.", "positions": "1"}
         options |= {"template_args": {"enable_thinking": False}, "limit": 1}
-        out = sweep(SweepConfig(out=tmp_path / "out", **sweep_options(tmp_path, "tiny", **options)))
+        out = sweep_model(SweepConfig(out=tmp_path / "out", **sweep_options(tmp_path, "tiny", **options)))
     (body,) = server.bodies
     assert [message["role"] for message in body["messages"]] == ["system", "user"]
     assert body["messages"][0]["content"] == "Be brief." and body["chat_template_kwargs"] == {"enable_thinking": False}
@@ -235,7 +236,7 @@ def test_what_an_endpoint_does_not_take_is_refused_in_a_line(options, complaint)
 def test_a_sweep_with_a_framing_is_recorded_as_it_was_asked(tmp_path, tokenizer):
     save_model(llama(), tokenizer, tmp_path / "model")
     changes = {"template": CHAT, "system": "Be brief.", "limit": 2}
-    out = sweep(SweepConfig(out=tmp_path / "out", **sweep_options(tmp_path, tmp_path / "model", **changes)))
+    out = sweep_model(SweepConfig(out=tmp_path / "out", **sweep_options(tmp_path, tmp_path / "model", **changes)))
     swept = read_sweep(out)
     again = SweepConfig(**swept.settings | {"model": str(tmp_path / "model"), "examples": "e", "out": "o"})
     build = builder_of(again)

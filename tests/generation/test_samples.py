@@ -15,13 +15,14 @@ from posgap.gating.evidence import wrong_figure
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement import statistics
-from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.sweeps import read_sweep
 from posgap.models.loading import save_model
-from posgap.stages.merge import merge
-from posgap.stages.sweep import sweep
+from posgap.options.merge import MergeConfig
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.prompts import Prompt
+from posgap.verbs.merge import merge
+from posgap.verbs.sweep import sweep_model
 
 SAMPLED = {"samples": 4, "temperature": 0.7, "metric": "contains_any"}
 
@@ -47,7 +48,7 @@ def options(tmp_path, server, **more) -> dict:
 
 
 def test_the_share_of_right_samples_counts_and_predictions_have_them_all(tmp_path, endpoint):
-    out = sweep(SweepConfig(out=tmp_path / "out", **options(tmp_path, endpoint)))
+    out = sweep_model(SweepConfig(out=tmp_path / "out", **options(tmp_path, endpoint)))
     swept, rows = read_sweep(out), [row for _, row in read_jsonl(out / "predictions.jsonl")]
     assert len(rows) == len(endpoint.bodies) == 6 * 8 * 4 == swept.outcomes.prompts
     assert {body["temperature"] for body in endpoint.bodies} == {0.7}
@@ -68,17 +69,17 @@ def test_an_interrupted_sweep_draws_the_missing_samples_and_none_twice(tmp_path,
     config = SweepConfig(out=tmp_path / "out", **options(tmp_path, endpoint))
     endpoint.misbehave = lambda text, times: (401, {}, "{}") if len(endpoint.bodies) > 70 else None
     with pytest.raises(PosgapError, match="401"):
-        sweep(config)
+        sweep_model(config)
     endpoint.misbehave = lambda text, times: None
-    rows = [row for _, row in read_jsonl(sweep(config) / "predictions.jsonl")]
+    rows = [row for _, row in read_jsonl(sweep_model(config) / "predictions.jsonl")]
     assert len(rows) == 192 == len({(row["id"], *row["placement"], row.get("sample", 0)) for row in rows})
     assert len(endpoint.bodies) == 193 == len({body["seed"] for body in endpoint.bodies})
 
 
 def test_parts_of_a_sampled_sweep_are_merged_as_if_it_had_not_been_split(tmp_path, endpoint):
     asked = options(tmp_path, endpoint)
-    whole = sweep(SweepConfig(out=tmp_path / "whole", **asked))
-    parts = [sweep(SweepConfig(out=tmp_path / f"{i}", shard=f"{i}/2", **asked)) for i in (1, 2)]
+    whole = sweep_model(SweepConfig(out=tmp_path / "whole", **asked))
+    parts = [sweep_model(SweepConfig(out=tmp_path / f"{i}", shard=f"{i}/2", **asked)) for i in (1, 2)]
     merged = merge(MergeConfig(sweeps=parts, out=tmp_path / "merged"))
     assert (merged / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
     assert read_sweep(merged).accuracy == read_sweep(whole).accuracy
@@ -101,7 +102,7 @@ def test_greedy_responses_are_not_repeated_and_drawn_ones_say_so(tmp_path, token
         SweepConfig(**paths, samples=2)
     save_model(llama(), tokenizer, tmp_path / "model")
     drawn = sweep_options(tmp_path, tmp_path / "model", temperature=1.0, limit=1)
-    out = sweep(SweepConfig(out=tmp_path / "out", **drawn))
+    out = sweep_model(SweepConfig(out=tmp_path / "out", **drawn))
     assert read_sweep(out).asked.decoding == "temperature 1"
 
 

@@ -12,21 +12,21 @@ from llamas import CHAT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posgap
-from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Completion
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.thinking import BUDGET, LOOK, FirstThoughts, UnfinishedThoughts, thinking_retries
-from posgap.mitigation_search.config import MitigateConfig
-from posgap.stages.mitigate import mitigate
-from posgap.stages.sweep import sweep
-from posgap.stages.teacher import teacher
+from posgap.options.mitigate import MitigateConfig
+from posgap.options.sweep import SweepConfig
+from posgap.options.teacher import TeacherConfig
 from posgap.tasks.examples import KVExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
+from posgap.verbs.mitigate import mitigate
+from posgap.verbs.sweep import sweep_model
+from posgap.verbs.teacher import teacher
 
 N, DOCS = 20, 4
 
@@ -40,7 +40,7 @@ def options(tmp_path) -> dict:
 def test_thinking_is_turned_off_where_the_template_can(options, caplog):
     with served(Thinker(lambda body: body.get("chat_template_kwargs") == OFF)) as endpoint:
         with caplog.at_level(logging.INFO):
-            place = sweep(SweepConfig(base_url=endpoint.url, **options))
+            place = sweep_model(SweepConfig(base_url=endpoint.url, **options))
         swept = read_sweep(place)
         assert (swept.mean, swept.asked.template_args) == (100, OFF)
         assert 0 <= endpoint.seen.total() - (LOOK + N * DOCS) <= 1  # one is under way as the first way ends
@@ -48,14 +48,14 @@ def test_thinking_is_turned_off_where_the_template_can(options, caplog):
         assert said.startswith(f"{LOOK} of the first {LOOK} answers end within thoughts, at the limit of tokens")
         assert said.endswith('thinking is turned off (--template-args {"enable_thinking": false})')
         assert (
-            sweep(SweepConfig(base_url=endpoint.url, **options)) == place
+            sweep_model(SweepConfig(base_url=endpoint.url, **options)) == place
             and endpoint.seen.total() <= N * DOCS + LOOK + 2
         )
 
 
 def test_thoughts_get_a_limit_where_nothing_turns_them_off(options, caplog):
     with served(Thinker(lambda body: body["max_tokens"] > BUDGET)) as endpoint:
-        swept = read_sweep(sweep(SweepConfig(base_url=endpoint.url, **options)))
+        swept = read_sweep(sweep_model(SweepConfig(base_url=endpoint.url, **options)))
     assert (swept.mean, swept.asked.max_thinking_tokens, swept.asked.template_args) == (100, BUDGET, {})
     assert 0 <= endpoint.seen.total() - (2 * LOOK + N * DOCS) <= 2
     assert f"thoughts get {BUDGET:,} tokens beside those of the answer" in caplog.text
@@ -66,14 +66,14 @@ def test_an_endpoint_that_refuses_the_switch_gives_thoughts_a_limit(options):
     thinker = Thinker(lambda body: body["max_tokens"] > BUDGET)
     thinker.misbehave = lambda text, times: refusal if "chat_template_kwargs" in thinker.bodies[-1] else None
     with served(thinker) as endpoint:
-        swept = read_sweep(sweep(SweepConfig(base_url=endpoint.url, **options)))
+        swept = read_sweep(sweep_model(SweepConfig(base_url=endpoint.url, **options)))
     assert (swept.mean, swept.asked.max_thinking_tokens) == (100, BUDGET)
 
 
 def test_where_nothing_helps_few_prompts_are_sent_and_nothing_is_said_twice(options, caplog):
     with served(Thinker(lambda body: False)) as endpoint:
         with pytest.raises(PosgapError, match="16 of 16 responses are cut .* the other 64 prompts were not sent"):
-            sweep(SweepConfig(base_url=endpoint.url, **options))
+            sweep_model(SweepConfig(base_url=endpoint.url, **options))
     assert endpoint.seen.total() <= 2 * LOOK + 16 + 3
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len({*warnings}) == len(warnings)  # how many prompts there are is said anew of each way, if INFO is shown
@@ -83,10 +83,10 @@ def test_an_interrupted_sweep_goes_on_in_the_way_that_it_found(options):
     with served(Thinker(lambda body: body.get("chat_template_kwargs") == OFF)) as endpoint:
         endpoint.misbehave = lambda text, times: (401, {}, "no") if endpoint.seen.total() > 40 else None
         with pytest.raises(PosgapError, match="401"):
-            sweep(SweepConfig(base_url=endpoint.url, **options))
+            sweep_model(SweepConfig(base_url=endpoint.url, **options))
         endpoint.misbehave = lambda text, times: None
         before = endpoint.seen.total()
-        assert read_sweep(sweep(SweepConfig(base_url=endpoint.url, **options))).mean == 100
+        assert read_sweep(sweep_model(SweepConfig(base_url=endpoint.url, **options))).mean == 100
         assert endpoint.seen.total() - before <= N * DOCS - (40 - LOOK) + 2
 
 

@@ -19,18 +19,19 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from vllm_environment import QUIET, found_or_made, in_vllm, vllm_server
 
 from posgap.cli.main import main
-from posgap.distillation.config import DistillConfig, TeacherConfig
 from posgap.foundation.files import read_json
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import scale_model
 from posgap.models.loading import save_model
-from posgap.scaling.config import ScaleSearchConfig
-from posgap.stages.distill import distill
-from posgap.stages.scale_search import scale_search
-from posgap.stages.sweep import sweep
-from posgap.stages.teacher import teacher
+from posgap.options.distill import DistillConfig
+from posgap.options.scale_search import ScaleSearchConfig
+from posgap.options.sweep import SweepConfig
+from posgap.options.teacher import TeacherConfig
 from posgap.tasks.responses import read_responses
+from posgap.verbs.distill import distill
+from posgap.verbs.scale_search import scale_search
+from posgap.verbs.sweep import sweep_model
+from posgap.verbs.teacher import teacher
 
 FACTORS = [1.0, 1.3, 1.7]
 NEOX = pytest.mark.xfail(
@@ -122,11 +123,13 @@ def test_a_sweep_of_a_scaled_model_gives_the_same_predictions_through_every_back
         monkeypatch.setattr(tokenizer, "chat_template", template)
         save_model(scaled, tokenizer, tmp_path / name)
     here = {
-        name: sweep(SweepConfig(out=tmp_path / f"{name}-here", **sweep_options(tmp_path, tmp_path / name), **more))
+        name: sweep_model(
+            SweepConfig(out=tmp_path / f"{name}-here", **sweep_options(tmp_path, tmp_path / name), **more)
+        )
         for name, more in asked.items()
     }
     whole = sweep_options(tmp_path, tmp_path / "completions")
-    assert predictions(here["completions"]) != predictions(sweep(SweepConfig(out=tmp_path / "whole", **whole)))
+    assert predictions(here["completions"]) != predictions(sweep_model(SweepConfig(out=tmp_path / "whole", **whole)))
     # Out of the registry, as which nothing but its name tells where it lies.
     options = sweep_options(
         tmp_path, f"models:/tiny/{registers(tmp_path / 'chat')}", out=tmp_path / "in-vllm", backend="vllm"
@@ -140,7 +143,7 @@ def test_a_sweep_of_a_scaled_model_gives_the_same_predictions_through_every_back
     with vllm_server(vllm_python, tmp_path / "chat", tmp_path / "server.log") as url:
         for endpoint, folder in here.items():
             changes = sweep_options(tmp_path, "tiny", backend="openai", base_url=url, endpoint=endpoint)
-            there = sweep(SweepConfig(out=tmp_path / f"{endpoint}-there", **changes | asked[endpoint]))
+            there = sweep_model(SweepConfig(out=tmp_path / f"{endpoint}-there", **changes | asked[endpoint]))
             assert predictions(there) == predictions(folder)
 
 

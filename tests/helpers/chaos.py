@@ -63,7 +63,7 @@ TRIED = {
     "test_a_hub_that_hangs_is_waited_for_briefly": ("the Hugging Face hub never answers", "one line, in time", ""),
     HANGS: ("all of these, one after another", "each comes to an end", ""),
 }  # fmt: skip
-FILES = ("stages/test_kills.py", "stages/test_fuzz.py", "tracking/test_tracking.py", "storage/test_s3_faults.py",
+FILES = ("verbs/test_kills.py", "verbs/test_fuzz.py", "tracking/test_tracking.py", "storage/test_s3_faults.py",
          "models/test_hub.py", "tracking/test_promotion_races.py", "pipelines/test_killed_pipelines.py",
          "generation/test_openai.py")  # fmt: skip
 

@@ -20,11 +20,18 @@ def fails(capsys, *words) -> str:
     return errors[0].removeprefix("posgap: error: ")
 
 
+def below(group: click.Group) -> dict[str, click.Command]:
+    """The commands of a group by name, each made."""
+    context = click.Context(group)
+    return {name: group.get_command(context, name) for name in group.list_commands(context)}
+
+
 def commands(group: click.Group) -> list[click.Command]:
-    below = group.commands.values()
-    return [
-        each for command in below for each in (commands(command) if isinstance(command, click.Group) else [command])
-    ]
+    """All commands below a group."""
+    found = []
+    for command in below(group).values():
+        found += commands(command) if isinstance(command, click.Group) else [command]
+    return found
 
 
 def shown(words: str, *more: str, of: click.Group | None = None) -> str:

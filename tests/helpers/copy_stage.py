@@ -1,9 +1,9 @@
 """A stage that copies its input."""
 
-from posgap.foundation.config import SeededConfig
 from posgap.foundation.errors import Rejection
 from posgap.foundation.fields import InputPath
-from posgap.stages.frame import stage
+from posgap.options.base import SeededConfig
+from posgap.verbs.frame import stage
 
 
 class CopyConfig(SeededConfig):

@@ -317,7 +317,7 @@ def tell_room(room: str) -> None:
 
 
 def main() -> None:
-    from posgap.cli.verbs import VERBS
+    from posgap.options.table import VERBS
 
     if sys.argv[1:2] == ["--room"]:
         tell_room(sys.argv[2])

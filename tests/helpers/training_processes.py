@@ -13,9 +13,9 @@ from examples import kv_example
 from safetensors.torch import load_file
 from torch.multiprocessing import start_processes
 
-from posgap.distillation.config import DistillConfig
 from posgap.foundation.files import read_jsonl, write_jsonl
-from posgap.kfp_steps.launching import as_options
+from posgap.kubeflow.launching import as_options
+from posgap.options.distill import DistillConfig
 from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
 

@@ -9,7 +9,7 @@ import pytest
 from kfp import dsl
 
 from posgap.components.wrapper import image
-from posgap.preflight.config import ClusterConfig
+from posgap.options.cluster import ClusterConfig
 
 toy = dsl.component(base_image=image("cpu"), install_kfp_package=False)
 

@@ -17,9 +17,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from posgap.kubeflow.form import candidates, has_on_top, settings
+from posgap.options.preflight import PreflightConfig
 from posgap.pipelines.compilation import CompiledYaml
-from posgap.preflight.config import PreflightConfig
-from posgap.preflight.form import candidates, has_on_top, settings
 
 FRAME = {  # what Argo notes of every node
     "type": "Retry",

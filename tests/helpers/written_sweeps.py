@@ -7,12 +7,12 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from posgap.foundation.files import digest_path, write_json, write_jsonl
-from posgap.gating.config import GateConfig
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.figures import summarize
 from posgap.measurement.sample import Sample
 from posgap.measurement.sweeps import PromptSettings, Sweep
-from posgap.stages.promote import promote
+from posgap.options.gate import GateConfig
+from posgap.options.promote import PromoteConfig
 from posgap.storage.lineage import ancestors
 from posgap.tasks.content import content_key, examples_digest
 from posgap.tasks.examples import Document, Example, KVExample
@@ -20,8 +20,8 @@ from posgap.tasks.placements import category
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tracking import registry
-from posgap.tracking.config import PromoteConfig
-from posgap.workflows.admission import admit
+from posgap.verbs.gate import admit
+from posgap.verbs.promote import promote
 
 N = 200
 

@@ -67,8 +67,8 @@ def test_the_image_works_as_nobody_on_a_root_it_cannot_write(images):
     write = "id -u; touch /home/posgap/x /opt/posgap/x 2> /dev/null || echo refused; touch /tmp/x && echo allowed"
     assert podman("run", *CONFINED, image(CPU), "sh", "-c", write).split() == ["10001", "refused", "allowed"]
     assert "Usage: posgap" in podman("run", *CONFINED, image(CPU))
-    assert "posgap.stages.train_job" in podman(
-        "run", *CONFINED, image(CPU), "python", "-c", "import posgap.stages.train_job as stage; print(stage.__name__)"
+    assert "posgap.verbs.train_job" in podman(
+        "run", *CONFINED, image(CPU), "python", "-c", "import posgap.verbs.train_job as stage; print(stage.__name__)"
     )
 
 

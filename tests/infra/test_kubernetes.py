@@ -29,7 +29,7 @@ from manifests import (
 )
 
 from posgap import __version__
-from posgap.preflight.config import ClusterConfig
+from posgap.options.cluster import ClusterConfig
 
 pytestmark = needs_kubectl
 REFUSED = (jsonschema.ValidationError, kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError)

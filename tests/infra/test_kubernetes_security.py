@@ -16,7 +16,7 @@ from manifests import (
     pod_templates,
 )
 
-from posgap.preflight.config import ClusterConfig
+from posgap.options.cluster import ClusterConfig
 
 pytestmark = needs_kubectl
 PROMOTE = ClusterConfig().promote_secret

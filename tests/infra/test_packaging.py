@@ -21,10 +21,11 @@ from places import ROOT
 from written_sweeps import write_sweep
 
 from posgap import __version__
-from posgap.cli.verbs import STAGES
 from posgap.gating.verdict import read_verdict
+from posgap.options.table import stage_configs
 from posgap.storage.inputs import read_manifest
 
+STAGES = stage_configs()
 # What a checkout gathers and nobody commits.
 GATHERED = (
     ".git",

@@ -31,7 +31,7 @@ from posgap.tasks.examples import KVExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt
 from posgap.tasks.reading import write_examples
-from posgap.workflows import first_look
+from posgap.verbs import first_look
 
 sys.path.append(str(ROOT / "benchmarks"))
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from places import ROOT
 
-from posgap.preflight.config import ClusterConfig
+from posgap.options.cluster import ClusterConfig
 
 FOLDER = ROOT / ".github" / "workflows"
 TEXTS = {file.name: file.read_text() for file in sorted(FOLDER.glob("*.yml"))}

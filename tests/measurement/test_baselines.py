@@ -14,7 +14,6 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.evidence import wrong_figure
 from posgap.gating.rules import GateInputs, Useful
-from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import BaselineScores, baselines_of
 from posgap.measurement.outcomes import OutcomeCounts
@@ -22,13 +21,15 @@ from posgap.measurement.predictions import PREDICTIONS_FILE, read_predictions, s
 from posgap.measurement.sample import Sample
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.merge import merge
-from posgap.stages.sweep import sweep
+from posgap.options.merge import MergeConfig
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.examples import Passage, RankedExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.task import AS_GIVEN, BASELINES, PromptOrder
+from posgap.verbs.merge import merge
+from posgap.verbs.sweep import sweep_model
 
 ALL = ["closed-book", "oracle", "random"]
 
@@ -84,7 +85,7 @@ def swept(tmp_path, model_folder):
     common = {"examples": tmp_path / "examples.jsonl", "model": str(model_folder), "n_docs": 4, "max_new_tokens": 6}
 
     def swept(name, **more):
-        return sweep(SweepConfig(**common | {"out": tmp_path / name} | more))
+        return sweep_model(SweepConfig(**common | {"out": tmp_path / name} | more))
 
     return swept
 

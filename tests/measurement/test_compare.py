@@ -11,7 +11,6 @@ from written_sweeps import ASKED, N, write_sweep
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.comparison import Comparison, _where, compare_sweeps
-from posgap.measurement.config import CompareConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.statistics import (
     EACH_END,
@@ -20,8 +19,9 @@ from posgap.measurement.statistics import (
     paired_difference,
     placement_differences,
 )
-from posgap.stages.compare import compare
+from posgap.options.compare import CompareConfig
 from posgap.storage.inputs import read_manifest
+from posgap.verbs.compare import compare
 
 LOST = [0.95, 0.6, 0.5, 0.6, 0.9]
 

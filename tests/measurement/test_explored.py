@@ -16,10 +16,8 @@ from written_sweeps import ASKED, write_sweep
 
 from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.files import write_jsonl
-from posgap.gating.config import GateConfig
 from posgap.measurement import page_examples as module
 from posgap.measurement import report
-from posgap.measurement.config import CompareConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import summarize
 from posgap.measurement.page_examples import _pack, pack_folders, pack_sweep, read_texts
@@ -27,10 +25,12 @@ from posgap.measurement.predictions import read_predictions
 from posgap.measurement.report import _file, save_page
 from posgap.measurement.sweep_folder import write_sweep as write_folder
 from posgap.measurement.sweeps import Sweep, read_sweep
-from posgap.stages.compare import compare
+from posgap.options.compare import CompareConfig
+from posgap.options.gate import GateConfig
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.registry import TASKS
-from posgap.workflows.admission import admit
+from posgap.verbs.compare import compare
+from posgap.verbs.gate import admit
 
 HOSTILE = [
     "</script><script>document.title = 'taken'</script>",
@@ -313,7 +313,7 @@ def test_two_models_stand_side_by_side_with_their_difference(page, tmp_path):
 
 def test_the_gate_s_page_has_the_examples_as_a_tab(page, tmp_path, monkeypatch):
     # The responses of these made-up sweeps are none to their examples.
-    monkeypatch.setattr("posgap.workflows.admission.swept_examples", lambda *_: None)
+    monkeypatch.setattr("posgap.verbs.gate.swept_examples", lambda *_: None)
     examples = [asking(i) for i in range(210)]
     base = swept_folder(tmp_path / "base", examples, 5, [1, 0.6, 0.3, 0.6, 0.9], "base")
     new = swept_folder(tmp_path / "new", examples, 5, [0.995] * 5, "new")

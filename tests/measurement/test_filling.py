@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import at_lengths
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.metrics import sub_exact_match
 from posgap.tasks.placements import Placement

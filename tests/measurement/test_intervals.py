@@ -8,8 +8,9 @@ from scipy import special, stats
 from posgap.foundation.errors import PosgapError
 from posgap.measurement import power as power_module
 from posgap.measurement import statistics
-from posgap.measurement.config import PlanConfig
-from posgap.measurement.power import Assumptions, correlation_of_placements, examples_for_gap, plan
+from posgap.measurement.power import Assumptions, correlation_of_placements, examples_for_gap
+from posgap.options.plan_sweep import PlanConfig
+from posgap.verbs.plan_sweep import plan_sweep
 
 RUNS = 400
 
@@ -323,7 +324,7 @@ def test_the_planned_number_of_examples_finds_the_gap_as_often_as_promised():
 @pytest.mark.parametrize("what", ["mean_difference", "placement_difference"])
 def test_the_planned_number_of_examples_finds_the_difference_as_often_as_promised(what):
     rng, truth = np.random.default_rng(6), 0.1
-    n = plan(PlanConfig(detect=10, n_docs=4, mean=60, correlation=0.4, agreement=0.7, power=0.8))[what]
+    n = plan_sweep(PlanConfig(detect=10, n_docs=4, mean=60, correlation=0.4, agreement=0.7, power=0.8))[what]
     found = []
     for _ in range(RUNS):
         old, new = outcomes(np.full(4, 0.6), n, 0.4, rng, models=2, agreement=0.7).astype(float)
@@ -339,7 +340,7 @@ def test_the_planned_number_of_examples_finds_the_difference_as_often_as_promise
 
 def test_more_is_needed_to_see_less_and_correlation_helps():
     def needed(**options):
-        return plan(PlanConfig(**options))
+        return plan_sweep(PlanConfig(**options))
 
     assert needed(detect=3)["gap"] > 3 * needed(detect=6)["gap"] > 0
     assert needed(correlation=0.9)["gap"] < needed(correlation=0.1)["gap"]
@@ -356,4 +357,4 @@ def test_the_correlation_is_read_off_the_outcomes():
 def test_a_sweep_that_is_always_right_has_nothing_to_plan(monkeypatch):
     monkeypatch.setattr(power_module, "assumptions_from_config", lambda config: Assumptions(5, 1.0, 0.0, 0.8))
     with pytest.raises(PosgapError, match="leaves nothing to chance"):
-        plan(PlanConfig())
+        plan_sweep(PlanConfig())

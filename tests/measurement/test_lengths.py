@@ -9,23 +9,25 @@ from filled import tiny, tiny_length
 
 import posgap
 from posgap.demo import tiny_model
-from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.generation.transformers import TransformersGenerator
-from posgap.measurement.config import CompareConfig, MergeConfig, SweepConfig
 from posgap.measurement.lengths import folder_at, read_lengths
 from posgap.measurement.predictions import read_predictions, swept_rows
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.compare import compare
-from posgap.stages.merge import merge
-from posgap.stages.sweep import sweep
-from posgap.stages.teacher import advantageous_placements
+from posgap.options.compare import CompareConfig
+from posgap.options.merge import MergeConfig
+from posgap.options.sweep import SweepConfig
+from posgap.options.teacher import TeacherConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.positions import parse_depths, parse_length, tokens_of
 from posgap.tasks.reading import write_examples
 from posgap.tracking.answering import SweptAnswers
+from posgap.verbs.compare import compare
+from posgap.verbs.merge import merge
+from posgap.verbs.sweep import sweep_model
+from posgap.verbs.teacher import advantageous_placements
 
 KEPT = ("accuracy", "ci95", "mean", "mean_ci95", "gap", "gap_ci95", "gap_noise")
 
@@ -64,7 +66,7 @@ def test_what_cannot_be_filled_is_refused_in_a_line_before_anything_is_asked(tmp
     write_examples(tmp_path / "e.jsonl", tiny(n_records=10))
     given = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "max_new_tokens": 2} | asked
     with pytest.raises(PosgapError, match=complaint) as refusal:
-        sweep(SweepConfig(out=tmp_path / "out", **given))
+        sweep_model(SweepConfig(out=tmp_path / "out", **given))
     assert "\n" not in str(refusal.value)
 
 
@@ -87,18 +89,18 @@ LENGTHS = [tiny_length(9), tiny_length(21)]
 @pytest.mark.usefixtures("mlflow_store")
 @pytest.mark.usefixtures("pictures")
 def test_the_map_s_columns_are_the_sweeps_at_each_length(tmp_path, asked):
-    out = sweep(SweepConfig(out=tmp_path / "map", lengths=LENGTHS[::-1], **asked))
+    out = sweep_model(SweepConfig(out=tmp_path / "map", lengths=LENGTHS[::-1], **asked))
     lengths = read_lengths(out)
     assert (lengths.tokens, lengths.depths, lengths.documents) == (LENGTHS, [0, 25, 50, 75, 100], [9, 21])
     assert lengths.prompt_tokens == [tokens - 2 for tokens in LENGTHS] and lengths.context == 512
     for at, tokens in list(enumerate(LENGTHS))[1:]:
-        one = sweep(SweepConfig(out=tmp_path / f"{tokens}", lengths=tokens, **asked))
+        one = sweep_model(SweepConfig(out=tmp_path / f"{tokens}", lengths=tokens, **asked))
         swept = read_sweep(one)
         n = (9, 21)[at]
         by_hand = SweepConfig(
             out=tmp_path / f"{n}-docs", n_docs=n, positions=[str(1 + d * (n - 1) // 4) for d in range(5)], **asked
         )
-        plain = read_sweep(sweep(by_hand))
+        plain = read_sweep(sweep_model(by_hand))
         for name in KEPT:
             assert getattr(lengths, name)[at] == getattr(swept, name) == getattr(plain, name), name
         rows = [[row for _, row in read_jsonl(place / "predictions.jsonl")] for place in (one, folder_at(out, tokens))]
@@ -132,14 +134,14 @@ def test_a_sweep_that_was_interrupted_goes_on_at_its_length(tmp_path, asked, mon
 
     monkeypatch.setattr(TransformersGenerator, "answer_batch", counted)
     with pytest.raises(KeyboardInterrupt):
-        sweep(config)
-    sweep(config)
+        sweep_model(config)
+    sweep_model(config)
     assert tokens == [LENGTHS[0]] * 30 + [LENGTHS[1]] * 30
     assert read_lengths(config.out).tokens == LENGTHS
 
 
 def test_in_python_several_lengths_make_the_same_map(tmp_path, asked, model_folder, tokenizer):
-    out = sweep(SweepConfig(out=tmp_path / "map", lengths=LENGTHS, most_gap=30, **asked))
+    out = sweep_model(SweepConfig(out=tmp_path / "map", lengths=LENGTHS, most_gap=30, **asked))
     options = {"lengths": LENGTHS, "max_new_tokens": 2, "label": "<tiny>", "most_gap": 30}
     swept = posgap.sweep(tiny_model.untrained(0), tiny(n=6), tokenizer=tokenizer, **options)
     assert swept.figures.model_copy(update={"model": ""}) == read_lengths(out).model_copy(update={"model": ""})
@@ -153,7 +155,7 @@ def test_in_python_several_lengths_make_the_same_map(tmp_path, asked, model_fold
 
 def test_relative_lengths_are_of_the_model_s_context(tmp_path, asked, capsys):
     config = SweepConfig(out=tmp_path / "map", lengths="9%,18%", estimate=True, **asked)
-    sweep(config)
+    sweep_model(config)
     said = capsys.readouterr().out
     assert said.splitlines() == [
         "46 tokens: 30 prompts of 1,260 tokens in all, and answers of at most 60 tokens",
@@ -164,7 +166,8 @@ def test_relative_lengths_are_of_the_model_s_context(tmp_path, asked, capsys):
 
 def test_models_are_compared_at_one_length(tmp_path, asked):
     first, other = (
-        sweep(SweepConfig(out=tmp_path / label, lengths=LENGTHS, **asked | {"label": label})) for label in ("a", "b")
+        sweep_model(SweepConfig(out=tmp_path / label, lengths=LENGTHS, **asked | {"label": label}))
+        for label in ("a", "b")
     )
     at_one = [folder_at(folder, LENGTHS[1]) for folder in (first, other)]
     written = json.loads((compare(CompareConfig(sweeps=at_one, out=tmp_path / "c")) / "comparison.json").read_text())
@@ -181,8 +184,8 @@ def test_a_sweep_at_one_length_goes_through_merge_and_the_tried_answers(tmp_path
     """As any sweep: its prompts are made again by its settings and examples."""
     caplog.set_level("INFO")
     at = {"lengths": tiny_length(21), **asked}
-    whole = sweep(SweepConfig(out=tmp_path / "whole", **at))
-    parts = [sweep(SweepConfig(out=tmp_path / f"part-{i}", shard=f"{i}/2", **at)) for i in (1, 2)]
+    whole = sweep_model(SweepConfig(out=tmp_path / "whole", **at))
+    parts = [sweep_model(SweepConfig(out=tmp_path / f"part-{i}", shard=f"{i}/2", **at)) for i in (1, 2)]
     merged = merge(MergeConfig(sweeps=parts, out=tmp_path / "merged"))
     assert read_sweep(merged).model_copy(update={"spent": None}) == read_sweep(whole).model_copy(update={"spent": None})
     rows = swept_rows(read_predictions(whole))[:8]

@@ -8,11 +8,12 @@ from posgap.cli.main import main
 from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
-from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.merge import merge
-from posgap.stages.sweep import sweep
+from posgap.options.merge import MergeConfig
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.reading import write_examples
+from posgap.verbs.merge import merge
+from posgap.verbs.sweep import sweep_model
 
 WRITTEN = ("sweep.json", "predictions.jsonl", "sweep.png", "sweep.html", "model_card.md")
 
@@ -28,7 +29,7 @@ def sweeps(tmp_path, model_folder):
             | {"label": "tiny", "out": tmp_path / name}
             | more
         )
-        return sweep(config)
+        return sweep_model(config)
 
     return run
 

@@ -11,10 +11,8 @@ from endpoint import RECORD, Endpoint, retrieve, served
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, read_jsonl, work_folder, write_json, write_jsonl
-from posgap.gating.config import GateConfig
 from posgap.gating.decision_page import decision_page
 from posgap.gating.demands import Policy
 from posgap.gating.policy import read_policy
@@ -22,18 +20,22 @@ from posgap.gating.replay import replay_verdict
 from posgap.gating.verdict import judge
 from posgap.generation.generator import Completion
 from posgap.measurement import resumption
-from posgap.measurement.config import CompareConfig, MergeConfig, SweepConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.compare import compare
-from posgap.stages.merge import merge
-from posgap.stages.sweep import sweep
-from posgap.stages.teacher import teacher
+from posgap.options.compare import CompareConfig
+from posgap.options.gate import GateConfig
+from posgap.options.merge import MergeConfig
+from posgap.options.sweep import SweepConfig
+from posgap.options.teacher import TeacherConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import KVExample
 from posgap.tasks.reading import write_examples
-from posgap.workflows.admission import admit
+from posgap.verbs.compare import compare
+from posgap.verbs.gate import admit
+from posgap.verbs.merge import merge
+from posgap.verbs.sweep import sweep_model
+from posgap.verbs.teacher import teacher
 
 N, DOCS, MIDDLE = 100, 5, 3
 COUNTS = {"answered": N - 4, "refused": 3, "empty": 1, "cut": 2}  # at the position in the middle
@@ -74,9 +76,9 @@ def sweeps(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
         with served(Endpoint(filtering)) as endpoint:
-            filtered = sweep(SweepConfig(**options(folder, endpoint, out=folder / "filtered", max_unanswered=5)))
+            filtered = sweep_model(SweepConfig(**options(folder, endpoint, out=folder / "filtered", max_unanswered=5)))
         with served(Endpoint()) as endpoint:
-            answered = sweep(SweepConfig(**options(folder, endpoint, out=folder / "answered", label="answered")))
+            answered = sweep_model(SweepConfig(**options(folder, endpoint, out=folder / "answered", label="answered")))
     return filtered, answered
 
 
@@ -97,7 +99,7 @@ def answered(sweeps, tmp_path):
 def test_beyond_the_bound_there_are_no_figures_and_nothing_is_paid_for_twice(tmp_path, caplog):
     with served(Endpoint(filtering)) as endpoint:
         with pytest.raises(Rejection) as rejected:
-            sweep(SweepConfig(**options(tmp_path, endpoint)))
+            sweep_model(SweepConfig(**options(tmp_path, endpoint)))
         message = str(rejected.value)
         assert "no figures: 4 of 500 prompts were not answered (refused 3, empty 1), at most 4.0 % at a plac" in message
         assert "(3), and 2 % is allowed; most often: finish_reason content_filter. See " in message
@@ -113,12 +115,12 @@ def test_beyond_the_bound_there_are_no_figures_and_nothing_is_paid_for_twice(tmp
         assert [row["outcome"] for row in rows if "outcome" in row] == ["refused"] * 3 + ["empty"]
         assert all(row["reason"] and row["placement"] == [MIDDLE] for row in rows if "outcome" in row)
         endpoint.seen.clear()
-        swept = sweep(SweepConfig(**options(tmp_path, endpoint, max_unanswered=4)))
+        swept = sweep_model(SweepConfig(**options(tmp_path, endpoint, max_unanswered=4)))
         assert not endpoint.seen and not work_folder(tmp_path / "out").exists()
         # It is complete now. Other bounds ask for nothing, and a lower one does not let its figures pass.
-        assert sweep(SweepConfig(**options(tmp_path, endpoint, max_unanswered=50))) == swept
+        assert sweep_model(SweepConfig(**options(tmp_path, endpoint, max_unanswered=50))) == swept
         with pytest.raises(PosgapError, match=r"at most 4.0 % at a placement \(3\), and 2 % is allowed; give --max"):
-            sweep(SweepConfig(**options(tmp_path, endpoint)))
+            sweep_model(SweepConfig(**options(tmp_path, endpoint)))
         assert not endpoint.seen
     assert read_sweep(swept).outcomes.by_placement[MIDDLE - 1] == OutcomeCounts(**COUNTS, unclean=2)
 
@@ -221,7 +223,7 @@ def test_merged_shards_have_the_outcomes_of_the_whole(filtered, tmp_path):
     with served(Endpoint(filtering)) as endpoint:
         bounds = {1: 0, 2: 5}  # the second has the middle, and was given a bound of its own
         parts = [
-            sweep(
+            sweep_model(
                 SweepConfig(**options(tmp_path, endpoint, out=tmp_path / f"{i}", shard=f"{i}/2", max_unanswered=most))
             )
             for i, most in bounds.items()

@@ -10,8 +10,8 @@ from written_sweeps import write_sweep
 
 from posgap.foundation.errors import PosgapError
 from posgap.measurement import power
-from posgap.measurement.config import PlanConfig
 from posgap.measurement.power import Assumptions
+from posgap.options.plan_sweep import PlanConfig
 
 
 @pytest.mark.parametrize("gap", [0.1, 0.25])

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posgap.generation.generator import Completion, Sampling
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.probe import (
     LOOKED_AT,
     FirstAnswers,
@@ -18,14 +17,15 @@ from posgap.measurement.probe import (
     answer_after,
     listen,
 )
+from posgap.options.sweep import SweepConfig
 from posgap.scaling.forcing import SpontaneousAnswers
 from posgap.scaling.forcing import answer_freely as asked_by_itself
 from posgap.scaling.questions import SearchQuestion
-from posgap.stages.sweep import sweep
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
+from posgap.verbs.sweep import sweep_model
 
 ANSWER = ["1f2e"]
 
@@ -222,7 +222,7 @@ def test_a_sweep_says_what_its_own_answers_show_and_asks_nothing_twice(tmp_path,
         max_new_tokens=3,
     )  # fmt: skip
     with caplog.at_level(logging.INFO):
-        sweep(config)
+        sweep_model(config)
     assert sum("the first answers: " in line for line in caplog.messages) == 1
     assert len(asked) == 16
 

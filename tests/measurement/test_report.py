@@ -10,12 +10,12 @@ from report_pages import SINGLE, Reader, sweep_of
 
 from posgap.generation.served import EndpointIdentity
 from posgap.measurement.comparison import Comparison, Difference
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.model_card import model_card
 from posgap.measurement.report import _file, page
 from posgap.measurement.shape import Shape
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import Flatness, Sweep
+from posgap.options.sweep import SweepConfig
 
 PAIRS = sweep_of([[1, 2], [2, 1], [19, 20]], [70.0, 20.0, 65.0])
 

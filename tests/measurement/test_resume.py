@@ -15,19 +15,19 @@ from warm import SERVER
 from warm_forks import command
 from written_sweeps import write_sweep
 
-from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.foundation.files import read_jsonl, work_folder
 from posgap.foundation.interruption import raise_on_termination
 from posgap.generation.generator import Completion, Usage
 from posgap.measurement import resumption
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.unfinished import Unfinished
-from posgap.stages import teacher as teacher_stage
-from posgap.stages.sweep import sweep
-from posgap.stages.teacher import teacher
+from posgap.options.sweep import SweepConfig
+from posgap.options.teacher import TeacherConfig
 from posgap.tasks.reading import write_examples
+from posgap.verbs import teacher as teacher_stage
+from posgap.verbs.sweep import sweep_model
+from posgap.verbs.teacher import teacher
 
 N, DOCS = 12, 4
 
@@ -44,7 +44,7 @@ def test_the_endpoint_is_swept_like_any_model(options, tmp_path):
     # It knows the first document only.
     only_first = Endpoint(lambda text: text.split('": "')[1].split('"')[0])
     with served(only_first) as endpoint:
-        result = read_sweep(sweep(SweepConfig(base_url=endpoint.url, **options)))
+        result = read_sweep(sweep_model(SweepConfig(base_url=endpoint.url, **options)))
     assert result.accuracy[0] == 100 and result.worst.accuracy < 50
     assert endpoint.seen.total() == N * DOCS and result.model == "served"
     assert not list(tmp_path.glob(".posgap-*"))
@@ -77,7 +77,7 @@ def test_who_stops_a_sweep_is_told_that_it_goes_on(options, number, code, how):
         assert ended == (code, f"posgap: error: {how}; the same command goes on where it was")
         endpoint.seen.clear()
         endpoint.seconds = 0
-        sweep(SweepConfig(base_url=endpoint.url, **options))
+        sweep_model(SweepConfig(base_url=endpoint.url, **options))
         assert endpoint.seen.total() <= N * DOCS - 4
 
 
@@ -96,7 +96,7 @@ def test_a_signal_that_comes_as_an_answer_is_read_stops_the_sweep(options, monke
     raise_on_termination()
     try:
         with served(Endpoint()) as endpoint, pytest.raises(TerminationSignal, match="stopped by SIGTERM"):
-            sweep(SweepConfig(base_url=endpoint.url, **options))
+            sweep_model(SweepConfig(base_url=endpoint.url, **options))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert endpoint.seen.total() < N * DOCS
@@ -119,9 +119,9 @@ def test_a_killed_process_loses_no_answer_that_was_finished(options, tmp_path):
         time.sleep(0.3)  # what was under way is over
         endpoint.seen.clear()
         endpoint.seconds = 0
-        result = read_sweep(sweep(SweepConfig(base_url=endpoint.url, **options)))
+        result = read_sweep(sweep_model(SweepConfig(base_url=endpoint.url, **options)))
         assert endpoint.seen.total() == N * DOCS - finished
-        whole = sweep(SweepConfig(base_url=endpoint.url, **options | {"out": tmp_path / "whole"}))
+        whole = sweep_model(SweepConfig(base_url=endpoint.url, **options | {"out": tmp_path / "whole"}))
     assert not work.exists() and result.outcomes.refused > 4
     assert (tmp_path / "out" / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
 
@@ -130,13 +130,13 @@ def test_an_endpoint_that_gives_up_is_gone_on_with_and_only_responses_count(opti
     with served(Endpoint()) as endpoint:
         endpoint.misbehave = lambda text, times: (503, {}, "") if endpoint.seen.total() > 3 * DOCS else None
         with pytest.raises(PosgapError, match="gave up after 1 tries"):
-            sweep(SweepConfig(base_url=endpoint.url, **options))
+            sweep_model(SweepConfig(base_url=endpoint.url, **options))
         asked_before = {text for text, _ in endpoint.seen.items()}
         endpoint.misbehave, finished = lambda text, times: None, _finished(tmp_path)
         assert finished >= 3 * DOCS - 2 and len(asked_before) > finished
         endpoint.seen.clear()
         # Neither how the endpoint is asked, nor how answers are judged, changes what it answers.
-        sweep(SweepConfig(base_url=endpoint.url, **options | {"concurrency": 5, "metric": "em", "limit": 10}))
+        sweep_model(SweepConfig(base_url=endpoint.url, **options | {"concurrency": 5, "metric": "em", "limit": 10}))
         assert endpoint.seen.total() == 10 * DOCS - finished
 
 
@@ -144,10 +144,10 @@ def test_other_prompts_are_asked_anew(options, tmp_path):
     with served(Endpoint()) as endpoint:
         endpoint.misbehave = lambda text, times: (500, {}, "") if endpoint.seen.total() > 3 * DOCS else None
         with pytest.raises(PosgapError):
-            sweep(SweepConfig(base_url=endpoint.url, **options))
+            sweep_model(SweepConfig(base_url=endpoint.url, **options))
         endpoint.misbehave = lambda text, times: None
         endpoint.seen.clear()
-        sweep(SweepConfig(base_url=endpoint.url, **options | {"n_docs": 3}))
+        sweep_model(SweepConfig(base_url=endpoint.url, **options | {"n_docs": 3}))
         assert endpoint.seen.total() == N * 3
 
 
@@ -211,7 +211,7 @@ def test_a_spoiled_line_is_dropped_with_what_follows_it(tmp_path, spoiled):
 
 def test_the_backend_wants_an_address(options):
     with pytest.raises(PosgapError, match="backend openai: give `base_url`"):
-        sweep(SweepConfig(**options))
+        sweep_model(SweepConfig(**options))
 
 
 def test_vllm_that_is_not_installed_is_named(options, model_folder):
@@ -219,7 +219,7 @@ def test_vllm_that_is_not_installed_is_named(options, model_folder):
         import vllm  # noqa: F401
     except ImportError:
         with pytest.raises(PosgapError, match="backend vllm: vllm is not installed here"):
-            sweep(SweepConfig(**options | {"backend": "vllm", "model": str(model_folder)}))
+            sweep_model(SweepConfig(**options | {"backend": "vllm", "model": str(model_folder)}))
     else:
         pytest.skip("vllm is installed")
 

@@ -15,16 +15,16 @@ from posgap.foundation.files import read_json, write_json
 from posgap.gating.evidence import wrong_figure
 from posgap.measurement import statistics
 from posgap.measurement.comparison import compare_sweeps
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import summarize
 from posgap.measurement.rescoring import require_scores, swept_examples
 from posgap.measurement.sample import Sample
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.sweep import sweep
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.content import content_key, find_groups
 from posgap.tasks.examples import Document, Example, KVExample
 from posgap.tasks.reading import write_examples
+from posgap.verbs.sweep import sweep_model
 
 PLACEMENTS = [[1], [2], [3]]
 LETTERS = "abcdefghij"
@@ -160,7 +160,7 @@ def test_an_example_that_is_there_twice_is_refused_before_the_first_prompt(tmp_p
     config = SweepConfig(examples=tmp_path / "e.jsonl", model="m", backend="openai", base_url="http://127.0.0.1:9/v1",
                          n_docs=4, out=tmp_path / "out")  # fmt: skip
     with pytest.raises(PosgapError, match=f"{examples[0].id} and again are one example"):
-        sweep(config)
+        sweep_model(config)
 
 
 @pytest.mark.parametrize("n", [2, 3, 9, 200])

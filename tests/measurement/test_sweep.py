@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 from examples import kv_example
 
-from posgap.data.config import ValidateConfig
 from posgap.data.synthetic import two_hop_examples
-from posgap.distillation.config import TeacherConfig
 from posgap.foundation.files import read_jsonl
 from posgap.generation.setup import builder_of
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import summarize
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.sweep import sweep
-from posgap.stages.teacher import teacher
-from posgap.stages.validate import validate
+from posgap.options.sweep import SweepConfig
+from posgap.options.teacher import TeacherConfig
+from posgap.options.validate import ValidateConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.metrics import METRICS, Metric
 from posgap.tasks.placements import Placement, category
 from posgap.tasks.reading import write_examples
 from posgap.tasks.responses import read_responses
+from posgap.verbs.sweep import sweep_model
+from posgap.verbs.teacher import teacher
+from posgap.verbs.validate import validate
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def swept(tmp_path, model_folder):
         max_new_tokens=2,
         label="<tiny>",
     )
-    return sweep(config)
+    return sweep_model(config)
 
 
 def test_sweep_json_keeps_the_contract(swept):
@@ -128,7 +128,7 @@ def two_hop(tmp_path, two_hop_folder, **options) -> dict:
 
 @pytest.fixture
 def swept_pairs(tmp_path, two_hop_folder):
-    return sweep(SweepConfig(out=tmp_path / "pairs", label="two-hop", **two_hop(tmp_path, two_hop_folder)))
+    return sweep_model(SweepConfig(out=tmp_path / "pairs", label="two-hop", **two_hop(tmp_path, two_hop_folder)))
 
 
 @pytest.mark.usefixtures("mlflow_store")
@@ -164,7 +164,7 @@ def test_figures_of_categories_are_those_of_their_columns():
 @pytest.mark.usefixtures("pictures")
 def test_two_models_of_different_pairs_share_a_page(swept_pairs, tmp_path, two_hop_folder):
     chosen = two_hop(tmp_path, two_hop_folder, positions="8+1,2+7", label="other")
-    other = read_sweep(sweep(SweepConfig(out=tmp_path / "other", **chosen)))
+    other = read_sweep(sweep_model(SweepConfig(out=tmp_path / "other", **chosen)))
     assert other.placements == [[8, 1], [2, 7]] and other.categories == ["reversed", "disconnected"]
     write_report([read_sweep(swept_pairs), other], tmp_path / "both.png", tmp_path / "both.html", "both")
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
@@ -183,7 +183,7 @@ def test_a_partly_right_response_counts_in_part_and_is_not_taught(tmp_path, mode
     monkeypatch.setitem(METRICS._by_name, "f1", partly)
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(4)])  # kv-0 asks for a 0
     shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 4, "max_new_tokens": 2}
-    swept = sweep(SweepConfig(out=tmp_path / "s", metric="f1", **shared))
+    swept = sweep_model(SweepConfig(out=tmp_path / "s", metric="f1", **shared))
     assert Evidence(swept).scores.tolist() == [[0.25] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4]
     assert read_sweep(swept).accuracy == [81.25] * 4
     responses = teacher(TeacherConfig(out=tmp_path / "t", metric="f1", advantageous="1", **shared))

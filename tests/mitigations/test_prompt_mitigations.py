@@ -14,12 +14,9 @@ from written_sweeps import write_sweep
 
 import posgap
 from posgap.data.made import made_examples
-from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parse_as, read_json, write_json
-from posgap.gating.config import GateConfig
 from posgap.generation.generator import Completion, Sampling, Usage
-from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.prompt_mitigator import PromptMitigator, Question
 from posgap.measurement.summary import summary_text
@@ -27,17 +24,21 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.document_orders import Orders, at_ends, by_relevance, majority
 from posgap.mitigations.mitigation import PromptMitigation, ReorderInput, Settings
 from posgap.mitigations.registry import MITIGATIONS
-from posgap.stages.merge import merge
-from posgap.stages.promote import promote
-from posgap.stages.sweep import sweep
-from posgap.stages.teacher import advantageous_placements
+from posgap.options.gate import GateConfig
+from posgap.options.merge import MergeConfig
+from posgap.options.promote import PromoteConfig
+from posgap.options.sweep import SweepConfig
+from posgap.options.teacher import TeacherConfig
 from posgap.tasks.examples import Document, Example, KVExample, Passage, RankedExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
-from posgap.tracking.config import PromoteConfig
-from posgap.workflows.admission import admit
+from posgap.verbs.gate import admit
+from posgap.verbs.merge import merge
+from posgap.verbs.promote import promote
+from posgap.verbs.sweep import sweep_model
+from posgap.verbs.teacher import advantageous_placements
 
 OF_PROMPTS = [mitigation for mitigation in MITIGATIONS if isinstance(mitigation, PromptMitigation)]
 
@@ -333,7 +334,7 @@ def test_a_sweep_pays_for_all_that_is_asked_and_asks_baselines_as_they_are(endpo
     assert (spent.prompts, spent.prompt_tokens, spent.completion_tokens) == (38, 3800, 760)
     write_examples(tmp_path / "e.jsonl", examples)
     common = {"examples": tmp_path / "e.jsonl", "model": "served", "n_docs": 3, "out": tmp_path / "out", **three}
-    sweep(SweepConfig(**common, backend="openai", base_url=endpoint.url, baselines=["oracle"], estimate=True))
+    sweep_model(SweepConfig(**common, backend="openai", base_url=endpoint.url, baselines=["oracle"], estimate=True))
     assert capsys.readouterr().out.startswith("38 prompts of about ")
 
 
@@ -341,15 +342,17 @@ def test_a_model_on_this_machine_is_asked_and_estimated(tmp_path, model_folder, 
     write_examples(tmp_path / "e.jsonl", [kv_example(i, 4) for i in range(3)])
     common = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 4, "max_new_tokens": 4}
     voting = {**common, "mitigation": "permutation", "mitigation_settings": {"orders": 2}}
-    whole = sweep(SweepConfig(**voting, out=tmp_path / "whole"))
-    parts = [sweep(SweepConfig(**voting, out=tmp_path / f"{i}", shard=f"{i}/2")) for i in (1, 2)]
+    whole = sweep_model(SweepConfig(**voting, out=tmp_path / "whole"))
+    parts = [sweep_model(SweepConfig(**voting, out=tmp_path / f"{i}", shard=f"{i}/2")) for i in (1, 2)]
     merged = merge(MergeConfig(sweeps=parts, out=tmp_path / "merged"))
     assert read_predictions(merged) == read_predictions(whole)
     assert read_sweep(merged).mitigation == read_sweep(whole).mitigation == read_sweep(parts[1]).mitigation
     assert read_sweep(whole).spent.prompts == 3 * 4 * 2 and "asked by" in (whole / "sweep.html").read_text()
-    sweep(SweepConfig(**voting, out=tmp_path / "none", estimate=True))
+    sweep_model(SweepConfig(**voting, out=tmp_path / "none", estimate=True))
     assert "24 prompts of " in capsys.readouterr().out
-    of_parts = MergeConfig(sweeps=[sweep(SweepConfig(**common, out=tmp_path / "p1", shard="1/2")), parts[1]], out="m")
+    of_parts = MergeConfig(
+        sweeps=[sweep_model(SweepConfig(**common, out=tmp_path / "p1", shard="1/2")), parts[1]], out="m"
+    )
     with pytest.raises(PosgapError, match="not parts of one sweep; label, prompt_digest"):
         merge(of_parts)
     with pytest.raises(PosgapError, match="not of the model alone; give `advantageous`"):
@@ -367,10 +370,10 @@ def test_an_interrupted_sweep_asks_all_orders_of_what_failed_again_and_nothing_e
         positions=["1", "2"], max_unanswered=0,
     )  # fmt: skip
     with pytest.raises(PosgapError, match="no figures"):
-        sweep(config)
+        sweep_model(config)
     endpoint.failing = ""
     endpoint.seen.clear()
-    result = read_sweep(sweep(config))
+    result = read_sweep(sweep_model(config))
     assert endpoint.seen.total() == 2 * 6, "both placements of the one example"
     assert result.accuracy == [100, 100] and result.spent.prompts == 3 * 2 * 6
 

@@ -14,7 +14,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
-from posgap.distillation.config import DistillConfig
 from posgap.distillation.export import TrainedModel, export
 from posgap.distillation.lora import add_adapters
 from posgap.foundation.errors import PosgapError
@@ -23,6 +22,7 @@ from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mit
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.loading import save_model
+from posgap.options.distill import DistillConfig
 from posgap.scaling.serve_check import serve_check
 
 TABLES = ROOT / "benchmarks" / "tables"

@@ -15,15 +15,16 @@ from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path
 from posgap.foundation.locations import is_hub_name
-from posgap.measurement.config import SweepConfig
 from posgap.mitigations.in_force import load_model
 from posgap.models import loading
 from posgap.models.loading import _snapshot, commit_on_hub, load_config, load_tokenizer
-from posgap.storage.inputs import ByName, OnDisk, source, sources
+from posgap.options.sweep import SweepConfig
+from posgap.storage.inputs import ByName, OnDisk, source
 from posgap.tasks.reading import write_examples
 from posgap.tracking.promotion import Promotion, promote_version
 from posgap.tracking.registry import DIGEST, champion
 from posgap.tracking.runs import start_run
+from posgap.verbs.inputs import sources
 
 
 @pytest.fixture

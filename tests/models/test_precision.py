@@ -8,16 +8,16 @@ import torch
 from examples import kv_example
 from transformers import LlamaConfig
 
-from posgap.cli import doctor
 from posgap.generation import backends
 from posgap.generation.backends import BACKENDS
-from posgap.measurement.config import SweepConfig
 from posgap.models import precision
 from posgap.models.loading import resolve_dtype
 from posgap.models.precision import bfloat16_of_cpu, generating_dtype, n_parameters
-from posgap.scaling.config import ScaleSearchConfig
-from posgap.stages.sweep import sweep
+from posgap.options.scale_search import ScaleSearchConfig
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.reading import write_examples
+from posgap.verbs import doctor
+from posgap.verbs.sweep import sweep_model
 
 SMALL = LlamaConfig(vocab_size=100, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
 # 2 * 40,000 * 640 of embeddings and head alone.
@@ -97,7 +97,7 @@ def test_the_threshold_is_inclusive(has_bfloat16, monkeypatch):
 def test_a_sweep_says_and_records_what_it_chose(config, tmp_path, monkeypatch, caplog, has_bfloat16):
     monkeypatch.setattr(precision, "MIN_PARAMETERS", 1)
     with caplog.at_level(logging.INFO):
-        sweep(config)
+        sweep_model(config)
     assert sum("--dtype float32 for single precision" in line for line in caplog.messages) == 1
     swept = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert swept["asked"]["dtype"] == swept["settings"]["dtype"] == "bfloat16"
@@ -118,7 +118,7 @@ def test_it_is_said_once(config, monkeypatch, caplog, has_bfloat16):
 
 def test_a_sweep_in_float32_says_nothing(config, tmp_path, caplog, has_bfloat16):
     with caplog.at_level(logging.INFO):
-        sweep(config)
+        sweep_model(config)
     assert not any("bfloat16" in line for line in caplog.messages)
     assert json.loads((tmp_path / "out" / "sweep.json").read_text())["asked"]["dtype"] == "float32"
     assert "answered in float32" in (tmp_path / "out" / "model_card.md").read_text()

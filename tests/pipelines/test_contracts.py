@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import below
 from endpoint import Endpoint, served
 from examples import kv_example
 from kfp import dsl
@@ -17,26 +18,29 @@ from places import ROOT
 from pydantic import Field
 
 from posgap.cli.main import build, main
-from posgap.cli.verbs import STAGES, TYPED, VERBS, Kind
 from posgap.components.wrapper import component
-from posgap.foundation.config import NO_PARAMETERS
 from posgap.foundation.fields import Role, role
-from posgap.preflight.form import STAGES as GIVEN_STAGES
-from posgap.scaling.config import ScaleSearchConfig
+from posgap.kubeflow.form import STAGES as GIVEN_STAGES
+from posgap.options.base import NO_PARAMETERS
+from posgap.options.promote import PromoteConfig
+from posgap.options.scale_search import ScaleSearchConfig
+from posgap.options.table import VERBS, file_name, stage_configs, work_of
+from posgap.options.verb import Kind
 from posgap.tasks.reading import write_examples
-from posgap.tracking.config import PromoteConfig
 
 # Fields that a component makes itself of what KFP gives it.
 MADE = {"compare": {"sweeps"}, "report": {"state", "message"}}
+STAGES = stage_configs()
+TYPED = {file_name(words): words for words, verb in VERBS.items() if verb.is_stage}
 VERSION = re.compile(r"(>=|<=|==)?(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[\w.-]+)?(\+[\w.-]+)?")  # semver.org
 
 
 @pytest.mark.parametrize("name", STAGES)
 def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
-    config = STAGES[name].config
+    config = STAGES[name]
     command = build()
     for word in TYPED[name].split():
-        command = command.commands[word]
+        command = below(command)[word]
     options = {p.name: p for p in command.params}
     assert options.keys() == VERBS[TYPED[name]].config.options().keys() | {"config", "json", "quiet"}
     inputs = load(name).component_spec.inputs
@@ -142,12 +146,12 @@ for wrong in (["--cron", "x"], ["--file", "nowhere.yaml"], ["--param", "colour=r
     imported("pipeline", "schedule", "nightly", *at_night, *wrong, code=2)
 imported("pipeline", "schedule", "--host", "localhost", code=2)
 
-import posgap.stages.frame, posgap.stages.promote, posgap.stages.validate
-import posgap.workflows.admission, posgap.workflows.champion_sweep, posgap.workflows.watching
+import posgap.verbs.frame, posgap.verbs.promote, posgap.verbs.validate
+import posgap.verbs.gate, posgap.verbs.champion, posgap.verbs.watch
 from posgap.tracking.runs import Run
 
 # Without tracking, for which MLflow is imported.
-posgap.stages.frame.start_run = lambda *_: contextlib.nullcontext(Run())
+posgap.verbs.frame.start_run = lambda *_: contextlib.nullcontext(Run())
 """
 
 
@@ -161,7 +165,7 @@ def test_what_loads_no_model_imports_no_torch(tmp_path, monkeypatch):
     asked = ["sweep", "--backend", "openai", "--model", "m", "--examples", str(tmp_path / "e.jsonl"), "--n-docs", "3"]
     asked += ["--out", str(tmp_path / "swept")]
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="0"):
-        patch.setattr("posgap.stages.apply.apply.__wrapped__", lambda *_: None)  # it is its frame that is tested here
+        patch.setattr("posgap.verbs.apply.apply.__wrapped__", lambda *_: None)  # it is its frame that is tested here
         main(applied)
     with served(Endpoint()) as endpoint:
         asked += ["--base-url", endpoint.url]
@@ -174,9 +178,9 @@ def test_what_loads_no_model_imports_no_torch(tmp_path, monkeypatch):
 
 
 def test_a_complete_output_is_found_before_a_stage_s_module_is_imported():
-    for verb in STAGES.values():
-        module, function = verb.work.split(":")
+    for words in TYPED.values():
+        module, function = work_of(words).split(":")
         tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text(encoding="utf-8"))
         (defined,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
         framed = "stage" in map(ast.unparse, defined.decorator_list)
-        assert (verb.kind is Kind.STAGE) == framed, verb.work
+        assert (VERBS[words].kind is Kind.STAGE) == framed, words

@@ -41,7 +41,7 @@ def test_a_step_that_does_not_reach_its_end_has_failed(run, body):
 def test_a_step_sees_only_its_run_s_environment_and_folder_and_the_libraries(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LONG", "x" * 100_000)
-    imported = f"print([name in sys.modules for name in {LIBRARIES}], 'posgap.data.config' in sys.modules)"
+    imported = f"print([name in sys.modules for name in {LIBRARIES}], 'posgap.options.validate' in sys.modules)"
     ended, shown = run(
         f"import os, sys; print(len(os.environ['LONG']), os.environ['MORE'], os.getcwd()); {imported}",
         MORE="ü",

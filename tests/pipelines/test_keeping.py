@@ -18,15 +18,15 @@ from posgap.components.distill import distill as distill_component
 from posgap.components.sweep import sweep as sweep_component
 from posgap.foundation.errors import TerminationSignal
 from posgap.foundation.files import work_folder
-from posgap.kfp_steps import keeping
-from posgap.kfp_steps.keeping import keep_work
+from posgap.kubeflow import keeping
+from posgap.kubeflow.keeping import keep_work
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.unfinished import Unfinished
 from posgap.pipelines.compilation import load
 from posgap.pipelines.resources import resources
 from posgap.pipelines.steps import tree
 from posgap.tasks.reading import write_examples
-from posgap.workflows.champion_sweep import swept_champions
+from posgap.verbs.champion import swept_champions
 
 N, DOCS = 6, 4
 
@@ -154,7 +154,7 @@ def test_a_sweep_s_retry_on_another_node_asks_only_what_is_left(bucket, tmp_path
 
 @pytest.mark.parametrize(("settings", "work"), [({}, ".work"), ({"work": "s3://lab/work"}, "s3://lab/work")])
 def test_training_has_its_checkpoints_below_the_pipeline_root(bucket, tmp_path, monkeypatch, settings, work):
-    from posgap.kfp_steps import artifacts, launching
+    from posgap.kubeflow import artifacts, launching
 
     asked, out = [], output(bucket, tmp_path, "one")
     monkeypatch.setattr(launching, "on_all_gpus", lambda stage, config: asked.append(config))

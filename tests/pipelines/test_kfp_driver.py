@@ -13,9 +13,9 @@ from kfp_driver import BUCKET, ROOT, Kfp, Run, Step, play, s3_client, start_kfp
 from toy_pipeline import report
 
 from posgap import __version__
+from posgap.options.cluster import ClusterConfig
 from posgap.pipelines.compilation import compiled_text
 from posgap.pipelines.mitigation import mitigation_pipeline
-from posgap.preflight.config import ClusterConfig
 
 REASON = kfp_driver.explain_absence()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON or "all is there")

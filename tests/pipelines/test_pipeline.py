@@ -17,7 +17,7 @@ from posgap.foundation.files import digest_path, read_json
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.sweeps import read_sweep
-from posgap.mitigation_search.report import read_mitigate
+from posgap.mitigations.search.report import read_mitigate
 from posgap.models import CONFIG_KEY
 from posgap.models.closing import read_config
 from posgap.models.loading import save_model

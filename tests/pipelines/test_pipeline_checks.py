@@ -10,12 +10,13 @@ from toy_pipeline import GIVEN, ROOT_OF_TOYS, TAINT, bounded, on_gpus, posgap, s
 
 from posgap import __version__
 from posgap.foundation.errors import PosgapError
-from posgap.pipelines import checks, uploading
+from posgap.pipelines import checks
 from posgap.pipelines.checks import Check, complaints, form_complaints, image_warnings, importer_complaints, table
 from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.pipelines.resources import max_accelerators
 from posgap.pipelines.smoke import PARAMETERS
 from posgap.pipelines.steps import Group, tree
+from posgap.verbs import pipeline_compile
 
 OURS = f"ghcr.io/posgap/posgap-cpu:{__version__}"
 
@@ -278,7 +279,7 @@ def test_images_that_no_release_has_are_named(monkeypatch):
 
 
 def test_whoever_compiles_to_a_file_or_submits_is_told(capsys, tmp_path, monkeypatch, toy_file):
-    monkeypatch.setattr(uploading, "pipeline", lambda name: toy)
+    monkeypatch.setattr(pipeline_compile, "pipeline", lambda name: toy)
     code, out, _ = posgap(capsys, "compile", "--out", tmp_path / "toy.yaml", "--json")
     assert code == 0 and json.loads(out)["warnings"][0] == JSON_FIELDS
     code, out, err = posgap(capsys, "compile")

@@ -18,12 +18,13 @@ from toy_pipeline import fails, posgap, toy, write_toy
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import parse_settings, settings_text
-from posgap.pipelines import compilation, smoke, uploading
+from posgap.kubeflow.form import candidates, commonly, flat_settings
+from posgap.options.pipeline_run import PipelineRunConfig
+from posgap.pipelines import compilation, smoke
 from posgap.pipelines.arguments import check_arguments, declared_parameters
 from posgap.pipelines.compilation import compiled_text, for_server, load, parse
-from posgap.pipelines.config import PipelineRunConfig
-from posgap.preflight.form import candidates, commonly, flat_settings
 from posgap.tasks.registry import TASKS
+from posgap.verbs import pipeline_compile
 
 COMMITTED = ROOT / "pipelines" / "mitigation.yaml"
 VERSIONS = ("2.15", "2.16", "2.17")
@@ -259,7 +260,7 @@ def test_a_pipeline_with_an_undescribed_parameter_is_refused_and_not_written(cap
         """
         work(n=n)
 
-    monkeypatch.setattr(uploading, "pipeline", lambda name: bare)
+    monkeypatch.setattr(pipeline_compile, "pipeline", lambda name: bare)
     (tmp_path / "old.yaml").write_text("as it was")
     complaint = fails(capsys, "compile", "--force", "--out", tmp_path / "old.yaml")
     assert complaint == "pipeline bare: describe these parameters in its docstring: n"
@@ -267,7 +268,7 @@ def test_a_pipeline_with_an_undescribed_parameter_is_refused_and_not_written(cap
 
 
 def test_a_foreign_file_is_refused_before_anything_is_compiled(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(uploading, "compiled_text", lambda compiled: pytest.fail("it was compiled"))
+    monkeypatch.setattr(pipeline_compile, "compiled_text", lambda compiled: pytest.fail("it was compiled"))
     (tmp_path / "notes.yaml").write_text("as it was")
     complaint = fails(capsys, "compile", "--out", tmp_path / "notes.yaml")
     assert complaint == f"{tmp_path / 'notes.yaml'}: is there, and not what this command writes; --force replaces it"

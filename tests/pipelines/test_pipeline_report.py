@@ -11,11 +11,11 @@ import pytest
 from mlflow import MlflowClient
 
 from posgap.foundation.files import read_json
-from posgap.stages import report as report_stage
-from posgap.stages.report import report
+from posgap.options.report import ReportConfig
 from posgap.storage.inputs import read_manifest
-from posgap.tracking.config import ReportConfig
 from posgap.tracking.runs import PIPELINE_VARIABLE, start_run
+from posgap.verbs import report as report_stage
+from posgap.verbs.report import report
 
 KILLED = "it was killed before it could say why (out of memory?); see its log in KFP"
 

@@ -10,9 +10,10 @@ import pytest
 from kfp_server import Server, conforms, served
 from toy_pipeline import GIVEN, ROOT_OF_TOYS, fails, posgap, toy
 
-from posgap.pipelines import compilation, transport, uploading
+from posgap.pipelines import compilation, transport
 from posgap.pipelines.compilation import load
 from posgap.pipelines.transport import TRIES
+from posgap.verbs import pipeline_compile
 
 HTML = (200, {"Content-Type": "text/html"}, "<html>Log in</html>")
 
@@ -81,7 +82,7 @@ def upload(capsys, monkeypatch):
 
     def upload(server, *more, pipeline=toy, code=0):
         monkeypatch.setattr(compilation, "pipeline", lambda name: pipeline)
-        monkeypatch.setattr(uploading, "pipeline", lambda name: pipeline)
+        monkeypatch.setattr(pipeline_compile, "pipeline", lambda name: pipeline)
         words = ("compile", "--host", server.url, *more)
         return posgap(capsys, *words)[:2] if not code else fails(capsys, *words, code=code)
 

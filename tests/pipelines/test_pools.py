@@ -8,6 +8,9 @@ from places import ROOT
 
 from posgap.components.wrapper import CPU, SERVE, TRAIN, image
 from posgap.foundation.errors import PosgapError
+from posgap.kubeflow.training_pool import VARIABLE, requests
+from posgap.options.cluster import AUTHORITY, MLFLOW_LOGIN, ClusterConfig
+from posgap.options.preflight import PreflightConfig
 from posgap.pipelines.checks import complaints
 from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.pipelines.mitigation import mitigation_pipeline
@@ -15,8 +18,6 @@ from posgap.pipelines.pools import cluster_config
 from posgap.pipelines.resources import resources, secret_keys
 from posgap.pipelines.steps import tree
 from posgap.pipelines.watch import watch_pipeline
-from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, PreflightConfig
-from posgap.preflight.training_pool import VARIABLE, requests
 
 CLUSTER = ClusterConfig()
 AMD = {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}

@@ -10,7 +10,7 @@ from argo import End, Run, Strategy, run, strategy
 from places import ROOT
 
 from posgap.foundation.tables import markdown
-from posgap.kfp_steps import keeping
+from posgap.kubeflow import keeping
 from posgap.pipelines.compilation import load
 from posgap.pipelines.steps import tree
 

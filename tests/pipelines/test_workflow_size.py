@@ -4,10 +4,11 @@ import pytest
 from places import ROOT
 from workflow_size import sizes_of
 
+from posgap.kubeflow.prerequisites import estimate_workflow
+from posgap.options.cluster import ClusterConfig
+from posgap.options.preflight import PreflightConfig
 from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.pipelines.mitigation import mitigation_pipeline
-from posgap.preflight.config import ClusterConfig, PreflightConfig
-from posgap.preflight.prerequisites import estimate_workflow
 
 RUNS = [
     ("r1", 1),

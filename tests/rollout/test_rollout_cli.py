@@ -8,8 +8,8 @@ from command_line import fails, run
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
+from posgap.options.rollout_predict import RolloutPredictConfig
 from posgap.rollout.architecture_options import build_architecture
-from posgap.rollout.config import RolloutPredictConfig
 from posgap.rollout.files import Measurement
 
 ROPE = ["--sequence-length", 8, "--layers", 2, "--heads", 2, "--encoding", "rope"]

@@ -10,13 +10,14 @@ from scipy import stats
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
+from posgap.options.rollout_measure import RolloutMeasureConfig
+from posgap.options.rollout_predict import RolloutPredictConfig
 from posgap.rollout import comparison
 from posgap.rollout.comparison import compare_distributions, predicted_shares
-from posgap.rollout.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.rollout.distributions import bin_distribution, normalize, prediction_text, shape, spearman, wasserstein
 from posgap.rollout.files import read_measurement
-from posgap.stages.rollout_measure import rollout_measure
-from posgap.stages.rollout_predict import rollout_predict
+from posgap.verbs.rollout_measure import rollout_measure
+from posgap.verbs.rollout_predict import rollout_predict
 
 
 @given(st.integers(2, 40), st.integers(0, 999))

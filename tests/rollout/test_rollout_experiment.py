@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from rollout_networks import SMALL, TINY, trials
 
 from posgap.foundation.files import read_json
+from posgap.options.rollout_experiment import RolloutExperimentConfig
 from posgap.rollout import trials as experiment
-from posgap.rollout.config import RolloutExperimentConfig
 from posgap.rollout.experiment_summary import experiment_text, gap_table, sink_table
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes, distinct
 from posgap.rollout.networks import Design, NetworkStack
 from posgap.rollout.trials import PRESETS, Training, Trial, nulls, run_trials, train_networks
-from posgap.stages.rollout_experiment import rollout_experiment
+from posgap.verbs.rollout_experiment import rollout_experiment
 
 
 def rng(seed: int = 0) -> torch.Generator:

@@ -33,29 +33,32 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from posgap.data.config import ImportConfig, MakeConfig
-from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import read_json, read_model, write_json
 from posgap.generation.setup import prompt_builder
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.probe import Probe, Response
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models.loading import eager_attention, load_tokenizer, save_model
+from posgap.options.data_import import ImportConfig
+from posgap.options.data_make import MakeConfig
+from posgap.options.rollout_measure import RolloutMeasureConfig
+from posgap.options.rollout_predict import RolloutPredictConfig
+from posgap.options.sweep import SweepConfig
 from posgap.rollout.attention import last_row
-from posgap.rollout.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.rollout.decoders import Decoder, position_encoding
 from posgap.rollout.documents import PARTS, SINK_TIMES, MeasuredPrompt, among_documents, by_part, shape_of
 from posgap.rollout.encodings import alibi_slopes
 from posgap.rollout.files import PREDICTION_FILE, Prediction, read_document_shares, read_influences, read_measurement
 from posgap.rollout.measurement import INFLUENCES, OF_VALUES, Statistics, measure_influence
 from posgap.rollout.texts import read_text
-from posgap.stages.rollout_measure import rollout_measure
-from posgap.stages.rollout_predict import rollout_predict
-from posgap.stages.sweep import sweep
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import write_examples
+from posgap.verbs.data_import import data_import
+from posgap.verbs.data_make import data_make
+from posgap.verbs.rollout_measure import rollout_measure
+from posgap.verbs.rollout_predict import rollout_predict
+from posgap.verbs.sweep import sweep_model
 
 sys.path.append(str(ROOT / "benchmarks"))
 import families
@@ -334,7 +337,7 @@ def test_a_measurement_says_that_the_last_token_decides_on_a_preamble(tmp_path, 
     said = Probe([Response(f"The value of it is {i}", i == 0, False, False, 5 if i == 0 else None) for i in range(6)])
     heard = []
     monkeypatch.setattr(
-        "posgap.stages.rollout_measure.listen", lambda generator, builder, asked: heard.extend(asked) or said
+        "posgap.verbs.rollout_measure.listen", lambda generator, builder, asked: heard.extend(asked) or said
     )
     rows = [kv_example(i) for i in range(10)]
     write_examples(tmp_path / "e.jsonl", rows)
@@ -558,8 +561,8 @@ def test_predict_says_what_it_lacks(tmp_path):
 def test_a_flat_model_is_flat_on_natural_questions(tmp_path, nq_file):
     """Prompts of real passages, which differ in length: a layer whose attention is even gives each document its part,
     also at the first positions, and says so."""
-    imported = import_examples(ImportConfig(format="litm-qa", input=nq_file, out=tmp_path / "oracle.jsonl", last=48))
-    examples = make(MakeConfig(kind="qa", examples=imported, n_docs=6, out=tmp_path / "nq.jsonl"))
+    imported = data_import(ImportConfig(format="litm-qa", input=nq_file, out=tmp_path / "oracle.jsonl", last=48))
+    examples = data_make(MakeConfig(kind="qa", examples=imported, n_docs=6, out=tmp_path / "nq.jsonl"))
     words = Tokenizer(WordLevel(unk_token="?"))
     words.pre_tokenizer = Whitespace()
     words.train_from_iterator(examples.read_text().splitlines(), WordLevelTrainer(special_tokens=["?", "<s>"]))
@@ -587,12 +590,12 @@ def test_a_measurement_beside_a_sweep_asks_its_positions_and_keeps_its_accuracy(
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(4)])
     words = {"model": str(model_folder), "task": "kv", "n_docs": 4}
     of_sweep = {"examples": tmp_path / "e.jsonl", **words}
-    swept = sweep(SweepConfig(**of_sweep, positions=[1, 3, 4], out=tmp_path / "sweep"))
+    swept = sweep_model(SweepConfig(**of_sweep, positions=[1, 3, 4], out=tmp_path / "sweep"))
     measure_it = RolloutMeasureConfig(texts=tmp_path / "e.jsonl", sweep=swept, **words, out=tmp_path / "m")
     measured = read_measurement(rollout_measure(measure_it))
     assert measured.documents["positions"] == [1, 3, 4] == measured.sweep.positions
     assert measured.sweep.accuracy == read_sweep(swept).accuracy
-    other = sweep(SweepConfig(**of_sweep, limit=2, shuffle=1, out=tmp_path / "shuffled"))
+    other = sweep_model(SweepConfig(**of_sweep, limit=2, shuffle=1, out=tmp_path / "shuffled"))
     for change, complaint in (
         ({"n_docs": 3}, "asked 4 documents of the task kv, and not 3 of kv; measure what was swept"),
         ({"length": 30}, "length: is that of plain texts, and prompts are measured whole"),

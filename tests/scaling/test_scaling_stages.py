@@ -17,22 +17,22 @@ from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json, work_folder, write_json
 from posgap.generation.transformers import TransformersGenerator
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
-from posgap.mitigation_search.config import ApplyConfig
 from posgap.mitigations.in_force import load_model
 from posgap.models import CONFIG_KEY, loading
 from posgap.models.closing import read_config
 from posgap.models.loading import save_model
-from posgap.scaling.config import ScaleSearchConfig
+from posgap.options.apply import ApplyConfig
+from posgap.options.scale_search import ScaleSearchConfig
+from posgap.options.sweep import SweepConfig
 from posgap.scaling.fitness import ForcedEvaluator, position_weights
 from posgap.scaling.scaling_file import MAX_UNLIKE, ForcingCheck, read_scaling
-from posgap.stages.apply import apply
-from posgap.stages.scale_search import scale_search
-from posgap.stages.sweep import sweep
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import content_keys
 from posgap.tasks.reading import read_examples, write_examples
+from posgap.verbs.apply import apply
+from posgap.verbs.scale_search import scale_search
+from posgap.verbs.sweep import sweep_model
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
         (model_folder, scaling.unscaled_accuracy, None),
     ):
         out = tmp_path / f"sweep-{folder.name}"
-        swept = read_sweep(sweep(SweepConfig(examples=config.examples, model=str(folder), out=out, **common)))
+        swept = read_sweep(sweep_model(SweepConfig(examples=config.examples, model=str(folder), out=out, **common)))
         assert swept.accuracy == pytest.approx(accuracy)
         assert swept.scaling == applied
     assert training_examples(scaled) == set(content_keys(read_examples(config.examples)))
@@ -100,11 +100,11 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
         r"searched on 12 of these examples \(other-0, ...\); measure it on examples that the search has not seen"
     )
     with pytest.raises(PosgapError, match=complaint):
-        sweep(refused)
+        sweep_model(refused)
     write_examples(
         tmp_path / "others.jsonl", [kv_example(12 + i).model_copy(update={"id": f"kv-{i}"}) for i in range(3)]
     )
-    swept = sweep(refused.model_copy(update={"examples": tmp_path / "others.jsonl"}))
+    swept = sweep_model(refused.model_copy(update={"examples": tmp_path / "others.jsonl"}))
     assert training_examples(swept) == training_examples(scaled)
 
 
@@ -116,7 +116,7 @@ def test_a_model_that_says_more_than_its_answer_is_searched_by_what_it_generates
         r"answers \d+ of 24 questions rightly, but (none|only \d) of them at once( \(.+\))?: its responses", caplog.text
     )
     asked = {"model": config.model, "n_docs": 4, "max_new_tokens": 8, "metric": "contains_any"}
-    swept = read_sweep(sweep(SweepConfig(examples=config.examples, out=config.out.with_name("swept"), **asked)))
+    swept = read_sweep(sweep_model(SweepConfig(examples=config.examples, out=config.out.with_name("swept"), **asked)))
     assert scaling.unscaled_accuracy == pytest.approx(swept.accuracy) and scaling.generated is None
     assert swept.mean > 25
 
@@ -165,7 +165,7 @@ def test_a_model_is_loaded_beside_its_backend_only_to_force_answers(config, monk
         opened.append(config.backend)
         return TransformersGenerator(load_model(config.model, config.dtype), builder.tokenizer, 0, pack=True)
 
-    monkeypatch.setattr("posgap.stages.scale_search.load_model", load)
+    monkeypatch.setattr("posgap.verbs.scale_search.load_model", load)
     monkeypatch.setattr("posgap.scaling.search.open_generator", serve)
     out = scale_search(config.model_copy(update={"backend": "vllm", "force": True}))
     assert len(alive) == loads and opened == ["vllm"] and same(out) == expected

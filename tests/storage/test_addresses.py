@@ -12,13 +12,13 @@ from hub import DATA, hub_with
 from huggingface_hub import constants
 
 from posgap.cli.main import main
-from posgap.data.config import MakeConfig
-from posgap.distillation.config import DistillConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import addressed_cache, as_location, is_address, is_uri, with_uris
-from posgap.kfp_steps.arguments import to_config
-from posgap.measurement.config import SweepConfig
-from posgap.preflight.prerequisites import prerequisites
+from posgap.kubeflow.arguments import to_config
+from posgap.kubeflow.prerequisites import prerequisites
+from posgap.options.data_make import MakeConfig
+from posgap.options.distill import DistillConfig
+from posgap.options.sweep import SweepConfig
 from posgap.storage.inputs import fetch_place, read_manifest, source
 from posgap.storage.versions import newest
 from posgap.tasks.reading import read_examples, write_examples

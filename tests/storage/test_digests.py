@@ -5,14 +5,14 @@ from collections import Counter
 import pytest
 from examples import kv_example
 
-from posgap.distillation.config import DistillConfig
 from posgap.foundation import files
-from posgap.measurement.config import SweepConfig
-from posgap.stages.distill import distill
-from posgap.stages.sweep import sweep
+from posgap.options.distill import DistillConfig
+from posgap.options.sweep import SweepConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import content_key
 from posgap.tasks.reading import write_examples
+from posgap.verbs.distill import distill
+from posgap.verbs.sweep import sweep_model
 
 WEIGHTS = "model.safetensors"
 
@@ -39,7 +39,7 @@ def test_a_stage_hashes_its_model_once(tmp_path, model_folder, hashed):
     whole = files.digest_path(model_folder)
     for stage, config in (
         (distill, DistillConfig(out=tmp_path / "d", responses=tmp_path / "r.jsonl", epochs=1, k=1, **shared)),
-        (sweep, SweepConfig(out=tmp_path / "s", n_docs=4, max_new_tokens=2, **shared)),
+        (sweep_model, SweepConfig(out=tmp_path / "s", n_docs=4, max_new_tokens=2, **shared)),
     ):
         hashed.clear()
         out = stage(config)

@@ -19,12 +19,14 @@ from warm import SERVER
 from warm_forks import command
 
 from posgap.cli.main import main
-from posgap.data.config import ImportConfig, MakeConfig
-from posgap.data.verbs import import_examples, make
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError, Rejection
-from posgap.stages.frame import stage
+from posgap.options.data_import import ImportConfig
+from posgap.options.data_make import MakeConfig
 from posgap.storage.inputs import read_manifest
+from posgap.verbs.data_import import data_import
+from posgap.verbs.data_make import data_make
+from posgap.verbs.frame import stage
 
 FORK = multiprocessing.get_context("fork")
 
@@ -86,7 +88,7 @@ def test_a_folder_with_somebody_s_files_is_refused_before_any_work(config, conte
     (config.out / content).parent.mkdir(parents=True)
     (config.out / content).write_text('{"stage": "shout"}')
     before = tree(config.out.parent)
-    monkeypatch.setattr("posgap.stages.frame._make", None)
+    monkeypatch.setattr("posgap.verbs.frame._make", None)
     with pytest.raises(PosgapError, match=rf"out: is not replaced: it holds what posgap did not write \({content}\)"):
         shout(config.model_copy(update={"force": force}))
     assert tree(config.out.parent) == before
@@ -313,7 +315,7 @@ def test_a_full_disk_is_refused_before_any_work(config, monkeypatch):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("posgap.foundation.files.flush", full)
-    monkeypatch.setattr("posgap.stages.frame._make", None)
+    monkeypatch.setattr("posgap.verbs.frame._make", None)
     with pytest.raises(PosgapError, match="out: cannot be written: No space left on device"):
         shout(config)
     assert not list(config.out.parent.iterdir())
@@ -324,9 +326,9 @@ def test_a_full_disk_is_refused_before_any_work(config, monkeypatch):
 
 def test_a_file_is_left_where_it_is_the_same_and_kept_where_it_is_another(capsys, tmp_path):
     out = tmp_path / "kv.jsonl"
-    make(MakeConfig(kind="kv", out=out, n_examples=2))
+    data_make(MakeConfig(kind="kv", out=out, n_examples=2))
     made, inode = out.read_bytes(), out.stat().st_ino
-    make(MakeConfig(kind="kv", out=out, n_examples=2))
+    data_make(MakeConfig(kind="kv", out=out, n_examples=2))
     assert out.stat().st_ino == inode
     words = ["data", "make", "kv", "--out", out, "--n-examples", 3]
     assert f"{out}: is there, and not what this command writes; --force replaces it" in fails(capsys, *words)
@@ -336,7 +338,7 @@ def test_a_file_is_left_where_it_is_the_same_and_kept_where_it_is_another(capsys
 
 
 def test_a_file_takes_the_place_of_no_folder_and_no_link_and_not_of_its_input(tmp_path):
-    make(MakeConfig(kind="kv", out=tmp_path / "kv.jsonl", n_examples=2))
+    data_make(MakeConfig(kind="kv", out=tmp_path / "kv.jsonl", n_examples=2))
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("kv.jsonl")
     before = tree(tmp_path)
@@ -347,9 +349,9 @@ def test_a_file_takes_the_place_of_no_folder_and_no_link_and_not_of_its_input(tm
         "kv.jsonl/x": "it lies in `input`",
     }.items():
         with pytest.raises(PosgapError, match=complaint):
-            import_examples(ImportConfig(input=tmp_path / "kv.jsonl", out=tmp_path / name, force=True))
+            data_import(ImportConfig(input=tmp_path / "kv.jsonl", out=tmp_path / name, force=True))
     with pytest.raises(PosgapError, match="/dev/null: is not replaced: it is no plain file"):
-        make(MakeConfig(kind="kv", out="/dev/null", force=True))
+        data_make(MakeConfig(kind="kv", out="/dev/null", force=True))
     assert tree(tmp_path) == before
 
 

@@ -22,11 +22,11 @@ from written_sweeps import copy_of, promotion, write_sweep
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import split_uri
-from posgap.stages.promote import promote
 from posgap.storage.cache import fetch_location
 from posgap.storage.folders import announce, publish, publish_file
 from posgap.storage.objects import delete
 from posgap.storage.versions import newest
+from posgap.verbs.promote import promote
 
 POLICIES = {path.stem: path for path in (ROOT / "infra" / "s3").glob("*.json")}
 ROOMS = ("data", "models", "run", "work", "kfp", "mlflow", "backup")

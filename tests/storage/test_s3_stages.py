@@ -12,19 +12,20 @@ from examples import kv_example
 from s3 import Killed, elsewhere, keys, put
 
 from posgap.cli.main import main
-from posgap.demo.config import DemoConfig
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.locations import s3_cache
-from posgap.kfp_steps.arguments import to_config
-from posgap.measurement.config import CompareConfig, SweepConfig
+from posgap.kubeflow.arguments import to_config
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.frame import stage
-from posgap.stages.sweep import sweep
+from posgap.options.compare import CompareConfig
+from posgap.options.demo import DemoConfig
+from posgap.options.sweep import SweepConfig
 from posgap.storage.cache import fetch_location, take_snapshot
 from posgap.storage.folders import publish
 from posgap.storage.inputs import source
 from posgap.tasks.reading import read_examples, write_examples
+from posgap.verbs.frame import stage
+from posgap.verbs.sweep import sweep_model
 
 N, DOCS = 6, 4
 
@@ -84,7 +85,7 @@ def test_examples_are_validated_and_swept_from_s3_to_s3(given, tmp_path, monkeyp
     raw = files.digest_path(tmp_path / "train.jsonl.gz")
     assert {raw, files.digest_path(model_folder), known["inputs"]["examples"]["sha256"]} == set(known["ancestors"])
     # The same, from files of this machine to a folder of this machine.
-    local = sweep(
+    local = sweep_model(
         SweepConfig(
             examples=tmp_path / "train.jsonl.gz", model=str(model_folder), out=tmp_path / "out", n_docs=DOCS,
             max_new_tokens=2,

@@ -13,15 +13,15 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, read_jsonl, write_json, write_jsonl
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import judge
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.outcomes import Ending, OutcomeCounts, Outcomes
 from posgap.measurement.summary import copies_warning
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.sweep import sweep
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.echo import Copying, find_copying
 from posgap.tasks.examples import KVExample
 from posgap.tasks.metrics import RightAnswers
 from posgap.tasks.reading import write_examples
+from posgap.verbs.sweep import sweep_model
 
 N, DOCS = 20, 5
 ANSWERS = RightAnswers(["red"], ["blue", "green"])
@@ -140,7 +140,7 @@ def swept(tmp_path_factory):
     made = {}
     with served(Endpoint(copying)) as endpoint:
         for metric in ("", "contains_any"):
-            made[metric] = sweep(
+            made[metric] = sweep_model(
                 SweepConfig(
                     examples=folder / "e.jsonl", model="m", backend="openai", base_url=endpoint.url, n_docs=DOCS,
                     metric=metric, label=metric or "m", out=folder / f"out-{metric}",

@@ -7,9 +7,9 @@ from examples import kv_example, qa_example
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
-from posgap.measurement.config import SweepConfig
+from posgap.options.sweep import SweepConfig
+from posgap.options.teacher import TeacherConfig
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import (
     Placement,

@@ -7,15 +7,15 @@ import pytest
 from endpoint import Endpoint, retrieve, served
 from examples import kv_example
 
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.same_place import SamePlace, find_same_place
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.sweep import sweep
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
+from posgap.verbs.sweep import sweep_model
 
 EXAMPLES = [kv_example(number) for number in range(30)]
 PLACEMENTS = swept_placements(5, 1, ["1", "3", "5"])
@@ -65,7 +65,7 @@ def test_a_sweep_says_it_in_its_log_and_on_its_page(copies, tmp_path, caplog):
     write_examples(tmp_path / "examples.jsonl", EXAMPLES)
     with served(Endpoint(first_value if copies else retrieve)) as endpoint, caplog.at_level(logging.INFO, "posgap"):
         asked = {"model": "m", "backend": "openai", "base_url": endpoint.url}
-        out = sweep(SweepConfig(examples=tmp_path / "examples.jsonl", out=tmp_path / "out", n_docs=5, **asked))
+        out = sweep_model(SweepConfig(examples=tmp_path / "examples.jsonl", out=tmp_path / "out", n_docs=5, **asked))
     swept, said = read_sweep(out), "are the item at position 1, whichever was asked for"
     assert bool(swept.same_place) == (said in caplog.text) == (said in (out / "sweep.html").read_text()) == copies
     if copies:
@@ -75,7 +75,9 @@ def test_a_sweep_says_it_in_its_log_and_on_its_page(copies, tmp_path, caplog):
 def test_what_was_not_answered_and_orders_that_nobody_knows_are_left_out(tmp_path):
     def asked(name: str, endpoint: Endpoint, **how):
         config = {"model": "m", "backend": "openai", "base_url": endpoint.url, "max_unanswered": 100, **how}
-        return read_sweep(sweep(SweepConfig(examples=tmp_path / "e.jsonl", out=tmp_path / name, n_docs=5, **config)))
+        return read_sweep(
+            sweep_model(SweepConfig(examples=tmp_path / "e.jsonl", out=tmp_path / name, n_docs=5, **config))
+        )
 
     def half(text: str) -> str:
         return "" if int(text.rpartition('Key: "')[2][0], 16) % 2 else first_value(text)

@@ -11,9 +11,8 @@ from examples import prompt_text, qa_example
 from pydantic import ValidationError
 
 from posgap.foundation.errors import PosgapError
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.sweep import sweep
+from posgap.options.sweep import SweepConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.placements import Placement, all_placements
 from posgap.tasks.prompts import TextPromptBuilder
@@ -21,6 +20,7 @@ from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.task import PromptOrder
 from posgap.tasks.task_file import definition_of
+from posgap.verbs.sweep import sweep_model
 
 QA = TASKS["qa"]
 FILE = f"""\
@@ -114,7 +114,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 def test_a_sweep_by_a_file_says_its_name_and_keeps_its_definition(tmp_path, file, model_folder):
     write_examples(tmp_path / "e.jsonl", [qa_example(i, 3) for i in range(3)])
-    swept = sweep(config(tmp_path, file, model=str(model_folder), max_new_tokens=2))
+    swept = sweep_model(config(tmp_path, file, model=str(model_folder), max_new_tokens=2))
     result = read_sweep(swept)
     assert (result.task, result.placements) == ("tickets", [[1], [3]])
     assert result.asked_task.template == QA.template

@@ -20,10 +20,10 @@ sys.path.append(str(ROOT / "infra" / "kubernetes" / "base" / "namespaced" / "mlf
 import access
 
 from posgap.foundation.errors import PosgapError
-from posgap.gating.config import GateConfig
+from posgap.options.gate import GateConfig
 from posgap.tracking import champions, flavor, registered, registry
 from posgap.tracking.server import RequestRefused, call_mlflow
-from posgap.workflows.admission import admit
+from posgap.verbs.gate import admit
 
 pytest.importorskip("flask_wtf", reason="mlflow's basic-auth app wants Flask-WTF: install the extra mlflow[auth]")
 pytestmark = pytest.mark.full

@@ -5,7 +5,6 @@ from examples import kv_example
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
-from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.predictions import read_predictions, swept_rows
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
@@ -13,11 +12,13 @@ from posgap.mitigations.in_force import load_model
 from posgap.models import memory
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.models.memory import available_bytes, needed_bytes
-from posgap.stages.merge import merge
-from posgap.stages.sweep import sweep
+from posgap.options.merge import MergeConfig
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.reading import write_examples
 from posgap.tracking import answering
 from posgap.tracking.answering import SweptAnswers, as_swept, require_kept_alike, why_not_tried
+from posgap.verbs.merge import merge
+from posgap.verbs.sweep import sweep_model
 
 
 @pytest.fixture
@@ -28,7 +29,9 @@ def examples(tmp_path):
 
 @pytest.fixture
 def swept(tmp_path, model_folder, examples):
-    return sweep(SweepConfig(examples=examples, model=str(model_folder), n_docs=4, limit=5, out=tmp_path / "swept"))
+    return sweep_model(
+        SweepConfig(examples=examples, model=str(model_folder), n_docs=4, limit=5, out=tmp_path / "swept")
+    )
 
 
 def answered_again(model, swept, examples=None):
@@ -76,7 +79,9 @@ def test_a_version_is_served_as_this_sweep_asked_and_not_as_another_one_did(tmp_
 
 def test_parts_of_a_merged_sweep_say_where_the_examples_are(tmp_path, model_folder, examples):
     parts = [
-        sweep(SweepConfig(examples=examples, model=str(model_folder), n_docs=4, shard=f"{i}/2", out=tmp_path / f"p{i}"))
+        sweep_model(
+            SweepConfig(examples=examples, model=str(model_folder), n_docs=4, shard=f"{i}/2", out=tmp_path / f"p{i}")
+        )
         for i in (1, 2)
     ]
     merged = merge(MergeConfig(sweeps=parts, out=tmp_path / "merged"))

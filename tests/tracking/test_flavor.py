@@ -17,17 +17,17 @@ import posgap
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path
 from posgap.generation.setup import builder_of
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models.loading import load_tokenizer, save_model
-from posgap.stages.sweep import sweep
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import write_examples
 from posgap.tracking import flavor
 from posgap.tracking.answering import as_swept
 from posgap.tracking.registry import DEVICE, DIGEST, DTYPE
+from posgap.verbs.sweep import sweep_model
 
 PROMPT = "<bos> find key :"
 
@@ -103,7 +103,7 @@ def test_a_version_answers_through_mlflow_what_was_scored(model_folder, tmp_path
     how = {"template": template, "system": "question", "stop": ["7"], "max_new_tokens": 5}
     asked = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 3, "max_unanswered": 100}
     config = SweepConfig(**asked, **how, out=tmp_path / "swept")
-    swept = sweep(config)
+    swept = sweep_model(config)
     with mlflow.start_run():
         kept = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model_folder}
         logged = Model.log(None, name="asked", asked=as_swept(read_sweep(swept)), **kept)
@@ -123,7 +123,7 @@ def test_a_version_answers_in_the_precision_in_which_it_was_swept(model_folder, 
     """Whatever the stored weights are in, and whichever way it is loaded."""
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(3)])
     asked = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 3, "max_unanswered": 100}
-    swept = read_sweep(sweep(SweepConfig(**asked, dtype="bfloat16", out=tmp_path / "swept")))
+    swept = read_sweep(sweep_model(SweepConfig(**asked, dtype="bfloat16", out=tmp_path / "swept")))
     assert swept.asked.dtype == "bfloat16" and load_model(str(model_folder)).dtype == torch.float32
     with mlflow.start_run():
         kept = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model_folder}
@@ -144,7 +144,7 @@ def test_a_version_answers_in_the_precision_in_which_it_was_swept(model_folder, 
 def test_loaders_say_where_a_version_was_swept_on_another_class_of_device(model_folder, tmp_path, caplog):
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(3)])
     asked = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 3, "max_unanswered": 100}
-    swept = read_sweep(sweep(SweepConfig(**asked, out=tmp_path / "swept")))
+    swept = read_sweep(sweep_model(SweepConfig(**asked, out=tmp_path / "swept")))
     here = "cuda" if torch.cuda.is_available() else "cpu"
     assert swept.asked.device == here
     for device in (here, "elsewhere"):

@@ -11,10 +11,10 @@ from written_sweeps import copy_of, promotion
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
-from posgap.gating.config import PolicyConfig
-from posgap.gating.policy import policy as set_policy
-from posgap.stages.promote import promote
+from posgap.options.policy import PolicyConfig
 from posgap.tracking import champions
+from posgap.verbs.policy import policy as set_policy
+from posgap.verbs.promote import promote
 
 pytestmark = pytest.mark.usefixtures("mlflow_store")
 

@@ -12,9 +12,9 @@ from written_sweeps import copy_of, gated, promoted, write_sweep
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.retries import RetryPolicy
-from posgap.stages.promote import promote
+from posgap.options.promote import PromoteConfig
 from posgap.tracking import champions, leases, registry, server
-from posgap.tracking.config import PromoteConfig
+from posgap.verbs.promote import promote
 
 pytestmark = pytest.mark.full
 LAX = {"max_gap": 30, "advantageous_tolerance": 30, "mean_tolerance": 30}

@@ -27,10 +27,10 @@ from warm import SERVER
 from warm_forks import command
 from written_sweeps import copy_of, write_sweep
 
-from posgap.gating.config import GateConfig
 from posgap.measurement.sweeps import read_sweep
+from posgap.options.gate import GateConfig
 from posgap.tracking import champions, leases, registry
-from posgap.workflows.admission import admit
+from posgap.verbs.gate import admit
 
 pytestmark = [pytest.mark.full, pytest.mark.nightly]
 SEED = int(os.environ.get("CHAOS_SEED", "0"))

@@ -10,10 +10,10 @@ import pytest
 from mlflow_server import serving
 from written_sweeps import copy_of, promotion, write_sweep
 
-from posgap.foundation.config import StageConfig
-from posgap.stages.frame import stage
-from posgap.stages.promote import promote
+from posgap.options.base import StageConfig
 from posgap.storage.inputs import read_manifest
+from posgap.verbs.frame import stage
+from posgap.verbs.promote import promote
 
 pytestmark = pytest.mark.full
 

@@ -19,12 +19,12 @@ from fault_proxy import FAULTS, FINE, Fault, faulty
 from mlflow_server import serving
 
 from posgap.foundation import files
-from posgap.foundation.config import SeededConfig
 from posgap.foundation.retries import RetryPolicy
-from posgap.stages.frame import stage
+from posgap.options.base import SeededConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tracking import registry, runs, server
 from posgap.tracking.runs import KEY_TAG, log_unlogged, start_run
+from posgap.verbs.frame import stage
 
 pytestmark = pytest.mark.full
 SEED = int(os.environ.get("CHAOS_SEED", "0"))

@@ -26,7 +26,6 @@ from posgap.generation.application import Application, ApplicationGenerator
 from posgap.generation.backends import BACKENDS
 from posgap.generation.endpoint_parameters import ApplicationParameters
 from posgap.generation.setup import builder_with
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import is_of_lengths
 from posgap.measurement.resumption import OpensGenerator
@@ -35,8 +34,9 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model as load_mitigated
 from posgap.models.factors import config_factors
 from posgap.models.precision import warn_of_device
+from posgap.options.sweep import SweepConfig
 from posgap.scaling.scaling_file import refuse_searched_on
-from posgap.storage.inputs import fetch_place, on_this_machine, source, sources
+from posgap.storage.inputs import fetch_place, source
 from posgap.storage.lineage import training_examples
 from posgap.tasks.choice_files import layout_of
 from posgap.tasks.examples import AnyExample, RankedExample
@@ -45,6 +45,7 @@ from posgap.tasks.reading import kind_of, read_examples, with_unique_ids, write_
 from posgap.tasks.registry import TASKS
 from posgap.tasks.retrieval_logs import is_log, ranked_examples
 from posgap.tracking.registered import RegisteredVersion
+from posgap.verbs.inputs import on_this_machine, sources
 
 if TYPE_CHECKING:
     import pandas

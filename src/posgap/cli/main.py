@@ -1,4 +1,4 @@
-"""The command line: the verbs of posgap.cli.verbs, their options read off their configs.
+"""The command line: the verbs of posgap.options.table, their options read off their configs.
 
 Exit codes: 0 done, 1 `verify` or `doctor` found something, or a fault of posgap itself (its line names
 the file that has the traceback), 2 bad input (one line says what, where and what to do), 3 the gate refused, 4 a
@@ -20,14 +20,13 @@ from typing import Any, get_args, get_origin
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from posgap import __version__
 from posgap.cli import config_file
-from posgap.cli.verbs import FIRST, GROUPS, SECTIONS, VERBS, Kind, Verb
 from posgap.foundation import printing
-from posgap.foundation.config import Config
 from posgap.foundation.errors import (
     GateRefusal,
     NotEnoughEvidence,
@@ -46,8 +45,12 @@ from posgap.foundation.launch import exit_process, is_main_process, leave_togeth
 from posgap.foundation.locations import as_location, with_uris
 from posgap.foundation.redaction import redact
 from posgap.foundation.registry import SECRET
-from posgap.stages.frame import stage_at
-from posgap.storage.inputs import source, with_local_paths
+from posgap.options.base import Config
+from posgap.options.table import FIRST, GROUPS, SECTIONS, VERBS, work_of
+from posgap.options.verb import Kind, Verb
+from posgap.storage.inputs import source
+from posgap.verbs.frame import stage_at
+from posgap.verbs.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +157,7 @@ class _VerbCommand(click.Command):
         place = str(getattr(config, "out", None) or "")
         with printing.result_alone():
             try:
-                _work_of(verb)(config)
+                _work_of(self.words)(config)
             except (GateRefusal, NotEnoughEvidence):
                 _keep_result(verb, place)
                 raise
@@ -342,13 +345,14 @@ def _keep_result(verb: Verb, place: str) -> None:
         return
 
 
-def _work_of(verb: Verb) -> Callable[[Any], Any]:
+def _work_of(words: str) -> Callable[[Any], Any]:
     """Imports the function that does a verb's work, so late that `--help` stays quick; for a stage alone returns its
     frame, which imports the stage once there is work to do."""
-    if verb.kind is Kind.STAGE:
-        return stage_at(verb.work)
-    module, function = verb.work.split(":")
-    if verb.kind is Kind.NEEDS_MODEL:
+    kind = VERBS[words].kind
+    if kind is Kind.STAGE:
+        return stage_at(work_of(words))
+    module, function = work_of(words).split(":")
+    if kind is Kind.NEEDS_MODEL:
         return with_local_paths(lambda config: getattr(importlib.import_module(module), function)(config))
     return getattr(importlib.import_module(module), function)
 
@@ -367,42 +371,66 @@ def _misuse(config_type: type[Config], error: ValidationError) -> str:
 
 
 class _Group(click.Group):
-    """A group that lists its commands in the order in which they were added. The root lists the `FIRST` ones, and with
-    `--help-all` all of them under headings."""
+    """A group of verbs that begin with the same words, `above`. A command is made, and its options imported, once it is
+    asked for.
+
+    The root lists the `FIRST` ones, and with `--help-all` all of them under headings.
+    """
+
+    def __init__(self, name: str, above: tuple[str, ...] = (), **more: Any):
+        super().__init__(name, **more)
+        self.above = above
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        depth, names = len(self.above), dict[str, None]()
+        for words in VERBS:
+            parts = tuple(words.split())
+            if parts[:depth] == self.above:
+                names[parts[depth]] = None
+        return list(names)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and cmd_name in self.list_commands(ctx):
+            words = " ".join([*self.above, cmd_name])
+            if words in VERBS:
+                self.add_command(_VerbCommand(words, VERBS[words]))
+            else:
+                self.add_command(_Group(cmd_name, (*self.above, cmd_name), help=GROUPS[words]))
+        return self.commands.get(cmd_name)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names alone: click would make each command for its help, and so import the options of all."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=None if self.above else FIRST.get(name)) for name in names]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if ctx.parent:
             return super().format_commands(ctx, formatter)
+        names = self.list_commands(ctx)
         if not ctx.meta.get(_IN_FULL):
             with formatter.section("Commands"):
                 formatter.write_dl(list(FIRST.items()))
             formatter.write_paragraph()
-            formatter.write_text(f"{len(self.commands) - len(FIRST)} more commands: {ctx.command_path} --help-all")
+            formatter.write_text(f"{len(names) - len(FIRST)} more commands: {ctx.command_path} --help-all")
             return None
-        width = max(map(len, self.commands))
+        width = max(map(len, names))
+        room = formatter.width - width - 6
         for heading, verbs in SECTIONS.items():
-            names = dict.fromkeys(words.partition(" ")[0] for words in verbs)
             with formatter.section(heading):
-                room = formatter.width - width - 6
-                formatter.write_dl([(n.ljust(width), self.commands[n].get_short_help_str(room)) for n in names])
+                rows = list[tuple[str, str]]()
+                for name in dict.fromkeys(words.partition(" ")[0] for words in verbs):
+                    command = self.get_command(ctx, name)
+                    assert command is not None
+                    rows.append((name.ljust(width), command.get_short_help_str(room)))
+                formatter.write_dl(rows)
 
 
 def build() -> click.Group:
-    """The whole command line."""
+    """The command line, whose commands are made as they are asked for."""
     root = _Group("posgap", help=ROOT_HELP, params=[_help_all_option("commands")])
     # A variable POSGAP_VERSION is nobody's wish to be told the version.
     click.version_option(__version__, allow_from_autoenv=False)(root)
-    for words, verb in VERBS.items():
-        place: Any = root
-        above = words.split()[:-1]
-        for depth, name in enumerate(above, start=1):
-            if name not in place.commands:
-                place.add_command(_Group(name, help=GROUPS[" ".join(above[:depth])]))
-            place = place.commands[name]
-        place.add_command(_VerbCommand(words, verb))
     return root
 
 

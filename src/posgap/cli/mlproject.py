@@ -5,9 +5,9 @@ import json
 from pydantic.fields import FieldInfo
 
 from posgap.cli.main import is_argument
-from posgap.cli.verbs import VERBS
-from posgap.foundation.config import NO_PARAMETERS, Config
 from posgap.foundation.fields import plain_type
+from posgap.options.base import NO_PARAMETERS, Config
+from posgap.options.table import VERBS
 
 _HEAD = """\
 # Written by `make mlproject` from the configs of src/posgap, where every default is kept. One verb:

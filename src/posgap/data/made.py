@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from posgap.data.config import MakeConfig
 from posgap.data.generators import GENERATORS, Generator
 from posgap.foundation.errors import PosgapError, first_fault
+from posgap.options.data_make import MakeConfig
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.task import Task
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from posgap.distillation.config import DistillConfig
 from posgap.distillation.lora import merge_adapters
 from posgap.distillation.processes import by_deepspeed, trained_parameters
 from posgap.foundation.errors import PosgapError
@@ -20,6 +19,7 @@ from posgap.foundation.launch import is_main_process
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import save_model, without_flash_attention
 from posgap.models.rounding import MIN_KEPT, dtype_name, round_weights
+from posgap.options.distill import DistillConfig
 
 log = logging.getLogger(__name__)
 FILE = "export.json"

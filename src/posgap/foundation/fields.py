@@ -4,7 +4,7 @@ import json
 import re
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AfterValidator, BeforeValidator, StringConstraints
 from pydantic.fields import FieldInfo
@@ -202,3 +202,6 @@ OptionalRegisteredName = Annotated[str, AfterValidator(lambda text: text and reg
 def role(field: FieldInfo) -> Role | None:
     """The role of a config field that is a path; None for a plain parameter."""
     return next((mark for mark in field.metadata if isinstance(mark, Role)), None)
+
+
+ALLOW = f"what may differ between the sweeps, separated by commas: any of {', '.join(get_args(Allowable))}"

@@ -4,10 +4,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from posgap.foundation.config import Config
-from posgap.foundation.fields import NO_OPTION, Allowed
+from posgap.foundation.fields import ALLOW, NO_OPTION, Allowed
 from posgap.gating.rules import GATE_RULES
-from posgap.measurement.config import ALLOW
+from posgap.options.base import Config
 from posgap.tasks.fields import OptionalMetricName, OptionalTaskName
 
 PUBLIC_KEY = r"^(ed25519:[A-Za-z0-9+/]{43}=)?$"

@@ -8,12 +8,11 @@ from posgap.foundation.bounds import read_bytes
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import atomic, digest_of, parse_as
 from posgap.foundation.locations import Location, cache_folder
-from posgap.foundation.printing import RESULT, set_result, show
 from posgap.foundation.yaml_text import parse_yaml
-from posgap.gating.config import CheckConfig, GateConfig, PlanGateConfig, PolicyConfig
 from posgap.gating.demands import Policy
-from posgap.gating.signature import keygen
-from posgap.storage.inputs import with_local_paths
+from posgap.options.check import CheckConfig
+from posgap.options.gate import GateConfig
+from posgap.options.plan_gate import PlanGateConfig
 from posgap.tracking import registry
 
 log = logging.getLogger(__name__)
@@ -97,26 +96,6 @@ def as_file(policy: Policy) -> Path:
     with atomic(file, lasting=False) as partial:
         partial.write_text(policy_text(policy), encoding="utf-8")
     return file
-
-
-@with_local_paths
-def policy(config: PolicyConfig) -> None:
-    """Makes a key, gives a registered model the policy of a file, or prints its policy, or that of a gate without
-    options. What a file leaves out is kept with the defaults of today."""
-    if config.keygen:
-        keygen(config.keygen)
-    elif config.file:
-        given = read_policy(config.file)
-        registry.set_policy(config.name, given.model_dump_json())
-        set_result({"name": config.name, "version": given.version, "digest": policy_digest(given)})
-        log.log(RESULT, "%s: policy %s", config.name, policy_line(given))
-    else:
-        shown = registered_policy(config.name) if config.name else Policy()
-        if shown is None:
-            raise PosgapError(
-                f"{config.name}: has no policy in MLflow; `posgap policy {config.name} FILE` gives it one"
-            )
-        show(policy_text(shown), shown.model_dump(mode="json"))
 
 
 def policy_line(policy: Policy) -> str:

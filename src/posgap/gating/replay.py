@@ -7,13 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from posgap.foundation.errors import Findings, PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json
-from posgap.foundation.printing import RESULT, show
-from posgap.foundation.printing import set_result as keep_result
-from posgap.gating.config import VerifyConfig
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import ANCHOR, FILES, first_difference, folder_of, read_gate_inputs
 from posgap.gating.looks import is_counted
@@ -21,8 +18,6 @@ from posgap.gating.policy import registered_policy
 from posgap.gating.rules import GateInputs
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict, share_of_error
 from posgap.measurement.sweeps import read_sweep
-from posgap.storage.inputs import source
-from posgap.storage.verification import Verification
 from posgap.tasks.examples import AnyExample
 from posgap.tracking import registry
 from posgap.tracking.version_record import anchor_of
@@ -112,33 +107,6 @@ def require_valid(verdict: Verdict, name: str, policies: Sequence[Policy], folde
     if not 0 <= age <= most:
         when = f"{age:.1f} days ago" if age >= 0 else "in the future"
         raise PosgapError(f"{folder}: was judged {when}, and {most:g} days are allowed; gate again")
-
-
-def verify(config: VerifyConfig) -> None:
-    """Verifies the folders, and judges again where one is of a gate. Prints a line for each fault; raises `Findings`
-    where there is one."""
-    verification, verdicts = Verification(), dict[str, str]()
-    for folder in config.folders:
-        there = source(folder)
-        verification.verify(there)
-        try:
-            if GATE_FILE in there.sizes():
-                verdict = replay_verdict(Path(there.fetch()))
-                verdicts[str(folder)] = f"{verdict.outcome}, of {', '.join(verdict.evidence)}"
-        except PosgapError as error:
-            verification.faults.append(str(error))
-    counted = f"{verification.count} files ({verification.bytes / 1e6:.1f} MB) of {len(verification.checked)} outputs"
-    result: dict[str, Any] = {"outputs": sorted(verification.checked), "files": verification.count}
-    result |= {"faults": verification.faults, "not_verified": verification.out_of_reach, "verdicts": verdicts}
-    for place, reason in verification.out_of_reach.items():
-        log.info("%s: not verified: %s", place, reason)
-    if verification.faults:
-        show("\n".join(verification.faults), result)
-        raise Findings(f"{len(verification.faults)} faults in {counted}")
-    keep_result(result)
-    for place, outcome in verdicts.items():
-        log.log(RESULT, "%s: judged again with an equal verdict: %s", place, outcome)
-    log.log(RESULT, "%s: all as their manifests say", counted)
 
 
 class OutdatedVerdict(PosgapError):

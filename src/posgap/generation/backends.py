@@ -15,7 +15,6 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import RARE, is_endpoint, is_function
 from posgap.foundation.registry import WITHOUT_EFFECT, Parameters, Registry
 from posgap.generation.application import Application, ApplicationGenerator, load_function
-from posgap.generation.config import GenerationConfig
 from posgap.generation.endpoint_names import with_endpoint
 from posgap.generation.endpoint_parameters import ApplicationParameters, EndpointParameters
 from posgap.generation.setup import builder_of, order_of
@@ -23,6 +22,7 @@ from posgap.mitigations.in_force import load_model
 from posgap.models import ADAPTER, MITIGATIONS_KEY, NO_CONFIG
 from posgap.models.factors import config_factors
 from posgap.models.precision import MIN_PARAMETERS, bfloat16_of_cpu, device_class, generating_dtype, n_parameters
+from posgap.options.generation import GenerationConfig
 from posgap.tasks.framing import Framing
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.registry import TASKS

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from posgap.generation.config import GenerationConfig
-from posgap.tasks.config import PromptConfig
+from posgap.options.generation import GenerationConfig
+from posgap.options.prompts import PromptConfig
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.registry import TASKS

@@ -10,13 +10,13 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, parse_as
 from posgap.generation.served import MUST_STAY, EndpointIdentity
 from posgap.measurement.comparability import list_differences
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import baseline_scores, baselines_of, summarize
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.predictions import Prediction, read_predictions, swept_rows
 from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweeps import Sweep
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.fields import Shard
 from posgap.tasks.positions import format_positions, parse_shard
 

@@ -6,7 +6,6 @@ With p the mean, an outcome's variance p (1 - p) is then rho parts the example's
 its own at that placement.
 """
 
-import json
 import logging
 import math
 from typing import NamedTuple
@@ -14,12 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from posgap.foundation.errors import PosgapError
-from posgap.foundation.printing import show
-from posgap.measurement.config import ExpectedConfig, PlanConfig
-from posgap.measurement.evidence import Evidence
 from posgap.measurement.statistics import CONFIDENCE, LEVEL
-from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
 USUAL = 0.8  # how often a test is usually planned to succeed
@@ -74,46 +68,12 @@ def examples_for_difference(difference: float, variance: float, power: float) ->
     return math.ceil(z**2 * variance / difference**2)
 
 
-@with_local_paths
-def plan(config: PlanConfig) -> dict[str, int]:
-    """Says how many examples are needed to see `config.detect` points; JSON goes to stdout."""
-    assumed = assumptions_from_config(config)
-    if not 0 < assumed.mean < 1 or assumed.own_variance < 1e-9:
-        raise PosgapError("a mean of 0 or 100, or a correlation of 1, leaves nothing to chance: one example is enough")
-    size, between_models = config.detect / 100, assumed.between_models
-    at_one, over_all = 2 * assumed.own_variance, 2 * assumed.own_variance / assumed.placements
-    needed = {
-        "gap": examples_for_gap(size, assumed, config.power),
-        "mean_difference": examples_for_difference(size, between_models + over_all, config.power),
-        "placement_difference": examples_for_difference(size, between_models + at_one, config.power),
-    }
-    log_assumptions(assumed)
-    words = (
-        "a gap of one model",
-        "a difference of two models in the mean",
-        "a difference of two models at one placement",
-    )
-    for what, number in zip(words, needed.values()):
-        log.info("%s of %g points: %d examples (power %.0f %%)", what, config.detect, number, 100 * config.power)
-    planned = {"detect": config.detect, "power": config.power, "examples": needed}
-    show(json.dumps(planned), planned)
-    return needed
-
-
 def log_assumptions(assumed: Assumptions) -> None:
     """Says what a plan rests on."""
     log.info(
         "assuming a mean of %.1f over %d placements, a correlation of %.2f between placements, an agreement of %.2f "
         "between models", 100 * assumed.mean, assumed.placements, assumed.correlation, assumed.agreement,
     )  # fmt: skip
-
-
-def assumptions_from_config(config: ExpectedConfig) -> Assumptions:
-    """What the options expect, or the sweep that they name shows."""
-    if config.sweep is None:
-        return Assumptions(config.n_docs, config.mean / 100, config.correlation, config.agreement)
-    correct = Evidence(config.sweep).correct
-    return Assumptions(correct.shape[1], float(correct.mean()), correlation_of_placements(correct), config.agreement)
 
 
 def assumptions_from_pair(correct: np.ndarray, reference: np.ndarray) -> Assumptions:

@@ -17,7 +17,6 @@ from posgap.foundation.locations import with_uris
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.served import EndpointIdentity
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.figures import baseline_scores, baselines_of, summarize
 from posgap.measurement.filling import Fill
 from posgap.measurement.option_bias import measure_option_bias
@@ -32,6 +31,7 @@ from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.measurement.thinking import FirstThoughts, Retry, UnfinishedThoughts, refuses_switch, thinking_retries
 from posgap.models.precision import device_class
+from posgap.options.sweep import SweepConfig
 from posgap.storage.lineage import ancestors
 from posgap.tasks.content import content_keys, examples_digest, require_different
 from posgap.tasks.echo import find_copying

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from posgap.foundation.errors import PosgapError
 from posgap.generation.backends import BACKENDS
-from posgap.generation.config import GenerationConfig
 from posgap.generation.generator import Completion
-from posgap.measurement.config import SweepConfig
+from posgap.options.generation import GenerationConfig
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder

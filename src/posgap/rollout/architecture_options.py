@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from posgap.foundation.errors import PosgapError
+from posgap.options.rollout_predict import RolloutPredictConfig
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
-from posgap.rollout.config import RolloutPredictConfig
 from posgap.rollout.encodings import alibi_slopes, require_lambdas, rope_angles, rotation_scores
 from posgap.rollout.files import Measurement
 

@@ -26,7 +26,7 @@ from posgap.mitigations.curves import Candidate, Curve
 from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import load_config
 from posgap.models.rope_lengths import RopeLengths
-from posgap.scaling.config import ScaleSearchConfig
+from posgap.options.scale_search import ScaleSearchConfig
 from posgap.scaling.fitness import Evaluator, ForcedEvaluator, GenerationEvaluator, fitness, position_weights
 from posgap.scaling.forcing import answer_freely, pick_few
 from posgap.scaling.genetic import Genetic, search_genetically

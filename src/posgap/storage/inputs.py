@@ -1,27 +1,20 @@
 """The inputs of a config, wherever they are: on this machine, in S3, at an address, on the hub or in the registry."""
 
-import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from posgap.foundation import files
-from posgap.foundation.config import Config
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.fields import Role, role
 from posgap.foundation.files import parse_as
 from posgap.foundation.locations import Location, as_location, is_address, is_hub_name, is_uri
 from posgap.foundation.registry import Parameters, Registry
 from posgap.storage.addresses import download_address
 from posgap.storage.cache import MANIFEST, Source, take_snapshot
-from posgap.storage.folders import local_copy
-
-C = TypeVar("C", bound=Config)
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -127,35 +120,6 @@ def fetch_place(place: str | Path) -> Path:
         raise PosgapError(f"{place}: {error}") from None
 
 
-def sources(config: Config) -> dict[str, Source]:
-    """The sources of the config's inputs by field; `field.1`, `field.2` if a field has several. `PosgapError` names all
-    that are missing."""
-    by_field: dict[str, Source] = {}
-    missing: list[str] = []
-    out = getattr(config, "out", None)
-    for name, field in type(config).model_fields.items():
-        value = getattr(config, name)
-        if role(field) is Role.PLACE:
-            by_field[name] = ByName(value)
-        if role(field) is not Role.INPUT or value is None:
-            continue
-        several = {f"{name}.{i}": each for i, each in enumerate(value, start=1)} if isinstance(value, list) else {}
-        for key, location in (several or {name: value}).items():
-            is_served = config.is_served(name)
-            if is_served and out and Path(location).absolute() == Path(out).absolute():
-                by_field[key] = ByName(location)  # what is there is the output, not the model that a server calls so
-                continue
-            try:
-                by_field[key] = source(location, is_served)
-            except PosgapError as error:
-                missing.append(f"{key}: {error}")
-                if is_uri(location) or is_address(location):  # a server that does not answer is waited for once
-                    raise PosgapError("; ".join(missing)) from None
-    if missing:
-        raise PosgapError("; ".join(missing))
-    return by_field
-
-
 @with_config(ConfigDict(extra="allow"))
 class Manifest(TypedDict, total=False):
     """The part of a folder's `manifest.json` that other stages use."""
@@ -181,30 +145,3 @@ def manifest_of(source: Source) -> Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder of this machine, which need not exist."""
     return manifest_of(OnDisk(Path(folder)))
-
-
-def on_this_machine(config: C, input_sources: dict[str, Source]) -> C:
-    """The config with paths of this machine in place of URIs: inputs are fetched, outputs have their twins.
-
-    Work folders stay as they are; `posgap.storage.folders.ResumableFolder` handles them.
-    """
-    changed: dict[str, Any] = {}
-    for name, field in type(config).model_fields.items():
-        value = getattr(config, name)
-        if role(field) is Role.OUTPUT and is_uri(value):
-            changed[name] = local_copy(value)
-        elif role(field) is Role.INPUT and isinstance(value, list):
-            changed[name] = [input_sources[f"{name}.{i}"].fetch() for i, _ in enumerate(value, start=1)]
-        elif role(field) is Role.INPUT and value is not None and not isinstance(input_sources[name], OnDisk | ByName):
-            changed[name] = (str if field.annotation in (str, str | None) else Path)(input_sources[name].fetch())
-    return config.model_copy(update=changed)
-
-
-def with_local_paths(work: Callable[[C], R]) -> Callable[[C], R]:
-    """Lets a function that is no stage read the inputs of its config from S3."""
-
-    @functools.wraps(work)
-    def work_on_local_paths(config: C) -> R:
-        return work(on_this_machine(config, sources(config)))
-
-    return work_on_local_paths

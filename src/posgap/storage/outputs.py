@@ -16,7 +16,6 @@ that MLflow does not have.
 
 import contextlib
 import filecmp
-import functools
 import logging
 import os
 import socket
@@ -25,22 +24,19 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from posgap.foundation import files
-from posgap.foundation.config import FileConfig
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.locations import Location, is_uri, with_uris
-from posgap.foundation.printing import RESULT, set_result
+from posgap.foundation.locations import Location, with_uris
 from posgap.storage.cache import MANIFEST
-from posgap.storage.folders import local_copy, publish_file
-from posgap.storage.inputs import on_this_machine, source, sources
+from posgap.storage.folders import local_copy
+from posgap.storage.inputs import source
 from posgap.storage.manifests import REFUSAL, file_records, hash_files, read_record, why_not_ours
 from posgap.storage.places import Writing, require_place, resolve_place
 
 log = logging.getLogger(__name__)
 LOOKS = 3  # at a folder that seems to be somebody else's
-C = TypeVar("C", bound=FileConfig)
 WAIT = 1.0  # seconds, for a writer that is just leaving
 
 
@@ -317,25 +313,3 @@ def _no_folder(folder: Path) -> str:
 
 def _not_ours(place: Path, reason: str) -> PosgapError:
     return PosgapError(f"{with_uris(str(place))}: is not replaced: {reason}; move it away, or write elsewhere")
-
-
-def writes_file(work: Callable[[C, Path], str]) -> Callable[[C], Location]:
-    """Turns `work(config, file)`, which writes a file and returns what it did, into a verb that writes `config.out`.
-
-    Inputs in S3 are fetched, and an output there is uploaded. The file is written atomically, and replaces another one
-    only with `config.force`.
-    """
-
-    @functools.wraps(work)
-    def write_file(config: C) -> Location:
-        with File(config, config.force) as output:
-            done = work(on_this_machine(config, sources(config)), output.partial)
-            if is_uri(config.out):
-                publish_file(output.partial, config.out, config.force)
-            else:
-                output.take_place()
-        log.log(RESULT, "%s to %s", done, config.out)
-        set_result({"done": done, "out": str(config.out)})
-        return config.out
-
-    return write_file

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.retries import within
-from posgap.tasks.config import PromptConfig
+from posgap.options.prompts import PromptConfig
 
 if TYPE_CHECKING:
     from jinja2 import Template

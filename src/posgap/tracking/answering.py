@@ -14,13 +14,13 @@ from posgap.foundation.files import read_object
 from posgap.generation.backends import BACKENDS, TRANSFORMERS
 from posgap.generation.generator import Completion, Sampling, complete
 from posgap.generation.setup import builder_of, prompt_builder
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.predictions import Prediction
 from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.mitigations.in_force import load_model
 from posgap.models.memory import available_bytes, needed_bytes
 from posgap.models.precision import warn_of_device
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.placements import Placement

@@ -6,10 +6,9 @@ from typing import Any
 
 from posgap.foundation import tables
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.printing import RESULT, set_result, show
+from posgap.foundation.printing import show
 from posgap.tracking import champions, registry
 from posgap.tracking.champions import CHAMPION, PREVIOUS, Change
-from posgap.tracking.config import RollbackConfig
 from posgap.tracking.leases import Lease
 from posgap.tracking.presentation import SHOWN
 
@@ -53,11 +52,11 @@ def _reign(version: str, changes: list[dict[str, Any]]) -> str:
     return ", ".join(reigns)
 
 
-def rollback(config: RollbackConfig) -> None:
-    """Makes the previous champion the champion again, and the present one the previous one."""
-    if registry.registered_model(config.name) is None:
-        raise PosgapError(f"{config.name}: no version has the alias `{CHAMPION}`; there is nothing to go back to")
-    why = champions.ROLLED_BACK + config.reason
+def restore_previous(name: str, reason: str) -> Change:
+    """Makes the previous champion the champion again, and the present one the previous one; returns the change."""
+    if registry.registered_model(name) is None:
+        raise PosgapError(f"{name}: no version has the alias `{CHAMPION}`; there is nothing to go back to")
+    why = champions.ROLLED_BACK + reason
 
     def back(lease: Lease, completed: Change | None) -> Change:
         # The same command, which was killed, was completed now: once is enough.
@@ -66,11 +65,7 @@ def rollback(config: RollbackConfig) -> None:
         former, target = (champions.alias_version(lease.read_model(), alias) for alias in (CHAMPION, PREVIOUS))
         if not former or not target:
             missing = PREVIOUS if former else CHAMPION
-            raise PosgapError(f"{config.name}: no version has the alias `{missing}`; there is nothing to go back to")
+            raise PosgapError(f"{name}: no version has the alias `{missing}`; there is nothing to go back to")
         return champions.set_champion(lease, target, why, former)
 
-    change = champions.in_turn(config.name, back)
-    again, previous = change.version, change.previous
-    set_result({"name": config.name, "champion": again, "previous": previous})
-    words = "%s: version %s is the champion again, and version %s the previous one"
-    log.log(RESULT, words, config.name, again, previous)
+    return champions.in_turn(name, back)

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.printing import RESULT, set_result
 from posgap.tracking import champions, flavor
 from posgap.tracking.candidates import best_of_run
 from posgap.tracking.champions import CHALLENGER, CHAMPION, PREVIOUS, Change
-from posgap.tracking.config import ApproveConfig
 from posgap.tracking.leases import Lease
 from posgap.tracking.registry import (
     DIGEST,
@@ -129,12 +127,11 @@ def _choose_champion(lease: Lease, promotion: Promotion, version: str) -> Standi
     return champion
 
 
-def approve(config: ApproveConfig) -> None:
+def approve_challenger(name: str, version: str) -> None:
     """Makes the challenger of a registered model its champion, and records who approved it.
 
-    `PosgapError` if `config` names another version, or the challenger was judged against another champion.
+    Raises `PosgapError` if the challenger is another version, or was judged against another champion.
     """
-    name, version = config.name, str(config.version)
     required_model(name)
 
     def decide(lease: Lease, _: Change | None) -> None:
@@ -155,8 +152,6 @@ def approve(config: ApproveConfig) -> None:
             )
 
     champions.in_turn(name, decide)
-    set_result({"name": name, "champion": version})
-    log.log(RESULT, "%s: version %s is the champion", name, version)
 
 
 def _promote_approved(lease: Lease) -> None:

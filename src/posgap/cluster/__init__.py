@@ -1,1 +1,0 @@
-"""Work that posgap hands to a Kubernetes cluster."""

@@ -1,0 +1,1 @@
+"""What posgap needs to know of KFP, Argo and Trainer."""

@@ -1,0 +1,116 @@
+"""The model whose mitigations are compared: how it is asked as it is, and under each of them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.generator import Generator
+from posgap.measurement.prompt_mitigator import PromptMitigator, Question
+from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mitigation
+from posgap.mitigations.mitigation import Mitigation, PromptMitigation, Settings
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.mitigations.state import in_force
+from posgap.options.mitigate import MitigateConfig
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+from posgap.tasks.rag import order_of_retriever
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BASE = "base"  # the model as it is
+
+
+@dataclass(frozen=True)
+class ComparedModel:
+    """A model with what makes its prompts: one `in_memory`, or one that only answers prompts, `elsewhere`.
+
+    Where examples have an order of their own, that of a retriever, `as_retrieved` asks them in it, and mitigations are
+    to gain over that.
+    """
+
+    config: MitigateConfig
+    builder: TextPromptBuilder
+    placements: Sequence[Placement]
+    as_retrieved: Placement | None
+    in_memory: "PreTrainedModel | None"
+    elsewhere: Generator | None
+
+    @classmethod
+    def open_model(
+        cls,
+        config: MitigateConfig,
+        builder: TextPromptBuilder,
+        placements: Sequence[Placement],
+        examples: Sequence[AnyExample],
+    ) -> "ComparedModel":
+        """Loads the model, or opens what asks it elsewhere."""
+        as_retrieved = order_of_retriever(builder.task, examples, placements[0].n_docs)
+        is_here = BACKENDS[config.backend].in_memory
+        in_memory = load_model(config.model, config.dtype) if is_here else None
+        elsewhere = None if is_here else open_generator(config, builder)
+        return cls(config, builder, placements, as_retrieved, in_memory, elsewhere)
+
+    @property
+    def trial_placements(self) -> Sequence[Placement]:
+        """The placements of trials: the retriever's order alone, if there is one."""
+        return [self.as_retrieved] if self.as_retrieved else self.placements
+
+    @property
+    def sweeps_per_trial(self) -> int:
+        """How many times as many prompts as a trial a sweep asks: at all placements, and as retrieved."""
+        return len(self.placements) + 1 if self.as_retrieved else 1
+
+    @property
+    def middle(self) -> Placement:
+        """The placement in the middle."""
+        return self.placements[len(self.placements) // 2]
+
+    def count_calls(self, name: str, settings: Settings, example: AnyExample) -> int:
+        """Returns how many prompts an answer takes."""
+        mitigated = self.prompt_mitigator(name, settings)
+        return len(mitigated.build_variants(Question(example, self.placements[0])).prompts) if mitigated else 1
+
+    def why_not(self, mitigation: Mitigation) -> str:
+        """Returns why a mitigation is not for where the model is, or not for these examples; empty where it is."""
+        if mitigation.of_model and self.in_memory is None:
+            return f"changes the model itself, and backend {self.config.backend} only takes prompts"
+        if isinstance(mitigation, PromptMitigation) and mitigation.needs_ranks and not self.as_retrieved:
+            return "goes by the order of a retriever, which these examples do not have"
+        return ""
+
+    def prompt_mitigator(self, name: str, settings: Settings | None) -> PromptMitigator | None:
+        """Returns what asks by a mitigation of prompts; None for others."""
+        if name == BASE or MITIGATIONS[name].of_model:
+            return None
+        assert settings is not None
+        return PromptMitigator(self.builder, cast(PromptMitigation, MITIGATIONS[name]), settings, self.config.seed)
+
+    @contextmanager
+    def with_mitigation(self, name: str, settings: Settings | None) -> Iterator[Generator]:
+        """Within the block the model is as a mitigation has it, or as it is; yields what answers prompts."""
+        if self.elsewhere is not None:
+            yield self.elsewhere
+            return
+        from posgap.generation.transformers import TransformersGenerator  # torch, which endpoints do without
+
+        assert self.in_memory is not None
+        undo = self._put_in_force(self.in_memory, name, settings)
+        try:
+            tokenizer = cast(PromptBuilder, self.builder).tokenizer
+            yield TransformersGenerator(self.in_memory, tokenizer, self.config.batch_tokens, pack=True)
+        finally:
+            undo()
+
+    def _put_in_force(self, model: "PreTrainedModel", name: str, settings: Settings | None) -> Callable[[], None]:
+        """Puts a mitigation of models in force, and returns what takes it back, to other settings of it if there were
+        any."""
+        if name == BASE or not MITIGATIONS[name].of_model:
+            return lambda: None
+        assert settings is not None
+        before = in_force(model).get(name)
+        apply_mitigation(model, name, settings)
+        return lambda: remove_mitigation(model, name) if before is None else apply_mitigation(model, name, before)

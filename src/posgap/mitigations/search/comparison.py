@@ -1,0 +1,266 @@
+"""A comparison under way: the model as it is and under mitigations answers both halves of the examples, and all answers
+are kept beside the output as they come, so that who was interrupted goes on."""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, digest_of, read_model, work_folder, write_json
+from posgap.foundation.interruption import RESUMES
+from posgap.generation.served import MUST_STAY, EndpointChanged, EndpointIdentity
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.page_examples import pack_sweep
+from posgap.measurement.probe import FirstAnswers
+from posgap.measurement.sweep_folder import write_sweep
+from posgap.measurement.sweep_run import SweepRun
+from posgap.measurement.thinking import LOOK, FirstThoughts
+from posgap.mitigations.mitigation import Settings
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.mitigations.search.budget import FILLED, Clock, fit_examples
+from posgap.mitigations.search.compared_model import BASE, ComparedModel
+from posgap.mitigations.search.report import MitigationOutcome, format_figures
+from posgap.mitigations.search.splits import MIN_EXAMPLES, Splits
+from posgap.models.factors import config_factors
+from posgap.options.mitigate import MitigateConfig
+from posgap.options.sweep import SweepConfig
+from posgap.storage.lineage import training_examples
+from posgap.tasks.content import content_keys
+from posgap.tasks.reading import write_examples
+
+log = logging.getLogger(__name__)
+# What has no effect on answers: how many are asked for, and what of endpoints `cache_key_fields` leaves out.
+_WITHOUT_EFFECT = {"budget", "methods", *(MitigateConfig.parameters().keys() - {*MitigateConfig.cache_key_fields()})}
+_OWN = {"out", "force", "examples", "limit", "label"}  # fields of a sweep that are not those of the comparison
+
+
+class Trial(Record):
+    """Settings of a mitigation, or the model as it is, and their mean accuracy in points on the selection half."""
+
+    name: str
+    settings: dict
+    mean: float
+    seconds: float
+
+
+class _State(Record):
+    """What is kept beside the answers: the time spent, when each trial began, the trials that are over, of each half
+    the number of examples for which there is time, and what an endpoint says of itself."""
+
+    identity: str
+    seconds: float = 0.0
+    began: dict[str, float] = Field({})
+    trials: dict[str, Trial] = Field({})
+    sizes: dict[str, int] = Field({})
+    served: EndpointIdentity = EndpointIdentity()
+
+
+class Comparison:
+    """The comparison of a model's mitigations within the time of a clock. `splits` are the examples for which there is
+    time."""
+
+    def __init__(self, model: ComparedModel, splits: Splits, clock: Clock, model_digest: str):
+        self.model, self.all, self.splits, self.clock, self.model_digest = model, splits, splits, clock, model_digest
+        self.folder = work_folder(model.config.out)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for half, examples in splits._asdict().items():
+            write_examples(self._half_file(half), examples)
+        self._state_file = self.folder / "tried.json"
+        total = len(splits.selection) * len(model.trial_placements)
+        self._first_answers = FirstAnswers(model.builder, total, model.config.metric)
+        self.state = _State(identity=self._identify())
+        self._resume()
+
+    def try_base(self, until: float) -> Trial:
+        """Tries the model as it is, on as many of the selection's examples as it reaches before `until`; the others are
+        left out."""
+        if self.has_tried(BASE):
+            return self.try_settings(BASE)
+        size, asked = self.state.sizes.get("selection", MIN_EXAMPLES), 0
+        began = self.state.began.setdefault(_trial_key(BASE, None), self.clock.seconds_spent)
+        while asked < size:
+            self._take("selection", size)
+            sweep_run, _ = self._answer_half("selection", BASE, None)
+            spent, asked = self.clock.seconds_spent, size
+            size = fit_examples(asked, len(self.all.selection), (spent - began) / asked, until - spent)
+        if asked < len(self.all.selection):
+            log.warning(
+                "settings are chosen by %d examples: the budget allows no more of the %d, and the rest is measured on",
+                *(asked, len(self.all.selection)),
+            )
+        return self._note(BASE, None, sweep_run)
+
+    def try_settings(self, name: str, settings: Settings | None = None) -> Trial:
+        """Returns the trial of a mitigation's settings, or of the model as it is, on the selection's examples."""
+        key = _trial_key(name, settings)
+        if key not in self.state.trials:
+            self.state.began.setdefault(key, self.clock.seconds_spent)
+            sweep_run, _ = self._answer_half("selection", name, settings)
+            self._note(name, settings, sweep_run)
+        return self.state.trials[key]
+
+    def _note(self, name: str, settings: Settings | None, sweep_run: SweepRun) -> Trial:
+        """Returns the trial that a sweep of the selection's examples is, and keeps it."""
+        key, scores = _trial_key(name, settings), [row["correct"] for row in sweep_run.predictions]
+        seconds = self.clock.seconds_spent - self.state.began[key]
+        trial = Trial(name=name, settings=_dump_settings(settings), mean=100 * float(np.mean(scores)), seconds=seconds)
+        self.state.trials[key] = trial
+        self.save_state()
+        return trial
+
+    def has_tried(self, name: str, settings: Settings | None = None) -> bool:
+        """Returns whether these settings of a mitigation, or without any given, some of its settings, were tried."""
+        if settings:
+            return _trial_key(name, settings) in self.state.trials
+        return any(trial.name == name for trial in self.state.trials.values())
+
+    def seconds_to_sweep(self, name: str, settings: Settings | None = None) -> float:
+        """Returns the seconds that the sweep of a held-out example will take, by what the trial took."""
+        each = self.try_settings(name, settings).seconds / len(self.splits.selection)
+        return each * self.model.sweeps_per_trial
+
+    def fit_held_out(self, finalists: Sequence[MitigationOutcome]) -> None:
+        """Leaves the held-out examples out for which there is no time to ask the model as it is, and all finalists."""
+        if "held_out" in self.state.sizes:
+            return
+        self._hold_out_the_rest()
+        n, left = len(self.all.held_out), FILLED * self.clock.seconds_left
+        each = self.seconds_to_sweep(BASE) + sum(
+            self.seconds_to_sweep(one.name, one.parsed_settings) for one in finalists
+        )
+        size = min(n, max(MIN_EXAMPLES, int(left / each))) if each else n
+        self._take("held_out", size)
+        if size < n:
+            log.warning(
+                "%d of %d held-out examples are measured: all would take about %.0f s, and %.0f s are left; give a "
+                "longer --budget for more",
+                *(size, n, each * n, self.clock.seconds_left),
+            )
+
+    def sweep_held_out(self, name: str, settings: Settings | None, out: Path) -> Evidence:
+        """Sweeps the held-out examples under a mitigation, or with the model as it is, into the folder `out`."""
+        sweep_run, factors = self._answer_half("held_out", name, settings)
+        sweep, predictions = sweep_run.summarize(name, factors), sweep_run.predictions
+        out.mkdir(parents=True)
+        seen = set(content_keys(self.splits.selection)) if settings else set()
+        explored = pack_sweep(sweep, predictions, sweep_run.examples)
+        write_sweep(sweep, predictions, training_examples(sweep_run.config.model) | seen, out, explored)
+        log.info("%s, held-out examples: %s", name, format_figures(sweep))
+        return Evidence(out, sweep, predictions)
+
+    def save_state(self) -> None:
+        """Writes down what was tried, and the time spent."""
+        state = self.state.model_copy(update={"seconds": self.clock.seconds_spent})
+        write_json(self._state_file, state.model_dump(mode="json"))
+
+    def _identify(self) -> str:
+        """Returns a digest of all that decides the answers."""
+        config, builder = self.model.config, self.model.builder
+        settings = {name: value for name, value in config.parameter_values().items() if name not in _WITHOUT_EFFECT}
+        asked = [config.metric or builder.task.metric, [at.name for at in self.model.trial_placements]]
+        return digest_of([settings, self.model_digest, builder.digest(), *asked, *map(content_keys, self.all)])
+
+    def _resume(self) -> None:
+        if not self._state_file.exists():
+            return
+        state = read_model(_State, self._state_file, self._state_file.name)
+        if state.identity == self.state.identity:
+            self.state = state
+            self.clock.add_earlier(state.seconds)
+            for half, size in state.sizes.items():
+                if half == "held_out":
+                    self._hold_out_the_rest()
+                self._take(half, size)
+
+    def _half_file(self, half: str) -> Path:
+        return self.folder / f"{half}.jsonl"
+
+    def _hold_out_the_rest(self) -> None:
+        """Adds to the held-out examples those that the choice of settings had no time for."""
+        rest = self.all.selection[len(self.splits.selection) :]
+        self.all = self.all._replace(held_out=[*self.all.held_out, *rest])
+        write_examples(self._half_file("held_out"), self.all.held_out)
+
+    def _take(self, half: str, size: int) -> None:
+        """Takes the first examples of a half, and leaves the others out."""
+        self.state.sizes[half] = size
+        self.splits = self.splits._replace(**{half: getattr(self.all, half)[:size]})
+        self.save_state()
+
+    def _answer_half(self, half: str, name: str, settings: Settings | None) -> tuple[SweepRun, Sequence | None]:
+        """Sweeps a half of the examples under a mitigation, or with the model as it is. Returns that, and the RoPE
+        factors that are then in force."""
+        config, model, examples = self._sweep_config(half, name, settings), self.model, getattr(self.splits, half)
+        placements = model.trial_placements if half == "selection" else model.placements
+        model_digest = self._model_digest(name, settings)
+        sweep_run = SweepRun(config, model.builder, examples, placements, model_digest)
+        # Where nobody has decided on a model's thoughts, its first answers must not end within them.
+        are_first = half == "selection" and name == BASE and len(examples) * len(placements) >= LOOK
+        must_end = are_first and not FirstThoughts.for_config(config, LOOK).is_over
+        try:
+            with model.with_mitigation(name, settings) as generator:
+                sweep_run.run(lambda: generator, "raise" if must_end else "go on", self._first_answers)
+                factors = config_factors(model.in_memory.config) if model.in_memory else None
+        finally:
+            self.save_state()
+        if sweep_run.served:
+            self._require_same(sweep_run.served)
+            self._require_answers(name, half, sweep_run)
+        return sweep_run, factors
+
+    def _sweep_config(self, half: str, name: str, settings: Settings | None) -> SweepConfig:
+        """Returns the config of a sweep of a half of the examples, whose answers are kept in a folder of its own."""
+        config, shared = self.model.config, MitigateConfig.model_fields.keys() & SweepConfig.model_fields.keys()
+        changes: dict[str, Any] = {field: getattr(config, field) for field in shared - _OWN}
+        if self.model.as_retrieved and half == "held_out":
+            changes["baselines"] = [self.model.as_retrieved.name]
+        if settings and not MITIGATIONS[name].of_model:
+            changes |= {"mitigation": name, "mitigation_settings": _dump_settings(settings)}
+        out = self.folder / half / name
+        return SweepConfig(**changes, examples=self._half_file(half), label=name, out=out)
+
+    def _model_digest(self, name: str, settings: Settings | None) -> str:
+        """Returns the digest of the model, which under a mitigation of models is another than the one in the folder."""
+        if settings and MITIGATIONS[name].of_model:
+            return digest_of([self.model_digest, name, _dump_settings(settings)])
+        return self.model_digest
+
+    def _require_answers(self, name: str, half: str, sweep_run: SweepRun) -> None:
+        """Raises `PosgapError` where an endpoint left more unanswered at a placement than may be: as wrong answers they
+        would count for or against a mitigation."""
+        most = self.model.config.max_unanswered  # type: ignore[attr-defined]  # a registered rule's parameter
+        unanswered = Counter(str(row["placement"]) for row in sweep_run.predictions if "outcome" in row)
+        n, worst = len(getattr(self.splits, half)), max(unanswered.values(), default=0)
+        if 100 * worst > most * n:
+            raise PosgapError(
+                f"{self.model.config.model}: {name}: {worst} of {n} questions at a placement are not answered, most "
+                f"often: {sweep_run.most_frequent_reason}; no more than {most:g} % may be (--max-unanswered). What was "
+                f"answered is kept: {RESUMES}"
+            )
+
+    def _require_same(self, now: EndpointIdentity) -> None:
+        """Raises `EndpointChanged` where an endpoint says that it is another than it said before."""
+        config, before = self.model.config, self.state.served
+        for name in MUST_STAY[config.identity]:  # type: ignore[attr-defined]  # a registered backend's parameter
+            others = set(now.values_of(name)).difference(before.values_of(name))
+            if before.values_of(name) and others:
+                raise EndpointChanged(
+                    f"{config.model}: is no longer what it was: its {name} was {before.values_of(name)[-1]}, and is "
+                    f"{min(others)} now",
+                    "model" if name == "fingerprint" else "any",
+                )
+        self.state = self.state.model_copy(update={"served": now})
+
+
+def _trial_key(name: str, settings: Settings | None) -> str:
+    return f"{name} {json.dumps(_dump_settings(settings), sort_keys=True)}"
+
+
+def _dump_settings(settings: Settings | None) -> dict:
+    return settings.model_dump(mode="json") if settings else {}

@@ -1,0 +1,328 @@
+"""The file `mitigate.json`: what came of every mitigation, and what to take for which purpose."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+
+from pydantic import Field
+
+from posgap.foundation.files import Record, read_model
+from posgap.foundation.locations import with_uris
+from posgap.foundation.printing import format_count
+from posgap.measurement.comparison import Difference
+from posgap.measurement.sweeps import Sweep
+from posgap.mitigations.mitigation import Mitigation, Settings
+from posgap.mitigations.registry import MITIGATIONS, PROMPT_MITIGATIONS
+from posgap.options.mitigate import MitigateConfig
+
+MITIGATE_FILE, MITIGATE_PAGE = "mitigate.json", "mitigate.html"
+
+
+class Cost(Record):
+    """What an answer takes with a mitigation as a multiple of what it takes without: `prefill` until the first token,
+    and `decode` for each further one, of all the prompts that the answer takes, medians of measurements side by side;
+    `answer` for a prompt and a few tokens together. `memory` at its peak, on a GPU alone."""
+
+    prefill: float
+    decode: float
+    answer: float
+    memory: float | None = None
+
+
+class RetrievedGain(Record):
+    """A mitigation of the held-out questions in the retriever's order, against that order without it: accuracy, and
+    what it gains, in points, paired; and how many questions it `won` and `lost`."""
+
+    accuracy: float
+    gain: float
+    gain_ci95: tuple[float, float]
+    won: int
+    lost: int
+
+
+class Measurement(Record):
+    """A mitigation on the held-out examples: the difference to the model as it is, whose intervals hold for all that
+    were measured together, also as retrieved, where there is a retriever's order; what an answer costs, None of a model
+    elsewhere, and prompt tokens an answer, as a multiple; None where nobody counted. An answer takes so many `calls`,
+    of which each is a prompt."""
+
+    difference: Difference
+    over_retrieved: RetrievedGain | None = None
+    mean: float
+    gap: float
+    gap_ci95: tuple[float, float]
+    cost: Cost | None
+    tokens: float | None
+    calls: int = 1
+
+    @property
+    def relative_cost(self) -> float:
+        """The cost of an answer, as a multiple: time, or of a model elsewhere tokens, or calls where nobody counted."""
+        return self.cost.answer if self.cost else self.tokens or self.calls
+
+    @property
+    def price(self) -> str:
+        """The cost of an answer, in words."""
+        calls = "one call, as before" if self.calls == 1 else f"{self.calls} calls in place of one"
+        more = ""
+        if self.cost:
+            more = f", {self.cost.answer:.2f} times the time"
+        elif self.tokens:
+            more = f", {self.tokens:.2f} times the tokens"
+        return f"{calls}{more}"
+
+    @property
+    def gain(self) -> float:
+        """The gain in points: as retrieved, or where there is no such order in the mean over positions."""
+        return self.over_retrieved.gain if self.over_retrieved else self.difference.mean
+
+    @property
+    def gain_ci95(self) -> tuple[float, float]:
+        """The interval of `gain`."""
+        return self.over_retrieved.gain_ci95 if self.over_retrieved else self.difference.mean_ci95
+
+
+class MitigationOutcome(Record):
+    """A mitigation by its name and the settings that did best. Gains are in mean accuracy over the model as it is, in
+    points: on the examples on which its settings were tried (`selection_gain`, the best of `tried`, so too high), and
+    in `measured` on held-out examples. `reason` says why it was not tried or not measured; empty where it was.
+    `order_free` says that the order of documents makes no difference, so that its gap of 0 is no gain. To have it,
+    there is a `usage_command`, or `usage_code` for the application that asks."""
+
+    name: str
+    level: str
+    source: str
+    cost: str
+    order_free: bool = False
+    served_by: list[str]
+    settings: dict = Field({})
+    tried: int = 0
+    selection_gain: float | None = None
+    measured: Measurement | None = None
+    reason: str = ""
+    command: str = ""
+    code: str = ""
+
+    @property
+    def parsed_settings(self) -> Settings:
+        """The settings, as the mitigation takes them."""
+        return MITIGATIONS[self.name].settings(**self.settings)
+
+    @property
+    def helps(self) -> bool:
+        """Whether it is for certain better on the held-out examples: in what it gains, or, without a retriever's order,
+        in its gap with a mean that is not for certain lower."""
+        if not self.measured:
+            return False
+        return self.measured.gain_ci95[0] > 0 or (self.narrows and not self.measured.over_retrieved)
+
+    @property
+    def may_help(self) -> bool:
+        """Whether it gained at least a point on the held-out examples, and these are too few to say so for certain."""
+        if not self.measured or self.helps:
+            return False
+        return self.measured.gain >= 1 and self.measured.gain_ci95[0] <= 0
+
+    @property
+    def narrows(self) -> bool:
+        """Whether its gap on the held-out examples is for certain smaller, and not by construction, and its mean not
+        for certain lower."""
+        if not self.measured or self.order_free:
+            return False
+        d = self.measured.difference
+        return d.gap_ci95[1] < 0 and d.mean_ci95[1] >= 0
+
+    @property
+    def gains(self) -> str:
+        """Its gain and its cost in words; only of one that was measured."""
+        m = self.measured
+        assert m
+        gain = f"{m.gain:+.1f} points ({m.gain_ci95[0]:+.1f} to {m.gain_ci95[1]:+.1f})"
+        if m.over_retrieved:
+            won, lost = format_count(m.over_retrieved.won, "question"), m.over_retrieved.lost
+            gain += f" over as retrieved, {won} won and {lost} lost"
+        else:
+            d = m.difference
+            gap = f"{d.gap:+.1f} ({d.gap_ci95[0]:+.1f} to {d.gap_ci95[1]:+.1f})"
+            gain = f"mean {gain}, gap {'0 by construction' if self.order_free else gap}"
+        return f"{gain}; an answer takes {m.price}"
+
+    @property
+    def label(self) -> str:
+        """Its name as pages have it, which says of a baseline that it is one."""
+        return f"{self.name} (a baseline)" if self.source.startswith("a baseline") else self.name
+
+    @property
+    def verdict_in_words(self) -> str:
+        """The verdict of its intervals, in words: of the positions, where these and not a retriever's order are
+        asked."""
+        assert self.measured
+        by_position = not (self.order_free or self.measured.over_retrieved)
+        return self.measured.difference.verdict if by_position else f"{self.name}: {self.gains}."
+
+
+class MisplacedQuestion(Record):
+    """A question that is answered wrongly as retrieved, and rightly with its relevant passages elsewhere: `right_at`
+    these positions. Its relevant passages stand at `ranks` as retrieved."""
+
+    id: str
+    question: str
+    ranks: list[int]
+    right_at: list[str]
+    response: str
+
+
+class RetrievedOrder(Record):
+    """The model as it is in the retriever's order, on the held-out questions: its accuracy, and how much higher it is
+    with the relevant passages at the best position, in points; None of one position. `moved` are the questions that
+    position costs, those first that are right at most positions."""
+
+    accuracy: float
+    ci95: tuple[float, float]
+    best_over: float | None
+    best_over_ci95: tuple[float, float] | None
+    moved: list[MisplacedQuestion]
+
+    @property
+    def cost(self) -> str:
+        """What position costs, in words: the points that the relevant passages at the best position would add."""
+        if self.best_over is None or self.best_over_ci95 is None:
+            return f"As retrieved the model answers {self.accuracy:.1f} % ({self.ci95[0]:.1f} to {self.ci95[1]:.1f})"
+        low, high = self.best_over_ci95
+        points = f"{self.best_over:.1f} points ({low:.1f} to {high:.1f})"
+        return f"Position costs {points}" if low > 0 else f"Whether position costs anything cannot be told: {points}"
+
+    def sentences(self, examples: int) -> list[str]:
+        """How many of so many questions are right, and how many position costs."""
+        right = f"{self.accuracy:.1f} % of {examples} questions ({self.ci95[0]:.1f} to {self.ci95[1]:.1f})"
+        said = [f"As retrieved the model answers {right}."]
+        if self.moved:
+            are_wrong = "question is" if len(self.moved) == 1 else "questions are"
+            said.append(f"{len(self.moved)} {are_wrong} wrong as retrieved and right at another position.")
+        return said
+
+
+class MitigateResult(Record):
+    """The whole comparison. `examples` are the sizes of the halves, `chosen_by` the contents of those by which settings
+    were chosen: on them the model is not to be measured with a mitigation. `seconds` of the budget were spent. The
+    backend that asked the model `elsewhere`; empty for a model in memory. `choice` is the mitigation to take: of those
+    that are better for certain the one that gains most; empty where there is none."""
+
+    model: str
+    model_digest: str
+    task: str
+    n_docs: int
+    elsewhere: str = ""
+    budget: str
+    seconds: float
+    examples: dict[str, int]
+    chosen_by: list[str]
+    base_mean: float
+    base_gap: float
+    base_gap_ci95: tuple[float, float]
+    retrieved: RetrievedOrder | None = None
+    found: list[MitigationOutcome]
+    choice: str = ""
+
+    @property
+    def measured_outcomes(self) -> list[MitigationOutcome]:
+        """Those that were measured on the held-out examples, the best on the selection first."""
+        return [each for each in self.found if each.measured]
+
+    @property
+    def helpful_outcomes(self) -> list[MitigationOutcome]:
+        """Those that are better for certain, what gains most first."""
+        return rank_helpful(self.found)
+
+    @property
+    def title(self) -> str:
+        """The heading of the page."""
+        return f"Mitigations of {Path(self.model).name}: task {self.task}, n = {self.examples['held_out']:,}"
+
+    @property
+    def reference(self) -> str:
+        """The thing that gains are over, in words."""
+        return "as retrieved" if self.retrieved else "the model as it is"
+
+    @property
+    def headline(self) -> str:
+        """What position costs and what to do about it, in a sentence."""
+        low, high = self.base_gap_ci95
+        gap = f"The gap is {self.base_gap:.1f} points ({low:.1f} to {high:.1f})"
+        return f"{self.retrieved.cost if self.retrieved else gap}, and {self.advice}."
+
+    @property
+    def advice(self) -> str:
+        """What to do: take what helps most; ask more questions where a gain may be there; else leave the model as it
+        is."""
+        if self.helpful_outcomes:
+            best = self.helpful_outcomes[0]
+            return f"{best.name} helps: {best.gains}"
+        open_ones = [each for each in self.measured_outcomes if each.may_help]
+        if not open_ones:
+            names = ", ".join(each.name for each in self.measured_outcomes)
+            return f"nothing that was measured helps for certain ({names}): leave it as it is"
+        best = max(open_ones, key=lambda each: each.measured.gain if each.measured else 0.0)
+        assert best.measured
+        gain, (low, high) = best.measured.gain, best.measured.gain_ci95
+        # An interval narrows with the root of the number, and settings are chosen on as many others again.
+        needed = 10 * ceil(sum(self.examples.values()) * ((gain - low) / gain) ** 2 / 10)
+        return (
+            f"{self.examples['held_out']} questions are too few to tell whether {best.name} helps: it gained "
+            f"{gain:+.1f} points ({low:+.1f} to {high:+.1f}), and about {needed:,} questions in all would tell"
+        )
+
+
+def rank_helpful(found: Sequence[MitigationOutcome]) -> list[MitigationOutcome]:
+    """Returns those that are better for certain, what gains most first, of equals what costs least."""
+
+    def order(each: MitigationOutcome) -> tuple[float, float]:
+        assert each.measured
+        return -round(each.measured.gain, 6), each.measured.relative_cost
+
+    return sorted((each for each in found if each.helps), key=order)
+
+
+def read_mitigate(path: Path) -> MitigateResult:
+    """Reads a comparison of mitigations from the folder `mitigate` wrote, or from its `mitigate.json`."""
+    return read_model(MitigateResult, path, MITIGATE_FILE)
+
+
+def blank_outcome(mitigation: Mitigation) -> MitigationOutcome:
+    """A mitigation of which nothing is known yet but what it says of itself."""
+    return MitigationOutcome(
+        name=mitigation.name,
+        level=mitigation.level,
+        source=mitigation.source,
+        cost=mitigation.cost,
+        order_free=mitigation.order_free,
+        served_by=list(mitigation.served_by),
+    )
+
+
+def usage_command(found: MitigationOutcome, config: MitigateConfig) -> str:
+    """The command that makes a mitigation's use possible, where there is one: it writes a model folder that has it, or
+    where only posgap can ask so, sweeps the model by it."""
+    name, model = found.name, with_uris(config.model)
+    if MITIGATIONS[name].of_model:
+        parts = ["posgap", "apply", "--model", model, "--found", str(config.out), "--mitigation", name]
+        return shlex.join([*parts, "--out", f"model-{name}"])
+    if usage_code(found):
+        return ""
+    parts = ["posgap", "sweep", "--model", model, "--task", config.task, "--n-docs", str(config.n_docs)]
+    parts += ["--mitigation", name, "--mitigation-settings", json.dumps(found.settings)]
+    return shlex.join([*parts, "--examples", with_uris(str(config.examples)), "--out", f"sweep-{name}"])
+
+
+def usage_code(found: MitigationOutcome) -> str:
+    """Returns what an application does in plain Python; empty where it cannot."""
+    if MITIGATIONS[found.name].of_model:
+        return ""
+    return PROMPT_MITIGATIONS[found.name].write_code(found.parsed_settings)
+
+
+def format_figures(sweep: Sweep) -> str:
+    """A sweep's figures in a line."""
+    return f"mean {sweep.mean:.1f}, gap {sweep.gap:.1f} ({sweep.gap_ci95[0]:.1f} to {sweep.gap_ci95[1]:.1f})"

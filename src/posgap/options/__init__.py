@@ -1,0 +1,1 @@
+"""What can be typed: one file a verb, and what several share."""

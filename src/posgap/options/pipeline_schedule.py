@@ -1,0 +1,39 @@
+"""Options of `pipeline schedule`."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from posgap.foundation.fields import (
+    NO_OPTION,
+    POSITIONAL,
+)
+from posgap.options.pipelines import PipelineOnCluster
+from posgap.options.verb import Verb
+
+
+class ScheduleConfig(PipelineOnCluster):
+    """Runs the pipeline on a cron schedule, without overlapping runs and without catching up on missed ones; without
+    --cron, lists the experiment's schedules with their states, times and next runs, or pauses, resumes or deletes one.
+
+    If the same schedule exists already, nothing is changed; if a different one of that name exists, it is replaced.
+    """
+
+    name: Annotated[str, POSITIONAL] = Field("", description="name of the schedule within the experiment")
+    smoke: Annotated[bool, NO_OPTION] = Field(False, description="never: the tiny model is run once")
+    cron: str = Field(
+        "",
+        description="times of the runs: minute hour day month weekday, or six fields with seconds first; makes the "
+        "schedule, or replaces it",
+    )
+    timezone: str = Field(
+        "UTC", description="time zone in which the cluster reads --cron: cronScheduleTimezone in KFP's configuration"
+    )
+    action: Literal["", "pause", "resume", "delete"] = Field(
+        "",
+        description="pause: it starts no more runs, and one that has started goes on; resume: it starts runs again; "
+        "delete: removes it, or only pauses it and says so, if one of its runs is still running",
+    )
+
+
+VERB = Verb(ScheduleConfig, 'weekly --cron "0 6 * * mon"')

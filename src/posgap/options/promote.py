@@ -1,0 +1,57 @@
+"""Options of `promote`."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from posgap.foundation.fields import (
+    NO_OPTION,
+    InputPath,
+    ModelPath,
+    OptionalInputPath,
+    RegisteredName,
+    WorkPath,
+)
+from posgap.options.base import StageConfig
+from posgap.options.verb import Kind, Verb
+
+
+class PromoteConfig(StageConfig):
+    """Registers a model that passed the gate and makes it the champion."""
+
+    model: ModelPath = Field(description="Hugging Face folder of the candidate")
+    gate: InputPath = Field(description="folder from `gate`")
+    sweep: InputPath = Field(description="sweep of the candidate")
+    examples: OptionalInputPath = Field(
+        None,
+        description="examples that were swept, from which every response is scored again and some are asked again; "
+        "empty: those that the sweep names",
+    )
+    name: RegisteredName = Field("posgap", description="name of the registered model in MLflow")
+    approval: bool = Field(
+        False,
+        description="let it wait, as alias challenger, until `posgap approve` makes it the champion, even if no policy "
+        "asks for that",
+    )
+    gate_again: WorkPath = Field(
+        None,
+        description="folder for a new verdict, by the same policy, where the champion has changed since `gate`; empty: "
+        "the model is refused then",
+    )
+    despite_rollback: str = Field(
+        "",
+        pattern=r"^[^\r\n]{0,300}$",
+        description="why this model may be the champion although it was rolled back before, in one line; empty: it may "
+        "not",
+    )
+    recipe: Annotated[str, NO_OPTION] = Field(
+        "", description="digest of how the model was made, from `preflight`; empty: is not recorded"
+    )
+
+
+VERB = Verb(
+    PromoteConfig,
+    "--model run/candidate --sweep run/after --gate run/gate --name my-model --out run/promotion",
+    results=("promotion.json",),
+    kind=Kind.STAGE_WITH_CHECKS,
+)

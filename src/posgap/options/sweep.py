@@ -1,0 +1,162 @@
+"""Options of `sweep`."""
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from posgap.foundation.errors import first_fault
+from posgap.foundation.fields import (
+    MODEL,
+    RARE,
+    ModelName,
+    OptionalInputPath,
+    Values,
+)
+from posgap.foundation.locations import Location
+from posgap.foundation.registry import Parameters
+from posgap.generation.backends import BACKENDS, BackendConfig
+from posgap.measurement.max_unanswered import MaxUnanswered
+from posgap.mitigations.registry import PROMPT_MITIGATIONS, PromptMitigationName
+from posgap.options.verb import Kind, Verb
+from posgap.tasks.fields import BaselineNames, Depths, Lengths, Placements, Shard
+from posgap.tasks.task import BASELINES
+
+SWEPT_MODEL = f"{MODEL}; of an endpoint its address, with #NAME if it serves several, or the name with --base-url"
+
+
+class SweepScope(Parameters):
+    """Which part of a sweep is done, and under what name."""
+
+    positions: Placements = Field(
+        [], description="placements like 1,5,10, or 1+2,19+20 for two documents; empty: all, or pairs of all categories"
+    )
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
+    label: str = Field("", description="name in plots and tables; empty: the method that made the model, or its name")
+
+
+class Mitigating(Parameters):
+    """By which mitigation of prompts a model is asked."""
+
+    mitigation: PromptMitigationName = Field(
+        "",
+        description="mitigation of prompts, by which every example is asked; a position is where the gold document "
+        f"stands before the mitigation; {PROMPT_MITIGATIONS.help_text()}; empty: none",
+    )
+    mitigation_settings: Annotated[Values, RARE] = Field(
+        {}, description='with `mitigation`, its settings as JSON, like {"orders": 5}; empty: its own'
+    )
+
+
+class SweepConfig(
+    Mitigating,
+    SweepScope,
+    MaxUnanswered,
+    *BACKENDS.bases(),  # type: ignore[misc]
+    BackendConfig,
+):
+    """Measures accuracy with the gold documents at every position, and the gap between the best and the worst.
+
+    `posgap plan sweep` says how many examples it takes.
+    """
+
+    examples_for: ClassVar[str] = "evaluation"
+
+    model: ModelName = Field(description=SWEPT_MODEL)
+    samples: Annotated[int, RARE] = Field(
+        1, ge=1, le=1000, description="responses to each prompt, whose mean score counts"
+    )
+    temperature: Annotated[float, RARE] = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
+    lengths: Lengths = Field(
+        [],
+        description="lengths of prompt and longest answer in tokens, like 1k,4k,32k, or of the model's context, like "
+        "25%,50%, to which prompts are filled with other documents; several make a map; empty: n_docs documents",
+    )
+    depths: Depths = Field(
+        "5",
+        description="with lengths, the shares of the other documents before the gold one: how many, spread evenly, or "
+        "percents like 0,25,50",
+    )
+    most_gap: Annotated[float, RARE] = Field(
+        10.0, ge=0, le=100, description="with lengths, gap in points up to which a length counts as effective"
+    )
+    shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
+    baselines: BaselineNames = Field(
+        [],
+        description="baselines, like closed-book,oracle: other ways in which every example is asked once more; "
+        f"{BASELINES.help_text()}; empty: as-retrieved for a retrieval log, else none",
+    )
+    estimate: bool = Field(False, description="only say how many prompts and tokens the sweep has")
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.samples > 1 and not self.temperature:
+            raise ValueError("greedy responses to a prompt are all the same: give a `temperature` for several samples")
+        if len(set(self.baselines)) < len(self.baselines):
+            raise ValueError("name each of the `baselines` once")
+        if self.lengths and self.positions:
+            raise ValueError("`positions` are of n_docs documents: with `lengths` give `depths`")
+        if len(self.lengths) > 1 and self.shard:
+            raise ValueError("`shard`: a part of several `lengths` is one of them: give each machine its own")
+        if self.lengths and self.mitigation:
+            raise ValueError(
+                "`mitigation`: asks in other orders, in which the gold document leaves its depth: give `n_docs` in "
+                "place of `lengths`"
+            )
+        if self.lengths and self.baselines:
+            raise ValueError("`baselines` are of n_docs documents: leave them out with `lengths`")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_mitigated(self) -> Self:
+        if not self.mitigation:
+            if self.mitigation_settings:
+                raise ValueError("`mitigation_settings`: are those of a `mitigation`, which is not given")
+            return self
+        mitigation = PROMPT_MITIGATIONS[self.mitigation]
+        try:
+            mitigation.settings(**self.mitigation_settings)
+        except ValidationError as error:
+            raise ValueError(f"`mitigation_settings` of {self.mitigation}: {first_fault(error)}") from None
+        return self
+
+    def parameter_values(self) -> dict[str, Any]:
+        """The plain parameters; those of a mitigation only where there is one, so that a sweep without any is the same
+        as before there were mitigations."""
+        known = super().parameter_values()
+        return known if self.mitigation else {n: v for n, v in known.items() if n not in Mitigating.model_fields}
+
+    @classmethod
+    def cache_key_fields(cls) -> list[str]:
+        """The names of the parameters that decide the figures; the bound of what goes unanswered only decides whether
+        there are any."""
+        return [name for name in super().cache_key_fields() if name != "max_unanswered"]
+
+
+class SweepVerbConfig(SweepConfig):
+    """Measures accuracy with the gold documents at every position, and the gap between the best and the worst.
+
+    With a model and nothing else it takes a first look: made examples at five positions, in about two minutes.
+    `posgap plan sweep` says how many examples figures take that one can rely on.
+    """
+
+    named_by = ("model", "task", "examples")
+
+    examples: OptionalInputPath = Field(  # type: ignore[assignment]  # the stage does not make its own
+        None,
+        description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`; empty: as many made ones as two "
+        "minutes allow",
+    )
+
+    def with_examples(self, file: Location, **chosen: object) -> SweepConfig:
+        """The options of the stage, on the examples of a file."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return SweepConfig(**given | chosen | {"examples": file})
+
+
+VERB = Verb(
+    SweepVerbConfig,
+    "--task kv --model Qwen/Qwen3-0.6B --examples kv.jsonl.gz --out run/base",
+    results=("sweep.json", "lengths.json"),
+    kind=Kind.STAGE_WITH_CHECKS,
+    stage_config=SweepConfig,
+)

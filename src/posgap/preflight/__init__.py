@@ -1,1 +1,0 @@
-"""Checks before a pipeline run: the form, and the prerequisites."""

@@ -1,0 +1,1 @@
+"""What verbs do: one file a verb, and the frame around stages."""

@@ -1,0 +1,147 @@
+"""apply: writes a model folder that loads with a mitigation in force."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import parse_as
+from posgap.foundation.locations import with_uris
+from posgap.foundation.printing import RESULT
+from posgap.mitigations.applied import APPLIED_FILE, MitigationRecord, write_mitigated_model
+from posgap.mitigations.in_force import apply_mitigation, load_model, model_mitigation
+from posgap.mitigations.lpes import LPES
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.mitigations.search.report import MITIGATE_FILE, MitigationOutcome, read_mitigate
+from posgap.models.factors import check_factors, is_altered, require_rope
+from posgap.models.loading import commit_on_hub, load_config, model_folder
+from posgap.options.apply import ApplyConfig
+from posgap.scaling.scaling_file import SCALING_FILE, Scaling, read_scaling, write_scaled_model
+from posgap.tracking.runs import Run
+from posgap.verbs.frame import stage
+
+log = logging.getLogger(__name__)
+MAX_APART = 0.02  # of the logits' norm
+
+
+class Chosen(NamedTuple):
+    """A mitigation with its settings, the model for which they were found, and the contents of the examples that chose
+    them; of a search of factors also its `scaling`."""
+
+    name: str
+    settings: dict
+    model: str
+    model_digest: str
+    chosen_by: list[str]
+    scaling: Scaling | None = None
+
+
+@stage
+def apply(config: ApplyConfig, out: Path, run: Run) -> None:
+    """Writes the model with a mitigation in `config.json`, `mitigation.json` (`scaling.json` of factors from `scale
+    search`), and a word in the model card. What transformers does not know closes the folder to all but posgap
+    (`posgap.models.closing`).
+
+    Raises `PosgapError` if the settings were found for another model, or the model cannot have the mitigation.
+    """
+    digest = config.digest("model") or commit_on_hub(config.model) or ""
+    chosen = Chosen(config.mitigation, config.mitigation_settings, config.model, digest, [])
+    if config.found:
+        chosen = _reader(config.found)(config.found, config)
+    name = chosen.name
+    if chosen.model_digest != digest:
+        raise PosgapError(
+            f"{config.found}: found for another model, {chosen.model} (the digests differ); search again for "
+            f"{config.model}"
+        )
+    mitigation = model_mitigation(name)
+    given = parse_as(mitigation.settings, chosen.settings, f"settings of {name}")
+    model = load_model(config.model)
+    apply_mitigation(model, name, given)  # which says why a model cannot have it
+    neutral = given == mitigation.neutral_settings(model.config)
+    applied = MitigationRecord(
+        name=name,
+        settings=given.model_dump(mode="json"),
+        model=with_uris(config.model),
+        model_digest=digest,
+        example_contents=chosen.chosen_by,
+    )
+    folder = model_folder(config.model, weights=True)
+    if chosen.scaling:
+        write_scaled_model(folder, chosen.scaling, out)
+    else:
+        write_mitigated_model(folder, mitigation, given, applied, out)
+    if not is_altered(load_config(str(out))):  # others load it too, and so it must be in there
+        _require_alike(model, load_model(str(out)))
+    run.artifact(out / (SCALING_FILE if chosen.scaling else APPLIED_FILE))
+    done = "nothing is scaled, since all factors are 1" if name == LPES.name else "these settings change nothing"
+    if neutral:
+        log.warning("%s: %s; what is written answers as %s does", name, done, config.model)
+    else:
+        log.log(RESULT, "%s applied with %s", name, applied.settings)
+
+
+def _reader(found: Path) -> Callable[[Path, ApplyConfig], Chosen]:
+    """Returns what reads a folder, by the file in it."""
+    for name, reader in _READERS.items():
+        if found.name == name or (found / name).is_file():
+            return reader
+    raise PosgapError(f"{found}: has no {' or '.join(_READERS)}; give a folder from `mitigate` or `scale search`")
+
+
+def _from_mitigate(found: Path, config: ApplyConfig) -> Chosen:
+    result = read_mitigate(found)
+    best = _best(result.found, config.mitigation, str(found), config.certain)
+    return Chosen(best.name, best.settings, result.model, result.model_digest, result.chosen_by)
+
+
+def _from_search(found: Path, config: ApplyConfig) -> Chosen:
+    scaling, text_config = read_scaling(found), load_config(config.model).get_text_config()
+    if config.mitigation not in ("", LPES.name):
+        raise PosgapError(f"{found}: has factors of {LPES.name}, and not {config.mitigation}; leave `mitigation` out")
+    require_rope(text_config, config.model)
+    check_factors(scaling.factors, text_config.num_hidden_layers, config.model)
+    settings = {"factors": scaling.factors}
+    return Chosen(LPES.name, settings, scaling.model, scaling.model_digest, scaling.example_contents, scaling)
+
+
+_READERS = {MITIGATE_FILE: _from_mitigate, SCALING_FILE: _from_search}
+
+
+@torch.inference_mode()
+def _require_alike(model: PreTrainedModel, written: PreTrainedModel) -> None:
+    """`PosgapError` unless a model in which the mitigation is in force and that of the folder written say the same of
+    some tokens, but for rounding."""
+    ids = torch.arange(3, 19)[None] % model.config.get_text_config().vocab_size
+    said, again = (each(input_ids=ids, use_cache=False).logits.double() for each in (model, written))
+    off = float((again - said).norm() / said.norm())
+    log.info("logits with the mitigation in force and of the folder that is written differ by %.1e of them", off)
+    if not off < MAX_APART:
+        raise PosgapError(
+            f"{model.name_or_path}: its files do not keep what the mitigation changes, so that it cannot be applied"
+        )
+
+
+def _best(found: list[MitigationOutcome], name: str, where: str, certain: bool) -> MitigationOutcome:
+    """The mitigation of that name, or the best that was measured and a model can have; if `certain`, of those that are
+    better than the model as it is for certain."""
+    if name:
+        named = [each for each in found if each.name == name and each.tried]
+        if not named:
+            raise PosgapError(f"{where}: {name} was not tried there; give another `mitigation`, or its settings")
+        return named[0]
+    of_models = [each for each in found if each.measured and MITIGATIONS[each.name].of_model]
+    if not of_models:
+        raise PosgapError(f"{where}: no mitigation that a model can have was measured; name the `mitigation` to apply")
+    if certain:
+        of_models = [each for each in of_models if each.helps]
+    if not of_models:
+        raise PosgapError(
+            f"{where}: no mitigation that a model can have is for certain better than the model as it is; "
+            "name the `mitigation` to apply, or take the best that was measured with --no-certain"
+        )
+    return max(of_models, key=lambda each: each.measured.difference.mean if each.measured else 0.0)

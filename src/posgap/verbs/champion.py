@@ -1,0 +1,190 @@
+"""`posgap champion`: a sweep of the registered champion, which candidates are compared with and which `watch` judges.
+
+It runs several stages: where the champion was not swept in the way that is asked for, it is swept now. Sweeps of
+champions are kept in the cache by what decides them.
+"""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import ValidationError
+
+from posgap import __version__
+from posgap.foundation.errors import PosgapError, first_fault
+from posgap.foundation.files import Record, atomic, delete_path, digest_of, digest_path, read_model, write_json
+from posgap.foundation.locations import MODELS, Location, cache_folder
+from posgap.gating.evidence import ANCHOR, FILES
+from posgap.generation.backends import BACKENDS
+from posgap.measurement.comparability import list_differences
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.page_examples import pack_folders
+from posgap.measurement.sweep_folder import write_readable
+from posgap.measurement.sweeps import SWEEP_FILE, Sweep, read_sweep
+from posgap.options.champion import ChampionConfig
+from posgap.options.sweep import SweepConfig
+from posgap.storage.cache import MANIFEST, fetch_location, lock_mark
+from posgap.storage.inputs import source
+from posgap.storage.lineage import examples_of
+from posgap.tracking import registry
+from posgap.tracking.runs import Run
+from posgap.tracking.sweeps import log_sweep
+from posgap.tracking.version_record import anchor_of, judged_sweep
+from posgap.verbs.frame import stage
+from posgap.verbs.sweep import sweep_model
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+log = logging.getLogger(__name__)
+CHAMPION_FILE = "champion.json"
+
+
+class _CachedSweepConfig(SweepConfig):
+    is_costly: ClassVar[bool] = False  # one in the cache is made again where other examples are at hand
+
+
+class SweptVersion(Record):
+    """What `champion.json` says: which version of a registered model was swept; null where there was no champion.
+
+    `promoted_mean_ci95` is the interval of its mean when it was promoted, where MLflow knows it.
+    """
+
+    name: str
+    version: str | None
+    promoted_mean_ci95: tuple[float, float] | None = None
+
+
+@stage
+def champion(config: ChampionConfig, out: Path, run: Run) -> None:
+    """Writes a sweep of the registered champion, and `champion.json`: its name and version.
+
+    It is asked as the sweep `like` was, else as when it was promoted. Where the registered model has no champion there
+    is no sweep, and the version is null. `PosgapError` where it cannot be swept, or nobody knows how it was asked.
+    """
+    version = registry.get_version(config.name, config.version) if config.version else registry.to_beat(config.name)
+    if version is None:
+        write_json(out / CHAMPION_FILE, SweptVersion(name=config.name, version=None).model_dump())
+        log.info("%s has no champion: nothing is swept", config.name)
+        run.artifact(out)
+        return
+    if config.like:
+        swept = sweep_like(version, config.like, config.examples)
+    else:
+        swept = _on_other_examples(version, config.examples)
+    shutil.copytree(fetch_location(swept), out, ignore=shutil.ignore_patterns(MANIFEST, ".*"), dirs_exist_ok=True)
+    promoted = _promoted_with(version)
+    before = read_sweep(promoted).mean_ci95 if promoted else None
+    judged = SweptVersion(name=config.name, version=str(version.version), promoted_mean_ci95=before)
+    write_json(out / CHAMPION_FILE, judged.model_dump())
+    figures = read_sweep(out)
+    # What was kept of a promoted sweep is what a verdict rests on, without its pages.
+    write_readable(figures, out, pack_folders([Evidence(out)]))
+    log_sweep(figures, run)
+    run.tags({"posgap.version": str(version.version)})
+    run.artifact(out)
+
+
+def says_there_is_none(folder: Location) -> bool:
+    """Whether a folder is from `champion`, and says that there was no champion to be swept."""
+    file = source(folder).local_file(CHAMPION_FILE)
+    return file is not None and read_model(SweptVersion, file, CHAMPION_FILE).version is None
+
+
+def sweep_like(version: "ModelVersion", like: Location, examples: Location | None = None) -> Location:
+    """A sweep of a registered version that was asked as another sweep: the one it was promoted with, or a new one.
+
+    Where the best champion up to that version is another one, its sweep lies in the folder, as `anchor`. `examples` are
+    those of the other sweep, where its manifest does not say where they are.
+    """
+    own = _sweep_one_like(version, like, examples)
+    best = anchor_of(version)
+    if best is None:
+        return own
+    log.info("the best champion so far is version %s: it is compared with, too", best.version)
+    anchor = fetch_location(_sweep_one_like(best, like, examples))
+    both = (
+        _folder(version)
+        / f"beside-{digest_of([digest_path(each / SWEEP_FILE) for each in (fetch_location(own), anchor)])[:16]}"
+    )
+    with lock_mark(_folder(version).name):
+        if not both.is_dir():
+            with atomic(both) as partial:
+                shutil.copytree(fetch_location(own), partial, ignore=shutil.ignore_patterns(MANIFEST, ".*"))
+                partial.joinpath(ANCHOR).mkdir()
+                for name in FILES:
+                    if (anchor / name).is_file():
+                        shutil.copyfile(anchor / name, partial / ANCHOR / name)
+    return both
+
+
+def _sweep_one_like(version: "ModelVersion", like: Location, examples: Location | None) -> Location:
+    asked, promoted = read_sweep(fetch_location(like)), _promoted_with(version)
+    if promoted and not list_differences(read_sweep(promoted), asked):
+        log.info("the champion's sweep is at hand: it was promoted with one that asked the same")
+        return promoted
+    examples = examples or examples_of(like)
+    if examples is None:
+        raise PosgapError(
+            f"{version.name} version {version.version}: was not swept on the candidate's examples, and {like} does not "
+            "say where these are; give them with --examples"
+        )
+    return _sweep_version(version, asked, examples, asked.examples_digest)
+
+
+def _on_other_examples(version: "ModelVersion", examples: Location) -> Location:
+    """A sweep of a registered version, asked as when it was promoted, but on these examples."""
+    promoted = _promoted_with(version)
+    if promoted is None:
+        raise PosgapError(
+            f"{version.name} version {version.version}: MLflow does not say how it was swept; give a sweep "
+            "that it is to be asked like, with --like"
+        )
+    return _sweep_version(version, read_sweep(promoted), examples, source(examples).digest())
+
+
+def swept_champions() -> Path:
+    """Where what is known of registered versions lies on this machine."""
+    return cache_folder().absolute() / "champions"
+
+
+def _folder(version: "ModelVersion") -> Path:
+    """Where what is known of a version lies on this machine."""
+    return swept_champions() / digest_of(registry.identity(version))[:16]
+
+
+def _promoted_with(version: "ModelVersion") -> Path | None:
+    """The sweep with which a version was promoted, as MLflow keeps it; None where it is not there, or was changed."""
+    folder, run = _folder(version), version.tags.get(registry.PROMOTION_RUN, "")
+    kept = folder / f"sweep-{digest_of(run)[:16]}"
+    with lock_mark(folder.name):
+        for _ in range(2):  # what is there may be of a download that broke off
+            there = judged_sweep(version, kept)
+            if there:
+                return there
+            delete_path(kept)
+    log.warning("%s version %s: MLflow has not the sweep that it was promoted with", version.name, version.version)
+    return None
+
+
+def _sweep_version(version: "ModelVersion", like: Sweep, examples: Location, content: str) -> Location:
+    """A sweep of a registered version with the settings of another, on examples that have this content."""
+    where = f"{version.name} version {version.version}"
+    settings = like.settings | {"shard": "", "label": "champion"}
+    if not BACKENDS[settings.get("backend", SweepConfig.default("backend"))].local:
+        raise PosgapError(
+            f"{where}: the candidate was swept at an endpoint, where the champion is not; sweep the champion there in "
+            "the same way, and give its folder as --champion"
+        )
+    log.info("the champion is swept on %s", examples)
+    folder = _folder(version)
+    out = folder / digest_of([__version__, settings, content])[:16]
+    try:
+        named = {"model": f"{MODELS}{version.name}/{version.version}", "examples": examples, "out": out}
+        asked = _CachedSweepConfig(**settings | named)
+    except ValidationError as error:
+        raise PosgapError(f"{where}: settings of {like.label}: {first_fault(error)}; sweep that again") from None
+    # Candidates that are judged side by side need the champion's sweep once.
+    with lock_mark(folder.name):
+        return sweep_model(asked)

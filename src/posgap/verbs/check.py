@@ -1,0 +1,125 @@
+"""`posgap check`: a model or an endpoint is swept and judged in one command, without a base to compare with.
+
+It runs the stage `sweep`, whose output is not made again where it is complete, and applies those rules of the gate that
+need no reference.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from posgap.data.made import made_examples
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import delete_path, work_folder, write_json
+from posgap.foundation.locations import below, page_address
+from posgap.foundation.printing import colour_word, show
+from posgap.foundation.redaction import redact
+from posgap.gating.decision_page import decision_page, explored_roles
+from posgap.gating.demands import Policy
+from posgap.gating.looks import attempt_number, record_attempt
+from posgap.gating.policy import policy_of
+from posgap.gating.verdict import Verdict, against, judge, log_verdict
+from posgap.generation.backends import BACKENDS
+from posgap.measurement.report import save_page
+from posgap.measurement.rescoring import swept_examples
+from posgap.measurement.sweeps import Sweep, read_sweep
+from posgap.measurement.text_curve import sweep_text
+from posgap.options.check import CheckConfig
+from posgap.options.sweep import SweepConfig
+from posgap.storage.cache import fetch_location
+from posgap.storage.folders import local_copy, publish_file
+from posgap.storage.outputs import RunFolder
+from posgap.tasks.reading import write_examples
+from posgap.tasks.registry import TASKS
+from posgap.tracking.runs import PARENT_VARIABLE, start_run
+from posgap.verbs.sweep import sweep_model
+
+CHECK_FILE, PAGE_FILE, MADE_FILE = "check.json", "check.html", "examples.jsonl"
+
+
+def check(config: CheckConfig) -> Verdict:
+    """Writes a sweep and its verdict, `check.json` and `check.html`, into `config.out`.
+
+    Prints the curve and the verdict. Raises `GateRefusal` where the model breaks a rule, and `NotEnoughEvidence` where
+    it may.
+    """
+    with RunFolder(config, "check") as output:
+        verdict, swept = _run_check(config, output)
+    words = f"{terminal_text(config.model, verdict, swept)}\npage: {page_address(config.out, PAGE_FILE)}"
+    show(words, verdict.model_dump(mode="json"))
+    if not verdict.passed:
+        raise verdict.error(config.model)
+    return verdict
+
+
+def terminal_text(model: str, verdict: Verdict, sweep: Sweep) -> str:
+    """Returns what a check prints in a terminal: the curve, the figures, and a line for each rule."""
+    lines = [sweep_text(sweep), ""]
+    for ruling in verdict.rules:
+        lines.append(f"{colour_word(f'{ruling.outcome:<7}', sys.stdout)}{against(ruling)}; {ruling.sentence}")
+    if verdict.wanting:
+        lines.append(verdict.wanting)
+    if verdict.passed:  # what was not admitted ends the command with a line that says why
+        # A name may come from an endpoint: what would move the terminal's cursor is shown as a sign.
+        name = "".join(sign if sign.isprintable() else "\ufffd" for sign in redact(model))
+        lines.append(f"{colour_word('admitted', sys.stdout)}: {name}")
+    return "\n".join(lines)
+
+
+def _run_check(config: CheckConfig, output: RunFolder) -> tuple[Verdict, Sweep]:
+    for name in (CHECK_FILE, PAGE_FILE):
+        delete_path(output.out / name)  # that of an earlier check, which says nothing of this one
+    policy = policy_of(config.model_copy(update={"policy": config.policy and fetch_location(config.policy)}))
+    place = below(config.out, "sweep")
+    with start_run("check", {}, output.out) as run:
+        if run.id:
+            os.environ[PARENT_VARIABLE] = run.id
+        with _asked_anew(config):
+            of_sweep = _sweep_config(config, policy, output, place)
+            swept = fetch_location(sweep_model(of_sweep))
+        figures, examples = read_sweep(swept), swept_examples(swept, of_sweep.examples)
+        verdict = judge(swept, None, None, policy, examples, look=attempt_number(figures))
+        record_attempt(verdict, figures)
+        file = output.out / CHECK_FILE
+        write_json(file, verdict.model_dump(mode="json"))
+        log_verdict(verdict, figures, run)
+        run.artifact(file)
+        explored = explored_roles({"candidate": swept})
+        save_page(decision_page(verdict, {"candidate": figures}, explored), output.out / PAGE_FILE)
+        names = [name for name in (CHECK_FILE, PAGE_FILE, MADE_FILE) if (output.out / name).exists()]
+        output.write_manifest(names, {"sweep": place})
+        for name in names:
+            publish_file(output.out / name, below(config.out, name), force=True)
+    return verdict, figures
+
+
+def _sweep_config(config: CheckConfig, policy: Policy, output: RunFolder, folder: Path | str) -> SweepConfig:
+    shared = {name: getattr(config, name) for name in SweepConfig.model_fields if name in CheckConfig.model_fields}
+    examples = config.examples
+    if examples is None:
+        examples = output.out / MADE_FILE
+        write_examples(examples, made_examples(TASKS[config.task], config.n_examples, config.n_docs, config.seed))
+    own = {"out": folder, "examples": examples, "max_unanswered": policy.max_unanswered}
+    return SweepConfig(**shared | own | {"force": config.force or _is_fresh(config)})
+
+
+def _is_fresh(config: CheckConfig) -> bool:
+    """Whether nothing that an endpoint answered before is used: its model can change behind its name."""
+    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return not BACKENDS[config.backend].local and (config.force or in_ci)
+
+
+@contextmanager
+def _asked_anew(config: CheckConfig) -> Iterator[None]:
+    """Within the block a fresh check finds no response of an earlier one, and whoever stops it is told so."""
+    if not _is_fresh(config):
+        yield
+        return
+    delete_path(work_folder(local_copy(below(config.out, "sweep"))))
+    try:
+        yield
+    except (PosgapError, KeyboardInterrupt) as stop:
+        stop.add_note("with --force, or where CI is set, a check asks everything again; without both it goes on")
+        raise

@@ -1,0 +1,32 @@
+"""compare: how do models differ on the same examples, and for certain?"""
+
+import logging
+from pathlib import Path
+
+from posgap.foundation.files import write_json
+from posgap.foundation.printing import RESULT
+from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps, with_distinct_labels
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.page_examples import pack_folders
+from posgap.measurement.report import write_report
+from posgap.options.compare import CompareConfig
+from posgap.tracking.runs import Run
+from posgap.verbs.frame import stage
+
+log = logging.getLogger(__name__)
+
+
+@stage
+def compare(config: CompareConfig, out: Path, run: Run) -> None:
+    """Writes `comparison.json`, `comparison.png` and `comparison.html`."""
+    evidence = with_distinct_labels([Evidence(path) for path in config.sweeps])
+    comparison = compare_sweeps(evidence, config.allow)
+    write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
+    sweeps = [each.sweep for each in evidence]
+    explored = pack_folders(evidence)
+    png, html = out / "comparison.png", out / "comparison.html"
+    write_report(sweeps, png, html, comparison.title, explored, comparison)
+    for number, difference in enumerate(comparison.differences, start=1):
+        run.metrics({"mean_difference": difference.mean, "gap_difference": difference.gap}, step=number)
+        log.log(RESULT, "%s", difference.verdict)
+    run.artifact(out)

@@ -1,0 +1,119 @@
+"""The demo: makes data and a tiny model, runs the pipeline on them with KFP's local runner, and sums up."""
+
+import hashlib
+import logging
+import os
+import sys
+import time
+from itertools import takewhile
+from pathlib import Path
+
+import posgap
+from posgap.data.readers import read_litm_kv
+from posgap.demo import tiny_model
+from posgap.demo.summary import steps, summarize, table
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.interruption import resumable
+from posgap.foundation.printing import show
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.page_examples import pack_folders
+from posgap.measurement.report import write_report
+from posgap.options.data_import import ImportConfig
+from posgap.options.data_make import MakeConfig
+from posgap.options.demo import DemoConfig
+from posgap.pipelines import smoke
+from posgap.pipelines.forked_steps import begin_server
+from posgap.pipelines.local import run_locally
+from posgap.storage.datasets import dataset_at
+from posgap.storage.outputs import RunFolder
+from posgap.tasks.reading import write_examples
+from posgap.tracking.runs import PARENT_VARIABLE, link, start_run
+from posgap.tracking.server import track_at
+from posgap.tracking.sweeps import log_sweep
+from posgap.verbs.data_import import data_import
+from posgap.verbs.data_make import data_make
+
+log = logging.getLogger(__name__)
+SHOWN = ("summary.json", "curves.png", "curves.html")
+QUERIES_PER_LINE = 10  # training questions made of one line of the data file
+
+
+@resumable()
+def demo(config: DemoConfig) -> None:
+    """Runs everything and prints the summary; parts that are complete in `config.out` are reused."""
+    with RunFolder(config, "demo") as output:
+        _demo(config, output)
+
+
+def _demo(config: DemoConfig, output: RunFolder) -> None:
+    started, out = time.monotonic(), output.out
+    track_at(f"sqlite:///{out}/mlflow.db")
+    # Results are reused only while the code that made them is unchanged.
+    work = out / f"{'smoke' if config.smoke else 'seed'}-{config.seed}-{_code_digest()[:8]}"
+    parameters = smoke.PARAMETERS | (smoke.SMALLEST if config.smoke else {})
+    data_train, data_eval = make_examples(config, work)
+    recipe = tiny_model.QUICK if config.smoke else tiny_model.STANDARD
+    model, seconds = tiny_model.base_model(work, config.seed, recipe)
+    begin_server()
+    places = {"data_train": str(data_train), "data_eval": str(data_eval), "base_model": str(model)}
+    with start_run("demo", {"posgap.seed": config.seed}, out) as run:
+        if run.id:
+            os.environ[PARENT_VARIABLE] = run.id
+            os.environ.pop("MLFLOW_RUN_ID", None)  # else a stage would join this run instead of opening a child
+        ran = run_locally(
+            smoke.pipeline,
+            parameters | places | {"seed": config.seed},
+            root=work / "pipeline",
+            cache=work / "cache",
+            log=out / "pipeline.log",
+        )
+        folders = steps(ran)
+        summary = summarize(folders, parameters["registered_name"], {"tiny_model": seconds})
+        files.write_json(out / "summary.json", summary)
+        base, candidate = Evidence(folders["merge_base"]), Evidence(folders["merge_candidate"])
+        candidate.sweep = candidate.sweep.model_copy(update={"label": "Pos2Distill-R1"})
+        sweeps, title = [base.sweep, candidate.sweep], "Position gap before and after Pos2Distill-R1"
+        write_report(sweeps, out / "curves.png", out / "curves.html", title, pack_folders([base, candidate]))
+        for data, use in ((data_train, "training"), (data_eval, "evaluation")):
+            run.dataset(dataset_at(data, use))
+        log_sweep(sweeps[1], run)
+        for name in SHOWN:
+            run.artifact(out / name)
+        output.write_manifest(SHOWN, folders)
+        show(f"{table(summary)}\n{_where_to_look(out, run.id, time.monotonic() - started)}", summary)
+
+
+def make_examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
+    """Training and evaluation examples from different lines of the data file."""
+    source = config.data or Path(data_make(MakeConfig(kind="kv", out=work / "kv.jsonl.gz", seed=config.seed)))
+    if not source.is_file():
+        raise PosgapError(f"{source}: no such file")
+    version = files.digest_path(source)[:8]
+    lines, last = (8, 24) if config.smoke else (100, 0)  # training lines; the evaluation's last line (0: all)
+    digits = {"key_digits": tiny_model.KEY_DIGITS, "value_digits": tiny_model.VALUE_DIGITS}
+    train = work / f"train-{version}.jsonl.gz"
+    numbered = read_litm_kv(source, queries=QUERIES_PER_LINE, seed=config.seed, **digits)
+    write_examples(train, (example for _, example in takewhile(lambda each: each[0] <= lines, numbered)))
+    held_out = work / f"eval-{version}.jsonl.gz"
+    data_import(ImportConfig(input=source, out=held_out, first=lines + 1, last=last, **digits))
+    return train, held_out
+
+
+def _code_digest() -> str:
+    sha = hashlib.sha256()
+    for package in posgap, posgap.pipelines, posgap.components:
+        for file in sorted(Path(package.__path__[0]).rglob("*.py")):
+            sha.update(file.read_bytes())
+    return sha.hexdigest()
+
+
+def _where_to_look(out: Path, run_id: str, seconds: float) -> str:
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    lines = [f"done in {seconds:.0f} s", f"curves   {out}/curves.html", f"summary  {out}/summary.json"]
+    if run_id and uri.startswith("sqlite:"):
+        command = Path(sys.executable).with_name("mlflow")
+        lines.append(f"MLflow   {command} ui --backend-store-uri {uri}")
+    if run_id and (where := link(run_id, "http://127.0.0.1:5000" if uri.startswith("sqlite:") else "")):
+        lines.append(f"         {where}")
+    return "\n".join(lines)

@@ -1,0 +1,293 @@
+"""distill: train the model with its own answers from its best position."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from transformers import PreTrainedModel
+
+from posgap.distillation import processes, rounding_floor
+from posgap.distillation.batches import (
+    Collator,
+    Pair,
+    TrainingPrompt,
+    advantageous_positions,
+    pair_up,
+    plan_steps,
+    teacher_prompts,
+)
+from posgap.distillation.checkpoints import Checkpoints, History
+from posgap.distillation.dropout import without_dropout
+from posgap.distillation.engine import NotFinite, Schedule, train
+from posgap.distillation.export import TrainedModel, export
+from posgap.distillation.footprint import CHECKPOINT
+from posgap.distillation.frozen import keep_in_bfloat16
+from posgap.distillation.lora import add_adapters
+from posgap.distillation.methods import METHODS, R1Parameters
+from posgap.distillation.movement import Movement, default_learning_rate
+from posgap.distillation.objectives import Objective
+from posgap.distillation.optimizers import BYTES_KEPT
+from posgap.distillation.planning import LORA_RANK
+from posgap.distillation.student import Student
+from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError, Rejection
+from posgap.foundation.files import write_json, write_jsonl
+from posgap.foundation.interruption import resumable
+from posgap.foundation.launch import gather_from_all, is_main_process
+from posgap.foundation.locations import with_uris
+from posgap.foundation.printing import RESULT
+from posgap.generation.setup import builder_of
+from posgap.mitigations.in_force import load_model
+from posgap.models.checkpointing import checkpoint_activations
+from posgap.models.loading import commit_on_hub, load_config, resolve_dtype
+from posgap.models.memory import require_disk, require_memory
+from posgap.models.rope_lengths import RopeLengths
+from posgap.options.distill import DistillConfig
+from posgap.storage.folders import ResumableFolder
+from posgap.storage.lineage import training_examples, write_training_examples
+from posgap.tasks.content import content_keys
+from posgap.tasks.placements import all_placements
+from posgap.tasks.reading import read_examples
+from posgap.tasks.registry import TASKS
+from posgap.tasks.responses import at_one_placement, describe_poor_teacher, read_responses, require_prompts
+from posgap.tracking.runs import Run
+from posgap.verbs.frame import stage
+
+log = logging.getLogger(__name__)
+
+
+@stage
+def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
+    """Writes the trained model as a Hugging Face folder, `history.jsonl` with every step, and
+    `training_examples.json` with the examples that it, and the model it came from, learnt.
+
+    Checkpoints and teacher states lie in `config.work` while it runs, by default beside `out`;
+    checkpoints are removed by what it returns, when the model is complete.
+    Where a loss is not finite, `non_finite.json` names the prompts at fault.
+    """
+    set_seed(config.seed)
+    torch.set_float32_matmul_precision("high" if config.dtype == "tf32" else "highest")
+    pairs, collate = _read_data(config)
+    steps, objective = _plan(config, pairs)
+    mixed = resolve_dtype(config.dtype) == torch.bfloat16
+    accelerator = processes.accelerator(mixed, config.deepspeed)
+    model = _load_model(config)
+    _require_room(config, out, model, accelerator)
+    if processes.is_by_autocast(accelerator):
+        keep_in_bfloat16(model)
+    schedule = Schedule(config.learning_rate or _choose_learning_rate(config, model), config.warmup_steps)
+    _warn_before_training(config, model, schedule, len(steps), accelerator)
+    work = ResumableFolder(config.work or files.work_folder(config.out))
+    teacher = _teacher(config, work, collate, model, accelerator) if METHODS[config.method].needs_teacher else None
+    student = Student(model, objective, teacher)
+    checkpoints = Checkpoints(work / f"checkpoints-{_fingerprint(config, collate)}")
+    settings = accelerator, config.micro_batch_tokens, checkpoints, config.save_steps, partial(_log_step, run)
+    try:
+        with resumable(after_ctrl_c=config.save_steps > 0):
+            _, history = train(student, steps, objective, collate, schedule, *settings)
+    except NotFinite as error:
+        if is_main_process():
+            write_json(out / "non_finite.json", _at_fault(error, pairs))
+        raise Rejection(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
+    _tell(logging.WARNING, rounding_floor.warning(history))
+    _tell(logging.INFO, objective.summarize_weights(history))
+    trained = TrainedModel.gather(model, collate(teacher_prompts(pairs[:1])).input_ids, accelerator)
+    processes.forget_optimizer(accelerator)  # which would set the peak of memory while the model is written
+    write_model = partial(export, config, trained, collate.builder.tokenizer, out)
+    figures = gather_from_all(lambda: write_model() if is_main_process() else {})[0]
+    if is_main_process():
+        run.metrics(figures)
+        _write_records(config, pairs, history, out, run)
+    return checkpoints.remove
+
+
+def _tell(level: int, line: str) -> None:
+    """Logs a line, if there is one, from the first process alone."""
+    if line and is_main_process():
+        log.log(level, "%s", line)
+
+
+def _log_step(run: Run, figures: dict[str, float]) -> None:
+    run.metrics({name: value for name, value in figures.items() if name != "step"}, step=int(figures["step"]))
+
+
+def _write_records(config: DistillConfig, pairs: list[Pair], history: History, out: Path, run: Run) -> None:
+    """Writes which examples the model, and the one it came from, learnt, and the history of its training."""
+    learnt = content_keys(pair.example for pair in pairs)
+    write_training_examples(out, training_examples(config.model).union(learnt))
+    write_jsonl(out / "history.jsonl", history)
+    run.artifact(out / "history.jsonl")
+    first, final = history[0]["loss"], history[-1]["loss"]
+    log.log(RESULT, "loss %.4f at the first of %d steps, %.4f at the last", first, len(history), final)
+
+
+def _warn_before_training(
+    config: DistillConfig, model: PreTrainedModel, schedule: Schedule, updates: int, accelerator: Accelerator
+) -> None:
+    """Warns where so few updates cannot move the model, or where DeepSpeed begins with rounded weights; raises
+    `PosgapError` where many updates at a rate that was given cannot."""
+    if METHODS[config.method].needs_teacher:
+        _tell(logging.WARNING, describe_poor_teacher(config.responses))
+    movement = Movement.estimate(model.config, updates, schedule.reach(updates))
+    if config.learning_rate and not config.lora_rank and movement.is_wasted():
+        better = default_learning_rate(model.num_parameters())
+        raise PosgapError(
+            f"--learning-rate {config.learning_rate:g} is too low: {movement}; take {better:g}, the default"
+        )
+    if not config.lora_rank and movement.warning():
+        _tell(logging.WARNING, f"{movement}: {movement.warning()}")
+    mixed = accelerator.mixed_precision == "bf16"
+    _tell(logging.WARNING, _rounding_warning(config.model, mixed, processes.by_deepspeed(accelerator)))
+
+
+def _choose_learning_rate(config: DistillConfig, model: PreTrainedModel) -> float:
+    """The learning rate for the model's size, said in a line."""
+    parameters = model.num_parameters()
+    rate = default_learning_rate(parameters, adapters=config.lora_rank > 0)
+    kind = "adapters of a model of" if config.lora_rank else "a model of"
+    _tell(logging.INFO, f"learning rate {rate:g}, for {kind} {parameters:,} parameters; the paper's 3e-6 is for 7B")
+    return rate
+
+
+def _rounding_warning(model: str, mixed: bool, by_deepspeed: bool) -> str:
+    """A line where DeepSpeed, whose float32 weights are made of those in bfloat16, loses what the model has beyond."""
+    if not (mixed and by_deepspeed) or load_config(model).dtype not in (None, torch.float32):
+        return ""
+    return (
+        "deepspeed: the model is stored in float32, and training begins with its weights rounded to bfloat16, the "
+        "teacher's too; give --dtype float32 to keep every bit"
+    )
+
+
+def _read_data(config: DistillConfig) -> tuple[list[Pair], Collator]:
+    """The examples with the responses to learn, of each example those at one placement, or in all orders of its items
+    where these are chosen among."""
+    METHODS[config.method].require_suited(TASKS[config.task])
+    responses = read_responses(config.responses)
+    if not TASKS[config.task].slot_names:
+        responses = at_one_placement(responses, config.seed)
+    responses = responses[: config.limit or None]
+    kinds = {(response.n_docs, len(response.placement)) for response in responses}
+    if len(kinds) > 1:
+        unlike = " and ".join(f"{n_docs} ({n_gold} gold)" for n_docs, n_gold in sorted(kinds))
+        raise PosgapError(f"{config.responses}: the prompts have {unlike} documents; sample all with the same n_docs")
+    pairs = pair_up(read_examples(config.examples), responses)
+    longest = max(len(pair.response.token_ids) for pair in pairs)
+    builder = builder_of(config, longest)
+    require_prompts(config.responses, builder.digest())
+    pairs = METHODS[config.method].learnt(pairs, builder)
+    collate = Collator(pairs, builder)
+    _require_rope_of_length(config, collate)
+    return pairs, collate
+
+
+def _require_rope_of_length(config: DistillConfig, collate: Collator) -> None:
+    """Raises `PosgapError` where RoPE follows the length, and would not be as it is when the model answers."""
+    rope = RopeLengths.from_config(load_config(config.model))
+    if rope:
+        # Where the teacher reads; at other placements a prompt has a few tokens more or less, which its batch shows.
+        read = map(collate.token_ids, teacher_prompts(collate.pairs))
+        reason = rope.why_not_forced([(len(prompt), len(response)) for prompt, response in read])
+        if reason:
+            raise PosgapError(f"{with_uris(config.model)}: {reason}; it cannot be distilled on prompts of such lengths")
+
+
+def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[TrainingPrompt]], Objective]:
+    """The method: what each step draws, and how it weighs it."""
+    first = pairs[0].response
+    places = [placement.positions for placement in all_placements(first.n_docs, len(first.placement))]
+    method = METHODS[config.method]
+    objective, k = method.objective(method.parameters.of(config), pairs), config.k
+    rows, own = objective.draw_prompts, advantageous_positions(pairs)
+    if TASKS[config.task].slot_names:
+        # Which letter is right depends on the order, and so each response is learnt in its own.
+        k, rows = 0, lambda draws: [TrainingPrompt(draw.pair, own[draw.pair]) for draw in draws]
+    steps = plan_steps(
+        len(pairs),
+        places,
+        rows,
+        k,
+        config.epochs,
+        config.batch_size,
+        config.seed,
+        objective.anchors,
+    )
+    if not steps:
+        raise PosgapError(f"k=0 leaves {config.method} nothing to train on; give k >= 1")
+    return steps, objective
+
+
+def _load_model(config: DistillConfig) -> PreTrainedModel:
+    """The model to train, and before that the teacher."""
+    # Updates of 3e-6 vanish in bfloat16 parameters, so those are float32 and only the arithmetic is not.
+    model = load_model(config.model, "float32", compute=config.dtype)
+    without_dropout(model)
+    if config.lora_rank:
+        add_adapters(model, config.lora_rank)
+    if config.gradient_checkpointing:
+        checkpoint_activations(model)
+    return model
+
+
+def _require_room(config: DistillConfig, out: Path, model: PreTrainedModel, accelerator: Accelerator) -> None:
+    """Raises `PosgapError` before training where the model cannot be written, or a CPU has no memory to train it."""
+    stored = load_config(config.model).dtype or torch.float32
+    dtype: Any = stored if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
+    size = model.num_parameters() * dtype.itemsize
+    require_disk(config.model, out, size, "writing the trained model", "give an --out on another disk")
+    if accelerator.device.type == "cpu" and not processes.by_deepspeed(accelerator):
+        _require_memory(config, model)
+
+
+def _require_memory(config: DistillConfig, model: PreTrainedModel) -> None:
+    """`PosgapError` before training on a processor where the system would end it at the first update or checkpoint:
+    beside the optimizer's means, gradients are there or a checkpoint that is being written."""
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    instead = "" if config.lora_rank else f"train adapters (--lora-rank {LORA_RANK}), "
+    beside = 4  # gradients
+    if config.save_steps:
+        beside, instead = CHECKPOINT, f"{instead}keep no checkpoint (--save-steps 0), "
+    needed_bytes = (BYTES_KEPT + beside) * trained
+    require_memory(config.model, needed_bytes, "training it", f"{instead}take a smaller model")
+
+
+def _teacher(
+    config: DistillConfig, work: ResumableFolder, collate: Collator, model: PreTrainedModel, accelerator: Accelerator
+) -> Teacher:
+    """The teacher, with the states that earlier runs have kept."""
+    identity = {
+        "model": _model_digest(config),
+        "prompts": collate.builder.digest(),
+        "arithmetic": processes.arithmetic(accelerator),
+    }
+    states = TeacherStates(work / f"teacher-{files.digest_of(identity)[:16]}", identity)
+    rounded = processes.arithmetic(accelerator).startswith("bfloat16 parameters")
+    temperature = R1Parameters.of(config).teacher_temperature
+    return Teacher(states, frozen_head(model, rounded, accelerator.device), collate, temperature)
+
+
+def _model_digest(config: DistillConfig) -> str:
+    return config.digest("model") or commit_on_hub(config.model)
+
+
+def _fingerprint(config: DistillConfig, collate: Collator) -> str:
+    """Identifies a training run: checkpoints of another one are not gone on from."""
+    # So a run that is out of memory can go on in another way, on other processes, and one whose model could not be
+    # written as it was to be.
+    without_effect = {"micro_batch_tokens", "gradient_checkpointing", "deepspeed", "export_dtype"}
+    parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect)
+    read = [collate.digest(row) for row in teacher_prompts(collate.pairs)]
+    return files.digest_of([parameters, _model_digest(config), read])[:16]
+
+
+def _at_fault(error: NotFinite, pairs: list[Pair]) -> dict:
+    prompts = []
+    for row, loss in zip(error.rows, error.losses):
+        prompts.append({"id": pairs[row.pair].example.id, "placement": list(row.positions), "loss": str(loss)})
+    return {"step": error.step, "prompts": prompts}

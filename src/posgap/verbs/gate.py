@@ -1,0 +1,119 @@
+"""gate: a candidate is judged against the champion that the registry has, on the same examples."""
+
+import functools
+import logging
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_json
+from posgap.foundation.locations import Location
+from posgap.foundation.printing import RESULT, colour_word
+from posgap.gating.decision_page import GATE_PAGE, decision_page, explored_roles
+from posgap.gating.evidence import anchor_beside
+from posgap.gating.looks import attempt_number, record_attempt
+from posgap.gating.policy import policy_file, policy_line, policy_of
+from posgap.gating.replay import copy_sweeps
+from posgap.gating.signature import public_key, sign, signing_key
+from posgap.gating.verdict import GATE_FILE, Verdict, judge, log_verdict, markdown, read_verdict, shared_error
+from posgap.measurement.report import save_page
+from posgap.measurement.rescoring import swept_examples
+from posgap.measurement.sweeps import read_sweep
+from posgap.options.gate import GateConfig
+from posgap.storage.cache import fetch_location
+from posgap.tracking import registry
+from posgap.tracking.runs import Run
+from posgap.verbs.champion import says_there_is_none, sweep_like
+from posgap.verbs.frame import stage
+
+log = logging.getLogger(__name__)
+
+
+def gate(config: GateConfig) -> None:
+    """`posgap gate`: judges as `admit` does; raises `Rejected`, or asks for more examples, where the verdict does."""
+    verdict = read_verdict(fetch_location(_write_verdict(_complete(config))))
+    if not verdict.passed:
+        raise verdict.error(str(config.candidate))
+
+
+def admit(config: GateConfig) -> Location:
+    """Writes the verdict, against the registry's champion where `config` names a model and no sweep of that."""
+    return _write_verdict(_complete(config))
+
+
+def _complete(config: GateConfig) -> GateConfig:
+    """The config with what the registry and the environment decide: the champion's sweep, the registered model's
+    policy, which is asked for each time, and who signs."""
+    key = signing_key()
+    signer = public_key(key) if key else ""
+    if config.signer not in ("", signer):
+        raise PosgapError(f"`signer` {config.signer}: POSGAP_SIGNING_KEY holds {signer or 'no key'}")
+    decided = {"champion": _champion_sweep(config), "policy": policy_file(config), "signer": signer}
+    return config.model_copy(update=decided)
+
+
+def _champion_sweep(config: GateConfig) -> Location | None:
+    """The sweep that a config names, or one of the registry's champion where it names a registered model alone.
+
+    None, which it says, where there is no champion, or `champion` has written so: the candidate is then compared with
+    the base.
+    """
+    if config.champion and says_there_is_none(config.champion):
+        log.info("%s says that there is no champion: the candidate is judged against the base", config.champion)
+        return None
+    if config.champion or not config.name:
+        return config.champion
+    version = registry.to_beat(config.name)
+    if version is None:
+        log.info("%s has no champion: the candidate is judged against the base", config.name)
+        return None
+    log.info("the candidate is judged against the champion, %s version %s", config.name, version.version)
+    return sweep_like(version, config.candidate, config.examples)
+
+
+@functools.partial(stage, name="gate")
+def _write_verdict(config: GateConfig, out: Path, run: Run) -> None:
+    """Writes `gate.json` (each rule with threshold, value and outcome, and the verdict), that for people as `gate.md`
+    and, with the curves, `gate.html`, and copies of what it rests on, by which it can be judged again.
+
+    Where the environment holds a key the verdict's signature lies beside it.
+    """
+    swept = read_sweep(config.candidate)
+    swept.require_model(config.candidate)
+    if config.name:
+        swept.require_model_alone(
+            config.candidate, f"{config.name} would be registered as the model alone: sweep without one, and gate that"
+        )
+    examples = swept_examples(config.candidate, config.examples)
+    anchor, policy = anchor_beside(config.champion), policy_of(config)
+    sweeps = config.candidate, config.base, config.champion
+    verdict = judge(*sweeps, policy, examples, attempt_number(swept), config.candidates, anchor)
+    record_attempt(verdict, swept)
+    judged_at = datetime.now(UTC).isoformat(timespec="seconds")
+    verdict = verdict.model_copy(update={"name": config.name, "judged_at": judged_at})
+    write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
+    key = signing_key()
+    if key:
+        sign(out / GATE_FILE, key)
+    (out / "gate.md").write_text(markdown(verdict), encoding="utf-8")
+    paths = {"candidate": config.candidate, "base": config.base, "champion": config.champion, "anchor": anchor}
+    judged = {role: path for role, path in paths.items() if path and role in verdict.evidence}
+    copy_sweeps(judged.items(), out)
+    figures = {role: read_sweep(path) for role, path in judged.items()}
+    save_page(decision_page(verdict, figures, explored_roles(judged)), out / GATE_PAGE)
+    log_verdict(verdict, swept, run)
+    run.artifact(out)
+    if config.policy:
+        log.info("judged by policy %s", policy_line(policy))
+    _say_rulings(verdict)
+
+
+def _say_rulings(verdict: Verdict) -> None:
+    for rule in verdict.rules:
+        log.log(RESULT, "%s %s (%.1f): %s", colour_word(rule.outcome, sys.stderr), rule.name, rule.value, rule.sentence)
+    shared = shared_error(verdict)
+    if shared:
+        log.info("%s", shared)
+    if verdict.wanting:
+        log.log(RESULT, "%s", verdict.wanting)

@@ -1,0 +1,64 @@
+"""preflight: reports everything that would stop a pipeline run, at its start and all at once."""
+
+import json
+import logging
+from pathlib import Path
+
+from posgap.foundation.errors import PosgapError, Rejection
+from posgap.foundation.files import read_json, write_json
+from posgap.foundation.locations import Location
+from posgap.foundation.printing import RESULT
+from posgap.foundation.redaction import redact_value
+from posgap.kubeflow.form import (
+    candidates,
+    complaints,
+    flat_settings,
+    has_on_top,
+    recipe,
+    settings,
+    shards,
+    with_run_settings,
+)
+from posgap.kubeflow.prerequisites import prerequisites
+from posgap.kubeflow.training_pool import requests
+from posgap.options.preflight import PreflightConfig
+from posgap.tracking.runs import Run
+from posgap.verbs.frame import stage
+
+log = logging.getLogger(__name__)
+PREFLIGHT_FILE = "preflight.json"
+
+
+@stage
+def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
+    """Writes `preflight.json`: the results of the checks, and the parameters of each stage of the pipeline.
+
+    Raises `Rejection` with all faults in one line. Earlier results are never reused, since the world may have changed.
+    """
+    wrong, results, said = list(complaints(config)), {}, redact_value(flat_settings(config.settings))
+    for name, value in said.items():
+        log.info("settings: %s: %s", name, json.dumps(value))
+    config = with_run_settings(config)
+    for name, check in prerequisites(config).items():
+        try:
+            results[name] = check()
+        except PosgapError as error:
+            wrong += {str(error)} - {*wrong}  # of what is not there several checks say the same
+    plan: dict[str, object] = {"found": results, "wrong": wrong, "given": said, "settings": settings(config)}
+    if not wrong:
+        plan |= {"candidates": candidates(config.methods), "layered": has_on_top(config.methods)}
+        plan |= {"parts": shards(config.shards), "recipe": recipe(config)}
+        plan |= {name: getattr(config, name) for name in ("only_new", "approval")}
+        plan |= {f"train_{name}": quantity for name, quantity in requests(config).items()}
+    write_json(out / PREFLIGHT_FILE, plan)
+    run.artifact(out)
+    if wrong:
+        listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(wrong, start=1))
+        raise Rejection(f"{len(wrong)} thing{'s' * (len(wrong) > 1)} to correct before the run can start: {listed}")
+    for name, result in results.items():
+        log.log(RESULT, "%s: %s", name, result)
+
+
+def read_plan(folder: Location) -> dict:
+    """Reads the `preflight.json` in `folder`."""
+    return read_json(Path(folder) / PREFLIGHT_FILE)

@@ -1,0 +1,223 @@
+"""sweep: accuracy with the gold documents at every position."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+from posgap.distillation.methods import label_of
+from posgap.foundation.errors import PosgapError, Rejection
+from posgap.foundation.files import read_model, write_jsonl
+from posgap.foundation.interruption import resumable
+from posgap.foundation.locations import Location, page_address
+from posgap.foundation.printing import show
+from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.generator import Generator
+from posgap.generation.served import EndpointChanged, EndpointGenerator
+from posgap.measurement.evidence import Evidence
+from posgap.measurement.filling import at_lengths
+from posgap.measurement.lengths import LENGTHS_PAGE, folder_at, is_of_lengths, length_map, read_lengths
+from posgap.measurement.page_examples import pack_sweep
+from posgap.measurement.predictions import PREDICTIONS_FILE
+from posgap.measurement.prompt_mitigator import Question
+from posgap.measurement.spending import estimate, estimated_tokens
+from posgap.measurement.sweep_folder import write_sweep
+from posgap.measurement.sweep_run import SweepRun, open_once
+from posgap.measurement.sweeps import SWEEP_FILE, SWEEP_PAGE, Sweep, read_sweep
+from posgap.measurement.text_curve import sweep_text
+from posgap.models.factors import config_factors
+from posgap.options.sweep import SweepConfig, SweepVerbConfig
+from posgap.scaling.scaling_file import refuse_searched_on
+from posgap.storage.cache import fetch_location
+from posgap.storage.inputs import source
+from posgap.storage.lineage import training_examples
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+from posgap.tasks.reading import read_examples
+from posgap.tracking.runs import Run
+from posgap.tracking.sweeps import log_lengths, log_sweep
+from posgap.verbs.first_look import RELIABLE, choose_first_look, reliable_commands
+from posgap.verbs.frame import is_complete, run_stage
+from posgap.verbs.inputs import with_local_paths
+
+log = logging.getLogger(__name__)
+
+
+def sweep(config: SweepVerbConfig) -> Location:
+    """Sweeps a model, and prints the curve and the page's address.
+
+    Without examples it takes a first look: some are made, as many as two minutes allow, and the commands for a reliable
+    measurement are printed too.
+    """
+    if config.examples is not None:
+        place = sweep_model(config.with_examples(config.examples))
+        if not config.estimate:
+            show_sweep(place)
+        return place
+    looked, generator = choose_first_look(config)
+    place = sweep_model(looked, generator)
+    commands = [f"  {command}" for command in reliable_commands(looked, Path(place))]
+    show_sweep(place, f"A first look. For figures to rely on, with {RELIABLE} examples at every position:", *commands)
+    return place
+
+
+def show_sweep(place: Location, *more: str) -> None:
+    """Prints the curve and the figures of a sweep, or what it says of several lengths; the page's address; and more."""
+    folder = fetch_location(place)
+    if is_of_lengths(folder):
+        lengths = read_lengths(folder)
+        words, result, page = "\n".join(lengths.summary_text()), lengths.model_dump(mode="json"), LENGTHS_PAGE
+    else:
+        swept = read_sweep(folder)
+        words, result, page = sweep_text(swept), swept.model_dump(mode="json", exclude_defaults=True), SWEEP_PAGE
+    show("\n".join([words, f"page: {page_address(place, page)}", *(["", *more] if more else [])]), result)
+
+
+def sweep_model(config: SweepConfig, generator: Generator | None = None) -> Location:
+    """Sweeps a model, as `_write_sweeps` says, or only estimates what that takes, where the config asks for it. A
+    `generator` of the model that is open already answers in place of the config's own.
+
+    A complete sweep of an endpoint is reused where that says that it is still what it was, or says nothing. One that
+    was made when more could go unanswered is left as it is, and refused.
+    """
+    if config.estimate:
+        words = _estimate(config)
+        show(words, {"estimate": words.splitlines()})
+        return config.out
+    if not config.force:
+        _require_same_endpoint(config)
+    place = run_stage("sweep", config, lambda: partial(_write_sweeps, generator=generator))
+    for written in _read_written(place):
+        if written.outcomes and written.outcomes.worst_share > config.max_unanswered:
+            unanswered = written.outcomes.phrase(written.placements)
+            raise PosgapError(
+                f"{place}: {unanswered}, and {config.max_unanswered:g} % is allowed; "
+                "give --max-unanswered as it was when this was swept"
+            )
+    return place
+
+
+def _read_written(place: Location) -> Iterator[Sweep]:
+    """Yields the sweep, or the sweeps at several lengths, in a folder."""
+    folder = source(place)
+    for name in folder.sizes():
+        file = folder.local_file(name) if Path(name).name == SWEEP_FILE else None
+        if file:
+            yield read_model(Sweep, file, SWEEP_FILE)
+
+
+@resumable()
+def _write_sweeps(config: SweepConfig, out: Path, run: Run, generator: Generator | None) -> None:
+    """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`; of several lengths each
+    into a folder of its own, and of all together `lengths.json`, `lengths.png` and `lengths.html`.
+
+    Responses are kept beside `out` as they come; a sweep that was interrupted goes on from there.
+    """
+    examples = read_examples(config.examples)
+    refuse_searched_on(Path(config.model), examples[: config.limit or None])
+    builder, evidence = BACKENDS[config.backend].builder(config), list[Evidence]()
+    opens = (lambda: generator) if generator else open_once(config, builder)
+    builders = at_lengths(config.lengths, config.depths, config.seed, builder, examples)
+    for builder in builders:
+        place = out
+        if builder.fill and len(builders) > 1:
+            config = config.model_copy(update={"lengths": [builder.fill.length]})
+            place = folder_at(out, builder.fill.tokens)
+            place.mkdir()
+        sweep_run = SweepRun.plan(config, builder, examples, config.digest("model"))
+        sweep_run.run(opens)
+        evidence.append(Evidence(place, _write_figures(sweep_run, place, out, run)))
+    if len(builders) > 1:
+        _write_lengths(evidence, builders[0], config.most_gap, out, run)
+    else:
+        log_sweep(evidence[0].sweep, run)
+    run.artifact(out)
+
+
+def _write_figures(sweep_run: SweepRun, place: Path, out: Path, run: Run) -> Sweep:
+    """Writes the folder `place` of a sweep, and returns its figures. Where too little is answered, `out` keeps what
+    is."""
+    config, predictions = sweep_run.config, sweep_run.predictions
+    label = config.label or label_of(config.model, config.mitigation)
+    step = sweep_run.builder.fill.tokens if sweep_run.builder.fill else 0
+    if sweep_run.spent:
+        run.metrics(sweep_run.spent.metrics(), step=step)
+        log.info("%s: %s", label, sweep_run.spent.totals_text())
+    if sweep_run.shortfall:
+        run.metrics(sweep_run.outcomes.metrics, step=step)
+        write_jsonl(out / PREDICTIONS_FILE, predictions)
+        raise Rejection(
+            f"{sweep_run.shortfall}. See {config.out}.rejected/{PREDICTIONS_FILE}. The answers are kept: the same "
+            "command asks again for what failed alone, and with a higher --max-unanswered makes do with these"
+        )
+    figures = sweep_run.summarize(label, _read_factors(config))
+    explored = pack_sweep(figures, predictions, sweep_run.examples)
+    write_sweep(figures, predictions, training_examples(config.model), place, explored)
+    return figures
+
+
+def _write_lengths(
+    evidence: Sequence[Evidence], builder: TextPromptBuilder, most_gap: float, out: Path, run: Run
+) -> None:
+    """Writes the map of sweeps at several lengths."""
+    from posgap.measurement.length_pages import write_map  # matplotlib, for which a reused sweep need not wait
+
+    assert isinstance(builder, PromptBuilder)
+    lengths = length_map(evidence, builder.context, most_gap)
+    write_map(lengths, [each.sweep for each in evidence], out)
+    log_lengths(lengths, run)
+
+
+def _read_factors(config: SweepConfig) -> Sequence | None:
+    """Returns the RoPE factors that the model's config names; an endpoint does not tell its own."""
+    if not BACKENDS[config.backend].local:
+        return None
+    from posgap.models.loading import load_config
+
+    return config_factors(load_config(config.model))
+
+
+@with_local_paths
+def _estimate(config: SweepConfig) -> str:
+    """Returns what the whole sweep takes, in words, a line for each of several lengths. Nothing is sent, and no model
+    is loaded."""
+    everything = read_examples(config.examples)
+    examples = everything[: config.limit or None]
+    backend = BACKENDS[config.backend]
+    lines = []
+    for builder in at_lengths(config.lengths, config.depths, config.seed, backend.builder(config), everything):
+        sweep_run, tokens = SweepRun.plan(config, builder, examples), list[int]()
+        mitigator = sweep_run.mitigator
+        for example, placement in product(examples, sweep_run.all_placements):
+            if mitigator:
+                prompts = mitigator.build_variants(Question(example, placement)).prompts
+            else:
+                prompts = [builder.prompt(example, placement)]
+            tokens += [len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in prompts]
+        at = f"{builder.fill.tokens:,} tokens: " if builder.fill else ""
+        longest = builder.max_new_tokens + builder.max_thinking_tokens
+        lines.append(at + estimate(tokens * config.samples, backend.local, longest))
+    return "\n".join(lines)
+
+
+def _require_same_endpoint(config: SweepConfig) -> None:
+    """Asks an endpoint whose sweep is complete, and would be reused, whether it is still what it was."""
+    if BACKENDS[config.backend].local:
+        return
+    if not is_complete("sweep", config):
+        return
+    served = read_sweep(fetch_location(config.out)).served
+    if not served or not (served.models or served.fingerprints):
+        return
+    generator = open_generator(config, BACKENDS[config.backend].builder(config))
+    assert isinstance(generator, EndpointGenerator)
+    generator.served = served
+    try:
+        generator.require_same()
+    except EndpointChanged as changed:
+        raise PosgapError(
+            f"{changed.line}: the sweep in {config.out} is of what it was; --identity {changed.allowed_by} takes that, "
+            "--force sweeps again"
+        ) from None
+    except PosgapError as error:
+        log.warning("%s; so nobody can tell whether it is still the model of the sweep in %s", error, config.out)

@@ -1,0 +1,43 @@
+"""verify: compares outputs with their manifests, and judges again."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from posgap.foundation.errors import Findings, PosgapError
+from posgap.foundation.printing import RESULT, show
+from posgap.foundation.printing import set_result as keep_result
+from posgap.gating.replay import replay_verdict
+from posgap.gating.verdict import GATE_FILE
+from posgap.options.verify import VerifyConfig
+from posgap.storage.inputs import source
+from posgap.storage.verification import Verification
+
+log = logging.getLogger(__name__)
+
+
+def verify(config: VerifyConfig) -> None:
+    """Verifies the folders, and judges again where one is of a gate. Prints a line for each fault; raises `Findings`
+    where there is one."""
+    verification, verdicts = Verification(), dict[str, str]()
+    for folder in config.folders:
+        there = source(folder)
+        verification.verify(there)
+        try:
+            if GATE_FILE in there.sizes():
+                verdict = replay_verdict(Path(there.fetch()))
+                verdicts[str(folder)] = f"{verdict.outcome}, of {', '.join(verdict.evidence)}"
+        except PosgapError as error:
+            verification.faults.append(str(error))
+    counted = f"{verification.count} files ({verification.bytes / 1e6:.1f} MB) of {len(verification.checked)} outputs"
+    result: dict[str, Any] = {"outputs": sorted(verification.checked), "files": verification.count}
+    result |= {"faults": verification.faults, "not_verified": verification.out_of_reach, "verdicts": verdicts}
+    for place, reason in verification.out_of_reach.items():
+        log.info("%s: not verified: %s", place, reason)
+    if verification.faults:
+        show("\n".join(verification.faults), result)
+        raise Findings(f"{len(verification.faults)} faults in {counted}")
+    keep_result(result)
+    for place, outcome in verdicts.items():
+        log.log(RESULT, "%s: judged again with an equal verdict: %s", place, outcome)
+    log.log(RESULT, "%s: all as their manifests say", counted)
