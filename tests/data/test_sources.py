@@ -12,7 +12,7 @@ import pytest
 from fault_proxy import FAULTS, FINE, faulty
 
 from posgap.cli.main import main
-from posgap.data import fetching, verbs
+from posgap.data import fetching
 from posgap.data.fetching import checksum, fetch_source
 from posgap.data.sources import SOURCES, Source
 from posgap.foundation.errors import PosgapError
@@ -20,6 +20,7 @@ from posgap.foundation.locations import cache_folder
 from posgap.foundation.retries import RetryPolicy
 from posgap.options.data_import import ImportConfig
 from posgap.tasks.reading import read_examples
+from posgap.verbs import data_import
 
 BODY = b"records" * 1000
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -155,7 +156,7 @@ def test_a_server_that_fails_at_first_is_asked_again(server, tmp_path, monkeypat
 
 def test_without_a_network_there_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
-    monkeypatch.setitem(verbs.SOURCES, "kv-75", Source("http://127.0.0.1:9/kv.jsonl.gz", "litm-kv"))
+    monkeypatch.setitem(data_import.SOURCES, "kv-75", Source("http://127.0.0.1:9/kv.jsonl.gz", "litm-kv"))
     with pytest.raises(SystemExit) as stopped:
         main(["data", "import", "--input", "kv-75", "--out", "e.jsonl"])
     shown = capsys.readouterr().err
@@ -165,7 +166,7 @@ def test_without_a_network_there_is_one_line(tmp_path, monkeypatch, capsys):
 
 def test_a_public_file_is_imported_by_its_name(server, monkeypatch, tmp_path):
     _Files.other["/kv.jsonl"] = b'{"ordered_kv_records": [["a5", "d"], ["9f", "7"]], "key": "a5", "value": "d"}'
-    monkeypatch.setitem(verbs.SOURCES, "kv-75", Source(f"{server}/kv.jsonl", "litm-kv"))
+    monkeypatch.setitem(data_import.SOURCES, "kv-75", Source(f"{server}/kv.jsonl", "litm-kv"))
     with pytest.raises(SystemExit) as stopped:
         main(["data", "import", "--input", "kv-75", "--out", str(tmp_path / "examples.jsonl")])
     assert not stopped.value.code and (cache_folder() / "kv.jsonl").is_file()

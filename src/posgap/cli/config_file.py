@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from posgap.foundation.errors import PosgapError, shorten, suggestion
 from posgap.foundation.fields import is_function
+from posgap.options.table import VERBS
 
 TRACKING = "tracking"
 VARIABLE = "POSGAP_CONFIG"
@@ -64,8 +65,8 @@ def _take(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
     if not value or ctx.resilient_parsing:  # a shell asks what could come next
         return
     sections = _read_sections(value)
-    verbs, verb = _verbs(ctx.find_root().command), words_of(ctx)
-    _require_known(value, sections.keys() - {TRACKING}, [*verbs, verb, TRACKING], "verb")
+    verb = words_of(ctx)
+    _require_known(value, sections.keys() - {TRACKING}, [*VERBS, verb, TRACKING], "verb")
     place = sections.get(TRACKING)
     if place:
         if not isinstance(place, str):
@@ -124,13 +125,3 @@ def _require_known(where: str, given: Iterable[str], known: list[str], what: str
 
 def _option_name(name: str | None) -> str:
     return (name or "").replace("_", "-")
-
-
-def _verbs(command: click.Command, above: str = "") -> dict[str, click.Command]:
-    """Every verb by what is typed for it."""
-    if not isinstance(command, click.Group):
-        return {above: command}
-    found: dict[str, click.Command] = {}
-    for name, each in command.commands.items():
-        found |= _verbs(each, f"{above} {name}".strip())
-    return found
