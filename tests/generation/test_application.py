@@ -15,10 +15,10 @@ from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
 from posgap.generation import application
 from posgap.generation.application import Answer, Application, load_function
-from posgap.kfp_steps.arguments import to_config
-from posgap.measurement.config import SweepConfig
+from posgap.kubeflow.arguments import to_config
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
+from posgap.options.sweep import SweepConfig
 from posgap.tasks.reading import write_examples
 
 DOCS = 4
