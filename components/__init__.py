@@ -1,1 +1,1 @@
-"""KFP components, one folder a stage: a thin wrapper over the stage's function and its metadata."""
+"""The KFP components of all steps: what each takes and gives, and how one is made of that."""

@@ -6,21 +6,23 @@ from typing import Any
 
 from kfp import dsl
 
-from posgap.components.apply import apply
-from posgap.components.champion import champion
-from posgap.components.compare import compare
-from posgap.components.data_version import data_version
-from posgap.components.distill import distill
-from posgap.components.gate import gate
-from posgap.components.merge import merge
-from posgap.components.mitigate import mitigate
-from posgap.components.preflight import preflight
-from posgap.components.promote import promote
-from posgap.components.report import report
-from posgap.components.sweep import sweep
-from posgap.components.teacher import teacher
-from posgap.components.train_job import train_job
-from posgap.components.validate import validate
+from posgap.components.table import (
+    apply,
+    champion,
+    compare,
+    data_version,
+    distill,
+    gate,
+    merge,
+    mitigate,
+    preflight,
+    promote,
+    report,
+    sweep,
+    teacher,
+    train_job,
+    validate,
+)
 from posgap.distillation.methods import MITIGATE
 from posgap.kubeflow.form import commonly
 from posgap.options.cluster import ClusterConfig

@@ -20,7 +20,7 @@ from kfp.dsl import PipelineTask, pipeline_task
 from kfp.dsl.pipeline_channel import PipelineChannel
 from pydantic import ValidationError
 
-from posgap.components.wrapper import image
+from posgap.components.making import image
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.gating import signature
 from posgap.kubeflow import training_pool

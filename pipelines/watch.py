@@ -5,10 +5,8 @@ from typing import Any
 
 from kfp import dsl
 
-from posgap.components.champion import champion
-from posgap.components.data_version import data_version
-from posgap.components.report import report
-from posgap.components.watch import watch as judge
+from posgap.components.table import champion, data_version, report
+from posgap.components.table import watch as judge
 from posgap.options.cluster import ClusterConfig
 from posgap.pipelines.forms import FORMS, form
 from posgap.pipelines.pools import Pools, cluster_config

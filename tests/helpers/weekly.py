@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from kfp import dsl
 
-from posgap.components.wrapper import image
+from posgap.components.making import image
 from posgap.options.cluster import ClusterConfig
 
 toy = dsl.component(base_image=image("cpu"), install_kfp_package=False)

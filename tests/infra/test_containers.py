@@ -12,7 +12,7 @@ from manifests import of_kind, overlay
 from mlflow import MlflowClient
 from ports import free_port
 
-from posgap.components.wrapper import CPU, image
+from posgap.components.making import CPU, image
 
 pytestmark = pytest.mark.full
 PASSWORD = "the administrator's"  # at MLflow

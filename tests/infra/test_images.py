@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from places import ROOT
 
-from posgap.components.wrapper import CPU, image
+from posgap.components.making import CPU, image
 
 IMAGES = ROOT / "infra" / "images"
 TEXT = (IMAGES / "Dockerfile").read_text()

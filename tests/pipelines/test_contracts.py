@@ -12,15 +12,15 @@ import pytest
 from command_line import below
 from endpoint import Endpoint, served
 from examples import kv_example
-from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
-from places import ROOT
 from pydantic import Field
 
 from posgap.cli.main import build, main
-from posgap.components.wrapper import component
+from posgap.components import table
+from posgap.components.making import make_component
 from posgap.foundation.fields import Role, role
 from posgap.kubeflow.form import STAGES as GIVEN_STAGES
+from posgap.kubeflow.steps import STEPS
 from posgap.options.base import NO_PARAMETERS
 from posgap.options.promote import PromoteConfig
 from posgap.options.scale_search import ScaleSearchConfig
@@ -59,33 +59,25 @@ def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
 
 
 def load(name: str) -> BaseComponent:
-    return getattr(importlib.import_module(f"posgap.components.{name}"), name)
+    return getattr(table, name)
 
 
 def test_every_stage_has_a_component():
-    files = {file.stem for file in (ROOT / "components").glob("*.py")}
-    assert files == STAGES.keys() | {"__init__", "wrapper"}
+    assert {name for name, made in vars(table).items() if isinstance(made, BaseComponent)} == STAGES.keys()
+    assert STEPS.keys() == STAGES.keys()
     assert all(load(name).name == name.replace("_", "-") for name in STAGES)
 
 
-def test_a_component_takes_a_field_that_its_config_gets_later():
+def test_a_component_takes_a_field_that_its_config_gets_later(monkeypatch):
     """Such as the parameter of a choice that another package registers."""
 
     class Wider(PromoteConfig):
         speed: float = Field(1.5, description="how fast")
         stops: list[int] = Field(description="where to stop")
 
-    @component(Wider)
-    def promote_fast(
-        model: dsl.Input[dsl.Model],
-        gate: dsl.Input[dsl.Artifact],
-        sweep: dsl.Input[dsl.Artifact],
-        out: dsl.Output[dsl.Artifact],
-        examples: dsl.Input[dsl.Artifact] = None,
-        settings: dict = {},  # noqa: B006
-    ):
-        return locals()
-
+    artifacts = {"model": "Model", "gate": "Artifact", "sweep": "Artifact"}
+    more = {"optional": {"examples": "Artifact"}, "settings": True, "config": Wider}
+    promote_fast = make_component("promote_fast", artifacts, {"out": "Artifact"}, **more)
     inputs = promote_fast.component_spec.inputs
     assert (inputs["speed"].type, inputs["speed"].default) == ("Float", 1.5)
     assert (inputs["stops"].type, inputs["stops"].optional) == ("List", False)
@@ -96,32 +88,25 @@ def test_a_component_takes_a_field_that_its_config_gets_later():
     }
     step |= {name: PromoteConfig.default(name) for name in PromoteConfig.parameters().keys() - step.keys()}
     every = step | {"settings": {}, "cache_key": "", "examples": None}
-    assert promote_fast.python_func(**step) == every
+    seen = []
+    monkeypatch.setattr("posgap.kubeflow.steps.run_step", lambda name, arguments: seen.append((name, arguments)))
+    promote_fast.python_func(**step)
     # What KFP has the step run is this function, as text, and nothing else.
     program = promote_fast.component_spec.implementation.container.command[-1]
     assert inspect.getsource(promote_fast.python_func) in program
     compiled: dict = {}
     exec(program, compiled)
-    assert compiled["promote_fast"](**step) == every
+    compiled["promote_fast"](**step)
+    assert seen == [("promote_fast", every)] * 2
 
 
 def test_a_component_whose_artifacts_are_not_those_of_its_config_is_refused():
-    def other(
-        examples: dsl.Input[dsl.Dataset],
-        model: dsl.Input[dsl.Model],
-        exclude: dsl.Input[dsl.Dataset],
-        out: dsl.Output[dsl.Artifact],
-        speed: int,
-    ):
-        pass
-
-    def fewer(examples: dsl.Input[dsl.Dataset], exclude: dsl.Input[dsl.Dataset], out: dsl.Output[dsl.Artifact]):
-        pass
-
+    inputs, out = {"examples": "Dataset", "model": "Model"}, {"out": "Artifact"}
+    exclude = {"optional": {"exclude": "Dataset"}, "config": ScaleSearchConfig}
     with pytest.raises(TypeError, match=r"component other: artifacts differ from ScaleSearchConfig: \['speed'\]"):
-        component(ScaleSearchConfig)(other)
+        make_component("other", {**inputs, "speed": "Dataset"}, out, **exclude)
     with pytest.raises(TypeError, match=r"component fewer: artifacts differ from ScaleSearchConfig: \['model'\]"):
-        component(ScaleSearchConfig)(fewer)
+        make_component("fewer", {"examples": "Dataset"}, out, **exclude)
 
 
 def test_preflight_returns_what_the_pipeline_gives_to_every_stage():

@@ -3,6 +3,7 @@
 import logging
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,11 +15,11 @@ from examples import kv_example
 from pods import defaults
 from s3 import keys, put
 
-from posgap.components.distill import distill as distill_component
-from posgap.components.sweep import sweep as sweep_component
+from posgap.components.table import distill as distill_component
+from posgap.components.table import sweep as sweep_component
 from posgap.foundation.errors import TerminationSignal
 from posgap.foundation.files import work_folder
-from posgap.kubeflow import keeping
+from posgap.kubeflow import keeping, steps
 from posgap.kubeflow.keeping import keep_work
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.unfinished import Unfinished
@@ -26,7 +27,7 @@ from posgap.pipelines.compilation import load
 from posgap.pipelines.resources import resources
 from posgap.pipelines.steps import tree
 from posgap.tasks.reading import write_examples
-from posgap.verbs.champion import swept_champions
+from posgap.tracking.version_record import swept_champions
 
 N, DOCS = 6, 4
 
@@ -154,11 +155,9 @@ def test_a_sweep_s_retry_on_another_node_asks_only_what_is_left(bucket, tmp_path
 
 @pytest.mark.parametrize(("settings", "work"), [({}, ".work"), ({"work": "s3://lab/work"}, "s3://lab/work")])
 def test_training_has_its_checkpoints_below_the_pipeline_root(bucket, tmp_path, monkeypatch, settings, work):
-    from posgap.kubeflow import artifacts, launching
-
     asked, out = [], output(bucket, tmp_path, "one")
-    monkeypatch.setattr(launching, "on_all_gpus", lambda stage, config: asked.append(config))
-    monkeypatch.setattr(artifacts, "show_training", lambda *_: None)
+    monkeypatch.setattr(steps, "on_all_gpus", lambda stage, config: asked.append(config))
+    monkeypatch.setitem(steps.STEPS, "distill", replace(steps.STEPS["distill"], show=lambda: None))
     inputs = {n: SimpleNamespace(path=str(tmp_path / n), uri="") for n in ("examples", "responses", "model")}
     given = {"out": out, "metrics": None, "settings": settings, "method": "r1"}
     distill_component.python_func(**inputs, **given, **defaults(distill_component, {*inputs, *given}))

@@ -19,10 +19,7 @@ from mlflow import MlflowClient
 from warm import SERVER
 from warm_forks import calling
 
-from posgap.components.distill import distill
-from posgap.components.report import report
-from posgap.components.sweep import sweep
-from posgap.components.teacher import teacher
+from posgap.components.table import distill, report, sweep, teacher
 from posgap.pipelines.local import run_locally
 from posgap.pipelines.resumed_steps import _Places
 from posgap.tasks.reading import write_examples

@@ -160,7 +160,7 @@ def test_a_task_s_file_goes_into_the_settings_as_what_it_says(tmp_path):
     assert sent.keys() == {"settings"} and said["shards"] == 2 and said["task"]["metric"] == "em"
     with pytest.raises(PosgapError, match="--param task: the pipeline does not offer 'kvv'; did you mean kv?"):
         check_arguments(PipelineRunConfig(param={"task": "kvv"}), parameters)
-    with pytest.raises(PosgapError, match=r"nowhere.yaml: No such file"):
+    with pytest.raises(PosgapError, match=r"nowhere.yaml: no such file"):
         check_arguments(PipelineRunConfig(param={"task": "nowhere.yaml"}), parameters)
 
 

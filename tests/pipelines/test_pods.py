@@ -7,11 +7,7 @@ from examples import kv_example
 from pods import Pods
 from written_sweeps import LAX
 
-from posgap.components.champion import champion
-from posgap.components.gate import gate
-from posgap.components.merge import merge
-from posgap.components.promote import promote
-from posgap.components.sweep import sweep
+from posgap.components.table import champion, gate, merge, promote, sweep
 from posgap.storage.cache import fetch_location
 from posgap.tasks.reading import write_examples
 from posgap.tracking import registry

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from places import ROOT
 
-from posgap.components.wrapper import CPU, SERVE, TRAIN, image
+from posgap.components.making import CPU, SERVE, TRAIN, image
 from posgap.foundation.errors import PosgapError
 from posgap.kubeflow.training_pool import VARIABLE, requests
 from posgap.options.cluster import AUTHORITY, MLFLOW_LOGIN, ClusterConfig

@@ -5,9 +5,7 @@ import html
 import pytest
 from kfp import dsl
 
-from posgap.components.rollout_experiment import rollout_experiment
-from posgap.components.rollout_measure import rollout_measure
-from posgap.components.rollout_predict import rollout_predict
+from posgap.components.table import rollout_experiment, rollout_measure, rollout_predict
 from posgap.foundation.files import read_json
 from posgap.pipelines.local import run_locally
 

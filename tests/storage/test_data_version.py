@@ -7,8 +7,8 @@ from kfp import dsl
 from s3 import put
 from written_sweeps import copy_of, promotion, write_sweep
 
-from posgap.components.data_version import data_version as data_version_component
-from posgap.components.validate import validate
+from posgap.components.table import data_version as data_version_component
+from posgap.components.table import validate
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, write_json
 from posgap.options.data_version import DataVersionConfig

@@ -9,10 +9,13 @@ from typing import Any
 
 from posgap.distillation.methods import method_of
 from posgap.foundation.files import read_json, read_jsonl, write_json
+from posgap.kubeflow.form import STAGES
 from posgap.measurement.sweeps import read_sweep
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.positions import format_positions
 
+# What `preflight` says of the run, before what it says of each stage.
+OF_PLAN = ("candidates", "layered", "parts", "recipe", "only_new", "approval", "train_cpu", "train_memory")
 ROUNDED = 3  # digits after the point, in metrics
 
 
@@ -74,8 +77,30 @@ def show_page(out: Any, name: str, page: Any) -> None:
     describe_artifact(out)
 
 
-def show_preflight(out: Any, checks: Any) -> None:
-    """Shows the result of each check of `preflight`, what the form's settings said, and what each stage is given."""
+def show_summary(out: Any, summary: Any, name: str) -> None:
+    """Shows the file `name` of the stage's folder, in Markdown, as the step's summary."""
+    show_page(out, name, summary)
+
+
+def show_data_version(
+    out: Any, uri: str, version: str, eval_uri: str, eval_key: str, train_key: str, champion_key: str, champion: str
+) -> bool:
+    """Hands on the data version that was picked, and returns whether there is anything to do.
+
+    There is, if data, base model or recipe changed since the champion was made, or if that does not matter.
+    """
+    found = read_json(Path(out.path) / "version.json")
+    keys = found["cache_keys"]
+    texts = {uri: found["uri"], version: found["version"], eval_uri: found["eval_uri"], eval_key: keys["eval"]}
+    texts |= {train_key: keys["train"], champion_key: keys["champion"], champion: found["champion"] or ""}
+    for file, text in texts.items():
+        Path(file).write_text(text)
+    return not found["skip"]
+
+
+def show_preflight(out: Any, checks: Any) -> tuple:
+    """Shows the result of each check of `preflight`, what the form's settings said, and what each stage is given, which
+    it returns after what is for the run."""
     plan = read_json(Path(out.path) / "preflight.json")
     lines = ["# Ready to run", ""]
     for name, result in plan["found"].items():
@@ -88,6 +113,7 @@ def show_preflight(out: Any, checks: Any) -> None:
     lines.append("")
     Path(checks.path).write_text("\n".join(lines), encoding="utf-8")
     describe_artifact(out)
+    return *(plan[name] for name in OF_PLAN), *(plan["settings"].get(stage, {}) for stage in STAGES)
 
 
 def show_examples(out: Any, page: Any, metrics: Any) -> None:
@@ -159,11 +185,11 @@ def show_mitigate(out: Any, page: Any, metrics: Any) -> None:
     describe_artifact(out, measured=", ".join(measured), seconds=str(result["seconds"]))
 
 
-def show_rollout(out: Any, page: Any, *names: str) -> None:
+def show_rollout(out: Any, picture: Any, names: tuple[str, ...]) -> None:
     """Shows the readings of a rollout's JSON files and its pictures, by their names, as far as they are there."""
     files = [Path(out.path, name) for name in names if Path(out.path, name).is_file()]
     summary = "; ".join(read_json(file)["summary"] for file in files if file.suffix == ".json")
-    show_pictures(page, summary, *(file for file in files if file.suffix == ".png"))
+    show_pictures(picture, summary, *(file for file in files if file.suffix == ".png"))
     describe_artifact(out, summary=summary)
 
 

@@ -29,7 +29,7 @@ from posgap.tasks.registry import TASKS
 # the bytes of a pipeline, of each model that it judges, and of each part of a sweep. They were estimated from compiled
 # pipelines (tests/helpers/workflow_size.py), and are within 3 % of what KFP 2.17's own compiler and driver made of four
 # runs. A tenth is left for long addresses.
-_PIPELINE, _MODEL, _PART, _MAX_WORKFLOW = 380_000, 72_000, 8_400, 2**20 * 9 // 10
+_PIPELINE, _MODEL, _PART, _MAX_WORKFLOW = 365_000, 65_500, 7_900, 2**20 * 9 // 10
 _SMALL = (".json", ".txt", ".model", ".jinja")  # endings of a model folder's files other than its weights
 
 

@@ -79,6 +79,12 @@ def stage_configs() -> dict[str, type[Config]]:
     return {name: verb.stage_config or verb.config for name, verb in stages.items()}
 
 
+def stage_config(name: str) -> type[Config]:
+    """Returns the options of the stage whose files are called `name`."""
+    verb = importlib.import_module(f"posgap.options.{name}").VERB
+    return verb.stage_config or verb.config
+
+
 def work_of(words: str) -> str:
     """Returns where a verb's recipe is, as "module:function"."""
     name = file_name(words)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posgap.foundation import files
+from posgap.foundation.locations import cache_folder
 from posgap.tracking import registry
 from posgap.tracking.server import call_mlflow, upload_file
 
@@ -87,3 +88,8 @@ def judged_sweep(version: "ModelVersion", folder: Path) -> Path | None:
         if not (there / name).is_file() or files.digest_path(there / name) != sha:
             return None
     return there
+
+
+def swept_champions() -> Path:
+    """Where what is known of registered versions lies on this machine."""
+    return cache_folder().absolute() / "champions"

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from posgap import __version__
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.foundation.files import Record, atomic, delete_path, digest_of, digest_path, read_model, write_json
-from posgap.foundation.locations import MODELS, Location, cache_folder
+from posgap.foundation.locations import MODELS, Location
 from posgap.gating.evidence import ANCHOR, FILES
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparability import list_differences
@@ -30,7 +30,7 @@ from posgap.storage.lineage import examples_of
 from posgap.tracking import registry
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep
-from posgap.tracking.version_record import anchor_of, judged_sweep
+from posgap.tracking.version_record import anchor_of, judged_sweep, swept_champions
 from posgap.verbs.frame import stage
 from posgap.verbs.sweep import sweep_model
 
@@ -142,11 +142,6 @@ def _on_other_examples(version: "ModelVersion", examples: Location) -> Location:
             "that it is to be asked like, with --like"
         )
     return _sweep_version(version, read_sweep(promoted), examples, source(examples).digest())
-
-
-def swept_champions() -> Path:
-    """Where what is known of registered versions lies on this machine."""
-    return cache_folder().absolute() / "champions"
 
 
 def _folder(version: "ModelVersion") -> Path:

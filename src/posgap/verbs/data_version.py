@@ -71,15 +71,15 @@ def _write_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     log.log(RESULT, "data version %s, %s: %s", version.name, version.location, note)
 
 
-def data_version(config: DataVersionConfig) -> None:
-    """`posgap data version`: prints the location of the newest complete version, or runs the stage where there is a
-    folder to write."""
+def data_version(config: DataVersionConfig) -> Location | None:
+    """Writes what `_write_version` says if there is a folder to write, and returns that; else only prints the location
+    of the newest complete version."""
     if config.out:
-        _write_version(config)
-        return
+        return _write_version(config)
     found = newest(config.data)
     log.info("version %s", found.name)
     show(str(found.location), {"version": found.name, "location": str(found.location)})
+    return None
 
 
 def read_data_version(folder: Location) -> dict:
