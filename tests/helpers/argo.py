@@ -4,6 +4,7 @@ Each rule has its source: Argo Workflows 4.0.5 (`workflow/controller`; 3.7, of K
 Kubeflow Pipelines 2.17.0 (`backend/src/v2`), Kueue 0.19 and the API of Kubernetes 1.32.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -23,6 +24,7 @@ class Strategy:
     factor: float
     longest: float
     pod_deadline: float
+    refused: str = ""  # what a try's message has in it after which there is none; empty: every try counts
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class End:
 
     after: float
     phase: Phase
+    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ def strategy(retry: Mapping[str, Any], deadline: float, defaults: Mapping[str, A
     `getTaskRetryStrategyFromInput`). What is not written comes from the defaults (operator.go,
     `mergedTemplateDefaultsInto`), else the policy is OnFailure (workflow_types.go, `RetryPolicyActual`).
     """
+    said = re.fullmatch(r"!\(lastRetry\.message contains '(.+)'\)", defaults.get("expression", ""))
     return Strategy(
         limit=int(retry["maxRetryCount"]),
         policy=defaults.get("retryPolicy", "OnFailure"),
@@ -64,6 +68,7 @@ def strategy(retry: Mapping[str, Any], deadline: float, defaults: Mapping[str, A
         factor=retry["backoffFactor"],
         longest=_seconds(retry["backoffMaxDuration"]),
         pod_deadline=deadline,
+        refused=said[1] if said else "",
     )
 
 
@@ -104,4 +109,7 @@ def run(step: Strategy, work: float, queue: float, end: Callable[[int], End | No
             return Run(last.phase, tries, now, again, "Node not set to be retried")
         if tries > step.limit:
             return Run(last.phase, tries, now, again, "No more retries left")
+        # `buildRetryStrategyLocalScope`: the message of the pod's node, `inferFailedReason`.
+        if step.refused and step.refused in last.message:
+            return Run(last.phase, tries, now, again, "retryStrategy.expression evaluated to false")
         now, execution_deadline = now + wait, step.longest

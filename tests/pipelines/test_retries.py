@@ -10,6 +10,7 @@ from argo import End, Run, Strategy, run, strategy
 from places import ROOT
 
 from posgap.foundation.tables import markdown
+from posgap.foundation.termination import FAILED, REFUSED
 from posgap.kubeflow import keeping
 from posgap.pipelines.compilation import load
 from posgap.pipelines.steps import tree
@@ -61,6 +62,15 @@ def test_whatever_interrupts_a_step_at_whatever_minute_it_is_tried_again(steps, 
         for ended in at_any_minute(step, phase, queue):
             assert (ended.phase, ended.tries) == ("Succeeded", 2), name
             assert ended.again <= keeping.SECONDS
+
+
+@pytest.mark.parametrize(("word", "tries"), [(REFUSED, 1), (FAILED, 3)])
+def test_a_refusal_is_final_and_what_may_pass_is_tried_again(steps, word, tries):
+    """What a step leaves in its pod's termination message comes to Argo as `Error (exit code 1): MESSAGE`."""
+    end = End(5, "Failed", f"main: Error (exit code 1): {word}m: no such folder")
+    for retry, deadline in steps.values():
+        ended = run(strategy(retry, deadline, INSTALLED[OURS]), HOUR, 0, lambda at: end)
+        assert (ended.phase, ended.tries) == ("Failed", tries)
 
 
 def test_two_interruptions_are_survived_and_three_end_the_step(steps):

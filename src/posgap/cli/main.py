@@ -45,6 +45,7 @@ from posgap.foundation.launch import exit_process, is_main_process, leave_togeth
 from posgap.foundation.locations import as_location, with_uris
 from posgap.foundation.redaction import redact
 from posgap.foundation.registry import SECRET
+from posgap.foundation.termination import leave_message
 from posgap.options.base import Config
 from posgap.options.table import FIRST, GROUPS, SECTIONS, VERBS, work_of
 from posgap.options.verb import Kind, Verb
@@ -481,7 +482,8 @@ def _reopen_closed_streams() -> None:
 
 
 def _report_error(error: BaseException) -> int:
-    """Says what ended a command; returns its exit code."""
+    """Says what ended a command, here and to Kubernetes; returns its exit code."""
+    leave_message(PosgapError(error.format_message()) if isinstance(error, click.ClickException) else error)
     match error:
         case click.exceptions.NoArgsIsHelpError():
             click.echo(error.format_message())

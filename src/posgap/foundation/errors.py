@@ -19,10 +19,18 @@ class PosgapError(Exception):
 
     exit_code = 2
     code = "bad-input"
+    may_pass = False  # whether the same command may succeed later, with nothing changed
 
     def __init__(self, message: str = "", *, at: str = ""):
         super().__init__(f"{at}: {message}" if at else message)
         self.at = at
+
+
+class Unavailable(PosgapError):
+    """A server was not reached, or failed: the same command may succeed later. Exit code 2."""
+
+    code = "unavailable"
+    may_pass = True
 
 
 class OfAll(PosgapError):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
-from posgap.foundation.errors import OfAll, PosgapError
+from posgap.foundation.errors import OfAll, PosgapError, Unavailable
 
 T = TypeVar("T")
 _calls = itertools.count()
@@ -61,7 +61,7 @@ def gather_from_all(work: Callable[[], T]) -> list[T]:
     try:
         answer: dict[str, Any] = {"value": work()}
     except PosgapError as error:
-        answer = {"error": str(error)}
+        answer = {"error": str(error), "may_pass": error.may_pass}
     try:
         board.set(f"{call}/{rank}", json.dumps(answer))
         _wait_until(lambda: board.check([f"{call}/{each}" for each in range(world)]))
@@ -71,10 +71,12 @@ def gather_from_all(work: Callable[[], T]) -> list[T]:
             _wait_until(lambda: board.add(f"{call}/read", 0) == world)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise PosgapError(f"the launch's first process cannot be reached ({reason}); see its error") from None
+        raise Unavailable(f"the launch's first process cannot be reached ({reason}); see its error") from None
     for each in answers:
         if "error" in each:
-            raise OfAll(each["error"])
+            failure = OfAll(each["error"])
+            failure.may_pass = each["may_pass"]
+            raise failure
     return [each["value"] for each in answers]
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from posgap.foundation.errors import PosgapError, faults
 from posgap.foundation.fields import Role, is_function, role
 from posgap.foundation.locations import add_mount, is_address, is_uri
+from posgap.kubeflow.ending import tell_kubernetes
 from posgap.options.base import Config
 
 C = TypeVar("C", bound=Config)
@@ -18,6 +19,7 @@ def to_config(config_type: type[C], arguments: dict[str, Any], **values: Any) ->
     both. Arguments that are not fields of the config (further output artifacts) are left out. Raises `PosgapError` with
     all faults in one line.
     """
+    tell_kubernetes()  # of the error, if one ends the step that begins here
     fields = config_type.model_fields
     settings = {} if "settings" in fields else arguments.get("settings") or {}
     values = {name: value for name, value in arguments.items() if name in fields} | settings | values

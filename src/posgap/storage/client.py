@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from posgap.foundation.errors import PosgapError, first_line
+from posgap.foundation.errors import PosgapError, Unavailable, first_line
 from posgap.foundation.retries import RetryPolicy, Waits
 
 RETRY_POLICY = RetryPolicy(seconds=60, longest_wait=15)  # of a request; a server that says SlowDown means minutes
@@ -32,6 +32,7 @@ _REFUSALS = {
     "PreconditionFailed": "it was changed while it was read; run the same command again",
     "412": "it was changed while it was read; run the same command again",
 }
+_LASTING = {"NoSuchBucket", "NoSuchKey", "404", "AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 
 
 def client() -> Any:
@@ -95,11 +96,19 @@ def explain_errors(what: str) -> Iterator[None]:
     try:
         yield
     except S3DownloadFailedError:
-        raise PosgapError(f"{what}: has changed since it was listed; try again when nobody writes it") from None
+        raise Unavailable(f"{what}: has changed since it was listed; try again when nobody writes it") from None
     except (Boto3Error, BotoCoreError, ClientError) as error:
-        raise PosgapError(f"{what}: {_describe_error(error)}") from None
+        raise _kind_of(error)(f"{what}: {_describe_error(error)}") from None
     except RetriesExceededError as error:
-        raise PosgapError(f"{what}: {_describe_error(error.last_exception)}") from None
+        raise Unavailable(f"{what}: {_describe_error(error.last_exception)}") from None
+
+
+def _kind_of(error: Exception) -> type[PosgapError]:
+    """The error to raise: S3 refuses some requests for good, and everything else may pass."""
+    from botocore.exceptions import NoCredentialsError, PartialCredentialsError
+
+    lacks_credentials = isinstance(error, NoCredentialsError | PartialCredentialsError)
+    return PosgapError if lacks_credentials or refusal(error) in _LASTING else Unavailable
 
 
 def refusal(error: Exception) -> str:

@@ -50,6 +50,8 @@ LOST_AT_MOST = 3  # times, for one piece of work
 class LeaseLost(PosgapError):
     """Another process has the lease by now, or may have it."""
 
+    may_pass = True
+
 
 def now() -> float:
     """Seconds on a clock that nobody can set, and that keeps running while the machine sleeps."""

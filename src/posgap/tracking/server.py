@@ -60,6 +60,8 @@ class TrackingError(PosgapError):
 class NoAnswer(TrackingError):
     """The server was not reached, failed, or was too slow; a later try may succeed."""
 
+    may_pass = True
+
 
 class RequestRefused(TrackingError):
     """The server refused. `is_missing`: it has no such object. `is_wrong`: it will never take what was sent."""

@@ -1,0 +1,28 @@
+"""Leaves the error that ended a container's program where Kubernetes reads it: in the pod's termination message.
+
+Argo has the message in the node of a step, and `infra/kubernetes/kfp/retries.yaml` tries no step again whose message
+begins with `REFUSED`. What watches a TrainJob reads it of each pod, whose log may be gone.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import with_uris
+from posgap.foundation.redaction import redact
+
+FILE = Path("/dev/termination-log")  # Kubernetes' default `terminationMessagePath`, of each container
+REFUSED, FAILED = "posgap refused: ", "posgap failed: "
+_MAX = 400  # characters; Kubernetes keeps 4,096 bytes, and Argo copies them into a workflow of at most 1 MiB
+
+
+def leave_message(error: BaseException, words: str = "") -> None:
+    """Writes what ended this program, in `words` or the error's own, unless a program of the container already has.
+
+    A refusal is an error of posgap's that would be the same the next time.
+    """
+    is_refusal = isinstance(error, PosgapError) and not error.may_pass
+    line = " ".join(redact(with_uris(words or str(error) or type(error).__name__)).split())
+    with suppress(OSError):
+        if FILE.exists() and not FILE.stat().st_size:
+            FILE.write_text(f"{REFUSED if is_refusal else FAILED}{line[:_MAX]}", encoding="utf-8")

@@ -1,0 +1,16 @@
+"""How a step's program ends: Kubernetes is told what ended it."""
+
+import sys
+from types import TracebackType
+
+from posgap.foundation.termination import leave_message
+
+
+def tell_kubernetes() -> None:
+    """Has the error that ends this process left in the pod's termination message; KFP's executor only prints it."""
+    sys.excepthook = _leave_and_print
+
+
+def _leave_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    leave_message(error)
+    sys.__excepthook__(kind, error, trace)
