@@ -6,12 +6,12 @@ import pytest
 
 from posgap.cli.main import main
 from posgap.foundation import termination
-from posgap.foundation.errors import GateRefusal, PosgapError, TerminationSignal, Unavailable
+from posgap.foundation.errors import GateRefusal, NoServer, PosgapError, TerminationSignal
 from posgap.foundation.termination import leave_message
-from posgap.kfp_steps import ending
-from posgap.kfp_steps.arguments import to_config
+from posgap.kubeflow import ending
+from posgap.kubeflow.arguments import to_config
+from posgap.options.promote import PromoteConfig
 from posgap.storage.client import explain_errors
-from posgap.tracking.config import PromoteConfig
 from posgap.tracking.leases import LeaseLost
 from posgap.tracking.server import NoAnswer, RequestRefused
 
@@ -31,7 +31,7 @@ def message(tmp_path, monkeypatch):
         (PosgapError("m: no such folder"), "posgap refused: m: no such folder"),
         (GateRefusal("gap 12"), "posgap refused: gap 12"),
         (RequestRefused("no permission"), "posgap refused: no permission"),
-        (Unavailable("S3 cannot be reached"), "posgap failed: S3 cannot be reached"),
+        (NoServer("S3 cannot be reached"), "posgap failed: S3 cannot be reached"),
         (NoAnswer("MLflow: HTTP 503"), "posgap failed: MLflow: HTTP 503"),
         (LeaseLost("tiny"), "posgap failed: tiny"),
         (TerminationSignal("stopped"), "posgap failed: stopped"),
@@ -46,7 +46,7 @@ def test_a_refusal_is_told_from_what_may_pass(message, error, said):
 
 
 def test_the_first_program_of_a_container_to_end_is_heard(message):
-    leave_message(Unavailable("rank 1: killed"))
+    leave_message(NoServer("rank 1: killed"))
     leave_message(PosgapError("one of 2 processes failed"))
     assert message.read_text() == "posgap failed: rank 1: killed"
 

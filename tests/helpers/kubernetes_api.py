@@ -24,13 +24,15 @@ LOG = re.compile(r"/api/v1/namespaces/posgap/pods/([^/]+)/log$")
 
 @dataclass(frozen=True)
 class Scene:
-    """How things stand from `after` seconds on: the phases of the pods, the condition of the job, and what each pod has
-    printed by then."""
+    """How things stand from `after` seconds on: the phases of the pods, the condition of the job, what each pod has
+    printed by then, how its container ended (a `terminated` state), and what Kueue says of the job that waits."""
 
     after: float
     pods: tuple[str, ...] = ()
     condition: str = ""
     printed: tuple[str, ...] = ()
+    ended: tuple[dict, ...] = ()
+    queue: str = ""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class Cluster:
     plays: dict[str, list[Scene]] = field(default_factory=dict)
     created: list[dict] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    being_deleted: set[str] = field(default_factory=set)
+    lingering: dict[str, int] = field(default_factory=dict)  # how often pods of a job that is gone are still listed
     url: str = ""
 
     def scene(self, name: str) -> Scene:
@@ -113,6 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(self._pods(parse_qs(url.query)["labelSelector"][0]))
         if url.path.endswith("/clustertrainingruntimes/posgap-deepspeed"):
             return self._send(RUNTIME)
+        if url.path.endswith("/workloads"):
+            return self._send({"kind": "WorkloadList", "apiVersion": "v1", "items": self._workloads()})
         if url.path.endswith("/events"):
             return self._send({"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": self._events()})
         self._fail(404, f"{url.path} not found")
@@ -134,7 +140,10 @@ class _Handler(BaseHTTPRequestHandler):
         condition = self.cluster.scene(name).condition
         stands = {"status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-11-21T08:00:00Z"}
         status = {"status": {"conditions": [{"type": condition, **stands}]}} if condition else {}
-        self._send(self.cluster.jobs[name] | status)
+        job = self.cluster.jobs[name]
+        if name in self.cluster.being_deleted:
+            job = job | {"metadata": job["metadata"] | {"deletionTimestamp": "2026-11-21T08:01:00Z"}}
+        self._send(job | status)
 
     def _pods(self, selector: str) -> dict:
         name = re.search(r"jobset-name=([^,]+)", selector)[1]
@@ -149,12 +158,44 @@ class _Handler(BaseHTTPRequestHandler):
                         "batch.kubernetes.io/job-completion-index": str(index),
                     },
                 },
-                "spec": {"containers": [{"name": "node", "image": "posgap"}]},
-                "status": {"phase": phase},
+                "spec": {
+                    "containers": [
+                        {
+                            "name": "node",
+                            "image": "posgap",
+                            "resources": {"limits": {"memory": "64Gi", "nvidia.com/gpu": "4"}},
+                        }
+                    ]
+                },
+                "status": {"phase": phase} | self._containers(name, index),
             }
-            for index, phase in enumerate(self.cluster.scene(name).pods if name in self.cluster.jobs else ())
+            for index, phase in enumerate(self._phases(name))
         ]
         return {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods}
+
+    def _phases(self, name: str) -> tuple[str, ...]:
+        if name in self.cluster.jobs:
+            return self.cluster.scene(name).pods
+        left = self.cluster.lingering.get(name, 0)
+        self.cluster.lingering[name] = left - 1
+        return ("Running",) if left > 0 else ()
+
+    def _containers(self, name: str, index: int) -> dict:
+        ended = self.cluster.scene(name).ended if name in self.cluster.jobs else ()
+        if index >= len(ended) or not ended[index]:
+            return {}
+        state = {"terminated": {"exitCode": 1} | ended[index]}
+        container = {"name": "node", "image": "posgap", "imageID": "", "ready": False, "restartCount": 0}
+        return {"containerStatuses": [container | {"state": state}]}
+
+    def _workloads(self) -> list[dict]:
+        found = []
+        for name in self.cluster.jobs:
+            words = self.cluster.scene(name).queue
+            conditions = [{"type": "QuotaReserved", "status": "False", "message": words}] if words else []
+            owner = {"kind": "TrainJob", "name": name}
+            found.append({"metadata": {"name": name, "ownerReferences": [owner]}, "status": {"conditions": conditions}})
+        return found
 
     def _events(self) -> list[dict]:
         return [

@@ -43,7 +43,8 @@ FAILS = [
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(following, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("posgap.kubeflow.following.AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(following, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(following, "QUEUE_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -96,9 +97,96 @@ def test_an_exception_is_told_by_its_own_line(connected):
             run_job(connected(cluster), JOB)
 
 
-def test_without_a_word_from_a_worker_kubectl_is_named(connected):
-    with served([STARTING, Scene(0.1, (), "Failed")]) as cluster, pytest.raises(PosgapError, match="kubectl describe"):
+def why(connected, scene: Scene) -> PosgapError:
+    with served([STARTING, scene]) as cluster, pytest.raises(PosgapError) as failed:
         run_job(connected(cluster), JOB)
+    assert cluster.deleted == [JOB.name] and "kubectl" not in str(failed.value)  # the job is gone
+    return failed.value
+
+
+def test_without_a_worker_events_say_why(connected):
+    """On the first live cluster this was "see kubectl describe" of a job that was gone."""
+    error = why(connected, Scene(0.1, (), "Failed"))
+    assert "QuotaExceeded: no GPUs are left" in str(error) and error.may_pass
+
+
+CLOSED = "RuntimeError: [gloo] Connection closed by peer [10.0.0.7]:29500"
+INTERNAL = f"posgap: error: internal error: {CLOSED}; the traceback is in /tmp/x.log\n"
+REPORT = f"""{LAUNCHER.splitlines()[0]}
+============================================================
+posgap FAILED
+Root Cause (first observed failure):
+[0]:
+  rank      : %d (local_rank: 1)
+  exitcode  : %d (pid: 77)
+  traceback : Signal
+============================================================
+"""
+PLAIN = {"exitCode": 1, "reason": "Error"}
+
+
+@pytest.mark.parametrize(
+    ("printed", "ended", "blamed", "may_pass"),
+    [
+        pytest.param(
+            ("step 1\n" + INTERNAL + REPORT % (0, 1), "step 1\n"),
+            (PLAIN, {"exitCode": 137, "reason": "OOMKilled"}),
+            "node-1: OOMKilled (exit code 137): it may use 64Gi of memory",
+            True,
+            id="the pod without memory, and not the peer whose connection closed",
+        ),
+        pytest.param(
+            (INTERNAL + REPORT % (0, 1), "step 1\n" + REPORT % (3, -9)),
+            (PLAIN, PLAIN),
+            "node-1: rank 3 was killed by signal 9 (SIGKILL, out of memory perhaps)",
+            True,
+            id="the rank that was killed",
+        ),
+        pytest.param(
+            (INTERNAL, "posgap: error: s3://b/e: no such object\n"),
+            (
+                PLAIN | {"message": f"posgap failed: internal error: {CLOSED}"},
+                PLAIN | {"message": "posgap refused: s3://b/e: no such object"},
+            ),
+            "node-1: s3://b/e: no such object",
+            False,
+            id="the termination message of the one that was refused",
+        ),
+        pytest.param(
+            ("posgap: error: stopped by SIGTERM\n", ""),
+            ({"exitCode": 143, "reason": "Error"}, PLAIN | {"message": "posgap failed: S3 cannot be reached"}),
+            "node-1: S3 cannot be reached",
+            True,
+            id="what may pass",
+        ),
+    ],
+)
+def test_the_worker_at_fault_is_blamed(connected, printed, ended, blamed, may_pass):
+    error = why(connected, Scene(0.1, ("Failed", "Failed"), "Failed", printed, ended))
+    assert str(error) == f"TrainJob {JOB.name} failed. {blamed}"
+    assert error.may_pass is may_pass
+
+
+def test_a_worker_whose_pod_is_gone_is_named(connected):
+    error = why(connected, Scene(0.1, ("Failed",), "Failed", (INTERNAL,), (PLAIN,)))
+    assert "failed. node-1: the pod is gone" in str(error) and error.may_pass
+
+
+WAITS = "couldn't assign flavors to pod set node: insufficient quota for nvidia.com/gpu, request > maximum"
+
+
+def test_a_job_that_is_never_admitted_says_why_while_it_waits_and_when_it_ends(connected, caplog):
+    caplog.set_level(logging.INFO)
+    with served([Scene(0, queue=WAITS)]) as cluster, pytest.raises(PosgapError, match="maximum$"):
+        run_job(connected(cluster), Job(JOB.name, JOB.runtime, [], 1, seconds=1))
+    assert [each for each in caplog.messages if "waits" in each] == [f"TrainJob {JOB.name} waits: {WAITS}"]
+
+
+def test_an_account_that_may_not_read_workloads_is_told_once(connected, caplog):
+    with served([Scene(0, queue=WAITS)]) as cluster, pytest.raises(PosgapError):
+        cluster.refuse["GET", "/workloads"] = [(403, "forbidden")] * 9
+        run_job(connected(cluster), Job(JOB.name, JOB.runtime, [], 1, seconds=1))
+    assert len([each for each in caplog.messages if "workloads" in each]) == 1
 
 
 def test_a_job_that_takes_too_long_is_deleted(connected):
@@ -126,26 +214,35 @@ def test_a_failed_job_of_before_makes_room_for_a_new_one(connected):
     assert len(cluster.created) == 2 and cluster.deleted == [JOB.name] * 2
 
 
-def test_a_joined_job_that_was_being_deleted_is_created_anew(connected):
+def test_a_job_that_is_being_deleted_is_made_anew_when_its_pods_are_gone(connected):
     with served([STARTING]) as cluster:
         client = connected(cluster)
         create(client, JOB)
+        cluster.being_deleted.add(JOB.name)
+        cluster.lingering[JOB.name] = 3
 
         def go_away():
             time.sleep(0.3)
             cluster.scenes[:] = GOES_WELL
+            cluster.being_deleted.clear()
             del cluster.jobs[JOB.name]
 
         threading.Thread(target=go_away).start()
         run_job(client, JOB)
-    assert len(cluster.created) == 2
+    assert len(cluster.created) == 2 and cluster.lingering[JOB.name] < 0
 
 
-def test_a_job_that_somebody_deletes_fails_the_step(connected):
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_job_that_somebody_deletes_fails_the_step(connected, is_joined):
+    """One that was joined came back."""
     with served([STARTING]) as cluster:
+        client = connected(cluster)
+        if is_joined:
+            create(client, JOB)
         threading.Timer(0.5, lambda: cluster.jobs.clear()).start()
         with pytest.raises(PosgapError, match="was deleted by somebody else"):
-            run_job(connected(cluster), JOB)
+            run_job(client, JOB)
+    assert len(cluster.created) == 1
 
 
 def test_an_answer_that_fails_to_come_is_asked_for_again(connected):

@@ -26,13 +26,6 @@ class PosgapError(Exception):
         self.at = at
 
 
-class Unavailable(PosgapError):
-    """A server was not reached, or failed: the same command may succeed later. Exit code 2."""
-
-    code = "unavailable"
-    may_pass = True
-
-
 class OfAll(PosgapError):
     """An error of all processes of a launch, whose line the first of them shows. Exit code 2."""
 
@@ -89,6 +82,14 @@ class NoServer(PosgapError):
     """A server (S3, MLflow, an endpoint, the hub, Kubernetes) did not answer in time, or answered with a fault."""
 
     code = "no-server"
+    may_pass = True
+
+
+class ProcessFailure(PosgapError):
+    """Another process or machine that took part failed, as its own error says; a later try may succeed."""
+
+    code = "process-failed"
+    may_pass = True
 
 
 class Refused(PosgapError):

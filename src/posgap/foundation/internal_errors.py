@@ -17,9 +17,15 @@ from posgap.foundation.redaction import redact
 
 
 def describe_internal_error(error: BaseException) -> str:
-    """The line for an exception: its kind and message, and the file where its traceback now is."""
+    """The line for an exception: its kind and message, and the file where its traceback now is.
+
+    In a pod, whose files are soon gone, the traceback is printed too.
+    """
     lines = str(error).splitlines() or [""]
-    kept = _save_traceback("".join(traceback.format_exception(error)))
+    text = "".join(traceback.format_exception(error))
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        print(redact(text), file=sys.stderr, flush=True)
+    kept = _save_traceback(text)
     where = f"the traceback is in {kept}; please report it with that file" if kept else "no traceback could be kept"
     return f"internal error: {type(error).__name__}: {shorten(lines[0])}; {where}"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
-from posgap.foundation.errors import OfAll, PosgapError, Unavailable
+from posgap.foundation.errors import OfAll, PosgapError, ProcessFailure
 
 T = TypeVar("T")
 _calls = itertools.count()
@@ -71,7 +71,7 @@ def gather_from_all(work: Callable[[], T]) -> list[T]:
             _wait_until(lambda: board.add(f"{call}/read", 0) == world)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise Unavailable(f"the launch's first process cannot be reached ({reason}); see its error") from None
+        raise ProcessFailure(f"the launch's first process cannot be reached ({reason}); see its error") from None
     for each in answers:
         if "error" in each:
             failure = OfAll(each["error"])

@@ -2,17 +2,18 @@
 
 import json
 import logging
-import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from posgap.foundation.errors import PosgapError, TerminationSignal
+from posgap.foundation.errors import NoServer, PosgapError, ProcessFailure, Refused, TerminationSignal
 from posgap.foundation.interruption import Termination, deferred_termination
 from posgap.foundation.printing import is_quiet
+from posgap.kubeflow.reasons import JobInCluster, Reason, Worker, best_reason
 from posgap.kubeflow.train_jobs import Job, create
 
 if TYPE_CHECKING:
@@ -28,34 +29,34 @@ NODE = "node-0"
 AGAIN_SECONDS = 2.0
 LAST_SECONDS = 20.0  # how long to wait for a log's last lines
 END_LINES = 20
-_ERROR = "posgap: error: "
-# The line at which torchrun's own report of a failed process begins: it is long and does not contain the cause.
-_LAUNCHER = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(closing signal|failed \(exitcode)")
+QUEUE_SECONDS = 15.0  # between two looks at why a job waits
 
 
 def run_job(client: "TrainerClient", job: Job, create: Create = create) -> None:
     """Runs the job to its end and deletes it. If a job of its name is running already, that one is followed instead.
 
-    The output of node 0 is printed here. Raises `PosgapError` with the end of a failed worker's log, or if the job is
-    not done in time, and `TerminationSignal` after SIGTERM. If the cluster no longer answers, this gives up but the
-    job goes on; the next call joins it.
+    The output of node 0 is printed here, and while the job waits, why Kueue does not admit it. Raises `PosgapError`
+    with what best explains a failure, if the job is not done in time, or if somebody deletes it, and
+    `TerminationSignal` after SIGTERM. If the cluster no longer answers, this gives up but the job goes on; the next
+    call joins it.
     """
     with deferred_termination() as termination:
         cluster = _Cluster(client, termination)
+        in_cluster = JobInCluster(client, job.name)
         try:
-            ended = _attempt(cluster, job, create)
-            while not ended:
-                log.info("TrainJob %s was just being deleted when it was joined; creating it again", job.name)
-                ended = _attempt(cluster, job, create)
-            why = "" if ended.status == COMPLETE else why_it_failed(client, ended)
+            ended = _attempt(cluster, in_cluster, job, create)
+            queue = "" if ended.status in (COMPLETE, FAILED) else in_cluster.queue_words()
+            why = None if ended.status == COMPLETE else why_it_failed(client, ended, in_cluster)
         except KeyboardInterrupt:
             cluster.delete(job.name)
             raise
         cluster.delete(job.name)
+    if why is None:
+        return
+    error = PosgapError if why.is_refusal else ProcessFailure
     if ended.status == FAILED:
-        raise PosgapError(f"TrainJob {job.name} failed. {why}")
-    if ended.status != COMPLETE:
-        raise PosgapError(f"TrainJob {job.name} was not done after {job.seconds} s, and is deleted. {why}")
+        raise error(f"TrainJob {job.name} failed. {why}")
+    raise error(f"TrainJob {job.name} was not done after {job.seconds} s, and is deleted. {queue or why}")
 
 
 class _Cluster:
@@ -73,7 +74,7 @@ class _Cluster:
                 if _status(error) == 404:
                     job = None
                 elif time.monotonic() - self.answered > SILENCE_SECONDS:
-                    raise PosgapError(f"TrainJob {name}: {_server_message(error)}") from None
+                    raise NoServer(f"TrainJob {name}: {_server_message(error)}") from None
                 else:
                     self.wait_for_poll()
                     continue
@@ -96,41 +97,56 @@ class _Cluster:
                 log.warning("TrainJob %s could not be deleted: %s; kubectl delete trainjob %s", name, message, name)
 
 
-def _attempt(cluster: _Cluster, job: Job, create: Create) -> "TrainJob | None":
-    """Creates or joins the job and follows it to its end; returns None if a job that was joined disappeared."""
-    created = _start(cluster, job, create)
+def _attempt(cluster: _Cluster, in_cluster: JobInCluster, job: Job, create: Create) -> "TrainJob":
+    """Creates or joins the job, and follows it to its end."""
+    _start(cluster, in_cluster, job, create)
     deadline = time.monotonic() + job.seconds
+    told, look_at = "", 0.0
     with print_log(cluster.client, job.name):
         state = cluster.get_state(job.name)
         while state and state.status not in (COMPLETE, FAILED) and time.monotonic() <= deadline:
+            if not state.steps and time.monotonic() >= look_at:
+                look_at = time.monotonic() + QUEUE_SECONDS
+                queue = in_cluster.queue_words()
+                if queue and queue != told:
+                    log.info("TrainJob %s waits: %s", job.name, queue)
+                told = queue or told
             cluster.wait_for_poll()
             state = cluster.get_state(job.name)
-    if created and not state:
+    if not state:
         raise PosgapError(f"TrainJob {job.name} was deleted by somebody else; the same command goes on")
     return state
 
 
-def _start(cluster: _Cluster, job: Job, create: Create) -> bool:
-    """Makes sure that the job exists, and returns whether it was created here."""
+def _start(cluster: _Cluster, in_cluster: JobInCluster, job: Job, create: Create) -> None:
+    """Makes sure that the job exists.
+
+    One that failed, or that is being deleted, is gone with all of its pods before another of its name is made: those
+    would be taken for the new one's.
+    """
     cluster.answered = time.monotonic() - SILENCE_SECONDS  # do not wait for a cluster that has never answered
     state = cluster.get_state(job.name)
     if state and state.status == FAILED:
         cluster.delete(job.name)
-        while state:
-            state = cluster.get_state(job.name)
-            if state:
-                cluster.wait_for_poll()
-    if not state:
-        try:
-            create(cluster.client, job)
-        except (RuntimeError, TimeoutError) as error:
-            if _status(error) != 409:
-                raise PosgapError(f"TrainJob {job.name} cannot be created: {_server_message(error)}") from None
-        else:
-            log.info("TrainJob %s: created, with %d nodes", job.name, job.nodes)
-            return True
-    log.info("TrainJob %s is running already; joining it", job.name)
-    return False
+    elif state and not in_cluster.is_being_deleted():
+        log.info("TrainJob %s is running already; joining it", job.name)
+        return
+    if state or in_cluster.pods():
+        log.info("TrainJob %s of before is being deleted; waiting until its pods are gone", job.name)
+        while cluster.get_state(job.name) or in_cluster.pods():
+            cluster.wait_for_poll()
+    try:
+        create(cluster.client, job)
+        log.info("TrainJob %s: created, with %d nodes", job.name, job.nodes)
+    except (RuntimeError, TimeoutError) as error:
+        if _status(error) != 409:  # else another process has just made it
+            raise _creation_error(job, error) from None
+
+
+def _creation_error(job: Job, error: Exception) -> PosgapError:
+    kind = Refused if 400 <= _status(error) < 500 else NoServer
+    hint = f"; is there a runtime {job.runtime}?" if _status(error) == 403 else ""
+    return kind(f"TrainJob {job.name} cannot be created: {_server_message(error)}{hint}")
 
 
 def _status(error: Exception) -> int:
@@ -181,31 +197,32 @@ def _print(client: "TrainerClient", job: str, over: threading.Event) -> None:
         over.wait(AGAIN_SECONDS)
 
 
-def why_it_failed(client: "TrainerClient", job: "TrainJob") -> str:
-    """Logs the end of each failed worker's log, and returns the line that best explains the failure.
+def why_it_failed(client: "TrainerClient", job: "TrainJob", in_cluster: JobInCluster) -> Reason:
+    """Logs the end of each failed worker's log, and returns what best explains the failure.
 
-    That is posgap's own first error line among them, since one worker's failure makes the others fail too.
+    It reads pods, conditions and events, which are gone as soon as the job is deleted.
     """
-    said = {}
-    for step in job.steps:
-        lines = _last_lines(client, job.name, step.name) if step.status == "Failed" else []
-        if not lines:
-            continue
-        log.error("the end of the log of %s:\n%s", step.name, "\n".join(f"  {step.name} | {line}" for line in lines))
-        own = [line.partition(_ERROR)[2] for line in lines if _ERROR in line and "SIGTERM" not in line]
-        said[step.name] = (not own, own[0] if own else lines[-1])
-    if not said:
-        return f"No worker's log says why; see kubectl describe trainjob {job.name}"
-    worker = min(said, key=lambda name: said[name][0])
-    return f"{worker}: {said[worker][1]}"
+    workers, there, pods = [], [], in_cluster.pods()
+    for pod in pods:
+        worker = Worker.from_pod(pod)
+        there.append(worker.name)
+        if pod.status.phase == "Failed" or pod.status.reason or worker.exit_code:
+            workers.append(replace(worker, log=_log_of(client, job.name, worker.name)))
+    if not pods:
+        failed = [step.name for step in job.steps if step.status == "Failed"]
+        workers = [Worker(name, log=_log_of(client, job.name, name)) for name in failed]
+    for worker in workers:
+        end = "\n".join(f"  {worker.name} | {line}" for line in worker.lines[-END_LINES:])
+        if end:
+            log.error("the end of the log of %s:\n%s", worker.name, end)
+    expected = [f"node-{index}" for index in range(job.num_nodes)] if pods else []
+    gone = [name for name in expected if name not in there]
+    return best_reason(workers, gone, in_cluster.conditions(), in_cluster.events())
 
 
-def _last_lines(client: "TrainerClient", job: str, worker: str) -> list[str]:
-    """The last lines of a worker's log, without the launcher's report."""
+def _log_of(client: "TrainerClient", job: str, worker: str) -> str:
     try:
-        lines = [line.rstrip() for line in client.get_job_logs(job, step=worker)]
+        return "\n".join(line.rstrip() for line in client.get_job_logs(job, step=worker))
     except (RuntimeError, TimeoutError) as error:
         log.warning("log of %s: %s", worker, error)
-        return []
-    launcher_report = next((i for i, line in enumerate(lines) if _LAUNCHER.search(line)), 0)
-    return [line for line in lines[: launcher_report or None] if line][-END_LINES:]
+        return ""

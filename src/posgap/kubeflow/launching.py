@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from posgap.foundation.errors import Unavailable
+from posgap.foundation.errors import ProcessFailure
 from posgap.foundation.locations import Location
 from posgap.options.base import StageConfig
 
@@ -27,7 +27,7 @@ def on_all_gpus(stage: Callable[[C], Location], config: C, processes: int = 0) -
     """Runs a stage in this process or, on a machine with several GPUs, its verb under torchrun with one process each.
 
     `processes`, if given, replaces the number of GPUs. The processes print to the same output as this one. Raises
-    `Unavailable` if one of them fails, which says itself whether that may pass.
+    `ProcessFailure` if one of them fails, which says itself whether that may pass.
     """
     import torch
 
@@ -37,5 +37,5 @@ def on_all_gpus(stage: Callable[[C], Location], config: C, processes: int = 0) -
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
     verb = [*stage.__name__.split("_"), *as_options(config.model_dump(mode="json"))]
     if subprocess.run([*launcher, "-m", "posgap", *verb]).returncode:
-        raise Unavailable(f"{stage.__name__}: one of {count} processes failed; see its error above")
+        raise ProcessFailure(f"{stage.__name__}: one of {count} processes failed; see its error above")
     return config.out

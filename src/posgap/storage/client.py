@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from posgap.foundation.errors import PosgapError, Unavailable, first_line
+from posgap.foundation.errors import NoServer, PosgapError, first_line
 from posgap.foundation.retries import RetryPolicy, Waits
 
 RETRY_POLICY = RetryPolicy(seconds=60, longest_wait=15)  # of a request; a server that says SlowDown means minutes
@@ -96,11 +96,11 @@ def explain_errors(what: str) -> Iterator[None]:
     try:
         yield
     except S3DownloadFailedError:
-        raise Unavailable(f"{what}: has changed since it was listed; try again when nobody writes it") from None
+        raise NoServer(f"{what}: has changed since it was listed; try again when nobody writes it") from None
     except (Boto3Error, BotoCoreError, ClientError) as error:
         raise _kind_of(error)(f"{what}: {_describe_error(error)}") from None
     except RetriesExceededError as error:
-        raise Unavailable(f"{what}: {_describe_error(error.last_exception)}") from None
+        raise NoServer(f"{what}: {_describe_error(error.last_exception)}") from None
 
 
 def _kind_of(error: Exception) -> type[PosgapError]:
@@ -108,7 +108,7 @@ def _kind_of(error: Exception) -> type[PosgapError]:
     from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 
     lacks_credentials = isinstance(error, NoCredentialsError | PartialCredentialsError)
-    return PosgapError if lacks_credentials or refusal(error) in _LASTING else Unavailable
+    return PosgapError if lacks_credentials or refusal(error) in _LASTING else NoServer
 
 
 def refusal(error: Exception) -> str:
