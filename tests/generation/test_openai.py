@@ -19,9 +19,10 @@ from fault_proxy import FAULTS, FINE, faulty
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.interruption import RESUMES
 from posgap.generation import openai
+from posgap.generation.endpoint_client import why_nobody
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling, complete
-from posgap.generation.openai import OpenAIGenerator, _nobody
+from posgap.generation.openai import OpenAIGenerator
 from posgap.generation.served import EndpointIdentity
 from posgap.tasks.prompts import Prompt
 
@@ -108,7 +109,7 @@ def test_a_lost_server_is_tried_again_and_then_named():
     with served(Endpoint(shouted)) as endpoint:
         asked = generator(endpoint)
         assert [c.text for c in complete(asked, [Prompt("a")], SAMPLING)] == ["A"]
-    with pytest.raises(PosgapError, match=r"127.0.0.1:\d+/v1/chat/completions: gave up after 4 tries: ConnectError"):
+    with pytest.raises(PosgapError, match=r"127.0.0.1:\d+/v1/.*: gave up after 4 tries: ClientConnectorError"):
         list(complete(asked, [Prompt("a")], SAMPLING))
 
 
@@ -135,7 +136,7 @@ def test_an_unknown_host_fails_at_once_and_a_slow_name_server_is_retried():
     def at(*reasons):
         error = OSError("All connection attempts failed")
         error.__cause__ = ExceptionGroup("several", list(reasons)) if len(reasons) > 1 else reasons[0]
-        return _nobody(error)
+        return why_nobody(error)
 
     refused, unknown = ConnectionRefusedError(), socket.gaierror(socket.EAI_NONAME, "no name")
     assert at(refused) == at(refused, refused) == "nothing listens there (connection refused)"
@@ -214,14 +215,22 @@ def test_a_prompt_without_any_usable_answer_has_failed_and_the_others_are_answer
     assert b.reason.startswith(reason) and "\n" not in b.reason
 
 
+@pytest.mark.parametrize("status", [400, 422])
+def test_one_prompt_tells_that_the_model_s_name_or_the_key_is_wrong(status):
+    with served(Endpoint(shouted, lambda text, times: (status, {}, "Invalid model name"))) as endpoint:
+        with pytest.raises(PosgapError, match=f"{status} .*: Invalid model name; .*check the model's name and the key"):
+            ask(endpoint, [str(i) for i in range(100)])
+        assert endpoint.seen == {"0": 1, "Hello": 1}
+
+
 @pytest.mark.parametrize("status", [500, 400])
 def test_an_endpoint_that_fails_for_every_prompt_ends_the_sweep(status):
     texts = [str(i) for i in range(100)]
-    with served(Endpoint(shouted, lambda text, times: (status, {}, "broken"))) as endpoint:
+    broken = (status, {}, "broken")
+    with served(Endpoint(shouted, lambda text, times: broken if text != "Hello" else None)) as endpoint:
         with pytest.raises(PosgapError, match=f"no answer to 8 prompts in a row, the last time: {status} .*goes on"):
             ask(endpoint, texts, retries=1)
         assert len(endpoint.seen) < 20
-    broken = (status, {}, "broken")
     with served(Endpoint(shouted, lambda text, times: broken if int(text) > 40 else None)) as endpoint:
         with pytest.raises(PosgapError, match="no answer to 25 prompts in a row"):
             ask(endpoint, texts, retries=0)
@@ -239,7 +248,7 @@ def test_an_endpoint_that_fails_for_every_prompt_ends_the_sweep(status):
         ((307, {"Location": "/elsewhere"}, ""), "307 Temporary Redirect; check the address"),
         ((402, {}, '{"error": "no money"}'), "402 Payment Required: no money"),
         ((429, {}, '{"error": {"code": "insufficient_quota", "message": "pay"}}'), "429 Too Many Requests: pay"),
-        ((503, {}, "try later"), "gave up after 8 tries: 503 Service Unavailable: try later; what was answered"),
+        ((503, {}, "try later"), "gave up after 4 tries: 503 Service Unavailable: try later; what was answered"),
     ],
     ids=str,
 )
@@ -482,12 +491,12 @@ def test_what_an_http_proxy_does_for_ever_is_one_line(name, through):
 
 
 def test_a_socks_proxy_is_refused_in_a_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setitem(sys.modules, "aiohttp_socks", None)
     monkeypatch.setenv("ALL_PROXY", "socks5://user:hunter2@127.0.0.1:9")
     with served(Endpoint(shouted)) as endpoint, pytest.raises(PosgapError) as refused:
         ask(endpoint, ["p"])
     assert str(refused.value).endswith(
-        "cannot be used: a SOCKS proxy takes the package socksio (pip install socksio); or name this host in NO_PROXY"
+        "a SOCKS proxy takes the package aiohttp-socks (pip install aiohttp-socks); or name this host in NO_PROXY"
     )
     monkeypatch.setenv("ALL_PROXY", "gopher://user:hunter2@127.0.0.1:9")
     with (

@@ -2,6 +2,7 @@
 
 import json
 import re
+import ssl
 import threading
 import time
 from collections import Counter
@@ -62,7 +63,7 @@ class Endpoint:
 
 
 @contextmanager
-def served(endpoint: Endpoint) -> Iterator[Endpoint]:
+def served(endpoint: Endpoint, tls: ssl.SSLContext | None = None) -> Iterator[Endpoint]:
     """Serves `endpoint` on a free port of this machine, at `endpoint.url`."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -102,6 +103,9 @@ def served(endpoint: Endpoint) -> Iterator[Endpoint]:
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
     endpoint.url = f"http://127.0.0.1:{server.server_port}/v1"
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        endpoint.url = f"https://localhost:{server.server_port}/v1"
     try:
         yield endpoint
     finally:

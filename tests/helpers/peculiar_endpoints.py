@@ -88,6 +88,7 @@ def without(*parameters: str) -> Misbehave:
 
 
 BODIES: list[dict] = []
+LOG = logging.getLogger("posgap.generation")
 LAST = {"concurrency": 1}
 HALF = (200, {}, '{"choices": [')
 BROKEN = refused(500, "Internal error")
@@ -174,14 +175,14 @@ def row(peculiar: Peculiar) -> list[str]:
         parameters = EndpointParameters(base_url=endpoint.url, **{"concurrency": 4} | {**peculiar.asked})
         generator = OpenAIGenerator("served-model", parameters)
         generator.retry_policy = replace(generator.retry_policy, tries=4)
-        openai.log.addHandler(lines)
+        LOG.addHandler(lines)
         try:
             sampling = Sampling(100, opened=None)
             completions += ((index, answer) for index, _, answer in generator.generate(groups, sampling))
         except PosgapError as error:
             lines.texts.append(f"error: {error}")
         finally:
-            openai.log.removeHandler(lines)
+            LOG.removeHandler(lines)
     text = " / ".join(lines.texts).replace(generator.url, "URL").replace("|", "\\|")
     until = re.sub(r"until [\d: +-]+", "until ...", text)  # which is a day from now
     return [peculiar.words, _counted(completions, task, examples), until]

@@ -47,6 +47,7 @@ FLOORS = [
 # What takes so long to import that a function may do it, and with it our own modules that need it at their top.
 HEAVY = {
     "accelerate",
+    "aiohttp",
     "boto3",
     "botocore",
     "great_expectations",

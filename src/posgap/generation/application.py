@@ -28,7 +28,7 @@ from posgap.foundation.redaction import redact
 from posgap.foundation.retries import within
 from posgap.generation.answer_forms import as_completion
 from posgap.generation.endings import before_stop
-from posgap.generation.endpoint_parameters import ApplicationParameters
+from posgap.generation.endpoint_parameters import CALLS, ApplicationParameters
 from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.generation.served import EndpointIdentity
 from posgap.generation.wire import Fault, read_answer
@@ -298,7 +298,7 @@ class ApplicationGenerator:
                 answers.put(None)
 
         try:
-            working = self.parameters.concurrency
+            working = self.parameters.concurrency or CALLS
             for _ in range(working):
                 # Nothing waits for these at the end of the process: a call may never return.
                 threading.Thread(target=work, name="application", daemon=True).start()

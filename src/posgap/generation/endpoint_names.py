@@ -8,6 +8,7 @@ from typing import Any
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.fields import is_endpoint, pairs
 from posgap.foundation.redaction import redact
+from posgap.generation.endpoint_address import about_key, endpoint_url, headers_of, tls
 
 _TIMEOUT = 10.0  # seconds to wait for the list of models
 _MAX_SHOWN = 5  # names in a message
@@ -48,8 +49,6 @@ def only_model(address: str, header: Mapping[str, str]) -> str:
 
 def _fetch_names(address: str, header: Mapping[str, str]) -> list[str]:
     import httpx2
-
-    from posgap.generation.openai import about_key, endpoint_url, headers_of, tls
 
     url, shown, headers = endpoint_url(address, "models"), redact(address), headers_of(header)
     try:

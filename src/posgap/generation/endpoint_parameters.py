@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from posgap.foundation.fields import RARE, from_json, pairs
 from posgap.foundation.registry import SECRET, WITHOUT_EFFECT, Parameters
 
+MAX_REQUESTS, CALLS = 256, 8  # at the same time, of an endpoint and of an application
 _SENT_BY_US = {  # by the parameter that sets it
     "messages": "",
     "prompt": "",
@@ -43,10 +44,13 @@ class EndpointParameters(Parameters):
         "fingerprint; model: the same model; any: whatever it says",
     )
     concurrency: Annotated[int, WITHOUT_EFFECT] = Field(
-        8, ge=1, description="openai, python: number of requests, or of calls, at the same time"
+        0,
+        ge=0,
+        description="openai: most requests at the same time; posgap finds how many the endpoint is quickest with; 0: "
+        f"at most {MAX_REQUESTS}; python: calls at the same time; 0: {CALLS}",
     )
     timeout: Annotated[float, WITHOUT_EFFECT, RARE] = Field(
-        120.0, gt=0, description="openai, python: seconds to wait for a whole response"
+        120.0, gt=0, description="openai, python: seconds that a whole response may take, from when it was asked for"
     )
     base_url: str = Field(
         "", description="openai: address of the endpoint, like http://localhost:8000/v1, for --model NAME"

@@ -1,5 +1,6 @@
 """What an endpoint says of the model behind it, which is all that is known of that: sweeps record it."""
 
+import logging
 from collections.abc import Iterable
 from itertools import chain
 from operator import attrgetter
@@ -11,6 +12,8 @@ from pydantic import Field
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_model, write_json
 
+log = logging.getLogger(__name__)
+MAX_NAMES = 100  # that an endpoint may change between, if it may; more are not recorded
 What = Literal["model", "fingerprint"]
 # What an endpoint must stay throughout a sweep, by the parameter `identity`.
 MUST_STAY: dict[str, tuple[What, ...]] = {"fingerprint": ("model", "fingerprint"), "model": ("model",), "any": ()}
@@ -62,6 +65,41 @@ class EndpointIdentity(Record):
     def write_to(self, file: Path) -> None:
         """Writes it down, atomically."""
         write_json(file, self.model_dump(mode="json"))
+
+
+class ServedModel:
+    """Holds what an endpoint says of its model against what it said before.
+
+    `asked` is the model's name in requests, `shown` the endpoint's address in messages, and `must_stay` a key of
+    `MUST_STAY`. `identity` begins with what an interrupted sweep has recorded.
+    """
+
+    def __init__(self, shown: str, asked: str, must_stay: str, identity: EndpointIdentity | None = None):
+        self.shown, self.asked, self.must_stay = shown, asked, must_stay
+        self.identity = identity or EndpointIdentity()
+
+    def note(self, model: str, fingerprint: str) -> None:
+        """Notes what an answer says; empty if nothing. Raises `EndpointChanged` if that must not change, and does."""
+        says: dict[What, str] = {"model": model, "fingerprint": fingerprint}
+        for name, now in says.items():
+            before = self.identity.values_of(name)
+            if not now or now in before:
+                continue
+            if before and name in MUST_STAY[self.must_stay]:
+                raise EndpointChanged(
+                    f"{self.shown}: is no longer what it was: its {name} was {before[-1]}, and is {now} now",
+                    "model" if name == "fingerprint" else "any",
+                )
+            if name == "model" and not before and not _is_related(now, self.asked):
+                log.warning("%s: was asked for %s, and says that it is %s", self.shown, self.asked, now)
+            if len(before) < MAX_NAMES:
+                self.identity = self.identity.with_value(name, now)
+
+
+def _is_related(name: str, asked: str) -> bool:
+    """Whether two names of models may be of the same: one has the other in it, folders apart."""
+    one, other = (text.rstrip("/").rpartition("/")[2].lower() for text in (name, asked))
+    return one in other or other in one
 
 
 @runtime_checkable

@@ -43,6 +43,7 @@ class EndpointAnswer(NamedTuple):
     model: str
     fingerprint: str
     id: str = ""
+    unknown_reason: str = ""  # why it ended, if that is no reason that is known
 
 
 class Fault(NamedTuple):

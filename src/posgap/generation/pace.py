@@ -1,0 +1,59 @@
+"""How fast an endpoint answered, which a sweep records."""
+
+import time
+from typing import Self
+
+from pydantic import Field
+
+from posgap.foundation.files import Record
+
+MIN_SHOWN = 32  # answers: fewer say nothing of the pace
+
+
+class EndpointPace(Record):
+    """How fast an endpoint answered the prompts of a sweep, without those of before an interruption."""
+
+    answers: int = Field(0, ge=0, description="that the rest is about")
+    at_once: int = Field(1, ge=1, description="requests under way at last")
+    per_second: float = Field(0.0, ge=0, description="answers a second")
+    median_wait: float = Field(0.0, ge=0, description="seconds from sending a request to its whole answer")
+    p95_wait: float = Field(0.0, ge=0, description="seconds that 5 % of the answers took at least")
+    refusals: int = Field(0, ge=0, description="requests that were turned away or timed out")
+    repeated: int = Field(0, ge=0, description="prompts that were asked again at temperature 0")
+    differing: int = Field(0, ge=0, description="of these, those whose answers differ")
+
+    def text(self) -> str:
+        """The pace in words."""
+        return (
+            f"{self.per_second:,.1f} answers a second with {self.at_once} requests at a time; "
+            f"half of the answers took {self.median_wait:.2f} s or more, 5 % {self.p95_wait:.2f} s or more"
+        )
+
+
+class Stopwatch:
+    """Takes the times of answers while prompts are asked."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self.seconds = 0.0
+        self._since = 0.0
+
+    def __enter__(self) -> Self:
+        self._since = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.monotonic() - self._since
+
+    def pace(self) -> EndpointPace:
+        """The pace so far."""
+        if not self.waits:
+            return EndpointPace()
+        ordered = sorted(self.waits)
+        median, late = (ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.95))
+        return EndpointPace(
+            answers=len(self.waits),
+            per_second=round(len(self.waits) / max(self.seconds, 1e-3), 3),
+            median_wait=round(median, 4),
+            p95_wait=round(late, 4),
+        )
