@@ -91,7 +91,7 @@ def config(tmp_path, examples, model_folder):
     write_jsonl(tmp_path / "r.jsonl", [response(i, at, correct=at == 1 or i != 2) for i in range(6) for at in (1, 5)])
     return DistillConfig(
         examples=examples, responses=tmp_path / "r.jsonl", model=str(model_folder), out=tmp_path / "out",
-        k=4, batch_size=60, epochs=3, learning_rate=1e-3,
+        k=4, batch_size=60, epochs=3, learning_rate=1e-3, teacher_temperature=1,
     )  # fmt: skip
 
 

@@ -3,18 +3,17 @@
 import json
 import logging
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import ceil
 
 import pytest
 from by_definition import SHAPE
 from transformers import LlamaConfig
 
-from posgap.distillation import planning
 from posgap.distillation.engine import Schedule
 from posgap.distillation.footprint import MicroBatchShape, Size
 from posgap.distillation.movement import Movement, default_learning_rate
-from posgap.distillation.planning import LORA_RANK, Way, export_bytes, need, standing, ways
+from posgap.distillation.planning import LORA_RANK, Way, Workload, export_bytes, need, standing, ways
 from posgap.foundation.errors import PosgapError
 from posgap.options.plan_distill import PlanDistillConfig
 from posgap.verbs.plan_distill import measured_tflops, plan_distill
@@ -43,6 +42,10 @@ def config(tmp_path) -> PlanDistillConfig:
     )  # fmt: skip
 
 
+def work_of(config: PlanDistillConfig, **changed) -> Workload:
+    return Workload(**{field.name: getattr(config, field.name) for field in fields(Workload)} | changed)
+
+
 @pytest.mark.parametrize("gpus", [1, 8])
 @pytest.mark.parametrize("memory", [2, 6, 17, 20, 22, 24, 25, 30, 80])
 def test_as_many_prompts_are_read_at_once_as_fit_beside_what_stands(config, gpus, memory):
@@ -53,7 +56,7 @@ def test_as_many_prompts_are_read_at_once_as_fit_beside_what_stands(config, gpus
         stands, usable = standing(way, size, gpus), 0.92 * memory * GB
         of_rows = [taken(MicroBatchShape(rows, 128, 8, checkpointing=way.checkpointing)) for rows in range(33)]
         fits = [rows for rows in range(1, ceil(32 / gpus) + 1) if stands + of_rows[rows] <= usable]
-        found = need(asked, way, sized, taken)
+        found = need(work_of(asked), way, sized, taken)
         assert found.way == way and found.standing == stands
         if stands > usable:
             assert (found.rows, found.memory) == (0, 0)
@@ -64,7 +67,7 @@ def test_as_many_prompts_are_read_at_once_as_fit_beside_what_stands(config, gpus
 
 def test_a_micro_batch_is_asked_for_as_the_way_reads_it(config):
     asked = []
-    need(config, Way("zero3", True, 16), sized, lambda shape: asked.append(shape) or 1)
+    need(work_of(config), Way("zero3", True, 16), sized, lambda shape: asked.append(shape) or 1)
     assert asked == [MicroBatchShape(rows, 128, 8, "bfloat16 parameters", True, 16) for rows in (1, 32)]
 
 
@@ -113,16 +116,16 @@ def test_what_stands_is_so_many_bytes_a_parameter(way, size, gpus, gigabytes):
 
 @pytest.fixture
 def made_up(monkeypatch):
-    monkeypatch.setattr(planning, "size_of", lambda model, rank: sized(rank))
-    monkeypatch.setattr(planning, "activation_bytes", lambda model, shape: taken(shape))
-    monkeypatch.setattr(planning, "flops", lambda model, shape: 10**15 * (1 + shape.checkpointing))
+    monkeypatch.setattr("posgap.verbs.plan_distill.size_of", lambda model, rank: sized(rank))
+    monkeypatch.setattr("posgap.verbs.plan_distill.activation_bytes", lambda model, shape: taken(shape))
+    monkeypatch.setattr("posgap.verbs.plan_distill.flops", lambda model, shape: 10**15 * (1 + shape.checkpointing))
 
 
 def test_figures_of_a_plan_follow_from_what_is_trained(config, made_up, capsys, caplog):
     caplog.set_level(logging.INFO)
     plan = plan_distill(config.model_copy(update={"gpu_memory": 24.4}))
     # 16.4 GB stand, and of 22.448 GB that can be used five are fixed and one is a prompt's.
-    best = need(config.model_copy(update={"gpu_memory": 24.4}), Way("alone", False, 0), sized, taken)
+    best = need(work_of(config, gpu_memory=24.4), Way("alone", False, 0), sized, taken)
     assert best.rows == 1 and plan["options"] == ["--micro-batch-tokens 128"]
     prompts, size = 2 * 100 * 5, OF_ALL
     assert plan["updates"] == ceil(prompts / 32) and plan["tokens"] == prompts * 128
@@ -188,8 +191,8 @@ def test_a_context_is_long_enough_for_prompt_and_response_together(config, made_
 
 def test_on_a_cpu_memory_is_the_machine_s_and_arithmetic_float32(config, made_up, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(planning, "available_bytes", lambda: 60 * GB)
-    monkeypatch.setattr(planning, "measured_tflops", lambda: 0.25)
+    monkeypatch.setattr("posgap.verbs.plan_distill.available_bytes", lambda: 60 * GB)
+    monkeypatch.setattr("posgap.verbs.plan_distill.measured_tflops", lambda: 0.25)
     on_cpu = config.model_copy(update={"gpus": 0, "gpu_memory": 0.0, "gpu_tflops": 0.0})
     plan = plan_distill(on_cpu)
     # Beside parameters, gradients, means and head: a checkpoint on its way to the disk, and python.
@@ -201,11 +204,11 @@ def test_on_a_cpu_memory_is_the_machine_s_and_arithmetic_float32(config, made_up
     # The trained model and its head, the base, which is stored in float32, and what is read back.
     assert plan["export_gb"] == pytest.approx(0.4 + 4.4 + 4)
     asked = []
-    need(on_cpu.model_copy(update={"gpu_memory": 60}), Way("cpu", False, 0), sized, lambda s: asked.append(s) or 1)
+    need(work_of(on_cpu, gpu_memory=60), Way("cpu", False, 0), sized, lambda s: asked.append(s) or 1)
     assert {shape.arithmetic for shape in asked} == {"float32"}
     with pytest.raises(PosgapError, match="fits into 4 GB, in any way to train; take more memory, or shorter prompts"):
         plan_distill(on_cpu.model_copy(update={"gpu_memory": 4}))
-    monkeypatch.setattr(planning, "available_bytes", lambda: math.inf)
+    monkeypatch.setattr("posgap.verbs.plan_distill.available_bytes", lambda: math.inf)
     with pytest.raises(PosgapError, match="--gpu-memory: this system does not say how much memory is free"):
         plan_distill(on_cpu)
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posgap.distillation import planning
 from posgap.distillation.footprint import (
     OPERATIONS,
     MicroBatchShape,
@@ -232,7 +231,7 @@ def test_bytes_that_stand_are_those_of_each_way():
 @pytest.mark.full
 def test_the_first_way_that_fits_is_suggested(config, capsys, monkeypatch):
     measured_once = cache(partial(activation_bytes, SHAPE))  # the plans ask for the same micro-batches
-    monkeypatch.setattr(planning, "activation_bytes", lambda model, micro: measured_once(micro))
+    monkeypatch.setattr("posgap.verbs.plan_distill.activation_bytes", lambda model, micro: measured_once(micro))
     plan = plan_distill(config)
     assert plan["options"] == ["--micro-batch-tokens 4096"]  # all 32 prompts of a step
     assert plan["updates"] == 94 and plan["tokens"] == 3000 * 128
@@ -251,8 +250,8 @@ def test_the_first_way_that_fits_is_suggested(config, capsys, monkeypatch):
 
 def test_operations_are_counted_once_of_the_way_that_is_suggested(config, monkeypatch):
     counted = []
-    monkeypatch.setattr(planning, "activation_bytes", lambda model, micro: micro.rows)
-    monkeypatch.setattr(planning, "flops", lambda model, micro: counted.append(micro) or 1000)
+    monkeypatch.setattr("posgap.verbs.plan_distill.activation_bytes", lambda model, micro: micro.rows)
+    monkeypatch.setattr("posgap.verbs.plan_distill.flops", lambda model, micro: counted.append(micro) or 1000)
     plan = plan_distill(config.model_copy(update={"gpus": 8}))
     assert counted == [MicroBatchShape(1, 128, 8, "bfloat16")] and len(plan["ways"]) == 3
     # The teacher reads the best prompt of 300 examples, forwards alone.

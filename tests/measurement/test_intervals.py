@@ -6,7 +6,6 @@ from by_definition import bound_by_brute_force, paired
 from scipy import special, stats
 
 from posgap.foundation.errors import PosgapError
-from posgap.measurement import power as power_module
 from posgap.measurement import statistics
 from posgap.measurement.power import Assumptions, correlation_of_placements, examples_for_gap
 from posgap.options.plan_sweep import PlanConfig
@@ -355,6 +354,6 @@ def test_the_correlation_is_read_off_the_outcomes():
 
 
 def test_a_sweep_that_is_always_right_has_nothing_to_plan(monkeypatch):
-    monkeypatch.setattr(power_module, "assumptions_from_config", lambda config: Assumptions(5, 1.0, 0.0, 0.8))
+    monkeypatch.setattr("posgap.verbs.plan_sweep.assumptions_from_config", lambda config: Assumptions(5, 1.0, 0.0, 0.8))
     with pytest.raises(PosgapError, match="leaves nothing to chance"):
         plan_sweep(PlanConfig())

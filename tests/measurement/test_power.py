@@ -12,6 +12,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.measurement import power
 from posgap.measurement.power import Assumptions
 from posgap.options.plan_sweep import PlanConfig
+from posgap.verbs.plan_sweep import assumptions_from_config, plan_sweep
 
 
 @pytest.mark.parametrize("gap", [0.1, 0.25])
@@ -42,7 +43,7 @@ def test_variances_are_those_of_the_parts_of_an_outcome():
 
 def test_a_plan_has_the_least_numbers_and_says_what_it_rests_on(capsys, caplog):
     caplog.set_level(logging.INFO)
-    needed = power.plan(PlanConfig(detect=10, n_docs=4, mean=60, correlation=0.4, agreement=0.7, power=0.9))
+    needed = plan_sweep(PlanConfig(detect=10, n_docs=4, mean=60, correlation=0.4, agreement=0.7, power=0.9))
     own, shared = 0.24 * 0.6, 2 * 0.24 * 0.4 * 0.3
     z = stats.norm.isf(0.025) + stats.norm.isf(0.1)
     assert needed == {
@@ -63,13 +64,13 @@ def test_a_plan_has_the_least_numbers_and_says_what_it_rests_on(capsys, caplog):
 
 @pytest.mark.parametrize("assumed", [(5, 1.0, 0.0), (5, 0.0, 0.0), (5, 0.5, 1.0)], ids=str)
 def test_where_nothing_is_left_to_chance_there_is_nothing_to_plan(monkeypatch, assumed):
-    monkeypatch.setattr(power, "assumptions_from_config", lambda config: Assumptions(*assumed, 0.8))
+    monkeypatch.setattr("posgap.verbs.plan_sweep.assumptions_from_config", lambda config: Assumptions(*assumed, 0.8))
     with pytest.raises(PosgapError, match="a mean of 0 or 100, or a correlation of 1, leaves nothing to chance"):
-        power.plan(PlanConfig())
+        plan_sweep(PlanConfig())
 
 
 def test_what_a_sweep_shows_takes_the_place_of_what_is_expected(tmp_path):
-    assert power.assumptions_from_config(PlanConfig(n_docs=7, mean=60, correlation=0.4, agreement=0.7)) == (
+    assert assumptions_from_config(PlanConfig(n_docs=7, mean=60, correlation=0.4, agreement=0.7)) == (
         7,
         0.6,
         0.4,
@@ -79,7 +80,7 @@ def test_what_a_sweep_shows_takes_the_place_of_what_is_expected(tmp_path):
     folder = write_sweep(tmp_path / "sweep", [0.9, 0.7, 0.6, 0.7, 0.8])
     correct = outcomes_in(folder)
     off_diagonal = np.corrcoef(correct.T)[np.triu_indices(5, 1)]
-    assumed = power.assumptions_from_config(PlanConfig(sweep=folder, n_docs=7, mean=60, correlation=0.9, agreement=0.7))
+    assumed = assumptions_from_config(PlanConfig(sweep=folder, n_docs=7, mean=60, correlation=0.9, agreement=0.7))
     assert assumed[::3] == (5, 0.7)
     assert assumed.mean == pytest.approx(correct.mean())
     assert assumed.correlation == pytest.approx(max(0, off_diagonal.mean()))

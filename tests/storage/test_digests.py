@@ -6,6 +6,7 @@ import pytest
 from examples import kv_example
 
 from posgap.foundation import files
+from posgap.foundation.bounds import open_plain
 from posgap.options.distill import DistillConfig
 from posgap.options.sweep import SweepConfig
 from posgap.storage.inputs import read_manifest
@@ -22,11 +23,11 @@ def hashed(monkeypatch) -> Counter:
     """How often each file was read for its sha256, by its path."""
     names: Counter = Counter()
 
-    def counted(path, mode="r", **options):
-        names.update([str(path)] if mode == "rb" else [])
-        return open(path, mode, **options)
+    def counted(path):
+        names.update([str(path)])
+        return open_plain(path)
 
-    monkeypatch.setattr(files, "open", counted, raising=False)
+    monkeypatch.setattr(files, "open_plain", counted)
     return names
 
 

@@ -8,7 +8,6 @@ from math import ceil
 
 from posgap.distillation.footprint import CHECKPOINT, MicroBatchShape, Size
 from posgap.distillation.speed import PEAK_TFLOPS
-from posgap.options.plan_distill import PlanDistillConfig
 
 log = logging.getLogger(__name__)
 GB = 1e9
@@ -108,18 +107,37 @@ def ways(gpus: int) -> Iterator[Way]:
                 yield Way(strategy, checkpointing, lora_rank)
 
 
-def need(
-    config: PlanDistillConfig, way: Way, sized: Callable[[int], Size], taken: Callable[[MicroBatchShape], int]
-) -> Need:
+@dataclass(frozen=True)
+class Workload:
+    """What is trained on which machine: GPUs, the memory of each in GB, prompts in a step, the tokens of each prompt
+    and of its response."""
+
+    gpus: int
+    gpu_memory: float
+    batch_size: int
+    prompt_tokens: int
+    response_tokens: int
+
+    @property
+    def width(self) -> int:
+        """The tokens of a prompt with its response."""
+        return self.prompt_tokens + self.response_tokens
+
+    def micro_batch(self, way: Way, rows: int = 1) -> MicroBatchShape:
+        """The shape of a micro-batch of so many prompts."""
+        return MicroBatchShape(rows, self.width, self.response_tokens, way.arithmetic, way.checkpointing, way.lora_rank)
+
+
+def need(work: Workload, way: Way, sized: Callable[[int], Size], taken: Callable[[MicroBatchShape], int]) -> Need:
     """Returns what a way takes of each GPU, by the model's size with adapters of a rank and a micro-batch's working
     bytes."""
     size = sized(way.lora_rank)
-    always = standing(way, size, config.gpus)
-    free = USABLE * config.gpu_memory * GB - always
+    always = standing(way, size, work.gpus)
+    free = USABLE * work.gpu_memory * GB - always
     if free < 0:
         return Need(way, always)
-    share = ceil(config.batch_size / max(config.gpus, 1))
-    rows, working = _most_rows(lambda rows: taken(micro_batch_shape(config, way, rows)), share, free)
+    share = ceil(work.batch_size / max(work.gpus, 1))
+    rows, working = _most_rows(lambda rows: taken(work.micro_batch(way, rows)), share, free)
     return Need(way, always, rows, always + working)
 
 
@@ -142,8 +160,3 @@ def _most_rows(taken: Callable[[int], int], most: int, free: float) -> tuple[int
         else:
             above = rows, bytes_taken
     return fits
-
-
-def micro_batch_shape(config: PlanDistillConfig, way: Way, rows: int = 1) -> MicroBatchShape:
-    width = config.prompt_tokens + config.response_tokens
-    return MicroBatchShape(rows, width, config.response_tokens, way.arithmetic, way.checkpointing, way.lora_rank)

@@ -3,7 +3,8 @@
 import json
 import logging
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, fields
 from functools import cache, partial
 from math import ceil, inf, isinf
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from transformers import PretrainedConfig
 
 from posgap.distillation.engine import Schedule
-from posgap.distillation.footprint import activation_bytes, flops, size_of
+from posgap.distillation.footprint import MicroBatchShape, Size, activation_bytes, flops, size_of
 from posgap.distillation.movement import Movement, default_learning_rate
 from posgap.distillation.planning import (
     GB,
@@ -21,8 +22,8 @@ from posgap.distillation.planning import (
     MFU,
     MFU_OF_CPU,
     Need,
+    Workload,
     export_bytes,
-    micro_batch_shape,
     need,
     ways,
 )
@@ -46,44 +47,62 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     Raises `PosgapError` if none does.
     """
     config = _with_machine(config)
+    work = Workload(**{field.name: getattr(config, field.name) for field in fields(Workload)})
     model = load_config(config.model)
     limit = getattr(model.get_text_config(), "max_position_embeddings", None)
-    if limit and config.prompt_tokens + config.response_tokens > limit:
+    if limit and work.width > limit:
         raise PosgapError(f"--prompt-tokens: with the response longer than the model's context of {limit} tokens")
-    sized, taken = cache(partial(size_of, model)), cache(partial(activation_bytes, model))
-    needs: list[Need] = []
-    best: Need | None = None
-    possible = list(ways(config.gpus))
-    for way in track(possible, len(possible), "ways to train"):
-        if best and (way.trained, way.activations) != (best.way.trained, best.way.activations):
-            break
-        needs.append(need(config, way, sized, taken))
-        best = best or (needs[-1] if needs[-1].rows else None)
+    sized = cache(partial(size_of, model))
+    needs = _try_ways(work, sized, cache(partial(activation_bytes, model)))
     for line in _table(needs).splitlines():
         log.info("%s", line)
+    best = next((each for each in needs if each.rows), None)
     if not best:
         room = f"{config.gpus} GPUs of {config.gpu_memory:g} GB" if config.gpus else f"{config.gpu_memory:.3g} GB"
         raise PosgapError(
             f"{config.model}: not one prompt at a time fits into {room}, in any way to train; take "
             f"{'more GPUs' if config.gpus else 'more memory'}, or shorter prompts"
         )
-    size, width = sized(best.way.lora_rank), config.prompt_tokens + config.response_tokens
-    options = [*best.way.options(), f"--micro-batch-tokens {best.rows * width}"]
+    figures = _figures(config, work, model, best, sized(best.way.lora_rank))
+    figures["ways"] = [asdict(each) for each in needs]
+    show(json.dumps(figures), figures)
+    return figures
+
+
+def _try_ways(work: Workload, sized: Callable[[int], Size], taken: Callable[[MicroBatchShape], int]) -> list[Need]:
+    """Returns what each way to train needs, up to the first that fits and those that spread the same work otherwise."""
+    needs: list[Need] = []
+    best: Need | None = None
+    possible = list(ways(work.gpus))
+    for way in track(possible, len(possible), "ways to train"):
+        if best and (way.trained, way.activations) != (best.way.trained, best.way.activations):
+            break
+        needs.append(need(work, way, sized, taken))
+        best = best or (needs[-1] if needs[-1].rows else None)
+    return needs
+
+
+def _figures(
+    config: PlanDistillConfig, work: Workload, model: PretrainedConfig, best: Need, size: Size
+) -> dict[str, Any]:
+    """Says what training in the `best` way takes, and returns it."""
+    options = [*best.way.options(), f"--micro-batch-tokens {best.rows * work.width}"]
     prompts = config.epochs * config.n_examples * (config.k + 1)
     # The teacher reads forwards alone.
-    counted = (prompts + config.n_examples / 3) * flops(model, micro_batch_shape(config, best.way))
+    counted = (prompts + config.n_examples / 3) * flops(model, work.micro_batch(best.way))
     # What is trained and the optimizer's means of it, in float32; two checkpoints are kept.
     checkpoints = 2 * 12 * size.trained
-    states = best.way.bytes_kept * config.n_examples * config.response_tokens * model.get_text_config().hidden_size
-    processes, updates = max(config.gpus, 1), ceil(prompts / config.batch_size)
+    states = best.way.bytes_kept * config.n_examples * work.response_tokens * model.get_text_config().hidden_size
+    updates = ceil(prompts / work.batch_size)
     stored = model.dtype.itemsize if isinstance(model.dtype, torch.dtype) else 4
-    export, share = export_bytes(best.way, size, stored), MFU if config.gpus else MFU_OF_CPU
+    export = export_bytes(best.way, size, stored)
+    share = MFU if work.gpus else MFU_OF_CPU
     figures: dict[str, Any] = {
         "options": options,
         "updates": updates,
-        "tokens": prompts * width,
+        "tokens": prompts * work.width,
         "operations": counted,
-        "hours": counted / (processes * config.gpu_tflops * 1e12 * share) / 3600,
+        "hours": counted / (max(work.gpus, 1) * config.gpu_tflops * 1e12 * share) / 3600,
         "memory_gb": best.memory / GB,
         "export_gb": export / GB,
         "disk_gb": (checkpoints + states + 2 * size.parameters) / GB,
@@ -93,14 +112,12 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
         "%d updates, %.3g tokens, %.3g operations: %.2f hours at %.0f %% of %.3g TFLOP/s%s; %.0f GB of disk for two "
         "checkpoints, the teacher's states and the model",
         updates, figures["tokens"], counted, figures["hours"], 100 * share, config.gpu_tflops,
-        " a GPU" * bool(config.gpus), figures["disk_gb"],
+        " a GPU" if work.gpus else "", figures["disk_gb"],
     )  # fmt: skip
     log.info("writing the model takes %.1f GB of main memory", export / GB)
     if not best.way.lora_rank:  # adapters begin at 0, and any rate moves them
         rate = config.learning_rate or default_learning_rate(size.parameters)
         figures["movement"] = _movement(model, updates, rate)
-    figures["ways"] = [asdict(each) for each in needs]
-    show(json.dumps(figures), figures)
     return figures
 
 
