@@ -67,6 +67,20 @@ class PromptGrid:
         question = self.question(example, number)
         return self.builder.prompt(question.example, question.placement)._replace(sample=question.sample)
 
+    def complete(
+        self, generator: Generator, missing: Mapping[int, Sequence[int]], sampling: Sampling
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """Yields (example, number, completion) of the prompts that are `missing`, by example and number."""
+        generate: Callable = generator.generate
+        make: Callable = self.prompt
+        if self.mitigator:
+            generate, make = partial(self.mitigator.generate, generator), self.question
+        by_example = list(missing.items())
+        groups = (list(map(partial(make, example), numbers)) for example, numbers in by_example)
+        for which, at, completion in generate(groups, sampling):
+            example, numbers = by_example[which]
+            yield example, numbers[at], completion
+
     def identity(self) -> dict[str, Any]:
         """Returns all that the responses depend on."""
         names = [name for name in self.config.cache_key_fields() if name not in _WITHOUT_EFFECT]
@@ -124,6 +138,7 @@ def generate_resumably(
     on_completion: OnCompletion = lambda example, placement, completion: None,
     first_answers: FirstAnswers | None = None,
     token_ids: bool = False,
+    answers_are_there: bool = False,
 ) -> tuple[list[Completion], EndpointIdentity | None]:
     """Returns the completions of all prompts, in order, and what an endpoint said of itself.
 
@@ -131,7 +146,8 @@ def generate_resumably(
     are not asked for again. `on_completion` is called with all of them, those of before the interruption first, and may
     raise; `first_answers`, or another of its kind, with the others; without it no more than a handful is sent to an
     endpoint whose first answers say that nothing can come of it. `title` names the work where its progress is shown.
-    Where something is missing `opens`, or the config's backend, gives what answers.
+    Where something is missing `opens`, or the config's backend, gives what answers. If `answers_are_there`, in files,
+    it has no more than those: `PosgapError` says how many are missing, once all that is there is kept.
     """
     unfinished = Unfinished(work_folder(prompts.config.out), prompts.identity(), token_ids)
     missing = prompts.list_missing(unfinished.completions)
@@ -151,11 +167,12 @@ def generate_resumably(
         prompts.builder.prompt(prompts.examples[example], prompts.placements[0])
     if missing:
         sampling, builder = prompts.sampling, prompts.builder
-        if sampling.temperature:
+        if sampling.temperature and not answers_are_there:
             # What goes on draws other samples than what was interrupted.
             sampling = replace(sampling, seed=sampling.seed + prompts.count - n_missing)
         generator = opens() if opens else open_generator(prompts.config, builder)
-        tries_handful = first_answers is None and prompts.asks_endpoint and HANDFUL < n_missing == prompts.count
+        costs_something = prompts.asks_endpoint and first_answers is None and not answers_are_there
+        tries_handful = costs_something and HANDFUL < n_missing == prompts.count
         note_first = first_answers or FirstAnswers(builder, n_missing, prompts.config.metric)
         seen = []
 
@@ -171,6 +188,12 @@ def generate_resumably(
             _require_hope(prompts, seen)
             missing = prompts.list_missing(unfinished.completions)
         ask(missing, title)
+    left = sum(map(len, prompts.list_missing(unfinished.completions).values()))
+    if left:
+        raise PosgapError(
+            f"{prompts.config.out}: {left:,} of {prompts.count:,} answers are missing; what was read is kept: give "
+            "--answers with the other files, or write requests for these alone: --requests FOLDER"
+        )
     served = None if BACKENDS[prompts.config.backend].local else unfinished.served
     kept = unfinished.completions
     return [kept[at] for at in product(range(len(prompts.examples)), prompts.numbers)], served
@@ -199,24 +222,17 @@ def _stream(
     Each completion is kept as it comes, with the seconds since the one before unless the generator says what it took,
     and so is what an endpoint says of itself, which must go on from what it said before.
     """
-    generate: Callable = generator.generate
-    make: Callable = prompts.prompt
-    if prompts.mitigator:
-        generate, make = partial(prompts.mitigator.generate, generator), prompts.question
     if isinstance(generator, EndpointGenerator):
         generator.served = unfinished.served
-    by_example = list(missing.items())
-    groups = (list(map(partial(make, example), numbers)) for example, numbers in by_example)
     sent = time.monotonic()
     with meter(sum(map(len, missing.values())), title) as note_done:
-        for which, at, completion in generate(groups, sampling):
+        for example, number, completion in prompts.complete(generator, missing, sampling):
             usage = completion.usage or Usage()
             if usage.seconds is None:
                 completion = completion._replace(usage=usage._replace(seconds=time.monotonic() - sent))
-            example, numbers = by_example[which]
             if isinstance(generator, EndpointGenerator):
                 unfinished.note(generator.served)
-            unfinished.add(example, numbers[at], completion)
-            yield example, numbers[at], completion
+            unfinished.add(example, number, completion)
+            yield example, number, completion
             note_done(1)
             sent = time.monotonic()

@@ -143,24 +143,29 @@ class SweepRun:
         opens: OpensGenerator | None = None,
         on_unfinished_thoughts: Literal["retry", "raise", "go on"] = "retry",
         first_answers: FirstAnswers | None = None,
+        answers_are_there: bool = False,
     ) -> None:
         """Asks every example at every placement, and scores the responses.
 
         `opens` opens what answers, where something is left to ask; without it each try opens the config's backend.
         Where the first answers end within thoughts all is asked anew as `thinking_retries` say, or `UnfinishedThoughts`
         is raised. Raises `PosgapError` early where an endpoint fails, or where so many answers are missing that there
-        will be no figures. Responses are kept beside the config's `out` as they come.
+        will be no figures. Responses are kept beside the config's `out` as they come; if `answers_are_there`, in files,
+        all of them, whatever they say.
         """
         retries: list[Retry] = []
         if on_unfinished_thoughts == "retry":
             retries = list(thinking_retries(self.config, self.builder, self.examples[0], self.placements[0]))
         while True:
             must_end = bool(retries) or on_unfinished_thoughts == "raise"
-            prompts = self._prompts()
+            prompts = self.prompts
             watch = _watch(self.config, prompts, FirstThoughts(prompts.count) if must_end else None)
+            watch = watch if not answers_are_there else lambda example, placement, completion: None
             title = f"sweep of {self.config.label or 'the model'}"
             try:
-                completions, self.served = generate_resumably(prompts, title, opens, watch, first_answers)
+                completions, self.served = generate_resumably(
+                    prompts, title, opens, watch, first_answers, answers_are_there=answers_are_there
+                )
                 break
             except PosgapError as error:
                 is_unfinished = isinstance(error, UnfinishedThoughts)
@@ -171,7 +176,9 @@ class SweepRun:
                 log.warning("%s: asked again, %s", why, words)
         self._score(completions)
 
-    def _prompts(self) -> PromptGrid:
+    @property
+    def prompts(self) -> PromptGrid:
+        """All that is asked."""
         config = self.config
         return PromptGrid(
             config,

@@ -1,6 +1,7 @@
 """Options of `sweep`."""
 
-from typing import Annotated, Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -8,13 +9,15 @@ from posgap.foundation.errors import first_fault
 from posgap.foundation.fields import (
     MODEL,
     RARE,
+    InputPaths,
     ModelName,
     OptionalInputPath,
     Values,
+    WorkPath,
 )
 from posgap.foundation.locations import Location
 from posgap.foundation.registry import Parameters
-from posgap.generation.backends import BACKENDS, BackendConfig
+from posgap.generation.backends import BACKENDS, OPENAI, BackendConfig
 from posgap.measurement.max_unanswered import MaxUnanswered
 from posgap.mitigations.registry import PROMPT_MITIGATIONS, PromptMitigationName
 from posgap.options.verb import Kind, Verb
@@ -146,10 +149,34 @@ class SweepVerbConfig(SweepConfig):
         description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`; empty: as many made ones as two "
         "minutes allow",
     )
+    requests: Annotated[WorkPath, RARE] = Field(
+        None, description="folder to write the requests to that a batch is to answer; then nothing is asked"
+    )
+    batch_format: Annotated[Literal["openai", "anthropic", "jsonl"], RARE] = Field(
+        "openai", description="format of `requests`: that of OpenAI's or Anthropic's batches, or plain lines"
+    )
+    answers: Annotated[InputPaths, RARE] = Field(
+        [], description="files of answers to such requests, which are read in place of asking"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_batch(cls, values: Any) -> Any:
+        """Requests go to an endpoint whose address posgap need not know."""
+        if isinstance(values, Mapping) and (values.get("requests") or values.get("answers")):
+            return values | {"backend": values.get("backend") or OPENAI.name}
+        return values
+
+    @model_validator(mode="after")
+    def _asks_by_requests(self) -> Self:
+        backend = BACKENDS[self.backend]
+        if (self.requests or self.answers) and (backend.local or not backend.is_model):
+            raise ValueError(f"`requests` and `answers`: are an endpoint's, and backend {backend.name} answers itself")
+        return self
 
     def with_examples(self, file: Location, **chosen: object) -> SweepConfig:
         """The options of the stage, on the examples of a file."""
-        given = {name: getattr(self, name) for name in self.model_fields_set}
+        given = {name: getattr(self, name) for name in self.model_fields_set if name in SweepConfig.model_fields}
         return SweepConfig(**given | chosen | {"examples": file})
 
 

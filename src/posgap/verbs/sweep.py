@@ -13,6 +13,7 @@ from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import Location, page_address
 from posgap.foundation.printing import show
 from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.batches import AnswerFiles
 from posgap.generation.generator import Generator
 from posgap.generation.served import EndpointChanged, EndpointGenerator
 from posgap.measurement.evidence import Evidence
@@ -36,6 +37,7 @@ from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.reading import read_examples
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_lengths, log_sweep
+from posgap.verbs.batches import read_answers, require_asked, write_requests
 from posgap.verbs.first_look import RELIABLE, choose_first_look, reliable_commands
 from posgap.verbs.frame import is_complete, run_stage
 from posgap.verbs.inputs import with_local_paths
@@ -47,10 +49,15 @@ def sweep(config: SweepVerbConfig) -> Location:
     """Sweeps a model, and prints the curve and the page's address.
 
     Without examples it takes a first look: some are made, as many as two minutes allow, and the commands for a reliable
-    measurement are printed too.
+    measurement are printed too. With `requests` it writes those and ends; with `answers` it reads these in place of
+    asking.
     """
+    if config.requests:
+        write_requests(config)
+        return config.out
     if config.examples is not None:
-        place = sweep_model(config.with_examples(config.examples))
+        answers = read_answers(config) if config.answers else None
+        place = sweep_model(config.with_examples(config.examples), answers)
         if not config.estimate:
             show_sweep(place)
         return place
@@ -84,7 +91,7 @@ def sweep_model(config: SweepConfig, generator: Generator | None = None) -> Loca
         words = _estimate(config)
         show(words, {"estimate": words.splitlines()})
         return config.out
-    if not config.force:
+    if not config.force and generator is None:
         _require_same_endpoint(config)
     place = run_stage("sweep", config, lambda: partial(_write_sweeps, generator=generator))
     for written in _read_written(place):
@@ -125,7 +132,11 @@ def _write_sweeps(config: SweepConfig, out: Path, run: Run, generator: Generator
             place = folder_at(out, builder.fill.tokens)
             place.mkdir()
         sweep_run = SweepRun.plan(config, builder, examples, config.digest("model"))
-        sweep_run.run(opens)
+        if isinstance(generator, AnswerFiles):
+            require_asked(generator, sweep_run)
+            sweep_run.run(opens, "go on", answers_are_there=True)
+        else:
+            sweep_run.run(opens)
         evidence.append(Evidence(place, _write_figures(sweep_run, place, out, run)))
     if len(builders) > 1:
         _write_lengths(evidence, builders[0], config.most_gap, out, run)
@@ -148,7 +159,8 @@ def _write_figures(sweep_run: SweepRun, place: Path, out: Path, run: Run) -> Swe
         write_jsonl(out / PREDICTIONS_FILE, predictions)
         raise Rejection(
             f"{sweep_run.shortfall}. See {config.out}.rejected/{PREDICTIONS_FILE}. The answers are kept: the same "
-            "command asks again for what failed alone, and with a higher --max-unanswered makes do with these"
+            "command asks again for what failed alone (for a batch, --requests FOLDER writes that), and with a higher "
+            "--max-unanswered makes do with these"
         )
     figures = sweep_run.summarize(label, _read_factors(config))
     explored = pack_sweep(figures, predictions, sweep_run.examples)
