@@ -1,7 +1,7 @@
-"""Runs the console blocks of a page again, one after another, and puts what they print now into the page.
+"""Runs the console blocks of pages again, one after another, and puts what they print now into the pages.
 
-    python benchmarks/transcripts.py steps --wheel build/dist/posgap-*.whl --model FOLDER [--write]
-    python benchmarks/transcripts.py steps --only smollm2 [--write]
+    python benchmarks/transcripts.py first-look first-log first-gate --wheel build/dist/posgap-*.whl --model FOLDER [--write]
+    python benchmarks/transcripts.py pretrained [--write]
 
 With `--wheel` a shell runs them in an empty folder, and posgap is what the page's own first command installs of the
 wheel; `--model` stands in for a model of the hub, under the name `small`. Commands that name a file below `~/` stay as
@@ -37,13 +37,13 @@ WHEN = re.compile(r"^Run again by `benchmarks/transcripts.py` on .*$", re.MULTIL
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("page", help="name of a page in docs/")
+    parser.add_argument("pages", nargs="+", help="names of pages in docs/, whose commands run in one folder")
     parser.add_argument("--wheel", type=Path, help="posgap as the first command installs it")
     parser.add_argument("--model", type=Path, help="folder of the model that the page calls `small`")
     parser.add_argument("--only", default="", help="run only commands in which this stands; the page's date stays")
     parser.add_argument("--write", action="store_true", help="write the page, rather than show it")
     arguments = parser.parse_args()
-    page = ROOT / "docs" / f"{arguments.page}.md"
+    pages = [ROOT / "docs" / f"{page}.md" for page in arguments.pages]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "MLFLOW", "POSGAP"))}
     with tempfile.TemporaryDirectory(prefix="transcripts-") as folder:
         work, programs = ROOT, Path(sys.executable).parent
@@ -54,20 +54,24 @@ def main() -> None:
             shutil.copy(arguments.wheel, work)
             shutil.copytree(arguments.model, work / "small")
             environment |= {"POSGAP_CACHE": folder, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
-            for name, text in FILE.findall(page.read_text(encoding="utf-8")):
-                (work / name).write_text(text, encoding="utf-8")
+            for page in pages:
+                for name, text in FILE.findall(page.read_text(encoding="utf-8")):
+                    (work / name).write_text(text, encoding="utf-8")
         environment["PATH"] = f"{programs}:{os.defpath}"
         leave = "~/" if arguments.wheel else ""
-        text, missing = again(page.read_text(encoding="utf-8"), work, environment, arguments.only, leave)
-    for line in missing:
-        print(f"no longer printed: {line}", file=sys.stderr)
-    if arguments.write and missing:
-        raise SystemExit(f"{page} is as it was: take these lines out of it, or put them where the command prints them")
-    if arguments.write:
-        with atomic(page) as partial:
-            partial.write_text(text, encoding="utf-8")
-    else:
-        print(text)
+        is_stale = False
+        for page in pages:
+            text, missing = again(page.read_text(encoding="utf-8"), work, environment, arguments.only, leave)
+            for line in missing:
+                print(f"{page.name}: no longer printed: {line}", file=sys.stderr)
+            is_stale = is_stale or bool(missing)
+            if not arguments.write:
+                print(text)
+            elif not missing:
+                with atomic(page) as partial:
+                    partial.write_text(text, encoding="utf-8")
+    if is_stale:
+        raise SystemExit("a page shows lines that posgap no longer prints: take them out, or mend what prints them")
 
 
 def again(

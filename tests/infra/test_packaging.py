@@ -134,7 +134,7 @@ def test_the_readme_s_links_are_absolute_where_the_repository_has_an_address():
     text = made["absolute"](readme, repository)
     assert [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")] == []
     assert f"before and after training]({repository}/raw/main/docs/" in text  # the first picture
-    assert f"[Step by step]({repository}/blob/main/docs/steps.md)" in text
+    assert f"[From data to a champion]({repository}/blob/main/docs/champion.md)" in text
     assert made["absolute"](readme, "") == readme and made["addresses"]("") == {}
     assert made["addresses"](repository)["Changelog"] == f"{repository}/blob/main/CHANGELOG.md"
 
@@ -172,7 +172,7 @@ def test_every_version_that_is_installed_but_torch_s_has_hashes():
 def test_the_docs_name_the_versions_of_torch_and_transformers_that_are_taken():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     bounds = [each for each in extras["local"] if re.match("(torch|transformers)\\b", each)]
-    text = (ROOT / "docs" / "steps.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     assert len(bounds) == 2 and all(f"`{each}`" in text for each in bounds)
 
 

@@ -37,7 +37,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import transcripts
 
-SWEEP, PRETRAINED = ((ROOT / page).read_text(encoding="utf-8") for page in ("docs/sweep.md", "docs/steps.md"))
+SWEEP, PRETRAINED = ((ROOT / page).read_text(encoding="utf-8") for page in ("docs/sweep.md", "docs/pretrained.md"))
 SMOLLM2 = "~/.cache/posgap/models/smollm2"  # as pages write it
 pytestmark = pytest.mark.real
 POSITIONS = ["1", "10"]

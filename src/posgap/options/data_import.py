@@ -33,7 +33,7 @@ class ImportConfig(FileConfig):
         description="litm-kv, litm-qa: lost-in-the-middle key-value or QA; dpr: NQ, TriviaQA or WebQ with DPR's "
         "passages; hotpotqa: its distractor setting; 2wiki: 2WikiMultiHopQA; own: lines of question, answers, "
         "documents (docs/formats.md); document: a table of question, answer, file and quote, beside the files "
-        "(docs/sweep.md); rag: a retrieval log, or traces of LangChain or LlamaIndex (docs/rag.md); "
+        "(docs/tasks.md); rag: a retrieval log, or traces of LangChain or LlamaIndex (docs/rag.md); "
         "mmlu: multiple-choice questions; mt-bench, reward-bench: judged answers; "
         "comparisons: lines of question, answers, label (docs/judge.md)",
     )
