@@ -355,8 +355,8 @@ def registry_with_champion(tmp_path_factory, empty_store, model_folder) -> Path:
 def form(tmp_path, model_folder, mlflow_store):
     from examples import kv_example
 
+    from posgap.data.reading import write_examples
     from posgap.options.preflight import PreflightConfig
-    from posgap.tasks.reading import write_examples
 
     for name in ("train", "eval"):
         write_examples(tmp_path / f"{name}.jsonl", [kv_example(i) for i in range(3)])

@@ -12,11 +12,11 @@ from examples import kv_example, qa_example
 from places import ROOT
 from warm import posgap_on_path  # noqa: F401  a fixture
 
+from posgap.data.reading import read_examples, write_examples
 from posgap.foundation.files import read_json, read_jsonl, write_jsonl
 from posgap.foundation.registry import Registry
 from posgap.options.table import VERBS  # its configs make every registry
 from posgap.tasks.content import content_key
-from posgap.tasks.reading import read_examples, write_examples
 
 PACKAGE = ROOT / "tests" / "extension"
 

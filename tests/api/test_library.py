@@ -16,6 +16,7 @@ from s3 import put
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import posgap
+from posgap.data.reading import write_examples
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.gating.evidence import FILES
@@ -24,7 +25,6 @@ from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
 from posgap.options.gate import GateConfig
 from posgap.options.sweep import SweepConfig
-from posgap.tasks.reading import write_examples
 from posgap.verbs.sweep import sweep_model as sweep_stage
 
 OPTIONS = {"n_docs": 4, "max_new_tokens": 2, "label": "tiny"}

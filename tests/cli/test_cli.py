@@ -6,9 +6,9 @@ from command_line import below, commands, fails, run
 from examples import kv_example
 
 from posgap.cli.main import build, main
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
-from posgap.tasks.reading import write_examples
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from examples import kv_example
 from places import ROOT
 
 from posgap.cli.main import MAX_SHOWN, build, main
+from posgap.data.reading import write_examples
 from posgap.options.table import FIRST, VERBS
-from posgap.tasks.reading import write_examples
 
 
 def verb(words: str, found: click.Group) -> click.Command:

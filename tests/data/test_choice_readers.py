@@ -5,11 +5,11 @@ import gzip
 import pytest
 
 import posgap
+from posgap.data.choice_files import LAYOUTS
+from posgap.data.reading import read_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows, write_jsonl
 from posgap.options.data_import import ImportConfig
-from posgap.tasks.choice_files import LAYOUTS
-from posgap.tasks.reading import read_examples
 from posgap.verbs.data_import import data_import
 
 MMLU = {

@@ -9,6 +9,7 @@ import pytest
 
 import posgap
 from posgap.data.distractors import relevance
+from posgap.data.reading import read_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.options.data_import import ImportConfig
@@ -16,7 +17,6 @@ from posgap.options.sweep import SweepConfig
 from posgap.tasks.examples import Document, Example, KVExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
-from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.special_tokens import count_special
 from posgap.verbs.data_import import data_import
@@ -176,7 +176,12 @@ def test_columns_of_other_names_are_named(tmp_path):
 
 def test_an_import_says_in_a_few_lines_what_it_took_for_what(tmp_path, caplog):
     caplog.set_level("INFO")
-    rows = [{**ROW, "passages": [{"text": t, "score": n} for n, t in enumerate(TEXTS)] + [{"image": "x.png", "id": 1}]}]
+    rows = [
+        {
+            **ROW,
+            "passages": [{"text": t, "score": 0.5 - n} for n, t in enumerate(TEXTS)] + [{"image": "x.png", "id": 1}],
+        }
+    ]
     write_jsonl(tmp_path / "log.jsonl", rows)
     data_import(ImportConfig(input=tmp_path / "log.jsonl", out=tmp_path / "e.jsonl", format="rag"))
     lines = [record.getMessage().partition("log.jsonl: ")[2] for record in caplog.records]
@@ -184,7 +189,7 @@ def test_an_import_says_in_a_few_lines_what_it_took_for_what(tmp_path, caplog):
         "1 question of 1 row, each a question: question from `question`, answers from `answers`",
         "passages from `passages`, 3 to 3 for a question: text from `text`, title from nowhere; "
         "1 without a text are left out",
-        "order: that of their scores; they come in another one in 1 of 1 questions",
+        "order: as the passages come; `score` has them so",
         "relevant passages: 1, told in 1 question by answer",
     ]
 
@@ -196,32 +201,9 @@ def test_all_faults_of_a_file_are_said_at_once(tmp_path):
         read_examples(tmp_path / "log.jsonl")
     said = str(caught.value)
     assert "log.jsonl:4 and 2 more: field `question`: missing" in said
-    assert "log.jsonl:7: the passages are no list" in said and "log.jsonl:8: 1 scores for 3 passages" in said
-
-
-ORDERS = {
-    "scores in rows": ([{"score": 0.1}, {"score": 0.2}, {"score": 0.9}], TEXTS[::-1]),
-    "ranks within passages": ([{"rank": 3}, {"rank": 2}, {"rank": 1}], TEXTS[::-1]),
-    "positions": ([{"position": 2}, {"position": 1}, {"position": 0}], TEXTS[::-1]),
-    "distances": ([{"distance": 0.3}, {"distance": 0.2}, {"distance": 0.1}], TEXTS[::-1]),
-    "ranks before scores": ([{"rank": 1, "score": 1}, {"rank": 2, "score": 2}, {"rank": 3, "score": 3}], TEXTS),
-    "places in a document": ([{"position": 120}, {"position": 3}, {"position": 3}], TEXTS),
-    "their own": ([{}, {}, {}], TEXTS),
-}
-
-
-@pytest.mark.parametrize("name", ORDERS)
-@pytest.mark.parametrize("in_rows", [True, False])
-def test_the_order_is_the_log_s_own_word_for_it(tmp_path, caplog, name, in_rows):
-    caplog.set_level("INFO")
-    fields, order = ORDERS[name]
-    passages = [{"text": text} | own for text, own in zip(TEXTS, fields)]
-    rows = [{"question": QUESTION, "answers": "north"} | passage for passage in passages]
-    write_jsonl(tmp_path / "list.jsonl", [{**ROW, "passages": passages}])
-    pandas.DataFrame(rows).to_csv(tmp_path / "rows.csv", index=False)
-    (example,) = read_examples(tmp_path / ("rows.csv" if in_rows else "list.jsonl"))
-    assert [passage.text for passage in example.passages] == order
-    assert ("scores disagree in 1 of 1" in caplog.text) == (name == "ranks before scores")
+    assert (
+        "log.jsonl:7: field `passages`: a text and no list" in said and "log.jsonl:8: 1 scores for 3 passages" in said
+    )
 
 
 def test_distances_beside_a_document_keep_the_list_s_order(tmp_path):
@@ -256,18 +238,6 @@ def test_ids_in_a_cell_are_told_apart(tmp_path, ids):
     passages = [{"text": text, "doc_id": f"d{n}"} for n, text in enumerate(TEXTS, start=1)]
     write_jsonl(tmp_path / "log.jsonl", [{**ROW, "passages": passages, "relevant_ids": ids}])
     assert [p.relevant for p in read_examples(tmp_path / "log.jsonl")[0].passages] == [True, False, True]
-
-
-def test_ids_are_of_one_kind_in_a_whole_log_or_counted(tmp_path, caplog):
-    passages = [{"text": t, "doc_id": n, "chunk_id": 2 - n} for n, t in enumerate(TEXTS)]
-    passages.append({"text": "Vek is old.", "doc_id": 9.0, "chunk_id": 3})
-    write_jsonl(tmp_path / "log.jsonl", [{**ROW, "passages": passages, "relevant_ids": ids} for ids in ([2], [9.0])])
-    relevant = [[p.id for p in example.passages if p.relevant] for example in read_examples(tmp_path / "log.jsonl")]
-    assert relevant == [["2"], ["9"]] and "those of `doc_id`, not" not in caplog.text
-    write_jsonl(tmp_path / "log.jsonl", [{**ROW, "passages": passages, "relevant_ids": ids} for ids in ([3], [3], [9])])
-    relevant = [[p.id for p in example.passages if p.relevant] for example in read_examples(tmp_path / "log.jsonl")]
-    assert relevant == [["3"], ["3"], ["9"]]
-    assert "in 1 question ids of relevant passages are those of `doc_id`, not of `chunk_id`" in caplog.text
 
 
 def test_ids_that_are_off_by_one_are_warned_of(tmp_path, caplog):

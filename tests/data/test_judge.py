@@ -3,6 +3,7 @@
 import pytest
 
 from posgap.data.expectations import example_table, expectations, run_expectations
+from posgap.data.reading import read_examples, write_examples
 from posgap.data.synthetic import YOUNG, animal_examples
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.predictions import read_predictions
@@ -12,7 +13,6 @@ from posgap.options.sweep import SweepConfig
 from posgap.tasks.content import content_key
 from posgap.tasks.examples import Document
 from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs.data_make import data_make
 from posgap.verbs.sweep import sweep_model

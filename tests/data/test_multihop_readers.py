@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posgap.data.readers import read_hotpotqa, read_musique
+from posgap.data.reading import read_examples
 from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
 from posgap.options.data_import import ImportConfig
 from posgap.options.data_make import MakeConfig
 from posgap.tasks.metrics import sub_exact_match
-from posgap.tasks.reading import read_examples
 from posgap.verbs.data_import import data_import
 from posgap.verbs.data_make import data_make
 

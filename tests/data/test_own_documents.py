@@ -6,11 +6,11 @@ import pytest
 from examples import prompt_text
 
 from posgap.data.documents import PARTS, read_documents, split_around
+from posgap.data.reading import read_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
 from posgap.options.data_import import ImportConfig
 from posgap.tasks.placements import Placement
-from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs.data_import import data_import
 

@@ -9,6 +9,7 @@ from places import ROOT
 
 from posgap.data.distractors import with_distractors
 from posgap.data.readers import read_dpr, read_own
+from posgap.data.reading import read_examples, write_examples
 from posgap.data.synthetic import needle_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json, write_jsonl
@@ -16,7 +17,6 @@ from posgap.options.data_import import ImportConfig
 from posgap.options.data_make import MakeConfig
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.metrics import METRICS, lost_in_the_middle
-from posgap.tasks.reading import read_examples, write_examples
 from posgap.verbs.data_import import data_import
 from posgap.verbs.data_make import data_make
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import posgap
 from posgap.cli.main import main as command_line
 from posgap.data.expectations import answering_distractors, expectations
+from posgap.data.reading import read_examples, write_examples
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, write_jsonl
 from posgap.measurement.rescoring import swept_examples
@@ -25,7 +26,6 @@ from posgap.tasks.examples import Document, Example, Passage, RankedExample
 from posgap.tasks.metrics import METRICS, holds_answer
 from posgap.tasks.placements import Placement
 from posgap.tasks.rag import as_retrieved
-from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs.data_import import data_import
 from posgap.verbs.data_make import data_make

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posgap.data.readers import read_litm_kv, read_litm_qa
+from posgap.data.reading import read_examples, write_examples
 from posgap.data.synthetic import uuid_records
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.options.data_import import ImportConfig
 from posgap.options.data_make import MakeConfig
-from posgap.tasks.reading import read_examples, write_examples
 from posgap.verbs.data_import import data_import
 from posgap.verbs.data_make import data_make
 

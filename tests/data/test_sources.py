@@ -14,12 +14,12 @@ from fault_proxy import FAULTS, FINE, faulty
 from posgap.cli.main import main
 from posgap.data import fetching
 from posgap.data.fetching import checksum, fetch_source
+from posgap.data.reading import read_examples
 from posgap.data.sources import SOURCES, Source
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import cache_folder
 from posgap.foundation.retries import RetryPolicy
 from posgap.options.data_import import ImportConfig
-from posgap.tasks.reading import read_examples
 from posgap.verbs import data_import
 
 BODY = b"records" * 1000

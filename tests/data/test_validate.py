@@ -6,13 +6,13 @@ import pytest
 from examples import kv_example, qa_example
 
 from posgap.data.expectations import example_table, expectations, run_expectations
+from posgap.data.reading import read_examples, write_examples
 from posgap.foundation.errors import Rejection
 from posgap.options.validate import ValidateConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import content_key
 from posgap.tasks.examples import Document
 from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs.validate import validate
 

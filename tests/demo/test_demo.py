@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import mlflow
 import pytest
 
+from posgap.data.reading import read_examples
 from posgap.demo.summary import steps
 from posgap.foundation.files import read_json
 from posgap.gating.demands import Policy
@@ -20,7 +21,6 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.options.gate import GateConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import content_keys, with_content_keys
-from posgap.tasks.reading import read_examples
 from posgap.verbs.gate import admit
 
 pytestmark = pytest.mark.full

@@ -10,6 +10,7 @@ from examples import kv_example
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
+from posgap.data.reading import write_examples
 from posgap.data.synthetic import CONTACT_QUESTION, two_hop_examples
 from posgap.demo import tiny_model
 from posgap.demo.tiny_training import IGNORED
@@ -22,7 +23,6 @@ from posgap.options.teacher import TeacherConfig
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import read_responses
 from posgap.verbs.distill import distill

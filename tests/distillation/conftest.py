@@ -3,10 +3,10 @@
 import pytest
 from examples import kv_example
 
+from posgap.data.reading import write_examples
 from posgap.foundation.files import write_jsonl
 from posgap.options.distill import DistillConfig
 from posgap.tasks.content import content_key
-from posgap.tasks.reading import write_examples
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from examples import kv_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, read_jsonl, write_jsonl
 from posgap.options.distill import DistillConfig
 from posgap.options.teacher import TeacherConfig
 from posgap.tasks.content import content_key
-from posgap.tasks.reading import write_examples
 from posgap.tasks.responses import Response, at_one_placement, read_responses
 from posgap.verbs.distill import distill
 from posgap.verbs.teacher import teacher

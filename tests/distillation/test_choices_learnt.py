@@ -4,6 +4,7 @@ import pytest
 import tiny_judge
 import torch
 
+from posgap.data.reading import write_examples
 from posgap.data.synthetic import animal_examples
 from posgap.demo.tiny_training import Updates
 from posgap.foundation.errors import PosgapError
@@ -14,7 +15,6 @@ from posgap.options.distill import DistillConfig
 from posgap.options.teacher import TeacherConfig
 from posgap.tasks.content import content_key
 from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs.distill import distill
 from posgap.verbs.teacher import advantageous_placements

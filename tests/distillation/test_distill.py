@@ -15,6 +15,7 @@ import torch
 from by_definition import weights
 from examples import kv_example
 
+from posgap.data.reading import read_examples
 from posgap.distillation import export, processes
 from posgap.distillation.engine import TrainStep
 from posgap.distillation.movement import default_learning_rate
@@ -28,7 +29,6 @@ from posgap.models import memory, rounding
 from posgap.models.loading import load_config, load_tokenizer, save_model
 from posgap.tasks.content import content_key
 from posgap.tasks.placements import Placement
-from posgap.tasks.reading import read_examples
 from posgap.tasks.responses import describe_poor_teacher
 from posgap.verbs import distill as distilling
 from posgap.verbs.distill import distill

@@ -14,6 +14,7 @@ from s3 import Killed, elsewhere, keys
 from training_processes import PARAMETERS, TORCHRUN, command, environment, history, parameters
 from warm import posgap_on_path  # noqa: F401  a fixture
 
+from posgap.data.reading import write_examples
 from posgap.distillation.checkpoints import FILES
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
@@ -21,7 +22,6 @@ from posgap.options.distill import DistillConfig
 from posgap.rollout.trials import run_trials
 from posgap.storage.cache import fetch_location
 from posgap.tasks.content import content_key
-from posgap.tasks.reading import write_examples
 from posgap.verbs.distill import distill
 
 FIRST, SECOND = "step-2", "step-4"

@@ -16,9 +16,9 @@ from places import ROOT
 
 from posgap.cli import main as cli
 from posgap.cli.main import main
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.extras import EXTRA_OF, how_to_install, import_extra
-from posgap.tasks.reading import write_examples
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = {Requirement(each).name for each in PROJECT["dependencies"]}

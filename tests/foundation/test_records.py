@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from written_sweeps import ASKED
 
+from posgap.data.reading import read_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_model, write_json, write_jsonl
 from posgap.gating.demands import Policy
@@ -19,7 +20,6 @@ from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.rollout.files import PREDICTION_FILE, Prediction, read_measurement
 from posgap.scaling.scaling_file import read_scaling
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.reading import read_examples
 from posgap.tasks.responses import read_responses
 
 DOCUMENTS = {

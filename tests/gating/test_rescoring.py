@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from written_sweeps import N, decide, example, promotion, write_sweep
 
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, read_jsonl, write_json, write_jsonl
 from posgap.gating.demands import Policy
@@ -19,7 +20,6 @@ from posgap.measurement.sample import Sample
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.content import content_key
-from posgap.tasks.reading import write_examples
 from posgap.verbs.promote import promote
 
 LOST = [1.0, 0.6, 0.3, 0.6, 0.9]

@@ -11,6 +11,7 @@ from examples import kv_example
 from written_sweeps import LAX, N, example, write_sweep
 
 from posgap.cli.main import main
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json, write_jsonl
 from posgap.gating import trial
@@ -24,7 +25,6 @@ from posgap.measurement.figures import summarize
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
-from posgap.tasks.reading import write_examples
 from posgap.tracking import answering
 
 

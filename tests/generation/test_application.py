@@ -12,6 +12,7 @@ from examples import kv_example
 
 import posgap
 from posgap.cli.main import main
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.generation import application
 from posgap.generation.application import Answer, Application, load_function
@@ -19,7 +20,6 @@ from posgap.kubeflow.arguments import to_config
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
 from posgap.options.sweep import SweepConfig
-from posgap.tasks.reading import write_examples
 
 DOCS = 4
 EXAMPLES = [kv_example(number) for number in range(8)]

@@ -9,11 +9,11 @@ from endpoint import Endpoint, served
 from examples import kv_example
 
 from posgap.cli.main import main
+from posgap.data.reading import write_examples
 from posgap.generation import batches
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
 from posgap.options.sweep import SweepConfig
-from posgap.tasks.reading import write_examples
 from posgap.verbs.sweep import sweep_model as sweep
 
 DOCS, N = 4, 8

@@ -9,6 +9,7 @@ from llamas import llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from posgap.data.reading import write_examples
 from posgap.generation.backends import OPENAI
 from posgap.generation.endings import ResponseStream, before_stop
 from posgap.generation.endpoint_parameters import EndpointParameters
@@ -22,7 +23,6 @@ from posgap.options.scale_search import ScaleSearchConfig
 from posgap.options.sweep import SweepConfig
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
-from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs.sweep import sweep_model
 

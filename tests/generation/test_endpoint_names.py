@@ -6,13 +6,13 @@ from examples import kv_example
 
 import posgap
 from posgap.cli.main import main
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.generation.endpoint_names import is_endpoint
 from posgap.options.check import CheckConfig
 from posgap.options.mitigate import MitigateConfig
 from posgap.options.sweep import SweepConfig
 from posgap.options.teacher import TeacherConfig
-from posgap.tasks.reading import write_examples
 
 ADDRESS = "http://localhost:8000/v1"
 PATHS = {"examples": "e.jsonl", "out": "out"}

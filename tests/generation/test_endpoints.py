@@ -9,6 +9,7 @@ from endpoint import Endpoint, retrieve, served
 from examples import kv_example
 
 from posgap.cli.main import main
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.generation import openai
 from posgap.generation.served import EndpointIdentity
@@ -16,7 +17,6 @@ from posgap.measurement.spending import TokenTotals, estimated_tokens
 from posgap.measurement.sweeps import read_sweep
 from posgap.options.merge import MergeConfig
 from posgap.options.sweep import SweepConfig
-from posgap.tasks.reading import write_examples
 from posgap.verbs.merge import merge
 from posgap.verbs.sweep import sweep_model
 

@@ -12,6 +12,7 @@ from llamas import CHAT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posgap
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Completion
 from posgap.measurement.sweeps import read_sweep
@@ -22,7 +23,6 @@ from posgap.options.teacher import TeacherConfig
 from posgap.tasks.examples import KVExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
-from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs.mitigate import mitigate
 from posgap.verbs.sweep import sweep_model

@@ -211,9 +211,9 @@ def way_of_sweep() -> list[str]:
     from transformers import LlamaForCausalLM
 
     from posgap.cli.main import main as posgap
+    from posgap.data.reading import write_examples
     from posgap.demo import tiny_model
     from posgap.models.loading import save_model
-    from posgap.tasks.reading import write_examples
 
     sys.path.append(str(ROOT / "tests/helpers"))
     from examples import kv_example

@@ -6,12 +6,12 @@ import torch
 from examples import kv_example
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from posgap.data.reading import write_examples
 from posgap.foundation.files import read_jsonl
 from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.transformers import TransformersGenerator
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 
 

@@ -13,11 +13,11 @@ from examples import kv_example
 from safetensors.torch import load_file
 from torch.multiprocessing import start_processes
 
+from posgap.data.reading import write_examples
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.kubeflow.launching import as_options
 from posgap.options.distill import DistillConfig
 from posgap.tasks.content import content_key
-from posgap.tasks.reading import write_examples
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from posgap.data.reading import EXAMPLES_FILE, read_examples
 from posgap.foundation.files import digest_path, read_json, read_jsonl, write_json, write_jsonl
 from posgap.measurement.figures import summarize
 from posgap.measurement.sample import Sample
 from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.storage.lineage import ancestors
 from posgap.tasks.content import content_key, examples_digest
-from posgap.tasks.reading import EXAMPLES_FILE, read_examples
 
 SKILL = "skill.json"  # of a model's folder: its accuracy at each of five positions
 BIASED = [0.98, 0.6, 0.3, 0.6, 0.9]

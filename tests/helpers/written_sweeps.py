@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from posgap.data.reading import write_examples
 from posgap.foundation.files import digest_path, write_json, write_jsonl
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.figures import summarize
@@ -17,7 +18,6 @@ from posgap.storage.lineage import ancestors
 from posgap.tasks.content import content_key, examples_digest
 from posgap.tasks.examples import Document, Example, KVExample
 from posgap.tasks.placements import category
-from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tracking import registry
 from posgap.verbs.gate import admit

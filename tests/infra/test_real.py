@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from posgap.api import library
 from posgap.cli.main import main
+from posgap.data.reading import write_examples
 from posgap.foundation.files import read_json, read_jsonl
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.setup import prompt_builder
@@ -30,7 +31,6 @@ from posgap.scaling.questions import SearchQuestion
 from posgap.tasks.examples import KVExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt
-from posgap.tasks.reading import write_examples
 from posgap.verbs import first_look
 
 sys.path.append(str(ROOT / "benchmarks"))

@@ -9,6 +9,7 @@ from examples import qa_example
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from posgap.cli.main import main
+from posgap.data.reading import write_examples
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.fields import settings_text
@@ -20,7 +21,6 @@ from posgap.options.cluster import ClusterConfig, PoolConfig
 from posgap.options.preflight import PreflightConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import Document, Example
-from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs.preflight import preflight, read_plan
 

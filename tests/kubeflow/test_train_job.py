@@ -14,6 +14,7 @@ from examples import kv_example
 from kubernetes_api import RUNTIME, Scene, served
 from safetensors.torch import load_file
 
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError, faults
 from posgap.foundation.files import read_jsonl, write_json, write_jsonl
 from posgap.kubeflow import following
@@ -25,7 +26,6 @@ from posgap.storage.folders import publish
 from posgap.storage.inputs import read_manifest
 from posgap.storage.objects import find
 from posgap.tasks.content import content_key
-from posgap.tasks.reading import write_examples
 from posgap.verbs import train_job as stage
 from posgap.verbs.distill import distill
 from posgap.verbs.train_job import train_job

@@ -9,6 +9,7 @@ from examples import kv_example, prompt_text, qa_example
 from written_sweeps import write_sweep
 
 from posgap.api import library
+from posgap.data.reading import write_examples
 from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
@@ -25,7 +26,6 @@ from posgap.options.merge import MergeConfig
 from posgap.options.sweep import SweepConfig
 from posgap.tasks.examples import Passage, RankedExample
 from posgap.tasks.placements import Placement
-from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.task import AS_GIVEN, BASELINES, PromptOrder
 from posgap.verbs.merge import merge

@@ -8,6 +8,7 @@ import pytest
 from filled import tiny, tiny_length
 
 import posgap
+from posgap.data.reading import write_examples
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
@@ -22,7 +23,6 @@ from posgap.options.sweep import SweepConfig
 from posgap.options.teacher import TeacherConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.positions import parse_depths, parse_length, tokens_of
-from posgap.tasks.reading import write_examples
 from posgap.tracking.answering import SweptAnswers
 from posgap.verbs.compare import compare
 from posgap.verbs.merge import merge

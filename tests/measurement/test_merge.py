@@ -5,13 +5,13 @@ from examples import kv_example
 from places import but_for_seconds
 
 from posgap.cli.main import main
+from posgap.data.reading import write_examples
 from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
 from posgap.measurement.sweeps import read_sweep
 from posgap.options.merge import MergeConfig
 from posgap.options.sweep import SweepConfig
-from posgap.tasks.reading import write_examples
 from posgap.verbs.merge import merge
 from posgap.verbs.sweep import sweep_model
 

@@ -11,6 +11,7 @@ from endpoint import RECORD, Endpoint, retrieve, served
 from hypothesis import given
 from hypothesis import strategies as st
 
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_json, read_jsonl, work_folder, write_json, write_jsonl
 from posgap.gating.decision_page import decision_page
@@ -30,7 +31,6 @@ from posgap.options.sweep import SweepConfig
 from posgap.options.teacher import TeacherConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import KVExample
-from posgap.tasks.reading import write_examples
 from posgap.verbs.compare import compare
 from posgap.verbs.gate import admit
 from posgap.verbs.merge import merge

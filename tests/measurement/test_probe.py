@@ -8,6 +8,7 @@ from examples import kv_example
 from hypothesis import given
 from hypothesis import strategies as st
 
+from posgap.data.reading import write_examples
 from posgap.generation.generator import Completion, Sampling
 from posgap.measurement.probe import (
     LOOKED_AT,
@@ -23,7 +24,6 @@ from posgap.scaling.forcing import answer_freely as asked_by_itself
 from posgap.scaling.questions import SearchQuestion
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
-from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs.sweep import sweep_model
 

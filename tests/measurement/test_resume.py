@@ -15,6 +15,7 @@ from warm import SERVER
 from warm_forks import command
 from written_sweeps import write_sweep
 
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError, TerminationSignal
 from posgap.foundation.files import read_jsonl, work_folder
 from posgap.foundation.interruption import raise_on_termination
@@ -24,7 +25,6 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.unfinished import Unfinished
 from posgap.options.sweep import SweepConfig
 from posgap.options.teacher import TeacherConfig
-from posgap.tasks.reading import write_examples
 from posgap.verbs import teacher as teacher_stage
 from posgap.verbs.sweep import sweep_model
 from posgap.verbs.teacher import teacher

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from written_sweeps import N, decide, write_sweep
 
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.gating.evidence import wrong_figure
@@ -23,7 +24,6 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.options.sweep import SweepConfig
 from posgap.tasks.content import content_key, find_groups
 from posgap.tasks.examples import Document, Example, KVExample
-from posgap.tasks.reading import write_examples
 from posgap.verbs.sweep import sweep_model
 
 PLACEMENTS = [[1], [2], [3]]

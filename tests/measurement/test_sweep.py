@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from examples import kv_example
 
+from posgap.data.reading import write_examples
 from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.files import read_jsonl
 from posgap.generation.setup import builder_of
@@ -21,7 +22,6 @@ from posgap.options.validate import ValidateConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.metrics import METRICS, Metric
 from posgap.tasks.placements import Placement, category
-from posgap.tasks.reading import write_examples
 from posgap.tasks.responses import read_responses
 from posgap.verbs.sweep import sweep_model
 from posgap.verbs.teacher import teacher

@@ -8,9 +8,9 @@ import pytest
 from examples import kv_example
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from posgap.data.reading import write_examples
 from posgap.demo import tiny_model
 from posgap.models.loading import save_model
-from posgap.tasks.reading import write_examples
 
 
 def peak(*words: object) -> int:

@@ -14,6 +14,7 @@ from written_sweeps import write_sweep
 
 import posgap
 from posgap.data.made import made_examples
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parse_as, read_json, write_json
 from posgap.generation.generator import Completion, Sampling, Usage
@@ -32,7 +33,6 @@ from posgap.options.teacher import TeacherConfig
 from posgap.tasks.examples import Document, Example, KVExample, Passage, RankedExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
-from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs.gate import admit
 from posgap.verbs.merge import merge

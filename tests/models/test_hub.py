@@ -12,6 +12,7 @@ from hub import COMMIT, NAME, TAG, hub_with
 from huggingface_hub import constants
 
 from posgap.cli.main import main
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path
 from posgap.foundation.locations import is_hub_name
@@ -20,7 +21,6 @@ from posgap.models import loading
 from posgap.models.loading import _snapshot, commit_on_hub, load_config, load_tokenizer
 from posgap.options.sweep import SweepConfig
 from posgap.storage.inputs import ByName, OnDisk, source
-from posgap.tasks.reading import write_examples
 from posgap.tracking.promotion import Promotion, promote_version
 from posgap.tracking.registry import DIGEST, champion
 from posgap.tracking.runs import start_run

@@ -8,6 +8,7 @@ import torch
 from examples import kv_example
 from transformers import LlamaConfig
 
+from posgap.data.reading import write_examples
 from posgap.generation import backends
 from posgap.generation.backends import BACKENDS
 from posgap.models import precision
@@ -15,7 +16,6 @@ from posgap.models.loading import resolve_dtype
 from posgap.models.precision import bfloat16_of_cpu, generating_dtype, n_parameters
 from posgap.options.scale_search import ScaleSearchConfig
 from posgap.options.sweep import SweepConfig
-from posgap.tasks.reading import write_examples
 from posgap.verbs import doctor
 from posgap.verbs.sweep import sweep_model
 

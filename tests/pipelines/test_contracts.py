@@ -18,6 +18,7 @@ from pydantic import Field
 from posgap.cli.main import build, main
 from posgap.components import table
 from posgap.components.making import make_component
+from posgap.data.reading import write_examples
 from posgap.foundation.fields import Role, role
 from posgap.kubeflow.form import STAGES as GIVEN_STAGES
 from posgap.kubeflow.steps import STEPS
@@ -26,7 +27,6 @@ from posgap.options.promote import PromoteConfig
 from posgap.options.scale_search import ScaleSearchConfig
 from posgap.options.table import VERBS, file_name, stage_configs, work_of
 from posgap.options.verb import Kind
-from posgap.tasks.reading import write_examples
 
 # Fields that a component makes itself of what KFP gives it.
 MADE = {"compare": {"sweeps"}, "report": {"state", "message"}}

@@ -17,6 +17,7 @@ from s3 import keys, put
 
 from posgap.components.table import distill as distill_component
 from posgap.components.table import sweep as sweep_component
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import TerminationSignal
 from posgap.foundation.files import work_folder
 from posgap.kubeflow import keeping, steps
@@ -26,7 +27,6 @@ from posgap.measurement.unfinished import Unfinished
 from posgap.pipelines.compilation import load
 from posgap.pipelines.resources import resources
 from posgap.pipelines.steps import tree
-from posgap.tasks.reading import write_examples
 from posgap.tracking.version_record import swept_champions
 
 N, DOCS = 6, 4

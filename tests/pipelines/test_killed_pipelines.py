@@ -20,9 +20,9 @@ from warm import SERVER
 from warm_forks import calling
 
 from posgap.components.table import distill, report, sweep, teacher
+from posgap.data.reading import write_examples
 from posgap.pipelines.local import run_locally
 from posgap.pipelines.resumed_steps import _Places
-from posgap.tasks.reading import write_examples
 from posgap.tracking.parents import PIPELINE, STAGE_TAG
 from posgap.tracking.server import EXPERIMENT
 

@@ -11,6 +11,7 @@ import torch
 from examples import kv_example
 from mlflow import MlflowClient
 
+from posgap.data.reading import write_examples
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json
@@ -23,7 +24,6 @@ from posgap.models.closing import read_config
 from posgap.models.loading import save_model
 from posgap.pipelines.local import run_locally
 from posgap.pipelines.mitigation import mitigation
-from posgap.tasks.reading import write_examples
 from posgap.tracking.candidates import best_candidate
 
 pytestmark = pytest.mark.full

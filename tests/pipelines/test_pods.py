@@ -8,8 +8,8 @@ from pods import Pods
 from written_sweeps import LAX
 
 from posgap.components.table import champion, gate, merge, promote, sweep
+from posgap.data.reading import write_examples
 from posgap.storage.cache import fetch_location
-from posgap.tasks.reading import write_examples
 from posgap.tracking import registry
 
 ASKED = {"n_docs": 5, "max_new_tokens": 1, "metric": "contains_any", "positions": "1,3,5", "task": "kv"}

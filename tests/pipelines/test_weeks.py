@@ -13,10 +13,10 @@ from mlflow import MlflowClient
 from mlflow_server import serving
 from places import ROOT
 
+from posgap.data.reading import write_examples
 from posgap.foundation.files import read_json
 from posgap.gating.verdict import judge, read_verdict
 from posgap.pipelines.local import run_locally
-from posgap.tasks.reading import write_examples
 
 pytestmark = [pytest.mark.full, pytest.mark.nightly]
 TRAINED = {"validate-2", "teacher", "distill", "compare-2", "gate-2"}

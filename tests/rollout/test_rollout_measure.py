@@ -33,6 +33,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import read_json, read_model, write_json
 from posgap.generation.setup import prompt_builder
@@ -53,7 +54,6 @@ from posgap.rollout.files import PREDICTION_FILE, Prediction, read_document_shar
 from posgap.rollout.measurement import INFLUENCES, OF_VALUES, Statistics, measure_influence
 from posgap.rollout.texts import read_text
 from posgap.tasks.placements import Placement
-from posgap.tasks.reading import write_examples
 from posgap.verbs.data_import import data_import
 from posgap.verbs.data_make import data_make
 from posgap.verbs.rollout_measure import rollout_measure

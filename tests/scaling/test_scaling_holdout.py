@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from examples import kv_example
 
+from posgap.data.reading import write_examples
 from posgap.foundation.files import read_json, write_json
 from posgap.options.scale_search import ScaleSearchConfig
 from posgap.scaling.fitness import GenerationEvaluator, fitness, position_weights
 from posgap.scaling.holdout import MIN_EXAMPLES, hold_out, measure_gain
 from posgap.scaling.scaling_file import read_scaling
 from posgap.tasks.content import content_keys
-from posgap.tasks.reading import write_examples
 from posgap.verbs.scale_search import scale_search
 
 EXAMPLES = [kv_example(i) for i in range(48)]

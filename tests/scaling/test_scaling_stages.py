@@ -13,6 +13,7 @@ from examples import kv_example
 from huggingface_hub import constants
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from posgap.data.reading import read_examples, write_examples
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json, work_folder, write_json
@@ -29,7 +30,6 @@ from posgap.scaling.fitness import ForcedEvaluator, position_weights
 from posgap.scaling.scaling_file import MAX_UNLIKE, ForcingCheck, read_scaling
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import content_keys
-from posgap.tasks.reading import read_examples, write_examples
 from posgap.verbs.apply import apply
 from posgap.verbs.scale_search import scale_search
 from posgap.verbs.sweep import sweep_model

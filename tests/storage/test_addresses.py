@@ -12,6 +12,7 @@ from hub import DATA, hub_with
 from huggingface_hub import constants
 
 from posgap.cli.main import main
+from posgap.data.reading import read_examples, write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import addressed_cache, as_location, is_address, is_uri, with_uris
 from posgap.kubeflow.arguments import to_config
@@ -21,7 +22,6 @@ from posgap.options.distill import DistillConfig
 from posgap.options.sweep import SweepConfig
 from posgap.storage.inputs import fetch_place, read_manifest, source
 from posgap.storage.versions import newest
-from posgap.tasks.reading import read_examples, write_examples
 
 ON_HUB = f"hf://datasets/{DATA}/train.jsonl"
 

@@ -9,13 +9,13 @@ from written_sweeps import copy_of, promotion, write_sweep
 
 from posgap.components.table import data_version as data_version_component
 from posgap.components.table import validate
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, write_json
 from posgap.options.data_version import DataVersionConfig
 from posgap.pipelines.local import run_locally
 from posgap.storage.cache import take_snapshot
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.reading import write_examples
 from posgap.tracking.registry import champion
 from posgap.tracking.version_record import record_of
 from posgap.verbs.data_version import data_version, read_data_version

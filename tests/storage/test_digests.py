@@ -5,13 +5,13 @@ from collections import Counter
 import pytest
 from examples import kv_example
 
+from posgap.data.reading import write_examples
 from posgap.foundation import files
 from posgap.foundation.bounds import open_plain
 from posgap.options.distill import DistillConfig
 from posgap.options.sweep import SweepConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import content_key
-from posgap.tasks.reading import write_examples
 from posgap.verbs.distill import distill
 from posgap.verbs.sweep import sweep_model
 

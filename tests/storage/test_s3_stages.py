@@ -12,6 +12,7 @@ from examples import kv_example
 from s3 import Killed, elsewhere, keys, put
 
 from posgap.cli.main import main
+from posgap.data.reading import read_examples, write_examples
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.locations import s3_cache
@@ -23,7 +24,6 @@ from posgap.options.sweep import SweepConfig
 from posgap.storage.cache import fetch_location, take_snapshot
 from posgap.storage.folders import publish
 from posgap.storage.inputs import source
-from posgap.tasks.reading import read_examples, write_examples
 from posgap.verbs.frame import stage
 from posgap.verbs.sweep import sweep_model
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from written_sweeps import write_sweep
 
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, read_jsonl, write_json, write_jsonl
 from posgap.gating.demands import Policy
@@ -20,7 +21,6 @@ from posgap.options.sweep import SweepConfig
 from posgap.tasks.echo import Copying, find_copying
 from posgap.tasks.examples import KVExample
 from posgap.tasks.metrics import RightAnswers
-from posgap.tasks.reading import write_examples
 from posgap.verbs.sweep import sweep_model
 
 N, DOCS = 20, 5

@@ -7,13 +7,13 @@ import pytest
 from endpoint import Endpoint, retrieve, served
 from examples import kv_example
 
+from posgap.data.reading import write_examples
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.same_place import SamePlace, find_same_place
 from posgap.measurement.sweeps import read_sweep
 from posgap.options.sweep import SweepConfig
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.prompts import TextPromptBuilder
-from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs.sweep import sweep_model
 

@@ -10,13 +10,13 @@ from endpoint import Endpoint, served
 from examples import prompt_text, qa_example
 from pydantic import ValidationError
 
+from posgap.data.reading import read_examples, write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.sweeps import read_sweep
 from posgap.options.sweep import SweepConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.placements import Placement, all_placements
 from posgap.tasks.prompts import TextPromptBuilder
-from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.task import PromptOrder
 from posgap.tasks.task_file import definition_of

@@ -3,6 +3,7 @@
 import pytest
 from examples import kv_example
 
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.measurement.predictions import read_predictions, swept_rows
@@ -14,7 +15,6 @@ from posgap.models.loading import load_tokenizer, save_model
 from posgap.models.memory import available_bytes, needed_bytes
 from posgap.options.merge import MergeConfig
 from posgap.options.sweep import SweepConfig
-from posgap.tasks.reading import write_examples
 from posgap.tracking import answering
 from posgap.tracking.answering import SweptAnswers, as_swept, require_kept_alike, why_not_tried
 from posgap.verbs.merge import merge

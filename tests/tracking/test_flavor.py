@@ -14,6 +14,7 @@ from mlflow.models import Model
 from registered_logits import IDS, logits
 
 import posgap
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path
 from posgap.generation.setup import builder_of
@@ -23,7 +24,6 @@ from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.options.sweep import SweepConfig
 from posgap.tasks.placements import Placement
-from posgap.tasks.reading import write_examples
 from posgap.tracking import flavor
 from posgap.tracking.answering import as_swept
 from posgap.tracking.registry import DEVICE, DIGEST, DTYPE

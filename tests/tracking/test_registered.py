@@ -10,6 +10,7 @@ from examples import kv_example
 from registered_logits import logits
 
 import posgap
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json
 from posgap.foundation.locations import registered_cache, with_uris
@@ -17,7 +18,6 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import load_tokenizer, save_model
 from posgap.storage.inputs import source
-from posgap.tasks.reading import write_examples
 from posgap.tracking import flavor, registry
 from posgap.tracking.registered import RegisteredVersion
 

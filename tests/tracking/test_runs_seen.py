@@ -10,9 +10,9 @@ from command_line import run
 from examples import kv_example
 from mlflow_server import serving
 
+from posgap.data.reading import write_examples
 from posgap.foundation.files import digest_path
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.reading import write_examples
 from posgap.tracking import parents
 from posgap.tracking.runs import PIPELINE_VARIABLE, start_run
 

@@ -7,11 +7,11 @@ import pytest
 from examples import kv_example
 from written_sweeps import LAX, gated, promoted
 
+from posgap.data.reading import write_examples
 from posgap.demo import tiny_model
 from posgap.models.loading import save_model
 from posgap.options.sweep import SweepConfig
 from posgap.storage.lineage import write_training_examples
-from posgap.tasks.reading import write_examples
 from posgap.verbs.sweep import sweep_model
 
 

@@ -12,6 +12,7 @@ from endpoint import Endpoint, served
 from examples import kv_example
 
 from posgap.cli.main import main
+from posgap.data.reading import read_examples, write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
 from posgap.generation import backends
@@ -19,7 +20,6 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.options.sweep import SweepConfig, SweepVerbConfig
 from posgap.tasks.placements import spread_placements
 from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs import first_look
 from posgap.verbs.sweep import sweep

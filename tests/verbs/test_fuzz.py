@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from posgap.cli.main import build, main
+from posgap.data.reading import write_examples
 from posgap.foundation.files import write_json, write_jsonl
-from posgap.tasks.reading import write_examples
 
 pytestmark = pytest.mark.full
 

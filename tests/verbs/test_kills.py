@@ -19,8 +19,8 @@ from places import but_for_seconds
 from warm import SERVER
 from warm_forks import command
 
+from posgap.data.reading import write_examples
 from posgap.foundation import files
-from posgap.tasks.reading import write_examples
 
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 LONG = "CHAOS_FUZZ_SECONDS" in os.environ

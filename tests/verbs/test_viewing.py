@@ -11,8 +11,8 @@ from command_line import fails, run
 from endpoint import Endpoint, retrieve, served
 from examples import kv_example
 
+from posgap.data.reading import write_examples
 from posgap.foundation.files import write_json
-from posgap.tasks.reading import write_examples
 from posgap.verbs.view import group_by_question, rows
 
 

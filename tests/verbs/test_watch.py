@@ -9,6 +9,7 @@ from kfp_server import Server, served
 from toy_pipeline import posgap
 from written_sweeps import LAX, write_sweep
 
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import LeftPolicy, PosgapError
 from posgap.foundation.files import digest_path, read_json, write_json
 from posgap.gating.demands import Policy
@@ -19,7 +20,6 @@ from posgap.options.gate import GateConfig
 from posgap.options.watch import WatchConfig
 from posgap.pipelines.local import run_locally
 from posgap.pipelines.watch import watch as pipeline
-from posgap.tasks.reading import write_examples
 from posgap.tracking import registry
 from posgap.verbs.champion import SweptVersion, champion
 from posgap.verbs.gate import admit

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from posgap.api.results import LengthsResult, SweepResult
+from posgap.data.choice_files import layout_of
 from posgap.data.made import made_examples
+from posgap.data.reading import kind_of, read_examples, with_unique_ids, write_examples
+from posgap.data.retrieval_logs import RetrievalLog, is_log
 from posgap.distillation.methods import label_of
 from posgap.foundation.errors import PosgapError, shorten, suggestion
 from posgap.foundation.extras import import_extra
@@ -38,12 +41,9 @@ from posgap.options.sweep import SweepConfig
 from posgap.scaling.scaling_file import refuse_searched_on
 from posgap.storage.inputs import fetch_place, source
 from posgap.storage.lineage import training_examples
-from posgap.tasks.choice_files import layout_of
 from posgap.tasks.examples import AnyExample, RankedExample
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
-from posgap.tasks.reading import kind_of, read_examples, with_unique_ids, write_examples
 from posgap.tasks.registry import TASKS
-from posgap.tasks.retrieval_logs import is_log, ranked_examples
 from posgap.tracking.registered import RegisteredVersion
 from posgap.verbs.inputs import on_this_machine, sources
 
@@ -240,7 +240,7 @@ def _checked(
         if layout or is_log(fields, is_frame):
             others = ((at, _fields(each) if isinstance(each, Mapping) else each) for at, each in numbered)
             rows = chain([(number, fields)], others)
-            yield from layout.usable_examples(rows, "examples") if layout else ranked_examples(rows, "examples")
+            yield from layout.usable_examples(rows, "examples") if layout else RetrievalLog("examples").examples(rows)
             return
         yield number, _example(row, number)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from posgap.data.reading import read_examples
 from posgap.data.synthetic import (
     animal_examples,
     needle_examples,
@@ -21,7 +22,6 @@ from posgap.foundation.fields import OptionalInputPath
 from posgap.foundation.registry import Parameters, Registry
 from posgap.tasks.examples import AnyExample, Example, KVExample
 from posgap.tasks.fields import MAX_DOCS
-from posgap.tasks.reading import read_examples
 
 log = logging.getLogger(__name__)
 _needles = partial(needle_examples, facts=3, digits=7)

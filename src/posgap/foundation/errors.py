@@ -54,6 +54,12 @@ class TooLarge(PosgapError):
     code = "too-large"
 
 
+class Ambiguous(PosgapError):
+    """A file has two readings that differ; the line says both, and which option decides."""
+
+    code = "ambiguous"
+
+
 class BadOption(PosgapError):
     """An option is unknown, missing or wrong, or two options contradict each other."""
 

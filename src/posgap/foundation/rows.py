@@ -7,6 +7,7 @@ import codecs
 import csv
 import io
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -20,12 +21,15 @@ log = logging.getLogger(__name__)
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 MAX_COLUMNS = 16_384  # of CSV, as spreadsheets have at most
 _PARQUET = ".parquet"
+_SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 
 
 def kind_of_table(path: Path) -> str:
     """The ending that says how a table is written, ".csv", ".tsv" or ".parquet", as for folders of Parquet files; empty
     for anything else."""
     path = Path(path)
+    if path.suffix.lower() in _SPREADSHEETS:
+        raise Malformed("a spreadsheet; save it as CSV (UTF-8), which is read with any separator", at=str(path))
     if path.is_dir():
         return _PARQUET if any(path.glob("*.parquet")) else ""
     endings = [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"]
@@ -82,6 +86,9 @@ def _read_csv(path: Path, separator: str, columns: Sequence[str]) -> Iterator[tu
                     raise TooLarge(f"more than {MAX_COLUMNS:,} cells in a row", at=f"{path}:{read}")
                 if not header:
                     header = cells
+                    twice = [name for name, often in Counter(map(str.strip, header)).items() if name and often > 1]
+                    if twice:
+                        raise Malformed(f"two columns are called {twice[0]!r}; rename one", at=str(path))
                     continue
                 number = read - sum(cell.count("\n") for cell in cells)
                 if len(cells) != len(header):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
+from posgap.data.reading import EXAMPLES_FILE, examples_file, first_example
 from posgap.distillation.methods import MITIGATE
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
@@ -22,7 +23,6 @@ from posgap.options.teacher import TeacherConfig
 from posgap.storage.cache import Snapshot, fetch_location, take_snapshot
 from posgap.storage.inputs import AtAddress, ByName, OnDisk, source
 from posgap.storage.versions import newest
-from posgap.tasks.reading import EXAMPLES_FILE, examples_file, first_example
 from posgap.tasks.registry import TASKS
 
 # Argo keeps a run as one Workflow of at most 1 MiB, with what each driver and each pod was given, compressed: these are

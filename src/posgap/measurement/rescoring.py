@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from posgap.data.import_report import ImportReport
+from posgap.data.reading import read_examples
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.locations import Location
 from posgap.measurement.evidence import Evidence
@@ -21,8 +23,6 @@ from posgap.tasks.echo import find_copying
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
-from posgap.tasks.reading import read_examples
-from posgap.tasks.retrieval_logs import ImportReport
 from posgap.tasks.task import PromptOrder
 
 _AGREE = 1e-6  # by which scores may differ that were computed on another machine

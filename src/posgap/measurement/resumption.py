@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice, product
 from typing import Any
 
+from posgap.data.reading import examples_file
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, work_folder
 from posgap.foundation.locations import with_uris
@@ -23,7 +24,6 @@ from posgap.measurement.unfinished import Unfinished
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
-from posgap.tasks.reading import examples_file
 
 log = logging.getLogger(__name__)
 # Of a stage's parameters those that change no response, beside those that change no result at all.

@@ -36,6 +36,7 @@ from posgap.storage.lineage import ancestors
 from posgap.tasks.content import content_keys, examples_digest, require_different
 from posgap.tasks.echo import find_copying
 from posgap.tasks.examples import AnyExample
+from posgap.tasks.metrics import METRICS, is_sentence
 from posgap.tasks.placements import Placement, shard_of
 from posgap.tasks.positions import parse_shard
 from posgap.tasks.prompts import TextPromptBuilder
@@ -83,6 +84,7 @@ class SweepRun:
         plan = cls(config, builder, examples[: config.limit or None], placements, model_digest)
         require_different(plan.examples)
         require_distractors(plan.examples, builder, placements)
+        _warn_of_sentences(plan.examples, config.metric or builder.task.metric)
         if not BACKENDS[config.backend].local:
             _warn_of_special_tokens(plan.examples)
         return plan
@@ -272,6 +274,17 @@ def list_placements(
     """Returns the placements of a sweep: those of `positions`, or all that the builder's prompts have; then a shard."""
     placements = list(builder.fill.placements) if builder.fill else []
     return shard_of(placements or builder.task.choose_placements(n_docs, positions), shard)
+
+
+def _warn_of_sentences(examples: Sequence[AnyExample], metric: str) -> None:
+    """Warns if most answers are sentences and the metric asks for them word for word, so that no response is right."""
+    wordy = sum(all(map(is_sentence, example.answers)) for example in examples)
+    if 2 * wordy > len(examples) and METRICS[metric].right_after:
+        log.warning(
+            "in %d of %d examples the right answer is a sentence, and the metric %s asks for it word for word, which "
+            "no model writes: give short answers, or --metric key_words (docs/rag.md)",
+            wordy, len(examples), metric,
+        )  # fmt: skip
 
 
 def _warn_of_special_tokens(examples: Sequence[AnyExample]) -> None:

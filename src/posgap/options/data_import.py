@@ -50,6 +50,11 @@ class ImportConfig(FileConfig):
         description="rag: which passages are relevant: those with an id among the row's `relevant_ids`, those labelled "
         "so, or those that hold an answer; empty: the first of these that a row has",
     )
+    order: str = Field(
+        "",
+        description="rag: the retriever's order: `listed`, as the passages come, or by a number, like score:highest or "
+        "rank:lowest; empty: the one that all numbers of the log agree on",
+    )
     answering: Literal["keep", "drop"] = Field(
         "keep", description="rag: what becomes of passages that are not relevant and yet hold an answer"
     )

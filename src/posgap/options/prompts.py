@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from posgap.data.reading import task_of_examples
 from posgap.foundation.fields import MODEL, RARE, InputPath, ModelName, Values
 from posgap.foundation.registry import Parameters
 from posgap.options.base import StageConfig
 from posgap.tasks.fields import MAX_DOCS, ChatTemplateText, QuestionPlace, TaskName
-from posgap.tasks.reading import task_of_examples
 from posgap.tasks.registry import TASKS
 
 WORDED = (

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from posgap.data.reading import read_examples
 from posgap.foundation import bounds
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
@@ -19,7 +20,6 @@ from posgap.tasks.document_spans import token_offsets
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, all_placements
 from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.reading import read_examples
 
 log = logging.getLogger(__name__)
 DEFAULT_LENGTH = 256

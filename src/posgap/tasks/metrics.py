@@ -19,6 +19,13 @@ _ARTICLES = r"\b(a|an|the)\b"
 _SPACELESS = rf"{SPACELESS}|\p{{Katakana}}"
 _NUMBER = r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+−]?\.\d+"
 PATTERN_SECONDS = 1.0  # for a pattern that somebody wrote, on one response
+SENTENCE = 8  # words from which on an answer is a sentence
+_FUNCTION_WORDS = {
+    *("and", "are", "as", "at", "be", "been", "but", "by", "did", "do", "does", "for", "from", "had", "has", "have"),
+    *("he", "her", "his", "if", "in", "into", "is", "it", "its", "of", "on", "or", "she", "so", "than", "that"),
+    *("their", "them", "then", "there", "these", "they", "this", "those", "to", "was", "were", "what", "when"),
+    *("where", "which", "while", "who", "will", "with", "would", "you", "your"),
+}
 _BEGUN = 2  # characters of a candidate at a response's end that do not stand there by chance
 
 
@@ -152,6 +159,22 @@ def share_of(response: str, answers: Sequence[str]) -> float:
     """The share of the answers that the response contains, each as by sub_EM: for answers of several parts, all of
     which are asked for, rather than of several wordings."""
     return sum(sub_exact_match(response, [answer]) for answer in answers) / len(answers) if answers else 0.0
+
+
+def is_sentence(answer: str) -> bool:
+    """Whether an answer is one that no response has word for word."""
+    return len(answer.split()) >= SENTENCE
+
+
+def key_words(response: str, answers: Sequence[str]) -> float:
+    """The share of an answer's key words that the response has, for the answer of which it has most: for answers that
+    are sentences. Key words are all but articles, pronouns, prepositions and auxiliaries of English."""
+    best, said = 0.0, set(_tokens(normalize(response)))
+    for answer in answers:
+        words = set(_tokens(normalize(answer)))
+        words = words - _FUNCTION_WORDS or words
+        best = max(best, len(words & said) / len(words) if words else 0.0)
+    return best
 
 
 def all_of(response: str, answers: Sequence[str]) -> bool:
@@ -304,6 +327,9 @@ METRICS: Registry[Metric] = Registry(
         "the response names an answer as it is written, and no other candidate of the prompt",
         sole_answer,
         "end",
+    ),
+    Metric(
+        "key_words", "the share of an answer's key words in the response, for answers that are sentences", key_words
     ),
     Metric("numeric", "the response's last number is an answer's", numeric),
     Metric("regex", "the response has a match of an answer, which is a regular expression", matches_pattern),

@@ -77,7 +77,8 @@ def prompt_passages(example: AnyExample, n_docs: int, alone: bool = False) -> li
     if len(kept) < n_docs:
         raise PosgapError(
             f"example {example.id}: {format_count(len(kept), 'passage')} can be shown, fewer than the {n_docs} "
-            f"documents of a prompt; give --n-docs {len(kept)} or less, or import with --min-docs {n_docs}"
+            f"documents of a prompt; give --n-docs {len(kept)} or less, or leave such examples out by `posgap data "
+            f"import --min-docs {n_docs}`"
         )
     return [passages[place] for place in sorted(kept)]
 

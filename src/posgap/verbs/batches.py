@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from posgap.data.reading import read_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import work_folder
 from posgap.foundation.locations import is_uri
@@ -14,7 +15,6 @@ from posgap.measurement.unfinished import Unfinished
 from posgap.options.sweep import SweepConfig, SweepVerbConfig
 from posgap.storage.cache import fetch_location
 from posgap.tasks.prompts import TextPromptBuilder
-from posgap.tasks.reading import read_examples
 from posgap.verbs.inputs import on_this_machine, sources
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from posgap.data.made import made_examples
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import delete_path, work_folder, write_json
 from posgap.foundation.locations import below, page_address
@@ -31,7 +32,6 @@ from posgap.options.sweep import SweepConfig
 from posgap.storage.cache import fetch_location
 from posgap.storage.folders import local_copy, publish_file
 from posgap.storage.outputs import RunFolder
-from posgap.tasks.reading import write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tracking.runs import PARENT_VARIABLE, start_run
 from posgap.verbs.sweep import sweep_model

@@ -3,9 +3,13 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from posgap.data.choice_files import LAYOUTS
 from posgap.data.documents import read_documents
 from posgap.data.fetching import fetch_source
+from posgap.data.import_report import ImportReport, without_answering
 from posgap.data.readers import read_dpr, read_hotpotqa, read_litm_kv, read_litm_qa, read_musique, read_own
+from posgap.data.reading import with_unique_ids, write_examples
+from posgap.data.retrieval_logs import RetrievalLog
 from posgap.data.sources import SOURCES
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows
@@ -13,11 +17,7 @@ from posgap.foundation.locations import Location
 from posgap.foundation.printing import format_count
 from posgap.foundation.rows import kind_of_table
 from posgap.options.data_import import ImportConfig
-from posgap.tasks.choice_files import LAYOUTS
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.log_fields import require_columns
-from posgap.tasks.reading import with_unique_ids, write_examples
-from posgap.tasks.retrieval_logs import ImportReport, ranked_examples, read_labels, without_answering
 from posgap.verbs.file_output import writes_file
 
 _READERS: dict[str, Callable[[Path], Iterator[tuple[int, AnyExample | None]]]] = {
@@ -98,7 +98,7 @@ def _read_examples(config: ImportConfig, report: ImportReport) -> Iterator[tuple
         return read_litm_kv(path, config.key_digits, config.value_digits)
     if config.format != "rag":
         return _READERS[config.format](path)
-    require_columns(config.columns)
-    labels = read_labels(config.answers, config.columns) if config.answers else {}
-    examples = ranked_examples(read_rows(path), str(path), labels, config.relevant, report, config.columns)
+    log = RetrievalLog(str(path), {}, config.relevant, config.order, config.columns)
+    log = log.labelled_by(config.answers) if config.answers else log
+    examples = log.examples(read_rows(path), report)
     return without_answering(examples, report) if config.answering == "drop" else examples

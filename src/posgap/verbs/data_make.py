@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from posgap.data.generators import GENERATORS
+from posgap.data.reading import write_examples
 from posgap.foundation.files import write_jsonl
 from posgap.foundation.printing import format_count
 from posgap.options.data_make import MakeConfig
-from posgap.tasks.reading import write_examples
 from posgap.verbs.file_output import writes_file
 
 

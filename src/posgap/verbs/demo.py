@@ -10,6 +10,7 @@ from pathlib import Path
 
 import posgap
 from posgap.data.readers import read_litm_kv
+from posgap.data.reading import write_examples
 from posgap.demo import tiny_model
 from posgap.demo.summary import steps, summarize, table
 from posgap.foundation import files
@@ -27,7 +28,6 @@ from posgap.pipelines.forked_steps import begin_server
 from posgap.pipelines.local import run_locally
 from posgap.storage.datasets import dataset_at
 from posgap.storage.outputs import RunFolder
-from posgap.tasks.reading import write_examples
 from posgap.tracking.runs import PARENT_VARIABLE, link, start_run
 from posgap.tracking.server import track_at
 from posgap.tracking.sweeps import log_sweep

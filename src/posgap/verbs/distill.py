@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
+from posgap.data.reading import read_examples
 from posgap.distillation import processes, rounding_floor
 from posgap.distillation.batches import (
     Collator,
@@ -53,7 +54,6 @@ from posgap.storage.folders import ResumableFolder
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import content_keys
 from posgap.tasks.placements import all_placements
-from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import at_one_placement, describe_poor_teacher, read_responses, require_prompts
 from posgap.tracking.runs import Run

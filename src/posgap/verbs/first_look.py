@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from posgap.data.made import made_examples, making_command
 from posgap.data.readers import litm_kv_examples
+from posgap.data.reading import read_examples, write_examples
 from posgap.data.synthetic import uuid_records
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import is_uri, with_uris
@@ -23,7 +24,6 @@ from posgap.storage.cache import MANIFEST
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import spaced_positions
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
-from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.verbs.inputs import with_local_paths
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 
+from posgap.data.reading import read_examples, write_examples
 from posgap.foundation.files import delete_path, work_folder, write_json
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import page_address, with_uris
@@ -34,7 +35,6 @@ from posgap.mitigations.search.splits import Splits, split
 from posgap.options.mitigate import MitigateConfig, seconds_of
 from posgap.scaling.scaling_file import refuse_searched_on
 from posgap.tasks.content import content_keys, refuse_shared
-from posgap.tasks.reading import read_examples, write_examples
 from posgap.tracking.runs import Run
 from posgap.verbs.frame import stage
 

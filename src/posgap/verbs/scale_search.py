@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from posgap.data.reading import examples_file, read_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import delete_path, digest_of, digest_path, work_folder
 from posgap.foundation.interruption import resumable
@@ -23,7 +24,6 @@ from posgap.scaling.search import STATES, FactorSearch, FoundFactors
 from posgap.tasks.content import content_keys, refuse_shared
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, swept_placements
-from posgap.tasks.reading import examples_file, read_examples
 from posgap.tracking.runs import Run
 from posgap.verbs.frame import stage
 

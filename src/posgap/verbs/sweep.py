@@ -6,6 +6,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+from posgap.data.reading import read_examples
 from posgap.distillation.methods import label_of
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_model, write_jsonl
@@ -34,7 +35,6 @@ from posgap.storage.cache import fetch_location
 from posgap.storage.inputs import source
 from posgap.storage.lineage import training_examples
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
-from posgap.tasks.reading import read_examples
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_lengths, log_sweep
 from posgap.verbs.batches import read_answers, require_asked, write_requests

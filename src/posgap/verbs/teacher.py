@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from posgap.data.reading import read_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.foundation.interruption import resumable
@@ -22,7 +23,6 @@ from posgap.tasks.content import content_key
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, require_n_gold
 from posgap.tasks.positions import format_positions
-from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import RESPONSES_FILE, TEACHER_FILE
 from posgap.tasks.task import Task

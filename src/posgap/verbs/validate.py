@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posgap.data.expectations import answering_distractors, example_table, expectations, run_expectations
+from posgap.data.reading import EXAMPLES_FILE, numbered_examples, read_examples, write_examples
 from posgap.foundation.errors import Rejection
 from posgap.foundation.extras import import_extra
 from posgap.foundation.files import write_json
@@ -15,7 +16,6 @@ from posgap.measurement.report import render_page, save_page
 from posgap.options.validate import ValidateConfig
 from posgap.tasks.content import content_keys
 from posgap.tasks.examples import AnyExample, Example
-from posgap.tasks.reading import EXAMPLES_FILE, numbered_examples, read_examples, write_examples
 from posgap.tasks.special_tokens import count_special
 from posgap.tracking.runs import Run
 from posgap.verbs.frame import stage

@@ -10,6 +10,7 @@ from answerers import Saying
 from examples import kv_example
 from transformers import AutoModelForCausalLM
 
+from posgap.data.reading import read_examples, write_examples
 from posgap.distillation.methods import method_of
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, work_folder, write_json
@@ -34,7 +35,6 @@ from posgap.options.mitigate import MitigateConfig, seconds_of
 from posgap.options.sweep import SweepConfig
 from posgap.scaling.fitness import ForcedEvaluator
 from posgap.tasks.content import content_keys
-from posgap.tasks.reading import read_examples, write_examples
 from posgap.verbs.apply import _best, apply
 from posgap.verbs.mitigate import mitigate
 from posgap.verbs.sweep import sweep_model

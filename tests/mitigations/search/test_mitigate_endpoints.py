@@ -7,6 +7,7 @@ from answerers import USAGE, lost_in_the_middle
 from endpoint import Endpoint, served
 from examples import kv_example
 
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.generation import openai
 from posgap.measurement.predictions import read_predictions
@@ -14,7 +15,6 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.search.report import read_mitigate
 from posgap.options.mitigate import MitigateConfig
 from posgap.options.sweep import SweepConfig
-from posgap.tasks.reading import write_examples
 from posgap.verbs.mitigate import mitigate
 from posgap.verbs.sweep import sweep_model
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, digest_of, read_model, work_folder, write_json
 from posgap.foundation.interruption import RESUMES
@@ -32,7 +33,6 @@ from posgap.options.mitigate import MitigateConfig
 from posgap.options.sweep import SweepConfig
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import content_keys
-from posgap.tasks.reading import write_examples
 
 log = logging.getLogger(__name__)
 # What has no effect on answers: how many are asked for, and what of endpoints `cache_key_fields` leaves out.

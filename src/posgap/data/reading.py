@@ -5,12 +5,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from posgap.data.choice_files import layout_of
+from posgap.data.import_report import ImportReport
+from posgap.data.retrieval_logs import RetrievalLog, is_log
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parse_as, read_rows, write_jsonl
 from posgap.foundation.rows import kind_of_table
-from posgap.tasks.choice_files import layout_of
 from posgap.tasks.examples import AnyExample, Example, KVExample, RankedExample
-from posgap.tasks.retrieval_logs import ImportReport, is_log, ranked_examples
 
 EXAMPLES_FILE = "examples.jsonl.gz"
 
@@ -24,7 +25,7 @@ def read_examples(path: Path, report: ImportReport | None = None) -> list[AnyExa
     """Reads examples from a `.jsonl` or `.jsonl.gz` file, or from the folder of `validate`.
 
     They may stand in a table too (`posgap.foundation.rows`). Where the rows are of a retrieval log or a trace, they are
-    read as `posgap.tasks.retrieval_logs` says; those of options or judged answers as `posgap.tasks.choice_files` does.
+    read as `posgap.data.retrieval_logs` says; those of options or judged answers as `posgap.data.choice_files` does.
     What a log was taken for goes to `report`, or is logged.
     Raises `PosgapError` that names the line, and the field if the schema is wrong, or both lines if two examples have
     the same id.
@@ -76,7 +77,7 @@ def rows_as_examples(
         if layout:
             yield from layout.usable_examples(everything, name)
         elif is_log(first[1], table):
-            yield from ranked_examples(everything, name, report=report)
+            yield from RetrievalLog(name).examples(everything, report)
         elif "ordered_kv_records" in first[1]:
             raise PosgapError(
                 f"{name}: the public layout of key-value records, not posgap's: turn it into examples first, with "

@@ -1,0 +1,474 @@
+"""The fields of a retrieval log's rows: its question, its accepted answers, its passages.
+
+`log_formats.json` declares all that is known of exports: the names of each field, those of numbers by what they mean,
+and the formats whose fields stand elsewhere. Of a format, `has` are the paths by which it is known, `lift` the object
+whose fields count as the row's, `take` the paths of fields, `rename` and `passage` other names within the row and its
+passages, and `order` the number that its passages stand by. `docs/rag.md` lists the names.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from posgap.data.log_cells import (
+    TABLE,
+    Fields,
+    Grade,
+    as_list,
+    as_mapping,
+    as_text,
+    fold,
+    is_filled,
+    is_list,
+    list_names,
+    parse_grade,
+    parse_list,
+    parse_number,
+    pick,
+    plain_cells,
+    plain_name,
+    python_value,
+    require_mapping,
+)
+from posgap.foundation.errors import Ambiguous, BadOption, Malformed, shorten
+
+FIELDS: dict[str, list[str]] = TABLE["fields"]
+NUMBERS = ("rank", "reranked", "score", "distance")
+_OF_ANYTHING = ("relevance", "label")  # in metadata, where they are no labels
+_WIDE = re.compile(
+    r"(?:context|passage|document|doc|chunk|text|news|retrieved\w*?)_?(\d+)(?:_(text|title|id|score|label))?"
+)
+_NUMBERED = re.compile(r"(?mi)^\s*(?:Passage|Document|Doc|Context|Chunk)\s*\[?\d+\]?\s*[:.]\s*")
+_QUOTED_TITLE = re.compile(r'"([^"\n]*)"\n(.+)', re.DOTALL)  # as FlashRAG's corpora have it
+_MOST_IN_A_CELL = 60  # characters of an answer that stands beside others in a cell
+_TELLING, _LONG = 12, 80  # characters of a passage that stand in no question by chance, and of one that tells alone
+
+
+@dataclass
+class LoggedPassage:
+    """A passage as a log has it: its numbers, grades and ids by the names that they have there.
+
+    `is_listed`: it came in the response of a store or as (document, score), which list the best first. `is_named`: its
+    id is among the relevant ones.
+    """
+
+    title: str
+    text: str
+    numbers: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, Grade] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
+    is_listed: bool = False
+    is_named: bool = False
+
+    @property
+    def score(self) -> float | None:
+        """Its first number that is no rank, the higher the better; None if it has none."""
+        for name, number in self.numbers.items():
+            if name not in FIELDS["rank"]:
+                return -number if "distance" in name else number
+        return None
+
+
+@dataclass
+class LogFields:
+    """Reads fields by the names of the table, or by the column that `columns` names; notes in `taken` what was found
+    where (field, name), in `formats` the formats, and in `orders` the order that they declare."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    taken: Counter[tuple[str, str]] = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)
+    orders: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.names = {name: list(names) for name, names in FIELDS.items()}
+        self.named: dict[str, str] = {}
+        for given, column in self.columns.items():
+            name = {"answer": "answers"}.get(plain_name(given), plain_name(given))
+            if name not in self.names:
+                known = ", ".join(sorted([*FIELDS, "answer"]))
+                raise BadOption(f"columns: there is no field {shorten(repr(given))}; name some of {known}")
+            plain = plain_name(column)
+            for others in self.names.values():
+                if plain in others:
+                    others.remove(plain)
+            self.names[name], self.named[name] = [plain], plain
+        if "question" in self.named:
+            self.names["sent"] = []
+
+    def row(self, row: Any, where: str) -> Fields:
+        """A row's fields by plain names, as its format means them."""
+        cells = plain_cells(require_mapping(row, where), where)
+        if "document_position" in cells:  # Phoenix' frames of retrieved documents
+            cells |= {"text": cells.pop("reference", None), "rank": cells["document_position"]}
+            cells["score"] = cells.pop("document_score", None)
+        for form in TABLE["formats"]:
+            if all(is_filled(pick(cells, path)) for path in form["has"]):
+                cells = self._shaped(cells, form)
+        return cells
+
+    def _shaped(self, cells: dict[str, Any], form: Mapping[str, Any]) -> dict[str, Any]:
+        self.formats[form["name"]] += 1
+        if "order" in form:
+            self.orders.add(form["order"])
+        for outer in form.get("lift", ()):
+            cells = {**plain_cells(as_mapping(cells[outer])), **cells}
+        for field_, paths in form.get("take", {}).items():
+            found = list(chain.from_iterable(as_list(pick(cells, path)) for path in paths))
+            if field_ == "passages":
+                names = form.get("passage", {})
+                found = [{names.get(name, name): cell for name, cell in plain_cells(each).items()} for each in found]
+                cells = {name: cell for name, cell in cells.items() if name not in self.names["passages"]}
+            # The field's first name is looked for first.
+            cells[self.names[field_][0]] = found[0] if field_ == "question" and len(found) == 1 else found
+        for old, new in form.get("rename", {}).items():
+            cells[new] = cells.pop(old)
+        return cells
+
+    def cell(self, row: Fields, field_: str) -> Any:
+        """The first cell of a field's names that is filled; None if there is none."""
+        for name in self.names[field_]:
+            cell = pick(row, name) if name in self.named.values() and "." in name else row.get(name)
+            if is_filled(cell):
+                self.taken[field_, name] += 1
+                return cell
+        return None
+
+    def first(self, parts: Iterable[Fields], field_: str) -> Any:
+        """The first filled cell of a field in some parts of a row; None if none has one."""
+        cells = (self.cell(part, field_) for part in parts)
+        return next((cell for cell in cells if cell is not None), None)
+
+    def find_question(self, row: Fields) -> str | None:
+        """The question of a row as it is found first; None if it has none."""
+        return next(iter(self._questions(row).values()), None)
+
+    def _questions(self, row: Fields) -> dict[str, str]:
+        """All texts of a row that may be its question, by the names of their fields, the likelier first."""
+        found = {}
+        for name in [*self.names["question"], *self.names["sent"]]:
+            value = pick(row, name) if "." in name else row.get(name)
+            text = _question_text(value)
+            if text and text.strip():
+                found[name] = text
+        return found
+
+    def question(self, row: Fields, where: str, passages: Sequence[LoggedPassage] = ()) -> str:
+        """The question of a row with these passages.
+
+        Raises `PosgapError` if it has none, if it is a whole prompt that holds the passages, and if two fields have
+        questions that differ.
+        """
+        found = self._questions(row)
+        texts = [fold(passage.text) for passage in passages]
+        prompts = [name for name, text in found.items() if _holds(fold(text), texts)]
+        bare = {name: text for name, text in found.items() if name not in prompts}
+        # What was sent to a model may have more around the question, and a query to a store is an object.
+        asked = {name: text for name, text in bare.items() if name in self.names["question"]}
+        asked = {name: text for name, text in asked.items() if isinstance(row.get(name), str)} or asked or bare
+        if not asked and prompts:
+            maybe = _fields_within(row, found[prompts[0]], texts)
+            raise Ambiguous(
+                f"{where}: field `{prompts[0]}`: holds the passages, so it is a whole prompt and no question; give the "
+                f"bare question, by `posgap data import --format rag --columns question={maybe or 'NAME'}`"
+            )
+        if not asked:
+            names = ", ".join([*FIELDS["question"][1:], *FIELDS["sent"]])
+            raise Malformed(f"{where}: field `question`: missing or empty (also: {names}); found {list_names(row)}")
+        if len({fold(text) for text in asked.values()}) > 1:
+            raise Ambiguous(
+                f"{where}: {' and '.join(f'`{name}`' for name in asked)} have different questions; say which is asked, "
+                f"by `posgap data import --format rag --columns question={next(iter(asked))}`"
+            )
+        name = next(iter(asked))
+        self.taken["question", name] += 1
+        return asked[name]
+
+    def answers(self, row: Fields, where: str) -> list[str]:
+        """The accepted answers of a row; none if it has none.
+
+        Raises `PosgapError` if two fields have accepted answers that differ, or if nobody can tell whether a cell has
+        one answer or several.
+        """
+        names = self.names["answers"]
+        own = names[-1]
+        is_chain_s = (
+            "answers" not in self.named
+            and not set(TABLE["of_chains"]).isdisjoint(row)
+            and not any(is_filled(row.get(name)) for name in TABLE["responses"])
+            and not _are_titled(row.get("context"))
+        )
+        found: dict[str, list[str]] = {}
+        for name in names:
+            if (name == own and (is_chain_s or found)) and name not in self.named.values():
+                continue
+            answers = _read_answers(row.get(name), where, name)
+            if answers:
+                found[name] = answers
+        for name, answers in found.items():
+            others = {fold(answer) for other in found.values() for answer in other}
+            if others <= {fold(answer) for answer in answers}:
+                self.taken["answers", name] += 1
+                return answers
+        if found:
+            raise Ambiguous(
+                f"{where}: {' and '.join(f'`{name}`' for name in found)} have different answers; say which are right, "
+                f"by `posgap data import --format rag --columns answer={next(iter(found))}`"
+            )
+        return []
+
+    def relevant_ids(self, row: Fields, where: str) -> list[str] | None:
+        """The ids of a row's relevant passages; None if it says nothing of them. Several in a cell of text stay as they
+        are written: only the passages' ids tell whether a comma parts them."""
+        value = self.cell(row, "relevant_ids")
+        if value is None:
+            return [] if any(isinstance(row.get(name), list) for name in self.names["relevant_ids"]) else None
+        if isinstance(value, str) and is_list(value):
+            value = parse_list(value, f"{where}: field `relevant_ids`")
+        if isinstance(value, Mapping):  # grades by id, as in TREC's qrels
+            grades = {str(id): parse_grade(grade, f"{where}: field `relevant_ids`") for id, grade in value.items()}
+            return [id for id, grade in grades.items() if grade.value > 0]
+        ids = chain.from_iterable(map(as_list, as_list(value)))  # AutoRAG has lists of lists
+        return [as_text(id) for id in ids if is_filled(id)]
+
+    def find_passages(self, row: Fields) -> tuple[str, Any]:
+        """The name and the cell of a row's passages, without what is wrapped around them; None if it has none."""
+        for name in (*self.names["passages"], *TABLE["around_passages"], *TABLE["responses"]):
+            value = row.get(name)
+            is_named = name in self.names["passages"]
+            if not is_filled(value) or not isinstance(value, str | list | tuple | Mapping if is_named else Mapping):
+                continue
+            if isinstance(value, str) and is_list(value) and name not in FIELDS["text"]:
+                value = python_value(value) or value
+            inner = self.find_passages(value)[1] if isinstance(value, Mapping) else None  # {"hits": {"hits": [...]}}
+            value = value if inner is None else inner
+            if is_named or isinstance(value, list):
+                return name, value
+        wide: dict[int, dict[str, Any]] = {}
+        for name, cell in row.items():
+            column = _WIDE.fullmatch(name)
+            if column and is_filled(cell):
+                wide.setdefault(int(column[1]), {})[column[2] or "text"] = cell
+        return "context_1, context_2 ...", [wide[n] for n in sorted(wide)] if len(wide) > 1 else None
+
+    def has_passages(self, row: Fields) -> bool:
+        """Whether a row has a list of passages."""
+        _, value = self.find_passages(row)
+        return value is not None and (is_list(value) or _NUMBERED.match(value) is not None)
+
+    def passages(self, row: Fields, where: str) -> list[LoggedPassage]:
+        """The passages that a row has in a list, or in a dict of lists, as `datasets` writes a list of dicts."""
+        name, value = self.find_passages(row)
+        here = f"{where}: field `{name if name in row else 'passages'}`"
+        if value is not None:
+            self.taken["passages", name] += 1
+        if isinstance(value, str) and _NUMBERED.match(value):  # LongBench
+            value = [text.strip() for text in _NUMBERED.split(value) if text.strip()]
+        elif isinstance(value, str) and not is_list(value):
+            raise Malformed(
+                f'{here}: a text and no list of passages: write them as JSON, ["...", "..."], or one passage a row '
+                "(docs/rag.md)"
+            )
+        passages = self._listed(value, here)
+        texts = [passage.text for passage in passages]
+        for other in self.names["passages"] if name not in TABLE["weak_passages"] else ():
+            cell = row.get(other)
+            if other in (name, *TABLE["weak_passages"]) or not is_filled(cell) or not is_list(cell):
+                continue
+            if [passage.text for passage in self._listed(cell, here)] != texts:
+                raise Ambiguous(
+                    f"{where}: `{name}` and `{other}` have different passages; say which the model reads, by `posgap "
+                    f"data import --format rag --columns passages={name}`"
+                )
+        for passage in passages:
+            passage.is_listed = passage.is_listed or name in TABLE["lists_best_first"]
+        self.add_lists_beside(passages, row, where)
+        return passages
+
+    def _listed(self, value: Any, where: str) -> list[LoggedPassage]:
+        values = parse_list(value, where)
+        if len(values) == 1 and isinstance(values[0], list) and not _is_pair(values[0]):
+            values = values[0]  # as Chroma answers a query
+        return [self.passage(each, where) for each in values]
+
+    def add_lists_beside(self, passages: Sequence[LoggedPassage], row: Fields, where: str) -> None:
+        """Gives passages the ids, scores and distances that a row has in lists of their own."""
+        for field_ in ("passage_ids", "passage_scores", "passage_distances"):
+            cell = self.cell(row, field_)
+            if cell is None:
+                continue
+            name = next(name for name in self.names[field_] if is_filled(row.get(name)))
+            values = parse_list(cell, f"{where}: field `{name}`")
+            values = values[0] if len(values) == 1 and isinstance(values[0], list) else values
+            if len(values) != len(passages):
+                raise Malformed(f"{where}: {len(values)} {name} for {len(passages)} passages")
+            for passage, value in zip(passages, values):
+                if field_ == "passage_ids":
+                    passage.ids[name] = as_text(value)
+                    continue
+                number = parse_number(value, f"{where}: field `{name}`")
+                if number is not None:
+                    passage.numbers[name] = number
+
+    def passage(self, value: Any, where: str) -> LoggedPassage:
+        """A passage from a text, a pair of document and score or of title and sentences, the turns of a conversation,
+        or a mapping, in whose `metadata` fields may stand too. One without a text, as of an image, has an empty one."""
+        if isinstance(value, str):
+            return LoggedPassage("", value)
+        if _is_pair(value) and isinstance(value[1], list):
+            return LoggedPassage(str(value[0]), " ".join(str(sentence).strip() for sentence in value[1]))
+        if _is_pair(value):
+            passage = self.passage(value[0], where)  # (document, score)
+            passage.numbers, passage.is_listed = {"score": float(value[1])}, True
+            return passage
+        if isinstance(value, list) and value and all("role" in as_mapping(turn) for turn in value):
+            return LoggedPassage("", "\n".join(f"{turn['role']}: {turn.get('content', '')}" for turn in value))
+        outer = plain_cells(require_mapping(value, where))
+        inner = outer
+        for name in TABLE["inner"]:
+            inner = plain_cells(inner[name]) if isinstance(inner.get(name), Mapping) else inner
+        metadata = plain_cells(as_mapping(inner.get("metadata", inner.get("meta"))))
+        for name in _OF_ANYTHING:
+            metadata.pop(name, None)
+        stored = next(
+            (plain_cells(as_mapping(inner[name])) for name in TABLE["of_stores"] if is_filled(inner.get(name))), {}
+        )
+        parts = (inner, stored, metadata, outer)
+        passage = LoggedPassage("", self._text(parts, where), is_listed=bool(stored))
+        title = self.first(parts, "title")
+        quoted = _QUOTED_TITLE.fullmatch(passage.text) if title is None and "contents" in inner else None
+        passage.title = "" if title is None else str(title)
+        if quoted:
+            passage.title, passage.text = quoted[1], quoted[2]
+        for part in parts:
+            for name in self.names["id"]:
+                cell = part.get(name)
+                if isinstance(cell, str | int | float) and is_filled(cell):
+                    passage.ids.setdefault(name, as_text(cell))
+            for name in self.names["label"]:
+                if is_filled(part.get(name)):
+                    self.taken["label", name] += 1
+                    passage.labels.setdefault(name, parse_grade(part[name], f"{where}: field `{name}`"))
+        for field_ in NUMBERS:
+            for part in parts if field_ in ("score", "reranked") else (inner, outer):
+                for name in self.names[field_]:
+                    number = parse_number(part.get(name), f"{where}: field `{name}`")
+                    if number is not None:
+                        passage.numbers.setdefault(name, number)
+        return passage
+
+    def _text(self, parts: Sequence[Fields], where: str) -> str:
+        text = self.first(parts, "text")
+        text = as_mapping(parts[0].get("text_resource")).get("text") if text is None else text
+        names = dict.fromkeys(chain.from_iterable(parts))
+        is_known = not {*self.names["text"], "metadata", "meta", *TABLE["inner"], *TABLE["of_stores"]}.isdisjoint(names)
+        if isinstance(text, list | Mapping):  # as `fields` of Elasticsearch, Bedrock and OpenAI's file search have it
+            text = "\n".join(str(as_mapping(part).get("text", part)) for part in as_list(text))
+        if not isinstance(text, str) and (text is not None or not (is_known or "image" in names)):
+            raise Malformed(
+                f"{where}: expected a passage's `text` (also: {', '.join(FIELDS['text'][1:])}); found "
+                f"{list_names(names)}; --columns names another, like text=Content"
+            )
+        return text or ""
+
+    def is_unanswerable(self, row: Fields, answers: Sequence[str], id: str) -> bool:
+        """Whether a row says that its question has no answer: by its answers, its id or a field of its own."""
+        says = any(
+            str(row.get(name, "")).casefold() == value
+            for name, value in TABLE["unanswerable"]["fields"].items()
+            if name in row
+        )
+        none = bool(answers) and all(fold(answer).strip(".!") in TABLE["unanswerable"]["answers"] for answer in answers)
+        return says or none or id.endswith(TABLE["unanswerable"]["id_ends"])
+
+
+def _question_text(value: Any) -> str | None:
+    """The question in a cell: a text; the last message of a user; or an object around one, also written as JSON."""
+    if isinstance(value, str) and value.strip()[:1] in ("{", "[", '"'):
+        return _question_text(python_value(value)) or value
+    if isinstance(value, list):
+        for message in map(as_mapping, reversed(value)):
+            if message.get("role", message.get("type")) in ("user", "human"):
+                return _question_text(message.get("content"))
+        return _question_text(value[0]) if len(value) == 1 and isinstance(value[0], Mapping) else None
+    if isinstance(value, Mapping):
+        names = (*FIELDS["question"], *FIELDS["sent"], "content", "text", "value", "raw")
+        inner = next((value[name] for name in names if is_filled(value.get(name))), None)
+        if inner is None and len(value) == 1:
+            (inner,) = value.values()  # as {"match": {"text": ...}}
+        return _question_text(inner)
+    return value if isinstance(value, str) else None
+
+
+def _holds(question: str, texts: Iterable[str]) -> bool:
+    """Whether a question holds passages: two of them, or a long one, if only by their beginnings."""
+    beginnings = {text[:_LONG] for text in texts if len(text) >= _TELLING}
+    held = [beginning for beginning in beginnings if beginning in question]
+    return len(held) > 1 or any(len(beginning) == _LONG for beginning in held)
+
+
+def _fields_within(row: Fields, prompt: str, texts: Sequence[str]) -> str:
+    """The name of a field whose text stands in a prompt and is no passage; empty if there is none."""
+    whole = fold(prompt)
+    for name, cell in row.items():
+        text = fold(cell) if isinstance(cell, str) else ""
+        if _TELLING <= len(text) < len(whole) and text in whole and text not in texts and not _holds(text, texts):
+            return name
+    return ""
+
+
+def _read_answers(value: Any, where: str, name: str) -> list[str]:
+    """The answers in a cell: one or a list, several with ; or | between, answers of SQuAD, TriviaQA and BioASQ."""
+    if isinstance(value, str):
+        value = _answers_in_cell(value, f"{where}: field `{name}`")
+    if isinstance(value, Mapping):
+        cells = plain_cells(value)
+        if "text" in cells or "value" in cells:
+            value = [*as_list(cells.get("text", cells.get("value"))), *as_list(cells.get("aliases", []))]
+    answers = []
+    for answer in as_list(value):
+        nested = as_list(answer)
+        for each in nested if name in ("expected_answers", "generation_gt") else [answer]:
+            each = as_mapping(each).get("text", each)
+            if not isinstance(each, str | int | float) and each is not None:
+                raise Malformed(f"{where}: field `{name}`: expected a list of texts, found {shorten(str(each))}")
+            if is_filled(each):
+                answers.append({True: "yes", False: "no"}[each] if isinstance(each, bool) else as_text(each))
+    return list(dict.fromkeys(answers))
+
+
+def _answers_in_cell(cell: str, where: str) -> Any:
+    """What a cell of text holds: a list of texts, as JSON or Python writes it, some answers with ; or | between, or
+    one. Raises `PosgapError` for a list of other values, which may be the answer itself."""
+    value = python_value(cell) if is_list(cell) else None
+    if isinstance(value, Mapping) or (isinstance(value, list) and any(map(is_filled, value))):
+        if isinstance(value, list) and len(value) > 1 and not all(isinstance(each, str) for each in value):
+            one = json.dumps([cell], ensure_ascii=False)
+            several = json.dumps([str(each) for each in value], ensure_ascii=False)
+            raise Ambiguous(
+                f"{where}: {shorten(repr(cell))} may be one answer or {len(value)}: write {shorten(one)} or "
+                f"{shorten(several)}"
+            )
+        return value
+    parts = [part for part in re.split(r"\s*[;|\n]\s*", cell.strip()) if part]
+    return parts if parts and max(map(len, parts)) <= _MOST_IN_A_CELL else cell
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether a value is a document with its score, or a title with its sentences."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return False
+    return isinstance(value[1], int | float) or _is_titled(value)
+
+
+def _is_titled(value: Any) -> bool:
+    """Whether a value is a title with a list of sentences, as HotpotQA has it."""
+    return isinstance(value[0], str) and isinstance(value[1], list) and all(isinstance(s, str) for s in value[1])
+
+
+def _are_titled(value: Any) -> bool:
+    value = python_value(value) if isinstance(value, str) and is_list(value) else value
+    return isinstance(value, list) and bool(value) and all(_is_pair(each) and _is_titled(each) for each in value)

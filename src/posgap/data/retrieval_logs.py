@@ -1,0 +1,415 @@
+"""Turns what retrievers and chains around them write down into ranked examples: logs, evaluation sets and traces.
+
+`posgap.data.log_layouts` reads a log, whatever its layout, and `posgap.data.log_fields` its fields. Here it is decided
+for the whole log what its words mean: its order, what tells relevant passages, and of which kind its ids are. If two
+readings give different orders or relevant passages, both are said and an option decides. What cannot be asked is left
+out and counted.
+"""
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn, cast
+
+from posgap.data.import_report import ImportReport
+from posgap.data.log_cells import MAX_GRADE, fold
+from posgap.data.log_fields import NUMBERS, LogFields, LoggedPassage
+from posgap.data.log_layouts import LogEntry, LogRows, find_wrapped, is_trace, read_fields, unwrapped_rows
+from posgap.foundation.errors import Ambiguous, BadOption, PosgapError, shorten
+from posgap.foundation.files import read_rows
+from posgap.foundation.printing import format_count
+from posgap.tasks.examples import Passage, RankedExample
+from posgap.tasks.metrics import contains_answer, is_sentence, normalize
+
+log = logging.getLogger(__name__)
+Relevance = Literal["id", "label", "answer"]
+_UNSURE = ("score", "scores")  # which are distances in some stores
+
+
+class Labels(NamedTuple):
+    """What a question is labelled with: its accepted answers, and the ids of its relevant passages."""
+
+    answers: list[str]
+    ids: list[str] | None
+
+
+class _Reading(NamedTuple):
+    """A number of a log's passages, of a kind of `NUMBERS`, whose `lowest` or highest is first by its name, if that
+    `is_sure`; in how many questions passages come `against` it, whether they are `turned` round in all, and whether it
+    numbers each list without a gap (`is_exact`)."""
+
+    name: str
+    kind: str
+    lowest: bool
+    is_sure: bool
+    is_exact: bool
+    against: int
+    turned: bool
+
+
+class _LeftOutError(Exception):
+    """Why a question cannot be asked, as it follows "left out 3"."""
+
+
+def is_log(row: Any, table: bool = False) -> bool:
+    """Whether a row is of a log or a trace, rather than an example in posgap's own format.
+
+    Any row of a `table` is that has no fields of an example; of JSON lines, which may be faulty examples, one with
+    retrieved passages, or an object or array around rows.
+    """
+    if not isinstance(row, Mapping):
+        return isinstance(row, list)
+    if {"passages", "relevance"} <= set(row):
+        return False
+    if {"records", "gold", "distractors"} & set(row) and not is_trace(row):
+        return table and "distractors" not in row and "records" not in row
+    reader = LogFields()
+    fields = read_fields(row, "", reader)
+    return table or is_trace(fields) or reader.has_passages(fields) or find_wrapped(row) is not None
+
+
+@dataclass(frozen=True)
+class RetrievalLog:
+    """A retrieval log or a trace that `name` names, and what somebody says of it.
+
+    `labels` are answers and relevant ids by question, which come before those of the rows. Which passages are relevant
+    is told by `relevance`, else by the first of these that a row has: the ids of relevant passages, the passages'
+    labels, and the answers that they hold (by the metric `answer_words`). `order` is "listed", or the number by which
+    the retriever's order goes, as "score:highest". `columns` says in what columns fields stand that have a name of
+    their own there.
+    """
+
+    name: str
+    labels: Mapping[str, Labels] = field(default_factory=dict)
+    relevance: Relevance | str = ""
+    order: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def labelled_by(self, path: Path) -> "RetrievalLog":
+        """The same log with the labels of a file of `question`, `answers` and, if relevance goes by them,
+        `relevant_ids`, in any format of `posgap.foundation.files.read_rows`. Traces have none of their own."""
+        labels: dict[str, Labels] = {}
+        reader = LogFields(self.columns)
+        for number, row in unwrapped_rows(read_rows(path), str(path)):
+            where = f"{path}:{number}"
+            fields = read_fields(row, where, reader)
+            key = fold(reader.question(fields, where))
+            answers, ids = reader.answers(fields, where), reader.relevant_ids(fields, where)
+            if key in labels:
+                before = labels[key]
+                answers = list(dict.fromkeys([*before.answers, *answers]))
+                ids = before.ids if ids is None else [*(before.ids or []), *ids]
+            labels[key] = Labels(answers, ids)
+        return RetrievalLog(self.name, labels, self.relevance, self.order, self.columns)
+
+    def examples(
+        self, rows: Iterable[tuple[int, Any]], report: ImportReport | None = None
+    ) -> Iterator[tuple[int, RankedExample]]:
+        """Yields (number, example) of the log's (number, row), with the passages in the retriever's order. One that
+        comes twice counts once. Of a trace the first retrieval for a question counts.
+
+        What cannot be asked is left out and counted in `report`. Without a `report` that is logged, and it is an error
+        if it was all. Raises `PosgapError` that names the rows, and the fields that are wrong; and if the log has two
+        readings, with the options that decide.
+        """
+        counted = ImportReport() if report is None else report
+        read = LogRows(self.name, LogFields(self.columns))
+        entries = read.entries(rows)
+        for entry in entries:
+            own = self.labels.get(fold(entry.question), Labels(entry.answers, entry.relevant_ids))
+            entry.answers, entry.relevant_ids = own
+        _plain_questions(entries, self.name)
+        for given, name in read.fields.named.items():
+            if entries and not any(name == taken for _, taken in read.fields.taken) and given not in ("id", *NUMBERS):
+                raise BadOption(f"{self.name}: columns: no row has `{name}`, which --columns names for {given}")
+        self._decide_labels(entries, counted)
+        id_name = self._decide_ids(entries)
+        order = self._decide_order(entries, read.fields, counted)
+        counted.taken_for += _describe(read, entries, order, id_name)
+        for entry in entries:
+            try:
+                example = self._example(entry)
+            except _LeftOutError as reason:
+                counted.left_out[str(reason)] += 1
+                continue
+            counted.count_example(example)
+            yield entry.number, example
+        if report is None:
+            if not counted.relevant:
+                why = "; ".join(counted.summary_lines()) or "there is none"
+                raise PosgapError(f"{self.name}: no question can be asked: {why}")
+            counted.log_summary(self.name)
+
+    def _ask(self, what: str, *options: str, where: str = "") -> NoReturn:
+        """Raises `Ambiguous` with the readings of the log, and the options that decide."""
+        command = f"`posgap data import --format rag --input {self.name} --out examples.jsonl.gz`"
+        choices = "` or `".join(options)
+        what = f"{what}; say which is right, by {command} with `{choices}` (docs/rag.md)"
+        raise Ambiguous(what, at=where or self.name)
+
+    def _decide_labels(self, entries: Sequence[LogEntry], report: ImportReport) -> None:
+        """Leaves each passage one label. Labels of which any is no grade, but a share or a percent, are scores."""
+        passages = [passage for entry in entries for passage in entry.passages]
+        shares = {name for each in passages for name, grade in each.labels.items() if grade.is_share}
+        if self.relevance == "label":
+            shares = set()
+        for passage in passages:
+            for name in shares & set(passage.labels):
+                passage.numbers.setdefault(name, passage.labels.pop(name).value)
+            relevances = {name: grade.value > 0 for name, grade in passage.labels.items()}
+            if len(set(relevances.values())) > 1:
+                what = f"{' and '.join(f'`{name}`' for name in relevances)} call different passages relevant"
+                self._ask(what, *(f"--columns label={name}" for name in relevances))
+        if shares:
+            what = "labels are no whole numbers, so they are scores; import them as grades by --relevant label"
+            report.left_open[what] = len(entries)
+        scores = [passage.numbers.get("score") for entry in entries for passage in entry.readable]
+        grades = {score for score in scores if score is not None and score % 1 == 0 and 0 <= score <= MAX_GRADE}
+        is_told = any(each.labels or each.is_listed for each in passages)
+        is_told = is_told or any(entry.relevant_ids is not None for entry in entries)
+        if {0.0} < grades and grades == set(scores) and not (is_told or self.order or self.relevance):
+            what = f"`score` is a whole number from 0 to {max(grades):g} everywhere: a grade of relevance, or a score"
+            self._ask(what, "--columns label=score", "--order score:highest", "--order listed")
+
+    def _decide_ids(self, entries: Sequence[LogEntry]) -> str:
+        """Leaves each passage the one of its ids that the log's relevant ids are of, and returns the name of that."""
+        found: dict[str, list[set[int]]] = {}
+        names = dict.fromkeys(name for entry in entries for each in entry.passages for name in each.ids)
+        for name in names:
+            places = [_relevant_by(name, entry) for entry in entries]
+            if any(places):
+                found[name] = places
+        first = next(iter(found), "")
+        if any(places != found[first] for places in found.values()):
+            kinds = [f"`{name}` in {format_count(sum(map(bool, each)), 'question')}" for name, each in found.items()]
+            what = f"ids of relevant passages may be those of {' or '.join(kinds)}, which are not the same passages"
+            self._ask(what, *(f"--columns id={name}" for name in found))
+        for entry in entries:
+            relevant = _relevant_by(first, entry)
+            for place, passage in enumerate(entry.passages):
+                passage.is_named = place in relevant
+                if first:
+                    passage.ids = {name: id for name, id in passage.ids.items() if name == first}
+        return first
+
+    def _decide_order(self, entries: Sequence[LogEntry], fields: LogFields, report: ImportReport) -> str:
+        """Puts the passages of all questions in the retriever's order, and returns in words which that is.
+
+        It is as they come, if every number that they have has them so too. A later stage's number replaces those of
+        earlier ones. In the response of a store, or beside a number that agrees, a score that rises is a distance. The
+        rows of a table have no order of their own, so ranks and numbers whose name says what comes first decide. So do
+        ranks that number each list from its end.
+        """
+        readings = _read_numbers(entries, fields)
+        ways = {f"{each.name}:{way}": (each, way == "lowest") for each in readings for way in ("highest", "lowest")}
+        chosen = self.order or next(iter(fields.orders), "")
+        if chosen and chosen not in ("listed", *ways):
+            raise BadOption(f"{self.name}: order: {chosen!r} is none of {', '.join(['listed', *ways])}")
+        if chosen:
+            if chosen in ways:
+                each, lowest = ways[chosen]
+                _sort(entries, each._replace(lowest=lowest), report)
+            return f"{'as the passages come' if chosen == 'listed' else f'by `{chosen}`'}, as you said"
+        if any(each.kind == "reranked" for each in readings):
+            readings = [each for each in readings if each.kind in ("rank", "reranked")]
+        are_rows, by, words = not any(entry.is_list for entry in entries), None, "as the passages come"
+        for each in readings if all(other.against for other in readings) else ():
+            if (each.is_exact and (are_rows or each.turned)) or (are_rows and each.is_sure and not each.turned):
+                by, words = each, f"by `{each.name}`; the passages come otherwise in {each.against} questions"
+                _sort(entries, each, report)
+                again = _read_numbers(entries, fields)
+                readings = [other for other in again if other.name in [reading.name for reading in readings]]
+                break
+        agreeing = [each for each in readings if not each.against]
+        is_listed = all(passage.is_listed for entry in entries for passage in entry.readable)
+        for each in readings:
+            if each.against and not (each.turned and each.kind != "rank" and (is_listed or agreeing)):
+                than = f"`{(by or agreeing[0]).name}` has them" if by or agreeing else "they come"
+                what = (
+                    f"the order is open: in {each.against} of {format_count(len(entries), 'question')} `{each.name}` "
+                    f"puts the passages in another order than {than} ({_show_both(entries, each)})"
+                )
+                options = [way for way, (reading, _) in ways.items() if reading.name in {r.name for r in readings}]
+                self._ask(what, "--order listed", *(f"--order {way}" for way in options))
+            words += f"; `{each.name}` {'goes the other way round' if each.against else 'has them so'}"
+        for each in agreeing:
+            if each.kind == "rank" and not by:
+                _sort(entries, each, report)
+        return words
+
+    def _example(self, entry: LogEntry) -> RankedExample:
+        """The example of a log's entry. Raises `_LeftOutError` if it cannot be asked."""
+        retrieved = entry.readable
+        if entry.left_out:
+            raise _LeftOutError(entry.left_out)
+        if not entry.answers:
+            raise _LeftOutError(
+                "without answers (columns `answers` or `ground_truth`, or a file given as --answers; `answer` "
+                "beside `contexts` is the chain's: if it is the accepted one, --columns answer=answer)"
+            )
+        has_labels = any(passage.labels for passage in retrieved)
+        by_id = {id(each) for each in retrieved if each.is_named}
+        by_label = {id(each) for each in retrieved if any(grade.value > 0 for grade in each.labels.values())}
+        if not self.relevance and has_labels and entry.relevant_ids is not None and by_id != by_label:
+            what = "ids and labels call different passages relevant"
+            self._ask(what, "--relevant id", "--relevant label", where=entry.where)
+        way = self.relevance or ("label" if has_labels else "answer")
+        way = "id" if not self.relevance and entry.relevant_ids is not None else way
+        if way == "id" and entry.relevant_ids is None:
+            raise PosgapError(
+                f"{entry.where}: relevance goes by id, but the row has no ids of relevant passages (`relevant_ids`)"
+            )
+        if way == "id" and not any(each.ids for each in retrieved):
+            raise PosgapError(
+                f"{entry.where}: relevance goes by id, but the row has no passages with an id: give them `id`, "
+                "`chunk_id` or `doc_id`, or the row `passage_ids`; or go by answers, with --relevant answer"
+            )
+        if way == "answer":
+            told = {id(each) for each in retrieved if contains_answer(f"{each.title} {each.text}", entry.answers)}
+        else:
+            told = by_id if way == "id" else by_label
+        passages = _unique_passages(retrieved, told)
+        _require_contrast(passages, entry, way)
+        name = entry.id or f"rag-{entry.number:06d}"
+        return RankedExample(
+            id=name,
+            question=entry.question,
+            answers=entry.answers,
+            passages=passages,
+            relevance=cast(Relevance, way),
+        )
+
+
+def _plain_questions(entries: Sequence[LogEntry], name: str) -> None:
+    """Takes ids that several questions share for none, as those of users are, and numbers that all end in .0, as in a
+    column with empty cells, for whole ones."""
+    ids = [entry.id for entry in entries if entry.id]
+    is_shared = len(set(ids)) < len(ids)
+    if is_shared:
+        log.info("%s: `id` is the same for several questions, and so is not theirs", name)
+    numbers = [answer for entry in entries for answer in entry.answers if re.fullmatch(r"-?\d+(\.\d+)?", answer)]
+    are_whole = all(re.fullmatch(r"-?\d+\.0", number) for number in numbers)
+    for entry in entries:
+        entry.id = "" if is_shared else entry.id
+        if are_whole:
+            entry.answers = [re.sub(r"^(-?\d+)\.0$", r"\1", answer) for answer in entry.answers]
+
+
+def _relevant_by(name: str, entry: LogEntry) -> set[int]:
+    """The places of the passages that have one of the relevant ids under this name. Ids in one cell are parted unless a
+    passage has such an id."""
+    own = [passage.ids.get(name) for passage in entry.passages]
+    parted: set[str] = set()
+    for each in entry.relevant_ids or ():
+        parts = [part for part in re.split(r"\s*[,;|\s]\s*", each.strip(" []{}()")) if part]
+        parted |= {each} if each in own or not parts else set(parts)
+    return {place for place, id in enumerate(own) if id in parted}
+
+
+def _read_numbers(entries: Sequence[LogEntry], fields: LogFields) -> list[_Reading]:
+    """The numbers that passages have, by name, with the order that each of them is."""
+    kinds = {name: kind for kind in NUMBERS for name in fields.names[kind]}
+    readings = []
+    for name in dict.fromkeys(name for entry in entries for each in entry.readable for name in each.numbers):
+        lists = []
+        for entry in entries:  # what comes twice counts once
+            once: dict[str, float] = {}
+            for each in entry.readable:
+                if name in each.numbers:
+                    once.setdefault(each.text, each.numbers[name])
+            lists += [[*once.values()]] if once else []
+        kind, is_sure = kinds.get(name, "distance" if "distance" in name else "score"), name not in _UNSURE
+        are_whole = all(number % 1 == 0 and number >= 0 for numbers in lists for number in numbers)
+        is_exact = are_whole and all(len(set(each)) == len(each) and max(each) <= len(each) for each in lists)
+        if name == "position" and not is_exact:
+            continue  # where a passage stands in its document
+        if kind == "rank" and not (are_whole and all(min(numbers) <= 1 for numbers in lists)):
+            kind, is_sure = "score", False  # as PostgreSQL's ts_rank
+        lowest = kind in ("rank", "distance")
+        against = sum(numbers != sorted(numbers, reverse=not lowest) for numbers in lists)
+        turned = all(numbers == sorted(numbers, reverse=lowest) for numbers in lists)
+        if against or not turned:  # else all are equal
+            readings.append(_Reading(name, kind, lowest, is_sure, is_exact and kind == "rank", against, turned))
+    return readings
+
+
+def _sort(entries: Sequence[LogEntry], by: _Reading, report: ImportReport) -> None:
+    """Sorts the passages of each question by a number, those without it behind. Questions that have several passages at
+    one rank are left out: they are of several retrievals."""
+    for entry in entries:
+        sign = 1 if by.lowest else -1
+        entry.passages.sort(key=lambda each: (by.name not in each.numbers, sign * each.numbers.get(by.name, 0)))
+        if by.kind == "rank" and by.lowest:
+            ranked = {(each.numbers[by.name], each.text) for each in entry.readable if by.name in each.numbers}
+            if len({rank for rank, _ in ranked}) < len(ranked):
+                entry.left_out = "with several passages at one rank: give each retrieval a `question_id` of its own"
+            if any(by.name not in each.numbers for each in entry.readable):
+                report.left_open["passages have no rank, and stand behind those that have one"] += 1
+
+
+def _show_both(entries: Sequence[LogEntry], reading: _Reading) -> str:
+    """The first passage of a question as it comes, and by a number."""
+    sign, first = (1, "lowest") if reading.lowest else (-1, "highest")
+    for entry in entries:
+        passages = [each for each in entry.readable if reading.name in each.numbers]
+        best = min(passages, key=lambda each: sign * each.numbers[reading.name], default=None)
+        if best and best.numbers[reading.name] != passages[0].numbers[reading.name]:
+            comes, has = shorten(repr(passages[0].text[:60])), shorten(repr(best.text[:60]))
+            return f"{entry.where}: {comes} comes first, {has} has the {first}"
+    return ""
+
+
+def _describe(read: LogRows, entries: Sequence[LogEntry], order: str, id_name: str) -> list[str]:
+    """What a log was taken for, in a few lines."""
+    sizes, empty = [], 0
+    for entry in entries:
+        sizes.append(len({passage.text for passage in entry.readable}))  # what comes twice counts once
+        empty += sum(not p.text.strip() and bool(p.ids or entry.is_list) for p in entry.passages)
+    if not sizes:
+        return []
+
+    def names(field: str) -> str:
+        return " and ".join(f"`{name}`" for own, name in read.fields.taken if own == field)
+
+    formats = f" ({', '.join(read.fields.formats)})" if read.fields.formats else ""
+    labels = f", labels from {names('label')}" if names("label") else ""
+    without = f"; {empty} without a text are left out" if empty else ""
+    ids = f"; ids of relevant passages are those of `{id_name}`" if id_name else ""
+    return [
+        f"{format_count(len(entries), 'question')} of {format_count(read.count, 'row')}{formats}, each {read.layout}: "
+        f"question from {names('question')}, answers from {names('answers') or '--answers'}",
+        f"passages from {names('passages') or 'the rows'}, {min(sizes)} to {max(sizes)} for a question: "
+        f"text from {names('text') or 'the list'}, title from {names('title') or 'nowhere'}{labels}{ids}{without}",
+        f"order: {order}",
+    ]
+
+
+def _unique_passages(retrieved: Sequence[LoggedPassage], relevant: set[int]) -> list[Passage]:
+    """Each passage once, marked as relevant if it is once."""
+    passages: dict[tuple[str, str], Passage] = {}
+    for each in retrieved:
+        name, score = next(iter(each.ids.values()), ""), each.score
+        passage = Passage(title=each.title, text=each.text, score=score, relevant=id(each) in relevant, id=name)
+        first = passages.setdefault((each.title, each.text), passage)
+        if passage.relevant and not first.relevant:
+            passages[each.title, each.text] = first.model_copy(update={"relevant": True})
+    return list(passages.values())
+
+
+def _require_contrast(passages: Sequence[Passage], entry: LogEntry, way: str) -> None:
+    """Raises `_LeftOutError` if the relevant passages tell nothing of positions."""
+    if way == "answer" and {normalize(answer) for answer in entry.answers} <= {"yes", "no"}:
+        raise _LeftOutError("answered by yes or no, which tells nothing of passages: they need labels or ids")
+    if not any(passage.relevant for passage in passages):
+        if way == "answer" and all(is_sentence(answer) for answer in entry.answers):
+            raise _LeftOutError(
+                "whose answer is a sentence that no passage holds word for word: label passages as `relevant`, give "
+                "`relevant_ids`, or short answers"
+            )
+        raise _LeftOutError("without a relevant passage among those that were retrieved")
+    if len(passages) == 1:
+        raise _LeftOutError("with one passage alone, which has no position: part a joined context into its passages")
+    if all(passage.relevant for passage in passages):
+        raise _LeftOutError("all of whose passages are relevant, so that position cannot matter")

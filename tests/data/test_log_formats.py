@@ -1,0 +1,309 @@
+"""Exports of frameworks, stores and public data, and logs that speak with two voices: `tests/logs/right.json` has what
+is right of each file there; where two readings differ, both are said and an option decides."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from posgap.data.import_report import ImportReport
+from posgap.data.retrieval_logs import RetrievalLog
+from posgap.foundation.errors import Ambiguous, BadOption, Malformed
+from posgap.foundation.files import read_rows
+
+LOGS = Path(__file__).parents[1] / "logs"
+RIGHT = json.loads((LOGS / "right.json").read_text(encoding="utf-8"))
+QUESTION = "Where is Orm?"
+TEXTS = ["Tal exports tin since 1812.", "Orm lies in the north.", "Uln exports tin since 1813."]
+ASKED = {"question": QUESTION, "answers": ["north"]}
+PROMPT = f"Answer from this.\n{TEXTS[0]}\n{TEXTS[1]}\n{TEXTS[2]}\nAsked: {QUESTION}"
+
+
+def passages(**columns) -> list[dict]:
+    """The texts with these columns beside them."""
+    return [{"text": text} | {name: cells[at] for name, cells in columns.items()} for at, text in enumerate(TEXTS)]
+
+
+def read(*rows, **options):
+    """The examples of rows, and what became of the others."""
+    report = ImportReport()
+    return [e for _, e in RetrievalLog("log", **options).examples(enumerate(rows, start=1), report)], report
+
+
+def order(*rows, **options) -> list[int]:
+    """The texts of the first question, by number, in the retriever's order."""
+    (example, *_), _ = read(*rows, **options)
+    return [TEXTS.index(passage.text) for passage in example.passages]
+
+
+def options_of(error: Ambiguous) -> list[str]:
+    """The options that a refusal offers."""
+    return [
+        part.strip("`").split("`")[0] for part in str(error).split("--")[1:] if part.startswith(("order", "col", "rel"))
+    ]
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_files_have_their_right_values(name):
+    report, right = ImportReport(), RIGHT[name]
+    examples = RetrievalLog(name).examples(read_rows(LOGS / name), report)
+    if "asks" in right:
+        with pytest.raises(Ambiguous) as asked:
+            list(examples)
+        assert all(option in str(asked.value) for option in right["asks"])
+        return
+    read = [example for _, example in examples]
+    gold = [[at for at, passage in enumerate(each.passages, start=1) if passage.relevant] for each in read]
+    answers = {answer for example in read for answer in example.answers}
+    assert (gold, sorted(answers)) == (right["gold"], right["answers"])
+    assert report.left_out.total() == right.get("left_out", 0)
+
+
+FORMATS = {
+    "AutoRAG": {
+        **{"query": QUESTION, "retrieval_gt": [["b"]], "generation_gt": ["north"], "retrieved_contents": TEXTS},
+        **{"retrieved_ids": ["a", "b", "c"], "retrieve_scores": [0.9, 0.8, 0.7]},
+    },
+    "Azure, semantic": {
+        "value": passages(**{"@search.score": [0.2, 0.9, 0.5], "@search.rerankerScore": [3.1, 2.2, 1.0]}),
+        **ASKED,
+    },
+    "Bedrock": {
+        "conversationTurns": [
+            {
+                "prompt": {"content": [{"text": QUESTION}]},
+                "referenceResponses": [{"content": [{"text": "north"}]}],
+                "output": {"retrievedPassages": {"retrievalResults": [{"content": {"text": text}} for text in TEXTS]}},
+            }
+        ]
+    },
+    "BioASQ": {
+        "questions": [{"body": QUESTION, "snippets": passages(), "exact_answer": [["north"]], "type": "factoid"}]
+    },
+    "Cohere": {**ASKED, "results": [{"relevance_score": 1 - at / 9, "document": p} for at, p in enumerate(passages())]},
+    "CRUD-RAG": {"questions": QUESTION, "answers": "north"} | {f"news{n}": t for n, t in enumerate(TEXTS, start=1)},
+    "KILT": {"input": QUESTION, "output": [{"answer": "north", "provenance": [{"title": "Orm"}]}], "ctxs": passages()},
+    "Milvus, cosine": {**ASKED, "results": [{"distance": 1 - n / 9, "entity": p} for n, p in enumerate(passages())]},
+    "OpenAI": {
+        **ASKED,
+        "results": [{"score": 1 - n / 9, "content": [{"type": "text", "text": t}]} for n, t in enumerate(TEXTS)],
+    },
+    "OpenSearch": {**ASKED, "hits": {"hits": [{"_score": 1 - n / 9, "_source": p} for n, p in enumerate(passages())]}},
+    "pgvector": {**ASKED, "rows": "", "documents": passages(distance=[0.1, 0.2, 0.3])},
+    "Pinecone, Euclid": {**ASKED, "matches": [{"score": n, "metadata": p} for n, p in enumerate(passages())]},
+    "promptfoo": {
+        "results": {"results": [{"prompt": {"raw": PROMPT}, "vars": {"question": QUESTION, "context": TEXTS, **ASKED}}]}
+    },
+    "Qdrant": {**ASKED, "points": [{"score": 1 - n / 9, "payload": p} for n, p in enumerate(passages())]},
+    "TruLens": {"input": QUESTION, "output": "?", "ground_truth": "north", "contexts": TEXTS},
+    "Weaviate": {**ASKED, "objects": [{"properties": p, "metadata": {"distance": 1}} for p in passages()]},
+    "a query of a store": {**ASKED, "query": {"match": {"body": "orm"}}, "documents": passages()},
+    "ranks from the end": {**ASKED, "documents": passages(rank=[1, 2, 3])[::-1]},
+    "HotpotQA": {"question": QUESTION, "answer": "north", "context": [["T", [text]] for text in TEXTS]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_exports_of_frameworks_and_stores_are_read(name):
+    (example,), _ = read(FORMATS[name])
+    assert (example.question, example.answers) == (QUESTION, ["north"])
+    assert [passage.relevant for passage in example.passages] == [False, True, False]
+    assert [TEXTS.index(passage.text) for passage in example.passages] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("columns", "listed"),
+    [
+        ({"score": [0.1, 0.2, 0.3]}, True),  # distances, or the worst first
+        ({"score": [0.2, 0.9, 0.5]}, True),
+        ({"score": [0.2, 0.9, 0.5]}, False),
+        ({"score": [0.1, 0.2, 0.3]}, False),
+        ({"distance": [0.3, 0.2, 0.1]}, True),  # a similarity that is called so
+        ({"distance": [0.3, 0.2, 0.1]}, False),
+        ({"rank": [3, 1, 2]}, True),  # the first stage's, after reranking
+        ({"rank": [0.1, 0.6, 0.3]}, False),  # PostgreSQL's ts_rank, shuffled
+        ({"rank": [66, 31, 1]}, True),
+        ({"rank": [66, 31, 1]}, False),
+        ({"rank": [1, 2, 3], "score": [0.5, 0.9, 0.7]}, True),
+        ({"rank": [3, 1, 2], "score": [0.5, 0.7, 0.9]}, False),
+        ({"score": [0.9, 0.5, 0.1], "rerank_score": [0.1, 0.9, 0.5]}, True),
+        ({"score": [0.9, 0.8, 0.7], "similarity": [0.1, 0.9, 0.5]}, True),
+    ],
+)
+def test_two_orders_are_asked_about(columns, listed):
+    own = passages(**columns)
+    rows = [{**ASKED, "passages": own}] if listed else [{**ASKED, **passage} for passage in own]
+    with pytest.raises(Ambiguous) as asked:
+        read(*rows)
+    offered = options_of(asked.value)
+    assert "order listed" in offered and len(offered) > 2
+    assert any(repr(text) in str(asked.value) for text in TEXTS)
+    orders = {tuple(order(*rows, order=option.removeprefix("order "))) for option in offered}
+    assert (0, 1, 2) in orders and len(orders) > 1, "the options give different orders"
+
+
+@pytest.mark.parametrize(
+    ("columns", "listed", "right"),
+    [
+        ({"rank": [2, 0, 1]}, False, [1, 2, 0]),  # the rows of a table have no order of their own
+        ({"similarity": [0.2, 0.9, 0.5]}, False, [1, 2, 0]),
+        ({"rank": [2, 0, 1], "score": [0.1, 0.9, 0.5]}, False, [1, 2, 0]),
+        ({"rank": [2, 0, 1], "score": [0.9, 0.1, 0.5]}, False, [1, 2, 0]),  # distances
+        ({"score": [0.2, 0.9, 0.5], "rerank_score": [0.9, 0.8, 0.1]}, True, [0, 1, 2]),
+        ({"rank": [1, 2, 3], "score": [0.1, 0.2, 0.3]}, True, [0, 1, 2]),
+        ({"score": [0.5, 0.5, 0.5]}, True, [0, 1, 2]),
+        ({"position": [120, 3, 7]}, True, [0, 1, 2]),  # in the document
+    ],
+)
+def test_one_order_is_taken_as_it_is_meant(columns, listed, right):
+    own = passages(**columns)
+    rows = [{**ASKED, "passages": own}] if listed else [{**ASKED, **passage} for passage in own]
+    assert order(*rows) == right
+
+
+@pytest.mark.parametrize("order", ["up", "x:lowest", "score", "score:best"])
+def test_an_order_that_the_log_has_not_is_refused(order):
+    with pytest.raises(BadOption, match="score:highest, score:lowest"):
+        read({**ASKED, "passages": passages(score=[1, 2, 3])}, order=order)
+
+
+@pytest.mark.parametrize(
+    ("row", "options"),
+    [
+        ({"passages": passages(score=[0, 1, 0])}, ["columns label=score", "order score:highest", "order listed"]),
+        (
+            {"passages": passages(relevant=[0, 1, 0], label=[1, 0, 0])},
+            ["columns label=relevant", "columns label=label"],
+        ),
+        (
+            {"passages": passages(relevant=[0, 1, 0], id="abc"), "relevant_ids": ["a"]},
+            ["relevant id", "relevant label"],
+        ),
+        (
+            {"passages": passages(chunk_id=[1, 2, 3], doc_id=[2, 1, 1]), "relevant_ids": [2]},
+            ["columns id=chunk_id", "columns id=doc_id"],
+        ),
+        ({"passages": TEXTS, "query": "And Tal?"}, ["columns question=question"]),
+        ({"passages": TEXTS, "ground_truth": "tin"}, ["columns answer=ground_truth"]),
+        ({"documents": TEXTS, "reranked": TEXTS[::-1]}, ["columns passages=documents"]),
+    ],
+)
+def test_two_readings_of_questions_and_relevance_are_asked_about(row, options):
+    with pytest.raises(Ambiguous) as asked:
+        read({**ASKED, **row})
+    assert options_of(asked.value) == options
+    for option in options:
+        kind, _, value = option.partition(" ")
+        field, _, name = value.partition("=")
+        chosen = {"columns": {field: name}, "order": value, "relevant": value}[kind]
+        read({**ASKED, **row}, **{"relevance" if kind == "relevant" else kind: chosen})  # is read, one way or the other
+
+
+def test_the_ids_that_are_named_decide():
+    row = {**ASKED, "passages": passages(chunk_id=[1, 2, 3], doc_id=[2, 1, 1]), "relevant_ids": [2]}
+    for name, relevant in (("chunk_id", [False, True, False]), ("doc_id", [True, False, False])):
+        (example,), _ = read(row, columns={"id": name})
+        assert [passage.relevant for passage in example.passages] == relevant
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        ({"input": PROMPT}, "`input`"),
+        ({"prompt": {"raw": PROMPT}}, "`prompt`"),
+        ({"messages": [{"role": "system", "content": "Hi"}, {"role": "user", "content": PROMPT}]}, "`messages`"),
+        ({"question": PROMPT.upper().replace("\n", "\n\n  ")}, "`question`"),
+        ({"input": PROMPT, "asked_by_user": QUESTION}, "question=asked_by_user"),
+    ],
+)
+def test_a_prompt_is_no_question(row, named):
+    with pytest.raises(Ambiguous, match=named) as refused:
+        read({**row, "contexts": TEXTS, "ground_truth": "north"})
+    assert "--columns question=" in str(refused.value)
+    rows = [{**row, "answers": "north", "text": text, "rank": at} for at, text in enumerate(TEXTS, start=1)]
+    with pytest.raises(Ambiguous, match=named):
+        read(*rows)
+
+
+def test_a_prompt_beside_its_question_is_passed_over():
+    (example,), _ = read({"question": QUESTION, "prompt": PROMPT, "contexts": TEXTS, "ground_truth": "north"})
+    assert example.question == QUESTION
+    beside = {"contexts": passages(), "sources": ["a.pdf"], "documents": TEXTS, "ground_truth": "north"}
+    (example,), _ = read({"question": QUESTION, **beside})  # the same texts twice, and files
+    quoting = 'What does "Orm lies in the north." mean?'
+    (example,), _ = read({"question": quoting, "contexts": TEXTS, "ground_truth": "north"})
+    assert example.question == quoting
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"answers": ["No Answer Present."]},
+        {"answers": ["Insufficient information."], "question_type": "null_query"},
+        {"question_id": "7_abs"},
+        {"is_impossible": True},
+        {"answerable": "False"},
+        {"answers": ["N/A"]},
+        {"answer": "invalid question", "answers": []},
+    ],
+)
+def test_unanswerable_questions_are_left_out_even_if_labelled(row):
+    examples, report = read({**ASKED, "passages": passages(relevant=[0, 1, 0])} | row)
+    assert (examples, [*report.left_out.values()]) == ([], [1])
+
+
+def test_answers_that_only_look_so_are_asked():
+    for answer in ("Na", "none", "no", "unknown"):
+        row = {**ASKED, "answers": [answer], "passages": passages(relevant=[0, 1, 0])}
+        assert len(read(row)[0]) == 1
+
+
+def test_sentences_are_not_blamed_on_the_retriever():
+    reference = "Orm is a town that is known to lie in the far north."
+    _, report = read({"user_input": QUESTION, "retrieved_contexts": TEXTS, "reference": reference})
+    ((why, number),) = report.left_out.items()
+    assert number == 1 and "sentence" in why and "relevant_ids" in why
+
+
+def test_a_log_that_is_mostly_left_out_warns(caplog):
+    caplog.set_level("INFO")
+    rows = [{**ASKED, "passages": TEXTS}] + [{**ASKED, "answers": ["west"], "passages": TEXTS}] * 2
+    _, report = read(*rows)
+    report.log_summary("log")
+    assert [r.levelname for r in caplog.records if "left out 2" in r.getMessage()] == ["WARNING"]
+
+
+def test_one_passage_has_no_position():
+    _, report = read({"question": QUESTION, "answer": "north", "text": " ".join(TEXTS)})
+    assert [*report.left_out.values()] == [1] and "one passage alone" in next(iter(report.left_out))
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [(json.dumps(TEXTS)[:-9], "a list that breaks off"), (" ".join(TEXTS), "a text and no list of passages")],
+)
+def test_a_cell_that_holds_no_list_is_named(cell, said):
+    cell = cell.replace("exports", "exports " + "x" * 9000)
+    with pytest.raises(Malformed, match=f"log:1: field `contexts`: {said}") as refused:
+        read({"question": QUESTION, "ground_truth": "north", "contexts": cell})
+    assert len(str(refused.value)) < 300
+
+
+def test_columns_of_one_name_are_refused(tmp_path):
+    with pytest.raises(Malformed, match="log:1: two columns are called `answers`"):
+        read({**ASKED, "Answers": ["south"], "passages": TEXTS})
+    (tmp_path / "log.csv").write_text("question,answer,text,answer,\nq,a,t,b,\n")
+    with pytest.raises(Malformed, match="log.csv: two columns are called 'answer'"):
+        list(read_rows(tmp_path / "log.csv"))
+
+
+@pytest.mark.parametrize("name", ["log.xlsx", "log.ods", "log.xls"])
+def test_a_spreadsheet_says_how_to_save_it(tmp_path, name):
+    (tmp_path / name).write_bytes(b"PK\x03\x04")
+    with pytest.raises(Malformed, match=f"{name}: a spreadsheet.* CSV"):
+        list(read_rows(tmp_path / name))
+
+
+def test_a_column_that_no_row_has_is_named():
+    with pytest.raises(BadOption, match="no row has `colour`"):
+        read({**ASKED, "passages": TEXTS}, columns={"answer": "colour"})
