@@ -117,7 +117,7 @@ def setting(options) -> tuple[LlamaForCausalLM, Collator, R1, list]:
     ]
     trivial = [(i,) for i in range(1, N_DOCS + 1) if (i,) != BEST]
     objective, prompts = R1([BEST] * len(pairs), "none", 1.0), options.batch_size * (options.k + 1)
-    steps = plan_steps(len(pairs), trivial, objective.draw_prompts, options.k, options.epochs, prompts, seed=0)
+    steps = plan_steps([trivial] * len(pairs), objective.draw_prompts, options.k, options.epochs, prompts, seed=0)
     collate = Collator(pairs, RandomPrompts(options))
     return model, collate, objective, steps
 

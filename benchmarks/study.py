@@ -261,7 +261,8 @@ def trained(
     method's model, swept on `examples`, compared with the sweep `base`, and judged. `of` is the task, the number of
     documents, and how many examples are swept. Before each training `plan distill` says by its options `plan` what it
     will take."""
-    teacher, task = f"{model}-teacher", of.partition(" --limit ")[0]
+    teacher = f"{model}-teacher"
+    task = of.partition(" --limit ")[0]
     made, swept = train[-1].split()[-1], f"{examples}.jsonl"
     asked = f"teacher --model {{model}} {task} --examples {made} --sweep {{runs}}/{base} --out {{out}}"
     rows = [Row(teacher, model, (*train, asked), teacher_figures)]
@@ -308,7 +309,8 @@ _ANIMALS += "frog snake spider sheep goat donkey panda koala otter beaver parrot
 def replicates() -> list[Row]:
     """The rows of all replicates in the order in which they are run: first the four methods of each of four replicates,
     one replicate after another, then the other cells of alignment by anchoring and other rates, then four more."""
-    rows, first = [], ("kl", "r1", "sft", "seqkd")
+    rows = []
+    first = ("kl", "r1", "sft", "seqkd")
     for numbers in (range(1, 5), range(5, N_REPLICATES + 1)):
         for number in numbers:
             rows += [*_untrained(number), *(_trained_in(number, method) for method in first)]
@@ -353,7 +355,8 @@ def _untrained(number: int) -> list[Row]:
 def _trained_in(number: int, method: str) -> Row:
     """A model that is trained by one method on the teacher's answers of a replicate, and swept on its held-out
     questions."""
-    name, row = f"replicate-{number}", f"replicate-{number}-{method}"
+    name = f"replicate-{number}"
+    row = f"{name}-{method}"
     rate = RATES.get(method.partition("-")[2], "1e-4")
     training = (
         f"distill --model {{model}} --task qa --examples {{runs}}/{name}-train.jsonl "
@@ -585,7 +588,8 @@ def mitigations() -> str:
     rows = []
     for each in kept("smollm2-mitigate", "gemma-mitigate", "qwen-mitigate"):
         of = each["figures"]
-        base, spent = of["base"], f"{of['budget']}: {of['seconds'] / 60:.1f} minutes"
+        base = of["base"]
+        spent = f"{of['budget']}: {of['seconds'] / 60:.1f} minutes"
         title = f"{each['model']}, budget {spent}, {of['examples']['held_out']} held out"
         rows.append([title, "as it is", f"{base['mean']:.1f}", between(base["gap"], base["gap_ci95"]), ""])
         for found in of["rows"]:
@@ -633,7 +637,7 @@ def curves_of_replicates() -> dict[str, dict[int, np.ndarray]]:
     for method in ("base", *METHODS_OF_REPLICATES):
         for number in range(1, N_REPLICATES + 1):
             for row in kept(f"replicate-{number}-{method}"):
-                right = np.array([list(map(int, answers)) for answers in row["figures"]["right"].values()])
+                right = np.array([[int(answer) for answer in answers] for answers in row["figures"]["right"].values()])
                 curves.setdefault(method, {})[number] = 100 * right.mean(axis=0)
     return curves
 
@@ -707,7 +711,8 @@ def plans() -> str:
         each = read_json(file)
         if foretold := each.get("foretold"):
             index = next(at for at, command in enumerate(each["commands"]) if command.startswith("posgap distill"))
-            took, made = each["took"][index], each["figures"]["updates"]
+            took = each["took"][index]
+            made = each["figures"]["updates"]
             minutes = 60 * foretold["hours"] * made / foretold["updates"]
             memory = [foretold["memory_gb"], took.get("gpu_gb", took["memory_gb"])]
             cells = [f"{minutes:.0f}", f"{took['seconds'] / 60:.0f}", *(f"{gb:.1f}" for gb in memory)]

@@ -49,6 +49,29 @@ def test_a_teacher_answers_at_each_placement_as_it_would_at_that_alone(tmp_path,
     assert "6 of 6 examples have a response to learn" in caplog.messages
 
 
+def test_a_teacher_of_mixed_lengths_answers_each_example_at_one_of_them(tmp_path, examples, model_folder, caplog):
+    """As a teacher of that length alone would, at the same depth; and distill learns all of them in one training."""
+    shared = {"examples": examples, "model": str(model_folder), "max_new_tokens": 2, "keep_incorrect": True}
+    mixed = {"n_docs": 5, "mix_docs": "3,6", "advantageous": "5"}
+    with caplog.at_level("INFO", logger="posgap"):
+        out = teacher(TeacherConfig(**shared, **mixed, out=tmp_path / "mixed"))
+    assert any("of 3, 5 or 6 documents" in line for line in caplog.messages)
+    responses, alone = read_responses(out), {}
+    for n_docs in (3, 5, 6):
+        config = TeacherConfig(**shared, n_docs=n_docs, advantageous=str(n_docs), out=tmp_path / str(n_docs))
+        alone |= {(row.id, n_docs): row for row in read_responses(teacher(config))}
+    assert {row.n_docs for row in responses} > {3} or {row.n_docs for row in responses} > {5}
+    assert responses == [alone[row.id, row.n_docs] for row in responses] and len(responses) == 6
+    summary = read_json(out / "teacher.json")
+    asked = [(n_docs, placement) for n_docs, (placement,) in zip(summary["n_docs"], summary["placements"])]
+    assert asked == sorted({(row.n_docs, row.n_docs) for row in responses})
+    told = {"examples": examples, "responses": out, "model": str(model_folder), "learning_rate": 1e-3, "k": 2}
+    trained = distill(DistillConfig(**told, batch_size=60, epochs=2, out=tmp_path / "trained"))
+    history = [row for _, row in read_jsonl(trained / "history.jsonl")]
+    assert len(read_json(trained / "training_examples.json")) == 6
+    assert len(history) == 2 and history[0]["activation_kl"] > 1e-6
+
+
 def test_a_placement_that_is_given_twice_is_refused(tmp_path, examples, model_folder):
     config = TeacherConfig(
         examples=examples, model=str(model_folder), n_docs=5, advantageous="1,2,1", out=tmp_path / "o"

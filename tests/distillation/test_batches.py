@@ -1,7 +1,7 @@
 """What a step of training reads, and the tensors it becomes."""
 
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import ceil
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from posgap.distillation.batches import (
     Batch,
     TrainingPrompt,
+    drawable_placements,
     pair_up,
     plan_steps,
     replace_by_gold,
@@ -38,7 +39,7 @@ PROMPTS = R1(AT_FIRST, "none", anchoring=1.0).draw_prompts  # those of each draw
 
 
 def planned(n=12, k=2, epochs=1, batch=12, seed=0, places=TRIVIAL):
-    return plan_steps(n, places, PROMPTS, k, epochs, batch, seed)
+    return plan_steps([places] * n, PROMPTS, k, epochs, batch, seed)
 
 
 @settings(deadline=None)
@@ -89,16 +90,23 @@ def test_every_placement_is_as_likely():
 
 def test_no_pair_is_drawn_where_its_teacher_reads():
     teachers = [(1,), (5,), (3,)] * 40
-    steps = plan_steps(
-        120, [(1,), *TRIVIAL], R1(teachers, "paper", 1.0).draw_prompts, 3, 2, 60, seed=0, teachers=teachers
-    )
+    placements = [[place for place in [(1,), *TRIVIAL] if place != own] for own in teachers]
+    rows = R1(teachers, "paper", 1.0).draw_prompts
+    steps = plan_steps(placements, rows, 3, 2, 60, seed=0)
     placed = Counter((row.pair, row.positions) for step in steps for row in step)
     assert sum(placed.values()) == 120 * 2 * (3 + 1)
     assert all(placed[pair, own] == 2 for pair, own in enumerate(teachers))  # the anchors, once an epoch
     drawn = Counter((teachers[pair], positions) for pair, positions in placed.elements() if positions != teachers[pair])
     assert len(drawn) == 3 * 4 and min(drawn.values()) > 40
     with pytest.raises(PosgapError, match="k=5: there are only 4 placements"):
-        plan_steps(120, [(1,), *TRIVIAL], R1(teachers, "paper", 1.0).draw_prompts, 5, 1, 60, seed=0, teachers=teachers)
+        plan_steps(placements, rows, 5, 1, 60, seed=0)
+
+
+def test_a_pair_is_drawn_among_its_own_documents_and_never_at_its_anchor():
+    pairs = answered()[:2]
+    pairs[1] = replace(pairs[1], response=pairs[1].response.model_copy(update={"n_docs": 3, "placement": [3]}))
+    assert drawable_placements(pairs, [(1,), (3,)]) == [TRIVIAL, [(1,), (2,)]]
+    assert drawable_placements(pairs, None) == [[(1,), *TRIVIAL], [(1,), (2,), (3,)]]
 
 
 def test_more_placements_than_there_are_is_refused():

@@ -224,7 +224,7 @@ def test_cross_entropy_is_the_mean_over_tokens_of_minus_log_q(model, pairs, coll
 
 def run(model, collate, objective, teacher=None, epochs=10, micro_batch_tokens=8192, **more):
     prompts = 2 * len(objective.draw_prompts([Draw(0, tuple(TRIVIAL))]))
-    steps = plan_steps(len(collate.pairs), TRIVIAL, objective.draw_prompts, 4, epochs, prompts, seed=0)
+    steps = plan_steps([TRIVIAL] * len(collate.pairs), objective.draw_prompts, 4, epochs, prompts, seed=0)
     student, schedule = Student(model, objective, teacher), Schedule(1e-3, warmup_steps=2)
     accelerator = Accelerator(cpu=True)
     return train(student, steps, objective, collate, schedule, accelerator, micro_batch_tokens, **more)[1]
@@ -409,7 +409,7 @@ class Small(Student):
 
 def test_out_of_memory_halves_the_micro_batch_and_does_the_step_again(lively, collate, tmp_path, caplog):
     objective, teacher = R1(AT_FIRST, "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
-    steps = plan_steps(len(collate.pairs), TRIVIAL, objective.draw_prompts, 4, 2, 10, seed=0)
+    steps = plan_steps([TRIVIAL] * len(collate.pairs), objective.draw_prompts, 4, 2, 10, seed=0)
     runs = []
     for most_tokens in (8192, 100):
         student = Small(copy.deepcopy(lively), objective, teacher, most_tokens=most_tokens)

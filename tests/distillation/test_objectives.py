@@ -49,6 +49,18 @@ def test_without_anchoring_the_teacher_s_place_weighs_like_any_other():
     assert objective.step_figures(rows, losses).keys() == {"activation_kl", "effective_rows", "alignment_sum"}
 
 
+def test_alignment_compares_mixed_lengths_by_depth():
+    """Position 9 of 17 is position 3 of 5, and position 17 is position 5."""
+    objective = R1([(1,)] * 2, "paper", 1.0, n_docs=[5, 17])
+    rows = [TrainingPrompt(0, (3,)), TrainingPrompt(1, (9,)), TrainingPrompt(1, (17,)), TrainingPrompt(1, (1,))]
+    losses = torch.tensor([1.0, 3.0, 2.0, 9.0], dtype=torch.float64)
+    assert objective.weight_groups(rows) == [(3,), (3,), (5,), None]
+    alike = R1([(1,)] * 2, "paper", 1.0).weights(
+        [rows[0], TrainingPrompt(1, (3,)), TrainingPrompt(1, (5,)), rows[3]], losses
+    )
+    assert objective.weights(rows, losses).tolist() == alike.tolist()
+
+
 placed = st.tuples(st.integers(1, 6), st.floats(0.0625, 20, width=32))
 
 

@@ -13,6 +13,7 @@ from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.length_comparison import read_length_comparison
 from posgap.measurement.lengths import folder_at, read_lengths
 from posgap.measurement.predictions import read_predictions, swept_rows
 from posgap.measurement.rescoring import swept_examples
@@ -173,7 +174,14 @@ def test_models_are_compared_at_one_length(tmp_path, asked):
     written = json.loads((compare(CompareConfig(sweeps=at_one, out=tmp_path / "c")) / "comparison.json").read_text())
     assert written["reference"] == "a" and [each["label"] for each in written["differences"]] == ["b"]
     with pytest.raises(PosgapError, match="holds sweeps at several lengths; name the folder of one"):
-        compare(CompareConfig(sweeps=[first, other], out=tmp_path / "refused"))
+        compare(CompareConfig(sweeps=[first, at_one[0]], out=tmp_path / "refused"))
+    found = read_length_comparison(compare(CompareConfig(sweeps=[first, other], out=tmp_path / "all")))
+    assert [at.length for at in found.lengths] == [f"{tokens} tokens" for tokens in LENGTHS]
+    assert found.lengths[1].comparison.model_dump(mode="json") == written
+    for at, tokens in zip(found.lengths, LENGTHS):
+        swept = read_sweep(folder_at(first, tokens))
+        assert [curve.label for curve in at.curves] == ["a", "b"] and at.curves[0].accuracy == swept.accuracy
+    assert not found.losses() and "part-lengths" in (tmp_path / "all" / "comparison-lengths.html").read_text()
     with pytest.raises(PosgapError, match="filling"):
         places = [folder_at(first, LENGTHS[0]), folder_at(first, LENGTHS[1])]
         compare(CompareConfig(sweeps=places, out=tmp_path / "refused"))

@@ -1,6 +1,6 @@
 """Where documents stand in a prompt, and how that is written."""
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 from examples import kv_example, qa_example
@@ -193,6 +193,37 @@ def test_pairs_of_all_categories_are_swept_at_five_anchors():
     assert near[:15] == [(1, 2), (3, 4), (5, 6), (7, 8), (8, 9)] + [
         (a, b) for a in (1, 3, 5, 7) for b in range(a + 2, 10, 2)
     ]
+
+
+@pytest.mark.parametrize(
+    "positions, n_docs, among, expected",
+    [
+        ((1,), 20, 40, (1,)),
+        ((20,), 20, 40, (40,)),
+        ((10,), 19, 37, (19,)),
+        ((10,), 19, 1, (1,)),
+        ((1,), 1, 7, (1,)),
+        ((19, 20), 20, 10, (9, 10)),  # neighbours at the end stay neighbours there
+        ((2, 1), 20, 5, (2, 1)),
+        ((5, 1, 3), 9, 3, (3, 1, 2)),
+    ],
+)
+def test_a_placement_at_the_same_depth_among_others(positions, n_docs, among, expected):
+    assert Placement(positions, n_docs).among(among) == Placement(expected, among)
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.data())
+def test_depths_keep_the_order_of_gold_documents(n_docs, among, data):
+    n_gold = data.draw(st.integers(1, min(n_docs, among, 4)))
+    positions = data.draw(st.permutations(range(1, n_docs + 1)))[:n_gold]
+    found = Placement(tuple(positions), n_docs).among(among).positions
+    assert [a < b for a, b in combinations(found, 2)] == [a < b for a, b in combinations(positions, 2)]
+    assert Placement(tuple(positions), n_docs).among(n_docs).positions == tuple(positions)
+
+
+def test_more_gold_documents_than_documents_have_no_placement():
+    with pytest.raises(PosgapError):
+        Placement((1, 2, 3), 5).among(2)
 
 
 def test_a_prompt_of_one_document_has_no_pairs():

@@ -211,7 +211,8 @@ def _updates(model: TinyModel, rng: torch.Generator, recipe: Recipe) -> Iterator
         model.load_state_dict(other.state_dict())
     else:
         raise PosgapError(f"the tiny model did not learn to retrieve in {_ATTEMPTS} attempts; take another seed")
-    step, lost_at = 0, None
+    step = 0
+    lost_at = None
     while lost_at is None or step < lost_at + recipe.decay:
         if jitter and step == 30:
             jitter.detach()
@@ -229,7 +230,9 @@ def _updates(model: TinyModel, rng: torch.Generator, recipe: Recipe) -> Iterator
 
 def _retrieval_updates(update: Updates, rng: torch.Generator, recipe: Recipe) -> Generator[None, None, bool]:
     """Trains to retrieve; yields after every step, and returns whether the model has left the plateau of guessing."""
-    step, until, loss = 0, recipe.retrieval, 1.0
+    step = 0
+    until = recipe.retrieval
+    loss = 1.0
     while step < until:
         low, high = next((low, high) for start, low, high in reversed(recipe.records) if step >= start)
         n = int(torch.randint(low, high + 1, (), generator=rng))
@@ -251,7 +254,8 @@ def write(out: Path, seed: int, recipe: Recipe = STANDARD) -> None:
 
 def base_model(work: Path, seed: int, recipe: Recipe) -> tuple[Path, float]:
     """The tiny model's folder, trained unless it is complete, and the seconds that its training took."""
-    folder, clock = work / "model", work / "model.json"
+    folder = work / "model"
+    clock = work / "model.json"
     if folder.is_dir() and clock.is_file():
         log.info("tiny model: %s is complete, reused", folder)
     else:

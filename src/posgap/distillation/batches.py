@@ -15,7 +15,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.tasks.content import content_keys
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.placements import Placement
+from posgap.tasks.placements import Placement, all_placements
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.responses import Response
 
@@ -54,9 +54,24 @@ def advantageous_positions(pairs: Sequence[Pair]) -> list[Positions]:
     return [pair.response.at.positions for pair in pairs]
 
 
-def teacher_prompts(pairs: Sequence[Pair]) -> list["TrainingPrompt"]:
-    """The row of each pair's prompt at the placement where its response was sampled: the teacher's prompts."""
-    return [TrainingPrompt(index, positions) for index, positions in enumerate(advantageous_positions(pairs))]
+def teacher_prompts(pairs: Sequence[Pair], some: Sequence[int] | None = None) -> list["TrainingPrompt"]:
+    """The row of each pair's prompt, or that of `some` by index, at the placement where its response was sampled: the
+    teacher's prompts."""
+    indices = range(len(pairs)) if some is None else some
+    return [TrainingPrompt(index, pairs[index].response.at.positions) for index in indices]
+
+
+def drawable_placements(pairs: Sequence[Pair], anchors: Sequence[Positions] | None) -> list[list[Positions]]:
+    """Each pair's placements to draw from: all among its prompt's documents, but its anchor, if there is one."""
+    places: dict[tuple[int, int], list[Positions]] = {}
+    for n_docs, n_gold in {(pair.response.n_docs, len(pair.response.placement)) for pair in pairs}:
+        places[n_docs, n_gold] = [placement.positions for placement in all_placements(n_docs, n_gold)]
+    drawable = []
+    for index, pair in enumerate(pairs):
+        anchor = anchors[index] if anchors else None
+        of_pair = places[pair.response.n_docs, len(pair.response.placement)]
+        drawable.append([place for place in of_pair if place != anchor])
+    return drawable
 
 
 @dataclass(frozen=True)
@@ -75,17 +90,14 @@ class TrainingPrompt(NamedTuple):
 
 
 def plan_steps(
-    n_pairs: int,
-    placements: Sequence[Positions],
+    placements: Sequence[Sequence[Positions]],
     rows: Callable[[Sequence[Draw]], list[TrainingPrompt]],
     k: int,
     epochs: int,
     batch_size: int,
     seed: int,
-    teachers: Sequence[Positions] | None = None,
 ) -> list[list[TrainingPrompt]]:
-    """The prompts of each step of a training run: every pair once per epoch, at K of `placements`, of which `teachers`
-    has for each pair the one at which it is not drawn, since the teacher reads there.
+    """The prompts of each step of a training run: every pair once per epoch, at K of its own `placements`.
 
     `rows` makes prompts of draws, those of each pair together. A step has all prompts of its pairs, about `batch_size`
     in all, and those of one pair at least, so that alpha compares the placements of the same examples. An epoch's last
@@ -94,20 +106,16 @@ def plan_steps(
     Placements are drawn without replacement, anew in each epoch. This is a pure function of its arguments, so that a
     run can be resumed from its config. Raises `PosgapError` if there are fewer than K placements.
     """
-    apart: Sequence[Positions | None] = teachers or [None] * n_pairs
-    drawable = []
-    for own in apart:
-        drawable.append([place for place in placements if place != own])
-    least = min(map(len, drawable))
+    least = min(map(len, placements))
     if k > least:
         raise PosgapError(f"k={k}: there are only {least} placements to draw from")
     steps: list[list[TrainingPrompt]] = []
     for epoch in range(epochs):
         rng = np.random.default_rng([seed, epoch])
         draws = []
-        for pair in rng.permutation(n_pairs).tolist():
-            chosen = sorted(rng.choice(len(drawable[pair]), size=k, replace=False))
-            draws.append(Draw(pair, tuple(map(drawable[pair].__getitem__, chosen))))
+        for pair in rng.permutation(len(placements)).tolist():
+            chosen = sorted(rng.choice(len(placements[pair]), size=k, replace=False))
+            draws.append(Draw(pair, tuple(placements[pair][place] for place in chosen)))
         steps += map(rows, _split_evenly(draws, -(-len(rows(draws)) // batch_size)))
     return steps
 
@@ -193,7 +201,7 @@ class Collator:
         return digest_of(self.token_ids(row))
 
     def __call__(self, rows: Sequence[TrainingPrompt]) -> Batch:
-        read = list(map(self.input_tokens, rows))
+        read = [self.input_tokens(row) for row in rows]
         width = max(map(len, read))
         padded, ends = [], []
         for number, ids in enumerate(read):
@@ -208,7 +216,7 @@ class Collator:
         prompts, own = [], []
         for bundle in bundles:
             rows += bundle
-            prompts.append(list(map(self.input_tokens, bundle)))
+            prompts.append([self.input_tokens(row) for row in bundle])
             own.append([len(self.pairs[row.pair].response.token_ids) for row in bundle])
         ids, positions, branches = pack_shared_prefixes(prompts, own)
         batch = self._batch(rows, [ids], [branch.own[1] for branch in branches])

@@ -40,8 +40,8 @@ class MicroBatch:
 
         Unless `padded`, a process reads all its items in one call.
         """
-        ordered = sorted(sorted(items), key=lengths.__getitem__, reverse=True)
-        own = list(map(lengths.__getitem__, ordered[::world]))
+        ordered = sorted(sorted(items), key=lambda item: lengths[item], reverse=True)
+        own = [lengths[item] for item in ordered[::world]]
         if not padded:
             return cls(tuple(ordered), (len(own),), sum(own))
         widths = padded_widths(own)
@@ -96,7 +96,7 @@ class BatchLayout:
 
     def rows_of_rank(self, micro_batch: MicroBatch, rank: int, world: int) -> list[int]:
         """The rows of a micro-batch that process `rank` of `world` reads, in its order, without copies."""
-        return list(chain(*map(self.bundles.__getitem__, micro_batch.items[rank::world])))
+        return [row for bundle in micro_batch.items[rank::world] for row in self.bundles[bundle]]
 
     def is_least(self, micro_batch: MicroBatch) -> bool:
         """Whether no process reads more than one row of a micro-batch, so that it cannot be divided."""
@@ -120,9 +120,10 @@ def divide_rows(
 
     A row that is longer than that is read by itself.
     """
-    rest, micro_batches = sorted(sorted(rows), key=lengths.__getitem__, reverse=True), []
+    rest = sorted(sorted(rows), key=lambda row: lengths[row], reverse=True)
+    micro_batches = []
     while rest:
-        widths = list(map(lengths.__getitem__, rest[::world]))
+        widths = [lengths[row] for row in rest[::world]]
         widths = padded_widths(widths) if padded else widths
         count = world * max(1, bisect_right(list(accumulate(widths)), most_tokens))
         micro_batches.append(MicroBatch.plan(rest[:count], lengths, world, padded))
@@ -208,7 +209,7 @@ def _bundle_rows(
 
     Rows in order of their tokens have as much in common with the one before as they can.
     """
-    first = list(map(kinds.index, kinds))  # of each kind's rows the first, by which kinds keep their order
+    first = [kinds.index(kind) for kind in kinds]  # each kind's first row, by which kinds keep their order
     ordered = sorted(zip(first, map(list, prompts), range(len(kinds))))
     bundles: list[list[int]] = []
     lengths: list[int] = []
@@ -224,7 +225,7 @@ def _bundle_rows(
             bundles.append([row])
             lengths.append(cost)
         before = kind, prompt
-    return list(map(tuple, bundles)), lengths
+    return [tuple(bundle) for bundle in bundles], lengths
 
 
 def _link_groups(weight_groups: Sequence[Hashable | None], bundles: Sequence[Sequence[int]]) -> list[Hashable | None]:
@@ -232,13 +233,13 @@ def _link_groups(weight_groups: Sequence[Hashable | None], bundles: Sequence[Seq
     fixed."""
     of_bundles = []
     for bundle in bundles:
-        of_bundles.append(set(map(weight_groups.__getitem__, bundle)))
+        of_bundles.append({weight_groups[row] for row in bundle})
     if any(None in keys and len(keys) > 1 for keys in of_bundles):
         # What has no key may be added to no gradient that is multiplied later: so all others come at once.
         return [None if keys == {None} else "by loss" for keys in of_bundles]
     merged = dict(zip(weight_groups, weight_groups))
     for keys in of_bundles:
-        first, *others = set(map(merged.__getitem__, keys))
+        first, *others = {merged[key] for key in keys}
         for key, group in merged.items():
             if group in others:
                 merged[key] = first

@@ -165,8 +165,9 @@ class Step:
         self.is_known = [False] * len(rows)
         self.weights = torch.zeros_like(self.losses)  # [N], 0 until weighed
         self.in_gradient: list[int] = []  # the rows that are
+        *others, last = layout.groups[-1]
         # A group's last micro-batch is added to the gradient first, those that are read twice after it.
-        self.final = layout.groups[-1][-2:][0]
+        self.final = others[-1] if others else last
 
     def enter(self, rows: Sequence[int], losses: Tensor) -> None:
         """Enters the losses of some of the rows."""
@@ -258,8 +259,9 @@ class TrainStep:
         weight_groups = self.objective.weight_groups(rows)
         if not self.gradient.can_be_scaled:  # then all weights are to be known before the first gradient
             weight_groups = [key and "by loss" for key in weight_groups]
-        prompts = list(map(self.collate.input_tokens, rows))
-        layout = lay_out_alone(weight_groups, list(map(len, prompts)), self.world, self.micro_batch_tokens)
+        prompts = [self.collate.input_tokens(row) for row in rows]
+        lengths = [len(prompt) for prompt in prompts]
+        layout = lay_out_alone(weight_groups, lengths, self.world, self.micro_batch_tokens)
         examples = [row.pair for row in rows]
         if not self.shares_prefixes or len(set(examples)) == len(rows):
             return layout
@@ -272,7 +274,8 @@ class TrainStep:
 
     def _check_sharing(self, some: Sequence[TrainingPrompt]) -> None:
         """Checks once that a shared prefix yields the same hidden states, and turns sharing off if it does not."""
-        same, tolerance = False, 1e-3 if self.gradient.accelerator.mixed_precision == "no" else 0.05
+        same = False
+        tolerance = 1e-3 if self.gradient.accelerator.mixed_precision == "no" else 0.05
         with self._noting_exhaustion(), torch.no_grad():
             alone = [self.model(self.collate([row]).to(self.device), states_alone=True) for row in some]
             together = self.collate.collate_shared([some]).to(self.device)
@@ -309,7 +312,7 @@ class TrainStep:
         for call in micro_batch.calls(self.rank, self.world):
             bundles = []
             for index in call:
-                bundles.append(list(map(step.rows.__getitem__, step.layout.bundles[index])))
+                bundles.append([step.rows[row] for row in step.layout.bundles[index]])
             batch = self.collate.collate_shared(bundles) if step.layout.shared else self.collate(list(chain(*bundles)))
             batches.append(batch.to(self.device))
         return batches
@@ -318,7 +321,7 @@ class TrainStep:
         """Returns the losses of this process's rows; `None` if it is out of memory, now or before in this step."""
         if not self.exhausted:
             with self._noting_exhaustion():
-                return torch.cat(list(map(self.model, batches)))
+                return torch.cat([self.model(batch) for batch in batches])
         return None
 
     def _record(self, step: Step, micro_batch: MicroBatch, own_losses: Tensor | None) -> None:

@@ -43,7 +43,8 @@ class Head:
     def from_model(cls, model: PreTrainedModel) -> "Head":
         """The output head of a model."""
         config: Any = model.config.get_text_config()
-        scale, soft_cap = 1.0, None
+        scale = 1.0
+        soft_cap = None
         for family, factor in _FACTORS.items():
             if config.model_type.startswith(family):
                 scale = factor(config) or 1.0
@@ -69,7 +70,8 @@ class Head:
 
     def project(self, states: Tensor) -> Tensor:
         """The linear layer's outputs `[M, V]`."""
-        weight, bias, parts = self.linear.weight, self.linear.bias, []
+        weight, bias = self.linear.weight, self.linear.bias
+        parts = []
         if _is_on_gpu(weight) and states.dtype == weight.dtype and weight.dtype.itemsize == 2:
             outputs = torch.mm(states, weight.T, out_dtype=torch.float32)  # in which products of 16 bits are exact
             return outputs if bias is None else outputs + bias

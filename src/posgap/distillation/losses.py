@@ -53,7 +53,7 @@ def alignment_weights(losses: Tensor, positions: Sequence[Hashable], alignment: 
     if alignment == "none":
         return torch.full_like(losses, 1 / len(losses))
     number = {position: index for index, position in enumerate(dict.fromkeys(positions))}
-    bins = index_on(losses.device, list(map(number.__getitem__, positions)))
+    bins = index_on(losses.device, [number[position] for position in positions])
     zeros = losses.new_zeros(len(number))
     total, count = zeros.index_add(0, bins, losses), zeros.index_add(0, bins, torch.ones_like(losses))
     between, largest = torch.softmax(total / count, 0), zeros.scatter_reduce(0, bins, losses, "amax")

@@ -78,7 +78,9 @@ class _R1(Method):
         from posgap.distillation.batches import advantageous_positions
 
         assert isinstance(parameters, R1Parameters)
-        return objectives.R1(advantageous_positions(pairs), parameters.alignment, parameters.anchoring)
+        n_docs = [pair.response.n_docs for pair in pairs]
+        mixed = n_docs if len(set(n_docs)) > 1 else ()
+        return objectives.R1(advantageous_positions(pairs), parameters.alignment, parameters.anchoring, mixed)
 
 
 class _GoldAnswers(Method):

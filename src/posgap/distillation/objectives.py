@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posgap.distillation.batches import Draw, Pair, Positions, TrainingPrompt
 from posgap.distillation.losses import alignment_weights, index_on, token_cross_entropy, token_kl
+from posgap.tasks.placements import Placement
 
 
 class Objective:
@@ -69,12 +70,15 @@ class R1(Objective):
 
     L_ij is the mean KL from the teacher at the advantageous placement to the student at trivial placement i, and
     L_Anc,j the mean KL when the student, too, reads the advantageous placement. `advantageous` has that placement of
-    each pair.
+    each pair. Without anchoring, it is drawn like the others: a placement that is never read can be lost.
+
+    `n_docs` has the number of documents in each pair's prompts; empty: the same for all. Alignment compares placements
+    of unlike numbers by their depth, among as many documents as the fewest are.
     """
 
-    def __init__(self, advantageous: Sequence[Positions], alignment: str, anchoring: float):
+    def __init__(self, advantageous: Sequence[Positions], alignment: str, anchoring: float, n_docs: Sequence[int] = ()):
         self.anchors = advantageous if anchoring else None
-        self.alignment, self.anchoring = alignment, anchoring
+        self.alignment, self.anchoring, self.n_docs = alignment, anchoring, n_docs
 
     def draw_prompts(self, draws: Sequence[Draw]) -> list[TrainingPrompt]:
         prompts = []
@@ -88,7 +92,7 @@ class R1(Objective):
         groups: list[Hashable | None] = [None] * len(rows)
         if self.alignment != "none":
             for index in self._split_anchors(rows)[1]:
-                groups[index] = rows[index].positions
+                groups[index] = self._depth(rows[index])
         return groups
 
     def weights(self, rows: Sequence[TrainingPrompt], losses: Tensor, is_known: Sequence[bool] = ()) -> Tensor:
@@ -100,8 +104,8 @@ class R1(Objective):
             # alpha is a softmax over positions: over those whose losses are there, it is the same but for a factor.
             others = [index for index in others if is_known[index]]
         if others:
-            places, positions = index_on(losses.device, others), [rows[index].positions for index in others]
-            weights[places] = alignment_weights(losses[places], positions, self.alignment)
+            places, depths = index_on(losses.device, others), [self._depth(rows[index]) for index in others]
+            weights[places] = alignment_weights(losses[places], depths, self.alignment)
         return weights
 
     def step_figures(self, rows: Sequence[TrainingPrompt], losses: Tensor) -> dict[str, float]:
@@ -125,6 +129,12 @@ class R1(Objective):
         if median < MIN_EFFECTIVE_ROWS:
             line += "; one prompt has nearly all the weight of a step, as where divergences are of a nat or more"
         return line
+
+    def _depth(self, row: TrainingPrompt) -> Positions:
+        """The row's positions among the fewest documents that a prompt has."""
+        if not self.n_docs:
+            return row.positions
+        return Placement(row.positions, self.n_docs[row.pair]).among(min(self.n_docs)).positions
 
     def _split_anchors(self, rows: Sequence[TrainingPrompt]) -> tuple[list[int], list[int]]:
         """The indices of the anchors, the rows at their pair's advantageous placement, and those of the others."""

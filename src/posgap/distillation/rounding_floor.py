@@ -26,7 +26,8 @@ def measure_floor(student: Student, device: torch.device) -> float:
     is not trained yet, makes of the same prompts in float32.
     """
     assert student.teacher
-    collate, kls = student.teacher.collate, []
+    collate = student.teacher.collate
+    kls = []
 
     def loss(logits: Tensor, states: Tensor) -> Tensor:
         return token_kl(logits, student.teacher.head(states))  # type: ignore[union-attr]

@@ -57,7 +57,8 @@ class Student(nn.Module):
         """
         if self.rope:
             # Rows are read with the frequencies of the widest, padding and all.
-            width, lengths = batch.input_ids.shape[1], []
+            width = batch.input_ids.shape[1]
+            lengths = []
             for columns in batch.columns.split(batch.lengths.tolist()):
                 prompt = int(columns[0]) % width + 1
                 lengths.append((prompt, max(len(columns), width + 1 - prompt)))

@@ -100,7 +100,7 @@ class Teacher:
 
     def __init__(self, states: TeacherStates, head: Head, collate: Collator, temperature: float = 1.0):
         self.states, self.head, self.collate, self.temperature = states, head, collate, temperature
-        self.keys = list(map(collate.digest, teacher_prompts(collate.pairs)))
+        self.keys = [collate.digest(row) for row in teacher_prompts(collate.pairs)]
         self.on_card: dict[int, Tensor] = {}  # states of pairs that a GPU keeps, up to `CARD_BYTES`
 
     def read_missing(self, student: Callable[..., Tensor], device: torch.device, micro_batch_tokens: int) -> None:
@@ -118,16 +118,17 @@ class Teacher:
         keys: list[str] = []
         for part in track(parts, len(parts), "teacher states (micro-batches)"):
             for call in part.calls(rank, world):
-                batch = self.collate(list(map(rows.__getitem__, call))).to(device)
+                batch = self.collate([rows[index] for index in call]).to(device)
                 with torch.no_grad():
                     read = student(batch, states_alone=True)
                 # As the head takes them: what is kept loses nothing.
                 states += read.to("cpu", self.head.linear.weight.dtype).split(batch.lengths.tolist())
-            keys += map(self.keys.__getitem__, part.items[rank::world])
+            keys += [self.keys[index] for index in part.items[rank::world]]
             states = states[: len(keys)]  # without copies of the last row
             if keys and (len(keys) >= SHARD_ROWS or part is parts[-1]):
                 self.states.store(states, keys)
-                states, keys = [], []
+                states = []
+                keys = []
         if not missing:
             return
         meet()

@@ -40,7 +40,8 @@ class PromptGrid:
     """Examples at placements, each asked `samples` times, and how prompts are made and answered.
 
     `cache_key` holds what the responses depend on beside the config's parameters and the examples' file. A prompt's
-    number among those of its example is its placement's times `samples`, and its sample's.
+    number among those of its example is its placement's times `samples`, and its sample's. With `n_docs`, an example's
+    prompts have that many documents, and the placements are at the same depths among them.
     """
 
     config: BackendConfig
@@ -51,6 +52,7 @@ class PromptGrid:
     cache_key: Mapping[str, Any]
     samples: int = 1
     mitigator: PromptMitigator | None = None
+    n_docs: Sequence[int] = ()
 
     @property
     def count(self) -> int:
@@ -59,8 +61,9 @@ class PromptGrid:
 
     def question(self, example: int, number: int) -> Question:
         """Returns what the prompt of this number asks."""
-        placement, sample = divmod(number, self.samples)
-        return Question(self.examples[example], self.placements[placement], sample)
+        at, sample = divmod(number, self.samples)
+        placement = self.placements[at].among(self.n_docs[example]) if self.n_docs else self.placements[at]
+        return Question(self.examples[example], placement, sample)
 
     def prompt(self, example: int, number: int) -> Prompt:
         """Returns the prompt of this number, of no mitigation."""
@@ -164,7 +167,7 @@ def generate_resumably(
             on_completion(*prompts.question(example, number)[:2], completion)
     for example in missing:
         # What does not fit is said before anything is spent; other placements differ by a few tokens.
-        prompts.builder.prompt(prompts.examples[example], prompts.placements[0])
+        prompts.prompt(example, 0)
     if missing:
         sampling, builder = prompts.sampling, prompts.builder
         if sampling.temperature and not answers_are_there:

@@ -20,9 +20,14 @@ class CompareConfig(StageConfig):
     named_by = ("sweeps",)
 
     sweeps: Annotated[InputPaths, POSITIONAL] = Field(
-        min_length=2, description="folders from `sweep`, the reference first"
+        min_length=2, description="folders from `sweep`, the reference first; each at one length, or all at several"
     )
     allow: Allowed = Field([], description=ALLOW)
 
 
-VERB = Verb(CompareConfig, "run/base run/after --out run/comparison", results=("comparison.json",), kind=Kind.STAGE)
+VERB = Verb(
+    CompareConfig,
+    "run/base run/after --out run/comparison",
+    results=("comparison.json", "comparison-lengths.json"),
+    kind=Kind.STAGE,
+)

@@ -28,6 +28,24 @@ class Placement:
             if not 1 <= position <= self.n_docs:
                 raise PosgapError(f"position {position}: must lie in 1..{self.n_docs}, the number of documents")
 
+    def among(self, n_docs: int) -> "Placement":
+        """The placement at the same depth among `n_docs` documents, with the gold documents in the same order.
+
+        The first position stays the first, and the last the last. Raises `PosgapError` if there are more gold documents
+        than documents.
+        """
+        scale = (n_docs - 1) / max(self.n_docs - 1, 1)
+        order = sorted(range(len(self.positions)), key=self.positions.__getitem__)
+        found = list(self.positions)
+        for rank, at in enumerate(order):
+            least = found[order[rank - 1]] + 1 if rank else 1
+            found[at] = max(least, round((self.positions[at] - 1) * scale) + 1)
+        most = n_docs
+        for at in reversed(order):
+            found[at] = min(found[at], most)
+            most = found[at] - 1
+        return Placement(tuple(found), n_docs, self.baseline)
+
     @property
     def name(self) -> str:
         """The placement as text: "7", "3+7", or the name of a baseline."""

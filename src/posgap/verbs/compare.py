@@ -7,6 +7,13 @@ from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
 from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps, with_distinct_labels
 from posgap.measurement.evidence import Evidence
+from posgap.measurement.length_comparison import (
+    compare_lengths,
+    read_swept_lengths,
+    table_text,
+    write_length_comparison,
+)
+from posgap.measurement.lengths import is_of_lengths
 from posgap.measurement.page_examples import pack_folders
 from posgap.measurement.report import write_report
 from posgap.options.compare import CompareConfig
@@ -18,7 +25,11 @@ log = logging.getLogger(__name__)
 
 @stage
 def compare(config: CompareConfig, out: Path, run: Run) -> None:
-    """Writes `comparison.json`, `comparison.png` and `comparison.html`."""
+    """Writes `comparison.json`, `comparison.png` and `comparison.html`; of sweeps at several lengths
+    `comparison-lengths.json` and `comparison-lengths.html`."""
+    if all(is_of_lengths(path) for path in config.sweeps):
+        _compare_lengths(config, out, run)
+        return
     evidence = with_distinct_labels([Evidence(path) for path in config.sweeps])
     comparison = compare_sweeps(evidence, config.allow)
     write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
@@ -29,4 +40,16 @@ def compare(config: CompareConfig, out: Path, run: Run) -> None:
     for number, difference in enumerate(comparison.differences, start=1):
         run.metrics({"mean_difference": difference.mean, "gap_difference": difference.gap}, step=number)
         log.log(RESULT, "%s", difference.verdict)
+    run.artifact(out)
+
+
+def _compare_lengths(config: CompareConfig, out: Path, run: Run) -> None:
+    by_length = read_swept_lengths(config.sweeps)
+    comparison = compare_lengths(by_length, config.allow)
+    first, *_ = by_length.values()
+    write_length_comparison(comparison, [each.sweep for each in first], out)
+    for step, at in enumerate(comparison.lengths, start=1):
+        for difference in at.comparison.differences:
+            run.metrics({"mean_difference": difference.mean, "gap_difference": difference.gap}, step=step)
+    log.log(RESULT, "%s", table_text(comparison))
     run.artifact(out)

@@ -18,24 +18,37 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import show
 from posgap.measurement.evidence import Evidence
+from posgap.measurement.length_comparison import (
+    COMPARED_LENGTHS_FILE,
+    COMPARED_LENGTHS_PAGE,
+    LengthComparison,
+    compare_lengths,
+    table_text,
+    write_length_comparison,
+)
 from posgap.measurement.page_examples import pack_folders
 from posgap.measurement.report import write_report
 from posgap.options.data_import import ImportConfig
 from posgap.options.data_make import MakeConfig
 from posgap.options.demo import DemoConfig
+from posgap.options.sweep import SweepConfig
 from posgap.pipelines import smoke
 from posgap.pipelines.forked_steps import begin_server
 from posgap.pipelines.local import run_locally
 from posgap.storage.datasets import dataset_at
 from posgap.storage.outputs import RunFolder
+from posgap.tasks.placements import spaced_positions
 from posgap.tracking.runs import PARENT_VARIABLE, link, start_run
 from posgap.tracking.server import track_at
 from posgap.tracking.sweeps import log_sweep
 from posgap.verbs.data_import import data_import
 from posgap.verbs.data_make import data_make
+from posgap.verbs.sweep import sweep_model
 
 log = logging.getLogger(__name__)
-SHOWN = ("summary.json", "curves.png", "curves.html")
+SHOWN = ("summary.json", "curves.png", "curves.html", COMPARED_LENGTHS_FILE, COMPARED_LENGTHS_PAGE)
+CANDIDATE = "Pos2Distill-R1"
+EXAMPLES_ELSEWHERE = 40  # asked at each of three positions of prompts of other lengths
 QUERIES_PER_LINE = 10  # training questions made of one line of the data file
 
 
@@ -72,16 +85,48 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
         summary = summarize(folders, parameters["registered_name"], {"tiny_model": seconds})
         files.write_json(out / "summary.json", summary)
         base, candidate = Evidence(folders["merge_base"]), Evidence(folders["merge_candidate"])
-        candidate.sweep = candidate.sweep.model_copy(update={"label": "Pos2Distill-R1"})
-        sweeps, title = [base.sweep, candidate.sweep], "Position gap before and after Pos2Distill-R1"
+        candidate.sweep = candidate.sweep.model_copy(update={"label": CANDIDATE})
+        sweeps = [base.sweep, candidate.sweep]
+        title = f"Position gap before and after {CANDIDATE}"
         write_report(sweeps, out / "curves.png", out / "curves.html", title, pack_folders([base, candidate]))
+        elsewhere = _compare_elsewhere(base, candidate, data_eval, work / "elsewhere")
+        write_length_comparison(elsewhere, sweeps, out)
         for data, use in ((data_train, "training"), (data_eval, "evaluation")):
             run.dataset(dataset_at(data, use))
         log_sweep(sweeps[1], run)
         for name in SHOWN:
             run.artifact(out / name)
         output.write_manifest(SHOWN, folders)
-        show(f"{table(summary)}\n{_where_to_look(out, run.id, time.monotonic() - started)}", summary)
+        read = f"{table(summary)}\n{table_text(elsewhere)}\n"
+        show(f"{read}\n{_where_to_look(out, run.id, time.monotonic() - started)}", summary)
+
+
+def _compare_elsewhere(base: Evidence, candidate: Evidence, examples: Path, out: Path) -> LengthComparison:
+    """Compares the candidate with the base at half, one and a half and twice the length that it was trained at."""
+    trained = base.sweep.n_docs
+    by_length = {}
+    for n_docs in (trained // 2, trained, trained * 3 // 2, trained * 2):
+        swept = [base, candidate]
+        if n_docs != trained:
+            swept = [_sweep_at(each, n_docs, examples, out / f"{each.sweep.label}-{n_docs}") for each in swept]
+        by_length[f"{n_docs} records"] = swept
+    return compare_lengths(by_length)
+
+
+def _sweep_at(like: Evidence, n_docs: int, examples: Path, out: Path) -> Evidence:
+    """Sweeps a model's first, middle and last position in prompts of so many documents, otherwise asked as before."""
+    asked = {name: like.sweep.settings[name] for name in ("task", "backend", "max_new_tokens", "dtype", "seed")}
+    config = SweepConfig(
+        **asked,
+        model=like.sweep.model,
+        label=like.sweep.label,
+        examples=examples,
+        n_docs=n_docs,
+        positions=[str(position) for position in spaced_positions(n_docs, 3)],
+        limit=EXAMPLES_ELSEWHERE,
+        out=out,
+    )
+    return Evidence(sweep_model(config))
 
 
 def make_examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:

@@ -17,7 +17,7 @@ from posgap.distillation.batches import (
     Collator,
     Pair,
     TrainingPrompt,
-    advantageous_positions,
+    drawable_placements,
     pair_up,
     plan_steps,
     teacher_prompts,
@@ -53,7 +53,6 @@ from posgap.options.distill import DistillConfig
 from posgap.storage.folders import ResumableFolder
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import content_keys
-from posgap.tasks.placements import all_placements
 from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import at_one_placement, describe_poor_teacher, read_responses, require_prompts
 from posgap.tracking.runs import Run
@@ -173,10 +172,10 @@ def _read_data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     if not TASKS[config.task].slot_names:
         responses = at_one_placement(responses, config.seed)
     responses = responses[: config.limit or None]
-    kinds = {(response.n_docs, len(response.placement)) for response in responses}
-    if len(kinds) > 1:
-        unlike = " and ".join(f"{n_docs} ({n_gold} gold)" for n_docs, n_gold in sorted(kinds))
-        raise PosgapError(f"{config.responses}: the prompts have {unlike} documents; sample all with the same n_docs")
+    n_gold = sorted({len(response.placement) for response in responses})
+    if len(n_gold) > 1:
+        unlike = " and ".join(map(str, n_gold))
+        raise PosgapError(f"{config.responses}: prompts have {unlike} gold documents; sample all for the same task")
     pairs = pair_up(read_examples(config.examples), responses)
     longest = max(len(pair.response.token_ids) for pair in pairs)
     builder = builder_of(config, longest)
@@ -200,24 +199,14 @@ def _require_rope_of_length(config: DistillConfig, collate: Collator) -> None:
 
 def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[TrainingPrompt]], Objective]:
     """The method: what each step draws, and how it weighs it."""
-    first = pairs[0].response
-    places = [placement.positions for placement in all_placements(first.n_docs, len(first.placement))]
     method = METHODS[config.method]
-    objective, k = method.objective(method.parameters.of(config), pairs), config.k
-    rows, own = objective.draw_prompts, advantageous_positions(pairs)
+    objective = method.objective(method.parameters.of(config), pairs)
+    k, rows = config.k, objective.draw_prompts
     if TASKS[config.task].slot_names:
         # Which letter is right depends on the order, and so each response is learnt in its own.
-        k, rows = 0, lambda draws: [TrainingPrompt(draw.pair, own[draw.pair]) for draw in draws]
-    steps = plan_steps(
-        len(pairs),
-        places,
-        rows,
-        k,
-        config.epochs,
-        config.batch_size,
-        config.seed,
-        objective.anchors,
-    )
+        k, rows = 0, lambda draws: teacher_prompts(pairs, [draw.pair for draw in draws])
+    placements = drawable_placements(pairs, objective.anchors)
+    steps = plan_steps(placements, rows, k, config.epochs, config.batch_size, config.seed)
     if not steps:
         raise PosgapError(f"k=0 leaves {config.method} nothing to train on; give k >= 1")
     return steps, objective

@@ -1,9 +1,10 @@
 """teacher: samples the model's own responses with the gold documents at its advantageous placements."""
 
 import logging
+import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,10 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     builder = BACKENDS[config.backend].builder(config)
     placements = advantageous_placements(config, builder.task.n_gold)
     positions = [list(placement.positions) for placement in placements]
+    n_docs = _draw_n_docs(config, examples)
     cache_key = {"model_digest": config.digest("model"), "prompt_digest": builder.digest(), "placements": positions}
-    prompts = PromptGrid(config, builder, examples, placements, Sampling.for_builder(builder), cache_key)
+    sampling = Sampling.for_builder(builder)
+    prompts = PromptGrid(config, builder, examples, placements, sampling, cache_key, n_docs=n_docs)
     completions = _generate_responses(config, prompts)
     outcomes = OutcomeCounts.count(Ending(completion.outcome, completion.cut) for completion in completions)
     rows = _score_responses(config, prompts, completions)
@@ -68,6 +71,20 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     summary = _write_summary(rows, kept, prompts, outcomes, out)
     _record(summary, placements, outcomes, run)
     run.artifact(out)
+
+
+def _draw_n_docs(config: TeacherConfig, examples: Sequence[AnyExample]) -> list[int]:
+    """The number of documents in each example's prompts, drawn by its content alone; empty if all have `n_docs`."""
+    numbers = sorted({config.n_docs, *config.mix_docs})
+    if len(numbers) == 1:
+        return []
+    *others, last = map(str, numbers)
+    log.info(
+        "each example has a prompt of %s or %s documents, with gold documents at the same depths",
+        ", ".join(others),
+        last,
+    )
+    return [random.Random(content_key(example)).choice(numbers) for example in examples]
 
 
 def _is_right(
@@ -98,7 +115,8 @@ def _score_responses(
 ) -> list[dict[str, Any]]:
     """Returns the rows of `responses.jsonl`, correct or not, of all prompts that were answered."""
     rows = []
-    for (example, placement), completion in zip(product(prompts.examples, prompts.placements), completions):
+    asked = starmap(prompts.question, product(range(len(prompts.examples)), prompts.numbers))
+    for (example, placement, _), completion in zip(asked, completions):
         if completion.outcome == "answered":
             row = {
                 "id": example.id,
@@ -125,7 +143,9 @@ def _write_summary(
     out: Path,
 ) -> dict[str, float]:
     """Writes `teacher.json`, with the number of correct responses at each placement, and returns the figures."""
-    correct_at = Counter(tuple(row["placement"]) for row in rows if row["correct"])
+    asked = sorted({prompts.question(*at).placement for at in product(range(len(prompts.examples)), prompts.numbers)})
+    placements = asked if prompts.n_docs else prompts.placements
+    correct_at = Counter((tuple(row["placement"]), row["n_docs"]) for row in rows if row["correct"])
     figures = {
         "kept": len(kept),
         "correct": correct_at.total(),
@@ -134,8 +154,9 @@ def _write_summary(
         "examples_kept": len(_contents(kept)),
     }
     about = {
-        "placements": [list(placement.positions) for placement in prompts.placements],
-        "correct_at": [correct_at[placement.positions] for placement in prompts.placements],
+        "placements": [list(placement.positions) for placement in placements],
+        "n_docs": [placement.n_docs for placement in placements],
+        "correct_at": [correct_at[placement.positions, placement.n_docs] for placement in placements],
         "prompts": prompts.builder.digest(),
         "outcomes": outcomes.model_dump(),
     }
@@ -174,7 +195,7 @@ def advantageous_placements(config: TeacherConfig, n_gold: int) -> list[Placemen
             f"{config.sweep}: is of prompts filled to a length, whose placements are depths; give `advantageous`, or a "
             f"sweep of {config.n_docs} documents"
         )
-    best = Placement(tuple(swept.advantageous), config.n_docs)
+    best = Placement(tuple(swept.advantageous), swept.n_docs).among(config.n_docs)
     require_n_gold(best, n_gold)
     if max(swept.accuracy) == 0 and swept.n_docs == config.n_docs and not config.keep_incorrect:
         raise PosgapError(f"{config.sweep}: has no right answer at any position; there is nothing to distil")
