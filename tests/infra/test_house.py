@@ -30,7 +30,6 @@ FLOORS = [
     "generation",
     "measurement",
     "scaling",
-    "distillation",
     "tracking",
     "gating",
     "rollout",

@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
-from posgap.distillation.export import TrainedModel, export
+from posgap.distillation.export import Origin, TrainedModel, export
 from posgap.distillation.lora import add_adapters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_object
@@ -22,7 +22,6 @@ from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mit
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.loading import save_model
-from posgap.options.distill import DistillConfig
 from posgap.scaling.serve_check import serve_check
 
 TABLES = ROOT / "benchmarks" / "tables"
@@ -123,9 +122,7 @@ def test_a_trained_model_of_a_family_has_its_tensors_when_it_is_written(family, 
     base, out = tmp_path / "base", tmp_path / "out"
     save_model(families.build_family(name, **settings), tokenizer, base)
     model = load_model(str(base), "float32")
-    config = DistillConfig(
-        model=str(base), examples=base, responses=base, out=out, lora_rank=rank, export_dtype="float32"
-    )
+    origin = Origin(str(base), rank, "float32", seed=0, keeps_steps=False)
     try:
         if rank:
             add_adapters(model, rank)
@@ -136,7 +133,7 @@ def test_a_trained_model_of_a_family_has_its_tensors_when_it_is_written(family, 
         for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
             parameter += 0.05 * torch.randn_like(parameter)
     out.mkdir()
-    export(config, TrainedModel.gather(model, torch.arange(3, 35)[None], Accelerator(cpu=True)), tokenizer, out)
+    export(origin, TrainedModel.gather(model, torch.arange(3, 35)[None], Accelerator(cpu=True)), tokenizer, out)
     assert tensor_names(out) == tensor_names(base)
 
 

@@ -19,7 +19,6 @@ from posgap.foundation.launch import is_main_process
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import save_model, without_flash_attention
 from posgap.models.rounding import MIN_KEPT, dtype_name, round_weights
-from posgap.options.distill import DistillConfig
 
 log = logging.getLogger(__name__)
 FILE = "export.json"
@@ -28,6 +27,18 @@ FILE = "export.json"
 # in standard deviations of the logits.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 PROBE_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a training began with, and how its result is written: the base's folder or name, the rank of adapters (0:
+    none), the precision of the file ("auto": the base's), the seed of rounding, and whether its steps are kept."""
+
+    model: str
+    lora_rank: int
+    export_dtype: str
+    seed: int
+    keeps_steps: bool
 
 
 @dataclass(frozen=True)
@@ -57,20 +68,18 @@ class TrainedModel:
         return cls(parameters, probe, logits, model.dtype)
 
 
-def export(
-    config: DistillConfig, trained: TrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path
-) -> dict[str, float]:
+def export(origin: Origin, trained: TrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> dict[str, float]:
     """Writes the trained model into the folder `out`, with `export.json`; returns the figures in it.
 
     Raises `PosgapError` where the precision of the file would lose what training did, and where the folder that was
     written is not the trained model.
     """
     unset_hf_deepspeed_config()  # under ZeRO-3 models would be loaded in pieces, by all processes
-    base = load_model(config.model, "stored")
-    model = _rebuild_unrounded(config, trained)
-    dtype = base.dtype if config.export_dtype == "auto" else getattr(torch, config.export_dtype)
+    base = load_model(origin.model, "stored")
+    model = _rebuild_unrounded(origin, trained)
+    dtype = base.dtype if origin.export_dtype == "auto" else getattr(torch, origin.export_dtype)
     try:
-        stored = round_weights(base, model.state_dict(), dtype, config.seed)
+        stored = round_weights(base, model.state_dict(), dtype, origin.seed)
     except PosgapError as error:
         raise PosgapError(f"export: {error}; give --export-dtype bfloat16 or float32") from None
     kept = stored.kept
@@ -79,7 +88,7 @@ def export(
         stored, 100 * kept.numbers,
     )  # fmt: skip
     if not kept.update >= MIN_KEPT:
-        rest = "goes on from the checkpoint of the last step" if config.save_steps else "trains again (--save-steps 0)"
+        rest = "goes on from the checkpoint of the last step" if origin.keeps_steps else "trains again (--save-steps 0)"
         raise PosgapError(
             f"export: {stored} of what training did, less than {100 * MIN_KEPT:.0f} %; give --export-dtype float32: "
             f"the same command with it {rest}"
@@ -102,11 +111,11 @@ def export(
     return figures
 
 
-def _rebuild_unrounded(config: DistillConfig, trained: TrainedModel) -> PreTrainedModel:
+def _rebuild_unrounded(origin: Origin, trained: TrainedModel) -> PreTrainedModel:
     """The base with what training changed, in float32; `PosgapError` where its logits are not the trained model's."""
-    model = load_model(config.model, "float32")
-    if config.lora_rank:
-        model = merge_adapters(model, trained.parameters, config.lora_rank)
+    model = load_model(origin.model, "float32")
+    if origin.lora_rank:
+        model = merge_adapters(model, trained.parameters, origin.lora_rank)
     else:
         _with_weights(model, trained.parameters)
     _require_same(_logits(model, trained.probe), trained.logits, TOLERANCE[trained.arithmetic])

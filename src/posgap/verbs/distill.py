@@ -25,7 +25,7 @@ from posgap.distillation.batches import (
 from posgap.distillation.checkpoints import Checkpoints, History
 from posgap.distillation.dropout import without_dropout
 from posgap.distillation.engine import NotFinite, Schedule, train
-from posgap.distillation.export import TrainedModel, export
+from posgap.distillation.export import Origin, TrainedModel, export
 from posgap.distillation.footprint import CHECKPOINT
 from posgap.distillation.frozen import keep_in_bfloat16
 from posgap.distillation.lora import add_adapters
@@ -86,10 +86,20 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     teacher = _teacher(config, work, collate, model, accelerator) if METHODS[config.method].needs_teacher else None
     student = Student(model, objective, teacher)
     checkpoints = Checkpoints(work / f"checkpoints-{_fingerprint(config, collate)}")
-    settings = accelerator, config.micro_batch_tokens, checkpoints, config.save_steps, partial(_log_step, run)
     try:
         with resumable(after_ctrl_c=config.save_steps > 0):
-            _, history = train(student, steps, objective, collate, schedule, *settings)
+            _, history = train(
+                student,
+                steps,
+                objective,
+                collate,
+                schedule,
+                accelerator,
+                micro_batch_tokens=config.micro_batch_tokens,
+                checkpoints=checkpoints,
+                save_steps=config.save_steps,
+                on_step=partial(_log_step, run),
+            )
     except NotFinite as error:
         if is_main_process():
             write_json(out / "non_finite.json", _at_fault(error, pairs))
@@ -98,7 +108,8 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     _tell(logging.INFO, objective.summarize_weights(history))
     trained = TrainedModel.gather(model, collate(teacher_prompts(pairs[:1])).input_ids, accelerator)
     processes.forget_optimizer(accelerator)  # which would set the peak of memory while the model is written
-    write_model = partial(export, config, trained, collate.builder.tokenizer, out)
+    origin = Origin(config.model, config.lora_rank, config.export_dtype, config.seed, keeps_steps=config.save_steps > 0)
+    write_model = partial(export, origin, trained, collate.builder.tokenizer, out)
     figures = gather_from_all(lambda: write_model() if is_main_process() else {})[0]
     if is_main_process():
         run.metrics(figures)
