@@ -486,3 +486,18 @@ def test_a_baseline_s_response_is_not_scored_as_one_to_another_example(tmp_path,
     write_jsonl(new / "predictions.jsonl", [*rows, asked[0] | {"content": content}, *asked[1:]])
     with pytest.raises(PosgapError, match="predictions of e0: of examples of different content; sweep again"):
         decide(tmp_path, new, base)
+
+
+@pytest.mark.parametrize("name", ["gate.json", "candidate/sweep.json", "candidate/predictions.jsonl"])
+def test_a_name_that_is_there_twice_is_refused(admitted, name):
+    """Of the two posgap read the last, and others the first."""
+    file = admitted / name
+    text = file.read_text()
+    file.write_text(text.replace("{", '{"passed": true, "id": "e0", ' if name == "gate.json" else '{"id": "e0", ', 1))
+    if name == "candidate/sweep.json":
+        file.write_text(text.replace("{", '{"mean": 100.0, ', 1))
+    with pytest.raises(PosgapError, match="twice"):
+        if name == "gate.json":
+            replay_verdict(admitted)
+        else:
+            Evidence(admitted / "candidate")

@@ -452,3 +452,31 @@ def test_a_signing_key_is_shown_nowhere(tmp_path, monkeypatch):
     key = (tmp_path / "key").read_text().strip()
     monkeypatch.setenv("POSGAP_SIGNING_KEY", key)
     assert redact(f"it is {key}!") == "it is ***!"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'max_gap: "5"',
+        "max_gap: 010",
+        "max_gap: 1_0",
+        "least_examples: '300'",
+        "max_gap: +5",
+        "approval: 1",
+        "approval: 'true'",
+    ],
+)
+def test_a_number_that_could_be_read_otherwise_is_refused(tmp_path, line):
+    file = tmp_path / "policy.yaml"
+    file.write_text(f"{line}\n")
+    with pytest.raises(PosgapError, match=f"field `{line.partition(':')[0]}`"):
+        read_policy(file)
+
+
+@pytest.mark.parametrize(
+    ("line", "value"), [("max_gap: 5.5", 5.5), ("mean_tolerance: -1e-1", -0.1), ("approval: true", True)]
+)
+def test_numbers_as_json_has_them_are_read(tmp_path, line, value):
+    file = tmp_path / "policy.yaml"
+    file.write_text(f"{line}\n")
+    assert getattr(read_policy(file), line.partition(":")[0]) == value

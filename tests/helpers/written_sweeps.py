@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -119,10 +120,12 @@ def promotion(tmp_path, name, model, base, probability=0.995, again="", gated_fo
 
 
 def copy_of(model_folder, folder):
-    """The same model under another digest, of its weights too."""
+    """A model that hardly differs from another one: one weight is changed by a hair, by the folder's name."""
     shutil.copytree(model_folder, folder)
     weights = folder / "model.safetensors"
-    save_file(load_file(weights), weights, metadata={"format": "pt", "note": folder.name})
+    tensors = load_file(weights)
+    tensors["model.norm.weight"] *= np.float32(1 + crc32(folder.name.encode()) % 1000 / 1e6)
+    save_file(tensors, weights, metadata={"format": "pt"})
     return folder
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from written_sweeps import LAX, N, copy_of, gated, promoted, write_sweep
 
+from posgap.cli.main import main
 from posgap.foundation.errors import GateRefusal, PosgapError
 from posgap.foundation.files import digest_path, write_json
 from posgap.gating.replay import replay_verdict
@@ -313,3 +314,50 @@ def test_the_name_s_own_policy_says_whether_the_best_champion_may_be_left_out(tm
         promoted(tmp_path, "lax", model, swept, lax)
     registry.set_policy("tiny", "mean_tolerance: 2\nallow: [anchor, trial]")
     promoted(tmp_path, "meant", model, swept, lax)
+
+
+@pytest.fixture
+def foreign(model_folder, tmp_path, registers, client):
+    """The folder of a champion that something else than posgap registered, and its version's number."""
+    folder = copy_of(model_folder, tmp_path / "foreign")
+    number = registers(folder)
+    client.delete_model_version_tag("tiny", number, registry.DIGEST)
+    return folder, number
+
+
+@pytest.mark.full
+def test_a_champion_that_posgap_did_not_register_is_beaten_by_its_own_sweep_alone(
+    tmp_path, base, foreign, model_folder, client
+):
+    """Any folder that was called its sweep had it beaten."""
+    other, new = (copy_of(model_folder, tmp_path / name) for name in ("other", "new"))
+    swept = write_sweep(tmp_path / "swept", [0.995] * 5, model=new)
+    folder, number = foreign
+    for champion in (other, folder):
+        of_champion = write_sweep(tmp_path / f"champion-{champion.name}", [0.9] * 5, model=champion)
+        judged = gated(tmp_path, champion.name, swept, base, name="tiny", champion=of_champion)
+        assert read_verdict(judged).passed
+        if champion is other:
+            with pytest.raises(PosgapError, match=f"is version {number}, which was registered without posgap"):
+                promoted(tmp_path, "other", new, swept, judged)
+        else:
+            promoted(tmp_path, "own", new, swept, judged)
+    assert str(client.get_model_version_by_alias("tiny", "champion").version) != number
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("champion")
+def test_a_copy_under_another_name_was_not_judged_for_that(client, capsys):
+    """MLflow copies the tags; the gate of that name never saw it."""
+    client.copy_model_version("models:/tiny/1", "prod")
+    client.set_registered_model_alias("prod", "challenger", "1")
+    with pytest.raises(SystemExit) as stopped:
+        main(["approve", "prod", "1"])
+    assert stopped.value.code == 2 and "not judged for prod" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["view", "models:/prod"])
+    said = capsys.readouterr().out
+    assert "not judged for prod" in said and "admitted" not in said
+    with pytest.raises(SystemExit):
+        main(["view", "models:/tiny"])
+    assert "admitted" in capsys.readouterr().out

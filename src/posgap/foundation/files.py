@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from posgap.foundation.bounds import open_plain
 from posgap.foundation.errors import Malformed, PosgapError, TooLarge, first_fault
-from posgap.foundation.json_text import is_array, items, lines, parse_json, read_document
+from posgap.foundation.json_text import is_array, items, lines, parse_json, read_document, require_unique_names
 from posgap.foundation.locations import blobs
 from posgap.foundation.rows import kind_of_table, table_rows
 
@@ -157,13 +157,6 @@ def digest_path(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest_of_weights(folder: Path) -> str:
-    """sha256 of the weights in a model's folder, whatever else lies there and however their files are called; empty
-    where it has none."""
-    found = sorted(digest_path(file) for file in folder.glob("*.safetensors"))
-    return digest_of(found) if found else ""
-
-
 def digest_of_folder(files: Mapping[str, str]) -> str:
     """sha256 of a folder whose files, by their names below it, have these sha256s."""
     sha = hashlib.sha256()
@@ -205,10 +198,13 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_model(kind: type[T], path: Path, name: str) -> T:
     """Reads a JSON document as `kind`: the file `name` in the folder `path`, or the file `path` itself.
 
-    `PosgapError` names the file, and the first field that is missing or wrong.
+    `PosgapError` names the file, and the first field that is missing or wrong, or there twice.
     """
     file = path / name if path.is_dir() else path
-    return parse_as(kind, read_json(file), str(file))
+    data = read_document(file)
+    value = parse_json(data, str(file))
+    require_unique_names(data, str(file))
+    return parse_as(kind, value, str(file))
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -238,8 +234,11 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def read_models(kind: type[T], path: Path, name: str) -> Iterator[tuple[int, T]]:
     """Yields (line number, row) of a file of JSON lines as `kind`: `name` in the folder `path`, or `path` itself."""
     file = path / name if path.is_dir() else path
-    for number, row in read_jsonl(file):
-        yield number, parse_as(kind, row, f"{file}:{number}")
+    for number, line in lines(file):
+        where = f"{file}:{number}"
+        row = _object(parse_json(line, where), where)
+        require_unique_names(line, where)
+        yield number, parse_as(kind, row, where)
 
 
 def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, Any]]:

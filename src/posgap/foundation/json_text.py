@@ -4,6 +4,7 @@ A document is read whole; lines and the items of an array are read one at a time
 long the file is.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,18 @@ def parse_json(text: bytes | str, where: str) -> Any:
     if _PERHAPS_TOO_LARGE.search(data):
         _require_ordinary_numbers(value, where)
     return value
+
+
+def require_unique_names(text: bytes | str, where: str) -> None:
+    """Raises `Malformed` if an object of a JSON text has a name twice: readers differ in which of the two counts."""
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) < len(names):
+            twice = next(name for at, name in enumerate(names) if name in names[:at])
+            raise Malformed(f"{twice[:60]!r} is there twice; write it again", at=where)
+
+    json.loads(text, object_pairs_hook=check)
 
 
 def _why_not_json(error: ValueError, data: bytes) -> str:

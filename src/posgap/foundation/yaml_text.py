@@ -60,8 +60,16 @@ class _StrictLoader:
         return super().construct_mapping(node, deep)  # type: ignore[misc]
 
 
+class Quoted(str):
+    """A value that stands in quotes: text, whatever it looks like."""
+
+
 class _TextLoader(_StrictLoader, yaml.BaseLoader):
     """Reads every value as text."""
+
+    def construct_scalar(self, node: Any) -> str:
+        value = super().construct_scalar(node)
+        return Quoted(value) if node.style in ("'", '"') else value
 
 
 class _CoreLoader(_StrictLoader, yaml.SafeLoader):

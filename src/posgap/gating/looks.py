@@ -5,10 +5,11 @@ The looks are counted in posgap's cache, and each verdict says which one it was.
 
 from pathlib import Path
 
-from posgap.foundation.files import digest_of, digest_of_weights, digest_path, read_json, write_json
+from posgap.foundation.files import digest_of, digest_path, read_json, write_json
 from posgap.foundation.locations import cache_folder
 from posgap.gating.verdict import Verdict
 from posgap.measurement.sweeps import Sweep
+from posgap.models.tensors import digest_of_tensors
 from posgap.storage.cache import lock_mark
 
 
@@ -56,14 +57,14 @@ def _question(sweep: Sweep) -> str:
 
 
 def _model_key(sweep: Sweep) -> str:
-    """What tells a model from others: its weights, whatever lies beside them in its folder; or its folder's digest,
-    where that is not at hand."""
-    known = cache_folder() / "weights" / f"{sweep.model_digest}.json"
+    """What tells a model from others: its tensors, in whatever files they are; or its folder's digest, if that is not
+    at hand."""
+    known = cache_folder() / "tensors" / f"{sweep.model_digest}.json"
     if known.is_file():
         return read_json(known)[:16]
     folder = Path(sweep.model)
     if not folder.is_dir() or digest_path(folder) != sweep.model_digest:
         return sweep.model_digest[:16]
-    weights = digest_of_weights(folder) or sweep.model_digest
+    weights = digest_of_tensors(folder) or sweep.model_digest
     write_json(known, weights)  # so that many gigabytes are read once
     return weights[:16]

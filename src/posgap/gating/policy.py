@@ -2,13 +2,15 @@
 
 import json
 import logging
+import re
 from pathlib import Path
+from typing import Any
 
 from posgap.foundation.bounds import read_bytes
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import atomic, digest_of, parse_as
 from posgap.foundation.locations import Location, cache_folder
-from posgap.foundation.yaml_text import parse_yaml
+from posgap.foundation.yaml_text import Quoted, parse_yaml
 from posgap.gating.demands import Policy
 from posgap.options.check import CheckConfig
 from posgap.options.gate import GateConfig
@@ -16,6 +18,8 @@ from posgap.options.plan_gate import PlanGateConfig
 from posgap.tracking import registry
 
 log = logging.getLogger(__name__)
+_NUMBER, _YES_OR_NO = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?", "true|false"
+_WRITTEN: dict[Any, str] = {int: _NUMBER, float: _NUMBER, bool: _YES_OR_NO}  # how a policy writes values of a type
 MAX_BYTES = 16_384  # of a policy file; the longest sensible one has a tenth
 
 
@@ -34,7 +38,18 @@ def parsed_policy(data: bytes, where: str) -> Policy:
         raise PosgapError(
             f"{where}: {unknown[0][:60]!r} is nothing that a policy says; there are {', '.join(Policy.model_fields)}"
         )
+    for name, value in values.items():
+        _require_plain(name, value, where)
     return parse_as(Policy, values, where)
+
+
+def _require_plain(name: str, value: object, where: str) -> None:
+    """Raises `PosgapError` if a number or a yes or no is written so that it could be read as something else: in quotes,
+    as octal (010), or with separators (1_0)."""
+    written = _WRITTEN.get(Policy.model_fields[name].annotation)
+    if written and (isinstance(value, Quoted) or not re.fullmatch(written, str(value))):
+        expected = "true or false" if written == _YES_OR_NO else "a number, like 5 or 0.5"
+        raise PosgapError(f"{where}: field `{name}`: {str(value)[:40]!r} is not {expected}, without quotes")
 
 
 def policy_text(policy: Policy) -> str:

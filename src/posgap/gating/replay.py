@@ -2,8 +2,7 @@
 the gate kept beside it; and it must compare its candidate with the champion of today."""
 
 import logging
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json
+from posgap.gating.copies import ROLES
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import ANCHOR, FILES, first_difference, folder_of, read_gate_inputs
+from posgap.gating.evidence import ANCHOR, FILES, first_difference, read_gate_inputs
 from posgap.gating.looks import is_counted
 from posgap.gating.policy import registered_policy
 from posgap.gating.rules import GateInputs
+from posgap.gating.signature import signature_file
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict, share_of_error
 from posgap.measurement.sweeps import read_sweep
 from posgap.tasks.examples import AnyExample
@@ -26,18 +27,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
-ROLES = ("candidate", "base", "champion", "anchor")
-
-
-def copy_sweeps(sweeps: Iterable[tuple[str, Path | None]], out: Path) -> None:
-    """Copies of each sweep what a verdict rests on into `out`, under its role."""
-    for role, path in sweeps:
-        if path is None:
-            continue
-        (out / role).mkdir()
-        for name in FILES:
-            if (folder_of(path) / name).is_file():
-                shutil.copyfile(folder_of(path) / name, out / role / name)
+JUDGED_FILES = (GATE_FILE, signature_file(Path(GATE_FILE)).name)
 
 
 def replay_verdict(folder: Path) -> Verdict:
@@ -118,22 +108,27 @@ def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> 
 
     Raises `OutdatedVerdict` unless the verdict's candidate is that champion, or was compared with it and, where the
     policy asks for that, with the best champion so far. `folder` is the verdict's, for the error. `before` is what an
-    earlier call returned, if there was one: a champion without a digest must still be that version.
+    earlier call returned, if there was one: a champion without a digest is not downloaded again.
     """
     champion, judged = registry.to_beat(name), verdict.evidence.get("champion")
     if champion is None:
         return ""
-    # A version that posgap did not register has no digest to compare. Then it is enough that some champion was judged,
-    # and that the version is still the one of `before`.
     version, held = str(champion.version), champion.tags.get(registry.DIGEST)
     if held == verdict.model_digest:
         return version
     if judged and held == judged.model_digest:
         _require_the_best(verdict, champion, folder)
         return version
-    if judged and held is None and before in ("", version):
+    # A version that posgap did not register has no digest: what MLflow gives back has.
+    if judged and held is None and (before == version or judged.model_digest in registry.stored_digests(champion)):
         return version
     against = f"another champion, {judged.label}" if judged else "no champion"
+    if held is None:
+        raise OutdatedVerdict(
+            f"{folder}: compares the model with {against}, and that of {name} is version {version}, which was "
+            f"registered without posgap; download that model (mlflow artifacts download -u models:/{name}/{version} -d "
+            "DIR), sweep it, and gate again with that sweep as --champion"
+        )
     raise OutdatedVerdict(
         f"{folder}: compares the model with {against}, and that of {name} is version {version}; gate again with "
         f"--name {name}, or have promote do so with --gate-again FOLDER"

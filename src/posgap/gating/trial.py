@@ -11,6 +11,7 @@ import copy
 import logging
 import math
 import random
+import shutil
 import tempfile
 from bisect import bisect_left
 from collections import Counter
@@ -81,7 +82,7 @@ def require_references(name: str, inputs: GateInputs, policy: Policy, examples: 
             if version and recorded and not list_differences(read_sweep(recorded), evidence.sweep):
                 _require_promoted_by(recorded, evidence, f"{name} version {version.version}")
             elif is_tried:
-                model = _bring(version, Path(place)) if version else _find_model(evidence.sweep, role)
+                model = _bring(version, Path(place)) if version else _find_model(evidence.sweep, role, Path(place))
                 _require_reference_answers(model, inputs, policy, examples, role)
     if inputs.champion:
         _require_base_of_record(inputs, registry.to_beat(name))
@@ -101,21 +102,24 @@ def _bring(version: "ModelVersion", place: Path) -> Path:
     return registry.bring_model(f"models:/{version.name}/{version.version}", place / "model")
 
 
-def _find_model(sweep: Sweep, role: str) -> Path:
-    """Returns the folder, or the name on the hub, of the model that was swept in this `role`; raises `PosgapError`
-    where it is not at hand, or is another by now."""
+def _find_model(sweep: Sweep, role: str, place: Path) -> Path:
+    """Returns the model that was swept in this `role`: its name on the hub, or a copy of its folder in `place`, which
+    nobody can exchange once its digest is taken. Raises `PosgapError` if it is not at hand, or is another by now."""
     try:
-        there = source(sweep.model)
-        hindrance = "" if there.digest() == sweep.model_digest else "another model is there by now"
-        hindrance = hindrance or why_not_tried(sweep, Path(there.fetch()))
-    except PosgapError as error:
+        model = Path(source(sweep.model).fetch())
+        if sweep.model_digest and model.is_dir():
+            model = Path(shutil.copytree(model, place / "model"))
+        there = digest_path(model) if model.is_dir() else ""
+        hindrance = "" if there == sweep.model_digest else "another model is there by now"
+        hindrance = hindrance or why_not_tried(sweep, model)
+    except (PosgapError, OSError) as error:
         hindrance = str(error)
     if hindrance:
         raise PosgapError(
             f"{sweep.model}: it cannot be tried whether the {role} answers as its sweep recorded: {hindrance}; promote "
             f"where it can, or have the policy do without: `allow: [{REFERENCE_TRIAL}]`"
         )
-    return Path(there.fetch())
+    return model
 
 
 def _version_of(evidence: Evidence, versions: "Sequence[ModelVersion]") -> "ModelVersion | None":

@@ -28,14 +28,16 @@ from posgap.tasks.task import PromptOrder
 _AGREE = 1e-6  # by which scores may differ that were computed on another machine
 
 
-def swept_examples(folder: Path, given: Location | None = None) -> dict[str, AnyExample]:
-    """The examples of the sweep in `folder` by their content: those in the file `given`, or in the one that the sweep's
-    manifest names.
+def swept_examples(
+    folder: Path, given: Location | None = None, manifest_of: Path | None = None
+) -> dict[str, AnyExample]:
+    """Returns the examples of the sweep in `folder` by their content: those in the file `given`, or in the one that the
+    sweep's manifest names. The manifest is that of the folder `manifest_of`, if a copy of a sweep has none.
 
-    Raises `PosgapError` where they are not at hand, or are others than those that were swept.
+    Raises `PosgapError` if they are not at hand, or are others than those that were swept.
     """
     evidence = Evidence(folder)
-    sweep, place = evidence.sweep, given or examples_of(folder)
+    sweep, place = evidence.sweep, given or examples_of(manifest_of or folder)
     try:
         # What a log was taken for was said by the sweep.
         examples = read_examples(fetch_location(place), ImportReport()) if place else []

@@ -26,6 +26,7 @@ from posgap.foundation.retries import within
 from posgap.models import ADAPTER, CLOSED_TYPE, MERGING, NO_CONFIG
 from posgap.models.closing import is_closed, load_closed_config, read_config, write_closable_config
 from posgap.models.factors import is_altered
+from posgap.models.tensors import EXPLICIT, weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 _SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.bpe", "*.jinja", "*.md")
 _WEIGHTS = "*.safetensors"
 _INDEX = "*.index.json"  # of shards
-_EXPLICIT = "transformers_weights"  # of config.json: the file of weights, or its index
 _PLAIN = re.compile(r"[^./\\][^/\\]*")  # the name of a file beside it that is not hidden
 _OTHER_WEIGHTS = ("consolidated*.safetensors", "*/*.safetensors")  # the same again, for other programs
 HUB_SECONDS = 60.0  # for a model's small files
@@ -78,8 +78,8 @@ def require_own_files(folder: Path) -> None:
         weight_map = read_object(index).get("weight_map")
         named += weight_map.values() if isinstance(weight_map, dict) else [weight_map]
     config = folder / "config.json"
-    if config.is_file() and _EXPLICIT in config.read_text(encoding="utf-8", errors="replace"):
-        named.append(read_object(config).get(_EXPLICIT))
+    if config.is_file() and EXPLICIT in config.read_text(encoding="utf-8", errors="replace"):
+        named.append(read_object(config).get(EXPLICIT))
     for name in named:
         if not isinstance(name, str) or not _PLAIN.fullmatch(name):
             raise PosgapError(
@@ -164,8 +164,8 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
     another. Attention is FlashAttention-2 where the machine has it and the arithmetic is in
     16 bits, else what transformers chooses (sdpa).
 
-    Raises `PosgapError` where weights are missing, left over, of another shape, or not finite, and where the model is
-    none that reads from left to right.
+    Raises `PosgapError` if weights are missing, left over, of another shape, or not finite, if files of weights lie
+    beside those that load, and if the model is none that reads from left to right.
     """
     # Whoever reads a config or a tokenizer alone need not wait for all that models are made of.
     from transformers import AutoModelForCausalLM
@@ -173,6 +173,8 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
     config = load_config(path)
     require_causal_family(path, config)
     _require_sizes(path, config)
+    if Path(path).is_dir():
+        weight_files(Path(path))
     kept = config.dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
     arithmetic = resolve_dtype(compute) if compute else kept
     flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic in (torch.bfloat16, torch.float16)
@@ -294,8 +296,9 @@ def _require_causal(path: str, model: Any) -> None:
 
 
 def require_finite_files(folder: Path) -> None:
-    """`PosgapError` where a safetensors file of a folder is damaged, or holds NaN or infinity."""
-    for file in sorted(folder.glob("*.safetensors")):
+    """`PosgapError` if a safetensors file of a folder is damaged, holds NaN or infinity, or lies beside those that
+    load."""
+    for file in weight_files(folder):
         try:
             with safe_open(file, framework="pt") as tensors:
                 _require_finite(str(file), ((name, tensors.get_tensor(name)) for name in tensors.keys()))  # noqa: SIM118

@@ -10,7 +10,7 @@ from posgap.foundation.printing import show
 from posgap.tracking import champions, registry
 from posgap.tracking.champions import CHAMPION, PREVIOUS, Change
 from posgap.tracking.leases import Lease
-from posgap.tracking.presentation import SHOWN
+from posgap.tracking.presentation import GATE, SHOWN
 
 log = logging.getLogger(__name__)
 # The fields of a version and of a change of the champion, as JSON names them, with their headings.
@@ -28,6 +28,8 @@ def show_history(name: str) -> None:
         number = str(version.version)
         aliases = ", ".join(sorted(alias for alias, aliased in model.aliases.items() if str(aliased) == number))
         figures = {tag: version.tags.get(tag, "") for tag in SHOWN}
+        if figures[GATE] and not registry.is_judged_here(version):
+            figures[GATE] = f"not judged for {name}"
         first = {"version": number, "registered": champions.utc(version.creation_timestamp), "aliases": aliases}
         versions.append(first | figures | {"champion": _reign(number, changes)})
     shown = []

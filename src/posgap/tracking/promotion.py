@@ -27,6 +27,7 @@ from posgap.tracking.registry import (
     create,
     find_versions,
     get_version,
+    is_judged_here,
     is_of_this_run,
     registered_model,
     required_model,
@@ -88,7 +89,7 @@ def promote_version(promotion: Promotion) -> Standing:
     """
     name, run, digest, sweep = promotion.name, promotion.run, promotion.tags[DIGEST], promotion.sweep
     run_id = run.required_id()
-    uri = "" if find_versions(name, DIGEST, digest) else _log_model(promotion.model, name, run, promotion.asked)
+    uri = "" if find_versions(name, DIGEST, digest) else _log_model(promotion.model, digest, name, run, promotion.asked)
     if sweep:
         call_mlflow(lambda client: _upload_sweep(client, run_id, sweep), seconds=MODEL_SECONDS)
     if registered_model(name) is None:
@@ -142,6 +143,8 @@ def approve_challenger(name: str, version: str) -> None:
         if challenger != version:
             there = f"version {challenger} has" if challenger else "no version has"
             raise PosgapError(f"{name} version {version}: has not the alias `{CHALLENGER}` ({there}); promote it first")
+        if not is_judged_here(get_version(name, version)):
+            raise PosgapError(f"{name} version {version}: was not judged for {name}; gate it with --name {name}")
         _require_not_rolled_back(lease, version)
         lease.send_change(methodcaller("set_model_version_tag", name, version, APPROVED, user()))
         _promote_approved(lease)
@@ -165,6 +168,9 @@ def _promote_approved(lease: Lease) -> None:
         reason = _veto(lease, challenger)
         if reason:
             log.warning("%s: challenger %s was %s", lease.name, challenger, reason)
+            return
+        if not is_judged_here(get_version(lease.name, challenger)):
+            log.warning("%s: challenger %s was judged for another name", lease.name, challenger)
             return
         record = record_of(get_version(lease.name, challenger))
         of_today = get_version(lease.name, champion).tags.get(DIGEST, "") if champion else None
@@ -253,20 +259,42 @@ def _require_stored(name: str, version: str, model_digest: str, try_out: Callabl
             raise PosgapError(f"{uri}: no alias was moved: {error}") from None
 
 
-def _log_model(model: Path, name: str, run: Run, asked: Mapping[str, Any] | None) -> str:
+def _log_model(model: Path, digest: str, name: str, run: Run, asked: Mapping[str, Any] | None) -> str:
     """Logs the model folder with MLflow, for a registered model of this name; returns its URI there."""
     import mlflow
     from mlflow.models import Model
 
     size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
 
-    def upload(_: "MlflowClient") -> str:
+    # MLflow takes every registered name as that of a logged model, except for dots.
+    logged_name, tags = name.replace(".", "-"), {DIGEST: digest, PROMOTION_RUN: run.required_id()}
+
+    def upload(client: "MlflowClient") -> str:
+        there = _uploaded(client, tags)
+        if there:
+            return there
         with tries_of_mlflow(), mlflow.start_run(run_id=run.id):
-            how = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model, "asked": asked}
-            # MLflow takes every registered name as that of a logged model, except for dots.
-            return Model.log(artifact_path=None, name=name.replace(".", "-"), **how).model_uri
+            how = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model, "asked": asked, "tags": tags}
+            # MLflow would load the model to try the example, which the trial of the version does with its prompts.
+            return Model.log(artifact_path=None, name=logged_name, validate_serving_input=False, **how).model_uri
 
     return call_mlflow(upload, SEVERAL, MODEL_SECONDS + size / BYTES_PER_SECOND)
+
+
+def _uploaded(client: "MlflowClient", tags: Mapping[str, str]) -> str:
+    """The URI of the logged model that an earlier try of a run has uploaded whole; empty if there is none.
+
+    Deletes what such a try left in part, so that an upload that is still under way ends nowhere.
+    """
+    experiment = client.get_run(tags[PROMOTION_RUN]).info.experiment_id
+    condition = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
+    whole = ""
+    for logged in client.search_logged_models([experiment], filter_string=condition):
+        if not whole and str(logged.status) == "READY":
+            whole = logged.model_uri
+        else:
+            client.delete_logged_model(logged.model_id)
+    return whole
 
 
 def _register_version(lease: Lease, uri: str, tags: Mapping[str, str], run: Run) -> str:

@@ -1,22 +1,26 @@
 """The content of the model registry: registered models, their versions and policies, and what these hold."""
 
+import logging
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import registered_name
+from posgap.foundation.files import digest_path
 from posgap.foundation.retries import RetryPolicy
 from posgap.tracking import flavor
 from posgap.tracking.champions import CHAMPION, PREVIOUS
 from posgap.tracking.runs import PIPELINE_TAG, pipeline_run
-from posgap.tracking.server import MAX_CHARACTERS, RequestRefused, call_mlflow, look_up, tries_of_mlflow
+from posgap.tracking.server import MAX_CHARACTERS, RequestRefused, TrackingError, call_mlflow, look_up, tries_of_mlflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
+log = logging.getLogger(__name__)
 DIGEST = "posgap.model_digest"  # tag: the model's
 WEIGHTS = "posgap.weights_digest"  # tag: that of its weights alone, by which a veto holds
 DOWNLOAD_SECONDS = 3600.0  # for the download of a model; MLflow does not tell its size
@@ -24,6 +28,7 @@ MODEL_SECONDS = 120.0  # for an operation on a whole model, besides its upload
 RECIPE = "posgap.recipe"  # tag: digest of how a model was made, beside what it was made from
 POLICY = "posgap.policy"  # tag: of a registered model its policy; of a version the one that admitted it
 PROMOTION_RUN = "posgap.promotion_run"  # tag: the MLflow run that promoted a version
+JUDGED_FOR = "posgap.judged_for"  # tag: the registered name for which a version was admitted
 PROMOTED_SWEEP = "sweep"  # among that run's files: the sweep that was judged
 DTYPE = "posgap.dtype"  # tag: the precision in which a version was swept
 DEVICE = "posgap.device"  # tag: the class of device on which
@@ -114,6 +119,15 @@ def versions(name: str) -> "list[ModelVersion]":
     return call_mlflow(lambda client: list(client.search_model_versions(f"name='{name}'")))
 
 
+def is_judged_here(version: "ModelVersion") -> bool:
+    """Whether a version was admitted under its name: MLflow copies tags to another name with the version.
+
+    An older posgap did not write the name down. A copy then tells itself by its source, the version that it is of.
+    """
+    name = version.tags.get(JUDGED_FOR)
+    return name == version.name if name else not re.fullmatch(r"models:/[^/]+/\d+", str(version.source or ""))
+
+
 def find_versions(name: str, tag: str, value: str) -> "list[ModelVersion]":
     """The versions with this value of a tag, in the order in which they were registered."""
     versions = call_mlflow(
@@ -171,11 +185,33 @@ def _complete_download(download: Callable[[], str]) -> str:
         raise
 
 
+def stored_digests(version: "ModelVersion") -> set[str]:
+    """The digests of all Hugging Face folders that a version holds, whoever registered it; none if MLflow does not
+    give it back."""
+    uri = f"models:/{version.name}/{version.version}"
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            folder = _download(uri, Path(place))
+        except TrackingError as error:
+            log.warning("%s", error)
+            return set()
+        return {digest_path(config.parent) for config in folder.rglob("config.json")}
+
+
 def bring_model(uri: str, place: Path) -> Path:
     """Downloads a version's model, `models:/name@champion`, into the folder `place`; returns its Hugging Face folder.
 
     `PosgapError` if posgap did not register it.
     """
+    folder = _download(uri, place) / flavor.DATA
+    if not (folder / "config.json").is_file():
+        raise PosgapError(
+            f"{uri}: holds no model that this posgap registered; delete that version, and promote the model again"
+        )
+    return folder
+
+
+def _download(uri: str, place: Path) -> Path:
     import mlflow
 
     def download(_: "MlflowClient") -> str:
@@ -184,9 +220,4 @@ def bring_model(uri: str, place: Path) -> Path:
                 lambda: mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(place))
             )
 
-    folder = Path(call_mlflow(download, SEVERAL, DOWNLOAD_SECONDS)) / flavor.DATA
-    if not (folder / "config.json").is_file():
-        raise PosgapError(
-            f"{uri}: holds no model that this posgap registered; delete that version, and promote the model again"
-        )
-    return folder
+    return Path(call_mlflow(download, SEVERAL, DOWNLOAD_SECONDS))

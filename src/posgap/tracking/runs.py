@@ -30,6 +30,7 @@ from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG, parent_
 from posgap.tracking.server import (
     BYTES_PER_SECOND,
     CALL_SECONDS,
+    MAX_CHARACTERS,
     ONCE,
     STAGE,
     RequestRefused,
@@ -50,6 +51,7 @@ PARENT_VARIABLE = "POSGAP_PARENT_RUN_ID"  # set by a command that runs several s
 PIPELINE_VARIABLE = "POSGAP_PIPELINE_RUN"  # the KFP run that a stage is a step of
 WEBHOOK_VARIABLE = "POSGAP_WEBHOOK_URL"  # where the report of a run is posted
 ERROR_TAG = "posgap.error"
+NOTE_TAG = "mlflow.note.content"  # the description that MLflow shows of a run
 NAME_TAG, LABEL_TAG = "mlflow.runName", "posgap.label"
 KEY_TAG = "posgap.run_key"  # by which a run is found on the server
 KILLED = "KILLED"
@@ -278,8 +280,8 @@ class Run:
             self._send()
 
     def finish(self, status: str) -> None:
-        """Closes the run as FINISHED or FAILED, unless another process opened it. What is not sent then is kept, and so
-        is a run that may have been created twice: the next command deletes the one that came late."""
+        """Closes the run as FINISHED, FAILED or KILLED, unless another process opened it. What is not sent then is
+        kept, and so is a run that may have been created twice: the next command deletes the one that came late."""
         if not (self._unlogged and self._record):
             return
         self._record.end, self._record.ended = status, milliseconds()
@@ -334,7 +336,7 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
 
     It joins the run that MLFLOW_RUN_ID names (set by `mlflow run`, or by KFP's MLflow plugin). Otherwise the parent of
     the new run is the one that POSGAP_PARENT_RUN_ID names, or that of the pipeline run whose step it is. If the stage
-    fails, a tag says why.
+    fails, its description says why, and so does a tag, which is shorter. A stage that is stopped ends as KILLED.
     """
     if not is_tracking():
         yield Run()
@@ -351,8 +353,9 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
     try:
         yield run
     except BaseException as error:
-        run.tags({ERROR_TAG: f"{error or type(error).__name__}"[:ERROR_CHARACTERS]})
-        run.finish("FAILED")
+        words = f"{error or type(error).__name__}"
+        run.tags({ERROR_TAG: words[:ERROR_CHARACTERS]} | ({} if joins else {NOTE_TAG: words[:MAX_CHARACTERS]}))
+        run.finish(KILLED if isinstance(error, KeyboardInterrupt) else "FAILED")
         raise
     run.finish("FINISHED")
 

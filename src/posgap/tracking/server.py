@@ -10,10 +10,11 @@ import logging
 import os
 import re
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -50,6 +51,7 @@ _LOGIN = {
     "UNAUTHENTICATED": "{user} is refused; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
 }
 _WRONG = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
+_LOCKED = "another process has locked the database; wait until it is done, or stop it, and run this again"
 HOW_TO_TRACK = "set MLFLOW_TRACKING_URI to a server's address, or to sqlite:///mlflow.db for a file in this folder"
 
 
@@ -132,7 +134,21 @@ def _answer(call: Callable[[], T], seconds: float, uri: str) -> T:
     try:
         return within(seconds, call)
     except Exception as error:
+        if isinstance(error, TimeoutError) and _is_locked(_sqlite_file(uri)):
+            raise TransientError(_LOCKED) from None
         raise _explain_error(error, uri) from None
+
+
+def _is_locked(file: Path | None) -> bool:
+    """Whether another process keeps a SQLite database from being written."""
+    if file is None or not file.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(file, timeout=0.1, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE").execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        return "locked" in str(error)
+    return False
 
 
 def experiment() -> tuple[str, str]:
@@ -274,6 +290,8 @@ def _explain_error(error: Exception, uri: str) -> Exception:
             return RequestRefused(f"MLflow at {uri}: {reason}")
     if isinstance(error, FileNotFoundError):
         return RequestRefused(f"{error.filename}: is not there any more", "INVALID_PARAMETER_VALUE")
+    if isinstance(error, OperationalError) and "database is locked" in str(error):
+        return TransientError(_LOCKED)
     if isinstance(error, OSError | OperationalError | json.JSONDecodeError):
         return TransientError(reason)
     return RequestRefused(f"MLflow at {uri}: {reason}")

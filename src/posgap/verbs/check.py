@@ -17,6 +17,7 @@ from posgap.foundation.files import delete_path, work_folder, write_json
 from posgap.foundation.locations import below, page_address
 from posgap.foundation.printing import colour_word, show
 from posgap.foundation.redaction import redact
+from posgap.gating.copies import private_sweeps
 from posgap.gating.decision_page import decision_page, explored_roles
 from posgap.gating.demands import Policy
 from posgap.gating.looks import attempt_number, record_attempt
@@ -79,8 +80,10 @@ def _run_check(config: CheckConfig, output: RunFolder) -> tuple[Verdict, Sweep]:
         with _asked_anew(config):
             of_sweep = _sweep_config(config, policy, output, place)
             swept = fetch_location(sweep_model(of_sweep))
-        figures, examples = read_sweep(swept), swept_examples(swept, of_sweep.examples)
-        verdict = judge(swept, None, None, policy, examples, look=attempt_number(figures))
+        with private_sweeps({"candidate": swept}) as copies:
+            copy = copies["candidate"]
+            figures, examples = read_sweep(copy), swept_examples(copy, of_sweep.examples)
+            verdict = judge(copy, None, None, policy, examples, look=attempt_number(figures))
         record_attempt(verdict, figures)
         file = output.out / CHECK_FILE
         write_json(file, verdict.model_dump(mode="json"))

@@ -3,6 +3,7 @@
 import functools
 import logging
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,11 +11,11 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
 from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT, colour_word
+from posgap.gating.copies import copy_sweep, private_sweeps
 from posgap.gating.decision_page import GATE_PAGE, decision_page, explored_roles
 from posgap.gating.evidence import anchor_beside
 from posgap.gating.looks import attempt_number, record_attempt
 from posgap.gating.policy import policy_file, policy_line, policy_of
-from posgap.gating.replay import copy_sweeps
 from posgap.gating.signature import public_key, sign, signing_key
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, log_verdict, markdown, read_verdict, shared_error
 from posgap.measurement.report import save_page
@@ -79,16 +80,25 @@ def _write_verdict(config: GateConfig, out: Path, run: Run) -> None:
 
     Where the environment holds a key the verdict's signature lies beside it.
     """
-    swept = read_sweep(config.candidate)
+    anchor = anchor_beside(config.champion)
+    paths = {"candidate": config.candidate, "base": config.base, "champion": config.champion, "anchor": anchor}
+    with private_sweeps(paths) as copies:
+        _judge_copies(config, paths, copies, out, run)
+
+
+def _judge_copies(
+    config: GateConfig, paths: Mapping[str, Path | None], copies: Mapping[str, Path], out: Path, run: Run
+) -> None:
+    swept = read_sweep(copies["candidate"])
     swept.require_model(config.candidate)
     if config.name:
         swept.require_model_alone(
             config.candidate, f"{config.name} would be registered as the model alone: sweep without one, and gate that"
         )
-    examples = swept_examples(config.candidate, config.examples)
-    anchor, policy = anchor_beside(config.champion), policy_of(config)
-    sweeps = config.candidate, config.base, config.champion
-    verdict = judge(*sweeps, policy, examples, attempt_number(swept), config.candidates, anchor)
+    examples = swept_examples(copies["candidate"], config.examples, config.candidate)
+    policy = policy_of(config)
+    sweeps = copies["candidate"], copies["base"], copies.get("champion")
+    verdict = judge(*sweeps, policy, examples, attempt_number(swept), config.candidates, copies.get("anchor"))
     record_attempt(verdict, swept)
     judged_at = datetime.now(UTC).isoformat(timespec="seconds")
     verdict = verdict.model_copy(update={"name": config.name, "judged_at": judged_at})
@@ -97,11 +107,11 @@ def _write_verdict(config: GateConfig, out: Path, run: Run) -> None:
     if key:
         sign(out / GATE_FILE, key)
     (out / "gate.md").write_text(markdown(verdict), encoding="utf-8")
-    paths = {"candidate": config.candidate, "base": config.base, "champion": config.champion, "anchor": anchor}
-    judged = {role: path for role, path in paths.items() if path and role in verdict.evidence}
-    copy_sweeps(judged.items(), out)
-    figures = {role: read_sweep(path) for role, path in judged.items()}
-    save_page(decision_page(verdict, figures, explored_roles(judged)), out / GATE_PAGE)
+    for role in verdict.evidence:
+        copy_sweep(copies[role], out / role)
+    figures = {role: read_sweep(copies[role]) for role in verdict.evidence}
+    explored = explored_roles({role: paths[role] for role in verdict.evidence})
+    save_page(decision_page(verdict, figures, explored), out / GATE_PAGE)
     log_verdict(verdict, swept, run)
     run.artifact(out)
     if config.policy:

@@ -7,16 +7,17 @@ from pathlib import Path
 
 from posgap.distillation.methods import method_of
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest_of_weights, digest_path, write_json
+from posgap.foundation.files import digest_path, write_json
 from posgap.foundation.locations import Location, with_uris
 from posgap.foundation.printing import RESULT
+from posgap.gating.copies import copy_sweep, private_sweeps, private_verdict
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import sweep_record
 from posgap.gating.policy import as_file, policy_digest, policy_line, registered_policy
 from posgap.gating.replay import (
+    JUDGED_FILES,
     OutdatedVerdict,
     champion_of,
-    copy_sweeps,
     judge_again,
     read_kept_inputs,
     replay_verdict,
@@ -28,6 +29,8 @@ from posgap.gating.verdict import GATE_FILE, Verdict, digests, read_verdict
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import Sweep
+from posgap.models.registrable import require_registrable
+from posgap.models.tensors import digest_of_tensors
 from posgap.options.gate import GateConfig
 from posgap.options.promote import PromoteConfig
 from posgap.storage.cache import fetch_location
@@ -82,17 +85,25 @@ def _register(config: PromoteConfig, out: Path, run: Run) -> None:
     model do not belong together, the version answers otherwise or cannot be tried, the verdict is on another champion
     than that of today, or a signature is missing that a policy asks for.
     """
+    examples_of = config.sweep
+    with private_verdict(config.gate, JUDGED_FILES) as gate, private_sweeps({"sweep": config.sweep}) as copies:
+        _promote_judged(config.model_copy(update={"gate": gate, **copies}), examples_of, out, run)
+
+
+def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Run) -> None:
+    """Promotes by copies of gate and sweep that nobody else can change; `manifest_of` is where the sweep lies."""
     verdict = replay_verdict(config.gate)
     swept = _judged_sweep(config, verdict)
     run.label(swept.label)
     _require_admitted(verdict, config.model, run)
-    examples = swept_examples(config.sweep, config.examples)
+    examples = swept_examples(config.sweep, config.examples, manifest_of)
     policies = [verdict.policy, *filter(None, [registered_policy(config.name)])]
     policy = policies[-1]  # the registered one counts
     again = judge_again(policy, verdict, config.gate, examples)
     _require_admitted(again, f"{config.model} by the policy of {config.name}", run)
     _require_lasting(verdict, config, policies)
     _require_swept_model(config, verdict, swept)
+    require_registrable(Path(config.model))
     require_triable(swept, Path(config.model), policy)
     beaten = champion_of(verdict, config.name, config.gate)
     inputs = read_kept_inputs(policy, verdict, config.gate)
@@ -100,6 +111,11 @@ def _register(config: PromoteConfig, out: Path, run: Run) -> None:
     tags = _version_tags(config, again, swept, policy, run, out)
 
     def try_out(stored: Path) -> None:
+        # What MLflow has is what is judged: the model's own folder may have been another between two readings.
+        require_registrable(stored)
+        _require_origin(stored, config, swept)
+        if digest_of_tensors(stored) != tags[registry.WEIGHTS]:
+            raise PosgapError("MLflow gives back other weights than it was given; promote again")
         require_kept_alike(stored, swept)
         require_answers(stored, inputs, policy, examples, config.sweep)
 
@@ -153,9 +169,14 @@ def _require_swept_model(config: PromoteConfig, verdict: Verdict, swept: Sweep) 
         raise PosgapError(f"{config.model}: no such folder; only a model on disk can be promoted")
     if not swept.model_digest == verdict.model_digest == config.digest("model"):
         raise PosgapError(f"{config.model}: sweep and gate are of another model; sweep this one and gate it again")
-    if training_examples(config.model) != training_examples(config.sweep):
+    _require_origin(Path(config.model), config, swept)
+
+
+def _require_origin(model: Path, config: PromoteConfig, swept: Sweep) -> None:
+    """`PosgapError` unless a model's folder says what the sweep does of what it learnt and what it was made from."""
+    if training_examples(model) != training_examples(config.sweep):
         raise PosgapError(f"{config.sweep}: says otherwise than {config.model} what the model learnt; sweep it again")
-    if ancestors(config.model) != swept.ancestors:
+    if ancestors(model) != swept.ancestors:
         raise PosgapError(
             f"{config.sweep}: says otherwise than {config.model} what the model was made from; sweep it again"
         )
@@ -178,7 +199,7 @@ def _version_tags(
         anchor=_best_before(config.name, verdict),
     )
     write_pages(swept, out)
-    copy_sweeps([(registry.PROMOTED_SWEEP, config.sweep)], out)
+    copy_sweep(config.sweep, out / registry.PROMOTED_SWEEP)
     shown = short_tags(swept, method_of(config.model), verdict.outcome, policy_line(policy))
     optional = {
         PIPELINE_TAG: pipeline_run(),
@@ -188,7 +209,8 @@ def _version_tags(
     }
     required = {
         registry.DIGEST: config.digest("model"),
-        registry.WEIGHTS: digest_of_weights(Path(config.model)),
+        registry.WEIGHTS: digest_of_tensors(Path(config.model)),
+        registry.JUDGED_FOR: config.name,
         registry.PROMOTION_RUN: run.required_id(),
         registry.POLICY: policy.model_dump_json(),
         registry.EVIDENCE: store_record(record, run.id, out),

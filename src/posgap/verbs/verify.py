@@ -7,7 +7,8 @@ from typing import Any
 from posgap.foundation.errors import Findings, PosgapError
 from posgap.foundation.printing import RESULT, show
 from posgap.foundation.printing import set_result as keep_result
-from posgap.gating.replay import replay_verdict
+from posgap.gating.copies import private_verdict
+from posgap.gating.replay import JUDGED_FILES, replay_verdict
 from posgap.gating.verdict import GATE_FILE
 from posgap.options.verify import VerifyConfig
 from posgap.storage.inputs import source
@@ -25,7 +26,8 @@ def verify(config: VerifyConfig) -> None:
         verification.verify(there)
         try:
             if GATE_FILE in there.sizes():
-                verdict = replay_verdict(Path(there.fetch()))
+                with private_verdict(Path(there.fetch()), JUDGED_FILES) as copy:
+                    verdict = replay_verdict(copy)
                 verdicts[str(folder)] = f"{verdict.outcome}, of {', '.join(verdict.evidence)}"
         except PosgapError as error:
             verification.faults.append(str(error))

@@ -1,0 +1,64 @@
+"""Private copies of what is judged: whatever was checked is not read from its place a second time."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from posgap.foundation.errors import PosgapError
+from posgap.gating.evidence import FILES, folder_of
+
+ROLES = ("candidate", "base", "champion", "anchor")
+
+
+@contextmanager
+def private_sweeps(sweeps: Mapping[str, Path | None]) -> Iterator[dict[str, Path]]:
+    """Copies what verdicts rest on of each sweep, by its role, into a folder that only this process knows.
+
+    An error within the block names the place that was copied, and not the copy.
+    """
+    with tempfile.TemporaryDirectory(prefix="posgap-") as place:
+        copies = {role: copy_sweep(path, Path(place) / role) for role, path in sweeps.items() if path}
+        with _naming({copy: folder_of(sweeps[role] or copy) for role, copy in copies.items()}):
+            yield copies
+
+
+@contextmanager
+def private_verdict(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
+    """Copies a gate's folder: the files of these names, and of the sweeps beside them what the verdict rests on.
+
+    An error within the block names the gate's folder, and not the copy.
+    """
+    with tempfile.TemporaryDirectory(prefix="posgap-") as place:
+        copy = Path(place) / "gate"
+        copy.mkdir()
+        for name in names:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, copy / name)
+        for role in ROLES:
+            if (folder / role).is_dir():
+                copy_sweep(folder / role, copy / role)
+        with _naming({copy: folder}):
+            yield copy
+
+
+def copy_sweep(sweep: Path, folder: Path) -> Path:
+    """Copies of a sweep what a verdict rests on into a new folder, which it returns."""
+    folder.mkdir(parents=True)
+    for name in FILES:
+        if (folder_of(sweep) / name).is_file():
+            shutil.copyfile(folder_of(sweep) / name, folder / name)
+    return folder
+
+
+@contextmanager
+def _naming(places: Mapping[Path, Path]) -> Iterator[None]:
+    try:
+        yield
+    except PosgapError as error:
+        message = str(error)
+        for copy, original in places.items():
+            message = message.replace(str(copy), str(original))
+        error.args = (message, *error.args[1:])
+        raise

@@ -1,0 +1,58 @@
+"""What a folder must be to be registered: other programs load from it what posgap does, and run none of its code."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_object
+from posgap.models.loading import load_config
+from posgap.models.tensors import EXPLICIT, stored_tensors, weight_files
+
+_CODE = ("auto_map", "custom_pipelines")  # keys of configs that name code
+
+
+def require_registrable(folder: Path) -> None:
+    """Raises `PosgapError` if a folder holds code, weights beside those that load, or tensors that are not the model's
+    own as transformers saves them: under another name, or not read at all, they would make the same weights another
+    model."""
+    for file in sorted(folder.rglob("*.py")):
+        raise PosgapError(f"{file}: is code, which would run wherever the model is loaded with it; remove it")
+    for file in sorted({folder / "config.json", *folder.glob("*_config.json")}):
+        keys = set(_keys(read_object(file))) if file.is_file() else set[str]()
+        for key in sorted(keys & {*_CODE, EXPLICIT}):
+            raise PosgapError(f"{file}: its `{key}` names code or weights of another place; remove that")
+    _require_own_names(folder, [tensor.name for file in weight_files(folder) for tensor in stored_tensors(file)])
+
+
+def _keys(value: Any) -> Iterator[str]:
+    """The keys of a JSON value that have one, at any depth."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if inner:
+                yield key
+            yield from _keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _keys(inner)
+
+
+def _require_own_names(folder: Path, stored: list[str]) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    config = load_config(str(folder))
+    # Experts are stored in pieces, and packed weights with scales: their names are others than the model's.
+    if getattr(config, "quantization_config", None) or get_checkpoint_conversion_mapping(config.model_type):
+        return
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    own = model.state_dict().keys() - set(getattr(model, "all_tied_weights_keys", {}))
+    strange = sorted(set(stored) - own)
+    if strange:
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        raise PosgapError(
+            f"{folder}: has tensors that are not loaded under their names: {strange[0]}{more}; load the model with "
+            "transformers and save it again"
+        )
