@@ -16,6 +16,10 @@ NAME is one of
   difficulty is normal with standard deviation 2 on the logit scale, four fifths of its variance common to candidate and
   base; given the difficulty, outcomes are independent. The base is right in `mean` of the examples at both ends and 30
   points less often in the middle.
+- power: how often the gate admits a candidate as good as its champion, by its defaults and by those of before
+  28 November 2026 (a mean that loses 2 points, 5 where the champion is best, and Tango's bound with effective counts).
+  Chances are drawn as by `plan`, with a correlation of 0.5 and an agreement of 0.8. Then how often bounds of paired
+  differences are wrong that few large losses oppose to many small gains.
 - plan: how often models are admitted with the number of examples that `posgap plan gate` names, whose models are drawn
   from a beta distribution. The models here are others: difficulties are normal on the logit scale, with location,
   spread and correlation of two models for which mean, correlation of placements and agreement of models are those of
@@ -48,15 +52,20 @@ from posgap.gating.rules import GateInputs, Ruling
 from posgap.gating.verdict import LATER, asked_rules, examples_needed, outcome_of
 from posgap.measurement.power import USUAL, Assumptions, assumptions_from_pair
 from posgap.measurement.sample import Sample
+from posgap.measurement.simulated_sweeps import SimulatedSweeps
 from posgap.measurement.statistics import (
     EACH_END,
     LEVEL,
+    difference_at_best_reaches,
+    difference_reaches,
     extremes_elsewhere,
     flatness_p,
     gap_difference,
+    gap_ends_by,
     gap_interval,
     mean_interval,
     pair_bounds,
+    tango_refutes,
 )
 from posgap.options.gate import GateConfig
 from posgap.tasks.registry import TASKS
@@ -318,6 +327,130 @@ right. The last line has the lowest and highest share of flat models admitted, a
     return f"{text.strip()}\n\n{markdown(columns, rows)}", figures
 
 
+# How soon the gate says yes
+
+BEFORE = {"mean": 2.0, "advantageous": 5.0, "gap": 10.0}
+SHAPES_OF_GAP = {"slope": lambda at: at / 2, "hole": lambda at: np.where(np.arange(len(at)) == len(at) // 2, -1.0, 0.0)}
+TOGETHER = 50  # simulated models in memory
+
+
+class Powered(NamedTuple):
+    """A candidate and a champion, both with this mean and this gap (in points), which has this shape."""
+
+    placements: int
+    mean: float
+    gap: float
+    shape: str = "slope"
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        deviations = self.gap / 100 * SHAPES_OF_GAP[self.shape](np.linspace(1, -1, self.placements))
+        return self.mean + deviations - deviations.mean()
+
+
+def pairs(cell: Powered, n: int, runs: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Rights and wrongs [n, R, P] of candidates and of their champions."""
+    _, spread, together = logit_normal(cell.mean, 0.5)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    at = np.linspace(-15, 15, 6001)
+    places = np.interp(cell.accuracy, special.expit(at[:, None] + spread * nodes) @ weights / weights.sum(), at)
+    common, found = rng.standard_normal((n, runs, 1)), []
+    for _ in range(2):
+        difficulty = np.sqrt(together) * common + np.sqrt(1 - together) * rng.standard_normal((n, runs, 1))
+        chances = special.expit(places + spread * difficulty)
+        found.append((rng.random(chances.shape) < chances).astype(np.float32))
+    return found
+
+
+def reached_before(differences: np.ndarray, least: float, error: float) -> np.ndarray:
+    """What `difference_reaches` said until 28 November 2026: by Tango's bound on effective counts."""
+    above, below = differences.clip(min=0).sum(axis=0), (-differences).clip(min=0).sum(axis=0)
+    ratio = ((differences**2).sum(axis=0) + 0.5) / (above + below + 0.5)
+    return tango_refutes(-least, below / ratio, above / ratio, len(differences) / ratio, error)
+
+
+def passed_before(sweeps: SimulatedSweeps) -> dict[str, np.ndarray]:
+    differences = sweeps.candidate - sweeps.reference
+    means = differences.mean(axis=-1, dtype=float)
+    least = -BEFORE["advantageous"] / 100
+    return {
+        "gap": gap_ends_by(sweeps.candidate, BEFORE["gap"] / 100, LEVEL),
+        "mean": reached_before(means, -BEFORE["mean"] / 100, LEVEL),
+        "advantageous": difference_at_best_reaches(differences, sweeps.reference, least, LEVEL),
+    }
+
+
+def passed_now(sweeps: SimulatedSweeps) -> dict[str, np.ndarray]:
+    return {
+        rule.name: rule.simulate(limits, sweeps) for rule, limits in asked_rules(POLICY_OF_ALL) if rule.is_simulated
+    }
+
+
+def shares_passed(cell: Powered, n: int, runs: int) -> dict[str, dict[str, float]]:
+    """The shares of models that pass each rule and all, before and now, in percent."""
+    rng = np.random.default_rng([n, cell.placements, int(100 * cell.mean), int(cell.gap), len(cell.shape)])
+    counted: dict[str, Counter[str]] = {"before": Counter(), "now": Counter()}
+    for _ in range(runs // TOGETHER):
+        sweeps = SimulatedSweeps(*pairs(cell, n, TOGETHER, rng), LEVEL)
+        for when, passed in (("before", passed_before(sweeps)), ("now", passed_now(sweeps))):
+            counted[when].update({name: int(each.sum()) for name, each in passed.items()})
+            counted[when]["all"] += int(np.all([*passed.values()], axis=0).sum())
+    made = runs // TOGETHER * TOGETHER
+    return {when: {name: 100 * number / made for name, number in each.items()} for when, each in counted.items()}
+
+
+def small_gains(gain: float, loss: float = 0.0) -> Callable[[np.random.Generator, tuple[int, int]], np.ndarray]:
+    """Draws differences of this mean loss (a share): this gain on most examples, and all lost on few."""
+    return lambda rng, shape: np.where(rng.random(shape) < (gain + loss) / (1 + gain), -1.0, gain)
+
+
+def half_gained(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    gains = np.where(rng.random(shape) < 0.5, 0.05, 0.0)
+    return np.where(rng.random(shape) < (0.025 + 0.02) / 1.025, -1.0, gains)
+
+
+SKEWED = (
+    ("+0.02 on most, -1 on few, no loss on average: called better", small_gains(0.02), 60, 0.0, EACH_END),
+    ("the same", small_gains(0.02), 100, 0.0, EACH_END),
+    ("+0.05 on most, -1 on few, no loss on average: called better", small_gains(0.05), 40, 0.0, EACH_END),
+    ("one of twenty positions gained, few questions lost, 2 points lost: loss of at most 2",
+     small_gains(0.05, 0.02), 100, -0.02, LEVEL),
+    ("the same", small_gains(0.05, 0.02), 500, -0.02, LEVEL),
+    ("gained in half of the questions, 2 points lost: loss of at most 2", half_gained, 100, -0.02, LEVEL),
+    ("the same", half_gained, 300, -0.02, LEVEL),
+)  # fmt: skip
+
+
+def power(quick: bool, runs: int) -> Simulated:
+    """How many candidates as good as their champion are admitted, before and now, and the errors of skewed
+    differences."""
+    cells = [Powered(5, 0.9, gap) for gap in (0.0, 3.0, 5.0)] + [Powered(5, 0.9, 3.0, "hole")]
+    cells += [Powered(20, 0.7, gap) for gap in (0.0, 5.0)]
+    numbers = (100, 300) if quick else (100, 200, 300, 500, 1000)
+    rows, figures = [], {"runs": runs}
+    for cell in cells[:2] if quick else cells:
+        kind = "flat" if not cell.gap else f"{cell.shape} of {cell.gap:g}"
+        found = {n: shares_passed(cell, n, runs) for n in numbers}
+        for when in ("before", "now"):
+            shown = [" · ".join(f"{found[n][when][name]:.0f}" for name in ("all", *BEFORE)) for n in numbers]
+            rows.append([kind, f"{cell.mean:g}", str(cell.placements), when, *shown])
+        if cell.placements == 5:
+            figures[f"{kind}, n = 300"] = [found[300][when]["all"] for when in ("before", "now")]
+    columns = ["candidate and champion", "mean", "placements", "", *(f"n = {n}" for n in numbers)]
+    errors = []
+    for words, draw, n, least, error in SKEWED:
+        differences = draw(np.random.default_rng([n, len(words)]), (n, 10 * runs))
+        wrong = [100 * reach(differences, least, error).mean() for reach in (reached_before, difference_reaches)]
+        errors.append([words, str(n), f"{100 * error:g}", *(f"{share:.1f}" for share in wrong)])
+        figures["worst error"] = np.maximum(figures.get("worst error", [0, 0]), wrong).round(1).tolist()
+    text = (
+        f"By `benchmarks/simulations.py power --write`, {runs} candidates a cell: percent that pass all rules · "
+        f"{' · '.join(BEFORE)}. *Before* is until 28 November 2026, with tolerances of 2 and 5 points."
+    )
+    skewed = markdown(["differences", "n", "asked, %", "wrong before, %", "now, %"], errors)
+    return f"{text}\n\n{markdown(columns, rows, left=4)}\n\n{skewed}", figures
+
+
 # Whether a plan keeps its word
 
 AGREEMENT = 0.8
@@ -541,6 +674,7 @@ SIMULATIONS: dict[str, tuple[Callable[[bool, int], Simulated], int]] = {  # and 
     "two": (two, 1),
     "flatness": (flatness, 20),
     "rates": (rates, 30),
+    "power": (power, 100),
     "plan": (plan, 40),
     "sample": (sample, 60),
 }

@@ -185,7 +185,7 @@ def test_every_claim_is_a_sentence(tmp_path):
     policy = Policy(min_worst=50)
     assert [rule.sentence for rule in judge(folder, folder, folder, policy).rules] == [
         "gap, best minus worst position: at most 10 for certain",
-        "mean against the champion: at least -2 for certain",
+        "mean against the champion: at least -3.5 for certain",
         "accuracy where the champion is best (position 2 or 9), against it: at least -5 for certain",
         "mean, against guessing: at least 10 for certain",
         "accuracy at the worst position: at least 50 for certain",

@@ -6,6 +6,7 @@ allows both. As all claims must hold, a model that breaks one is admitted in at 
 stands in docs/statistics.md. Where several verdicts share the error, each has a part of the 5 %.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -38,6 +39,9 @@ class Ruling(Record):
     )
     needs: int | None = Field(
         None, description="of an unsure rule: examples with which a flat model would pass in 80 %"
+    )
+    would_do: dict[str, float] = Field(
+        {}, description="of an unsure rule: the threshold by its name, with which these examples would have passed"
     )
 
     @property
@@ -133,6 +137,11 @@ class GateRule:
         """Whether the thresholds ask for anything; else the rule is left out."""
         return True
 
+    def threshold_for(self, bound: float) -> dict[str, float]:
+        """The threshold, by its parameter's name, at which a ruling whose deciding bound this is just passes; empty
+        if there is no such parameter."""
+        return {}
+
     def judge(self, limits: Any, inputs: GateInputs) -> Ruling:
         """The ruling on the sweeps, by the thresholds."""
         raise NotImplementedError
@@ -163,6 +172,11 @@ class GateRule:
         return Ruling(**claim, estimate=estimate, interval=interval)
 
 
+def round_up(points: float) -> float:
+    """Points to a tenth, upwards."""
+    return math.ceil(10 * points - 1e-9) / 10
+
+
 class Gap(GateRule):
     name, help = "gap", "no position is much worse than another"
     broken = "some positions are much worse than others"
@@ -174,6 +188,9 @@ class Gap(GateRule):
         )
 
     parameters = Limits
+
+    def threshold_for(self, bound: float) -> dict[str, float]:
+        return {"max_gap": round_up(bound)}
 
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
         from posgap.measurement import statistics
@@ -200,13 +217,16 @@ class Mean(GateRule):
 
     class Limits(Parameters):
         mean_tolerance: Annotated[float, NO_OPTION] = Field(
-            2.0,
+            3.5,
             gt=-100,
             description="points of mean the candidate may lose to the champion, or to the base; below 0: that it must "
             "gain",
         )
 
     parameters = Limits
+
+    def threshold_for(self, bound: float) -> dict[str, float]:
+        return {"mean_tolerance": round_up(-bound)}
 
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
         """The worse of the rulings against reference and anchor, since both must hold: beside a champion alone each
@@ -221,6 +241,14 @@ class Mean(GateRule):
             rulings.append(self.rule_on_loss(meaning, differences, limits.mean_tolerance, inputs.error))
         return min(rulings, key=lambda ruling: ruling.interval[0])
 
+    def is_passed(self, limits: Limits, inputs: GateInputs) -> bool:
+        from posgap.measurement import statistics
+
+        least = -limits.mean_tolerance / 100
+        references = [inputs.reference, *([inputs.anchor] if inputs.anchor else [])]
+        differences = [(inputs.candidate.correct - each.correct).mean(axis=-1) for each in references]
+        return all(bool(statistics.difference_reaches(each, least, inputs.error)) for each in differences)
+
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
         from posgap.measurement import statistics
 
@@ -234,12 +262,15 @@ class Advantageous(GateRule):
 
     class Limits(Parameters):
         advantageous_tolerance: Annotated[float, NO_OPTION] = Field(
-            5.0,
+            7.0,
             ge=0,
             description="points that the candidate may lose at the position where the champion, else the base, is best",
         )
 
     parameters = Limits
+
+    def threshold_for(self, bound: float) -> dict[str, float]:
+        return {"advantageous_tolerance": round_up(-bound)}
 
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
         """The reference's best placement is chosen on one half of the examples, and both are compared there on the
@@ -318,6 +349,9 @@ class Worst(GateRule):
         )
 
     parameters = Limits
+
+    def threshold_for(self, bound: float) -> dict[str, float]:
+        return {"min_worst": -round_up(-bound)}
 
     def is_asked(self, limits: Limits) -> bool:
         return limits.min_worst > 0

@@ -22,6 +22,7 @@ EACH_END = LEVEL / 2  # how often either end of a two-sided interval may be wron
 # estimated, as if two more examples, a right and a wrong one, stood among the sample: their sum of squares about
 # their mean is this. So few examples that happen to agree are not taken for certainty.
 VARIANCE_OF_TWO = 0.5
+_STEPS = 100  # in which the saddle point of `chance_of_less` is found; some ten are enough
 _Counts = tuple[np.ndarray, np.ndarray, np.ndarray]
 SPLITS = 9  # of the examples into halves, by content; what is said is the median over them
 FLIPS = 1999  # of the signs of examples' contrasts; with the signs seen they make 2,000
@@ -101,26 +102,94 @@ def _as_rights_and_wrongs(above: np.ndarray, below: np.ndarray, squares: np.ndar
 def difference_interval(differences: np.ndarray, error: float = EACH_END) -> np.ndarray:
     """Interval `[..., 2]` of the mean of paired `differences [E, ...]`, each between -1 and 1, over the examples.
 
-    Each end is wrong with chance `error`: Tango's score interval (1998), see `tango_bound`.
+    Each end is wrong with chance `error`: Tango's score interval (1998) if all differences are -1, 0 or 1
+    (`tango_bound`), else Gaffke's bounds (`chance_of_less`).
     """
-    above, below, squares = _signed_sums(differences)
-    n = len(differences)
-    low = -tango_bound(*_as_rights_and_wrongs(below, above, squares, n), error)
-    high = tango_bound(*_as_rights_and_wrongs(above, below, squares, n), error)
-    return 100 * np.stack([low, high], axis=-1)
+    columns = differences.reshape(len(differences), -1)
+    ends = [[-_upper_bound(-column, error), _upper_bound(column, error)] for column in columns.T]
+    return 100 * np.reshape(ends, (*differences.shape[1:], 2))
 
 
-def _signed_sums(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sums over `differences [E, ...]`: of those above 0, of those below without sign, and of squares, `[...]`."""
-    return differences.clip(min=0).sum(axis=0), (-differences).clip(min=0).sum(axis=0), (differences**2).sum(axis=0)
+def _upper_bound(column: np.ndarray, error: float) -> float:
+    """The upper end of `difference_interval`, a share, of one column of differences [E]."""
+    if are_rights_and_wrongs(column):
+        above, below = (np.asarray((column == sign).sum(), float) for sign in (1, -1))
+        return float(tango_bound(above, below, float(len(column)), error))
+    values, counts = (each[:, None] for each in np.unique((-column).round(12), return_counts=True))
+    low = scipy.optimize.brentq(
+        lambda mean: chance_of_less(values, counts, mean)[0] - error, -1, -column.mean(), xtol=1e-11
+    )
+    return -float(low)
+
+
+def are_rights_and_wrongs(differences: np.ndarray) -> np.ndarray:
+    """Whether all paired `differences [E, ...]` are those of rights and wrongs, -1, 0 or 1 [...]."""
+    return np.asarray(((differences == 0) | (abs(differences) == 1)).all(axis=0))
+
+
+def chance_of_less(values: np.ndarray, counts: np.ndarray, mean: float) -> np.ndarray:
+    """The chance [R] that a mean is at most `mean`, of R samples in each of which `values [V, R]` or `[V, 1]`, between
+    -1 and 1, were seen `counts [V, R]` times.
+
+    The examples, and one more at the lowest value -1, get random weights, all sets of which are equally likely; that
+    is the chance that their weighted mean is at most `mean`. The mean at which it equals an error is a lower bound that
+    is too high with at most that error, however skewed the values are, and also if the largest losses were not seen
+    (Gaffke 2005; Learned-Miller and Thomas 2019; no counterexample is known). For rights and wrongs it is the bound of
+    Clopper and Pearson. Weights are exponential numbers divided by their sum, so the chance is that of a sum of
+    exponential numbers, by Lugannani and Rice's approximation (1980), which is off by a hundredth of itself.
+    """
+    seen = np.concatenate([np.broadcast_to(values, counts.shape), np.full_like(counts[:1], -1, dtype=float)]) - mean
+    weights = np.concatenate([counts, np.ones_like(counts[:1])]).astype(float)
+    largest, least = np.where(weights > 0, seen, -np.inf).max(axis=0), np.where(weights > 0, seen, np.inf).min(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        low, high = (1 - 1e-12) / least, (1 - 1e-12) / largest
+        tilt = np.zeros_like(low)
+        for _ in range(_STEPS):  # Newton's, or a halving where that would leave what is left of the interval
+            shares = seen / (1 - tilt * seen)
+            slope = (weights * shares).sum(axis=0)
+            low, high = np.where(slope < 0, tilt, low), np.where(slope < 0, high, tilt)
+            step = tilt - slope / (weights * shares**2).sum(axis=0)
+            before, tilt = tilt, np.where((low < step) & (step < high), step, (low + high) / 2)
+            if not (abs(tilt - before) > 1e-11 * abs(tilt)).any():
+                break
+        rest = 1 - tilt * seen
+        root = np.sign(tilt) * np.sqrt(np.maximum(0, 2 * (weights * np.log(rest)).sum(axis=0)))
+        slope = tilt * np.sqrt((weights * (seen / rest) ** 2).sum(axis=0))
+        chance = scipy.special.ndtr(root) + _density(root) * (1 / root - 1 / slope)
+        spread = np.sqrt((weights * seen**2).sum(axis=0))
+        at = -(weights * seen).sum(axis=0) / spread
+        skewness = 2 * (weights * seen**3).sum(axis=0) / spread**3
+        near = scipy.special.ndtr(at) - skewness / 6 * (at**2 - 1) * _density(at)  # where the quotients lose all digits
+        chance = np.where(abs(tilt) * spread < 0.01, near, chance)
+    return np.where(largest <= 0, 1.0, np.where(least >= 0, 0.0, chance))
+
+
+def _density(at: np.ndarray) -> np.ndarray:
+    return np.exp(-(at**2) / 2) / math.sqrt(2 * math.pi)
 
 
 def difference_reaches(differences: np.ndarray, least: float, error: float) -> np.ndarray:
     """Whether `difference_interval` begins at `least` (a share below 1) or above, found without a search [...]."""
     if least <= -1:
         return np.ones(differences.shape[1:], bool)
-    above, below, squares = _signed_sums(differences)
-    return tango_refutes(-least, *_as_rights_and_wrongs(below, above, squares, len(differences)), error)
+    columns = differences.reshape(len(differences), -1)
+    above, below = ((columns == sign).sum(axis=0).astype(float) for sign in (1, -1))
+    reached = tango_refutes(-least, below, above, len(columns), error)
+    graded = ~are_rights_and_wrongs(columns)
+    if graded.any():
+        reached[graded] = chance_of_less(*_value_counts(columns[:, graded]), least) <= error
+    return np.asarray(reached.reshape(differences.shape[1:]))
+
+
+def _value_counts(columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The values [V, 1] of columns [E, R], and how often [V, R] each column has them; if they are many, the columns
+    themselves, whose values count once."""
+    values, at = np.unique(columns.round(12), return_inverse=True)
+    if len(values) > len(columns) / 4:
+        return columns, np.ones_like(columns)
+    cells = at.reshape(columns.shape) + len(values) * np.arange(columns.shape[1])
+    counts = np.bincount(cells.ravel(), minlength=len(values) * columns.shape[1])
+    return values[:, None], counts.reshape(columns.shape[1], len(values)).T
 
 
 def gap_ends_by(right: np.ndarray, most: float, error: float = LEVEL) -> np.ndarray:
@@ -270,7 +339,7 @@ def extremes_elsewhere(correct: np.ndarray, half: np.ndarray) -> tuple[np.ndarra
 
 def _sums_at_best(differences: np.ndarray, chooser: np.ndarray) -> tuple[np.ndarray, _Counts]:
     """Returns where `chooser [E, ..., P]` is best on either half of the examples by each split [2, S, ...], and what
-    `_signed_sums` says of `differences [E, ..., P]` there on the other half [S, ...]."""
+    `differences [E, ..., P]` there sum up to on the other half: above 0, below 0 without sign, and squared [S, ...]."""
     half = split_halves(len(chooser))
     halves = np.stack([half == 1, half == 0]).astype(chooser.dtype)
     chosen = np.tensordot(halves, chooser, 1).argmax(axis=-1)
@@ -292,12 +361,11 @@ def difference_at_best(
     The best placement is chosen on one half of the examples, and the differences are those of the other half. Mean and
     ends are medians over `SPLITS` splits.
     """
-    chosen, (above, below, squares) = _sums_at_best(differences, np.asarray(chooser, np.float64))
-    n = len(differences)
-    lows = -tango_bound(*_as_rights_and_wrongs(below, above, squares, n), error)
-    highs = tango_bound(*_as_rights_and_wrongs(above, below, squares, n), error)
-    estimate, low, high = (float(100 * np.median(each)) for each in ((above - below) / n, lows, highs))
-    return estimate, (low, high), sorted(set(chosen.ravel().tolist()))
+    chosen, _ = _sums_at_best(differences, np.asarray(chooser, np.float64))
+    half, splits = split_halves(len(differences)), np.arange(SPLITS)[:, None]
+    there = differences[np.arange(len(differences)), chosen[half, splits]]  # of each example at the other half's choice
+    low, high = np.median(difference_interval(there.T, error), axis=0).tolist()
+    return float(100 * np.median(there.mean(axis=1))), (low, high), sorted(set(chosen.ravel().tolist()))
 
 
 def difference_at_best_reaches(differences: np.ndarray, chooser: np.ndarray, least: float, error: float) -> np.ndarray:
