@@ -7,9 +7,10 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
+from posgap.tasks.answering_distractors import count_answering, is_yes_or_no
 from posgap.tasks.content import content_key
 from posgap.tasks.examples import AnyExample, KVExample, RankedExample
-from posgap.tasks.metrics import contains_answer, holds_answer, normalize, sub_exact_match
+from posgap.tasks.metrics import contains_answer, sub_exact_match
 from posgap.tasks.prompts import PromptBuilder
 
 if TYPE_CHECKING:
@@ -56,26 +57,15 @@ def example_table(
 
 
 def answering_distractors(examples: list[AnyExample], metric: str) -> dict[str, int]:
-    """How many documents that are not gold hold an answer by this metric, and in how many examples; answers of yes or
-    no, and the records of key-value examples, tell nothing."""
-    in_examples, in_all = 0, 0
-    for example in examples:
-        if isinstance(example, KVExample) or _yes_or_no(example):
-            continue
-        number = sum(holds_answer(document, example.answers, metric) for document in example.distractors)
-        in_examples += number > 0
-        in_all += number
+    """How many documents that are not gold hold an answer by this metric, and in how many examples."""
+    in_examples, in_all = count_answering(examples, metric)
     return {"examples_with_answering_distractors": in_examples, "answering_distractors": in_all}
-
-
-def _yes_or_no(example: AnyExample) -> bool:
-    return not {"yes", "no"}.isdisjoint(map(normalize, example.answers))
 
 
 def _gold_holds_answer(example: AnyExample) -> bool:
     if isinstance(example, RankedExample) and example.relevance != "answer":
         return True  # somebody judged that these passages answer, in whatever words
-    if _yes_or_no(example):
+    if is_yes_or_no(example):
         return True  # a judgement on the documents, which no document contains word for word
     documents = " ".join(f"{document.title} {document.text}" for document in example.gold)
     return contains_answer(documents, example.answers) or sub_exact_match(documents, example.answers)

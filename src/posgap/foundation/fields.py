@@ -177,7 +177,7 @@ Arguments = Annotated[dict[str, str], BeforeValidator(pairs)]
 Allowable = Literal[
     "task", "prompt", "template", "question", "shuffle", "max_new_tokens", "decoding", "system", "template_args",
     "max_thinking_tokens", "stop", "date", "body", "dtype", "backend", "base", "anchor", "trial",
-    "reference-trial",
+    "reference-trial", "distractors",
 ]  # fmt: skip
 Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]

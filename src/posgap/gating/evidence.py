@@ -20,6 +20,7 @@ from posgap.measurement.predictions import PREDICTIONS_FILE
 from posgap.measurement.rescoring import require_scores
 from posgap.measurement.sweeps import SWEEP_FILE, Sweep
 from posgap.storage.lineage import TRAINING_EXAMPLES_FILE, training_examples
+from posgap.tasks.answering_distractors import MOST, count_unjudged
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.registry import TASKS
@@ -28,6 +29,7 @@ from posgap.tasks.registry import TASKS
 FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE)
 SPACING = 0.25  # largest share of the documents that may lie between two neighbouring positions of a sweep
 BASE = "base"  # in `allow`: the candidate need not be made from the base
+DISTRACTORS = "distractors"  # in `allow`: distractors may hold answers
 ANCHOR = "anchor"  # in `allow`: no comparison with the best champion so far; also that sweep's role and folder
 _AGREE = 1e-6  # points by which figures may differ that were computed on another machine
 
@@ -102,9 +104,27 @@ def read_gate_inputs(
         if learner:
             _require_unlearnt(learner)
     if examples is not None:
+        complaint = _answering_distractors(judged.sweep, examples)
+        if complaint and DISTRACTORS not in allowed:
+            raise PosgapError(
+                f"{candidate}: {complaint}; draw others with `data make qa`, or allow them: --allow {DISTRACTORS}"
+            )
+        otherwise = [*otherwise, DISTRACTORS] if complaint else otherwise
         for swept in filter(None, (judged, old, best, before)):
             require_scores(swept, examples)
     return GateInputs(judged, old, best, before), sorted({*otherwise, *best_otherwise, *before_otherwise})
+
+
+def _answering_distractors(sweep: Sweep, examples: Mapping[str, AnyExample]) -> str:
+    """Why the position of the gold document says little, as other documents answer too, in words; else empty."""
+    n_docs = 0 if sweep.filled else sweep.n_docs
+    among = count_unjudged(examples.values(), sweep.asked_task, n_docs)
+    if 100 * among <= MOST * len(examples):
+        return ""
+    return (
+        f"in {among} of {len(examples)} examples a distractor holds an answer, so that a model which reads one part of "
+        f"the prompt has no gap; {MOST:g} % may"
+    )
 
 
 def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:

@@ -12,7 +12,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json
 from posgap.gating.copies import ROLES
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import ANCHOR, FILES, first_difference, read_gate_inputs
+from posgap.gating.evidence import ANCHOR, DISTRACTORS, FILES, first_difference, read_gate_inputs
 from posgap.gating.looks import is_counted
 from posgap.gating.policy import registered_policy
 from posgap.gating.rules import GateInputs
@@ -70,9 +70,11 @@ def judge_again(
     """What a policy says of the evidence that lies beside a verdict; from `examples` every response is scored again."""
     kept = {role: folder / role for role in verdict.evidence}
     sweeps = kept["candidate"], kept["base"], kept.get("champion")
-    look = verdict.look if is_counted(read_sweep(folder / "candidate")) else None
+    is_known = verdict.look > 1 or is_counted(read_sweep(folder / "candidate"))
+    look = verdict.look if is_known else None
     again = judge(*sweeps, policy, examples, look, verdict.candidates, kept.get(ANCHOR))
-    left_out = {ANCHOR} & {*verdict.asked_otherwise} & {*policy.allow}  # whose sweep was not kept
+    # What cannot be found again from what was kept: the anchor's sweep, and the examples.
+    left_out = {ANCHOR, DISTRACTORS} & {*verdict.asked_otherwise} & {*policy.allow}
     otherwise = sorted({*again.asked_otherwise, *left_out})
     told = {"name": verdict.name, "judged_at": verdict.judged_at, "asked_otherwise": otherwise}
     return again.model_copy(update=told)

@@ -1,0 +1,46 @@
+"""Distractors that answer the question: at whichever position the gold document stands, another one answers as well."""
+
+from collections.abc import Iterable
+
+from posgap.tasks.examples import AnyExample, KVExample, RankedExample
+from posgap.tasks.metrics import holds_answer, normalize
+from posgap.tasks.task import Task
+
+MOST = 5.0  # percent of the examples in which a distractor may answer, where the position is to be judged
+
+
+def count_answering(examples: Iterable[AnyExample], metric: str, n_docs: int = 0) -> tuple[int, int]:
+    """Returns in how many examples a distractor holds an answer by this metric, and how many do so in all.
+
+    Counts those that a prompt of `n_docs` documents takes; 0: all. Answers of yes or no, the records of key-value
+    examples, tell nothing.
+    """
+    in_examples, in_all = 0, 0
+    for example in examples:
+        if isinstance(example, KVExample) or is_yes_or_no(example):
+            continue
+        taken = example.distractors[: n_docs - len(example.gold)] if n_docs else example.distractors
+        number = sum(holds_answer(document, example.answers, metric) for document in taken)
+        in_examples += number > 0
+        in_all += number
+    return in_examples, in_all
+
+
+def is_yes_or_no(example: AnyExample) -> bool:
+    """Whether yes or no is an answer, which no document contains word for word."""
+    return not {"yes", "no"}.isdisjoint(map(normalize, example.answers))
+
+
+def describe_answering(examples: Iterable[AnyExample], task: Task, n_docs: int) -> str:
+    """Says in how many examples of a prompt of `n_docs` documents a distractor answers; empty if in none."""
+    listed = list(examples)
+    among = count_unjudged(listed, task, n_docs)
+    return f"in {among} of {len(listed)} examples a distractor holds an answer" if among else ""
+
+
+def count_unjudged(examples: Iterable[AnyExample], task: Task, n_docs: int) -> int:
+    """Returns in how many examples a distractor of the prompt holds an answer, but for passages that somebody judged
+    not to answer, and items to choose from."""
+    judged = {"id", "label"}
+    unjudged = [each for each in examples if not (isinstance(each, RankedExample) and each.relevance in judged)]
+    return 0 if task.slot_names else count_answering(unjudged, task.metric, n_docs)[0]
