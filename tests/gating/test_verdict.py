@@ -159,8 +159,8 @@ def test_each_rule_is_asked_with_its_own_parameters():
     asked = {rule.name: parameters.model_dump() for rule, parameters in asked_rules(policy)}
     assert asked == {
         "gap": {"max_gap": 3.0},
-        "mean": {"mean_tolerance": 2.0},
-        "advantageous": {"advantageous_tolerance": 5.0},
+        "mean": {"mean_tolerance": 3.5},
+        "advantageous": {"advantageous_tolerance": 7.0},
         "worst": {"min_worst": 50.0},
         "answered": {"max_unanswered": 2.0},
         "clean": {"max_unclean": 10.0},
@@ -215,8 +215,11 @@ def test_no_more_examples_are_wanted_where_a_flat_model_passes_with_these(tmp_pa
         reached = judge(uneven, uneven, None, Policy(max_gap=max_gap), look=1)
         assert reached.rules[0].outcome == "unsure" and bool(reached.rules[0].needs) == is_asked_for_more
         assert bool(reached.needs) == is_asked_for_more
-        advice = f"; sweep at least {reached.needs} examples" if is_asked_for_more else "threshold 6"
-        assert str(reached.error("m")).endswith(advice)
+        (threshold,) = reached.rules[0].would_do.values()
+        wants = f"wants {reached.rules[0].needs:,} examples, or max" if is_asked_for_more else "wants max"
+        assert f"{wants}_gap {threshold:g} with these" in str(reached.error("m"))
+        assert judge(uneven, uneven, None, Policy(max_gap=threshold), look=1).rules[0].passed
+        assert not judge(uneven, uneven, None, Policy(max_gap=threshold - 0.1), look=1).rules[0].passed
     assert N < judge(uneven, uneven, None, Policy(max_gap=4.2)).needs < reached.needs  # no look is counted
     outcomes[:60, 4] = 0
     worse = write_sweep(tmp_path / "worse", outcomes)
@@ -263,7 +266,9 @@ def test_a_run_is_told_the_verdict_and_the_figures_that_it_rests_on(tmp_path):
 
 def test_a_rule_that_cannot_say_how_often_it_is_passed_names_no_number_of_examples(tmp_path):
     right = Evidence(write_sweep(tmp_path / "right", np.ones((N, 5))))
-    rule = SimpleNamespace(name="gap", is_simulated=False, judge=lambda limits, inputs: ruling("gap", 5))
+    rule = SimpleNamespace(
+        name="gap", is_simulated=False, judge=lambda limits, inputs: ruling("gap", 5), threshold_for=lambda bound: {}
+    )
     case = GateInputs(right, right, None)
     needed = examples_needed([(rule, Parameters())], case, LATER)
-    assert _with_need(ruling("gap", 5), needed) == ruling("gap", 5)
+    assert _with_need(rule, ruling("gap", 5), needed) == ruling("gap", 5)

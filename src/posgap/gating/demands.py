@@ -22,6 +22,13 @@ class MinimumEvidence(Config):
         description="placements that must have been swept, or as many as there are documents, if fewer",
     )
 
+    most_examples: Annotated[int, NO_OPTION] = Field(
+        0,
+        ge=0,
+        description="examples up to which `check`, and `gate` with a registered name, sweep more by themselves while "
+        "there is not enough evidence; 0: they end after one look",
+    )
+
 
 class GateThresholds(MinimumEvidence):
     allow: Allowed = Field([], description=ALLOW)

@@ -1,5 +1,6 @@
 """The gate's verdict: what its rules say of a candidate, together."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from posgap.gating.demands import Policy
 from posgap.gating.evidence import (
     ANCHOR,
     BASE,
+    DISTRACTORS,
     SweepRecord,
     evidence_gaps,
     read_gate_inputs,
@@ -36,6 +38,7 @@ GATE_FILE = "gate.json"
 # A first look has the whole error of 5 %, and each later one this part of what the look before it had. All looks
 # together then err in at most 6.7 %.
 LATER = 1 / 4
+SMALLEST_STEP = 1.25  # of the number of examples, from one look to the next
 _SIMULATED = 320  # sweeps for each number of examples that is tried: few, so that a verdict is quick
 OFTEN = f"{100 * power.USUAL:.0f} %"  # how often a flat model passes with the number of examples that is said to do
 MORE = (
@@ -114,8 +117,8 @@ class Verdict(Record):
             failed = "; ".join(against(ruling) for ruling in self.rules if ruling.outcome == "fail")
             return GateRefusal(f"the gate refused {what}: {failed}")
         unsure = [ruling for ruling in self.rules if not ruling.passed]
-        advice = f"; sweep at least {self.needs} examples" if self.needs else ""
-        reasons = "; ".join([*map(against, unsure), *self.evidence_gaps]) or "no rule was asked"
+        advice = f"; sweep at least {self.needs:,} examples" if self.needs else ""
+        reasons = "; ".join([*map(wish, unsure), *self.evidence_gaps]) or "no rule was asked"
         return NotEnoughEvidence(f"there is not enough evidence to admit {what}: {reasons}{advice}")
 
 
@@ -135,6 +138,13 @@ def shared_error(verdict: Verdict) -> str:
     among = [f"this is look {verdict.look} at the model"] if verdict.look > 1 else []
     among += [f"the run has {verdict.candidates} candidates"] if verdict.candidates > 1 else []
     return f"Each bound may be wrong in {100 * power.LEVEL * share:.3g} % instead of 5, since {' and '.join(among)}."
+
+
+def wish(ruling: Ruling) -> str:
+    """What an unsure rule found and wants, in a phrase: so many examples, or a threshold that would do with these."""
+    wishes = [f"{ruling.needs:,} examples"] if ruling.needs else []
+    wishes += [f"{name} {value:g} with these" for name, value in ruling.would_do.items()]
+    return f"{against(ruling)} (wants {', or '.join(wishes)})" if wishes else against(ruling)
 
 
 def against(ruling: Ruling) -> str:
@@ -173,7 +183,7 @@ def judge(
     ]
     # The next look has as much of the error as this one where this one is not counted, or could not have admitted.
     needed = examples_needed(asked, inputs, 1.0 if gaps or look is None else LATER)
-    rulings = [_with_need(rule.judge(limits, inputs), needed) for rule, limits in asked]
+    rulings = [_with_need(rule, rule.judge(limits, inputs), needed) for rule, limits in asked]
     return Verdict(
         model_digest=inputs.candidate.sweep.model_digest,
         evidence_gaps=gaps,
@@ -197,9 +207,11 @@ def asked_rules(config: Any, rules: Iterable[GateRule] = GATE_RULES) -> list[tup
     return asked
 
 
-def _with_need(ruling: Ruling, needed: Needed) -> Ruling:
-    """The ruling, with the number of examples that its rule needs where these were too few."""
-    return ruling.model_copy(update={"needs": needed(ruling.name)}) if ruling.outcome == "unsure" else ruling
+def _with_need(rule: GateRule, ruling: Ruling, needed: Needed) -> Ruling:
+    """The ruling; of one that is unsure with the examples that its rule needs, and the threshold that would do."""
+    if ruling.outcome != "unsure":
+        return ruling
+    return ruling.model_copy(update={"needs": needed(ruling.name), "would_do": rule.threshold_for(ruling.value)})
 
 
 def _needed_for_all(rulings: Sequence[Ruling], n: int, least: int, needed: Needed) -> int | None:
@@ -227,6 +239,19 @@ def examples_needed(rules: Sequence[tuple[GateRule, Parameters]], inputs: GateIn
         return number and max(number, n + 1)
 
     return needed
+
+
+def next_number(verdict: Verdict, swept: Sweep, available: int) -> int:
+    """Returns how many examples another look takes, if the policy has the gate go on by itself, and `available` are
+    there; 0 if it does not: the verdict is final, or no more examples would help."""
+    most = min(verdict.policy.most_examples, available)
+    lacks_examples_alone = swept.n_independent < verdict.policy.least_examples or not verdict.evidence_gaps
+    if verdict.outcome != "not enough evidence" or swept.n_examples >= most or not lacks_examples_alone:
+        return 0
+    # A rule that no number of examples satisfies has no `needs`: twice as many tell whether it is broken.
+    wanted = max(verdict.needs or 2 * swept.n_independent, math.ceil(SMALLEST_STEP * swept.n_independent))
+    wanted = math.ceil(wanted * swept.n_examples / swept.n_independent)
+    return most if SMALLEST_STEP * wanted > most else wanted
 
 
 def digests(verdict: Verdict) -> dict[str, dict[str, str]]:
@@ -270,7 +295,7 @@ def markdown(verdict: Verdict) -> str:
     ]
     columns = ["", "rule", "value", "threshold", "estimate", "bounds", "examples needed"]
     table = tables.markdown(columns, rows, left=2)
-    otherwise = [name for name in verdict.asked_otherwise if name not in (BASE, ANCHOR)]
+    otherwise = [name for name in verdict.asked_otherwise if name not in (BASE, ANCHOR, DISTRACTORS)]
     little = f"\n{verdict.wanting}.\n" if verdict.wanting else ""
     more = f"\n{MORE.format(needs=verdict.needs)}\n" if verdict.needs else ""
     note = f"\nThe sweeps were not asked alike, as was allowed: {', '.join(otherwise)}.\n" if otherwise else ""
@@ -278,6 +303,8 @@ def markdown(verdict: Verdict) -> str:
         note += "\nThe candidate was not made from the base, as was allowed.\n"
     if ANCHOR in verdict.asked_otherwise:
         note += "\nThe candidate was not compared with the best champion so far, as was allowed.\n"
+    if DISTRACTORS in verdict.asked_otherwise:
+        note += "\nDistractors hold answers, as was allowed.\n"
     sentence = shared_error(verdict)
     shared = f"\n{sentence}\n" if sentence else ""
     return f"# {verdict.outcome.capitalize()}\n\n{table}\n{little}{more}{shared}{note}"

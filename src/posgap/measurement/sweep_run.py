@@ -11,17 +11,18 @@ from typing import Literal
 import numpy as np
 
 from posgap.foundation.errors import PosgapError, shorten
-from posgap.foundation.files import digest_of
+from posgap.foundation.files import digest_of, work_folder
 from posgap.foundation.interruption import RESUMES
 from posgap.foundation.locations import with_uris
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.served import EndpointIdentity
+from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import baseline_scores, baselines_of, summarize
 from posgap.measurement.filling import Fill
 from posgap.measurement.option_bias import measure_option_bias
 from posgap.measurement.outcomes import Outcomes
-from posgap.measurement.predictions import Prediction, make_prediction, outcomes_of, swept_rows
+from posgap.measurement.predictions import Prediction, make_prediction, outcomes_of, read_predictions, swept_rows
 from posgap.measurement.probe import FirstAnswers
 from posgap.measurement.prompt_mitigator import PromptMitigator
 from posgap.measurement.resumption import OnCompletion, OpensGenerator, PromptGrid, generate_resumably
@@ -30,9 +31,11 @@ from posgap.measurement.sample import Sample
 from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.measurement.thinking import FirstThoughts, Retry, UnfinishedThoughts, refuses_switch, thinking_retries
+from posgap.measurement.unfinished import Unfinished
 from posgap.models.precision import device_class
 from posgap.options.sweep import SweepConfig
 from posgap.storage.lineage import ancestors
+from posgap.tasks.answering_distractors import describe_answering
 from posgap.tasks.content import content_keys, examples_digest, require_different
 from posgap.tasks.echo import find_copying
 from posgap.tasks.examples import AnyExample
@@ -85,6 +88,9 @@ class SweepRun:
         require_different(plan.examples)
         require_distractors(plan.examples, builder, placements)
         _warn_of_sentences(plan.examples, config.metric or builder.task.metric)
+        answering = describe_answering(plan.examples, builder.task, 0 if builder.fill else placements[0].n_docs)
+        if answering:
+            log.warning("%s: a model that reads one part of the prompt alone can seem to have no gap", answering)
         if not BACKENDS[config.backend].local:
             _warn_of_special_tokens(plan.examples)
         return plan
@@ -177,6 +183,33 @@ class SweepRun:
                 self.config, self.builder, words = retries.pop(0)
                 log.warning("%s: asked again, %s", why, words)
         self._score(completions)
+
+    def take_over(self, earlier: Evidence) -> int:
+        """Keeps the answers of an earlier sweep of the first of these examples, so that they are not asked again, and
+        returns their number: 0 if that sweep asked another model, other examples or in another way."""
+        known, config = earlier.sweep, self.config
+        number_of = {(at.positions, at.baseline): number for number, at in enumerate(self.all_placements)}
+        alike = [name for name in config.cache_key_fields() if name not in ("limit", "label")]
+        now = config.parameter_values()
+        is_same = known.model_digest == self.model_digest and known.prompt_digest == self.digests["prompt_digest"]
+        is_same = is_same and all(known.settings.get(name) == now.get(name) for name in alike if name in now)
+        index = {content: at for at, content in enumerate(content_keys(self.examples))}
+        if not is_same or not index.keys() >= set(earlier.contents):
+            return 0
+        unfinished = Unfinished(work_folder(config.out), self.prompts.identity())
+        taken = 0
+        for row in read_predictions(earlier.path):
+            place = number_of.get((tuple(row["placement"]), row.get("baseline", "")))
+            at = index[row["content"]], (place or 0) * config.samples + row.get("sample", 0)
+            outcome = row.get("outcome", "answered")
+            if place is None or outcome == "failed" or at in unfinished.completions:
+                continue
+            told = {name: row[name] for name in ("thoughts", "reason", "cut") if name in row}
+            unfinished.add(*at, Completion(row["response"], [], outcome, **told))
+            taken += 1
+        if known.served:
+            unfinished.note(known.served)
+        return taken
 
     @property
     def prompts(self) -> PromptGrid:

@@ -4,17 +4,19 @@ It runs the stage `sweep`, whose output is not made again where it is complete, 
 need no reference.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from posgap.data.made import made_examples
 from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import delete_path, work_folder, write_json
-from posgap.foundation.locations import below, page_address
+from posgap.foundation.locations import Location, below, page_address
 from posgap.foundation.printing import colour_word, show
 from posgap.foundation.redaction import redact
 from posgap.gating.copies import private_sweeps
@@ -22,7 +24,7 @@ from posgap.gating.decision_page import decision_page, explored_roles
 from posgap.gating.demands import Policy
 from posgap.gating.looks import attempt_number, record_attempt
 from posgap.gating.policy import policy_of
-from posgap.gating.verdict import Verdict, against, judge, log_verdict
+from posgap.gating.verdict import Verdict, against, judge, log_verdict, next_number
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.report import save_page
 from posgap.measurement.rescoring import swept_examples
@@ -33,10 +35,13 @@ from posgap.options.sweep import SweepConfig
 from posgap.storage.cache import fetch_location
 from posgap.storage.folders import local_copy, publish_file
 from posgap.storage.outputs import RunFolder
+from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
+from posgap.tasks.retrieval_logs import ImportReport
 from posgap.tracking.runs import PARENT_VARIABLE, start_run
 from posgap.verbs.sweep import sweep_model
 
+log = logging.getLogger(__name__)
 CHECK_FILE, PAGE_FILE, MADE_FILE = "check.json", "check.html", "examples.jsonl"
 
 
@@ -73,18 +78,29 @@ def _run_check(config: CheckConfig, output: RunFolder) -> tuple[Verdict, Sweep]:
     for name in (CHECK_FILE, PAGE_FILE):
         delete_path(output.out / name)  # that of an earlier check, which says nothing of this one
     policy = policy_of(config.model_copy(update={"policy": config.policy and fetch_location(config.policy)}))
-    place = below(config.out, "sweep")
     with start_run("check", {}, output.out) as run:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
         with _asked_anew(config):
+            place = below(config.out, "sweep")
             of_sweep = _sweep_config(config, policy, output, place)
             swept = fetch_location(sweep_model(of_sweep))
-        with private_sweeps({"candidate": swept}) as copies:
-            copy = copies["candidate"]
-            figures, examples = read_sweep(copy), swept_examples(copy, of_sweep.examples)
-            verdict = judge(copy, None, None, policy, examples, look=attempt_number(figures))
-        record_attempt(verdict, figures)
+            verdict, figures = _judge_sweep(swept, policy, of_sweep.examples, 1)
+            # While more examples may decide, and the policy gives them, another look is taken.
+            available = (
+                len(read_examples(fetch_location(of_sweep.examples), ImportReport())) if policy.most_examples else 0
+            )
+            for look in count(2):
+                number = next_number(verdict, figures, min(available, config.limit or available))
+                if not number:
+                    break
+                log.info("%s; look %d takes %s examples", verdict.error(config.model), look, f"{number:,}")
+                place = below(config.out, f"sweep-{look}")
+                of_sweep = of_sweep.model_copy(update={"out": place, "limit": number})
+                if _is_fresh(config):
+                    delete_path(work_folder(local_copy(place)))
+                swept = fetch_location(sweep_model(of_sweep, earlier=Path(swept)))
+                verdict, figures = _judge_sweep(swept, policy, of_sweep.examples, look)
         file = output.out / CHECK_FILE
         write_json(file, verdict.model_dump(mode="json"))
         log_verdict(verdict, figures, run)
@@ -98,13 +114,26 @@ def _run_check(config: CheckConfig, output: RunFolder) -> tuple[Verdict, Sweep]:
     return verdict, figures
 
 
+def _judge_sweep(swept: Path, policy: Policy, given: Location, look: int) -> tuple[Verdict, Sweep]:
+    """The verdict on a sweep, at this look of a check, or a later one if more were counted; and its figures."""
+    with private_sweeps({"candidate": swept}) as copies:
+        copy = copies["candidate"]
+        figures, examples = read_sweep(copy), swept_examples(copy, given)
+        counted = attempt_number(figures)
+        verdict = judge(copy, None, None, policy, examples, look=max(counted or 1, look) if look > 1 else counted)
+    record_attempt(verdict, figures)
+    return verdict, figures
+
+
 def _sweep_config(config: CheckConfig, policy: Policy, output: RunFolder, folder: Path | str) -> SweepConfig:
     shared = {name: getattr(config, name) for name in SweepConfig.model_fields if name in CheckConfig.model_fields}
     examples = config.examples
     if examples is None:
-        examples = output.out / MADE_FILE
-        write_examples(examples, made_examples(TASKS[config.task], config.n_examples, config.n_docs, config.seed))
+        examples, number = output.out / MADE_FILE, max(config.n_examples, policy.most_examples)
+        write_examples(examples, made_examples(TASKS[config.task], number, config.n_docs, config.seed))
     own = {"out": folder, "examples": examples, "max_unanswered": policy.max_unanswered}
+    if policy.most_examples:
+        own["limit"] = min(config.limit or config.n_examples, config.n_examples)
     return SweepConfig(**shared | own | {"force": config.force or _is_fresh(config)})
 
 

@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
@@ -27,13 +28,24 @@ from posgap.tracking import registry
 from posgap.tracking.runs import Run
 from posgap.verbs.champion import says_there_is_none, sweep_like
 from posgap.verbs.frame import stage
+from posgap.verbs.more_looks import take_another_look
 
 log = logging.getLogger(__name__)
 
 
 def gate(config: GateConfig) -> None:
-    """`posgap gate`: judges as `admit` does; raises `Rejected`, or asks for more examples, where the verdict does."""
+    """`posgap gate`: judges as `admit` does, and on more examples while the policy of the name gives them; raises
+    `Rejected`, or asks for more examples, if the verdict does."""
+    asked = config
     verdict = read_verdict(fetch_location(_write_verdict(_complete(config))))
+    for look in count(2):
+        more = take_another_look(config, verdict, look)
+        if more is None:
+            break
+        config = more
+        verdict = read_verdict(fetch_location(_write_verdict(_complete(config))))
+    if config is not asked:
+        log.log(RESULT, "the verdict is on %s: promote with --sweep %s", config.candidate, config.candidate)
     if not verdict.passed:
         raise verdict.error(str(config.candidate))
 

@@ -80,9 +80,12 @@ def show_sweep(place: Location, *more: str) -> None:
     show("\n".join([words, f"page: {page_address(place, page)}", *(["", *more] if more else [])]), result)
 
 
-def sweep_model(config: SweepConfig, generator: Generator | None = None) -> Location:
+def sweep_model(
+    config: SweepConfig, generator: Generator | None = None, earlier: Path | None = None
+) -> Location:
     """Sweeps a model, as `_write_sweeps` says, or only estimates what that takes, where the config asks for it. A
-    `generator` of the model that is open already answers in place of the config's own.
+    `generator` of the model that is open already answers in place of the config's own. What an `earlier` sweep of fewer
+    of the examples has is not asked again.
 
     A complete sweep of an endpoint is reused where that says that it is still what it was, or says nothing. One that
     was made when more could go unanswered is left as it is, and refused.
@@ -93,7 +96,7 @@ def sweep_model(config: SweepConfig, generator: Generator | None = None) -> Loca
         return config.out
     if not config.force and generator is None:
         _require_same_endpoint(config)
-    place = run_stage("sweep", config, lambda: partial(_write_sweeps, generator=generator))
+    place = run_stage("sweep", config, lambda: partial(_write_sweeps, generator=generator, earlier=earlier))
     for written in _read_written(place):
         if written.outcomes and written.outcomes.worst_share > config.max_unanswered:
             unanswered = written.outcomes.phrase(written.placements)
@@ -114,7 +117,9 @@ def _read_written(place: Location) -> Iterator[Sweep]:
 
 
 @resumable()
-def _write_sweeps(config: SweepConfig, out: Path, run: Run, generator: Generator | None) -> None:
+def _write_sweeps(
+    config: SweepConfig, out: Path, run: Run, generator: Generator | None, earlier: Path | None = None
+) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`; of several lengths each
     into a folder of its own, and of all together `lengths.json`, `lengths.png` and `lengths.html`.
 
@@ -132,6 +137,8 @@ def _write_sweeps(config: SweepConfig, out: Path, run: Run, generator: Generator
             place = folder_at(out, builder.fill.tokens)
             place.mkdir()
         sweep_run = SweepRun.plan(config, builder, examples, config.digest("model"))
+        if earlier and len(builders) == 1:
+            log.info("%d answers of an earlier look are kept", sweep_run.take_over(Evidence(earlier)))
         if isinstance(generator, AnswerFiles):
             require_asked(generator, sweep_run)
             sweep_run.run(opens, "go on", answers_are_there=True)
