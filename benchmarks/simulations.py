@@ -20,6 +20,8 @@ NAME is one of
   28 November 2026 (a mean that loses 2 points, 5 where the champion is best, and Tango's bound with effective counts).
   Chances are drawn as by `plan`, with a correlation of 0.5 and an agreement of 0.8. Then how often bounds of paired
   differences are wrong that few large losses oppose to many small gains.
+- looks: what it costs to go on by looks (`most_examples`), on average, from 300 examples on. The number for the next
+  look is the plan's, of a flat model.
 - plan: how often models are admitted with the number of examples that `posgap plan gate` names, whose models are drawn
   from a beta distribution. The models here are others: difficulties are normal on the logit scale, with location,
   spread and correlation of two models for which mean, correlation of placements and agreement of models are those of
@@ -33,8 +35,9 @@ The last line is JSON: of `--quick`, which tries a few cells of each, by name.
 
 import argparse
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
 from types import SimpleNamespace
@@ -49,7 +52,7 @@ from posgap.foundation.tables import markdown
 from posgap.gating.demands import Policy
 from posgap.gating.passing import POLICY, PassRates
 from posgap.gating.rules import GateInputs, Ruling
-from posgap.gating.verdict import LATER, asked_rules, examples_needed, outcome_of
+from posgap.gating.verdict import LATER, SMALLEST_STEP, asked_rules, examples_needed, outcome_of, share_of_error
 from posgap.measurement.power import USUAL, Assumptions, assumptions_from_pair
 from posgap.measurement.sample import Sample
 from posgap.measurement.simulated_sweeps import SimulatedSweeps
@@ -451,6 +454,62 @@ def power(quick: bool, runs: int) -> Simulated:
     return f"{text}\n\n{markdown(columns, rows, left=4)}\n\n{skewed}", figures
 
 
+# What going on by looks costs
+
+FIRST, MOST = 300, 2000  # examples
+
+
+def broken(correct: np.ndarray, differences: np.ndarray, error: float) -> bool:
+    """Whether one of the rules on gap and mean is broken for certain, of scores [n, P] and of differences [n]."""
+    limits = Policy()
+    if gap_interval(correct, error)[0] > limits.max_gap:
+        return True
+    return bool(difference_reaches(-differences, (limits.mean_tolerance + 1e-9) / 100, error))
+
+
+def looked(cell: Powered, numbers: Sequence[int], runs: int) -> tuple[Counter[str], float]:
+    """How often candidates are admitted, refused and left at the last number, and the examples that they took on
+    average. Each look takes what the ones before took, and some more."""
+    rng, counted, spent = np.random.default_rng([len(numbers), int(cell.gap), cell.placements]), Counter[str](), 0
+    for _ in range(runs):
+        candidate, reference = pairs(cell, numbers[-1], 1, rng)
+        outcome = "undecided"
+        for look, n in enumerate(numbers):
+            error = LEVEL * share_of_error(look + 1, 1)
+            sweeps = SimulatedSweeps(candidate[:n], reference[:n], error)
+            if np.all([*passed_now(sweeps).values()]):
+                outcome = "admitted"
+            elif broken(candidate[:n, 0], (candidate - reference)[:n, 0].mean(axis=-1, dtype=float), error):
+                outcome = "refused"
+            if outcome != "undecided":
+                break
+        counted[outcome] += 1
+        spent += n
+    return counted, spent / runs
+
+
+def looks(quick: bool, runs: int) -> Simulated:
+    """Shares decided, and the average number of examples."""
+    rows, figures = [], {"runs": runs}
+    for placements, mean in ((5, 0.9),) if quick else ((5, 0.9), (20, 0.9)):
+        numbers, asked = [FIRST], asked_rules(POLICY_OF_ALL)
+        while numbers[-1] < MOST:
+            assumed = Assumptions(placements, mean, 0.5, AGREEMENT, share_of_error(len(numbers) + 1, 1))
+            wanted = PassRates(asked, assumed, 320).least(POLICY, USUAL) or MOST
+            numbers.append(min(MOST, max(wanted, math.ceil(SMALLEST_STEP * numbers[-1]))))
+        for gap in (0.0, 5.0, 20.0):
+            cell = Powered(placements, mean, gap)
+            for taken in (numbers[:1], numbers):
+                counted, spent = looked(cell, taken, runs)
+                shares = [f"{100 * counted[name] / runs:.0f}" for name in ("admitted", "refused", "undecided")]
+                rows.append([f"{gap:g}" if gap else "flat", str(placements), " → ".join(map(str, taken)), *shares])
+                rows[-1].append(f"{spent:.0f}")
+        figures[f"looks at {placements} placements"] = numbers
+    columns = ["gap", "placements", "looks", "admitted, %", "refused, %", "undecided, %", "examples on average"]
+    text = f"By `benchmarks/simulations.py looks --write`, {runs} candidates a row, right in 90 % like their champions."
+    return f"{text}\n\n{markdown(columns, rows, left=3)}", figures
+
+
 # Whether a plan keeps its word
 
 AGREEMENT = 0.8
@@ -675,6 +734,7 @@ SIMULATIONS: dict[str, tuple[Callable[[bool, int], Simulated], int]] = {  # and 
     "flatness": (flatness, 20),
     "rates": (rates, 30),
     "power": (power, 100),
+    "looks": (looks, 10),
     "plan": (plan, 40),
     "sample": (sample, 60),
 }

@@ -70,10 +70,10 @@ def test_the_mean_is_compared_with_the_champion_else_the_base(tmp_path):
     # Of a model that is the base in all but name, 200 examples show no more than that.
     for tolerance, outcome in ((NOTHING_DIFFERS + 1e-6, "pass"), (NOTHING_DIFFERS - 1e-6, "unsure")):
         assert rulings(tmp_path, same, same, mean_tolerance=tolerance)["mean"].outcome == outcome
-    ruling = rulings(tmp_path, less, same)["mean"]
+    ruling = rulings(tmp_path, less, same, mean_tolerance=2)["mean"]
     assert ruling.outcome == "fail" and ruling.estimate == -5
     assert ruling.value == pytest.approx(-100 * float(statistics.tango_bound(np.array(10), np.array(0), N, 0.05)))
-    assert rulings(tmp_path, less, less, champion=same)["mean"].outcome == "fail"
+    assert rulings(tmp_path, less, less, champion=same, mean_tolerance=2)["mean"].outcome == "fail"
     assert rulings(tmp_path, same, less, champion=same)["mean"].meaning.startswith("mean against the champion")
 
 
@@ -186,7 +186,7 @@ def test_every_claim_is_a_sentence(tmp_path):
     assert [rule.sentence for rule in judge(folder, folder, folder, policy).rules] == [
         "gap, best minus worst position: at most 10 for certain",
         "mean against the champion: at least -3.5 for certain",
-        "accuracy where the champion is best (position 2 or 9), against it: at least -5 for certain",
+        "accuracy where the champion is best (position 2 or 9), against it: at least -7 for certain",
         "mean, against guessing: at least 10 for certain",
         "accuracy at the worst position: at least 50 for certain",
         "prompts without an answer, in percent, at the worst position: at most 2",
@@ -245,7 +245,7 @@ def test_a_verdict_has_three_outcomes():
     assert [verdict(*v).error("m").exit_code for v in (["fail"], ["unsure"], [])] == [3, 7, 7]
     assert str(verdict("fail", "unsure").error("m")) == "the gate refused m: r 5.0 (2.0 to 8.0), threshold 1"
     unsure = verdict("unsure", "pass", "unsure").model_copy(update={"needs": 250})
-    assert str(unsure.error("m")).endswith("threshold 5; sweep at least 250 examples")
+    assert str(unsure.error("m")).endswith("; sweep at least 250 examples")
 
 
 def test_what_a_file_says_of_its_outcome_is_not_believed():

@@ -13,10 +13,10 @@ from posgap.gating import trial
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import read_verdict
 from posgap.generation.generator import Completion
-from posgap.stages import promote as promoting
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.content import content_key
 from posgap.tracking import registry
+from posgap.verbs import promote as promoting
 
 pytestmark = pytest.mark.usefixtures("mlflow_store")
 BAD = np.ones((N, 5))

@@ -258,9 +258,12 @@ def test_the_difference_at_the_best_placement_is_that_of_held_out_examples(choos
         best = [at for at, _ in extremes_of_other_half(chooser, half)]
         chosen.update(best)
         held_out = np.array([row[at] - own[at] for row, own, at in zip(other, chooser, best)])
-        found.append((100 * held_out.mean(), -upper_bound(-held_out, 0.05), upper_bound(held_out, 0.05)))
+        found.append((100 * held_out.mean(), *statistics.difference_interval(held_out, 0.05)))
     estimate, (low, high), places = statistics.difference_at_best(other - chooser, chooser, 0.05)
     assert [estimate, low, high] == close(np.median(found, axis=0).tolist()) and places == sorted(chosen)
+    rights, wrongs = (chooser > 0.5).astype(float), (other > 0.5).astype(float)
+    low = statistics.difference_at_best(wrongs - rights, rights, 0.05)[1][0]
+    other, chooser = wrongs, rights
     for least in (-0.6, -0.1, 0.0, 0.2):
         reaches = statistics.difference_at_best_reaches((other - chooser)[:, None], chooser[:, None], least, 0.05)
         assert abs(low - 100 * least) < 1e-6 or reaches.tolist() == [low >= 100 * least]

@@ -2,29 +2,34 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 
 from posgap.foundation.fields import ALLOW, NO_OPTION, Allowed
+from posgap.foundation.registry import Parameters
 from posgap.gating.rules import GATE_RULES
-from posgap.options.base import Config
 from posgap.tasks.fields import OptionalMetricName, OptionalTaskName
 
 PUBLIC_KEY = r"^(ed25519:[A-Za-z0-9+/]{43}=)?$"
 
 
-class MinimumEvidence(Config):
+MOST_EXAMPLES = 10**9
+
+
+class MinimumEvidence(Parameters):
     least_examples: Annotated[int, NO_OPTION] = Field(
-        100, ge=1, description="examples that must have been swept to be judged at all"
+        100, ge=1, le=MOST_EXAMPLES, description="examples that must have been swept to be judged at all"
     )
     least_placements: Annotated[int, NO_OPTION] = Field(
         5,
         ge=2,
+        le=MOST_EXAMPLES,
         description="placements that must have been swept, or as many as there are documents, if fewer",
     )
 
     most_examples: Annotated[int, NO_OPTION] = Field(
         0,
         ge=0,
+        le=MOST_EXAMPLES,
         description="examples up to which `check`, and `gate` with a registered name, sweep more by themselves while "
         "there is not enough evidence; 0: they end after one look",
     )
@@ -38,7 +43,7 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-class PolicyMetadata(Config):
+class PolicyMetadata(Parameters):
     version: Annotated[str, BeforeValidator(_as_text), StringConstraints(pattern=r"^[\w.+ -]{0,100}$")] = Field(
         "", description="version of this policy, for people; recorded with every verdict under it"
     )
@@ -66,6 +71,8 @@ class PolicyMetadata(Config):
 
 class Policy(*GATE_RULES.bases(), GateThresholds, PolicyMetadata):  # type: ignore[misc]  # registered choices' parameters
     """Everything that a gate demands of a candidate. A policy file names any of it; the rest has its defaults."""
+
+    model_config = ConfigDict(extra="forbid")
 
     @classmethod
     def of(cls, options: Any) -> Self:

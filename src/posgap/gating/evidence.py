@@ -71,6 +71,7 @@ def read_gate_inputs(
     base: Path | None,
     champion: Path | None,
     allow: Iterable[str],
+    *,
     examples: Mapping[str, AnyExample] | None = None,
     anchor: Path | None = None,
 ) -> tuple[GateInputs, list[str]]:

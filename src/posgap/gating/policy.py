@@ -9,12 +9,9 @@ from typing import Any
 from posgap.foundation.bounds import read_bytes
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import atomic, digest_of, parse_as
-from posgap.foundation.locations import Location, cache_folder
+from posgap.foundation.locations import cache_folder
 from posgap.foundation.yaml_text import Quoted, parse_yaml
 from posgap.gating.demands import Policy
-from posgap.options.check import CheckConfig
-from posgap.options.gate import GateConfig
-from posgap.options.plan_gate import PlanGateConfig
 from posgap.tracking import registry
 
 log = logging.getLogger(__name__)
@@ -63,46 +60,10 @@ def policy_digest(policy: Policy) -> str:
     return digest_of(policy.model_dump(mode="json"))
 
 
-def policy_of(config: GateConfig | CheckConfig | PlanGateConfig) -> Policy:
-    """The policy that a gate judges by: its file's, or else the one that its options make.
-
-    With a file no option has a say: `PosgapError` where one is neither its default nor what the policy says.
-    """
-    options = Policy.of(config)
-    if config.policy is None:
-        return options
-    policy = read_policy(config.policy)
-    for name in options.model_fields_set:
-        value, demanded = getattr(options, name), getattr(policy, name)
-        if value not in (config.default(name), demanded):
-            raise PosgapError(
-                f"`{name}` {value}: {config.policy} says {demanded}, which nothing beside it changes; leave that out, "
-                "or change the policy"
-            )
-    return policy
-
-
 def registered_policy(name: str) -> Policy | None:
     """The policy of a registered model, which MLflow keeps; None where it has none."""
     text = registry.policy(name)
     return parsed_policy(text.encode(), f"policy of {name} in MLflow") if text else None
-
-
-def policy_file(config: GateConfig) -> Location | None:
-    """The file of the policy that a gate judges by; None where its options are the policy.
-
-    It is the policy of the registered model that the candidate is for, where that has one: `PosgapError` where
-    another is given beside it.
-    """
-    own = registered_policy(config.name) if config.name else None
-    if own is None:
-        return config.policy
-    if config.policy is not None:
-        raise PosgapError(
-            f"--policy {config.policy}: {config.name} has a policy of its own, {policy_line(own)}, which no other "
-            "replaces; leave --policy out"
-        )
-    return as_file(own)
 
 
 def as_file(policy: Policy) -> Path:

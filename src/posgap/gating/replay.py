@@ -59,8 +59,9 @@ def replay_verdict(folder: Path) -> Verdict:
 def read_kept_inputs(policy: Policy, verdict: Verdict, folder: Path) -> GateInputs:
     """The sweeps that lie beside a verdict, as a policy judges them."""
     kept = {role: folder / role for role in verdict.evidence}
-    sweeps = kept["candidate"], kept["base"], kept.get("champion")
-    inputs, _ = read_gate_inputs(*sweeps, policy.allow, anchor=kept.get(ANCHOR))
+    inputs, _ = read_gate_inputs(
+        kept["candidate"], kept["base"], kept.get("champion"), policy.allow, anchor=kept.get(ANCHOR)
+    )
     return replace(inputs, share=share_of_error(verdict.look, verdict.candidates))
 
 
@@ -69,10 +70,18 @@ def judge_again(
 ) -> Verdict:
     """What a policy says of the evidence that lies beside a verdict; from `examples` every response is scored again."""
     kept = {role: folder / role for role in verdict.evidence}
-    sweeps = kept["candidate"], kept["base"], kept.get("champion")
     is_known = verdict.look > 1 or is_counted(read_sweep(folder / "candidate"))
     look = verdict.look if is_known else None
-    again = judge(*sweeps, policy, examples, look, verdict.candidates, kept.get(ANCHOR))
+    again = judge(
+        kept["candidate"],
+        kept["base"],
+        kept.get("champion"),
+        policy,
+        examples=examples,
+        look=look,
+        candidates=verdict.candidates,
+        anchor=kept.get(ANCHOR),
+    )
     # What cannot be found again from what was kept: the anchor's sweep, and the examples.
     left_out = {ANCHOR, DISTRACTORS} & {*verdict.asked_otherwise} & {*policy.allow}
     otherwise = sorted({*again.asked_otherwise, *left_out})

@@ -15,15 +15,19 @@ from pydantic import Field, computed_field
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import NO_OPTION
 from posgap.foundation.files import Record
+from posgap.foundation.lazy import LazyModule
 from posgap.foundation.registry import Parameters, Registry
+from posgap.measurement.max_unanswered import NOTABLE, MaxUnanswered
 from posgap.tasks.positions import format_positions
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from posgap.measurement import statistics
     from posgap.measurement.evidence import Evidence
     from posgap.measurement.simulated_sweeps import SimulatedSweeps
-from posgap.measurement.max_unanswered import NOTABLE, MaxUnanswered
+else:
+    statistics = LazyModule("posgap.measurement.statistics")  # which loads numpy, and the rules' options do not
 
 
 class Ruling(Record):
@@ -96,8 +100,6 @@ class GateInputs:
     @property
     def error(self) -> float:
         """The chance with which each bound of this verdict may be wrong."""
-        from posgap.measurement import statistics
-
         return statistics.LEVEL * self.share
 
     @property
@@ -156,8 +158,6 @@ class GateRule:
 
     def rule_on_loss(self, meaning: str, differences: "np.ndarray", tolerance: float, error: float) -> Ruling:
         """The ruling that paired differences [E], candidate minus reference, lose at most `tolerance` on average."""
-        from posgap.measurement import statistics
-
         interval = statistics.difference_interval(differences, error).tolist()
         return self.rule_at_least(0.0 - tolerance, meaning, 100 * differences.mean(), interval)  # which is never "-0"
 
@@ -193,21 +193,15 @@ class Gap(GateRule):
         return {"max_gap": round_up(bound)}
 
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
-        from posgap.measurement import statistics
-
         correct = inputs.candidate.correct
         estimate = statistics.gap(statistics.accuracy(correct))
         interval = statistics.gap_interval(correct, inputs.error)
         return self.rule_at_most(limits.max_gap, "gap, best minus worst position", estimate, interval)
 
     def is_passed(self, limits: Limits, inputs: GateInputs) -> bool:
-        from posgap.measurement import statistics
-
         return statistics.gap_upper_end(inputs.candidate.correct, inputs.error) <= limits.max_gap
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
-        from posgap.measurement import statistics
-
         return statistics.gap_ends_by(sweeps.candidate, limits.max_gap / 100, sweeps.error)
 
 
@@ -242,16 +236,12 @@ class Mean(GateRule):
         return min(rulings, key=lambda ruling: ruling.interval[0])
 
     def is_passed(self, limits: Limits, inputs: GateInputs) -> bool:
-        from posgap.measurement import statistics
-
         least = -limits.mean_tolerance / 100
         references = [inputs.reference, *([inputs.anchor] if inputs.anchor else [])]
         differences = [(inputs.candidate.correct - each.correct).mean(axis=-1) for each in references]
         return all(bool(statistics.difference_reaches(each, least, inputs.error)) for each in differences)
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
-        from posgap.measurement import statistics
-
         differences = (sweeps.candidate - sweeps.reference).mean(axis=-1, dtype=float)
         return statistics.difference_reaches(differences, -limits.mean_tolerance / 100, sweeps.error)
 
@@ -275,8 +265,6 @@ class Advantageous(GateRule):
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
         """The reference's best placement is chosen on one half of the examples, and both are compared there on the
         other."""
-        from posgap.measurement import statistics
-
         reference, role = inputs.reference, inputs.reference_role
         differences = inputs.candidate.correct - reference.correct
         estimate, interval, chosen = statistics.difference_at_best(differences, reference.correct, inputs.error)
@@ -286,8 +274,6 @@ class Advantageous(GateRule):
         return self.rule_at_least(0.0 - limits.advantageous_tolerance, meaning, estimate, interval)
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
-        from posgap.measurement import statistics
-
         differences, least = sweeps.candidate - sweeps.reference, -limits.advantageous_tolerance / 100
         return statistics.difference_at_best_reaches(differences, sweeps.reference, least, sweeps.error)
 
@@ -313,8 +299,6 @@ class Useful(GateRule):
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
         """The ruling on the claim that comes off worst: that the mean reaches a number, or what a sweep answered
         without documents. All of these claims must hold, so that none needs a stricter level (intersection-union)."""
-        from posgap.measurement import statistics
-
         sweep, means = inputs.candidate.sweep, inputs.candidate.correct.mean(axis=1)
         chance = 100 * sweep.asked_task.chance(sweep.filled.documents if sweep.filled else sweep.n_docs)
         interval = statistics.mean_interval(means, inputs.error).tolist()
@@ -332,8 +316,6 @@ class Useful(GateRule):
         return min(rulings, key=lambda ruling: (worst_first.index(ruling.outcome), ruling.value - ruling.threshold))
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
-        from posgap.measurement import statistics
-
         means = sweeps.candidate.mean(axis=-1, dtype=float)
         return statistics.mean_interval(means, sweeps.error)[..., 0] >= limits.min_mean
 
@@ -360,8 +342,6 @@ class Worst(GateRule):
         """The lower end is the least of the placements' lower bounds, each with the whole error: all must reach the
         threshold (intersection-union). The upper end is the least of their upper bounds, each with its share of the
         error: one placement that falls short is enough to break the rule (Bonferroni)."""
-        from posgap.measurement import statistics
-
         correct = inputs.candidate.correct
         low = statistics.mean_interval(correct, inputs.error)[:, 0].min()
         high = statistics.mean_interval(correct, inputs.error / correct.shape[1])[:, 1].min()
@@ -369,12 +349,8 @@ class Worst(GateRule):
         return self.rule_at_least(limits.min_worst, "accuracy at the worst position", estimate, (low, high))
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
-        import numpy as np
-
-        from posgap.measurement import statistics
-
         reached = statistics.mean_interval(sweeps.candidate, sweeps.error)[..., 0] >= limits.min_worst
-        return np.asarray(reached.all(axis=-1))
+        return reached.all(axis=-1)
 
 
 class Answered(GateRule):
@@ -443,7 +419,6 @@ class Consistency(GateRule):
         return limits.min_consistency > 0
 
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
-        from posgap.measurement import statistics
         from posgap.measurement.option_bias import same_item
         from posgap.measurement.predictions import read_predictions, swept_rows
 

@@ -158,6 +158,7 @@ def judge(
     base: Path | None,
     champion: Path | None,
     policy: Policy,
+    *,
     examples: Mapping[str, AnyExample] | None = None,
     look: int | None = None,
     candidates: int = 1,
@@ -172,7 +173,7 @@ def judge(
     all of the error, and so has the next.
     """
     rules = GATE_RULES if base else CHECK_RULES
-    inputs, otherwise = read_gate_inputs(candidate, base, champion, policy.allow, examples, anchor)
+    inputs, otherwise = read_gate_inputs(candidate, base, champion, policy.allow, examples=examples, anchor=anchor)
     inputs = replace(inputs, share=share_of_error(look or 1, candidates))
     sweeps = {"candidate": inputs.candidate, "base": inputs.base, "champion": inputs.champion, "anchor": inputs.anchor}
     asked = asked_rules(policy, rules)

@@ -23,7 +23,6 @@ from posgap.gating.copies import private_sweeps
 from posgap.gating.decision_page import decision_page, explored_roles
 from posgap.gating.demands import Policy
 from posgap.gating.looks import attempt_number, record_attempt
-from posgap.gating.policy import policy_of
 from posgap.gating.verdict import Verdict, against, judge, log_verdict, next_number
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.report import save_page
@@ -39,6 +38,7 @@ from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.retrieval_logs import ImportReport
 from posgap.tracking.runs import PARENT_VARIABLE, start_run
+from posgap.verbs.demanded import policy_of
 from posgap.verbs.sweep import sweep_model
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from posgap.gating.copies import copy_sweep, private_sweeps
 from posgap.gating.decision_page import GATE_PAGE, decision_page, explored_roles
 from posgap.gating.evidence import anchor_beside
 from posgap.gating.looks import attempt_number, record_attempt
-from posgap.gating.policy import policy_file, policy_line, policy_of
+from posgap.gating.policy import policy_line
 from posgap.gating.signature import public_key, sign, signing_key
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, log_verdict, markdown, read_verdict, shared_error
 from posgap.measurement.report import save_page
@@ -27,6 +27,7 @@ from posgap.storage.cache import fetch_location
 from posgap.tracking import registry
 from posgap.tracking.runs import Run
 from posgap.verbs.champion import says_there_is_none, sweep_like
+from posgap.verbs.demanded import policy_file, policy_of
 from posgap.verbs.frame import stage
 from posgap.verbs.more_looks import take_another_look
 
@@ -109,8 +110,16 @@ def _judge_copies(
         )
     examples = swept_examples(copies["candidate"], config.examples, config.candidate)
     policy = policy_of(config)
-    sweeps = copies["candidate"], copies["base"], copies.get("champion")
-    verdict = judge(*sweeps, policy, examples, attempt_number(swept), config.candidates, copies.get("anchor"))
+    verdict = judge(
+        copies["candidate"],
+        copies["base"],
+        copies.get("champion"),
+        policy,
+        examples=examples,
+        look=attempt_number(swept),
+        candidates=config.candidates,
+        anchor=copies.get("anchor"),
+    )
     record_attempt(verdict, swept)
     judged_at = datetime.now(UTC).isoformat(timespec="seconds")
     verdict = verdict.model_copy(update={"name": config.name, "judged_at": judged_at})

@@ -5,10 +5,10 @@ import logging
 
 from posgap.foundation.printing import show
 from posgap.gating.passing import MAX_PROMPTS, POLICY, PassRates
-from posgap.gating.policy import policy_of
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import power
 from posgap.options.plan_gate import PlanGateConfig
+from posgap.verbs.demanded import policy_of
 from posgap.verbs.inputs import with_local_paths
 
 log = logging.getLogger(__name__)

@@ -80,9 +80,7 @@ def show_sweep(place: Location, *more: str) -> None:
     show("\n".join([words, f"page: {page_address(place, page)}", *(["", *more] if more else [])]), result)
 
 
-def sweep_model(
-    config: SweepConfig, generator: Generator | None = None, earlier: Path | None = None
-) -> Location:
+def sweep_model(config: SweepConfig, generator: Generator | None = None, earlier: Path | None = None) -> Location:
     """Sweeps a model, as `_write_sweeps` says, or only estimates what that takes, where the config asks for it. A
     `generator` of the model that is open already answers in place of the config's own. What an `earlier` sweep of fewer
     of the examples has is not asked again.

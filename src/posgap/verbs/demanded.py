@@ -1,0 +1,45 @@
+"""The policy that the options of a verb demand, or the file and the registered model that they name."""
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import Location
+from posgap.gating.demands import Policy
+from posgap.gating.policy import as_file, policy_line, read_policy, registered_policy
+from posgap.options.check import CheckConfig
+from posgap.options.gate import GateConfig
+from posgap.options.plan_gate import PlanGateConfig
+
+
+def policy_of(config: GateConfig | CheckConfig | PlanGateConfig) -> Policy:
+    """The policy that a gate judges by: its file's, or else the one that its options make.
+
+    With a file no option has a say: `PosgapError` where one is neither its default nor what the policy says.
+    """
+    options = Policy.of(config)
+    if config.policy is None:
+        return options
+    policy = read_policy(config.policy)
+    for name in options.model_fields_set:
+        value, demanded = getattr(options, name), getattr(policy, name)
+        if value not in (config.default(name), demanded):
+            raise PosgapError(
+                f"`{name}` {value}: {config.policy} says {demanded}, which nothing beside it changes; leave that out, "
+                "or change the policy"
+            )
+    return policy
+
+
+def policy_file(config: GateConfig) -> Location | None:
+    """The file of the policy that a gate judges by; None where its options are the policy.
+
+    It is the policy of the registered model that the candidate is for, where that has one: `PosgapError` where
+    another is given beside it.
+    """
+    own = registered_policy(config.name) if config.name else None
+    if own is None:
+        return config.policy
+    if config.policy is not None:
+        raise PosgapError(
+            f"--policy {config.policy}: {config.name} has a policy of its own, {policy_line(own)}, which no other "
+            "replaces; leave --policy out"
+        )
+    return as_file(own)
