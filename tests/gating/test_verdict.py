@@ -106,7 +106,8 @@ def test_below_the_table_stands_what_is_lacking_and_what_was_allowed():
         (
             verdict(PASSED, MORE_UNSURE, UNSURE, ruling("worst", 7), evidence_gaps=["few", "holes"], needs=420),
             "there is not enough evidence to admit m: mean 5.0 (2.0 to 8.0), threshold 4 (wants 200 examples); "
-            "gap 5.0 (2.0 to 8.0), threshold 5 (wants 300 examples); worst 5.0 (2.0 to 8.0), threshold 7; few; holes; sweep at least 420 examples",
+            "gap 5.0 (2.0 to 8.0), threshold 5 (wants 300 examples); "
+            "worst 5.0 (2.0 to 8.0), threshold 7; few; holes; sweep at least 420 examples",
         ),
         (verdict(PASSED, evidence_gaps=["few"]), "there is not enough evidence to admit m: few"),
         (verdict(), "there is not enough evidence to admit m: no rule was asked"),

@@ -369,8 +369,8 @@ def difference_at_best(
 
 
 def difference_at_best_reaches(differences: np.ndarray, chooser: np.ndarray, least: float, error: float) -> np.ndarray:
-    """Whether the interval of `difference_at_best` begins at `least` (a share below 1) or above, for each of R sweeps of
-    rights and wrongs [E, R, P], found without a search [R]."""
+    """Whether the interval of `difference_at_best` begins at `least` (a share below 1) or above, for each of R sweeps
+    of rights and wrongs [E, R, P], found without a search [R]."""
     if least <= -1:
         return np.ones(differences.shape[1], bool)
     _, (above, below, squares) = _sums_at_best(differences, chooser)
