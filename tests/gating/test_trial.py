@@ -82,7 +82,7 @@ def test_a_model_that_answers_as_it_was_swept_is_asked_where_the_verdict_rests(t
     asked = answers["asked"]
     assert caplog.messages == [f"{len(asked)} of {len(asked)} responses are as the sweep recorded"]
     edits = DecidingEdits(inputs, asked_rules(policy))
-    assert min(edits.made_right) < 10, "so few edits at one position change the verdict"
+    assert min(edits.made_right) < 15, "so few edits at one position change the verdict"
     assert 16 <= len(asked) < 0.6 * FORGED.size
 
 

@@ -120,7 +120,9 @@ def _judge_sweep(swept: Path, policy: Policy, given: Location, look: int) -> tup
         copy = copies["candidate"]
         figures, examples = read_sweep(copy), swept_examples(copy, given)
         counted = attempt_number(figures)
-        verdict = judge(copy, None, None, policy, examples, look=max(counted or 1, look) if look > 1 else counted)
+        verdict = judge(
+            copy, None, None, policy, examples=examples, look=max(counted or 1, look) if look > 1 else counted
+        )
     record_attempt(verdict, figures)
     return verdict, figures
 
