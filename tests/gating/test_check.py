@@ -86,7 +86,7 @@ def test_a_policy_file_decides_alone(tmp_path, capsys):
     (policy := tmp_path / "policy.yaml").write_text("max_gap: 5\nleast_examples: 3\n")
     with served(Endpoint()) as endpoint:
         assert check(endpoint, tmp_path / "out", "--limit", 3, "--policy", policy) == 7
-        assert "threshold 5; sweep at least" in capsys.readouterr().err.splitlines()[-1]
+        assert "threshold 5 (wants " in capsys.readouterr().err.splitlines()[-1]
         asked = len(endpoint.bodies)
         assert check(endpoint, tmp_path / "out", "--limit", 3, "--policy", policy, "--max-gap", 60) == 2
         assert len(endpoint.bodies) == asked and not (tmp_path / "out" / "check.json").exists()
@@ -245,7 +245,7 @@ def nearly_flat(prompt: str) -> str:
 def test_a_check_goes_on_until_it_is_decided(tmp_path):
     """What an earlier look was answered is not asked again."""
     policy = tmp_path / "policy.yaml"
-    policy.write_text("max_gap: 10\nmost_examples: 400\n")
+    policy.write_text("max_gap: 8\nmost_examples: 400\n")
     with served(Endpoint(nearly_flat)) as endpoint:
         code = check(endpoint, tmp_path / "out", "--policy", policy)
         asked = [times for prompt, times in endpoint.seen.items() if "Key:" in prompt]

@@ -62,10 +62,15 @@ def examples_for_gap(gap: float, assumed: Assumptions, power: float) -> int:
     return math.ceil(needed * assumed.own_variance / (gap**2 / 2))
 
 
-def examples_for_difference(difference: float, variance: float, power: float) -> int:
-    """Examples for which a paired difference (0 to 1) of this variance per example is found so often."""
+def examples_for_difference(difference: float, variance: float, power: float, graded: bool = False) -> int:
+    """Examples for which a paired difference (0 to 1) of this variance per example is found so often.
+
+    The bounds of `graded` differences, such as those of means over placements, count one more example that lost all
+    (`statistics.chance_of_less`).
+    """
     z = scipy.special.ndtri(0.5 + CONFIDENCE / 2) + scipy.special.ndtri(power)
-    return math.ceil(z**2 * variance / difference**2)
+    spread, lost = z * math.sqrt(variance), 1 + difference if graded else 0.0
+    return math.ceil(((spread + math.sqrt(spread**2 + 4 * difference * lost)) / (2 * difference)) ** 2)
 
 
 def log_assumptions(assumed: Assumptions) -> None:

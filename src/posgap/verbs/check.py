@@ -119,10 +119,10 @@ def _judge_sweep(swept: Path, policy: Policy, given: Location, look: int) -> tup
     with private_sweeps({"candidate": swept}) as copies:
         copy = copies["candidate"]
         figures, examples = read_sweep(copy), swept_examples(copy, given)
-        counted = attempt_number(figures)
-        verdict = judge(
-            copy, None, None, policy, examples=examples, look=max(counted or 1, look) if look > 1 else counted
-        )
+        number = attempt_number(figures)
+        if look > 1:
+            number = max(number or 1, look)
+        verdict = judge(copy, None, None, policy, examples=examples, look=number)
     record_attempt(verdict, figures)
     return verdict, figures
 

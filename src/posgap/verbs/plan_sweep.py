@@ -29,7 +29,9 @@ def plan_sweep(config: PlanConfig) -> dict[str, int]:
     at_one, over_all = 2 * assumed.own_variance, 2 * assumed.own_variance / assumed.placements
     needed = {
         "gap": examples_for_gap(size, assumed, config.power),
-        "mean_difference": examples_for_difference(size, between_models + over_all, config.power),
+        "mean_difference": examples_for_difference(
+            size, between_models + over_all, config.power, graded=assumed.placements > 1
+        ),
         "placement_difference": examples_for_difference(size, between_models + at_one, config.power),
     }
     log_assumptions(assumed)
