@@ -4,31 +4,37 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from posgap.foundation.errors import PosgapError
-from posgap.tasks.content import content_key
+from posgap.tasks.content import content_key, find_groups
 from posgap.tasks.examples import AnyExample
 
 MIN_EXAMPLES = 2  # examples in a half: of one no interval can be told
 
 
 class Splits(NamedTuple):
-    """Examples of two kinds, no two of the same content in different halves."""
+    """Examples of two kinds, no two that hang together (`posgap.tasks.content.find_groups`) in different halves."""
 
-    selection: Sequence[AnyExample]
-    held_out: Sequence[AnyExample]
+    selection: list[AnyExample]
+    held_out: list[AnyExample]
 
 
 def split(examples: Sequence[AnyExample]) -> Splits:
-    """Splits examples into halves, of an odd number the second one larger.
+    """Splits examples into halves, of an odd number the second one larger, and so where groups do not fit.
 
     Who goes where follows from the digest of the examples' contents alone, not from their order or names; of those with
-    the same content one stays. Raises `PosgapError` where a half would have fewer than two.
+    the same content one stays, and a group stays together. Raises `PosgapError` if a half would have fewer than two.
     """
     by_content = {content_key(example): example for example in reversed(examples)}
-    ordered = [by_content[name] for name in sorted(by_content)]
-    half = len(ordered) // 2
-    if half < MIN_EXAMPLES:
+    groups = find_groups(by_content.values(), by_content)
+    grouped = {content for group in groups for content in group}
+    groups += [[content] for content in by_content if content not in grouped]
+    halves = Splits([], [])
+    for group in sorted(groups):
+        fits = len(halves.selection) + len(group) <= len(by_content) // 2
+        (halves.selection if fits else halves.held_out).extend(by_content[content] for content in group)
+    chosen, measured = map(len, halves)
+    if min(chosen, measured) < MIN_EXAMPLES:
         raise PosgapError(
-            f"{len(ordered)} different examples: {half} to choose settings by and {len(ordered) - half} to measure on; "
-            f"each half needs {MIN_EXAMPLES} or more: give more examples"
+            f"{len(by_content)} different examples: {chosen} to choose settings by and {measured} to measure on, and "
+            f"those that hang together stay together; each half needs {MIN_EXAMPLES} or more: give more examples"
         )
-    return Splits(ordered[:half], ordered[half:])
+    return halves
