@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+import written_sweeps
 from written_sweeps import ASKED, N, copy_of, decide, example, gated, promoted, promotion, write_sweep
 
 from posgap.cli.main import main
@@ -501,3 +502,25 @@ def test_a_name_that_is_there_twice_is_refused(admitted, name):
             replay_verdict(admitted)
         else:
             Evidence(admitted / "candidate")
+
+
+@pytest.mark.parametrize("shares", [0.04, 0.06])
+def test_examples_whose_other_documents_answer_too_are_not_taken(tmp_path, monkeypatch, shares):
+    """A server that reads the first 600 characters alone passed with a gap of 0."""
+    count = int(shares * N)
+
+    def of_one_value(number, n_gold=1, id=None):
+        known = example(number, n_gold, id)
+        records = [(key, known.value if number < count else value) for key, value in known.records]
+        return known.model_copy(update={"records": records})
+
+    monkeypatch.setattr(written_sweeps, "example", of_one_value)
+    new, old = (write_sweep(tmp_path / name, FLAT) for name in ("new", "old"))
+    if shares < 0.05:
+        assert decide(tmp_path, new, old)[0].passed
+        return
+    with pytest.raises(PosgapError, match=f"in {count} of {N} examples a distractor holds an answer"):
+        decide(tmp_path, new, old)
+    verdict, _ = decide(tmp_path, new, old, allow=["distractors"])
+    assert verdict.passed and verdict.asked_otherwise == ["distractors"]
+    assert replay_verdict(tmp_path / "gate") == verdict and "Distractors hold answers" in markdown(verdict)

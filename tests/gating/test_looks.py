@@ -142,7 +142,8 @@ def test_looks_at_an_endpoint_are_not_counted_and_a_note_says_what_that_needs(tm
             place.mkdir()
             swept = write_sweep(place / "new", unsure, model=model, order=range(n), settings=settings)
             base = write_sweep(place / "base", before, order=range(n), settings=settings)
-            verdict = read_verdict(admit(GateConfig(out=place / "gate", candidate=swept, base=base)))
+            strict = {"mean_tolerance": 2, "advantageous_tolerance": 5}
+            verdict = read_verdict(admit(GateConfig(out=place / "gate", candidate=swept, base=base, **strict)))
             assert replay_verdict(place / "gate") == verdict  # what was recorded is judged again alike
             needs[backend, n] = verdict.look, verdict.needs
     (first, one), (second, other) = needs["openai", 190], needs["openai", 200]

@@ -29,6 +29,9 @@ def test_the_number_of_examples_for_a_gap_is_the_least_with_the_power_of_cochran
 
 def test_the_number_of_examples_is_the_least_with_the_paired_test_s_power():
     n = power.examples_for_difference(0.05, 0.3, 0.9)
+    graded = power.examples_for_difference(0.05, 0.3, 0.9, graded=True)
+    # The gain less the one more example that lost it all is as many standard errors.
+    assert (0.05 - 1.05 / graded) * np.sqrt(graded) == pytest.approx(0.05 * np.sqrt(n), rel=1e-3)
     found = [stats.norm.sf(stats.norm.isf(0.025), 0.05 / np.sqrt(0.3 / each)) for each in (n - 1, n)]
     assert found[0] < 0.9 <= found[1]
 
@@ -48,7 +51,7 @@ def test_a_plan_has_the_least_numbers_and_says_what_it_rests_on(capsys, caplog):
     z = stats.norm.isf(0.025) + stats.norm.isf(0.1)
     assert needed == {
         "gap": power.examples_for_gap(0.1, Assumptions(4, 0.6, 0.4, 0.7), 0.9),
-        "mean_difference": int(np.ceil(z**2 * (shared + 2 * own / 4) / 0.01)),
+        "mean_difference": power.examples_for_difference(0.1, shared + 2 * own / 4, 0.9, graded=True),
         "placement_difference": int(np.ceil(z**2 * (shared + 2 * own) / 0.01)),
     }
     assert json.loads(capsys.readouterr().out) == {"detect": 10, "power": 0.9, "examples": needed}

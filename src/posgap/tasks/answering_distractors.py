@@ -12,15 +12,19 @@ MOST = 5.0  # percent of the examples in which a distractor may answer, where th
 def count_answering(examples: Iterable[AnyExample], metric: str, n_docs: int = 0) -> tuple[int, int]:
     """Returns in how many examples a distractor holds an answer by this metric, and how many do so in all.
 
-    Counts those that a prompt of `n_docs` documents takes; 0: all. Answers of yes or no, the records of key-value
-    examples, tell nothing.
+    Counts those that a prompt of `n_docs` documents takes; 0: all. Answers of yes or no tell nothing. A few records of
+    a key-value example can share a value by chance; they count where most have the value that is asked for.
     """
     in_examples, in_all = 0, 0
     for example in examples:
-        if isinstance(example, KVExample) or is_yes_or_no(example):
+        if is_yes_or_no(example):
             continue
-        taken = example.distractors[: n_docs - len(example.gold)] if n_docs else example.distractors
-        number = sum(holds_answer(document, example.answers, metric) for document in taken)
+        if isinstance(example, KVExample):
+            shared = sum(value == example.value for key, value in example.records if key != example.key)
+            number = shared if 2 * shared >= len(example.records) else 0
+        else:
+            taken = example.distractors[: n_docs - len(example.gold)] if n_docs else example.distractors
+            number = sum(holds_answer(document, example.answers, metric) for document in taken)
         in_examples += number > 0
         in_all += number
     return in_examples, in_all

@@ -186,7 +186,7 @@ def _complete_download(download: Callable[[], str]) -> str:
 
 
 def stored_digests(version: "ModelVersion") -> set[str]:
-    """The digests of all Hugging Face folders that a version holds, whoever registered it; none if MLflow does not
+    """The digests of all folders of weights that a version holds, whoever registered it; none if MLflow does not
     give it back."""
     uri = f"models:/{version.name}/{version.version}"
     with tempfile.TemporaryDirectory() as place:
@@ -195,7 +195,8 @@ def stored_digests(version: "ModelVersion") -> set[str]:
         except TrackingError as error:
             log.warning("%s", error)
             return set()
-        return {digest_path(config.parent) for config in folder.rglob("config.json")}
+        folders = [config.parent for config in folder.rglob("config.json")]
+        return {digest_path(each) for each in folders if any(each.glob("*.safetensors"))}
 
 
 def bring_model(uri: str, place: Path) -> Path:
