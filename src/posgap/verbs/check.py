@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+from posgap.data.import_report import ImportReport
 from posgap.data.made import made_examples
-from posgap.data.reading import write_examples
+from posgap.data.reading import read_examples, write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import delete_path, work_folder, write_json
 from posgap.foundation.locations import Location, below, page_address
@@ -34,9 +35,7 @@ from posgap.options.sweep import SweepConfig
 from posgap.storage.cache import fetch_location
 from posgap.storage.folders import local_copy, publish_file
 from posgap.storage.outputs import RunFolder
-from posgap.tasks.reading import read_examples
 from posgap.tasks.registry import TASKS
-from posgap.tasks.retrieval_logs import ImportReport
 from posgap.tracking.runs import PARENT_VARIABLE, start_run
 from posgap.verbs.demanded import policy_of
 from posgap.verbs.sweep import sweep_model

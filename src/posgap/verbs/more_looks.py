@@ -5,6 +5,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from posgap.data.import_report import ImportReport
+from posgap.data.reading import read_examples
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.foundation.locations import Location, below
 from posgap.gating.looks import is_counted
@@ -15,8 +17,6 @@ from posgap.options.sweep import SweepConfig
 from posgap.storage.cache import fetch_location
 from posgap.storage.inputs import source
 from posgap.storage.lineage import examples_of
-from posgap.tasks.reading import read_examples
-from posgap.tasks.retrieval_logs import ImportReport
 from posgap.verbs.sweep import sweep_model
 
 log = logging.getLogger(__name__)
