@@ -237,6 +237,6 @@ def layout_of(row: Any) -> Layout | None:
     """The layout that a row with these fields has; None where it has none of them."""
     fields = set(row) if isinstance(row, Mapping) else set()
     for layout in LAYOUTS.values():
-        if any(map(fields.issuperset, layout.fields)):
+        if any(fields >= set(names) for names in layout.fields):
             return layout
     return None

@@ -22,7 +22,7 @@ def with_distractors(examples: Sequence[Example], n_docs: int, seed: int) -> Ite
     pool = _gold_documents(examples)
     for place, example in enumerate(examples):
         order = np.random.default_rng([seed, place]).permutation(len(pool))
-        drawn = first_distractors(map(pool.__getitem__, order), example, n_docs)
+        drawn = first_distractors((pool[place] for place in order), example, n_docs)
         yield None if drawn is None else example.model_copy(update={"distractors": drawn})
 
 
@@ -58,7 +58,7 @@ def with_ranked_distractors(examples: Sequence[Example], n_docs: int) -> Iterato
     for example in examples:
         scores = relevance_of(example.question)
         order = np.argsort(-scores, kind="stable")
-        hard = first_distractors(map(pool.__getitem__, order), example, n_docs)
+        hard = first_distractors((pool[place] for place in order), example, n_docs)
         if hard is None:
             yield None
         elif len(example.gold) == 1:

@@ -63,7 +63,8 @@ def split_around(text: str, quote: str) -> tuple[list[str], int]:
     White space in the quote may differ from the text's. Raises `PosgapError` where the quote does not stand in the
     text, or more than once, or where there are no two parts.
     """
-    found = list(map(re.Match.span, re.finditer(r"\s+".join(map(re.escape, quote.split())), text)))
+    pattern = r"\s+".join(re.escape(word) for word in quote.split())
+    found = [match.span() for match in re.finditer(pattern, text)]
     if len(found) != 1:
         where = f"{len(found)} times in the file; give a longer one" if found else "nowhere in the file"
         raise PosgapError(f"field `quote`: {shorten(repr(quote))} stands {where}")

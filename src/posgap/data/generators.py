@@ -1,7 +1,7 @@
 """What `posgap data make` makes: each kind of synthetic data, and distractors for questions that have none."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,10 +64,16 @@ class Generator:
         shared = ["seed", "n_docs"] + ["n_examples"] * self.counted
         return list(dict.fromkeys([*shared, *self.parameters.model_fields]))
 
-    def options(self, config: Any) -> dict[str, Any]:
-        """The values by name with which `make` is called."""
-        given = {name: getattr(config, name) for name in self.takes()}
-        return given | ({"n_docs": self.usual} if given["n_docs"] is None else {})
+    def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The values by name with which `make` is called: those that are given, of those it takes, and the defaults.
+
+        Raises `PosgapError` for more or fewer documents than it makes.
+        """
+        values = self.parameters().model_dump() | {name: given[name] for name in self.takes() if name in given}
+        n_docs = self.usual if values.get("n_docs") is None else values["n_docs"]
+        if not self.least <= n_docs <= self.most:
+            raise PosgapError(f"`n_docs` of {self.name} must lie in {self.least} to {self.most}, got {n_docs}")
+        return values | {"n_docs": n_docs}
 
 
 def _questions_with_distractors(

@@ -3,11 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import ValidationError
-
 from posgap.data.generators import GENERATORS, Generator
-from posgap.foundation.errors import PosgapError, first_fault
-from posgap.options.data_make import MakeConfig
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.task import Task
 
@@ -22,10 +19,10 @@ def made_examples(task: Task, n_examples: int, n_docs: int, seed: int) -> Iterat
         raise PosgapError(f"task {task.name}: there is no synthetic data for it; give examples by --examples")
     generator, values = _generator_options(task, n_examples, n_docs, seed)
     try:
-        config = MakeConfig(kind=generator.name, out="-", **values)
-    except ValidationError as error:
-        raise PosgapError(f"making examples for the task {task.name}: {first_fault(error)}") from None
-    return generator.make(**generator.options(config))
+        arguments = generator.arguments(values)
+    except PosgapError as error:
+        raise PosgapError(f"making examples for the task {task.name}: {error}") from None
+    return generator.make(**arguments)
 
 
 def making_command(task: Task, n_examples: int, n_docs: int, seed: int, out: str) -> str:

@@ -165,7 +165,7 @@ def read_own(path: Path) -> Iterator[tuple[int, Example | None]]:
     for number, row in read_rows(path):
         item = parse_as(_Own, row, f"{path}:{number}")
         marks = [document.gold for document in item.documents]
-        hops = sorted(filter(marks.__getitem__, range(len(marks))), key=marks.__getitem__)
+        hops = sorted((place for place, mark in enumerate(marks) if mark), key=lambda place: marks[place])
         if sorted(filter(None, marks)) not in ([1], [1, 2]):
             raise PosgapError(
                 f"{path}:{number}: field `documents`: mark one with `gold: true`, or two with `gold: 1` and "

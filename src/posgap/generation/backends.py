@@ -78,7 +78,7 @@ class Backend:
 
     def framing(self, config: "BackendConfig") -> "Framing":
         """The framing that a model elsewhere is asked with; raises `PosgapError` for what only a local one can be."""
-        framing = Framing.from_config(config)
+        framing = Framing(config.system, config.template, config.template_args)
         if framing.template:
             raise PosgapError(
                 f"template: is for models on this machine; backend {self.name} has the chat made elsewhere"

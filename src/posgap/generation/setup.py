@@ -43,7 +43,9 @@ def builder_with(
     """Returns the builder for a tokenizer that is at hand, of a model that reads `context` tokens."""
     task = TASKS[config.task]
     most = longest or getattr(config, "max_new_tokens", 0) or task.max_new_tokens
-    builder = PromptBuilder(task, tokenizer, context, most, order_of(config), Framing.from_config(config))
+    builder = PromptBuilder(
+        task, tokenizer, context, most, order_of(config), Framing(config.system, config.template, config.template_args)
+    )
     # A chat model ends by itself.
     usual = () if builder.chat else task.stop_of_base(getattr(config, "metric", ""))
     builder.stop = usual

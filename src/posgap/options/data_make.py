@@ -5,10 +5,8 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from posgap.data.generators import GENERATORS
-from posgap.foundation.fields import (
-    POSITIONAL,
-    OutputPath,
-)
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import POSITIONAL, OutputPath
 from posgap.foundation.registry import WholeNumber
 from posgap.options.base import FileConfig
 from posgap.options.verb import Verb
@@ -44,9 +42,10 @@ class MakeConfig(*GENERATORS.bases(), FileConfig):  # type: ignore[misc]  # mypy
         for name in sorted(self.model_fields_set - {*common, *kind.takes()}):
             taking = [each.name for each in GENERATORS if name in each.takes()]
             raise ValueError(f"`{name}` is an option of {', '.join(taking)}, not of {kind.name}")
-        n_docs = self.n_docs
-        if n_docs is not None and not kind.least <= n_docs <= kind.most:
-            raise ValueError(f"`n_docs` of {kind.name} must lie in {kind.least} to {kind.most}, got {n_docs}")
+        try:
+            kind.arguments({"n_docs": self.n_docs})
+        except PosgapError as error:
+            raise ValueError(str(error)) from None
         return self
 
 

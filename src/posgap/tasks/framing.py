@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.retries import within
-from posgap.options.prompts import PromptConfig
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -45,11 +44,6 @@ class Framing:
     system: str = ""
     template: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_config(cls, config: PromptConfig) -> "Framing":
-        """The framing that a stage's config asks for."""
-        return cls(config.system, config.template, config.template_args)
 
     def messages(self, text: str) -> list[dict[str, str]]:
         """The messages of a chat that asks `text`."""

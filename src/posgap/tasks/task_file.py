@@ -90,7 +90,7 @@ class TaskDefinition(BaseModel):
 
     def task(self) -> Task:
         """The task that this defines."""
-        swept = partial(swept_placements, chosen=list(map(str, self.placements)))
+        swept = partial(swept_placements, chosen=[str(placement) for placement in self.placements])
         return Task(
             **self.model_dump(exclude={"document", "placements", "chance"}),
             help=f"a task of {self.name}'s own file",

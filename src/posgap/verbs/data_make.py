@@ -14,6 +14,6 @@ from posgap.verbs.file_output import writes_file
 def data_make(config: MakeConfig, file: Path) -> str:
     """Writes what the kind of data makes."""
     kind = GENERATORS[config.kind]
-    options = kind.options(config)
+    options = kind.arguments({name: getattr(config, name) for name in kind.takes()})
     n_examples = write_jsonl(file, kind.rows(**options)) if kind.rows else write_examples(file, kind.make(**options))
     return f"wrote {format_count(n_examples, 'example')} of {options['n_docs']} {kind.items}"
