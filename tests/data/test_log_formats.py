@@ -228,7 +228,13 @@ def test_a_prompt_is_no_question(row, named):
 def test_a_prompt_beside_its_question_is_passed_over():
     (example,), _ = read({"question": QUESTION, "prompt": PROMPT, "contexts": TEXTS, "ground_truth": "north"})
     assert example.question == QUESTION
-    beside = {"contexts": passages(), "sources": ["a.pdf"], "documents": TEXTS, "ground_truth": "north"}
+    beside = {
+        "contexts": passages(),
+        "sources": ["a.pdf"],
+        "docs": [{"url": "u"}],
+        "documents": TEXTS,
+        "ground_truth": "north",
+    }
     (example,), _ = read({"question": QUESTION, **beside})  # the same texts twice, and files
     quoting = 'What does "Orm lies in the north." mean?'
     (example,), _ = read({"question": quoting, "contexts": TEXTS, "ground_truth": "north"})

@@ -50,11 +50,11 @@ def plain_name(name: str) -> str:
 
 
 def plain_cells(row: Fields, where: str = "") -> dict[str, Any]:
-    """A row's cells by plain names, those of NumPy as lists and numbers.
-
-    Raises `PosgapError` if two columns that differ have one plain name, as `Answer` and `answer`.
-    """
+    """A row's cells by plain names, those of NumPy as lists and numbers. If `where` is given, raises `PosgapError` for
+    what is no row, and for two columns that differ and have one plain name, as `Answer` and `answer`."""
     cells: dict[str, Any] = {}
+    if where and not isinstance(row, Mapping):
+        raise Malformed(f"expected a JSON object, found {shorten(repr(row))}", at=where)
     for name, cell in row.items():
         plain = plain_name(str(name))
         value = cell.tolist() if hasattr(cell, "tolist") else cell
@@ -189,13 +189,6 @@ def as_mapping(value: Any) -> Fields:
     if isinstance(value, str) and value.lstrip().startswith("{"):
         value = python_value(value)
     return value if isinstance(value, Mapping) else {}
-
-
-def require_mapping(value: Any, where: str) -> Fields:
-    """The value itself; `PosgapError` if it is no mapping."""
-    if not isinstance(value, Mapping):
-        raise Malformed(f"{where}: expected a JSON object, found {shorten(repr(value))}")
-    return value
 
 
 def list_names(row: Iterable[str]) -> str:

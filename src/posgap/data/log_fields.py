@@ -1,18 +1,18 @@
 """The fields of a retrieval log's rows: its question, its accepted answers, its passages.
 
-`log_formats.json` declares all that is known of exports: the names of each field, those of numbers by what they mean,
-and the formats whose fields stand elsewhere. Of a format, `has` are the paths by which it is known, `lift` the object
-whose fields count as the row's, `take` the paths of fields, `rename` and `passage` other names within the row and its
-passages, and `order` the number that its passages stand by. `docs/rag.md` lists the names.
+`log_formats.json` declares what is known of exports: the names of each field, and formats whose fields stand elsewhere.
+Of a format, `has` are the paths by which it is known, `lift` the object whose fields count as the row's, `take` the
+paths of fields, `rename` and `passage` other names within the row and its passages, `order` what passages stand by.
 """
 
+import contextlib
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 from posgap.data.log_cells import (
     TABLE,
@@ -32,7 +32,6 @@ from posgap.data.log_cells import (
     plain_cells,
     plain_name,
     python_value,
-    require_mapping,
 )
 from posgap.foundation.errors import Ambiguous, BadOption, Malformed, shorten
 
@@ -101,7 +100,7 @@ class LogFields:
 
     def row(self, row: Any, where: str) -> Fields:
         """A row's fields by plain names, as its format means them."""
-        cells = plain_cells(require_mapping(row, where), where)
+        cells = plain_cells(row, where)
         if "document_position" in cells:  # Phoenix' frames of retrieved documents
             cells |= {"text": cells.pop("reference", None), "rank": cells["document_position"]}
             cells["score"] = cells.pop("document_score", None)
@@ -139,8 +138,7 @@ class LogFields:
 
     def first(self, parts: Iterable[Fields], field_: str) -> Any:
         """The first filled cell of a field in some parts of a row; None if none has one."""
-        cells = (self.cell(part, field_) for part in parts)
-        return next((cell for cell in cells if cell is not None), None)
+        return next((cell for part in parts if (cell := self.cell(part, field_)) is not None), None)
 
     def find_question(self, row: Fields) -> str | None:
         """The question of a row as it is found first; None if it has none."""
@@ -170,19 +168,16 @@ class LogFields:
         asked = {name: text for name, text in bare.items() if name in self.names["question"]}
         asked = {name: text for name, text in asked.items() if isinstance(row.get(name), str)} or asked or bare
         if not asked and prompts:
-            maybe = _fields_within(row, found[prompts[0]], texts)
+            maybe = _fields_within(row, found[prompts[0]], texts) or "NAME"
             raise Ambiguous(
                 f"{where}: field `{prompts[0]}`: holds the passages, so it is a whole prompt and no question; give the "
-                f"bare question, by `posgap data import --format rag --columns question={maybe or 'NAME'}`"
+                f"bare question, by `posgap data import --format rag --columns question={maybe}`"
             )
         if not asked:
             names = ", ".join([*FIELDS["question"][1:], *FIELDS["sent"]])
             raise Malformed(f"{where}: field `question`: missing or empty (also: {names}); found {list_names(row)}")
         if len({fold(text) for text in asked.values()}) > 1:
-            raise Ambiguous(
-                f"{where}: {' and '.join(f'`{name}`' for name in asked)} have different questions; say which is asked, "
-                f"by `posgap data import --format rag --columns question={next(iter(asked))}`"
-            )
+            _ask_which(asked, "questions", "question", where)
         name = next(iter(asked))
         self.taken["question", name] += 1
         return asked[name]
@@ -193,19 +188,12 @@ class LogFields:
         Raises `PosgapError` if two fields have accepted answers that differ, or if nobody can tell whether a cell has
         one answer or several.
         """
-        names = self.names["answers"]
-        own = names[-1]
-        is_chain_s = (
-            "answers" not in self.named
-            and not set(TABLE["of_chains"]).isdisjoint(row)
-            and not any(is_filled(row.get(name)) for name in TABLE["responses"])
-            and not _are_titled(row.get("context"))
-        )
+        is_chain_s = not set(TABLE["of_chains"]).isdisjoint(row) and not _are_titled(row.get("context"))
+        is_chain_s = is_chain_s and not any(is_filled(row.get(name)) for name in TABLE["responses"])
         found: dict[str, list[str]] = {}
-        for name in names:
-            if (name == own and (is_chain_s or found)) and name not in self.named.values():
-                continue
-            answers = _read_answers(row.get(name), where, name)
+        for name in self.names["answers"]:
+            is_last = name == FIELDS["answers"][-1] and "answers" not in self.named
+            answers = [] if is_last and (is_chain_s or found) else _read_answers(row.get(name), where, name)
             if answers:
                 found[name] = answers
         for name, answers in found.items():
@@ -213,12 +201,7 @@ class LogFields:
             if others <= {fold(answer) for answer in answers}:
                 self.taken["answers", name] += 1
                 return answers
-        if found:
-            raise Ambiguous(
-                f"{where}: {' and '.join(f'`{name}`' for name in found)} have different answers; say which are right, "
-                f"by `posgap data import --format rag --columns answer={next(iter(found))}`"
-            )
-        return []
+        return _ask_which(found, "answers", "answer", where) if found else []
 
     def relevant_ids(self, row: Fields, where: str) -> list[str] | None:
         """The ids of a row's relevant passages; None if it says nothing of them. Several in a cell of text stay as they
@@ -278,11 +261,11 @@ class LogFields:
             cell = row.get(other)
             if other in (name, *TABLE["weak_passages"]) or not is_filled(cell) or not is_list(cell):
                 continue
-            if [passage.text for passage in self._listed(cell, here)] != texts:
-                raise Ambiguous(
-                    f"{where}: `{name}` and `{other}` have different passages; say which the model reads, by `posgap "
-                    f"data import --format rag --columns passages={name}`"
-                )
+            others = texts
+            with contextlib.suppress(Malformed):  # what has no texts is no other reading
+                others = [passage.text for passage in self._listed(cell, here)]
+            if others != texts:
+                _ask_which([name, other], "passages", "passages", where)
         for passage in passages:
             passage.is_listed = passage.is_listed or name in TABLE["lists_best_first"]
         self.add_lists_beside(passages, row, where)
@@ -326,7 +309,7 @@ class LogFields:
             return passage
         if isinstance(value, list) and value and all("role" in as_mapping(turn) for turn in value):
             return LoggedPassage("", "\n".join(f"{turn['role']}: {turn.get('content', '')}" for turn in value))
-        outer = plain_cells(require_mapping(value, where))
+        outer = plain_cells(value, where)
         inner = outer
         for name in TABLE["inner"]:
             inner = plain_cells(inner[name]) if isinstance(inner.get(name), Mapping) else inner
@@ -383,6 +366,13 @@ class LogFields:
         )
         none = bool(answers) and all(fold(answer).strip(".!") in TABLE["unanswerable"]["answers"] for answer in answers)
         return says or none or id.endswith(TABLE["unanswerable"]["id_ends"])
+
+
+def _ask_which(names: Iterable[str], what: str, field_: str, where: str) -> NoReturn:
+    """Raises `Ambiguous` for fields of a row that differ."""
+    first, *others = names
+    said = f"`{first}` and `{'`, `'.join(others)}` have different {what}; say which count, by"
+    raise Ambiguous(f"{said} `posgap data import --format rag --columns {field_}={first}`", at=where)
 
 
 def _question_text(value: Any) -> str | None:

@@ -67,7 +67,7 @@ class LogRows:
 
         Raises `PosgapError` that names the rows and all that is wrong with them.
         """
-        rows = self._rows(numbered)
+        rows = self.rows(numbered)
         leading: list[LogRow] = []
         entries: list[LogEntry] = []
         for row in rows:
@@ -76,33 +76,35 @@ class LogRows:
             if self.layout:
                 entries += _READERS[self.layout](chain(leading, rows), self)
                 break
-        else:
-            if leading and not self.faults:
-                self._refuse(leading)
-        self._require_no_faults()
+        if leading and not self.layout and not self.faults:
+            row = leading[-1]
+            if self.fields.find_passages(row.fields)[1] is not None:
+                self.fields.passages(row.fields, row.where)  # which says what is wrong with them
+            what = (
+                f"`passages` with a list of them (also: {', '.join(FIELDS['passages'][1:])}), or a row for each passage"
+            )
+            raise Malformed(
+                f"{leading[0].where}: no retrieved passages: expected a field {what} with its `text` (also: "
+                f"{', '.join(FIELDS['text'][1:])}); found {list_names(row.fields)}; --columns names others, like "
+                "text=Content (docs/rag.md)"
+            )
+        self.require_no_faults()
         return entries
 
-    def _refuse(self, rows: Sequence[LogRow]) -> None:
-        """Raises `PosgapError` that says why no row has passages."""
-        row = rows[-1]
-        if self.fields.find_passages(row.fields)[1] is not None:
-            self.fields.passages(row.fields, row.where)  # which says what is wrong with them
-        raise Malformed(
-            f"{rows[0].where}: no retrieved passages: expected a field `passages` with a list of them (also: "
-            f"{', '.join(FIELDS['passages'][1:])}), or a row for each passage with its `text` (also: "
-            f"{', '.join(FIELDS['text'][1:])}); found {list_names(row.fields)}; --columns names others, like "
-            "text=Content (docs/rag.md)"
-        )
-
-    def _rows(self, numbered: Iterable[tuple[int, Any]]) -> Iterator[LogRow]:
+    def rows(self, numbered: Iterable[tuple[int, Any]]) -> Iterator[LogRow]:
         """Yields the rows; what ends the file early is a fault of it."""
         with self.note_fault():
-            for number, row in unwrapped_rows(numbered, self.name):
-                where = f"{self.name}:{number}"
-                fields = read_fields(row, where, self.fields)
-                if any(map(is_filled, fields.values())):
-                    self.count += 1
-                    yield LogRow(number, where, fields)
+            for outer, item in numbered:
+                inner = find_wrapped(item)
+                if inner is None and isinstance(item, list | tuple):
+                    what = "an array without names of fields; write objects (pandas: orient='records')"
+                    raise Malformed(what, at=f"{self.name}:{outer}")
+                for number, row in enumerate(inner, start=1) if inner is not None else [(outer, item)]:
+                    where = f"{self.name}:{number}"
+                    fields = read_fields(row, where, self.fields)
+                    if any(map(is_filled, fields.values())):
+                        self.count += 1
+                        yield LogRow(number, where, fields)
 
     @contextmanager
     def note_fault(self, where: str = "") -> Iterator[None]:
@@ -114,14 +116,13 @@ class LogRows:
             self.kinds.add(type(error))
             self.faults.setdefault(str(error).removeprefix(f"{where}: "), []).append(where)
 
-    def _require_no_faults(self) -> None:
+    def require_no_faults(self) -> None:
         """Raises `PosgapError` with the faults, each with the number of its rows."""
         told = []
-        for what, places in list(self.faults.items())[:_MOST_NAMED]:
+        for what, places in self.faults.items():
             more = f" and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
             told.append(f"{', '.join(places[:_MOST_NAMED])}{more}: {what}")
-        if len(self.faults) > _MOST_NAMED:
-            told.append(f"and {len(self.faults) - _MOST_NAMED} other faults")
+        told[_MOST_NAMED:] = [f"and {len(told) - _MOST_NAMED} other faults"] if len(told) > _MOST_NAMED else []
         if told:
             (kind,) = self.kinds if len(self.kinds) == 1 else {Malformed}
             raise kind("; ".join(told))
@@ -138,20 +139,6 @@ class LogRows:
         if self.fields.is_unanswerable(fields, answers, name):
             entry.left_out = "that have no answer, as they say"
         return entry
-
-
-def unwrapped_rows(numbered: Iterable[tuple[int, Any]], name: str) -> Iterator[tuple[int, Any]]:
-    """Yields (number, row), also of rows within one object, or in any `orient` in which pandas writes a frame."""
-    for number, row in numbered:
-        inner = find_wrapped(row)
-        if inner is None and isinstance(row, list | tuple):
-            raise Malformed(
-                f"{name}:{number}: an array without names of fields; write objects (pandas: orient='records')"
-            )
-        elif inner is None:
-            yield number, row
-        else:
-            yield from enumerate(inner, start=1)
 
 
 def find_wrapped(row: Any) -> list[Any] | None:
@@ -309,28 +296,19 @@ def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = Non
     outputs = row.get("outputs", row.get("output"))
     outputs = {"documents": outputs} if isinstance(outputs, list) and outputs else as_mapping(outputs)
     own = {**_without(outputs, FIELDS["answers"]), **inputs, **_of_attributes(row.get("attributes"))}
-    # A run that was called says itself what was retrieved; what is right stands in the one that called it.
-    common = {
-        "question": reader.find_question(own),
-        "expected_answers": _find_accepted(row),
-        "relevant_ids": reader.cell(row, "relevant_ids"),
-    }
+    # A run that was called says itself what was retrieved; what is right stands in the one that called it: in its
+    # reference outputs or beside them, since its own answer is what the chain said.
+    references = [as_mapping(row.get(name)) for name in ("reference_outputs", "reference")]
+    beside = {"answers": row.get("reference_outputs"), **_without(row, ("answer",))}
+    accepted = reader.first([*references, {n: c for n, c in beside.items() if not isinstance(c, Mapping)}], "answers")
+    common = {"question": reader.find_question(own), "expected_answers": accepted}
+    common["relevant_ids"] = reader.cell(row, "relevant_ids")
     common = {name: (asked or {}).get(name) if value is None else value for name, value in common.items()}
     yield {**own, **common}
     for name in ("child_runs", "observations", "spans", "children"):
         children = row.get(name)
         for child in children if isinstance(children, list) else ():
             yield from _retrievals(plain_cells(as_mapping(child)), queries, common)
-
-
-def _find_accepted(row: Fields) -> Any:
-    """What a run says is right, in its reference outputs or beside them; its own answer is what the chain said."""
-    reader = LogFields()
-    references = (as_mapping(row.get("reference_outputs")), as_mapping(row.get("reference")))
-    accepted = reader.first(references, "answers")
-    names = ("reference_outputs", *FIELDS["answers"][:-1])
-    beside = next((row[name] for name in names if is_filled(row.get(name))), None)
-    return beside if accepted is None and not isinstance(beside, Mapping) else accepted
 
 
 def _of_attributes(value: Any) -> Fields:

@@ -1,23 +1,22 @@
 """Turns what retrievers and chains around them write down into ranked examples: logs, evaluation sets and traces.
 
-`posgap.data.log_layouts` reads a log, whatever its layout, and `posgap.data.log_fields` its fields. Here it is decided
-for the whole log what its words mean: its order, what tells relevant passages, and of which kind its ids are. If two
-readings give different orders or relevant passages, both are said and an option decides. What cannot be asked is left
-out and counted.
+`log_layouts` reads rows, and `log_fields` their fields. Here it is decided for the whole log what its words mean. If
+two readings give different orders or relevant passages, both are said and an option decides. What cannot be asked is
+left out and counted.
 """
 
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 from posgap.data.import_report import ImportReport
 from posgap.data.log_cells import MAX_GRADE, fold
 from posgap.data.log_fields import NUMBERS, LogFields, LoggedPassage
-from posgap.data.log_layouts import LogEntry, LogRows, find_wrapped, is_trace, read_fields, unwrapped_rows
-from posgap.foundation.errors import Ambiguous, BadOption, PosgapError, shorten
+from posgap.data.log_layouts import LogEntry, LogRows, find_wrapped, is_trace, read_fields
+from posgap.foundation.errors import Ambiguous, BadOption, Malformed, PosgapError, shorten
 from posgap.foundation.files import read_rows
 from posgap.foundation.printing import format_count
 from posgap.tasks.examples import Passage, RankedExample
@@ -28,11 +27,7 @@ Relevance = Literal["id", "label", "answer"]
 _UNSURE = ("score", "scores")  # which are distances in some stores
 
 
-class Labels(NamedTuple):
-    """What a question is labelled with: its accepted answers, and the ids of its relevant passages."""
-
-    answers: list[str]
-    ids: list[str] | None
+Labels = tuple[list[str], list[str] | None]  # the accepted answers to a question, and the ids of relevant passages
 
 
 class _Reading(NamedTuple):
@@ -91,18 +86,14 @@ class RetrievalLog:
         """The same log with the labels of a file of `question`, `answers` and, if relevance goes by them,
         `relevant_ids`, in any format of `posgap.foundation.files.read_rows`. Traces have none of their own."""
         labels: dict[str, Labels] = {}
-        reader = LogFields(self.columns)
-        for number, row in unwrapped_rows(read_rows(path), str(path)):
-            where = f"{path}:{number}"
-            fields = read_fields(row, where, reader)
-            key = fold(reader.question(fields, where))
-            answers, ids = reader.answers(fields, where), reader.relevant_ids(fields, where)
-            if key in labels:
-                before = labels[key]
-                answers = list(dict.fromkeys([*before.answers, *answers]))
-                ids = before.ids if ids is None else [*(before.ids or []), *ids]
-            labels[key] = Labels(answers, ids)
-        return RetrievalLog(self.name, labels, self.relevance, self.order, self.columns)
+        read = LogRows(str(path), LogFields(self.columns))
+        for row in read.rows(read_rows(path)):
+            entry = read.entry(row, row.fields, [])
+            answers, ids = labels.get(fold(entry.question), ([], None))
+            ids = ids if entry.relevant_ids is None else [*(ids or []), *entry.relevant_ids]
+            labels[fold(entry.question)] = list(dict.fromkeys([*answers, *entry.answers])), ids
+        read.require_no_faults()
+        return replace(self, labels=labels)
 
     def examples(
         self, rows: Iterable[tuple[int, Any]], report: ImportReport | None = None
@@ -111,15 +102,14 @@ class RetrievalLog:
         comes twice counts once. Of a trace the first retrieval for a question counts.
 
         What cannot be asked is left out and counted in `report`. Without a `report` that is logged, and it is an error
-        if it was all. Raises `PosgapError` that names the rows, and the fields that are wrong; and if the log has two
-        readings, with the options that decide.
+        if it was all. Raises `PosgapError` with rows and fields that are wrong, and `Ambiguous` for two readings.
         """
         counted = ImportReport() if report is None else report
         read = LogRows(self.name, LogFields(self.columns))
         entries = read.entries(rows)
         for entry in entries:
-            own = self.labels.get(fold(entry.question), Labels(entry.answers, entry.relevant_ids))
-            entry.answers, entry.relevant_ids = own
+            own = entry.answers, entry.relevant_ids
+            entry.answers, entry.relevant_ids = self.labels.get(fold(entry.question), own)
         _plain_questions(entries, self.name)
         for given, name in read.fields.named.items():
             if entries and not any(name == taken for _, taken in read.fields.taken) and given not in ("id", *NUMBERS):
@@ -153,8 +143,7 @@ class RetrievalLog:
         """Leaves each passage one label. Labels of which any is no grade, but a share or a percent, are scores."""
         passages = [passage for entry in entries for passage in entry.passages]
         shares = {name for each in passages for name, grade in each.labels.items() if grade.is_share}
-        if self.relevance == "label":
-            shares = set()
+        shares = set() if self.relevance == "label" else shares
         for passage in passages:
             for name in shares & set(passage.labels):
                 passage.numbers.setdefault(name, passage.labels.pop(name).value)
@@ -167,20 +156,17 @@ class RetrievalLog:
             report.left_open[what] = len(entries)
         scores = [passage.numbers.get("score") for entry in entries for passage in entry.readable]
         grades = {score for score in scores if score is not None and score % 1 == 0 and 0 <= score <= MAX_GRADE}
-        is_told = any(each.labels or each.is_listed for each in passages)
-        is_told = is_told or any(entry.relevant_ids is not None for entry in entries)
-        if {0.0} < grades and grades == set(scores) and not (is_told or self.order or self.relevance):
+        is_told = self.order or self.relevance or any(entry.relevant_ids is not None for entry in entries)
+        is_told = is_told or any(each.labels or each.is_listed for each in passages)
+        if {0.0} < grades and grades == set(scores) and not is_told:
             what = f"`score` is a whole number from 0 to {max(grades):g} everywhere: a grade of relevance, or a score"
             self._ask(what, "--columns label=score", "--order score:highest", "--order listed")
 
     def _decide_ids(self, entries: Sequence[LogEntry]) -> str:
         """Leaves each passage the one of its ids that the log's relevant ids are of, and returns the name of that."""
-        found: dict[str, list[set[int]]] = {}
         names = dict.fromkeys(name for entry in entries for each in entry.passages for name in each.ids)
-        for name in names:
-            places = [_relevant_by(name, entry) for entry in entries]
-            if any(places):
-                found[name] = places
+        places_by = {name: [_relevant_by(name, entry) for entry in entries] for name in names}
+        found = {name: places for name, places in places_by.items() if any(places)}
         first = next(iter(found), "")
         if any(places != found[first] for places in found.values()):
             kinds = [f"`{name}` in {format_count(sum(map(bool, each)), 'question')}" for name, each in found.items()]
@@ -197,21 +183,23 @@ class RetrievalLog:
     def _decide_order(self, entries: Sequence[LogEntry], fields: LogFields, report: ImportReport) -> str:
         """Puts the passages of all questions in the retriever's order, and returns in words which that is.
 
-        It is as they come, if every number that they have has them so too. A later stage's number replaces those of
-        earlier ones. In the response of a store, or beside a number that agrees, a score that rises is a distance. The
-        rows of a table have no order of their own, so ranks and numbers whose name says what comes first decide. So do
-        ranks that number each list from its end.
+        It is as they come, if every number has them so too; a reranker's replaces the first stage's. In a store's
+        response, or beside a number that agrees, a score that rises is a distance. The rows of a table have no order of
+        their own, so ranks and numbers whose name says what comes first decide; and so do ranks from a list's end.
         """
         readings = _read_numbers(entries, fields)
-        ways = {f"{each.name}:{way}": (each, way == "lowest") for each in readings for way in ("highest", "lowest")}
+        ways: dict[str, _Reading] = {}
+        for each in readings:
+            ways[f"{each.name}:highest"] = each._replace(lowest=False)
+            ways[f"{each.name}:lowest"] = each._replace(lowest=True)
         chosen = self.order or next(iter(fields.orders), "")
         if chosen and chosen not in ("listed", *ways):
             raise BadOption(f"{self.name}: order: {chosen!r} is none of {', '.join(['listed', *ways])}")
+        if chosen in ways:
+            _sort(entries, ways[chosen], report)
         if chosen:
-            if chosen in ways:
-                each, lowest = ways[chosen]
-                _sort(entries, each._replace(lowest=lowest), report)
-            return f"{'as the passages come' if chosen == 'listed' else f'by `{chosen}`'}, as you said"
+            how = "as the passages come" if chosen == "listed" else f"by `{chosen}`"
+            return f"{how}, as {'you say' if self.order else 'the format has it'}"
         if any(each.kind == "reranked" for each in readings):
             readings = [each for each in readings if each.kind in ("rank", "reranked")]
         are_rows, by, words = not any(entry.is_list for entry in entries), None, "as the passages come"
@@ -219,8 +207,8 @@ class RetrievalLog:
             if (each.is_exact and (are_rows or each.turned)) or (are_rows and each.is_sure and not each.turned):
                 by, words = each, f"by `{each.name}`; the passages come otherwise in {each.against} questions"
                 _sort(entries, each, report)
-                again = _read_numbers(entries, fields)
-                readings = [other for other in again if other.name in [reading.name for reading in readings]]
+                names = [reading.name for reading in readings]
+                readings = [other for other in _read_numbers(entries, fields) if other.name in names]
                 break
         agreeing = [each for each in readings if not each.against]
         is_listed = all(passage.is_listed for entry in entries for passage in entry.readable)
@@ -231,8 +219,9 @@ class RetrievalLog:
                     f"the order is open: in {each.against} of {format_count(len(entries), 'question')} `{each.name}` "
                     f"puts the passages in another order than {than} ({_show_both(entries, each)})"
                 )
-                options = [way for way, (reading, _) in ways.items() if reading.name in {r.name for r in readings}]
-                self._ask(what, "--order listed", *(f"--order {way}" for way in options))
+                names = [reading.name for reading in readings]
+                options = [f"--order {way}" for way, reading in ways.items() if reading.name in names]
+                self._ask(what, "--order listed", *options)
             words += f"; `{each.name}` {'goes the other way round' if each.against else 'has them so'}"
         for each in agreeing:
             if each.kind == "rank" and not by:
@@ -257,29 +246,21 @@ class RetrievalLog:
             self._ask(what, "--relevant id", "--relevant label", where=entry.where)
         way = self.relevance or ("label" if has_labels else "answer")
         way = "id" if not self.relevance and entry.relevant_ids is not None else way
-        if way == "id" and entry.relevant_ids is None:
-            raise PosgapError(
-                f"{entry.where}: relevance goes by id, but the row has no ids of relevant passages (`relevant_ids`)"
+        if way == "id" and (entry.relevant_ids is None or not any(each.ids for each in retrieved)):
+            lacking = (
+                "`relevant_ids`" if entry.relevant_ids is None else "passages with an id (`id`, `chunk_id`, `doc_id`)"
             )
-        if way == "id" and not any(each.ids for each in retrieved):
-            raise PosgapError(
-                f"{entry.where}: relevance goes by id, but the row has no passages with an id: give them `id`, "
-                "`chunk_id` or `doc_id`, or the row `passage_ids`; or go by answers, with --relevant answer"
+            raise Malformed(
+                f"relevance goes by id, but the row has no {lacking}, nor `passage_ids`; or give --relevant answer",
+                at=entry.where,
             )
+        told = by_id if way == "id" else by_label
         if way == "answer":
             told = {id(each) for each in retrieved if contains_answer(f"{each.title} {each.text}", entry.answers)}
-        else:
-            told = by_id if way == "id" else by_label
         passages = _unique_passages(retrieved, told)
         _require_contrast(passages, entry, way)
-        name = entry.id or f"rag-{entry.number:06d}"
-        return RankedExample(
-            id=name,
-            question=entry.question,
-            answers=entry.answers,
-            passages=passages,
-            relevance=cast(Relevance, way),
-        )
+        name, way = entry.id or f"rag-{entry.number:06d}", cast(Relevance, way)
+        return RankedExample(id=name, question=entry.question, answers=entry.answers, passages=passages, relevance=way)
 
 
 def _plain_questions(entries: Sequence[LogEntry], name: str) -> None:
