@@ -13,7 +13,7 @@ from transformers import Gemma2Config, LlamaConfig
 
 from posgap.cli.main import main
 from posgap.demo import tiny_model
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel, PosgapError
 from posgap.foundation.files import read_json, write_json
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import _require_packed, load_config, load_tokenizer, require_finite_files, save_model
@@ -185,14 +185,38 @@ def test_attention_whose_scores_are_capped_is_read_with_its_cap(tmp_path, config
     torch.testing.assert_close(read, model(input_ids=ids).logits, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["hidden_size", "vocab_size", "num_hidden_layers"])
-def test_a_config_that_claims_more_than_its_weights_is_refused_before_loading(name, copy):
-    write_json(copy / "config.json", read_json(copy / "config.json") | {name: 10_000_000})
-    with pytest.raises(
-        PosgapError, match=rf"config.json says {name} 10,000,000, and the weights have at most \d+; get"
-    ):
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"hidden_size": 10**7},
+        {"vocab_size": 10**7},
+        {"num_hidden_layers": 10**7},
+        {"num_attention_heads": 10**9, "num_key_value_heads": 10**9},
+        {"intermediate_size": 10**11},
+        {"head_dim": 10**9},
+    ],
+)
+def test_a_config_that_claims_more_than_its_weights_is_refused_before_loading(claims, copy):
+    write_json(copy / "config.json", read_json(copy / "config.json") | claims)
+    with pytest.raises(BadModel) as told:
         load_model(str(copy))
+    assert told.value.at == str(copy) and any(name in str(told.value) for name in claims)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 8e6  # kB; of such a size it had taken 15.6 GB
+
+
+def test_a_tokenizer_with_ids_that_the_model_does_not_have_is_refused(copy):
+    tokenizer = load_tokenizer(str(copy))
+    rows = load_config(str(copy)).vocab_size
+    padding = [f"<more{number}>" for number in range(rows - len(tokenizer))]
+    tokenizer.add_tokens([*padding, "<pad of its own>"])
+    tokenizer.pad_token = "<pad of its own>"
+    tokenizer.save_pretrained(copy)
+    assert load_tokenizer(str(copy)).pad_token_id == tokenizer.eos_token_id
+    tokenizer.add_tokens(["<beyond>"])
+    tokenizer.save_pretrained(copy)
+    with pytest.raises(BadModel) as told:
+        load_tokenizer(str(copy))
+    assert str(rows + 1) in str(told.value) and told.value.at == str(copy)
 
 
 def anonymous_bytes() -> int:

@@ -20,7 +20,8 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
-from posgap.foundation.errors import PosgapError, first_line
+from posgap.foundation.bounds import read_bytes
+from posgap.foundation.errors import BadModel, BadOption, BadOutput, NotFound, PosgapError, first_line
 from posgap.foundation.files import read_object
 from posgap.foundation.retries import within
 from posgap.models import ADAPTER, CLOSED_TYPE, MERGING, NO_CONFIG
@@ -40,6 +41,12 @@ _OTHER_WEIGHTS = ("consolidated*.safetensors", "*/*.safetensors")  # the same ag
 HUB_SECONDS = 60.0  # for a model's small files
 SILENCE_SECONDS = 10.0  # of the hub, after which it is given up
 MAX_GROWTH = 100.0  # of a text by a tokenizer's replacements
+MAX_PARTS = 4096  # layers, heads or experts that a config may name beyond what its weights have
+MIN_WEIGHTS = 1 << 24  # that a config may ask for, whatever the files hold
+_PACKED = 8  # weights that an element of a file may hold, as quantization packs them
+_PARTS = re.compile(r"(layer|expert|head|block)s?$")
+_SIZE = re.compile(r"(size|dim|rank|inner|embd)$")
+_WHOLE = "get the whole model, or its own config.json"
 transformers_logging.disable_progress_bar()
 
 
@@ -47,7 +54,7 @@ def _load_by(loader, path: str, what: str, weights: bool = False, **options):
     folder = model_folder(path, weights)
     if (folder / ADAPTER).exists():
         # transformers would load the base that it names, which no digest of its folder tells from another.
-        raise PosgapError(f"{path}: is an adapter, which posgap does not read; {MERGING}")
+        raise BadModel(f"{path}: is an adapter, which posgap does not read; {MERGING}")
     require_own_files(folder)
     try:
         if (config := _closed_config(folder)) is not None:
@@ -62,7 +69,7 @@ def _load_by(loader, path: str, what: str, weights: bool = False, **options):
         reason = first_line(error)
         if not (folder / "config.json").is_file():
             reason = NO_CONFIG
-        raise PosgapError(f"{path}: no {what} to load here: {reason}") from None
+        raise BadModel(f"{path}: no {what} to load here: {reason}") from None
 
 
 def require_own_files(folder: Path) -> None:
@@ -70,19 +77,17 @@ def require_own_files(folder: Path) -> None:
     is of its plain files alone."""
     for linked in filter(Path.is_symlink, folder.iterdir()):
         if linked.is_dir():
-            raise PosgapError(
-                f"{linked}: is a link to a folder, which the model's digest does not cover; copy it there"
-            )
+            raise BadModel(f"{linked}: is a link to a folder, which the model's digest does not cover; copy it there")
     named = list[object]()
     for index in folder.glob(_INDEX):
         weight_map = read_object(index).get("weight_map")
         named += weight_map.values() if isinstance(weight_map, dict) else [weight_map]
     config = folder / "config.json"
-    if config.is_file() and EXPLICIT in config.read_text(encoding="utf-8", errors="replace"):
+    if config.is_file() and EXPLICIT.encode() in read_bytes(config):
         named.append(read_object(config).get(EXPLICIT))
     for name in named:
         if not isinstance(name, str) or not _PLAIN.fullmatch(name):
-            raise PosgapError(
+            raise BadModel(
                 f"{folder}: reads weights from {name!r}, which the model's digest does not cover: shards are files of "
                 "the folder itself that are not hidden; save the model again"
             )
@@ -91,7 +96,7 @@ def require_own_files(folder: Path) -> None:
 def _closed_config(folder: Path) -> PretrainedConfig | None:
     """The configuration of a folder whose config.json is closed, so that transformers refuses it; None of others."""
     file = folder / "config.json"
-    if not file.is_file() or CLOSED_TYPE not in file.read_text(encoding="utf-8", errors="replace"):
+    if not file.is_file() or CLOSED_TYPE.encode() not in read_bytes(file):
         return None
     whole = read_object(file)
     return load_closed_config(whole, str(folder)) if is_closed(whole) else None
@@ -99,8 +104,29 @@ def _closed_config(folder: Path) -> PretrainedConfig | None:
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The model's tokenizer. One without a padding token pads with its end token."""
-    _require_bounded(model_folder(path, weights=False) / "tokenizer.json")
-    return with_padding_token(_load_by(AutoTokenizer, path, "tokenizer"))
+    folder = model_folder(path, weights=False)
+    _require_bounded(folder / "tokenizer.json")
+    tokenizer = _load_by(AutoTokenizer, path, "tokenizer")
+    if (folder / "config.json").is_file():
+        _require_known_ids(path, tokenizer, load_config(path))
+    return with_padding_token(tokenizer)
+
+
+def _require_known_ids(path: str, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
+    """Raises `BadModel` if the tokenizer has ids for which the model has no embedding. A padding token alone may be
+    such a one: it is taken back, and the end token pads."""
+    rows = getattr(config.get_text_config(), "vocab_size", None)
+    if not isinstance(rows, int):
+        return
+    beyond = {token: number for token, number in tokenizer.get_vocab().items() if number >= rows}
+    if not beyond:
+        return
+    if beyond.keys() == {tokenizer.pad_token} and tokenizer.eos_token not in beyond:
+        tokenizer.pad_token = None
+        return
+    token = max(beyond, key=lambda token: beyond[token])
+    problem = f"its tokenizer has the id {beyond[token]} ({token!r}), and the model has embeddings for {rows} ids"
+    raise BadModel(f"{problem}; get the model's own tokenizer", at=path)
 
 
 def _require_bounded(tokenizer: Path) -> None:
@@ -108,7 +134,7 @@ def _require_bounded(tokenizer: Path) -> None:
 
     Twenty that double a letter make a million of it, and sixty never end.
     """
-    if not tokenizer.is_file() or b'"Replace"' not in tokenizer.read_bytes():
+    if not tokenizer.is_file() or b'"Replace"' not in read_bytes(tokenizer):
         return
     steps, growth = [read_object(tokenizer).get(part) for part in ("normalizer", "pre_tokenizer", "decoder")], 1.0
     for step in steps:  # which grows by the steps within
@@ -118,9 +144,7 @@ def _require_bounded(tokenizer: Path) -> None:
             replaced = pattern.get("String") if isinstance(pattern, dict) else None
             growth *= max(1.0, len(str(step.get("content", ""))) / len(str(replaced or "1")))
     if growth > MAX_GROWTH:
-        raise PosgapError(
-            f"{tokenizer}: its replacements make a text up to {growth:.0e} times as long; get another one"
-        )
+        raise BadModel(f"{tokenizer}: its replacements make a text up to {growth:.0e} times as long; get another one")
 
 
 def with_padding_token(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -149,7 +173,7 @@ def _require_one_rope(path: str) -> None:
     for part in [whole, *(value for value in whole.values() if isinstance(value, dict))]:
         old, new = part.get("rope_scaling"), part.get("rope_parameters")
         if isinstance(old, dict) and isinstance(new, dict) and "rope_theta" in new and "rope_theta" not in old:
-            raise PosgapError(
+            raise BadModel(
                 f"{file}: rope_scaling stands beside rope_parameters, whose rope_theta of {new['rope_theta']:g} would "
                 "be lost; write what rope_scaling says into rope_parameters, and leave it out"
             )
@@ -204,15 +228,15 @@ def _require_packed(path: str, model: "PreTrainedModel") -> None:
     """`PosgapError` where a config asks for bitsandbytes and the weights are not packed yet, which takes a GPU."""
     packed = any(not weight.is_floating_point() for weight in model.parameters())
     if getattr(model, "quantization_method", "") == "bitsandbytes" and not packed and not torch.cuda.is_available():
-        raise PosgapError(
+        raise BadModel(
             f"{path}: config.json asks for bitsandbytes, which quantizes these weights on a GPU alone; take its "
             "quantization_config away to run the model as it is, or give one that was saved quantized"
         )
 
 
 def _require_sizes(path: str, config: PretrainedConfig) -> None:
-    """`PosgapError` where a folder's config claims more layers, or wider ones, than its weights have, before memory is
-    taken for them."""
+    """Raises `BadModel` if a folder's config asks for more layers, or larger ones, than its weights have, before memory
+    is taken for them."""
     shapes: list[list[int]] = []
     for file in Path(path).glob(_WEIGHTS):
         with (
@@ -222,14 +246,33 @@ def _require_sizes(path: str, config: PretrainedConfig) -> None:
             shapes += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 (it is no dict)
     if not shapes:
         return
-    widest = max(chain(*shapes), default=0)
-    for name, there in {"vocab_size": widest, "hidden_size": widest, "num_hidden_layers": len(shapes)}.items():
-        claimed = getattr(config.get_text_config(), name, None)
-        if isinstance(claimed, int) and claimed > there:
-            raise PosgapError(
-                f"{path}: config.json says {name} {claimed:,}, and the weights have at most {there:,}; get the whole "
-                "model, or its own config.json"
-            )
+    widest, text = max(chain(*shapes), default=0), config.get_text_config()
+    for name, most in {"vocab_size": widest, "hidden_size": widest, "num_hidden_layers": len(shapes)}.items():
+        _require_size(path, name, getattr(text, name, None), most)
+    values = text.to_dict()
+    for name in filter(_PARTS.search, values):  # a number of parts, each of which would be made
+        _require_size(path, name, values[name], max(widest, len(shapes), MAX_PARTS))
+    stored, asked = sum(map(math.prod, shapes)), _count_weights(config)
+    if asked <= max(_PACKED * stored, MIN_WEIGHTS):
+        return
+    for name in filter(_SIZE.search, values):
+        _require_size(path, name, values[name], widest)
+    raise BadModel(f"config.json asks for {asked:,} weights, and the files hold {stored:,}; {_WHOLE}", at=path)
+
+
+def _require_size(path: str, name: str, claimed: object, most: int) -> None:
+    if isinstance(claimed, int) and claimed > most:
+        raise BadModel(f"config.json says {name} {claimed:,}, and the weights have at most {most:,}; {_WHOLE}", at=path)
+
+
+def _count_weights(config: PretrainedConfig) -> int:
+    """The number of weights of a config's model, which is made without memory for them; 0 if it cannot be made so."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    with suppress(Exception), torch.device("meta"):  # families' own; whoever loads the model says what is wrong
+        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](copy.deepcopy(config))
+        return sum(tensor.numel() for tensor in chain(model.parameters(), model.buffers()))
+    return 0
 
 
 @contextmanager
@@ -255,7 +298,7 @@ def require_whole(path: str, report: Mapping[str, Iterable[Any]]) -> None:
         names = sorted(key if isinstance(key, str) else key[0] for key in report.get(kind) or ())
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise PosgapError(f"{path}: weights {fault}: {names[0]}{more}; get the whole model, or save it again")
+            raise BadModel(f"{path}: weights {fault}: {names[0]}{more}; get the whole model, or save it again")
 
 
 def require_causal_family(path: str, config: PretrainedConfig) -> None:
@@ -266,7 +309,7 @@ def require_causal_family(path: str, config: PretrainedConfig) -> None:
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return
     reads = "reads images too, and " if hasattr(config, "vision_config") else ""
-    raise PosgapError(
+    raise BadModel(
         f"{path}: {reads}is of a family, {config.model_type}, that transformers does not load as a causal language "
         "model; give a model that is one"
     )
@@ -289,7 +332,7 @@ def _require_causal(path: str, model: Any) -> None:
     uncached = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
     one, other = model(input_ids=ids, **uncached).logits[:, :-1].float()
     if (one - other).abs().max() > one.std() / 100:
-        raise PosgapError(
+        raise BadModel(
             f"{path}: reads both ways, so that later tokens change what it says after earlier ones, as an encoder "
             "does; give a causal language model"
         )
@@ -303,7 +346,7 @@ def require_finite_files(folder: Path) -> None:
             with safe_open(file, framework="pt") as tensors:
                 _require_finite(str(file), ((name, tensors.get_tensor(name)) for name in tensors.keys()))  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            raise PosgapError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+            raise BadModel(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _require_finite(where: str, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -313,7 +356,7 @@ def _require_finite(where: str, weights: Iterable[tuple[str, torch.Tensor]]) -> 
         if not weight.is_floating_point() or weight.dtype.itemsize == 1 or not weight.numel():
             continue
         if not all(map(math.isfinite, torch.aminmax(weight.detach()))):
-            raise PosgapError(f"{where}: weights are NaN or infinite: {name}; the training that made them went wrong")
+            raise BadModel(f"{where}: weights are NaN or infinite: {name}; the training that made them went wrong")
 
 
 def on_device(model: "PreTrainedModel", device: torch.device | str) -> "PreTrainedModel":
@@ -347,11 +390,11 @@ def model_folder(path: str, weights: bool = True) -> Path:
         if constants.is_offline_mode():
             reason = f"HF_HUB_OFFLINE is set, and the cache ({constants.HF_HUB_CACHE}) does not have it"
         elif isinstance(error, LocalEntryNotFoundError):
-            raise PosgapError(
+            raise NotFound(
                 f"{path}: no such folder, and the hub cannot be asked for it ({reason.removeprefix('Got: ')}); "
                 "without a network give the folder of the model"
             ) from None
-        raise PosgapError(f"{path}: no such folder, nor a model on the hub: {reason}") from None
+        raise NotFound(f"{path}: no such folder, nor a model on the hub: {reason}") from None
 
 
 @functools.cache
@@ -423,7 +466,7 @@ def save_model(
             write_closable_config(out, read_config(out))
     # transformers before 5.23 writes no generation config with settings that have no effect, also where it was read so.
     except (OSError, SafetensorError, ValueError) as error:
-        raise PosgapError(f"{out}: the model could not be written: {' '.join(str(error).split())}") from None
+        raise BadOutput(f"{out}: the model could not be written: {' '.join(str(error).split())}") from None
     for weights in out.glob("*.safetensors"):
         shutil.copymode(out / "config.json", weights)  # safetensors lets nobody but their owner read them
 
@@ -433,7 +476,7 @@ def resolve_dtype(name: str) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_available() else torch.float32
     if name == "tf32":
         if not torch.cuda.is_available():
-            raise PosgapError("dtype: tf32 is the arithmetic of a GPU, and there is none here; give float32")
+            raise BadOption("dtype: tf32 is the arithmetic of a GPU, and there is none here; give float32")
         return torch.float32
     return getattr(torch, name)
 
