@@ -99,10 +99,10 @@ def test_objects_are_in_the_namespace_or_in_none(name):
 
 @each_overlay
 def test_images_are_pinned_in_one_place_to_this_version(name):
-    known = {
-        f"{each['newName']}:{each['newTag']}"
-        for each in yaml.safe_load((KUBERNETES / "images/kustomization.yaml").read_text())["images"]
-    }
+    known = set()
+    for each in yaml.safe_load((KUBERNETES / "images/kustomization.yaml").read_text())["images"]:
+        known.add("@".join(filter(None, [f"{each['newName']}:{each['newTag']}", each.get("digest")])))
+        assert "digest" in each or each["name"] == "seaweedfs" or each["name"].startswith("posgap-")
     used = {each["image"] for pod in pod_templates(overlay(name)).values() for each in containers(pod["spec"])}
     assert used <= known
     ours = {image for image in used if "/posgap/" in image}
