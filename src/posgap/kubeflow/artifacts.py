@@ -10,6 +10,7 @@ from typing import Any
 from posgap.distillation.methods import method_of
 from posgap.foundation.files import read_json, read_jsonl, write_json
 from posgap.kubeflow.form import STAGES
+from posgap.measurement.report import content_policy
 from posgap.measurement.sweeps import read_sweep
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.positions import format_positions
@@ -157,6 +158,7 @@ def show_pictures(page: Any, caption: str, *pictures: Path) -> None:
     """Writes a self-contained page with pictures and their caption."""
     caption = html.escape(caption)
     text = f'<!doctype html><meta charset="utf-8"><title>{caption}</title>'
+    text += f'<meta http-equiv="Content-Security-Policy" content="{content_policy()}">'
     text += f'<p style="max-width:48em;font:16px/1.5 system-ui,sans-serif">{caption}</p>'
     for picture in pictures:
         data = base64.b64encode(picture.read_bytes()).decode()

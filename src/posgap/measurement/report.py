@@ -1,5 +1,7 @@
 """The report: one self-contained HTML page on one sweep or several."""
 
+import base64
+import hashlib
 import math
 import re
 from collections.abc import Sequence
@@ -79,16 +81,27 @@ def render_page(
     package: str, template: str, sweeps: Sequence[Sweep], explored: PageExamples | None, **more: Any
 ) -> str:
     """The page that a template of a package makes of `sweeps`, with its curves, tabs and examples."""
-    page = templates(package).get_template(template)
+    page, scripts = templates(package).get_template(template), _scripts(bool(explored))
     return page.render(
         sweeps=sweeps,
         explored=explored,
-        scripts=_scripts(bool(explored)),
+        scripts=scripts,
+        content_policy=content_policy(scripts),
         licence=_file("preact/LICENSE"),
         version=__version__,
         **charts(sweeps),
         **more,
     )
+
+
+def content_policy(scripts: Sequence[str] = ()) -> str:
+    """Returns the Content-Security-Policy of a page: nothing but these scripts runs in it, and it loads nothing from
+    elsewhere, whatever a model's answer in it says."""
+    hashes = []
+    for script in scripts:
+        hashes.append(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'")
+    allowed = f"script-src {' '.join(hashes)}; " if hashes else ""
+    return f"default-src 'none'; {allowed}style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 @cache

@@ -46,7 +46,9 @@ async function table(data, rows, columns) {
 
 function csv(rows) {
   const field = (value) => {
-    const text = value === null ? "" : String(value);
+    const plain = value === null ? "" : String(value);
+    // A spreadsheet takes a text that begins so for a formula, and runs it.
+    const text = typeof value === "string" && /^[=+\-@\t\r]/.test(plain) ? `'${plain}` : plain;
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   const lines = [COLUMNS, ...rows].map((row) => row.map(field).join(","));

@@ -1,0 +1,34 @@
+"""Pages run their own scripts alone, and what they save holds no formula."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from posgap.measurement.report import _file, _scripts, content_policy, render_page
+
+
+def test_a_page_runs_its_own_scripts_alone():
+    page = render_page("posgap.verbs", "index.html.j2", [], None, title="Results", groups=[])
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    rules = {rule.split()[0]: rule.split()[1:] for rule in policy.replace("&#39;", "'").split(";")}
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert rules["default-src"] == ["'none'"] and len(scripts) == 1
+    assert rules["script-src"] == [f"'sha256-{each}'" for each in hashes]
+    assert not re.search(r"<[^>]+\son\w+=", page)  # a handler in an attribute would not run
+    assert len(set(content_policy(_scripts(True)).split("'sha256-"))) == 5
+    assert "script-src" not in content_policy()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node runs the script")
+def test_saved_answers_hold_no_formula():
+    cells = ["=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "a=1", -0.5, None, 'x"y']
+    script = f"{_file('saving.js')}\nconsole.log(JSON.stringify(csv([{json.dumps(cells)}])));"
+    done = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout).partition("\r\n")[2]
+    assert rows.startswith("'=1+1,'+1,'-1,'@a,'\t=1,\"'\r=1\",a=1,-0.5,,")
