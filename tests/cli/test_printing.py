@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,14 +14,17 @@ import click
 import pytest
 from click.testing import CliRunner
 from command_line import below
+from places import ROOT
 
 from posgap.cli import main as cli
 from posgap.cli.main import build, example_command, main
-from posgap.foundation import printing
+from posgap.foundation import errors, printing, tables
 from posgap.foundation.errors import Findings, GateRefusal, PosgapError, Rejection
 from posgap.foundation.locations import is_uri
+from posgap.foundation.printing import Lines, NoteFormatter, join_lines, show
 from posgap.foundation.progress import track
 from posgap.options.table import SECTIONS, VERBS
+from posgap.tracking.runs import _texts
 
 log = logging.getLogger("posgap.test")
 
@@ -74,7 +78,7 @@ def test_a_verb_s_result_is_one_json_document_and_nothing_else(words, work, caps
 GREETING = """
 import ctypes, subprocess
 from posgap.cli import main as cli
-from posgap.foundation import printing
+from posgap.foundation import errors, printing, tables
 def work(config):
     subprocess.run(["echo", "a child greets"], check=True)
     ctypes.CDLL(None).puts(b"a library greets")
@@ -98,7 +102,7 @@ def test_the_document_stands_alone_whoever_writes_to_the_descriptor_itself():
 REFUSAL = """
 import os, sys
 from posgap.cli import main as cli
-from posgap.foundation import printing
+from posgap.foundation import errors, printing, tables
 from posgap.foundation.errors import GateRefusal
 def work(config):
     with open(sys.argv[1], "w") as file:
@@ -125,7 +129,8 @@ def test_a_closed_stream_changes_no_exit_code_and_gets_nobody_else_s_descriptor(
 @pytest.mark.parametrize("words", VERBS)
 def test_what_a_verb_refuses_is_one_json_document_too(words, capsys):
     code, out, err = run(capsys, *words.split(), "--json", "--colour", "red")
-    assert (code, json.loads(out)) == (2, {"error": err.removeprefix("posgap: error: ").strip(), "exit_code": 2})
+    told = {"error": err.removeprefix("posgap: error: ").strip(), "exit_code": 2}
+    assert (code, json.loads(out)) == (2, told | {"code": json.loads(out)["code"]})
     assert "No such option '--colour'" in err
 
 
@@ -148,7 +153,9 @@ def test_a_refusal_prints_its_result_and_other_errors_never_an_earlier_one(words
     work.append(error)
     ended, out, err = run(capsys, *shlex.split(example_command(words))[1:], "--json")
     assert ended == code and err.endswith("posgap: no\n" if words == "gate" else "posgap: error: no\n")
-    assert json.loads(out) == ({"error": "no", "exit_code": 2} if words == "sweep" else {"made": True})
+    assert json.loads(out) == (
+        {"error": "no", "code": "bad-input", "exit_code": 2} if words == "sweep" else {"made": True}
+    )
 
 
 def test_json_is_asked_for_by_the_environment_too_and_only_once(work, capsys, monkeypatch):
@@ -296,3 +303,32 @@ def test_what_a_command_was_asked_for_is_forgotten_when_it_ends(work, capsys):
     capsys.readouterr()
     printing.show("text", {"made": True})
     assert capsys.readouterr().out == "text\n" and not printing.is_quiet()
+
+
+HOSTILE = "m\x1b[2J\x07\r\nposgap: error: forged\n::set-output name=a::b\u202e\x9b31m##[group]x"
+
+
+def test_what_others_wrote_stays_text(capsys, tmp_path):
+    formatter = NoteFormatter()
+    lines = [formatter.format(logging.LogRecord("posgap", logging.INFO, "", 1, "%s: %r", (HOSTILE, HOSTILE), None))]
+    show(f"{tables.markdown(['name'], [[HOSTILE]])}\n{join_lines([HOSTILE])}\n::set-env name=x", None)
+    _, hostile, shown = run(capsys, "validate", "--examples", tmp_path / HOSTILE, "--out", tmp_path / "out")
+    lines += [*hostile.splitlines(), *shown.splitlines(), *_texts({"label": HOSTILE})["label"].splitlines()]
+    assert [line for line in lines if not line.isprintable()] == []
+    assert not any(line.startswith(("::", "posgap: error: forged")) or "##[" in line for line in lines)
+
+
+def test_the_text_of_a_note_keeps_its_own_line_ends_numbers_and_colours():
+    record = logging.LogRecord("posgap", logging.INFO, "", 1, "%s of %d:\n%s", ("a\nb", 3, Lines("1\n2")), None)
+    assert NoteFormatter().format(record) == "posgap | a\\nb of 3:\n1\n2"
+    assert join_lines([click.style("pass", fg="green"), "a\x1b[35m"]) == "\x1b[32mpass\x1b[0m\na\\x1b[35m"
+
+
+def test_every_code_of_an_error_is_explained():
+    table = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## Codes of errors")[2]
+    explained = re.findall(r"`([a-z-]+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
+    classes = [PosgapError]
+    for each in classes:
+        classes += each.__subclasses__()
+    others = {errors.INTERNAL_ERROR, errors.OUT_OF_MEMORY, errors.STOPPED, errors.SYSTEM_ERROR}
+    assert sorted(explained) == sorted({each.code for each in classes} | others)

@@ -28,8 +28,15 @@ from posgap import __version__
 from posgap.cli import config_file
 from posgap.foundation import printing
 from posgap.foundation.errors import (
+    INTERNAL_ERROR,
+    OUT_OF_MEMORY,
+    STOPPED,
+    SYSTEM_ERROR,
+    BadOption,
     GateRefusal,
+    MissingPackage,
     NotEnoughEvidence,
+    NotFound,
     OfAll,
     PosgapError,
     Rejection,
@@ -323,7 +330,7 @@ def _to_config(config_type: type[Config], words: str, ctx: click.Context) -> Con
     try:
         config = config_type(**values)
     except ValidationError as error:
-        raise PosgapError(_misuse(config_type, error)) from None
+        raise BadOption(_misuse(config_type, error)) from None
     if has_no_place:
         place = config.in_runs(words.replace(" ", "-"))
         config = config.model_copy(update={"out": place})
@@ -490,26 +497,29 @@ def _report_error(error: BaseException) -> int:
             return 2
         case click.ClickException():
             where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "posgap"
-            return _fail(f"{error.format_message()} (see `{where} --help`)", 2)
+            return _fail(f"{error.format_message()} (see `{where} --help`)", 2, BadOption.code)
         case OfAll():
             if is_main_process():
-                _fail(_with_notes(str(error), error), error.exit_code)
+                _fail(_with_notes(str(error), error), error.exit_code, error.code, error.at)
             leave_together()
             return error.exit_code
         case GateRefusal() | NotEnoughEvidence():
-            return _fail(str(error), error.exit_code, "")  # a decision, which is no error
+            return _fail(str(error), error.exit_code, error.code, kind="")  # a decision, which is no error
         case PosgapError():
-            return _fail(_with_notes(str(error), error), error.exit_code)
+            return _fail(_with_notes(str(error), error), error.exit_code, error.code, error.at)
         case OSError():
-            return _fail(f"{error.filename or _place_of(error)}: {error.strerror or error}", 2)
+            kind = NotFound.code if isinstance(error, FileNotFoundError) else SYSTEM_ERROR
+            place = str(error.filename or _place_of(error))
+            return _fail(f"{place}: {error.strerror or error}", 2, kind, place)
         case ModuleNotFoundError() if how_to_install(error.name or ""):
-            return _fail(how_to_install(error.name or ""), 2)
+            return _fail(how_to_install(error.name or ""), 2, MissingPackage.code)
         case MemoryError():
-            return _fail("out of memory: lower what is read or computed at once, or take a machine with more", 1)
+            line = "out of memory: lower what is read or computed at once, or take a machine with more"
+            return _fail(line, 1, OUT_OF_MEMORY)
         case KeyboardInterrupt() | click.Abort():
             cause = error.__cause__ or error  # click raises Abort from KeyboardInterrupt, which Stopped is too
-            return _fail(_with_notes(str(cause) or "stopped", cause), getattr(cause, "exit_code", 130))
-    return _fail(describe_internal_error(error), 1, "")
+            return _fail(_with_notes(str(cause) or "stopped", cause), getattr(cause, "exit_code", 130), STOPPED)
+    return _fail(describe_internal_error(error), 1, INTERNAL_ERROR, kind="")
 
 
 def _place_of(error: OSError) -> str:
@@ -531,11 +541,12 @@ def _with_notes(message: str, error: BaseException) -> str:
     return "; ".join([message, *getattr(error, "__notes__", ())])
 
 
-def _fail(message: str, code: int, kind: str = "error:") -> int:
+def _fail(message: str, exit_code: int, code: str, at: str = "", kind: str = "error:") -> int:
     """Says what went wrong, in one line without secrets; returns the exit code."""
-    line = " ".join(map(str.strip, redact(with_uris(message)).split("\n")))
+    line = printing.printable(" ".join(map(str.strip, redact(with_uris(message)).split("\n"))))
     with suppress(OSError):  # nobody listens
         click.echo(" ".join(filter(None, ["posgap:", printing.colour_word(kind, sys.stderr), line])), err=True)
         if is_main_process():
-            printing.write_json({"error": line, "exit_code": code})
-    return code
+            place = {"at": printing.printable(redact(with_uris(at)))} if at else {}
+            printing.write_json({"error": line, "code": code, **place, "exit_code": exit_code})
+    return exit_code

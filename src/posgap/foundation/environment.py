@@ -2,13 +2,13 @@
 
 import os
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption
 
 
 def read_number(variable: str, default: float, least: float, most: float) -> float:
     """Returns the number that a variable of the environment holds; `default` where it is unset or empty.
 
-    Raises `PosgapError` where it holds something else, or a number below `least` or above `most`.
+    Raises `BadOption` where it holds something else, or a number below `least` or above `most`.
     """
     text = os.environ.get(variable, "") or default
     try:
@@ -16,5 +16,5 @@ def read_number(variable: str, default: float, least: float, most: float) -> flo
     except ValueError:
         number = float("nan")
     if not least <= number <= most:
-        raise PosgapError(f"{variable}: {text!r} is no number from {least:.0f} to {most:.0f}; correct or unset it")
+        raise BadOption(f"{variable}: {text!r} is no number from {least:.0f} to {most:.0f}; correct or unset it")
     return number

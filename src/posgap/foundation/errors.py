@@ -6,6 +6,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+# Codes of what ends a command and is no `PosgapError`.
+INTERNAL_ERROR = "internal-error"
+OUT_OF_MEMORY = "out-of-memory"
+STOPPED = "stopped"
+SYSTEM_ERROR = "system-error"
 MAX_SHOWN = 200  # characters that are shown of what somebody gave
 
 
@@ -28,6 +33,10 @@ class PosgapError(Exception):
 
 class OfAll(PosgapError):
     """An error of all processes of a launch, whose line the first of them shows. Exit code 2."""
+
+    def __init__(self, message: str, code: str = PosgapError.code):
+        super().__init__(message)
+        self.code = code
 
 
 class NotFound(PosgapError):
@@ -172,7 +181,8 @@ class TerminationSignal(KeyboardInterrupt):
 def first_fault(error: ValidationError) -> str:
     """The field and message of pydantic's first error, in one line."""
     first = error.errors()[0]
-    where, complaint = ".".join(place_of_fault(first)), complaint_of(first)
+    where = ".".join(place_of_fault(first))
+    complaint = complaint_of(first)
     if first["type"] == "missing":
         return f"field `{where}` is missing"
     return f"field `{where}`: {complaint}" if where else complaint

@@ -7,7 +7,7 @@ measuring an endpoint imports.
 import importlib
 from typing import Any
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import MissingPackage
 
 # By the name under which a package is imported; the extras themselves are in pyproject.toml.
 _PACKAGES = {
@@ -37,11 +37,11 @@ def how_to_install(module: str) -> str:
 
 
 def import_extra(module: str) -> Any:
-    """The imported module. Raises `PosgapError` that names the extra where it is not installed."""
+    """The imported module. Raises `MissingPackage` that names the extra where it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         hint = how_to_install(error.name or "")
         if not hint:
             raise
-        raise PosgapError(hint) from None
+        raise MissingPackage(hint) from None

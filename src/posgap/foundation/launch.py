@@ -57,11 +57,12 @@ def gather_from_all(work: Callable[[], T]) -> list[T]:
     rank, world = launch_rank_and_size()
     if world == 1:
         return [work()]
-    board, call = _board(), next(_calls)
+    board = _board()
+    call = next(_calls)
     try:
         answer: dict[str, Any] = {"value": work()}
     except PosgapError as error:
-        answer = {"error": str(error), "may_pass": error.may_pass}
+        answer = {"error": str(error), "code": error.code, "may_pass": error.may_pass}
     try:
         board.set(f"{call}/{rank}", json.dumps(answer))
         _wait_until(lambda: board.check([f"{call}/{each}" for each in range(world)]))
@@ -74,7 +75,7 @@ def gather_from_all(work: Callable[[], T]) -> list[T]:
         raise ProcessFailure(f"the launch's first process cannot be reached ({reason}); see its error") from None
     for each in answers:
         if "error" in each:
-            failure = OfAll(each["error"])
+            failure = OfAll(each["error"], each["code"])
             failure.may_pass = each["may_pass"]
             raise failure
     return [each["value"] for each in answers]

@@ -3,14 +3,17 @@
 The result goes to standard output. Progress, notes and errors go to standard error.
 """
 
+import copy
 import ctypes
 import json
 import logging
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
+from numbers import Number
 from typing import Any, TextIO
 
 import click
@@ -23,6 +26,37 @@ RESULT = logging.INFO + 5  # the level of a line that says what came of a stage,
 logging.addLevelName(RESULT, "RESULT")
 _COLOURS = {"error:": "red", "admitted": "green", "pass": "green", "✓": "green"}
 _COLOURS |= {"refused": "red", "fail": "red", "✗": "red"}
+
+# What moves a terminal's cursor, turns letters round, or ends a line.
+_CONTROLS = r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+_UNPRINTABLE = re.compile(_CONTROLS)
+_UNCOLOURED = re.compile(rf"(?!\x1b\[(?:0|31|32)m){_CONTROLS}")  # but for what `colour_word` adds
+# How a line begins that a CI takes for a command: `::set-output`, `##[group]`, `##vso[task.setvariable]`.
+_COMMAND = re.compile(r"^\s*:(?=:)|#(?=#(?:vso)?\[)", re.MULTILINE)
+
+
+class Lines(str):
+    """A text of several lines for the log. What others wrote is escaped in it already."""
+
+    __slots__ = ()
+
+
+def printable(text: object) -> str:
+    """Returns a text of others in one line, with escapes such as `\\x1b` for what is not to be printed."""
+    return _COMMAND.sub(_escape_last, _UNPRINTABLE.sub(_escape, str(text)))
+
+
+def join_lines(lines: Iterable[str]) -> str:
+    """Returns lines, which may hold what others wrote and colours of ours, as a text to print."""
+    return _COMMAND.sub(_escape_last, "\n".join(_UNCOLOURED.sub(_escape, line) for line in lines))
+
+
+def _escape(sign: re.Match[str]) -> str:
+    return sign[0].encode("unicode_escape").decode("ascii")
+
+
+def _escape_last(signs: re.Match[str]) -> str:
+    return f"{signs[0][:-1]}\\x{ord(signs[0][-1]):x}"
 
 
 def format_count(count: int, noun: str) -> str:
@@ -81,7 +115,8 @@ def from_python(quiet: bool) -> Iterator[None]:
     gets its lines there, without a bar.
     """
     global _command
-    logger, outside = logging.getLogger("posgap"), _command
+    logger = logging.getLogger("posgap")
+    outside = _command
     is_configured = bool(logger.handlers) or logger.level != logging.NOTSET
     is_configured |= logger.hasHandlers() and logger.isEnabledFor(logging.INFO)
     silent = quiet or sys.stderr is None or not is_main_process()
@@ -99,7 +134,8 @@ def from_python(quiet: bool) -> Iterator[None]:
 @contextmanager
 def _show_notes(logger: logging.Logger) -> Iterator[None]:
     """Within the block the logger's lines go to standard error, and nowhere else."""
-    handler, propagates = logging.StreamHandler(sys.stderr), logger.propagate
+    handler = logging.StreamHandler(sys.stderr)
+    propagates = logger.propagate
     handler.setFormatter(NoteFormatter())
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -119,7 +155,23 @@ class NoteFormatter(logging.Formatter):
         super().__init__("posgap | %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(with_uris(super().format(record)))
+        shown = copy.copy(record)
+        if isinstance(record.args, tuple):
+            shown.args = tuple(each if isinstance(each, Number | Lines) else _Shown(each) for each in record.args)
+        return join_lines(redact(with_uris(super().format(shown))).split("\n"))
+
+
+class _Shown:
+    """A value in a line of the log, which stays one line."""
+
+    def __init__(self, value: object):
+        self.value = value
+
+    def __str__(self) -> str:
+        return printable(self.value)
+
+    def __repr__(self) -> str:
+        return printable(repr(self.value))
 
 
 def is_quiet() -> bool:
@@ -139,10 +191,13 @@ def is_wanted(record: logging.LogRecord) -> bool:
 
 
 def show(text: str, result: Any) -> None:
-    """Prints what came of a verb: a text for people or, at the verb's end, `result` as JSON where it is asked for."""
+    """Prints what came of a verb: a text for people or, at the verb's end, `result` as JSON where it is asked for.
+
+    What others wrote may stand in the text; if it may have line ends, `join_lines` makes the text.
+    """
     set_result(result)
     if not _command.as_json:
-        click.echo(text)
+        click.echo(join_lines(text.split("\n")))
 
 
 def set_result(result: Any) -> None:

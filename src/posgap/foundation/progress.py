@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from posgap.foundation.printing import shows_bars
+from posgap.foundation.printing import printable, shows_bars
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -28,16 +28,19 @@ def track(items: Iterable[T], total: int, what: str) -> Iterator[T]:
 def meter(total: int, what: str, unit: int = 1) -> Iterator[Callable[[int], None]]:
     """Yields a function to be told, from any thread, how much more of `total` is done; `unit` is what is shown as 1."""
     if shows_bars():
-        with tqdm(total=(total / unit if unit > 1 else total) or None, desc=what, dynamic_ncols=True) as bar:
+        with tqdm(total=(total / unit if unit > 1 else total) or None, desc=printable(what), dynamic_ncols=True) as bar:
             yield lambda more: _advance(bar, more / unit if unit > 1 else more)
         return
     started = last = time.monotonic()
-    done, lock, first = 0, threading.Lock(), (0, 0.0)
+    done = 0
+    lock = threading.Lock()
+    first = (0, 0.0)
 
     def report(more: int) -> None:
         nonlocal done, last, first
         with lock:
-            done, now = done + more, time.monotonic()
+            done = done + more
+            now = time.monotonic()
             first = first if first[0] else (done, now)
             least, most = SECONDS_BETWEEN_LINES
             if now - last < min(max(least, (now - started) / 10), most) and done != total:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import NoServer, PosgapError, ProcessFailure, Refused, TerminationSignal
 from posgap.foundation.interruption import Termination, deferred_termination
-from posgap.foundation.printing import is_quiet
+from posgap.foundation.printing import Lines, is_quiet, join_lines, printable
 from posgap.kubeflow.reasons import JobInCluster, Reason, Worker, best_reason
 from posgap.kubeflow.train_jobs import Job, create
 
@@ -188,7 +188,7 @@ def _print(client: "TrainerClient", job: str, over: threading.Event) -> None:
             for number, line in enumerate(client.get_job_logs(job, follow=not last), start=1):
                 if number > shown:
                     if not is_quiet():
-                        print(f"{NODE} | {line}", file=sys.stderr, flush=True)
+                        print(f"{NODE} | {printable(line)}", file=sys.stderr, flush=True)
                     shown = number
         except (RuntimeError, TimeoutError, ValueError) as error:
             log.debug("log of %s: %s", job, error)
@@ -212,9 +212,9 @@ def why_it_failed(client: "TrainerClient", job: "TrainJob", in_cluster: JobInClu
         failed = [step.name for step in job.steps if step.status == "Failed"]
         workers = [Worker(name, log=_log_of(client, job.name, name)) for name in failed]
     for worker in workers:
-        end = "\n".join(f"  {worker.name} | {line}" for line in worker.lines[-END_LINES:])
+        end = join_lines(f"  {worker.name} | {line}" for line in worker.lines[-END_LINES:])
         if end:
-            log.error("the end of the log of %s:\n%s", worker.name, end)
+            log.error("the end of the log of %s:\n%s", worker.name, Lines(end))
     expected = [f"node-{index}" for index in range(job.num_nodes)] if pods else []
     gone = [name for name in expected if name not in there]
     return best_reason(workers, gone, in_cluster.conditions(), in_cluster.events())

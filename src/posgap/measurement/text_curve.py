@@ -1,5 +1,6 @@
 """A sweep's curve as lines of text, for a terminal or a report that shows no pictures."""
 
+from posgap.foundation.printing import join_lines
 from posgap.measurement.statistics import ends
 from posgap.measurement.summary import position_sentence
 from posgap.measurement.sweeps import Sweep
@@ -19,7 +20,7 @@ def sweep_text(sweep: Sweep) -> str:
     unanswered = sweep.outcomes.phrase(sweep.placements) if sweep.outcomes else ""
     baselines = [f"{name}: {figure.accuracy:.1f} ({ends(figure.ci95)})" for name, figure in sweep.baselines.items()]
     figures = "; ".join(filter(None, [figures, unanswered]))
-    return "\n".join([text_curve(sweep), *baselines, "", figures, position_sentence(sweep)])
+    return "\n".join([text_curve(sweep), join_lines([*baselines, "", figures, position_sentence(sweep)])])
 
 
 def text_curve(sweep: Sweep) -> str:

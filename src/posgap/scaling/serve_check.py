@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.printing import show
+from posgap.foundation.printing import join_lines, show
 from posgap.mitigations.in_force import load_model
 from posgap.models import CONFIG_KEY
 from posgap.models.closing import read_config
@@ -19,7 +19,8 @@ from posgap.scaling.vllm_plugin import read_factors
 
 def serve_check(model: str | Path, backend: str = "auto") -> None:
     """Loads the model and prints one line per layer; raises `PosgapError` if config and model disagree."""
-    configured, model = read_config(Path(model)).get(CONFIG_KEY), str(model)
+    configured = read_config(Path(model)).get(CONFIG_KEY)
+    model = str(model)
     if backend == "auto":
         backend = "vllm" if importlib.util.find_spec("vllm") else "transformers"
     real = (_factors_in_vllm if backend == "vllm" else _factors_in_transformers)(model)
@@ -28,7 +29,7 @@ def serve_check(model: str | Path, backend: str = "auto") -> None:
     lines = [f"{model} in {backend}: {CONFIG_KEY} {said}"]
     for layer, (factor, applied_factor) in enumerate(zip(wanted, real)):
         lines.append(f"layer {layer:3d}  config {_format_factors(factor)}  applied {_format_factors(applied_factor)}")
-    show("\n".join(lines), {"model": model, "backend": backend, "config": configured, "applied": real})
+    show(join_lines(lines), {"model": model, "backend": backend, "config": configured, "applied": real})
     unseen = all(factor is None for factor in real)
     if unseen or len(wanted) != len(real) or not all(map(_agree, wanted, real)):
         raise PosgapError(f"{model}: {backend} does not apply the factors of its config; do not serve it")
@@ -50,7 +51,8 @@ def _agree(wanted: float | list[float], real: float | list[float] | None) -> boo
     wanted_of_heads = wanted if isinstance(wanted, list) else [wanted]
     if len(of_heads) == 1 or len(wanted_of_heads) == 1:
         n = max(len(of_heads), len(wanted_of_heads))
-        of_heads, wanted_of_heads = of_heads * (n // len(of_heads)), wanted_of_heads * (n // len(wanted_of_heads))
+        of_heads = of_heads * (n // len(of_heads))
+        wanted_of_heads = wanted_of_heads * (n // len(wanted_of_heads))
     return len(of_heads) == len(wanted_of_heads) and np.allclose(wanted_of_heads, of_heads, rtol=1e-3, atol=0)
 
 

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.printing import join_lines, printable
 from posgap.foundation.redaction import redact
 from posgap.foundation.retries import RetryPolicy
 from posgap.storage.datasets import EVALUATION, Dataset
@@ -54,6 +55,7 @@ ERROR_TAG = "posgap.error"
 NOTE_TAG = "mlflow.note.content"  # the description that MLflow shows of a run
 NAME_TAG, LABEL_TAG = "mlflow.runName", "posgap.label"
 KEY_TAG = "posgap.run_key"  # by which a run is found on the server
+_NOTE = "mlflow.note.content"  # a tag in Markdown, which may have several lines
 KILLED = "KILLED"
 ERROR_CHARACTERS = 1000  # of an error, in a tag
 TOGETHER_SECONDS = 1.0  # for which metrics wait for others, once some were sent
@@ -314,8 +316,9 @@ class Run:
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:
-    """The values as text for MLflow: without secrets, and with `?` for what UTF-8 cannot hold, as in names of files."""
-    return {name: redact(str(value)).encode("utf-8", "replace").decode() for name, value in values.items()}
+    """The values as text for MLflow: without secrets, and with escapes for what is not to be printed."""
+    texts = {name: redact(str(value)) for name, value in values.items()}
+    return {name: join_lines(text.split("\n")) if name == _NOTE else printable(text) for name, text in texts.items()}
 
 
 def link(run_id: str, server: str = "") -> str:

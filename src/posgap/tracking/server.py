@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import NoServer, PosgapError, Refused
 from posgap.foundation.redaction import redact, without_user
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
 
@@ -62,15 +62,19 @@ class TrackingError(PosgapError):
 class NoAnswer(TrackingError):
     """The server was not reached, failed, or was too slow; a later try may succeed."""
 
+    code = NoServer.code
     may_pass = True
 
 
 class RequestRefused(TrackingError):
     """The server refused. `is_missing`: it has no such object. `is_wrong`: it will never take what was sent."""
 
-    def __init__(self, complaint: str, code: str = ""):
+    code = Refused.code
+
+    def __init__(self, complaint: str, status: str = ""):
         super().__init__(complaint)
-        self.is_missing, self.is_wrong = code in _MISSING, code in _WRONG
+        self.is_missing = status in _MISSING
+        self.is_wrong = status in _WRONG
 
 
 def is_tracking() -> bool:

@@ -18,7 +18,7 @@ from posgap.data.reading import read_examples, write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import delete_path, work_folder, write_json
 from posgap.foundation.locations import Location, below, page_address
-from posgap.foundation.printing import colour_word, show
+from posgap.foundation.printing import colour_word, join_lines, printable, show
 from posgap.foundation.redaction import redact
 from posgap.gating.copies import private_sweeps
 from posgap.gating.decision_page import decision_page, explored_roles
@@ -61,16 +61,14 @@ def check(config: CheckConfig) -> Verdict:
 
 def terminal_text(model: str, verdict: Verdict, sweep: Sweep) -> str:
     """Returns what a check prints in a terminal: the curve, the figures, and a line for each rule."""
-    lines = [sweep_text(sweep), ""]
+    lines = [""]
     for ruling in verdict.rules:
         lines.append(f"{colour_word(f'{ruling.outcome:<7}', sys.stdout)}{against(ruling)}; {ruling.sentence}")
     if verdict.wanting:
         lines.append(verdict.wanting)
     if verdict.passed:  # what was not admitted ends the command with a line that says why
-        # A name may come from an endpoint: what would move the terminal's cursor is shown as a sign.
-        name = "".join(sign if sign.isprintable() else "\ufffd" for sign in redact(model))
-        lines.append(f"{colour_word('admitted', sys.stdout)}: {name}")
-    return "\n".join(lines)
+        lines.append(f"{colour_word('admitted', sys.stdout)}: {printable(redact(model))}")
+    return "\n".join([sweep_text(sweep), join_lines(lines)])
 
 
 def _run_check(config: CheckConfig, output: RunFolder) -> tuple[Verdict, Sweep]:

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from posgap import __version__
 from posgap.foundation.errors import Findings
 from posgap.foundation.extras import how_to_install
-from posgap.foundation.printing import colour_word, show
+from posgap.foundation.printing import colour_word, join_lines, show
 from posgap.foundation.redaction import redact, without_user
 from posgap.models.precision import MIN_PARAMETERS, bfloat16_of_cpu
 from posgap.options.doctor import DoctorConfig
@@ -59,7 +59,7 @@ def doctor(config: DoctorConfig) -> None:
         f"{f'; {each.mend}' if each.mend else ''}"
         for each in found
     ]
-    show("\n".join(lines), {"posgap": __version__, "parts": [each._asdict() for each in found]})
+    show(join_lines(lines), {"posgap": __version__, "parts": [each._asdict() for each in found]})
     broken = [each.part for each in found if each.state == "broken"]
     if broken:
         raise Findings(f"of no use as it is: {', '.join(broken)}")

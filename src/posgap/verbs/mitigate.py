@@ -9,7 +9,7 @@ from posgap.data.reading import read_examples, write_examples
 from posgap.foundation.files import delete_path, work_folder, write_json
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import page_address, with_uris
-from posgap.foundation.printing import RESULT
+from posgap.foundation.printing import RESULT, Lines
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparison import Difference, compare_sweeps
 from posgap.measurement.evidence import Evidence
@@ -218,5 +218,5 @@ def _say(result: MitigateResult, config: MitigateConfig) -> None:
         if each.name != result.choice:
             log.log(RESULT, "%s", each.verdict_in_words)
     for each in result.helpful_outcomes:
-        log.log(RESULT, "%s is had by:\n%s", each.name, indent(each.command or each.code.rstrip(), "    "))
+        log.log(RESULT, "%s is had by:\n%s", each.name, Lines(indent(each.command or each.code.rstrip(), "    ")))
     log.log(RESULT, "page: %s", page_address(config.out, MITIGATE_PAGE))

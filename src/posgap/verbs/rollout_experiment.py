@@ -6,7 +6,7 @@ from pathlib import Path
 
 from posgap.foundation.files import atomic, work_folder, write_json
 from posgap.foundation.interruption import resumable
-from posgap.foundation.printing import RESULT
+from posgap.foundation.printing import RESULT, Lines
 from posgap.measurement.plots import save_picture
 from posgap.options.rollout_experiment import RolloutExperimentConfig
 from posgap.rollout.experiment_summary import experiment_text, gap_bars, gap_table, sink_table, summarize
@@ -54,4 +54,4 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
         run.metrics({f"{name}.{pair.replace(',', '-')}": values["mean"] for pair, values in cell["gaps"].items()})
         run.metrics({f"{name}.first_sink": cell["sinks"][0]})
     run.artifact(out)
-    log.log(RESULT, "%s\n\n%s\n\n%s", config.preset, tables, experiment_text(summary))
+    log.log(RESULT, "%s\n\n%s\n\n%s", config.preset, Lines(tables), Lines(experiment_text(summary)))

@@ -12,7 +12,7 @@ from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_model, write_jsonl
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import Location, page_address
-from posgap.foundation.printing import show
+from posgap.foundation.printing import join_lines, show
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.batches import AnswerFiles
 from posgap.generation.generator import Generator
@@ -73,7 +73,7 @@ def show_sweep(place: Location, *more: str) -> None:
     folder = fetch_location(place)
     if is_of_lengths(folder):
         lengths = read_lengths(folder)
-        words, result, page = "\n".join(lengths.summary_text()), lengths.model_dump(mode="json"), LENGTHS_PAGE
+        words, result, page = join_lines(lengths.summary_text()), lengths.model_dump(mode="json"), LENGTHS_PAGE
     else:
         swept = read_sweep(folder)
         words, result, page = sweep_text(swept), swept.model_dump(mode="json", exclude_defaults=True), SWEEP_PAGE

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from posgap.foundation.errors import Findings, PosgapError
-from posgap.foundation.printing import RESULT, show
+from posgap.foundation.printing import RESULT, join_lines, show
 from posgap.foundation.printing import set_result as keep_result
 from posgap.gating.copies import private_verdict
 from posgap.gating.replay import JUDGED_FILES, replay_verdict
@@ -37,7 +37,7 @@ def verify(config: VerifyConfig) -> None:
     for place, reason in verification.out_of_reach.items():
         log.info("%s: not verified: %s", place, reason)
     if verification.faults:
-        show("\n".join(verification.faults), result)
+        show(join_lines(verification.faults), result)
         raise Findings(f"{len(verification.faults)} faults in {counted}")
     keep_result(result)
     for place, outcome in verdicts.items():
