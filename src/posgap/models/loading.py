@@ -69,7 +69,7 @@ def _load_by(loader, path: str, what: str, weights: bool = False, **options):
         reason = first_line(error)
         if not (folder / "config.json").is_file():
             reason = NO_CONFIG
-        raise BadModel(f"{path}: no {what} to load here: {reason}") from None
+        raise BadModel(f"no {what} to load here: {reason}", at=path) from None
 
 
 def require_own_files(folder: Path) -> None:
