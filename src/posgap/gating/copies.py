@@ -57,8 +57,7 @@ def _naming(places: Mapping[Path, Path]) -> Iterator[None]:
     try:
         yield
     except PosgapError as error:
-        message = str(error)
         for copy, original in places.items():
-            message = message.replace(str(copy), str(original))
-        error.args = (message, *error.args[1:])
+            error.args = tuple(str(each).replace(str(copy), str(original)) for each in error.args)
+            error.at = error.at.replace(str(copy), str(original))
         raise

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel
 from posgap.foundation.files import read_object
 from posgap.models.loading import load_config
 from posgap.models.tensors import EXPLICIT, stored_tensors, weight_files
@@ -13,15 +13,15 @@ _CODE = ("auto_map", "custom_pipelines")  # keys of configs that name code
 
 
 def require_registrable(folder: Path) -> None:
-    """Raises `PosgapError` if a folder holds code, weights beside those that load, or tensors that are not the model's
+    """Raises `BadModel` if a folder holds code, weights beside those that load, or tensors that are not the model's
     own as transformers saves them: under another name, or not read at all, they would make the same weights another
     model."""
     for file in sorted(folder.rglob("*.py")):
-        raise PosgapError(f"{file}: is code, which would run wherever the model is loaded with it; remove it")
+        raise BadModel(f"{file}: is code, which would run wherever the model is loaded with it; remove it")
     for file in sorted({folder / "config.json", *folder.glob("*_config.json")}):
         keys = set(_keys(read_object(file))) if file.is_file() else set[str]()
         for key in sorted(keys & {*_CODE, EXPLICIT}):
-            raise PosgapError(f"{file}: its `{key}` names code or weights of another place; remove that")
+            raise BadModel(f"{file}: its `{key}` names code or weights of another place; remove that")
     _require_own_names(folder, [tensor.name for file in weight_files(folder) for tensor in stored_tensors(file)])
 
 
@@ -52,7 +52,7 @@ def _require_own_names(folder: Path, stored: list[str]) -> None:
     strange = sorted(set(stored) - own)
     if strange:
         more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
-        raise PosgapError(
+        raise BadModel(
             f"{folder}: has tensors that are not loaded under their names: {strange[0]}{more}; load the model with "
             "transformers and save it again"
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel
 from posgap.foundation.files import digest_of, read_object
 
 WEIGHTS = "model.safetensors"
@@ -29,14 +29,14 @@ class StoredTensor(NamedTuple):
 def weight_files(folder: Path) -> list[Path]:
     """Returns the safetensors files of a folder that load: `model.safetensors`, or those that the index names.
 
-    Raises `PosgapError` if others lie beside them, since vLLM reads all files, or if the index names others than load.
+    Raises `BadModel` if others lie beside them, since vLLM reads all files, or if the index names others than load.
     """
     there = {file.name for file in folder.glob("*.safetensors")}
     loaded = _named(folder, there)
     beside = sorted(there - loaded)
     if beside:
         loads = ", ".join(sorted(loaded)) or "none"
-        raise PosgapError(
+        raise BadModel(
             f"{folder / beside[0]}: lies beside the weights that load ({loads}), and other programs would read it; "
             "move it away"
         )
@@ -54,7 +54,7 @@ def _named(folder: Path, there: set[str]) -> set[str]:
         return {str(explicit)}
     if WEIGHTS in there and not explicit:
         if shards - {WEIGHTS}:
-            raise PosgapError(
+            raise BadModel(
                 f"{index}: names {min(shards - {WEIGHTS})}, and {WEIGHTS} lies beside it, which loads; remove either"
             )
         return {WEIGHTS}
@@ -62,7 +62,7 @@ def _named(folder: Path, there: set[str]) -> set[str]:
 
 
 def stored_tensors(file: Path) -> list[StoredTensor]:
-    """Returns the tensors that the header of a safetensors file names; `PosgapError` if it is damaged."""
+    """Returns the tensors that the header of a safetensors file names; `BadModel` if it is damaged."""
     try:
         with open(file, "rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
@@ -78,7 +78,7 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
                 )
         return tensors
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PosgapError(f"{file}: cannot be read as safetensors: {error}; get the file again") from None
+        raise BadModel(f"{file}: cannot be read as safetensors: {error}; get the file again") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def digest_of_tensors(folder: Path) -> str:
     """sha256 of the names, dtypes, shapes and bytes of the tensors that load from a folder, in whichever files and
-    order they are; empty if it has none. Raises `PosgapError` as `weight_files` does, or if a name is there twice."""
+    order they are; empty if it has none. Raises `BadModel` as `weight_files` does, or if a name is there twice."""
     digests = {tensor.name: [tensor.dtype, list(tensor.shape), sha] for tensor, sha in _hashed(folder)}
     return digest_of(sorted(digests.items())) if digests else ""
 
@@ -102,7 +102,7 @@ def _hashed(folder: Path) -> Iterator[tuple[StoredTensor, str]]:
         with open(file, "rb") as opened:
             for tensor in tensors:
                 if tensor.name in names:
-                    raise PosgapError(f"{file}: has {tensor.name}, which another shard has too; save the model again")
+                    raise BadModel(f"{file}: has {tensor.name}, which another shard has too; save the model again")
                 names.add(tensor.name)
                 yield tensor, _digest_of_bytes(opened, tensor)
 
@@ -113,7 +113,7 @@ def _digest_of_bytes(opened: Any, tensor: StoredTensor) -> str:
     while left > 0:
         block = opened.read(min(left, _BLOCK))
         if not block:
-            raise PosgapError(f"{opened.name}: ends within {tensor.name}; get the file again")
+            raise BadModel(f"{opened.name}: ends within {tensor.name}; get the file again")
         sha.update(block)
         left -= len(block)
     return sha.hexdigest()

@@ -117,7 +117,7 @@ def _judge_sweep(swept: Path, policy: Policy, given: Location, look: int) -> tup
         copy = copies["candidate"]
         figures, examples = read_sweep(copy), swept_examples(copy, given)
         number = attempt_number(figures)
-        if look > 1:
+        if policy.most_examples:  # the next look of this check has less of the error, even if nobody counts others
             number = max(number or 1, look)
         verdict = judge(copy, None, None, policy, examples=examples, look=number)
     record_attempt(verdict, figures)
