@@ -80,7 +80,7 @@ def test_a_model_that_answers_as_it_was_swept_is_asked_where_the_verdict_rests(t
     inputs, policy, examples, swept = judged(tmp_path, FORGED)
     require_answers(tmp_path, inputs, policy, examples, swept)
     asked = answers["asked"]
-    assert caplog.messages == [f"{len(asked)} of {len(asked)} responses are as the sweep recorded"]
+    assert caplog.messages == [f"candidate: {len(asked)} of {len(asked)} sampled responses match the sweep"]
     edits = DecidingEdits(inputs, asked_rules(policy))
     assert min(edits.made_right) < 15, "so few edits at one position change the verdict"
     assert 16 <= len(asked) < 0.6 * FORGED.size

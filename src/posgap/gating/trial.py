@@ -189,7 +189,7 @@ def require_answers(
     _require_cut(drawn, completions)
     _require_clean(drawn, completions, sweep, examples)
     responses = [completion.text for completion in completions]
-    _require_alike(drawn, responses)
+    _require_alike(drawn, responses, role)
     score = metric_scorer(sweep)
 
     def rescore(row: Prediction, response: str) -> float:
@@ -348,11 +348,11 @@ def _require_clean(
         )
 
 
-def _require_alike(rows: Sequence[Prediction], responses: Sequence[str]) -> None:
+def _require_alike(rows: Sequence[Prediction], responses: Sequence[str], role: str) -> None:
     """Raises `PosgapError` if fewer than half of the responses are those of the rows."""
     others = [pair for pair in zip(rows, responses, strict=True) if pair[0]["response"] != pair[1]]
     same = len(rows) - len(others)
-    log.info("%d of %d responses are as the sweep recorded", same, len(rows))
+    log.info("%s: %d of %d sampled responses match the sweep", role, same, len(rows))
     if 2 * same < len(rows):
         raise PosgapError(
             f"only {same} of {len(rows)} responses are as its sweep recorded: {_tell_difference(*others[0])}"
