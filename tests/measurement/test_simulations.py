@@ -67,7 +67,7 @@ def test_the_gate_admits_and_refuses_as_often_as_it_did():
         for kind in ("flat", "equal", "hole", "U")
     )
     assert flat["admitted"] >= 26 and flat["refused"] == 0
-    assert 18 <= equal["admitted"] <= 29  # of two that are equally good less can be shown
+    assert equal["admitted"] >= 27  # of two that are equally good, too
     assert hole["admitted"] <= 1 and u_shaped["admitted"] == 0 and u_shaped["refused"] >= 28
 
 
