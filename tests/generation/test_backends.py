@@ -14,7 +14,7 @@ from llamas import llama, predictions, sweep_options
 
 from posgap.foundation.errors import PosgapError
 from posgap.generation import backends
-from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.backends import open_generator
 from posgap.generation.generator import Sampling
 from posgap.mitigations.in_force import apply_mitigation, load_model, scale_model
 from posgap.models import OWN_TABLES_KEY
@@ -81,11 +81,11 @@ def test_vllm_shares_a_model_among_gpus_and_quantises_it_as_asked(model_folder, 
         config = SweepConfig(examples="e", model=str(model_folder), out="o", backend="vllm", dtype="float32", **more)
         refusal = "vLLM cannot serve this model: no such number of GPUs; --backend transformers may"
         with pytest.raises(PosgapError, match=refusal):
-            open_generator(config, BACKENDS["vllm"].builder(config))
+            open_generator(config.access(), config.builder())
         assert called["tensor_parallel_size"] == expected and "worker_extension_cls" not in called
     searching = ScaleSearchConfig(examples="e", model=str(model_folder), out="o", backend="vllm", dtype="float32")
     with pytest.raises(PosgapError, match=refusal):
-        open_generator(searching, BACKENDS["vllm"].builder(searching))
+        open_generator(searching.access(), searching.builder())
     assert called["worker_extension_cls"] == f"{FactorSetter.__module__}.{FactorSetter.__qualname__}"
     assert called["hf_overrides"] == {OWN_TABLES_KEY: True}
 
@@ -162,7 +162,7 @@ def test_a_launcher_s_processes_are_refused(model_folder, monkeypatch):
     config = SweepConfig(examples="e.jsonl", model=str(model_folder), out="out")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(PosgapError, match="run this without a launcher"):
-        open_generator(config, BACKENDS["transformers"].builder(config))
+        open_generator(config.access(), config.builder())
 
 
 def test_a_prompt_that_vllm_has_no_memory_for_is_a_line(model_folder, tokenizer, monkeypatch):
@@ -186,6 +186,6 @@ def test_a_prompt_that_vllm_has_no_memory_for_is_a_line(model_folder, tokenizer,
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     config = SweepConfig(examples="e", model=str(model_folder), out="o", backend="vllm", dtype="float32")
-    generator = open_generator(config, BACKENDS["vllm"].builder(config))
+    generator = open_generator(config.access(), config.builder())
     with pytest.raises(PosgapError, match="^backend vllm: the maximum length is 512 tokens. Or take --backend"):
         list(generator.generate([[Prompt("", [3, 4])]], Sampling(4)))

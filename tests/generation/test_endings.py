@@ -10,12 +10,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from posgap.data.reading import write_examples
-from posgap.generation.backends import OPENAI
 from posgap.generation.endings import ResponseStream, before_stop
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.openai import OpenAIGenerator
-from posgap.generation.setup import builder_of
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.comparability import list_differences
 from posgap.measurement.sweeps import read_sweep
@@ -124,18 +122,18 @@ def test_a_model_that_is_stopped_answers_as_it_would_have(pieces, stop, reuse):
 def test_only_a_base_model_stops_where_its_benchmark_scores_no_further(model_folder, tokenizer):
     paths = {"examples": "e", "model": str(model_folder), "out": "o", "task": "qa"}
     template = "{% for m in messages %}{{ m.content }}<think>{% endfor %}"
-    assert builder_of(SweepConfig(**paths)).stop == ("\n",)
-    assert builder_of(SweepConfig(**paths, metric="sub_em")).stop == ()
-    assert builder_of(SweepConfig(**paths | {"task": "multihop-cot"}, metric="litm")).stop == ()
-    chat = builder_of(SweepConfig(**paths, template=template, max_thinking_tokens=64))
+    assert SweepConfig(**paths).builder().stop == ("\n",)
+    assert SweepConfig(**paths, metric="sub_em").builder().stop == ()
+    assert SweepConfig(**paths | {"task": "multihop-cot"}, metric="litm").builder().stop == ()
+    chat = SweepConfig(**paths, template=template, max_thinking_tokens=64).builder()
     assert (chat.stop, chat.max_new_tokens, Sampling.for_builder(chat).limit, Sampling.for_builder(chat).opened) == (
         (),
         100,
         164,
         "<think>",
     )
-    assert builder_of(SweepConfig(**paths, template=template, stop="Question:")).stop == ("Question:",)
-    assert builder_of(SweepConfig(**paths, stop='["\\n\\n", "Q:"]')).stop == ("\n\n", "Q:")
+    assert SweepConfig(**paths, template=template, stop="Question:").builder().stop == ("Question:",)
+    assert SweepConfig(**paths, stop='["\\n\\n", "Q:"]').builder().stop == ("\n\n", "Q:")
     assert Sampling.for_builder(PromptBuilder(TASKS["qa"], tokenizer, 512, 1)).opened == ""
     assert Sampling.for_builder(TextPromptBuilder(TASKS["qa"], 1, template="endpoint's own")).opened is None
     assert Sampling.for_builder(TextPromptBuilder(TASKS["qa"], 1)).opened == ""
@@ -145,16 +143,16 @@ def test_a_base_model_ends_a_key_s_value_with_its_line_unless_told_otherwise(mod
     """A base model would write further records until the limit. The public script scores these too: `none` does."""
     paths = {"examples": "e", "model": str(model_folder), "out": "o"}
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert builder_of(SweepConfig(**paths)).stop == ("\n",)
-    assert builder_of(SweepConfig(**paths, metric="litm")).stop == ("\n",)
-    assert builder_of(SweepConfig(**paths, template=template)).stop == ()
-    assert builder_of(SweepConfig(**paths, stop="none")).stop == ()
-    assert builder_of(SweepConfig(**paths, stop="none", metric="litm")).stop == ()
-    assert builder_of(SweepConfig(**paths, stop=["x"])).stop == ("x",)
-    assert builder_of(ScaleSearchConfig(**paths)).stop == ("\n",)
+    assert SweepConfig(**paths).builder().stop == ("\n",)
+    assert SweepConfig(**paths, metric="litm").builder().stop == ("\n",)
+    assert SweepConfig(**paths, template=template).builder().stop == ()
+    assert SweepConfig(**paths, stop="none").builder().stop == ()
+    assert SweepConfig(**paths, stop="none", metric="litm").builder().stop == ()
+    assert SweepConfig(**paths, stop=["x"]).builder().stop == ("x",)
+    assert ScaleSearchConfig(**paths).builder().stop == ("\n",)
     endpoint = paths | {"backend": "openai", "base_url": "http://localhost"}
     for kind, stop in (("completions", ("\n",)), ("chat", ())):
-        assert OPENAI.builder(SweepConfig(**endpoint, endpoint=kind)).stop == stop
+        assert SweepConfig(**endpoint, endpoint=kind).builder().stop == stop
 
 
 def test_where_responses_ended_is_recorded_and_compared(tmp_path, model_folder):

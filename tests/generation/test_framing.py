@@ -12,7 +12,7 @@ from s3 import put
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
-from posgap.generation.backends import BACKENDS
+from posgap.generation.asking import ResponseLimits
 from posgap.generation.setup import builder_of
 from posgap.measurement.comparability import list_differences
 from posgap.measurement.sweeps import PromptSettings, read_sweep
@@ -191,8 +191,8 @@ def test_teacher_and_training_ask_as_the_sweep_does(model_folder):
     paths = {"examples": "e", "model": str(model_folder), "out": "o"}
     configs = [SweepConfig(**paths, **framed), TeacherConfig(**paths, **framed)]
     configs.append(DistillConfig(**paths, **framed, responses="r"))
-    digests = {builder_of(config, longest=4).digest() for config in configs}
-    assert len(digests) == 1 and builder_of(SweepConfig(**paths)).digest() not in digests
+    digests = {builder_of(config.model, config.wording(), ResponseLimits(4)).digest() for config in configs}
+    assert len(digests) == 1 and SweepConfig(**paths).builder().digest() not in digests
 
 
 def test_responses_to_other_prompts_are_not_distilled(tmp_path):
@@ -230,7 +230,7 @@ def test_an_endpoint_gets_the_system_message_and_the_template_s_arguments(tmp_pa
 def test_what_an_endpoint_does_not_take_is_refused_in_a_line(options, complaint):
     config = SweepConfig(examples="e", model="m", out="o", backend="openai", base_url="http://localhost/v1", **options)
     with pytest.raises(PosgapError, match=f"^{complaint}"):
-        BACKENDS["openai"].builder(config)
+        config.builder()
 
 
 def test_a_sweep_with_a_framing_is_recorded_as_it_was_asked(tmp_path, tokenizer):
@@ -239,6 +239,6 @@ def test_a_sweep_with_a_framing_is_recorded_as_it_was_asked(tmp_path, tokenizer)
     out = sweep_model(SweepConfig(out=tmp_path / "out", **sweep_options(tmp_path, tmp_path / "model", **changes)))
     swept = read_sweep(out)
     again = SweepConfig(**swept.settings | {"model": str(tmp_path / "model"), "examples": "e", "out": "o"})
-    build = builder_of(again)
+    build = again.builder()
     assert build.digest() == swept.prompt_digest
     assert "Be brief." in build.chat(build.text(kv_example(0, 8), Placement((1,), 8)))

@@ -11,7 +11,6 @@ from examples import kv_example
 from posgap.data.reading import write_examples
 from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.files import read_jsonl
-from posgap.generation.setup import builder_of
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import summarize
 from posgap.measurement.report import write_report
@@ -55,7 +54,7 @@ def test_sweep_json_keeps_the_contract(swept):
 @pytest.mark.usefixtures("mlflow_store")
 def test_what_a_sweep_of_a_local_model_took_is_counted_as_an_endpoint_s_is(swept, model_folder):
     result, config = read_sweep(swept), SweepConfig(**read_manifest(swept)["config"])
-    builder = builder_of(config)
+    builder = config.builder()
     asked = [len(builder.prompt(kv_example(i), Placement((p,), 4)).token_ids) for i in range(4) for p in range(1, 5)]
     assert (result.spent.prompts, result.spent.prompt_tokens) == (16, sum(asked))
     assert 16 <= result.spent.completion_tokens <= 32 and result.spent.thinking_tokens == 0

@@ -130,7 +130,7 @@ def test_only_what_generates_by_a_backend_chooses(config, has_bfloat16, monkeypa
     assert SweepConfig(**given).resolve_auto().dtype == "bfloat16"
     assert SweepConfig(**given | {"dtype": "float32"}).resolve_auto().dtype == "float32"
     assert ScaleSearchConfig(**given).resolve_auto().dtype == "float32"
-    assert BACKENDS["openai"].dtype(SweepConfig(**given | {"backend": "openai"})) == "auto"
+    assert BACKENDS["openai"].dtype(SweepConfig(**given | {"backend": "openai"}).access()) == "auto"
 
 
 def test_doctor_says_it(has_bfloat16):

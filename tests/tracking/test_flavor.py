@@ -17,7 +17,6 @@ import posgap
 from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path
-from posgap.generation.setup import builder_of
 from posgap.measurement.predictions import read_predictions
 from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.in_force import load_model, scale_model
@@ -108,7 +107,7 @@ def test_a_version_answers_through_mlflow_what_was_scored(model_folder, tmp_path
         kept = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model_folder}
         logged = Model.log(None, name="asked", asked=as_swept(read_sweep(swept)), **kept)
         bare = Model.log(None, name="bare", **kept)
-    builder = builder_of(config)
+    builder = config.builder()
     rows = read_predictions(swept)
     texts = [builder.text(examples[i // 3], Placement((1 + i % 3,), 3)) for i in range(9)]
     version, unknown = (mlflow.pyfunc.load_model(each.model_uri) for each in (logged, bare))

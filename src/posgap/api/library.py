@@ -326,12 +326,12 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
         from posgap.models.loading import load_config
 
         factors = config_factors(load_config(config.model))
-    builder = backend.builder(config)
+    builder = config.builder()
     return _Model(config, builder, factors, inputs["model"].digest(), open_once(config, builder))
 
 
 def _application(application: Application, config: SweepConfig) -> _Model:
-    builder = BACKENDS[config.backend].builder(config)
+    builder = config.builder()
     generator = ApplicationGenerator(application, ApplicationParameters.of(config), builder)
     return _Model(config, builder, None, "", lambda: generator)
 
@@ -343,7 +343,7 @@ def _in_memory(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", c
     from posgap.models.loading import context_length, with_padding_token
 
     pads = with_padding_token(tokenizer)
-    builder = builder_with(config, pads, context_length(model.config, pads))
+    builder = builder_with(pads, context_length(model.config, pads), config.wording(), config.limits())
     generator = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
     dtype = str(model.dtype).removeprefix("torch.")
     config = config.model_copy(update={"dtype": dtype, "backend": "transformers"})

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from posgap.options.generation import GenerationConfig
-from posgap.options.prompts import PromptConfig
+from posgap.generation.asking import ResponseLimits, Wording
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.registry import TASKS
@@ -23,10 +22,9 @@ def prompt_builder(
     return _of_model(model, lambda tokenizer, context: PromptBuilder(task, tokenizer, context, most, order, framing))
 
 
-def builder_of(config: PromptConfig, longest: int = 0) -> PromptBuilder:
-    """The prompt builder that a stage's config asks for; `longest` is the most tokens of a response, where the config
-    does not say it."""
-    return _of_model(config.model, lambda tokenizer, context: builder_with(config, tokenizer, context, longest))
+def builder_of(model: str, wording: Wording, limits: ResponseLimits) -> PromptBuilder:
+    """The builder of a model's prompts."""
+    return _of_model(model, lambda tokenizer, context: builder_with(tokenizer, context, wording, limits))
 
 
 def _of_model(model: str, builder: "Callable[[PreTrainedTokenizerBase, int], PromptBuilder]") -> PromptBuilder:
@@ -38,22 +36,13 @@ def _of_model(model: str, builder: "Callable[[PreTrainedTokenizerBase, int], Pro
 
 
 def builder_with(
-    config: PromptConfig, tokenizer: "PreTrainedTokenizerBase", context: int, longest: int = 0
+    tokenizer: "PreTrainedTokenizerBase", context: int, wording: Wording, limits: ResponseLimits
 ) -> PromptBuilder:
     """Returns the builder for a tokenizer that is at hand, of a model that reads `context` tokens."""
-    task = TASKS[config.task]
-    most = longest or getattr(config, "max_new_tokens", 0) or task.max_new_tokens
-    builder = PromptBuilder(
-        task, tokenizer, context, most, order_of(config), Framing(config.system, config.template, config.template_args)
-    )
+    task = TASKS[wording.task]
+    most = limits.max_new_tokens or task.max_new_tokens
+    builder = PromptBuilder(task, tokenizer, context, most, wording.order, wording.framing)
     # A chat model ends by itself.
-    usual = () if builder.chat else task.stop_of_base(getattr(config, "metric", ""))
-    builder.stop = usual
-    if isinstance(config, GenerationConfig):
-        builder.max_thinking_tokens, builder.stop = config.max_thinking_tokens, config.stop_strings(usual)
+    builder.stop = limits.stop_strings(() if builder.chat else task.stop_of_base(wording.metric))
+    builder.max_thinking_tokens = limits.max_thinking_tokens
     return builder
-
-
-def order_of(config: PromptConfig) -> PromptOrder:
-    """The order of prompts that a stage's config asks for."""
-    return PromptOrder(config.question, config.shuffle)

@@ -142,7 +142,7 @@ def _check_prompts(form: PreflightConfig) -> str:
         except ValidationError:
             return "unknown: the form has faults"  # which `complaints` reports
         assert isinstance(config, SweepConfig | TeacherConfig)
-        builder = builder_of(config.model_copy(update={"model": folder}))
+        builder = builder_of(folder, config.wording(), config.limits())
         chosen = config.advantageous if isinstance(config, TeacherConfig) else ()
         prompt = builder.prompt(example, builder.task.choose_placements(config.n_docs, chosen)[0])
         longest = max(longest, len(prompt.token_ids) + builder.max_new_tokens)

@@ -14,13 +14,14 @@ from posgap.foundation.files import digest_path, work_folder
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import format_count
 from posgap.foundation.progress import meter
-from posgap.generation.backends import BACKENDS, BackendConfig, open_generator
+from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling, Usage
 from posgap.generation.served import EndpointGenerator, EndpointIdentity
 from posgap.measurement.probe import FirstAnswers, why_hopeless
 from posgap.measurement.prompt_mitigator import PromptMitigator, Question
 from posgap.measurement.spending import estimated_tokens
 from posgap.measurement.unfinished import Unfinished
+from posgap.options.generation import BackendConfig
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
@@ -173,7 +174,7 @@ def generate_resumably(
         if sampling.temperature and not answers_are_there:
             # What goes on draws other samples than what was interrupted.
             sampling = replace(sampling, seed=sampling.seed + prompts.count - n_missing)
-        generator = opens() if opens else open_generator(prompts.config, builder)
+        generator = opens() if opens else open_generator(prompts.config.access(), builder)
         costs_something = prompts.asks_endpoint and first_answers is None and not answers_are_there
         tries_handful = costs_something and HANDFUL < n_missing == prompts.count
         note_first = first_answers or FirstAnswers(builder, n_missing, prompts.config.metric)

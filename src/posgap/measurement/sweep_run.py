@@ -286,7 +286,7 @@ class SweepRun:
         """Returns how prompts were made and answered, as `Sweep.asked` keeps it."""
         config, backend = self.config, BACKENDS[self.config.backend]
         body = {} if backend.local else config.redacted_dump()["body"]
-        decoding = backend.decoding(config, self.served)
+        decoding = backend.decoding(config.access(), self.served)
         if config.temperature:
             decoding = f"temperature {config.temperature:g}" if decoding == "greedy" else decoding
             decoding += f", {config.samples} samples" if config.samples > 1 else ""
@@ -298,7 +298,7 @@ class SweepRun:
 def open_once(config: SweepConfig, builder: TextPromptBuilder) -> OpensGenerator | None:
     """Returns what opens the config's model at its first call, and gives that again; None for an endpoint, which is
     asked anew by each try of a sweep, as that has it."""
-    return cache(partial(open_generator, config, builder)) if BACKENDS[config.backend].local else None
+    return cache(partial(open_generator, config.access(), builder)) if BACKENDS[config.backend].local else None
 
 
 def list_placements(

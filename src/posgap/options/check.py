@@ -8,7 +8,8 @@ from posgap.foundation.fields import (
 )
 from posgap.gating.demands import MinimumEvidence
 from posgap.gating.rules import CHECK_RULES
-from posgap.generation.backends import BACKENDS, BackendConfig
+from posgap.generation.backends import BACKENDS
+from posgap.options.generation import BackendConfig
 from posgap.options.sweep import SWEPT_MODEL, SweepScope
 from posgap.options.verb import Verb
 

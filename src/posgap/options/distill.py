@@ -12,10 +12,12 @@ from posgap.foundation.fields import (
     ModelName,
     WorkPath,
 )
+from posgap.generation.asking import Wording
 from posgap.options.base import Config, SeededConfig, StageConfig
 from posgap.options.prompts import QUESTION, SHUFFLE, WORDED, FramingParameters
 from posgap.options.verb import Kind, Verb
 from posgap.tasks.fields import QuestionPlace, TaskName
+from posgap.tasks.task import PromptOrder
 
 TRAINING_METHODS = METHODS.where(lambda method: method.trains)
 
@@ -86,6 +88,10 @@ class DistillConfig(*TRAINING_METHODS.bases(), _Training, FramingParameters, _Di
     work: WorkPath = Field(
         None, description="folder for checkpoints and teacher states, reused by later runs; empty: beside `out`"
     )
+
+    def wording(self) -> Wording:
+        """How prompts are worded."""
+        return Wording(self.task, PromptOrder(self.question, self.shuffle), self.framing())
 
 
 VERB = Verb(

@@ -7,9 +7,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from posgap.foundation.fields import ModelName, OptionalInputPath
 from posgap.foundation.registry import split_commas
-from posgap.generation.backends import BACKENDS, BackendConfig
+from posgap.generation.backends import BACKENDS
 from posgap.measurement.max_unanswered import MaxUnanswered
 from posgap.mitigations.registry import MITIGATIONS
+from posgap.options.generation import BackendConfig
 from posgap.options.sweep import SWEPT_MODEL
 from posgap.options.verb import Kind, Verb
 from posgap.tasks.fields import Placements

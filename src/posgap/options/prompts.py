@@ -8,9 +8,12 @@ from pydantic import Field, model_validator
 from posgap.data.reading import task_of_examples
 from posgap.foundation.fields import MODEL, RARE, InputPath, ModelName, Values
 from posgap.foundation.registry import Parameters
+from posgap.generation.asking import ResponseLimits, Wording
 from posgap.options.base import StageConfig
 from posgap.tasks.fields import MAX_DOCS, ChatTemplateText, QuestionPlace, TaskName
+from posgap.tasks.framing import Framing
 from posgap.tasks.registry import TASKS
+from posgap.tasks.task import PromptOrder
 
 WORDED = (
     "task, which decides the wording of prompts and the scoring of responses: a name, or a YAML file of your own; "
@@ -32,6 +35,10 @@ class FramingParameters(Parameters):
     template_args: Annotated[Values, RARE] = Field(
         {}, description='what the chat template is called with, like {"enable_thinking": false}'
     )
+
+    def framing(self) -> Framing:
+        """What stands around a task's text."""
+        return Framing(self.system, self.template, self.template_args)
 
 
 class _PromptFields(StageConfig):
@@ -56,3 +63,11 @@ class _PromptFields(StageConfig):
 
 class PromptConfig(FramingParameters, _PromptFields):
     """The base of the configs of stages that make prompts."""
+
+    def wording(self) -> Wording:
+        """How prompts are worded."""
+        return Wording(self.task, PromptOrder(self.question, self.shuffle), self.framing())
+
+    def limits(self) -> ResponseLimits:
+        """Where responses end."""
+        return ResponseLimits(self.max_new_tokens)

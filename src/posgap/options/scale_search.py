@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from posgap.foundation.fields import OptionalInputPath
-from posgap.generation.backends import LocalBackendConfig
 from posgap.mitigations.curve_kinds import CURVES
 from posgap.models import OWN_TABLES_KEY
 from posgap.models.precision import device_class
+from posgap.options.generation import LocalBackendConfig
 from posgap.options.verb import Kind, Verb
 from posgap.tasks.fields import Placements
 

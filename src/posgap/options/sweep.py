@@ -17,9 +17,10 @@ from posgap.foundation.fields import (
 )
 from posgap.foundation.locations import Location
 from posgap.foundation.registry import Parameters
-from posgap.generation.backends import BACKENDS, OPENAI, BackendConfig
+from posgap.generation.backends import BACKENDS, OPENAI
 from posgap.measurement.max_unanswered import MaxUnanswered
 from posgap.mitigations.registry import PROMPT_MITIGATIONS, PromptMitigationName
+from posgap.options.generation import BackendConfig
 from posgap.options.verb import Kind, Verb
 from posgap.tasks.fields import BaselineNames, Depths, Lengths, Placements, Shard
 from posgap.tasks.task import BASELINES

@@ -8,7 +8,7 @@ from posgap.foundation.fields import (
     OptionalInputPath,
 )
 from posgap.foundation.registry import split_commas
-from posgap.generation.backends import LocalBackendConfig
+from posgap.options.generation import LocalBackendConfig
 from posgap.options.verb import Kind, Verb
 from posgap.tasks.fields import MAX_DOCS, Placements
 

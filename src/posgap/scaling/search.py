@@ -107,7 +107,7 @@ class FactorSearch:
             self.config = self.config.resolve_backend()
         if self.forces or BACKENDS[self.config.backend].in_memory:
             return TransformersGenerator(self.model, self.builder.tokenizer, self.config.batch_tokens, pack=True)
-        opened = open_generator(self.config, self.builder)
+        opened = open_generator(self.config.access(), self.builder)
         if not isinstance(opened, LayerGenerator):
             raise PosgapError(f"backend {self.config.backend} cannot change factors; take transformers or vllm")
         return opened

@@ -71,7 +71,7 @@ class SweptAnswers:
     def __init__(self, sweep: Sweep, model: Path, examples: Mapping[str, AnyExample]):
         config = _as_asked(sweep, model)
         self.sweep, self.examples = sweep, examples
-        builder = builder_of(config)
+        builder = builder_of(config.model, config.wording(), config.limits())
         _require_asked(sweep, PromptSettings.from_builder(builder))
         pool = list(examples.values())
         (self.builder,) = at_lengths(config.lengths, config.depths, config.seed, builder, pool)

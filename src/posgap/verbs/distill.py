@@ -43,6 +43,7 @@ from posgap.foundation.interruption import resumable
 from posgap.foundation.launch import gather_from_all, is_main_process
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
+from posgap.generation.asking import ResponseLimits
 from posgap.generation.setup import builder_of
 from posgap.mitigations.in_force import load_model
 from posgap.models.checkpointing import checkpoint_activations
@@ -189,7 +190,7 @@ def _read_data(config: DistillConfig) -> tuple[list[Pair], Collator]:
         raise PosgapError(f"{config.responses}: prompts have {unlike} gold documents; sample all for the same task")
     pairs = pair_up(read_examples(config.examples), responses)
     longest = max(len(pair.response.token_ids) for pair in pairs)
-    builder = builder_of(config, longest)
+    builder = builder_of(config.model, config.wording(), ResponseLimits(longest))
     require_prompts(config.responses, builder.digest())
     pairs = METHODS[config.method].learnt(pairs, builder)
     collate = Collator(pairs, builder)

@@ -128,8 +128,8 @@ def _choose_examples(config: SweepVerbConfig) -> tuple[list[AnyExample], Generat
 @with_local_paths
 def _open(config: SweepVerbConfig) -> tuple[TextPromptBuilder, Generator]:
     settled = config.resolve_auto()
-    builder = BACKENDS[config.backend].builder(settled)
-    return builder, open_generator(settled, builder)
+    builder = settled.builder()
+    return builder, open_generator(settled.access(), builder)
 
 
 def _choose_size(config: SweepVerbConfig, builder: TextPromptBuilder, generator: Generator, ends: float) -> Size:

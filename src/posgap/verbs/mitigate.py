@@ -84,7 +84,7 @@ def _split_examples(config: MitigateConfig) -> Splits:
 
 
 def _load_model(config: MitigateConfig, splits: Splits) -> ComparedModel:
-    builder = BACKENDS[config.backend].builder(config)
+    builder = config.builder()
     examples = [*splits.selection, *splits.held_out]
     placements = list_placements(builder, config.n_docs, config.positions)
     require_distractors(examples, builder, placements)

@@ -63,7 +63,7 @@ def _open_search(
     aside: Sequence[AnyExample],
     placements: Sequence[Placement],
 ) -> FactorSearch:
-    builder = builder_of(config)
+    builder = builder_of(config.model, config.wording(), config.limits())
     if builder.task.n_gold != 1:
         raise PosgapError(f"task {config.task}: has two gold documents; search on a task with one gold document")
     return FactorSearch(config, builder, examples, placements, lambda: load_model(config.model, config.dtype), aside)

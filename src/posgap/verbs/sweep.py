@@ -125,7 +125,7 @@ def _write_sweeps(
     """
     examples = read_examples(config.examples)
     refuse_searched_on(Path(config.model), examples[: config.limit or None])
-    builder, evidence = BACKENDS[config.backend].builder(config), list[Evidence]()
+    builder, evidence = config.builder(), list[Evidence]()
     opens = (lambda: generator) if generator else open_once(config, builder)
     builders = at_lengths(config.lengths, config.depths, config.seed, builder, examples)
     for builder in builders:
@@ -202,7 +202,7 @@ def _estimate(config: SweepConfig) -> str:
     examples = everything[: config.limit or None]
     backend = BACKENDS[config.backend]
     lines = []
-    for builder in at_lengths(config.lengths, config.depths, config.seed, backend.builder(config), everything):
+    for builder in at_lengths(config.lengths, config.depths, config.seed, config.builder(), everything):
         sweep_run, tokens = SweepRun.plan(config, builder, examples), list[int]()
         mitigator = sweep_run.mitigator
         for example, placement in product(examples, sweep_run.all_placements):
@@ -226,7 +226,7 @@ def _require_same_endpoint(config: SweepConfig) -> None:
     served = read_sweep(fetch_location(config.out)).served
     if not served or not (served.models or served.fingerprints):
         return
-    generator = open_generator(config, BACKENDS[config.backend].builder(config))
+    generator = open_generator(config.access(), config.builder())
     assert isinstance(generator, EndpointGenerator)
     generator.served = served
     try:

@@ -13,7 +13,6 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import RESULT, format_count
-from posgap.generation.backends import BACKENDS
 from posgap.generation.generator import Completion, Sampling
 from posgap.measurement.outcomes import Ending, OutcomeCounts
 from posgap.measurement.resumption import PromptGrid, generate_resumably
@@ -46,7 +45,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     they ended.
     """
     examples = read_examples(config.examples)[: config.limit or None]
-    builder = BACKENDS[config.backend].builder(config)
+    builder = config.builder()
     placements = advantageous_placements(config, builder.task.n_gold)
     positions = [list(placement.positions) for placement in placements]
     n_docs = _draw_n_docs(config, examples)

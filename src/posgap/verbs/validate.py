@@ -34,7 +34,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     import_extra("great_expectations")
     numbered = numbered_examples(config.examples)[: config.limit or None]
     lines, examples = [line for line, _ in numbered], [example for _, example in numbered]
-    builder = builder_of(config)
+    builder = builder_of(config.model, config.wording(), config.limits())
     excluded = set(content_keys(read_examples(config.exclude))) if config.exclude else set()
     table = example_table(examples, builder, config.n_docs, excluded, lines)
     # The longest prompt is what the model's context leaves beside the response.

@@ -12,8 +12,8 @@ class Rule(Parameters):
 
 
 class Ruled(Backend):
-    def generator(self, config, builder):
-        self_said = Rule.of(config).said
+    def generator(self, access, builder):
+        self_said = access.parameters_of(Rule).said
 
         class Generator:
             def generate(self, groups, sampling):

@@ -51,7 +51,7 @@ class ComparedModel:
         as_retrieved = order_of_retriever(builder.task, examples, placements[0].n_docs)
         is_here = BACKENDS[config.backend].in_memory
         in_memory = load_model(config.model, config.dtype) if is_here else None
-        elsewhere = None if is_here else open_generator(config, builder)
+        elsewhere = None if is_here else open_generator(config.access(), builder)
         return cls(config, builder, placements, as_retrieved, in_memory, elsewhere)
 
     @property
