@@ -46,6 +46,27 @@ def test_every_tag_is_cut_off_whoever_opens_it(tag, close):
     assert split_thoughts("zz", opened=tag) == ("zz", "", False)
 
 
+@pytest.mark.parametrize(
+    ("response", "thoughts", "answer"),
+    [
+        ("analysisWe need the value: a.assistantfinalzz", "We need the value: a.", "zz"),
+        ("analysisWe need", "We need", ""),
+        ("assistantfinalzz", "", "zz"),
+        ("analysis of data", "", "analysis of data"),
+        ("analysis: zz", "", "analysis: zz"),
+        ("so: analysisWe assistantfinal", "", "so: analysisWe assistantfinal"),
+    ],
+)
+def test_channels_whose_tags_a_server_has_skipped_are_told_apart(response, thoughts, answer):
+    assert split_thoughts(response, opened=None)[:2] == (thoughts, answer)
+
+
+@pytest.mark.parametrize("response", ["<THINK>a</THINK> zz", "\ufeff<think>a</think> zz", "\u200b <Think>a</think>zz"])
+def test_tags_are_known_in_capitals_and_behind_marks_that_nobody_sees(response):
+    for opened in ("", None):
+        assert split_thoughts(response, opened) == ("a", "zz", True)
+
+
 def test_a_closing_tag_that_may_be_a_copy_of_a_document_cuts_nothing_off():
     response = "it reads b</think> zz"
     assert split_thoughts(response, opened=None).answer == "zz"

@@ -43,12 +43,51 @@ ANSWERS = {
                                       "completion_tokens_details": {"reasoning_tokens": 3}}),
         Completion("a", [], usage=Usage(9, 5, 3)),
     ),
+    "blocked, with the provider's own text": (
+        body({"content": "Sorry, the model cannot answer this question."}, "guardrail_intervened"),
+        Completion("", [], "refused", reason="finish_reason guardrail_intervened"),
+    ),
+    "filtered, in other words": (body({"content": "a"}, "content_filtered"),
+                                 Completion("", [], "refused", reason="finish_reason content_filtered")),
+    "blocked without a text": (body({"content": None}, "SPII"),
+                               Completion("", [], "refused", reason="finish_reason spii")),
+    "cut at the model's context": (body({"content": "a"}, "model_context_window_exceeded"),
+                                   Completion("a", [], cut=True)),
+    "cut, by a reason that is an object": (body({"content": "a"}, {"type": "length", "max": 5}),
+                                           Completion("a", [], cut=True)),
+    "cut before there was a content": (
+        body({"role": "assistant"}, "length"),
+        Completion("", [], "truncated", reason="the limit of new tokens was reached before any text"),
+    ),
+    "ended by an end token": (body({"content": "a"}, "eos_token"), Completion("a", [])),
+    "a byte order mark": (body({"content": "\ufeffa"}), Completion("a", [])),
+    "tokens of a cache that are not among those of the prompt": (
+        body({"content": "a"}, usage={"prompt_tokens": 5, "cache_read_input_tokens": 90,
+                                      "cache_creation_input_tokens": 10}),
+        Completion("a", [], usage=Usage(105, None, None)),
+    ),
+    "tokens of a cache that are": (
+        body({"content": "a"}, usage={"prompt_tokens": 105, "cache_read_input_tokens": 90,
+                                      "prompt_tokens_details": {"cached_tokens": 90}}),
+        Completion("a", [], usage=Usage(105, None, None)),
+    ),
     "tokens that are none": (
         body({"content": "a"}, usage={"prompt_tokens": -1, "completion_tokens": "5",
                                       "completion_tokens_details": [True]}),
         Completion("a", []),
     ),
 }  # fmt: skip
+
+
+def test_a_reason_that_is_not_known_is_handed_on():
+    assert read_answer(body({"content": "a"}, "flux_overheated")).unknown_reason == "flux_overheated"
+    assert not read_answer(body({"content": "a"}, "end_turn")).unknown_reason
+
+
+def test_what_a_gateway_says_in_a_200_is_in_the_complaint():
+    for sent in ({"choices": None, "base_resp": {"status_msg": "wrong key"}}, {"code": 500, "msg": "wrong key"}):
+        with pytest.raises(ValueError, match="has no choices: wrong key"):
+            read_answer(json.dumps(sent).encode())
 
 
 @pytest.mark.parametrize("name", ANSWERS)

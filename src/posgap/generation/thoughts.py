@@ -21,6 +21,13 @@ TAGS = {
     "Here is my thought process:": "Here is my response:",  # Granite 3.2
 }
 
+_ANY_TAG = re.compile("|".join(re.escape(tag) for pair in TAGS.items() for tag in pair), re.IGNORECASE)
+_UNSEEN = " \t\r\n\ufeff\u200b\u2060"  # byte order marks and spaces of no width among them
+# What is left of gpt-oss's channels without special tokens: their names, run together with the text.
+_SKIPPED_FINAL = "assistantfinal"
+_ANALYSIS = re.compile(r"\s*analysis(?:[A-Z]|.*?assistantfinal)", re.DOTALL)
+_FINAL = re.compile(rf"\s*{_SKIPPED_FINAL}")
+
 
 class SplitResponse(NamedTuple):
     """A response in its parts: its thoughts, and its answer as it begins after any white space. `ended` is false where
@@ -47,7 +54,9 @@ def split_thoughts(response: str, opened: str | None = "", asked: str = "") -> S
     `opened` is None where nobody knows the prompt's end, as of an endpoint. Then a closing tag that nothing opens ends
     a thought too, unless it stands in `asked`, the prompt's text, from which it may be a copy.
     """
+    response = _plain_tags(response)
     if opened is None:
+        response = _restore_harmony(response)
         opened = _closed_unopened(response, asked)
     thoughts: list[str] = []
     rest = response.lstrip()
@@ -62,6 +71,30 @@ def split_thoughts(response: str, opened: str | None = "", asked: str = "") -> S
         thoughts.append(rest[:end].strip())
         rest = rest[end + len(TAGS[tag]) :].lstrip()
     return SplitResponse("\n".join(filter(None, thoughts)), rest)
+
+
+def _plain_tags(response: str) -> str:
+    """The response without what nobody sees before its first tag, which is written as in `TAGS`."""
+    begins = response.lstrip(_UNSEEN)
+    tag = _ANY_TAG.match(begins)
+    if not tag:
+        return begins
+    name = next(each for each in (*TAGS, *TAGS.values()) if each.lower() == tag[0].lower())
+    rest = begins[tag.end() :]
+    close = TAGS.get(name)
+    if close and tag[0] != name:
+        rest = re.sub(re.escape(close), close, rest, flags=re.IGNORECASE)
+    return name + rest
+
+
+def _restore_harmony(response: str) -> str:
+    """The channels of gpt-oss between their tags again, if a server has skipped these as special tokens."""
+    if not (_ANALYSIS.match(response) or _FINAL.match(response)):
+        return response
+    thoughts, final, answer = response.partition(_SKIPPED_FINAL)
+    thoughts = thoughts.lstrip().removeprefix("analysis")
+    tag = "<|channel|>analysis<|message|>"
+    return f"{tag}{thoughts}{TAGS[tag]}{answer}" if final else f"{tag}{thoughts}"
 
 
 def _first_tag(tags: Iterable[str], text: str) -> str:

@@ -31,9 +31,19 @@ _REFUSAL_OF_A_PARAMETER = re.compile(
     re.IGNORECASE,
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # and what turns the direction of writing
-_LENGTH = {"length", "max_tokens", "max_output_tokens", "model_length"}  # reasons to finish: the limit of tokens
-_FILTERED = {"content_filter", "safety", "recitation", "blocklist", "prohibited_content", "refusal"}
-_BROKEN = {"error", "abort"}
+# Reasons to finish, by the words in them: gateways hand on those of every provider.
+_FILTERED = re.compile(
+    r"filter|safety|guardrail|block|prohibit|recitation|refus|moderation|sensitive|spii|unsafe|violat|intervened|"
+    r"censor|risk|inspection",
+    re.IGNORECASE,
+)
+_LENGTH = re.compile(r"length|max|limit|context|truncat|incomplete", re.IGNORECASE)
+_BROKEN = {"error", "abort", "aborted", "cancelled", "canceled", "failed"}
+_USUAL = {
+    "", "stop", "stop_sequence", "stop_token", "end", "end_turn", "end_of_turn", "end_of_text", "eos", "eos_token",
+    "done", "complete", "completed", "finish", "finished", "success", "normal", "tool_calls", "tool_use",
+    "function_call",
+}  # fmt: skip
 
 
 class EndpointAnswer(NamedTuple):
@@ -92,9 +102,14 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Endp
         if isinstance(each, dict) and _is_error(each):
             return read_fault(HTTPStatus.OK, body, each)
     if not isinstance(choice, dict):
-        raise ValueError("has no choices")
+        said = _other_error(document)
+        raise ValueError(f"has no choices{said and f': {said}'}")
     message = choice.get("message", choice)
-    if not isinstance(message, dict) or not {"content", "text", *_THOUGHTS, "refusal", "tool_calls"} & message.keys():
+    finish = _finish_reason(choice)
+    has_message = isinstance(message, dict) and bool(
+        {"content", "text", *_THOUGHTS, "refusal", "tool_calls"} & message.keys()
+    )
+    if not isinstance(message, dict) or not (has_message or (message and finish not in _USUAL)):
         raise ValueError("its first choice has no message")
     text, thoughts, refusal = "", "", _text_or_empty(message.get("refusal"))
     for kind, part in _content_parts(message.get("content", message.get("text"))):
@@ -107,20 +122,40 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Endp
     parted = split_thoughts(text, opened, asked)
     own = filter(None, map(_text_or_empty, map(message.get, _THOUGHTS)))
     thoughts = "\n".join(filter(None, (next(own, thoughts).strip(), parted.thoughts)))
-    finish = str(choice.get("finish_reason") or "").lower()
-    usage = _usage(document.get("usage"))
+    usage, unknown = _usage(document.get("usage")), ""
     if finish in _BROKEN and not text:
         raise ValueError(f"finish_reason {finish}")
-    if finish in _FILTERED or refusal:
+    is_usual = finish in _USUAL or finish in _BROKEN
+    if refusal or (not is_usual and _FILTERED.search(finish)):
         reason = _line(refusal) or f"finish_reason {finish}"
         completion = Completion("", [], "refused", thoughts, reason, usage=usage)
     else:
-        completion = Completion.from_text(parted.answer, [], finish in _LENGTH, thoughts, usage)
+        is_cut = not is_usual and bool(_LENGTH.search(finish))
+        completion = Completion.from_text(parted.answer, [], is_cut, thoughts, usage)
+        unknown = "" if is_usual or is_cut else finish
     says = [_line(_text_or_empty(document.get(name))) for name in ("model", "system_fingerprint", "id")]
-    return EndpointAnswer(completion, *says)
+    return EndpointAnswer(completion, *says, unknown)
 
 
 _THOUGHTS = ("reasoning_content", "reasoning")
+
+
+def _finish_reason(choice: dict[str, Any]) -> str:
+    """Why an answer ended: a word, also if it stands in an object, or under another name."""
+    reason = choice.get("finish_reason") or choice.get("stop_reason")
+    if isinstance(reason, dict):
+        named = [reason.get(name) for name in ("type", "reason", "finish_reason", "code", "name")]
+        reason = next((each for each in named if isinstance(each, str)), "object")
+    return _line(str(reason or "")).lower()
+
+
+def _other_error(document: dict[str, Any]) -> str:
+    """What gateways say in a 200 without an `error`: MiniMax's base_resp, and objects with a code and a message."""
+    within = document.get("base_resp")
+    said = within if isinstance(within, dict) else document
+    return _line(
+        next((text for name in ("status_msg", "msg", "message") if (text := _text_or_empty(said.get(name)))), "")
+    )
 
 
 def read_fault(status: int, body: bytes, document: dict[str, Any] | None = None) -> Fault:
@@ -209,6 +244,10 @@ def _usage(value: Any) -> Usage | None:
     )
     counted = [n if isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**53 else None for n in tokens]
     prompt, completion, thinking, cached = counted
-    if prompt is not None and (cached or 0) > prompt:
-        prompt += cached or 0  # a server that does not count what it had stored
+    if prompt is not None:
+        if not of_prompt:  # Anthropic's count leaves out what its cache read and took in; LiteLLM's has it, and details
+            added = [usage.get(name) for name in ("cache_read_input_tokens", "cache_creation_input_tokens")]
+            prompt += sum(n for n in added if isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**53)
+        elif (cached or 0) > prompt:
+            prompt += cached or 0  # a server that does not count what it had stored
     return Usage(prompt, completion, thinking) if any(n is not None for n in counted[:3]) else None
