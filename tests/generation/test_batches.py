@@ -104,6 +104,7 @@ def write(name, rows):
 
 def compared(folder):
     figures, rows = read_sweep(folder).model_dump(mode="json"), read_predictions(folder)
+    figures.pop("pace")
     figures["spent"].pop("seconds")
     for where in ("base_url", "concurrency"):
         figures["settings"].pop(where)

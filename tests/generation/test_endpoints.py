@@ -59,6 +59,9 @@ def test_a_sweep_records_what_the_endpoint_says_and_what_it_took(options, tmp_pa
             prompts=12, prompt_tokens=1200, completion_tokens=240, thinking_tokens=180, seconds=spent.seconds
         )
         assert spent.seconds > 0 and recorded.asked.decoding == "greedy"
+        pace = recorded.pace
+        assert (pace.answers, pace.at_once, pace.refusals, pace.repeated) == (12, 1, 0, 0)
+        assert pace.per_second > 0 and 0 < pace.median_wait <= pace.p95_wait
         endpoint.seen.clear()
         sweep_model(SweepConfig(base_url=endpoint.url, **options | {"concurrency": 3, "timeout": 7.0}))
         assert endpoint.seen == {"Hello": 1}, "what changes no answer pays for no other sweep"

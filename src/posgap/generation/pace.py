@@ -1,7 +1,7 @@
 """How fast an endpoint answered, which a sweep records."""
 
 import time
-from typing import Self
+from typing import Protocol, Self, runtime_checkable
 
 from pydantic import Field
 
@@ -57,3 +57,13 @@ class Stopwatch:
             median_wait=round(median, 4),
             p95_wait=round(late, 4),
         )
+
+
+@runtime_checkable
+class PacedGenerator(Protocol):
+    """A generator that takes the time of an endpoint's answers."""
+
+    @property
+    def pace(self) -> EndpointPace:
+        """The pace so far."""
+        ...

@@ -16,6 +16,7 @@ from posgap.foundation.printing import format_count
 from posgap.foundation.progress import meter
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling, Usage
+from posgap.generation.pace import EndpointPace, PacedGenerator
 from posgap.generation.served import EndpointGenerator, EndpointIdentity
 from posgap.measurement.probe import FirstAnswers, why_hopeless
 from posgap.measurement.prompt_mitigator import PromptMitigator, Question
@@ -143,8 +144,8 @@ def generate_resumably(
     first_answers: FirstAnswers | None = None,
     token_ids: bool = False,
     answers_are_there: bool = False,
-) -> tuple[list[Completion], EndpointIdentity | None]:
-    """Returns the completions of all prompts, in order, and what an endpoint said of itself.
+) -> tuple[list[Completion], EndpointIdentity | None, EndpointPace | None]:
+    """Returns the completions of all prompts, in order, what an endpoint said of itself, and how fast it answered.
 
     They are kept beside the config's `out` as they come, with their token ids or without; those of an interrupted run
     are not asked for again. `on_completion` is called with all of them, those of before the interruption first, and may
@@ -155,6 +156,7 @@ def generate_resumably(
     """
     unfinished = Unfinished(work_folder(prompts.config.out), prompts.identity(), token_ids)
     missing = prompts.list_missing(unfinished.completions)
+    pace: EndpointPace | None = None
     n_missing = sum(map(len, missing.values()))
     if first_answers:
         pass  # one of many sweeps of a comparison, which says itself what it does
@@ -192,6 +194,7 @@ def generate_resumably(
             _require_hope(prompts, seen)
             missing = prompts.list_missing(unfinished.completions)
         ask(missing, title)
+        pace = generator.pace if isinstance(generator, PacedGenerator) else None
     left = sum(map(len, prompts.list_missing(unfinished.completions).values()))
     if left:
         raise PosgapError(
@@ -200,7 +203,7 @@ def generate_resumably(
         )
     served = None if BACKENDS[prompts.config.backend].local else unfinished.served
     kept = unfinished.completions
-    return [kept[at] for at in product(range(len(prompts.examples)), prompts.numbers)], served
+    return [kept[at] for at in product(range(len(prompts.examples)), prompts.numbers)], served, pace
 
 
 def _require_hope(prompts: PromptGrid, seen: Sequence[tuple[AnyExample, Placement, Completion]]) -> None:

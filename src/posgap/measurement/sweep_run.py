@@ -16,6 +16,7 @@ from posgap.foundation.interruption import RESUMES
 from posgap.foundation.locations import with_uris
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Completion, Sampling
+from posgap.generation.pace import EndpointPace
 from posgap.generation.served import EndpointIdentity
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.figures import baseline_scores, baselines_of, summarize
@@ -71,6 +72,7 @@ class SweepRun:
     model_digest: str = ""
     predictions: list[Prediction] = field(default_factory=list)
     served: EndpointIdentity | None = None
+    pace: EndpointPace | None = None
     spent: TokenTotals | None = None
 
     @classmethod
@@ -171,7 +173,7 @@ class SweepRun:
             watch = watch if not answers_are_there else lambda example, placement, completion: None
             title = f"sweep of {self.config.label or 'the model'}"
             try:
-                completions, self.served = generate_resumably(
+                completions, self.served, self.pace = generate_resumably(
                     prompts, title, opens, watch, first_answers, answers_are_there=answers_are_there
                 )
                 break
@@ -277,6 +279,7 @@ class SweepRun:
             asked=self._prompt_settings(device),
             settings=config.parameter_values(),
             served=self.served,
+            pace=self.pace,
             spent=self.spent,
             filled=builder.fill.make_record(builder, examples[0]) if isinstance(builder.fill, Fill) else None,
             mitigation=mitigator.applied_mitigation if mitigator else None,

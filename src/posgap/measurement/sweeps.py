@@ -13,6 +13,7 @@ from posgap.foundation.files import Record, read_model
 from posgap.foundation.locations import last_name
 from posgap.foundation.printing import format_count
 from posgap.generation.backends import BACKENDS
+from posgap.generation.pace import EndpointPace
 from posgap.generation.served import EndpointIdentity
 from posgap.measurement import statistics
 from posgap.measurement.filling import FillRecord
@@ -163,6 +164,7 @@ class Sweep(Record):
     asked: PromptSettings = Field(description="how prompts were made and answered")
     settings: dict = Field(description="every parameter of the sweep")
     served: EndpointIdentity | None = Field(None, description="what an endpoint said of itself")
+    pace: EndpointPace | None = Field(None, description="how fast an endpoint answered; None for parts that are merged")
     spent: TokenTotals | None = Field(None, description="prompts, tokens and seconds")
     filled: FillRecord | None = Field(None, description="of a sweep at a length: length, tokens, depths, filler")
     mitigation: AppliedMitigation | None = Field(None, description="by which mitigation of prompts the model was asked")

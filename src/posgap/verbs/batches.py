@@ -7,7 +7,6 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import work_folder
 from posgap.foundation.locations import is_uri
 from posgap.foundation.printing import show
-from posgap.generation.backends import BACKENDS
 from posgap.generation.batches import AnswerFiles, RequestIds, RequestMaker, RequestWriter
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.measurement.sweep_run import SweepRun
@@ -28,7 +27,7 @@ def write_requests(config: SweepVerbConfig) -> None:
         raise PosgapError(f"--requests {folder}: is there already, and is not replaced; name a new folder")
     asked = config.with_examples(_examples(config))
     asked = on_this_machine(asked, sources(asked))
-    builder = BACKENDS[asked.backend].builder(asked)
+    builder = asked.builder()
     prompts = SweepRun.plan(asked, builder, read_examples(asked.examples)).prompts
     missing = prompts.list_missing(Unfinished(work_folder(asked.out), prompts.identity()).completions)
     writer = RequestWriter(_maker(asked, builder), config.batch_format, folder)
@@ -44,7 +43,7 @@ def read_answers(config: SweepVerbConfig) -> AnswerFiles:
     """Reads the answers to the requests of a sweep."""
     asked = config.with_examples(_examples(config))
     files = [fetch_location(file) for file in config.answers]
-    return AnswerFiles(files, _maker(asked, BACKENDS[asked.backend].builder(asked)))
+    return AnswerFiles(files, _maker(asked, asked.builder()))
 
 
 def require_asked(answers: AnswerFiles, sweep_run: SweepRun) -> None:
