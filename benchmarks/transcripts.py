@@ -1,6 +1,6 @@
 """Runs the console blocks of pages again, one after another, and puts what they print now into the pages.
 
-    python benchmarks/transcripts.py first-look first-log first-gate --wheel build/dist/posgap-*.whl --model FOLDER [--write]
+    python benchmarks/transcripts.py first-look first-log first-gate --wheel WHEEL --model FOLDER [--write]
     python benchmarks/transcripts.py pretrained [--write]
 
 With `--wheel` a shell runs them in an empty folder, and posgap is what the page's own first command installs of the

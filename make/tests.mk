@@ -30,8 +30,8 @@ s3: $(VENV)/.installed-test  ## the tests of S3 against a real server (S3: ceph 
 
 frameworks: $(VENV)/.installed-test  ## the code of docs/rag.md in LangChain and in Haystack themselves
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade \
-		--target build/frameworks langchain-core haystack-ai
-	HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=build/frameworks $(VENV)/bin/python -m pytest -m '' tests/docs/test_frameworks.py
+		--target build/frameworks langchain-core langchain-openai openai haystack-ai
+	HAYSTACK_TELEMETRY_ENABLED=False PYTHONPATH=build/frameworks $(VENV)/bin/python -m pytest -m '' tests/docs/test_frameworks.py tests/docs/test_applications.py
 
 # What runs models is tested in the files that import one of these.
 oldest newest: %: build/%/.installed  ## the tests of what runs models, with the oldest or newest torch and transformers allowed

@@ -4,6 +4,8 @@ import json
 import math
 import random
 import re
+import sys
+import types
 from itertools import permutations
 
 import pytest
@@ -25,6 +27,7 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.mitigations.document_orders import Orders, at_ends, by_relevance, majority
 from posgap.mitigations.mitigation import PromptMitigation, ReorderInput, Settings
 from posgap.mitigations.registry import MITIGATIONS
+from posgap.mitigations.search.report import blank_outcome, usage_code
 from posgap.options.gate import GateConfig
 from posgap.options.merge import MergeConfig
 from posgap.options.promote import PromoteConfig
@@ -91,7 +94,8 @@ def test_every_order_has_the_documents_that_were_given_and_is_the_same_again(mit
             given = asked(documents(n))
             orders = [list(order) for order in mitigation.order_documents(given, settings)]
             kept = math.ceil(n * getattr(settings, "share", 1))
-            assert orders and all(len(order) == kept == len(set(map(str, order))) for order in orders)
+            times = 2 if mitigation.name == "repeated" else 1
+            assert orders and all(len(order) == times * kept == times * len(set(map(str, order))) for order in orders)
             assert all(set(map(str, order)) <= set(map(str, given.documents)) for order in orders)
             assert orders == [list(order) for order in mitigation.order_documents(given, settings)]
             assert mitigation.choose_response(["a"] * len(orders)) == 0
@@ -178,6 +182,12 @@ def test_the_code_for_an_application_does_what_was_measured(mitigation):
     for settings in mitigation.list_settings():
         exec(mitigation.write_code(settings), names := {})
         orders = [list(order) for order in mitigation.order_documents(asked(ranked, example), settings)]
+        if "quoted" in names:
+            assert names["quoted"]("q") == mitigation.word_question("q") and orders == [ranked]
+            said = 'It says "two".\nAnswer: two '
+            assert names["behind"](said) == mitigation.read_response(said) == "two"
+            assert mitigation.read_response("no quote") == "no quote"
+            continue
         if "vote" not in names:
             assert [names["reorder"](ranked)] == orders
             continue
@@ -302,6 +312,18 @@ def test_every_task_s_prompt_has_all_documents_and_the_wanted_sample(name):
             asked = mitigated.build_variants(Question(example, placement, 3))
             assert asked.given == given and {prompt.sample for prompt in asked.prompts} == {3}
             assert all(document.text in prompt.text for prompt in asked.prompts for document in given)
+
+
+@pytest.mark.parametrize("name", ["answer", "respond", "app.answer"])
+def test_the_code_for_a_function_stands_around_it(name):
+    found = blank_outcome(MITIGATIONS["permutation"]).model_copy(update={"settings": {"orders": 3}})
+    assert usage_code(found).count("def ") == 2 and "import mine" not in usage_code(found)
+    module = types.ModuleType("mine_to_mend")
+    module.answer = module.respond = lambda question, passages: f"{question} {len(passages)}"
+    module.app = types.SimpleNamespace(answer=module.answer)
+    sys.modules["mine_to_mend"] = module
+    exec(usage_code(found, f"python:mine_to_mend:{name}"), names := {})
+    assert names["mended"]("q", ["a", "b"]) == "q 2"
 
 
 # Sweeps

@@ -83,8 +83,10 @@ class PromptMitigator:
                 "passage ranks above another; take the task rag with a retrieval log"
             )
 
+        asked = example.model_copy(update={"question": self.mitigation.word_question(example.question)})
+
         def prompt(documents: Sequence[Document]) -> Prompt:
-            return self.builder.of_documents(example, placement, documents)._replace(sample=sample)
+            return self.builder.of_documents(asked, placement, documents)._replace(sample=sample)
 
         given = self.builder.documents(example, placement)
         orders = self._orders(example, given)
@@ -137,7 +139,8 @@ class PromptMitigator:
             return completions[0]._replace(usage=spent)
         task = self.builder.task
         texts = [each.text if task.slot_names else task.extract(each.text) for each in said]
-        return said[self.mitigation.choose_response(texts)]._replace(usage=spent)
+        chosen = said[self.mitigation.choose_response(texts)]
+        return chosen._replace(text=self.mitigation.read_response(chosen.text), usage=spent)
 
     def _as_given(self, completion: Completion, given: Sequence[Document], order: Sequence[Document]) -> Completion:
         task = self.builder.task

@@ -139,6 +139,60 @@ def reorder(passages):
 """
 
 
+class RepeatedDocuments(PromptMitigation):
+    name = "repeated"
+    help = "the documents twice, one after the other"
+    level = "prompt"
+    source = "Just read twice: Arora et al. 2024, arXiv 2407.05483, section 3"
+    cost = "nearly twice the tokens of a prompt"
+    served_by = _ANYWHERE
+    settings = NoSettings
+    needs_ranks = True
+
+    def order_documents(self, given: ReorderInput, settings: NoSettings) -> Sequence[Sequence["Document"]]:
+        return [[*given.documents, *given.documents]]
+
+    def write_code(self, settings: NoSettings) -> str:
+        return _REORDER.format(returned="[*passages, *passages]")
+
+
+_ANSWER = "Answer:"
+_QUOTE_FIRST = (
+    "First copy, word for word, the sentence of the passages that answers this. Then write, on a line of its own, "
+    f'"{_ANSWER}" and the answer alone.'
+)
+_QUOTED = f"""def quoted(question):
+    return question + {f" {_QUOTE_FIRST}"!r}
+
+def behind(answer):
+    return answer.rpartition({_ANSWER!r})[2].strip()
+"""
+
+
+class QuotedFirst(PromptMitigation):
+    name = "quoted"
+    help = "the documents as they are, with the sentence that answers to be copied before the answer"
+    level = "decoding"
+    source = "Anthropic's advice on long contexts: quotes before the answer; a wording of ours"
+    cost = "the tokens of a sentence before each answer"
+    served_by = _ANYWHERE
+    settings = NoSettings
+    needs_ranks = True
+    call = "behind(answer(quoted(question), passages))"
+
+    def order_documents(self, given: ReorderInput, settings: NoSettings) -> Sequence[Sequence["Document"]]:
+        return [list(given.documents)]
+
+    def word_question(self, question: str) -> str:
+        return f"{question} {_QUOTE_FIRST}"
+
+    def read_response(self, response: str) -> str:
+        return response.rpartition(_ANSWER)[2].strip() or response
+
+    def write_code(self, settings: NoSettings) -> str:
+        return _QUOTED
+
+
 class Orders(Settings):
     """How many random orders of its documents a question is asked in, all of them where there are no more."""
 
@@ -183,6 +237,7 @@ class PermutationVote(PromptMitigation):
     cost = "a prompt and an answer for each order"
     served_by = _ANYWHERE
     settings = Orders
+    call = "vote(answer, question, passages)"
 
     def order_documents(self, given: ReorderInput, settings: Orders) -> Sequence[Sequence["Document"]]:
         """Returns different orders, drawn for the example: at every placement its slots are shuffled alike."""
@@ -205,3 +260,4 @@ class PermutationVote(PromptMitigation):
 
 
 REVERSED, REORDERING, FEWER, PERMUTATION = ReversedOrder(), RelevanceOrder(), FewerDocuments(), PermutationVote()
+REPEATED, QUOTED = RepeatedDocuments(), QuotedFirst()

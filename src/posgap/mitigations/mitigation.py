@@ -91,14 +91,24 @@ class ModelMitigation(Mitigation):
 class PromptMitigation(Mitigation):
     """A mitigation of what is asked; the model stays as it is.
 
-    `needs_ranks` says that examples must have a retriever's order.
+    `needs_ranks` says that examples must have a retriever's order. `call` is how an application asks by its
+    `write_code`, in place of `answer(question, passages)`.
     """
 
     needs_ranks: bool = False
+    call: str = "answer(question, reorder(passages))"
 
     def order_documents(self, given: "ReorderInput", settings: Any) -> "Sequence[Sequence[Document]]":
         """Returns the orders of documents in which the question is asked, each a prompt."""
         raise NotImplementedError
+
+    def word_question(self, question: str) -> str:
+        """Returns the question in the words in which it is asked."""
+        return question
+
+    def read_response(self, response: str) -> str:
+        """Returns the part of a response that is the answer to the question in its own words."""
+        return response
 
     def choose_response(self, responses: Sequence[str]) -> int:
         """Returns which of the responses to those prompts is the answer, by index."""

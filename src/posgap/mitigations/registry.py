@@ -5,7 +5,7 @@ from typing import Annotated, cast
 from pydantic import AfterValidator
 
 from posgap.foundation.registry import Registry
-from posgap.mitigations.document_orders import FEWER, PERMUTATION, REORDERING, REVERSED
+from posgap.mitigations.document_orders import FEWER, PERMUTATION, QUOTED, REORDERING, REPEATED, REVERSED
 from posgap.mitigations.lpes import LPES
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation
 from posgap.mitigations.ms_poe import MS_POE, MS_POE_STATIC
@@ -23,6 +23,8 @@ MITIGATIONS: Registry[Mitigation] = Registry(
     REORDERING,
     FEWER,
     PERMUTATION,
+    REPEATED,
+    QUOTED,
     LPES,  # last: in this order `mitigate` tries them, and a search takes what time is left
 )
 PROMPT_MITIGATIONS = cast(  # all that a sweep can ask by

@@ -182,7 +182,7 @@ def _measure(
             "measured": measured,
             "order_free": asked_by is not None and asked_by.is_order_free(held_out, model.placements),
             "command": usage_command(found, model.config),
-            "code": usage_code(found),
+            "code": usage_code(found, model.config.model),
         }
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from posgap.foundation.fields import FUNCTION, is_function
 from posgap.foundation.files import Record, read_model
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import format_count
@@ -316,11 +317,20 @@ def usage_command(found: MitigationOutcome, config: MitigateConfig) -> str:
     return shlex.join([*parts, "--examples", with_uris(str(config.examples)), "--out", f"sweep-{name}"])
 
 
-def usage_code(found: MitigationOutcome) -> str:
-    """Returns what an application does in plain Python; empty where it cannot."""
+def usage_code(found: MitigationOutcome, model: str = "") -> str:
+    """Returns what an application does in plain Python, around its function if the `model` is one; empty where it
+    cannot."""
     if MITIGATIONS[found.name].of_model:
         return ""
-    return PROMPT_MITIGATIONS[found.name].write_code(found.parsed_settings)
+    mitigation = PROMPT_MITIGATIONS[found.name]
+    code = mitigation.write_code(found.parsed_settings)
+    if not code or not is_function(model):
+        return code
+    module, _, name = model.removeprefix(FUNCTION).partition(":")
+    first, dot, _ = name.partition(".")
+    imported = f"from {module} import {first}" + ("" if dot or name == "answer" else " as answer")
+    named = f"\nanswer = {name}" if dot else ""
+    return f"{imported}{named}\n\n{code}\ndef mended(question, passages):\n    return {mitigation.call}\n"
 
 
 def format_figures(sweep: Sweep) -> str:
