@@ -65,7 +65,7 @@ promote = make_component(
     "promote",
     {"model": "Model", "gate": "Artifact", "sweep": "Artifact"},
     {"out": "Artifact"},
-    optional={"examples": "Artifact"},
+    optional={"examples": "Artifact", "base": "Model"},
 )
 report = make_component(
     "report",

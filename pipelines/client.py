@@ -62,6 +62,18 @@ class Client(kfp.Client):
         with contextlib.redirect_stdout(io.StringIO()):
             return super().run_pipeline(*arguments, **options)
 
+    def find_workflow(self, run_id: str) -> dict[str, Any]:
+        """Argo's record of a run, which KFP's first API alone gives; empty before there is one."""
+        found = self._run_api.api_client.call_api(
+            f"/apis/v1beta1/runs/{run_id}",
+            "GET",
+            header_params={"Accept": "application/json"},
+            response_type="object",
+            auth_settings=["Bearer"],
+            _return_http_data_only=True,
+        )
+        return json.loads((found or {}).get("pipeline_runtime", {}).get("workflow_manifest") or "{}")
+
     def run_url(self, run_id: str) -> str:
         """The address of a run's page in the UI."""
         return f"{self._get_url_prefix().rstrip('/')}/#/runs/details/{run_id}"

@@ -111,7 +111,7 @@ def _measure_and_mitigate(
         decision.set_display_name(f"gate {title}")
         with dsl.If(decision.outputs["Output"] == True, name="admitted"):  # noqa: E712
             judged = {"model": candidate, "gate": decision.outputs["out"], "sweep": after, "examples": held_out}
-            crowned = promote(**judged, **registered, recipe=given["recipe"])
+            crowned = promote(base=base, **judged, **registered, recipe=given["recipe"])
             # Its effect is on the registry, which no cache can repeat.
             pools.promote(crowned).set_caching_options(False).set_display_name(f"promote {title}")
 

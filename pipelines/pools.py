@@ -111,7 +111,7 @@ class Pools:
         return self._place(task, pool.times(int(pool.accelerators)), True, pool.accelerators)
 
     def gate(self, task: PipelineTask) -> PipelineTask:
-        """Places a gate, which alone has the key that signs verdicts."""
+        """Places a gate, which has the key that signs verdicts."""
         _add_secret(task, self.cluster.signing_secret, signature.VARIABLE)
         return self._place(task, self.cluster.small, True)
 
@@ -121,7 +121,9 @@ class Pools:
         return self.small(task)
 
     def promote(self, task: PipelineTask) -> PipelineTask:
-        """Places a promotion, which has a log-in of its own to MLflow: it may change the registered model."""
+        """Places a promotion, which has a log-in of its own to MLflow: it may change the registered model. If the
+        champion has changed since the gate, it judges again, and signs that verdict."""
+        _add_secret(task, self.cluster.signing_secret, signature.VARIABLE)
         return self._place(task, self.cluster.promote, True, login=self.cluster.promote_secret)
 
     def watch(self, task: PipelineTask) -> PipelineTask:

@@ -2,20 +2,21 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kfp_server_api
 
 from posgap.foundation.errors import RunCancellation, RunFailure, RunTimeout
 from posgap.foundation.printing import set_result
-from posgap.options.pipeline_submit import PipelineSubmitConfig
 from posgap.options.pipelines import PipelineOnCluster
 from posgap.pipelines.arguments import arguments, declared_parameters
 from posgap.pipelines.checks import Check
 from posgap.pipelines.compilation import CompiledYaml, load
+from posgap.pipelines.progress import Progress
 from posgap.pipelines.steps import task_names
-from posgap.pipelines.transport import NoAnswer, address
+from posgap.pipelines.transport import NoAnswer, ServerRefusal, address
 from posgap.pipelines.uploading import fetch_uploaded
 
 if TYPE_CHECKING:
@@ -41,9 +42,13 @@ def to_run(config: PipelineOnCluster) -> tuple[CompiledYaml, dict]:
     return compiled, values
 
 
-def wait_for_end(client: "Client", run_id: str, compiled: CompiledYaml, config: PipelineSubmitConfig) -> None:
-    """Polls until the run has ended. KFP's own wait would treat a cancelled run as one that is still running."""
-    until, state = time.monotonic() + config.timeout, ""
+def wait_for_end(
+    client: "Client", run_id: str, compiled: CompiledYaml, values: Mapping[str, Any], timeout: float
+) -> None:
+    """Polls until the run has ended, and logs what its steps do and why one waits. KFP's own wait would treat a
+    cancelled run as one that is still running."""
+    until, state = time.monotonic() + timeout, ""
+    progress = Progress(compiled, values)
     while True:
         try:
             run = client.get_run(run_id)
@@ -54,26 +59,39 @@ def wait_for_end(client: "Client", run_id: str, compiled: CompiledYaml, config: 
             if run.state != state:
                 state = run.state
                 log.info("run %s: %s", run_id, state)
+            workflow = _find_workflow(client, run_id)
+            for line in progress.news(workflow):
+                log.info("%s", line)
             if state in ENDED:
-                return _report_end(run, compiled, client.run_url(run_id))
+                return _report_end(run, compiled, progress.failures(workflow), client.run_url(run_id))
         left = until - time.monotonic()
         if left <= 0:
             raise RunTimeout(
-                f"run {run_id} has not ended after {config.timeout:g} s (last seen {state or 'never'}); it goes on: "
+                f"run {run_id} has not ended after {timeout:g} s (last seen {state or 'never'}); it goes on: "
                 f"{client.run_url(run_id)}"
             )
         time.sleep(min(POLL_SECONDS, left))
 
 
-def _report_end(run: kfp_server_api.V2beta1Run, compiled: CompiledYaml, url: str) -> None:
+def _find_workflow(client: "Client", run_id: str) -> Mapping[str, Any]:
+    """Returns Argo's record of a run; an empty one if the server does not give it."""
+    try:
+        return client.find_workflow(run_id)
+    except (NoAnswer, ServerRefusal, ValueError) as error:
+        log.debug("steps of run %s: %s", run_id, error)
+        return {}
+
+
+def _report_end(run: kfp_server_api.V2beta1Run, compiled: CompiledYaml, failures: Mapping[str, str], url: str) -> None:
     set_result({"run": run.run_id, "url": url, "state": run.state})
     if run.state == "SUCCEEDED":
         return
     if run.state != "FAILED":
         raise RunCancellation(f"run {run.run_id} was {run.state.lower()}: {url}")
-    steps = failed_steps(run, compiled)
+    steps = list(failures) or failed_steps(run, compiled)
     where = f" in {' and '.join(steps)}" if steps else ""
-    why = f": {' '.join(run.error.message.split())[:200]}" if run.error and run.error.message else ""
+    said = " ".join((run.error.message or "").split())[:200] if run.error else ""
+    why = f": {'; '.join(failures.values()) or said}" if failures or said else ""
     raise RunFailure(f"run {run.run_id} failed{where}{why}: see {url}")
 
 

@@ -160,7 +160,7 @@ def test_no_setting_switches_the_trial_off_but_a_policy_may(tmp_path, model_fold
 def first_promotion(monkeypatch):
     """Has the registry know no version, and the base's weights lie where its sweep says."""
     monkeypatch.setattr(trial.registry, "versions", lambda name: [])
-    monkeypatch.setattr(trial, "_find_model", lambda sweep, role, place: f"where {sweep.model} lies")
+    monkeypatch.setattr(trial, "_find_model", lambda sweep, role, place, base: f"where {sweep.model} lies")
 
 
 @pytest.mark.usefixtures("first_promotion")

@@ -109,12 +109,14 @@ class Server:
 
     `misbehave(method, path, times)` is called with how often that was asked before; it returns None for a proper
     answer, seconds to hang, or (status, headers, body); with a fourth item, true, it does as asked before that.
-    `states` are a run's states from one look to the next, and `tasks` its tasks as reported.
+    `states` are a run's states from one look to the next, `tasks` its tasks as reported, and `workflows` Argo's record
+    of it, from one look to the next.
     """
 
     def __init__(self, token: str = "", misbehave: Callable = lambda method, path, times: None):
         self.token, self.misbehave = token, misbehave
         self.states, self.tasks, self.page_size = ["SUCCEEDED"], [], 100
+        self.workflows: list[dict] = []
         self.pipelines: dict[str, dict] = {}
         self.versions: dict[str, dict] = {}
         self.experiments: dict[str, dict] = {}
@@ -151,6 +153,10 @@ class Server:
         _, version, kind, *rest = path.strip("/").split("/")
         kinds = {"experiments": self.experiments, "runs": self.runs, "recurringruns": self.schedules}
         kinds["pipelines"] = self.pipelines
+        if version == "v1beta1" and kind == "runs" and self.workflows:
+            workflow = self.workflows[0]
+            self.workflows = self.workflows[1:] or self.workflows
+            return {"run": {"id": rest[0]}, "pipeline_runtime": {"workflow_manifest": json.dumps(workflow)}}
         if version != "v2beta1" or kind not in kinds:
             raise Bad("Not Found", 404)
         held = kinds[kind]

@@ -49,6 +49,7 @@ class Pods:
         for output in outputs.values():
             self.put(Path(output.path), output.uri)
         shutil.rmtree(mount)
+        self.metadata = {name: output.metadata for name, output in outputs.items()}  # of the last pod
         return {name: output.uri for name, output in outputs.items()} | {"Output": said}
 
     def put(self, path: Path, uri: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError, faults
 from posgap.foundation.files import read_jsonl, write_json, write_jsonl
+from posgap.foundation.locations import MOUNTS_VARIABLE
 from posgap.kubeflow import following
 from posgap.kubeflow.train_jobs import Job
 from posgap.options.distill import DistillConfig
@@ -133,6 +135,22 @@ def test_what_is_in_s3_stays_where_it_is(config, cluster, tmp_path, bucket):
     asked = cluster.created[0]["spec"]["trainer"]["resourcesPerNode"]["limits"]
     assert asked == {"nvidia.com/gpu": 4, "cpu": 8, "memory": "256Gi"}
     assert (fetch_location(f"{bucket}/trained") / "weights").read_text() == "trained"
+
+
+def test_a_step_in_kfp_names_what_was_brought_to_its_pod_and_uploads_nothing(
+    config, cluster, tmp_path, bucket, monkeypatch
+):
+    """The pods of the job would wait for a second copy of the model, though it lies in S3 already."""
+    here = tmp_path / "s3" / bucket.removeprefix("s3://")
+    shutil.copytree(config.model, here / "models/tiny")
+    shutil.copyfile(config.examples, here / "e.jsonl.gz")
+    monkeypatch.setenv(MOUNTS_VARIABLE, f"{tmp_path}/s3/=s3://")
+    brought = {"model": str(here / "models/tiny"), "examples": here / "e.jsonl.gz", "out": here / "kfp/out"}
+    as_pods_do(cluster, tmp_path / "pod", "who-knows")
+    train_job(config.model_copy(update=brought))
+    options = arguments(cluster)
+    assert options["model"] == f"{bucket}/models/tiny" and options["examples"] == f"{bucket}/e.jsonl.gz"
+    assert options["responses"].startswith(f"{bucket}/work/") and (here / "kfp/out/weights").is_file()
 
 
 def test_what_distill_made_is_not_made_again(config, cluster):

@@ -76,7 +76,7 @@ def test_a_component_takes_a_field_that_its_config_gets_later(monkeypatch):
         stops: list[int] = Field(description="where to stop")
 
     artifacts = {"model": "Model", "gate": "Artifact", "sweep": "Artifact"}
-    more = {"optional": {"examples": "Artifact"}, "settings": True, "config": Wider}
+    more = {"optional": {"examples": "Artifact", "base": "Model"}, "settings": True, "config": Wider}
     promote_fast = make_component("promote_fast", artifacts, {"out": "Artifact"}, **more)
     inputs = promote_fast.component_spec.inputs
     assert (inputs["speed"].type, inputs["speed"].default) == ("Float", 1.5)
@@ -87,7 +87,7 @@ def test_a_component_takes_a_field_that_its_config_gets_later(monkeypatch):
         "speed": 2.0,
     }
     step |= {name: PromoteConfig.default(name) for name in PromoteConfig.parameters().keys() - step.keys()}
-    every = step | {"settings": {}, "cache_key": "", "examples": None}
+    every = step | {"settings": {}, "cache_key": "", "examples": None, "base": None}
     seen = []
     monkeypatch.setattr("posgap.kubeflow.steps.run_step", lambda name, arguments: seen.append((name, arguments)))
     promote_fast.python_func(**step)

@@ -13,6 +13,7 @@ from mlflow import MlflowClient
 from posgap.foundation.files import read_json
 from posgap.options.report import ReportConfig
 from posgap.storage.inputs import read_manifest
+from posgap.tracking import outcomes
 from posgap.tracking.runs import PIPELINE_VARIABLE, start_run
 from posgap.verbs import report as report_stage
 from posgap.verbs.report import report
@@ -231,6 +232,41 @@ def test_without_mlflow_there_is_a_report_all_the_same(reported, webhook, monkey
     monkeypatch.setenv("POSGAP_WEBHOOK_URL", webhook.address)
     outcome = reported(state="FAILED", message="Task x failed.")
     assert outcome["failed"] == [{"step": "", "error": "Task x failed."}] and webhook.posted[0][1] == outcome
+
+
+@pytest.fixture
+def in_cluster(monkeypatch):
+    """This process is a pod; gives the workflow of its run."""
+    workflow = {"spec": {}, "status": {"nodes": {}}}
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setattr(report_stage, "read_workflow", lambda run: workflow if run == "run-1" else {})
+    return workflow
+
+
+def test_a_run_that_a_person_ended_is_reported_so(pipeline, reported, in_cluster):
+    """It was "a step failed before it could say why"."""
+    in_cluster["spec"]["activeDeadlineSeconds"] = 0
+    outcome = reported(state="FAILED")
+    assert outcome["failed"] == [{"step": "", "error": "a person ended the run"}] and outcome["status"] == "failed"
+
+
+def test_a_step_that_mlflow_never_knew_has_the_reason_that_kubernetes_has(pipeline, reported, in_cluster):
+    task = {"id": "t", "displayName": "sweep", "type": "DAG", "phase": "Failed"}
+    pod = {"id": "p", "displayName": "executor", "type": "Pod", "phase": "Failed", "boundaryID": "t"}
+    pod["message"] = "main: Error (exit code 1): posgap refused: no GPU"
+    in_cluster["status"]["nodes"] = {"t": task, "p": pod}
+    assert reported(state="FAILED")["failed"] == [{"step": "sweep", "error": "no GPU"}]
+
+
+@pytest.mark.usefixtures("in_cluster", "mlflow_store")
+def test_mlflow_is_linked_where_a_browser_finds_it_and_else_named(pipeline, reported, monkeypatch, tmp_path):
+    monkeypatch.setattr(outcomes, "link", lambda run, server: f"{server}/{run}")
+    outcome = reported()
+    assert "mlflow" not in outcome["links"] and outcome["mlflow_run"]
+    assert outcome["mlflow_run"] in (tmp_path / "report" / "report.md").read_text()
+    monkeypatch.setenv("POSGAP_MLFLOW_UI", "https://mlflow.example/")
+    outcome = reported(force=True)
+    assert outcome["links"]["mlflow"] == f"https://mlflow.example/{outcome['mlflow_run']}"
 
 
 def test_links_lead_to_the_run_in_kfp(pipeline, reported, monkeypatch):

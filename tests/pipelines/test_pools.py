@@ -52,7 +52,7 @@ def secrets_for(name):
     secrets = {"posgap-s3": ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"], login: MLFLOW_LOGIN}
     if name.startswith(("apply", "validate")) or name in {"preflight", "data-version"} | GENERATED | TRAINED:
         secrets["posgap-hub"] = ["HF_TOKEN"]
-    if name in GATES:
+    if name in GATES | PROMOTIONS:
         secrets["posgap-signing"] = ["POSGAP_SIGNING_KEY"]
     return secrets | ({"posgap-webhook": ["POSGAP_WEBHOOK_URL"]} if name == "report" else {})
 

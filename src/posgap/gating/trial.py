@@ -26,7 +26,7 @@ from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.files import digest_path
 from posgap.foundation.registry import Parameters
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import sweep_record
+from posgap.gating.evidence import BASE, sweep_record
 from posgap.gating.rules import GateInputs, GateRule
 from posgap.gating.verdict import against, asked_rules
 from posgap.generation.generator import Completion
@@ -63,13 +63,19 @@ def require_triable(sweep: Sweep, model: Path, policy: Policy) -> None:
         )
 
 
-def require_references(name: str, inputs: GateInputs, policy: Policy, examples: Mapping[str, AnyExample]) -> None:
+def require_references(
+    name: str,
+    inputs: GateInputs,
+    policy: Policy,
+    examples: Mapping[str, AnyExample],
+    base: Path | None = None,
+) -> None:
     """Holds the sweeps that a candidate was compared with against what the registry knows of the model `name`.
 
     A sweep with which a version was promoted must be that very one, by its sha256. Where a champion was swept
     otherwise, on newer examples perhaps, its version answers again as `require_answers` has it; so does the base where
-    it stands in for a champion. Raises `PosgapError` where a sweep is another, or the model answers otherwise: who
-    makes a champion worse displaces it.
+    it stands in for a champion, from the folder `base` if one is given. Raises `PosgapError` where a sweep is another,
+    or the model answers otherwise: who makes a champion worse displaces it.
     """
     versions, is_tried = registry.versions(name), not {TRIAL, REFERENCE_TRIAL} & {*policy.allow}
     for role in ("champion", "anchor") if inputs.champion else ("base",):
@@ -82,7 +88,8 @@ def require_references(name: str, inputs: GateInputs, policy: Policy, examples: 
             if version and recorded and not list_differences(read_sweep(recorded), evidence.sweep):
                 _require_promoted_by(recorded, evidence, f"{name} version {version.version}")
             elif is_tried:
-                model = _bring(version, Path(place)) if version else _find_model(evidence.sweep, role, Path(place))
+                model = _bring(version, Path(place)) if version else None
+                model = model or _find_model(evidence.sweep, role, Path(place), base)
                 _require_reference_answers(model, inputs, policy, examples, role)
     if inputs.champion:
         _require_base_of_record(inputs, registry.to_beat(name))
@@ -102,17 +109,20 @@ def _bring(version: "ModelVersion", place: Path) -> Path:
     return registry.bring_model(f"models:/{version.name}/{version.version}", place / "model")
 
 
-def _find_model(sweep: Sweep, role: str, place: Path) -> Path:
+def _find_model(sweep: Sweep, role: str, place: Path, base: Path | None) -> Path:
     """Returns the model that was swept in this `role`: its name on the hub, or a copy of its folder in `place`, which
-    nobody can exchange once its digest is taken. Raises `PosgapError` if it is not at hand, or is another by now."""
+    nobody can exchange once its digest is taken. The folder is `base`, if that is its role, else where the sweep says.
+    Raises `PosgapError` if it is not at hand, or is another by now."""
     try:
-        model = Path(source(sweep.model).fetch())
+        model = Path(source(base if base and role == BASE else sweep.model).fetch())
         if sweep.model_digest and model.is_dir():
             model = Path(shutil.copytree(model, place / "model"))
         there = digest_path(model) if model.is_dir() else ""
         hindrance = "" if there == sweep.model_digest else "another model is there by now"
         hindrance = hindrance or why_not_tried(sweep, model)
     except (PosgapError, OSError) as error:
+        if isinstance(error, PosgapError) and error.may_pass:
+            raise
         hindrance = str(error)
     if hindrance:
         raise PosgapError(

@@ -132,10 +132,16 @@ def show_responses(out: Any, metrics: Any) -> None:
     describe_artifact(out, placement=",".join(map(format_positions, summary["placements"])), kept=summary["kept"])
 
 
+def verdict_beside(out: Any) -> str:
+    """Returns the folder of the verdict by which a promotion judges again, beside its output."""
+    return f"{out.path}-verdict"
+
+
 def show_promotion(out: Any) -> None:
-    """Shows the registered version, and its alias."""
+    """Shows the registered version, its alias, and whether it was judged again against a new champion."""
     promotion = read_json(Path(out.path) / "promotion.json")
-    describe_artifact(out, registered_name=promotion["name"], version=promotion["version"], alias=promotion["alias"])
+    shown = {"registered_name": promotion["name"], "version": promotion["version"], "alias": promotion["alias"]}
+    describe_artifact(out, **shown, judged_again=Path(verdict_beside(out)).is_dir())
 
 
 def show_model(out: Any, **metadata: Any) -> None:

@@ -49,6 +49,11 @@ def _ended(arguments: Arguments) -> dict[str, Any]:
     return {"state": status.state, "message": status.error_message or ""}
 
 
+def _judged_again(arguments: Arguments) -> dict[str, Any]:
+    # Another run may have promoted since the gate: then the candidate is judged anew, in a folder of this pod.
+    return {"gate_again": arguments["gate_again"] or artifacts.verdict_beside(arguments["out"])}
+
+
 def _show_rejected_examples(arguments: Arguments) -> None:
     shutil.copyfile(Path(f"{arguments['out'].path}.rejected", "validation.html"), arguments["page"].path)
 
@@ -64,7 +69,7 @@ STEPS = {
     "merge": Step(artifacts.show_sweep),
     "mitigate": Step(artifacts.show_mitigate, keeps_work=True),
     "preflight": Step(artifacts.show_preflight),
-    "promote": Step(artifacts.show_promotion),
+    "promote": Step(artifacts.show_promotion, values=_judged_again),
     "report": Step(partial(artifacts.show_summary, name="report.md"), values=_ended),
     "rollout_experiment": Step(partial(artifacts.show_rollout, names=("experiment.json", "experiment.png"))),
     "rollout_measure": Step(partial(artifacts.show_rollout, names=("measurement.json", "influence.png"))),

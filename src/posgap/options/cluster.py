@@ -115,7 +115,7 @@ class ClusterConfig(Config):
         [
             *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_SERVER_CERT_PATH", "MLFLOW_EXPERIMENT_NAME"),
             *("MLFLOW_DISABLE_TELEMETRY", "GX_ANALYTICS_ENABLED", "DO_NOT_TRACK"),
-            *("AWS_REGION", "AWS_ENDPOINT_URL", "POSGAP_KFP_UI", "KFP_HOST"),
+            *("AWS_REGION", "AWS_ENDPOINT_URL", "POSGAP_KFP_UI", "POSGAP_MLFLOW_UI", "KFP_HOST"),
         ],
         description="keys of that config map that become environment variables; missing ones are left unset",
     )

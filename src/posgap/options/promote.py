@@ -27,6 +27,11 @@ class PromoteConfig(StageConfig):
         description="examples that were swept, from which every response is scored again and some are asked again; "
         "empty: those that the sweep names",
     )
+    base: OptionalInputPath = Field(
+        None,
+        description="folder of the base model, if it is no longer where its sweep says; a first version's base answers "
+        "prompts of its sweep again",
+    )
     name: RegisteredName = Field("posgap", description="name of the registered model in MLflow")
     approval: bool = Field(
         False,

@@ -107,7 +107,7 @@ def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Ru
     require_triable(swept, Path(config.model), policy)
     beaten = champion_of(verdict, config.name, config.gate)
     inputs = read_kept_inputs(policy, verdict, config.gate)
-    require_references(config.name, inputs, policy, examples)
+    require_references(config.name, inputs, policy, examples, config.base)
     tags = _version_tags(config, again, swept, policy, run, out)
 
     def try_out(stored: Path) -> None:

@@ -10,6 +10,7 @@ from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
 from posgap.foundation.redaction import redact_value
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
+from posgap.kubeflow.workflow import failed_tasks, is_ended_by_hand, read_workflow
 from posgap.options.report import ReportConfig
 from posgap.tracking.outcomes import SUCCEEDED, markdown, outcome, stages_of
 from posgap.tracking.pipeline_runs import close, parent
@@ -32,7 +33,10 @@ def report(config: ReportConfig, out: Path, run: Run) -> None:
     stages = [step for step in stages_of(identity) if step.run_id != run.id]
     # Stages that are run together by one command, as the demo's, have a parent that this command ends.
     whole = parent(identity) if run.id and identity and PARENT_VARIABLE not in os.environ else ""
-    ending = outcome(identity, stages, config.state, config.message, config.registered_name, whole or run.id)
+    workflow = read_workflow(identity)
+    known = {"reasons": failed_tasks(workflow), "is_ended_by_hand": is_ended_by_hand(workflow)}
+    of_run = config.state, config.message, config.registered_name, whole or run.id
+    ending = outcome(identity, stages, *of_run, **known)
     result = redact_value(ending)
     write_json(out / REPORT_FILE, result)
     (out / READABLE_FILE).write_text(page := markdown(result), encoding="utf-8")

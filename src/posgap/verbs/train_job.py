@@ -8,7 +8,7 @@ from typing import Any
 
 from posgap.foundation import files
 from posgap.foundation.interruption import resumable
-from posgap.foundation.locations import Location, is_uri
+from posgap.foundation.locations import Location, is_uri, with_uris
 from posgap.kubeflow.following import run_job
 from posgap.kubeflow.launching import as_options
 from posgap.kubeflow.train_jobs import Job, connect
@@ -63,9 +63,11 @@ def train_job(config: TrainJobConfig) -> Location:
 
 
 def _reachable(source: Source, place: str) -> str:
-    """A location of an input that the pods can read: its own, or `place`, to which a local input is uploaded."""
-    if not isinstance(source.location, Path):
-        return source.location
+    """A location of an input that the pods can read: its own, which KFP may have brought to this step's pod, or
+    `place`, to which a local input is uploaded."""
+    there = with_uris(str(source.location))
+    if not isinstance(source.location, Path) or is_uri(there):
+        return there
     uri = f"{place}/{source.location.name}"  # keeps the name, whose ending says how the file is packed
     upload_path(source.location, uri)
     return uri

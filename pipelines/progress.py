@@ -1,0 +1,124 @@
+"""Tells how far the steps of a run are, and why one waits or failed, from Argo's record of the run."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from posgap.kubeflow.workflow import DRIVER, nodes_of, reason_of
+from posgap.pipelines.compilation import CompiledYaml
+from posgap.pipelines.resources import Resources, resources
+from posgap.pipelines.steps import UNKNOWN, task_names, tree
+
+# What Argo says of a pod that is merely being started.
+_STARTING = re.compile(r"^(PodInitializing|ContainerCreating)?$|^(PodInitializing|ContainerCreating):")
+
+
+@dataclass(frozen=True)
+class State:
+    """What a step is doing: `waits`, `runs`, `done`, `failed` or `cached`, why, in which try, and for how long."""
+
+    step: str
+    what: str
+    why: str = ""
+    tries: int = 1
+    seconds: float = 0.0
+
+
+class Progress:
+    """The steps of a run of a compiled pipeline, from one look at its workflow to the next."""
+
+    def __init__(self, compiled: CompiledYaml, arguments: Mapping[str, Any]):
+        self.names = task_names(compiled)
+        self.asks = {step.name: resources(step) for step in tree(compiled, arguments).steps()}
+        self.told: dict[str, State] = {}
+        self.before: dict[str, State] = {}
+
+    def news(self, workflow: Mapping[str, Any]) -> Iterator[str]:
+        """Yields a line for each step that began, ended, or waits since two looks for the same reason."""
+        for key, state in self.states(workflow).items():
+            is_new = state.what != "waits" or self.before.get(key) == state
+            self.before[key] = state
+            last = self.told.get(key)
+            if is_new and (last is None or (last.what, last.why, last.tries) != (state.what, state.why, state.tries)):
+                self.told[key] = state
+                yield self._line(state)
+
+    def failures(self, workflow: Mapping[str, Any]) -> dict[str, str]:
+        """Returns why each step failed that did, by its name."""
+        return {each.step: each.why for each in self.states(workflow).values() if each.what == "failed"}
+
+    def states(self, workflow: Mapping[str, Any]) -> dict[str, State]:
+        """Returns what each step is doing whose pod, or whose driver's, Argo knows, by the id of its node."""
+        nodes = nodes_of(workflow)
+        tries: dict[str, list[dict[str, Any]]] = {}
+        found: dict[str, State] = {}
+        for node in sorted(nodes.values(), key=lambda each: str(each.get("startedAt") or "")):
+            owner = self._owner(node, nodes)
+            if node["displayName"].endswith(DRIVER):
+                step = self.names.get(node["displayName"].removesuffix(DRIVER))
+                if step and node["type"] == "Pod":
+                    state = _state_of(step, [node])
+                    if state and state.what in ("waits", "failed"):
+                        found[node["id"]] = state
+            elif owner and node["type"] == "Pod":
+                tries.setdefault(owner["id"], []).append(node)
+            elif owner and node["type"] == "Skipped" and node is not owner:
+                found[owner["id"]] = State(self.names[owner["displayName"]], "cached")
+        for key, pods in tries.items():
+            state = _state_of(self.names[nodes[key]["displayName"]], pods)
+            if state:
+                found[key] = state
+        return found
+
+    def _owner(self, node: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
+        """Returns the node of the task that a node belongs to, itself perhaps."""
+        at: Mapping[str, Any] | None = node
+        while at is not None:
+            if at["displayName"] in self.names:
+                return nodes[at["id"]]
+            if at["displayName"].endswith(DRIVER):
+                return None
+            at = nodes.get(at.get("boundaryID", ""))
+        return None
+
+    def _line(self, state: State) -> str:
+        again = f", try {state.tries}" if state.tries > 1 else ""
+        match state.what:
+            case "runs":
+                return f"{state.step} begins{again}"
+            case "done":
+                return f"{state.step} is done after {state.seconds:.0f} s"
+            case "cached":
+                return f"{state.step} is taken from the cache"
+            case "failed":
+                return f"{state.step} failed{again}: {state.why}"
+        asked = self.asks.get(state.step)
+        return f"{state.step} waits: {state.why}{f'; it asks for {describe_request(asked)}' if asked else ''}"
+
+
+def _state_of(step: str, pods: list[dict[str, Any]]) -> State | None:
+    """What the last try of a step is doing; None of a pod that is being started."""
+    last, phase = pods[-1], pods[-1]["phase"]
+    why, began, ended = last.get("message") or "", _time(last, "startedAt"), _time(last, "finishedAt")
+    if phase == "Pending":
+        return None if _STARTING.search(why) else State(step, "waits", reason_of(why), len(pods))
+    if phase == "Running":
+        return State(step, "runs", tries=len(pods))
+    if phase in ("Failed", "Error"):
+        return State(step, "failed", reason_of(why) or phase.lower(), len(pods))
+    seconds = (ended - began).total_seconds() if began and ended else 0.0
+    return State(step, "done", tries=len(pods), seconds=seconds)
+
+
+def _time(node: Mapping[str, Any], name: str) -> datetime | None:
+    return datetime.fromisoformat(node[name]) if node.get(name) else None
+
+
+def describe_request(asked: Resources) -> str:
+    """Returns in words what a step asks of its node."""
+    amounts = [f"{asked.cpu} CPUs", asked.memory, *([f"{asked.accelerators} GPUs"] if asked.accelerators else [])]
+    pool = ", ".join(f"{name}={value}" for name, value in asked.pool.items())
+    words = ", ".join(each for each in amounts if UNKNOWN not in each and each.strip() not in ("", "CPUs"))
+    return f"{words} on nodes with {pool}" if pool else words
