@@ -20,13 +20,13 @@ def swept(n, independent=0) -> SimpleNamespace:
     ("reached", "sweep", "available", "number"),
     [
         (verdict(needs=700), swept(300), 2000, 0),  # a policy that gives no more
-        (verdict(needs=700, most_examples=1000), swept(300), 2000, 700),
+        (verdict(needs=700, most_examples=1500), swept(300), 2000, 700),
         (verdict(needs=700, most_examples=600), swept(300), 2000, 600),
         (verdict(needs=700, most_examples=2000), swept(300), 500, 500),  # no more are there
         (verdict(needs=700, most_examples=800), swept(300), 2000, 800),  # the rest is not worth a look of its own
-        (verdict(needs=301, most_examples=2000), swept(300), 2000, 375),  # nor are so few more
+        (verdict(needs=301, most_examples=2000), swept(300), 2000, 480),  # nor are so few more
         (verdict(most_examples=2000), swept(300), 2000, 600),  # no number is known to be enough
-        (verdict(needs=700, most_examples=2000), swept(600, 300), 2000, 1400),  # of which two count once
+        (verdict(needs=700, most_examples=3000), swept(600, 300), 3000, 1400),  # of which two count once
         (verdict(needs=700, most_examples=300), swept(300), 2000, 0),
         (verdict("refused", needs=700, most_examples=1000), swept(300), 2000, 0),
         (verdict("admitted", most_examples=1000), swept(300), 2000, 0),

@@ -38,7 +38,7 @@ GATE_FILE = "gate.json"
 # A first look has the whole error of 5 %, and each later one this part of what the look before it had. All looks
 # together then err in at most 6.7 %.
 LATER = 1 / 4
-SMALLEST_STEP = 1.25  # of the number of examples, from one look to the next
+SMALLEST_STEP = 1.6  # of the number of examples, from one look to the next
 _SIMULATED = 320  # sweeps for each number of examples that is tried: few, so that a verdict is quick
 OFTEN = f"{100 * power.USUAL:.0f} %"  # how often a flat model passes with the number of examples that is said to do
 MORE = (
