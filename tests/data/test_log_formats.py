@@ -10,6 +10,7 @@ from posgap.data.import_report import ImportReport
 from posgap.data.retrieval_logs import RetrievalLog
 from posgap.foundation.errors import Ambiguous, BadOption, Malformed
 from posgap.foundation.files import read_rows
+from posgap.measurement.sweep_run import warn_of_sentences
 
 LOGS = Path(__file__).parents[1] / "logs"
 RIGHT = json.loads((LOGS / "right.json").read_text(encoding="utf-8"))
@@ -313,3 +314,16 @@ def test_a_spreadsheet_says_how_to_save_it(tmp_path, name):
 def test_a_column_that_no_row_has_is_named():
     with pytest.raises(BadOption, match="no row has `colour`"):
         read({**ASKED, "passages": TEXTS}, columns={"answer": "colour"})
+
+
+def test_sentences_with_ids_are_warned_of_before_a_prompt_is_sent(caplog):
+    sentence = "The town of Orm lies in the far north of it."
+    rows = [{**ASKED, "answers": sentence, "passages": passages(id="abc"), "relevant_ids": ["b"]}] * 2
+    rows += [{**ASKED, "question": "Which?", "answers": "north", "passages": TEXTS}]
+    examples, _ = read(*rows)
+    warn_of_sentences(examples, "answer_words")
+    assert "in 2 of 3 examples the right answer is a sentence" in caplog.text and "--metric key_words" in caplog.text
+    caplog.clear()
+    warn_of_sentences(examples, "key_words")
+    warn_of_sentences(examples[1:], "answer_words")
+    assert not caplog.text

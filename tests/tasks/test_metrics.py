@@ -323,3 +323,24 @@ def test_a_candidate_is_cut_where_its_longest_beginning_ends_the_response(candid
         whole = [n for n in lengths if not metrics._cuts_word(candidate[0], text[: len(text) - n][-1:])]
         expected |= {len(text) - max(whole)} if whole else set()
     assert set(metrics._cut_candidates(candidates, text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("response", "share"),
+    [
+        ("It is in the far north of Tal.", 3 / 4),
+        ("Far, far north!", 2 / 4),
+        ("The town is where it was.", 1 / 4),  # function words are no key words
+        ("", 0.0),
+    ],
+)
+def test_key_words_are_shared_by_sentences_that_say_the_same(response, share):
+    answers = ["The town is in the far north of Tal."]
+    assert METRICS["key_words"].score(response, answers) == share
+    assert METRICS["key_words"].score(response, ["Unsaid.", *answers]) == share
+    assert METRICS["key_words"].score("It is he who was", ["It is he"]) == 1.0, "function words alone count"
+
+
+def test_a_sentence_has_eight_words():
+    assert not metrics.is_sentence("one two three four five six seven")
+    assert metrics.is_sentence("one two three four five six seven eight")

@@ -12,11 +12,12 @@ from transformers import PreTrainedTokenizerFast
 from posgap.data.synthetic import two_hop_examples
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
+from posgap.tasks.examples import Document
 from posgap.tasks.multihop import final_answer
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.registry import TASKS
-from posgap.tasks.task import PromptOrder
+from posgap.tasks.task import PromptOrder, document_writer
 
 
 def test_the_key_value_prompt_word_for_word():
@@ -36,6 +37,15 @@ def test_the_question_answering_prompt_word_for_word():
         "Document [2](Title: Nobel Prize) The first prize went to Wilhelm Röntgen, number 0.\n\n"
         "Question: Who got it?\nAnswer:"
     )
+
+
+def test_documents_without_a_title_have_no_empty_frame():
+    documents = [Document(title="", text="Orm is dry."), Document(title="Tal", text="Tal is old.")]
+    for name in ("qa", "rag", "multihop-cot"):
+        text = TASKS[name].text(documents, "Q?")
+        assert "\nDocument [1] Orm is dry.\nDocument [2](Title: Tal) Tal is old.\n" in text, name
+    # One that shows titles otherwise writes what it always wrote.
+    assert document_writer("<{title}> {text}")(documents) == "<> Orm is dry.\n<Tal> Tal is old."
 
 
 @pytest.mark.parametrize(

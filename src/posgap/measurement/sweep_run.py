@@ -89,7 +89,7 @@ class SweepRun:
         plan = cls(config, builder, examples[: config.limit or None], placements, model_digest)
         require_different(plan.examples)
         require_distractors(plan.examples, builder, placements)
-        _warn_of_sentences(plan.examples, config.metric or builder.task.metric)
+        warn_of_sentences(plan.examples, config.metric or builder.task.metric)
         answering = describe_answering(plan.examples, builder.task, 0 if builder.fill else placements[0].n_docs)
         if answering:
             log.warning("%s: a model that reads one part of the prompt alone can seem to have no gap", answering)
@@ -312,7 +312,7 @@ def list_placements(
     return shard_of(placements or builder.task.choose_placements(n_docs, positions), shard)
 
 
-def _warn_of_sentences(examples: Sequence[AnyExample], metric: str) -> None:
+def warn_of_sentences(examples: Sequence[AnyExample], metric: str) -> None:
     """Warns if most answers are sentences and the metric asks for them word for word, so that no response is right."""
     wordy = sum(all(map(is_sentence, example.answers)) for example in examples)
     if 2 * wordy > len(examples) and METRICS[metric].right_after:
