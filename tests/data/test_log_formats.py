@@ -215,6 +215,7 @@ def test_the_ids_that_are_named_decide():
         ({"messages": [{"role": "system", "content": "Hi"}, {"role": "user", "content": PROMPT}]}, "`messages`"),
         ({"question": PROMPT.upper().replace("\n", "\n\n  ")}, "`question`"),
         ({"input": PROMPT, "asked_by_user": QUESTION}, "question=asked_by_user"),
+        ({"input": f"From this: {TEXTS[1]} {TEXTS[2][:-5]} answer {QUESTION} {TEXTS[0]}"}, "`input`"),
     ],
 )
 def test_a_prompt_is_no_question(row, named):
@@ -327,3 +328,9 @@ def test_sentences_with_ids_are_warned_of_before_a_prompt_is_sent(caplog):
     warn_of_sentences(examples, "key_words")
     warn_of_sentences(examples[1:], "answer_words")
     assert not caplog.text
+
+
+def test_a_prompt_that_holds_the_beginning_of_one_long_passage_is_no_question():
+    long = "Orm is a town of some ten thousand people that lies in the north."
+    with pytest.raises(Ambiguous, match="`input`"):
+        read({"input": f"{long[:45]}... {QUESTION}", "contexts": [TEXTS[0], long], "ground_truth": "north"})

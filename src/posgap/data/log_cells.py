@@ -91,10 +91,8 @@ def parse_grade(label: Any, where: str) -> Grade:
     try:
         number = parse_number(written.rstrip("%"), where)
     except PosgapError:
-        raise Malformed(
-            f"{where}: {shorten(repr(label))} does not say whether the passage is relevant: write true or false, or "
-            "a grade; rename the field if it is something else (docs/rag.md)"
-        ) from None
+        what = f"{shorten(repr(label))} does not say whether the passage is relevant: write true or false, or a grade"
+        raise Malformed(f"{what}; rename the field if it is something else (docs/rag.md)", at=where) from None
     number = number or 0.0
     return Grade(number, "%" in written or number % 1 != 0 or number > MAX_GRADE)
 

@@ -44,16 +44,13 @@ _WIDE = re.compile(
 _NUMBERED = re.compile(r"(?mi)^\s*(?:Passage|Document|Doc|Context|Chunk)\s*\[?\d+\]?\s*[:.]\s*")
 _QUOTED_TITLE = re.compile(r'"([^"\n]*)"\n(.+)', re.DOTALL)  # as FlashRAG's corpora have it
 _MOST_IN_A_CELL = 60  # characters of an answer that stands beside others in a cell
-_TELLING, _LONG = 12, 80  # characters of a passage that stand in no question by chance, and of one that tells alone
+_TELLING, _LONG = 12, 40  # characters of a passage that stand in no question by chance, and of one that tells alone
 
 
 @dataclass
 class LoggedPassage:
-    """A passage as a log has it: its numbers, grades and ids by the names that they have there.
-
-    `is_listed`: it came in the response of a store or as (document, score), which list the best first. `is_named`: its
-    id is among the relevant ones.
-    """
+    """A passage as a log has it: its numbers, grades and ids by the names that they have there. `is_listed`: it came in
+    a store's response or as (document, score), which list the best first. `is_named`: its id is a relevant one."""
 
     title: str
     text: str
@@ -155,11 +152,8 @@ class LogFields:
         return found
 
     def question(self, row: Fields, where: str, passages: Sequence[LoggedPassage] = ()) -> str:
-        """The question of a row with these passages.
-
-        Raises `PosgapError` if it has none, if it is a whole prompt that holds the passages, and if two fields have
-        questions that differ.
-        """
+        """The question of a row with these passages. Raises `PosgapError` if it has none, if it is a whole prompt that
+        holds them, and if two fields have questions that differ."""
         found = self._questions(row)
         texts = [fold(passage.text) for passage in passages]
         prompts = [name for name, text in found.items() if _holds(fold(text), texts)]
@@ -169,10 +163,8 @@ class LogFields:
         asked = {name: text for name, text in asked.items() if isinstance(row.get(name), str)} or asked or bare
         if not asked and prompts:
             maybe = _fields_within(row, found[prompts[0]], texts) or "NAME"
-            raise Ambiguous(
-                f"{where}: field `{prompts[0]}`: holds the passages, so it is a whole prompt and no question; give the "
-                f"bare question, by `posgap data import --format rag --columns question={maybe}`"
-            )
+            what = f"field `{prompts[0]}`: holds the passages, so it is a prompt and no question; give the question"
+            raise Ambiguous(f"{what} alone, by `posgap data import --format rag --columns question={maybe}`", at=where)
         if not asked:
             names = ", ".join([*FIELDS["question"][1:], *FIELDS["sent"]])
             raise Malformed(f"{where}: field `question`: missing or empty (also: {names}); found {list_names(row)}")
@@ -183,11 +175,8 @@ class LogFields:
         return asked[name]
 
     def answers(self, row: Fields, where: str) -> list[str]:
-        """The accepted answers of a row; none if it has none.
-
-        Raises `PosgapError` if two fields have accepted answers that differ, or if nobody can tell whether a cell has
-        one answer or several.
-        """
+        """The accepted answers of a row; none if it has none. Raises `PosgapError` if two fields have answers that
+        differ, or if a cell may have one answer or several."""
         is_chain_s = not set(TABLE["of_chains"]).isdisjoint(row) and not _are_titled(row.get("context"))
         is_chain_s = is_chain_s and not any(is_filled(row.get(name)) for name in TABLE["responses"])
         found: dict[str, list[str]] = {}
@@ -251,10 +240,8 @@ class LogFields:
         if isinstance(value, str) and _NUMBERED.match(value):  # LongBench
             value = [text.strip() for text in _NUMBERED.split(value) if text.strip()]
         elif isinstance(value, str) and not is_list(value):
-            raise Malformed(
-                f'{here}: a text and no list of passages: write them as JSON, ["...", "..."], or one passage a row '
-                "(docs/rag.md)"
-            )
+            what = 'a text and no list of passages: write them as JSON, ["...", "..."], or one passage a row'
+            raise Malformed(f"{what} (docs/rag.md)", at=here)
         passages = self._listed(value, here)
         texts = [passage.text for passage in passages]
         for other in self.names["passages"] if name not in TABLE["weak_passages"] else ():
@@ -316,9 +303,8 @@ class LogFields:
         metadata = plain_cells(as_mapping(inner.get("metadata", inner.get("meta"))))
         for name in _OF_ANYTHING:
             metadata.pop(name, None)
-        stored = next(
-            (plain_cells(as_mapping(inner[name])) for name in TABLE["of_stores"] if is_filled(inner.get(name))), {}
-        )
+        store = next((name for name in TABLE["of_stores"] if is_filled(inner.get(name))), "")
+        stored = plain_cells(as_mapping(inner.get(store)))
         parts = (inner, stored, metadata, outer)
         passage = LoggedPassage("", self._text(parts, where), is_listed=bool(stored))
         title = self.first(parts, "title")
@@ -351,21 +337,16 @@ class LogFields:
         if isinstance(text, list | Mapping):  # as `fields` of Elasticsearch, Bedrock and OpenAI's file search have it
             text = "\n".join(str(as_mapping(part).get("text", part)) for part in as_list(text))
         if not isinstance(text, str) and (text is not None or not (is_known or "image" in names)):
-            raise Malformed(
-                f"{where}: expected a passage's `text` (also: {', '.join(FIELDS['text'][1:])}); found "
-                f"{list_names(names)}; --columns names another, like text=Content"
-            )
+            what = f"expected a passage's `text` (also: {', '.join(FIELDS['text'][1:])}); found {list_names(names)}"
+            raise Malformed(f"{what}; --columns names another, like text=Content", at=where)
         return text or ""
 
     def is_unanswerable(self, row: Fields, answers: Sequence[str], id: str) -> bool:
         """Whether a row says that its question has no answer: by its answers, its id or a field of its own."""
-        says = any(
-            str(row.get(name, "")).casefold() == value
-            for name, value in TABLE["unanswerable"]["fields"].items()
-            if name in row
-        )
-        none = bool(answers) and all(fold(answer).strip(".!") in TABLE["unanswerable"]["answers"] for answer in answers)
-        return says or none or id.endswith(TABLE["unanswerable"]["id_ends"])
+        signs = TABLE["unanswerable"]
+        says = any(str(row.get(name)).casefold() == value for name, value in signs["fields"].items())
+        none = bool(answers) and all(fold(answer).strip(".!") in signs["answers"] for answer in answers)
+        return says or none or id.endswith(signs["id_ends"])
 
 
 def _ask_which(names: Iterable[str], what: str, field_: str, where: str) -> NoReturn:
@@ -436,12 +417,9 @@ def _answers_in_cell(cell: str, where: str) -> Any:
     value = python_value(cell) if is_list(cell) else None
     if isinstance(value, Mapping) or (isinstance(value, list) and any(map(is_filled, value))):
         if isinstance(value, list) and len(value) > 1 and not all(isinstance(each, str) for each in value):
-            one = json.dumps([cell], ensure_ascii=False)
-            several = json.dumps([str(each) for each in value], ensure_ascii=False)
-            raise Ambiguous(
-                f"{where}: {shorten(repr(cell))} may be one answer or {len(value)}: write {shorten(one)} or "
-                f"{shorten(several)}"
-            )
+            ways = [shorten(json.dumps(way, ensure_ascii=False)) for way in ([cell], [str(each) for each in value])]
+            what = f"{shorten(repr(cell))} may be one answer or {len(value)}: write {' or '.join(ways)}"
+            raise Ambiguous(what, at=where)
         return value
     parts = [part for part in re.split(r"\s*[;|\n]\s*", cell.strip()) if part]
     return parts if parts and max(map(len, parts)) <= _MOST_IN_A_CELL else cell

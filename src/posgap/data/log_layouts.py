@@ -1,7 +1,4 @@
-"""Layouts of retrieval logs: a row for each question, a row for each passage, and traces. All yield the same entries.
-
-Names of fields and formats belong into `log_formats.json`.
-"""
+"""Layouts of retrieval logs: a row for each question, or for each passage, and traces. All yield the same entries."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,12 +25,9 @@ class LogRow(NamedTuple):
 
 @dataclass
 class LogEntry:
-    """A question of a log and what was retrieved for it, in the log's order.
-
-    `answers` are the accepted ones, `relevant_ids` those of its relevant passages, None if it says nothing of them.
-    `number` and `where` are those of its first row. In a list (`is_list`) the log itself has put the passages in order.
-    `left_out` says why it cannot be asked.
-    """
+    """A question of a log and what was retrieved for it, in the log's order: of a list (`is_list`), which the log has
+    put in order itself, or of rows. `relevant_ids` is None if it says nothing of them; `number` and `where` are of
+    its first row; `left_out` says why it cannot be asked."""
 
     number: int
     where: str
@@ -63,10 +57,8 @@ class LogRows:
     layout: str = ""
 
     def entries(self, numbered: Iterable[tuple[int, Any]]) -> list[LogEntry]:
-        """The entries of a log's (number, row); the first row with a passage tells its layout.
-
-        Raises `PosgapError` that names the rows and all that is wrong with them.
-        """
+        """The entries of a log's (number, row); the first row with a passage tells its layout. Raises `PosgapError`
+        that names the rows and all that is wrong with them."""
         rows = self.rows(numbered)
         leading: list[LogRow] = []
         entries: list[LogEntry] = []
@@ -132,8 +124,8 @@ class LogRows:
         question = self.fields.question(fields, row.where, passages)
         answers = self.fields.answers(fields, row.where)
         names = ("id", *self.fields.names["question_id"])
-        id = next((fields[name] for name in names if is_filled(fields.get(name))), None)
-        name = "" if isinstance(id, dict | list) or id is None else str(id)
+        found = [fields[name] for name in names if is_filled(fields.get(name))]
+        name = str(found[0]) if found and not isinstance(found[0], dict | list) else ""
         entry = LogEntry(row.number, row.where, question, passages, answers, id=name)
         entry.relevant_ids = self.fields.relevant_ids(fields, row.where)
         if self.fields.is_unanswerable(fields, answers, name):
@@ -178,9 +170,7 @@ def read_fields(row: Any, where: str, reader: LogFields) -> Fields:
     """The fields of a log's row, by plain names and nested as they are meant: dotted names, as exports write them into
     columns (inputs.question), are objects."""
     cells = reader.row(row, where)
-    if not any(map(_DOTTED.fullmatch, cells)):
-        return cells
-    return _nest(cells)
+    return _nest(cells) if any(map(_DOTTED.fullmatch, cells)) else cells
 
 
 def _nest(cells: Fields) -> Fields:

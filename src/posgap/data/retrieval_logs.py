@@ -49,11 +49,8 @@ class _LeftOutError(Exception):
 
 
 def is_log(row: Any, table: bool = False) -> bool:
-    """Whether a row is of a log or a trace, rather than an example in posgap's own format.
-
-    Any row of a `table` is that has no fields of an example; of JSON lines, which may be faulty examples, one with
-    retrieved passages, or an object or array around rows.
-    """
+    """Whether a row is of a log or a trace, rather than an example in posgap's own format: any row of a `table`
+    that has no fields of an example; of JSON lines one with retrieved passages, or an object or array around rows."""
     if not isinstance(row, Mapping):
         return isinstance(row, list)
     if {"passages", "relevance"} <= set(row):
@@ -69,11 +66,9 @@ def is_log(row: Any, table: bool = False) -> bool:
 class RetrievalLog:
     """A retrieval log or a trace that `name` names, and what somebody says of it.
 
-    `labels` are answers and relevant ids by question, which come before those of the rows. Which passages are relevant
-    is told by `relevance`, else by the first of these that a row has: the ids of relevant passages, the passages'
-    labels, and the answers that they hold (by the metric `answer_words`). `order` is "listed", or the number by which
-    the retriever's order goes, as "score:highest". `columns` says in what columns fields stand that have a name of
-    their own there.
+    `labels` are answers and relevant ids by question, which come before those of the rows. `relevance` says which
+    passages are relevant, else the first of these does that a row has: relevant ids, labels, answers. `order` is
+    "listed", or the number by which the retriever's order goes, as "score:highest". `columns` names columns of fields.
     """
 
     name: str
@@ -234,10 +229,8 @@ class RetrievalLog:
         if entry.left_out:
             raise _LeftOutError(entry.left_out)
         if not entry.answers:
-            raise _LeftOutError(
-                "without answers (columns `answers` or `ground_truth`, or a file given as --answers; `answer` "
-                "beside `contexts` is the chain's: if it is the accepted one, --columns answer=answer)"
-            )
+            what = "without answers (columns `answers` or `ground_truth`, or a file given as --answers; `answer` beside"
+            raise _LeftOutError(f"{what} `contexts` is the chain's: if it is accepted, --columns answer=answer)")
         has_labels = any(passage.labels for passage in retrieved)
         by_id = {id(each) for each in retrieved if each.is_named}
         by_label = {id(each) for each in retrieved if any(grade.value > 0 for grade in each.labels.values())}
@@ -247,13 +240,9 @@ class RetrievalLog:
         way = self.relevance or ("label" if has_labels else "answer")
         way = "id" if not self.relevance and entry.relevant_ids is not None else way
         if way == "id" and (entry.relevant_ids is None or not any(each.ids for each in retrieved)):
-            lacking = (
-                "`relevant_ids`" if entry.relevant_ids is None else "passages with an id (`id`, `chunk_id`, `doc_id`)"
-            )
-            raise Malformed(
-                f"relevance goes by id, but the row has no {lacking}, nor `passage_ids`; or give --relevant answer",
-                at=entry.where,
-            )
+            lacking = "`relevant_ids`" if entry.relevant_ids is None else "passages with an id (`id`, `doc_id`)"
+            what = f"relevance goes by id, but the row has no {lacking}, nor `passage_ids`; or give --relevant answer"
+            raise Malformed(what, at=entry.where)
         told = by_id if way == "id" else by_label
         if way == "answer":
             told = {id(each) for each in retrieved if contains_answer(f"{each.title} {each.text}", entry.answers)}
@@ -385,10 +374,8 @@ def _require_contrast(passages: Sequence[Passage], entry: LogEntry, way: str) ->
         raise _LeftOutError("answered by yes or no, which tells nothing of passages: they need labels or ids")
     if not any(passage.relevant for passage in passages):
         if way == "answer" and all(is_sentence(answer) for answer in entry.answers):
-            raise _LeftOutError(
-                "whose answer is a sentence that no passage holds word for word: label passages as `relevant`, give "
-                "`relevant_ids`, or short answers"
-            )
+            what = "whose answer is a sentence that no passage holds word for word: give short answers, or label"
+            raise _LeftOutError(f"{what} passages as `relevant` or by `relevant_ids`")
         raise _LeftOutError("without a relevant passage among those that were retrieved")
     if len(passages) == 1:
         raise _LeftOutError("with one passage alone, which has no position: part a joined context into its passages")
