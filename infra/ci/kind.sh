@@ -50,6 +50,7 @@ platform() { # Kubeflow Pipelines for several users, Trainer and Kueue
     kubectl apply --server-side -k "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0"
     kubectl apply --server-side -f https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml
     kubectl -n kubeflow wait deployment --all --for condition=Available --timeout 15m
+    kubectl -n kubeflow-system wait deployment --all --for condition=Available --timeout 5m
     kubectl -n kueue-system wait deployment --all --for condition=Available --timeout 5m
 }
 
@@ -84,10 +85,11 @@ data() { # the tiny model and its examples, in the bucket
     python -c '
 import sys
 from pathlib import Path
-from posgap.demo.config import DemoConfig
-from posgap.demo import run, tiny_model
+from posgap.demo import tiny_model
+from posgap.options.demo import DemoConfig
+from posgap.verbs.demo import make_examples
 root = Path(sys.argv[1])
-train, held_out = run.examples(DemoConfig(out=root, smoke=True), root)
+train, held_out = make_examples(DemoConfig(out=root, smoke=True), root)
 model, _ = tiny_model.base_model(root, 0, tiny_model.QUICK)
 for name, made in (("train", train), ("eval", held_out), ("model", model)):
     (root / f"{name}.path").write_text(str(made))

@@ -145,6 +145,8 @@ def test_the_workflow_runs_the_cluster_script_s_steps_and_settings():
     assert subprocess.run(["bash", "-n", script]).returncode == 0
     cluster = ClusterConfig(**yaml.safe_load((ROOT / "infra" / "ci" / "cluster.yaml").read_text()))
     labels = [node["labels"] for node in yaml.safe_load((ROOT / "infra" / "ci" / "kind.yaml").read_text())["nodes"][1:]]
+    for pool in ("cpu", "small", "promote"):  # a node of four cores must hold each
+        assert float(getattr(cluster, pool).cpu.removesuffix("m")) <= 500 and getattr(cluster, pool).nodes == labels[0]
     # A node for every pool, by the labels that steps ask for where nobody says otherwise.
     assert labels == [getattr(cluster, pool).nodes for pool in ("cpu", "train", "inference")]
     assert labels == [getattr(ClusterConfig(), pool).nodes for pool in ("cpu", "train", "inference")]
