@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from fnmatch import fnmatch
 from functools import partial
+from importlib import metadata
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,10 +120,23 @@ def trained_figures(out: Path) -> dict[str, Any]:
     )
 
 
-def replicate_figures(out: Path) -> dict[str, Any]:
+def replicate_figures(out: Path, base: bool = False) -> dict[str, Any]:
+    """What is kept of a replicate's model: every answer to prompts of five documents and of ten, the nats that plain
+    text takes, and of the training the updates, losses and temperature."""
+    figures = answers(out)
+    model = real_models.folder("smollm2") if base else out.with_name(f"{out.name}-model")
+    figures |= {"ten": answers(out.with_name(f"{out.name}-ten")), "nats": licence_nats(model)}
+    history = model / "history.jsonl"
+    if history.is_file():
+        steps = [step for _, step in read_jsonl(history)]
+        figures |= {"updates": len(steps), "losses": [steps[0]["loss"], steps[-1]["loss"]]}
+        figures |= {name: steps[0][name] for name in ("teacher_temperature",) if name in steps[0]}
+    return figures
+
+
+def answers(out: Path) -> dict[str, Any]:
     """What is kept of a sweep in a replicate: every answer, a 1 where it was right, by question and in the order of the
-    positions, from which all curves are made, and by which any two rows of a replicate can be compared later; and of
-    the training the updates and losses."""
+    positions, from which all curves are made, and by which any two rows of a replicate can be compared later."""
     swept = read_sweep(out)
     right: dict[str, dict[int, str]] = {}
     for _, answer in read_jsonl(out / "predictions.jsonl"):
@@ -132,11 +146,29 @@ def replicate_figures(out: Path) -> dict[str, Any]:
         figures["right"][question] = "".join(by_position[position] for position in swept.positions)
     if swept.outcomes:
         figures["cut"] = [of.cut for of in swept.outcomes.by_placement]
-    history = out.with_name(f"{out.name}-model") / "history.jsonl"
-    if history.is_file():
-        steps = [step for _, step in read_jsonl(history)]
-        figures |= {"updates": len(steps), "losses": [steps[0]["loss"], steps[-1]["loss"]]}
     return figures
+
+
+LICENCES = ("numpy", "matplotlib", "jinja2", "click", "safetensors", "pydantic", "requests", "sympy")
+LICENCE_TOKENS = 256
+
+
+def licence_nats(model: Path) -> dict[str, float]:
+    """The mean nats of a token, in the first tokens of the licence of each of some packages: what training costs text
+    that has nothing to do with it."""
+    import torch  # late: other rows do not need it
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    nats = {}
+    for package in LICENCES:
+        files = metadata.files(package) or []
+        licence = next(file for file in files if file.name.startswith("LICENSE"))
+        ids = tokenizer(licence.read_text(), return_tensors="pt").input_ids[:, :LICENCE_TOKENS]
+        with torch.no_grad():
+            nats[package] = round(float(network(input_ids=ids, labels=ids).loss), 5)
+    return nats
 
 
 def teacher_figures(out: Path) -> dict[str, Any]:
@@ -319,11 +351,13 @@ def replicates() -> list[Row]:
     return rows
 
 
-def write_animals(file: Path, count: int, seed: int) -> None:
-    """Writes questions for the animal of one of five people, of each of whom one short sentence says which it is."""
-    drawn, examples = random.Random(seed), []
+def write_animals(file: Path, count: int, seed: int, n_docs: int = 5) -> None:
+    """Writes questions for the animal of one of some people, of each of whom one short sentence says which it is."""
+    drawn = random.Random(seed)
+    examples = []
     for number in range(count):
-        people, animals = drawn.sample(_PEOPLE.split(), 5), drawn.sample(_ANIMALS.split(), 5)
+        people = drawn.sample(_PEOPLE.split(), n_docs)
+        animals = drawn.sample(_ANIMALS.split(), n_docs)
         documents = []
         for person, animal in zip(people, animals):
             documents.append({"title": person, "text": f"The favorite animal of {person} is the {animal}."})
@@ -337,6 +371,7 @@ def _write_questions(number: int, runs: Path) -> None:
     """Writes a replicate's training and held-out questions, of seeds that no other replicate has."""
     write_animals(runs / f"replicate-{number}-train.jsonl", 72, 100 + number)
     write_animals(runs / f"replicate-{number}-held.jsonl", 40, 200 + number)
+    write_animals(runs / f"replicate-{number}-ten.jsonl", 40, 300 + number, n_docs=10)
 
 
 def _untrained(number: int) -> list[Row]:
@@ -345,10 +380,11 @@ def _untrained(number: int) -> list[Row]:
     asked = f"--examples {{runs}}/{name}-train.jsonl --advantageous 1 --out {{out}}"
     teacher = f"teacher --model {{model}} {_IN_REPLICATES} {asked}"
     base = _sweep(_IN_REPLICATES, f"{name}-held.jsonl", "1,2,3,4,5")
+    ten = _sweep_ten(number, f"{name}-base")
     prepare = partial(_write_questions, number)
     return [
         Row(f"{name}-teacher", "smollm2", (teacher,), teacher_figures, prepare=prepare),
-        Row(f"{name}-base", "smollm2", (base,), replicate_figures, prepare=prepare),
+        Row(f"{name}-base", "smollm2", (ten, base), partial(replicate_figures, base=True), prepare=prepare),
     ]
 
 
@@ -365,7 +401,15 @@ def _trained_in(number: int, method: str) -> Row:
     )
     sweep = _sweep(_IN_REPLICATES, f"{name}-held.jsonl", "1,2,3,4,5").replace("{model}", f"{{runs}}/{row}-model")
     prepare = partial(_write_questions, number)
-    return Row(row, "smollm2", (training, sweep), replicate_figures, f"{name}-teacher", prepare, keeps_model=False)
+    ten = _sweep_ten(number, row).replace("{model}", f"{{runs}}/{row}-model")
+    commands = (training, ten, sweep)
+    return Row(row, "smollm2", commands, replicate_figures, f"{name}-teacher", prepare, keeps_model=False)
+
+
+def _sweep_ten(number: int, row: str) -> str:
+    """The sweep of prompts twice as long as those that were learned."""
+    of = _IN_REPLICATES.replace("--n-docs 5", "--n-docs 10")
+    return _sweep(of, f"replicate-{number}-ten.jsonl", "1,5,10").replace("{out}", f"{{runs}}/{row}-ten")
 
 
 ROWS = (
@@ -628,6 +672,10 @@ CONTRASTS = {
     "words, not distributions: seqkd - kl": {"seqkd": 1, "kl": -1},
     "gold answers, not its own: sft - seqkd": {"sft": 1, "seqkd": -1},
     "r1 - base": {"r1": 1, "base": -1},
+    # Fixed later, before any of these was run.
+    "the teacher's temperature: r1-sure - r1": {"r1-sure": 1, "r1": -1},
+    "words, not sure distributions: seqkd - r1-sure": {"seqkd": 1, "r1-sure": -1},
+    "anchoring, position 1 drawn in both: r1-sure - kl-sure": {"r1-sure": 1, "kl-sure": -1},
 }
 
 

@@ -10,7 +10,6 @@ pipeline: Any = mitigation
 # a larger weight of the anchoring loss. The gate's rules are those of every other model.
 OVERRIDES = {
     "max_new_tokens": 4,
-    "mix_docs": [10, 30, 40],  # trained at 20 records alone, it loses at 30 and 40 what the base had
     "anchoring": 5.0,
     "epochs": 5,
     "batch_size": 80,
