@@ -20,7 +20,8 @@ from posgap.foundation.errors import Malformed, NotFound, TooLarge, Unreadable, 
 MB = 1 << 20
 DOCUMENT = 64 * MB  # bytes of a file that is read whole
 RECORD = 32 * MB  # bytes of a line, a row, or an array's item: a text of some eight million tokens
-EXPANSION, FREE = 100, 64 * MB  # a packed file may hold this many times its own bytes, or this many bytes if more
+EXPANSION = 100
+FREE = 64 * MB  # a packed file may hold this many times its own bytes, or this many bytes if more
 BLOCK = MB // 2  # bytes that are read at once
 UNREADABLE = (OSError, EOFError, zlib.error)
 
@@ -58,7 +59,9 @@ class _Unpacked(io.RawIOBase):
     """The bytes of a gzipped file, which ends in `TooLarge` when it has given too many for its size."""
 
     def __init__(self, packed: BinaryIO, path: Path):
-        self._packed, self._path, self._file = packed, path, gzip.GzipFile(fileobj=packed, mode="rb")
+        self._packed = packed
+        self._path = path
+        self._file = gzip.GzipFile(fileobj=packed, mode="rb")
 
     def readable(self) -> bool:
         return True
@@ -98,7 +101,8 @@ class Blocks:
     """
 
     def __init__(self, file: BinaryIO, path: Path):
-        self.file, self.path = file, path
+        self.file = file
+        self.path = path
         self.n_read = 0  # bytes that were read
         self.n_lines = 0  # lines of the blocks before the present one
         self.row_began: int | None = None
@@ -130,7 +134,8 @@ class Blocks:
 
 def require_bounded_row(row: Any, where: str) -> None:
     """Raises `TooLarge` if the texts of a row have more than `RECORD` characters together."""
-    waiting, size = [row], 0
+    waiting = [row]
+    size = 0
     while waiting:
         each = waiting.pop()
         if isinstance(each, dict):

@@ -90,7 +90,8 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with open_unpacked(path) as file:
         blocks = Blocks(file, path)
         for block in blocks:
-            number, at = blocks.n_lines, 0
+            number = blocks.n_lines
+            at = 0
             if not number:
                 block = block.removeprefix(_BOM)
             while filled := _FILLED.search(block, at):
@@ -108,7 +109,8 @@ def items(path: Path) -> Iterator[tuple[int, Any]]:
         if buffer.next_byte() != b"[":
             raise Malformed("expected a JSON array of objects; name a file of lines .jsonl", at=str(path))
         buffer.at += 1
-        number, separator = 0, buffer.next_byte()
+        number = 0
+        separator = buffer.next_byte()
         while separator != b"]":
             if number:
                 if separator != b",":
@@ -132,12 +134,16 @@ class _Buffer:
     """The part of an array that was read and not taken yet: `data` from `at` on."""
 
     def __init__(self, file: BinaryIO, path: Path):
-        self.file, self.path, self.data, self.at = file, path, file.read(BLOCK).removeprefix(_BOM), 0
+        self.file = file
+        self.path = path
+        self.data = file.read(BLOCK).removeprefix(_BOM)
+        self.at = 0
 
     def more(self) -> bool:
         """Drops what has been taken and reads on; whether there was anything."""
         block = self.file.read(BLOCK)
-        self.data, self.at = self.data[self.at :] + block, 0
+        self.data = self.data[self.at :] + block
+        self.at = 0
         return bool(block)
 
     def next_byte(self) -> bytes:
@@ -153,7 +159,8 @@ class _Buffer:
         """Takes the next object or array."""
         if self.next_byte() not in (b"{", b"["):
             raise Malformed(f"expected a JSON object, found {self.data[self.at :][:40]!r}", at=f"{self.path}:{number}")
-        depth, searched = 0, 0  # `searched` bytes of the item have been looked through
+        depth = 0
+        searched = 0  # `searched` bytes of the item have been looked through
         while True:
             for token in _TOKEN.finditer(self.data, self.at + searched):
                 if token["end"] == b"":

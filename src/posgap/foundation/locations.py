@@ -99,7 +99,8 @@ def as_location(value: Any) -> Any:
     text = str(value)
     address = _ADDRESS.fullmatch(text)
     if address:
-        scheme, rest = address[1], address[2].strip("/")
+        scheme = address[1]
+        rest = address[2].strip("/")
         parts = rest.split("/")
         if not parts[0] or "@" in parts[0] or ".." in parts or re.search(r"[?#\s\0]|::", rest):
             raise ValueError(f"write {scheme}://, and then the file's place, without a user, a password or a ?query")

@@ -94,7 +94,9 @@ class Registry(Generic[T]):
     instead: ClassVar[str] = ""  # what may be given in place of a name, as help shows it; empty: nothing
 
     def __init__(self, kind: str, group: str, *builtin: T):
-        self.kind, self.group, self.builtin = kind, group, builtin
+        self.kind = kind
+        self.group = group
+        self.builtin = builtin
         Registry.all.append(self)
 
     @cached_property
@@ -174,7 +176,10 @@ class Registry(Generic[T]):
 
 class _Some(Registry[T]):
     def __init__(self, whole: Registry[T], holds: Callable[[T], bool]):
-        self.kind, self.group, self.whole, self.holds = whole.kind, whole.group, whole, holds
+        self.kind = whole.kind
+        self.group = whole.group
+        self.whole = whole
+        self.holds = holds
 
     @cached_property
     def _by_name(self) -> dict[str, T]:

@@ -75,7 +75,8 @@ class Waits:
         with self.lock:
             now = time.monotonic()
             ends = max(self.until, now + seconds)
-            self.number, self.seconds = self.number + 1, self.seconds + ends - max(self.until, now)
+            self.number += 1
+            self.seconds += ends - max(self.until, now)
             self.until = ends
             if now - self.shown_at < SECONDS_BETWEEN_LINES:
                 return

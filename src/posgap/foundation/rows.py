@@ -74,14 +74,17 @@ def _read_csv(path: Path, separator: str, columns: Sequence[str]) -> Iterator[tu
         try:
             first = next(lines, "")
             if first.lower().startswith("sep="):  # as Excel has it
-                separator, first, before = first[4:5], next(lines, ""), 1
+                separator = first[4:5]
+                first = next(lines, "")
+                before = 1
             elif not columns:
                 separator = _find_separator(first, separator)
             blocks.row_began = 0
             rows = csv.reader(chain([first], lines), delimiter=separator, strict=True)
             header = list(columns)
             for cells in filter(None, rows):
-                read, blocks.row_began = rows.line_num + before, blocks.n_read
+                read = rows.line_num + before
+                blocks.row_began = blocks.n_read
                 if len(cells) > MAX_COLUMNS:
                     raise TooLarge(f"more than {MAX_COLUMNS:,} cells in a row", at=f"{path}:{read}")
                 if not header:
@@ -136,10 +139,12 @@ def _decode(blocks: Blocks) -> Iterator[str]:
     for block in blocks:
         if not blocks.n_lines:
             block = block.removeprefix(codecs.BOM_UTF8)
-        text, end = "", 0
+        text = ""
+        end = 0
         if encoding == "utf-8":
             try:
-                text, end = block.decode(), len(block)
+                text = block.decode()
+                end = len(block)
             except UnicodeDecodeError as error:
                 log.warning("%s: is no UTF-8, and is read in code page 1252", blocks.path)
                 encoding = "cp1252"

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 # One level deeper than a loader of a family looks for a config of its type.
-_MODEL, _CONFIG = "posgap_model", "config"
+_MODEL = "posgap_model"
+_CONFIG = "config"
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 

@@ -24,7 +24,8 @@ from posgap.foundation.errors import PosgapError, first_line
 from posgap.models.layer_scaling import LayerScaling, Rungs, decoder_of, layer_scaling
 from posgap.models.patching import cached_length, forward_few_tokens, name_of, replace_attribute, without_cache
 
-LOW, HIGH = 1.2, 1.8
+LOW = 1.2
+HIGH = 1.8
 FIRST_LAYER = 2
 _OUTLIER = 3.0
 _RANKING = "posgap_ranking"
@@ -78,17 +79,18 @@ def scale_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> C
     """
     scaling = layer_scaling(model)
     n_heads = model.config.get_text_config().num_attention_heads
-    if list(map(len, factors)) != [n_heads] * scaling.n_layers:
+    if [len(row) for row in factors] != [n_heads] * scaling.n_layers:
         raise PosgapError(f"{name_of(model)}: per-head RoPE factors must be {scaling.n_layers} rows of {n_heads}")
     rungs = sorted({1.0}.union(*factors))
-    groups, of_keys = n_heads // n_key_heads(model), []
+    groups = n_heads // n_key_heads(model)
+    of_keys = []
     for row in factors:
         of_keys.append(row[::groups])
         if np.repeat(of_keys[-1], groups).tolist() != list(row):
             raise PosgapError(f"{name_of(model)}: {_SHARED}")
     with _give_tables(model, scaling, rungs) as (heads, undo):
         for each in heads:
-            chosen = list(map(rungs.index, of_keys[each.layer]))
+            chosen = [rungs.index(factor) for factor in of_keys[each.layer]]
             each.chosen = torch.tensor(chosen if len(set(chosen)) > 1 else chosen[:1])
     return undo
 
@@ -113,13 +115,16 @@ def rank_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]:
 def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
     """Returns factors `[L][H]` with heads ranked by their mean sensitivity over `prompts`; the model stays as it is.
     The authors rank anew for each prompt (`rank_heads`)."""
-    ranking, scaling = Ranking(), layer_scaling(model)
-    ranked, n_heads = _count_ranked(model), model.config.get_text_config().num_attention_heads
+    ranking = Ranking()
+    scaling = layer_scaling(model)
+    ranked = _count_ranked(model)
+    n_heads = model.config.get_text_config().num_attention_heads
     factors = [[1.0] * n_heads for _ in range(scaling.n_layers)]
     with _give_tables(model, scaling, [1.0]) as (heads, undo):
         try:
             for each in heads:
-                each.ranked, each.seen = True, []
+                each.ranked = True
+                each.seen = []
             with torch.inference_mode():
                 for prompt in prompts:
                     model(
@@ -173,7 +178,8 @@ class _ByHead(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func is Tensor.unsqueeze:
-            table, dim = args[0], args[1] if len(args) > 1 else (kwargs or {})["dim"]
+            table = args[0]
+            dim = args[1] if len(args) > 1 else (kwargs or {})["dim"]
             if dim not in (1, 2):
                 raise PosgapError(_OTHERWISE)
             return table if dim == 1 else table.transpose(1, 2)
@@ -244,7 +250,8 @@ def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: t
     config: Any = getattr(state.module, "config", None)
     if config is None:
         raise PosgapError(_NO_FUNCTION.format(type(state.module).__name__))
-    before, config._attn_implementation_internal = config._attn_implementation_internal, _RANKING
+    before = config._attn_implementation_internal
+    config._attn_implementation_internal = _RANKING
     try:
         own(*args, **plain)
     except _Seen as seen:
@@ -278,7 +285,8 @@ def _rank(
         row = attention_mask[:, None] if attention_mask.ndim == 2 else attention_mask[:, :, -1]
         row = row[..., : key.shape[2]]
         if row.is_floating_point():
-            scores, row = scores + row, row > torch.finfo(row.dtype).min / 2
+            scores = scores + row
+            row = row > torch.finfo(row.dtype).min / 2
         seen = seen & row.bool()
     scores = scores.masked_fill(~seen, -torch.inf)
     if s_aux is not None:

@@ -104,7 +104,8 @@ class LayerScaling:
     @contextmanager
     def factors_by_row(self, factors: Tensor) -> Iterator[None]:
         """Puts `factors [L, B]` in force, one column a row of the batch, until the block ends."""
-        before, self.factors = self.factors, factors
+        before = self.factors
+        self.factors = factors
         try:
             yield
         finally:
@@ -154,7 +155,8 @@ def _forward_states(decoder: Any, name: str) -> Tensor:
 
 def _rope_parts(decoder: nn.Module, name: str) -> tuple[nn.ModuleList, list[nn.Module]]:
     """The decoder's layers and the modules that make their tables."""
-    rotaries, stacks = _rotaries(decoder), []
+    rotaries = _rotaries(decoder)
+    stacks = []
     for child in decoder.children():
         if isinstance(child, nn.ModuleList) and all(map(_takes_tables, child)):
             stacks.append(child)
@@ -190,10 +192,12 @@ def _make_tables(
     them. Tables are `[..., R * B, S, D]`.
     """
     arguments = dict(zip(names, args)) | kwargs
-    positions, layer_type = arguments["position_ids"], arguments.get("layer_type")
+    positions = arguments["position_ids"]
+    layer_type = arguments.get("layer_type")
     if scaling.factors.device != positions.device:
         scaling.factors = scaling.factors.to(positions.device)
-    factors, layers = scaling.factors, scaling.layers_of(layer_type)
+    factors = scaling.factors
+    layers = scaling.layers_of(layer_type)
     if len(layers) < len(factors):
         factors = factors[layers]
     which = None

@@ -136,7 +136,8 @@ def _require_bounded(tokenizer: Path) -> None:
     """
     if not tokenizer.is_file() or b'"Replace"' not in read_bytes(tokenizer):
         return
-    steps, growth = [read_object(tokenizer).get(part) for part in ("normalizer", "pre_tokenizer", "decoder")], 1.0
+    steps = [read_object(tokenizer).get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
+    growth = 1.0
     for step in steps:  # which grows by the steps within
         if isinstance(step, dict):
             steps += [each for inner in step.values() if isinstance(inner, list) for each in inner]
@@ -171,7 +172,8 @@ def _require_one_rope(path: str) -> None:
         return
     whole = read_object(file)
     for part in [whole, *(value for value in whole.values() if isinstance(value, dict))]:
-        old, new = part.get("rope_scaling"), part.get("rope_parameters")
+        old = part.get("rope_scaling")
+        new = part.get("rope_parameters")
         if isinstance(old, dict) and isinstance(new, dict) and "rope_theta" in new and "rope_theta" not in old:
             raise BadModel(
                 f"{file}: rope_scaling stands beside rope_parameters, whose rope_theta of {new['rope_theta']:g} would "
@@ -246,13 +248,15 @@ def _require_sizes(path: str, config: PretrainedConfig) -> None:
             shapes += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118 (it is no dict)
     if not shapes:
         return
-    widest, text = max(chain(*shapes), default=0), config.get_text_config()
+    widest = max(chain(*shapes), default=0)
+    text = config.get_text_config()
     for name, most in {"vocab_size": widest, "hidden_size": widest, "num_hidden_layers": len(shapes)}.items():
         _require_size(path, name, getattr(text, name, None), most)
     values = text.to_dict()
     for name in filter(_PARTS.search, values):  # a number of parts, each of which would be made
         _require_size(path, name, values[name], max(widest, len(shapes), MAX_PARTS))
-    stored, asked = sum(map(math.prod, shapes)), _count_weights(config)
+    stored = sum(map(math.prod, shapes))
+    asked = _count_weights(config)
     if asked <= max(_PACKED * stored, MIN_WEIGHTS):
         return
     for name in filter(_SIZE.search, values):
@@ -429,7 +433,8 @@ def eager_attention(model: "PreTrainedModel") -> Iterator[None]:
 def _biased_once(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     """The arguments of Falcon's attention without ALiBi's biases, where its mask has them already: transformers 5.23's
     eager attention adds them a second time, sdpa does not."""
-    alibi, mask = kwargs.get("alibi"), kwargs.get("attention_mask")
+    alibi = kwargs.get("alibi")
+    mask = kwargs.get("attention_mask")
     if alibi is not None and mask is not None and mask.is_floating_point():
         least = torch.finfo(mask.dtype).min
         if ((mask > least / 2) & (mask != 0)).any():

@@ -12,7 +12,8 @@ from posgap.foundation.errors import PosgapError
 if TYPE_CHECKING:
     import torch
 
-_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
 _FILLED = 0.6  # of a GPU's free memory; generating lays some of it out twice
 _BESIDE_WEIGHTS = 1.2  # activations and the key-value cache of a prompt, as a share of the weights
 
@@ -30,13 +31,15 @@ def _cached_numbers(config: Any) -> int:
     """The numbers of a token's keys and values in all layers of a text model with this config."""
     heads = getattr(config, "num_attention_heads", 0)
     width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // (heads or 1)
-    layers, kept = getattr(config, "num_hidden_layers", 0), getattr(config, "num_key_value_heads", None) or heads
+    layers = getattr(config, "num_hidden_layers", 0)
+    kept = getattr(config, "num_key_value_heads", None) or heads
     return 2 * layers * kept * width
 
 
 def tokens_that_fit(model: Any, device: "torch.device") -> int:
     """Returns about how many tokens a GPU's free memory holds while a model reads them and writes on."""
-    memory, config = device_memory(device), model.config.get_text_config()
+    memory = device_memory(device)
+    config = model.config.get_text_config()
     hidden = getattr(config, "hidden_size", 0)
     in_a_layer = 8 * hidden + 3 * (getattr(config, "intermediate_size", None) or 4 * hidden)
     each = (_cached_numbers(config) + in_a_layer) * model.dtype.itemsize
@@ -62,7 +65,8 @@ def device_memory(device: "torch.device") -> DeviceMemory:
     """Returns what a GPU's memory holds, and begins to look for its peak anew."""
     import torch
 
-    standing, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    standing = torch.cuda.memory_allocated(device)
+    peak = torch.cuda.max_memory_allocated(device)
     total = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
     return DeviceMemory(total, standing, peak)
@@ -113,9 +117,11 @@ def _free_of_container() -> float:
             if kinds in ("", "memory"):
                 of_memory[kinds == "memory"] = path.strip("/")
         if True in of_memory:
-            folder, names = _CGROUPS / "memory" / of_memory[True], ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            folder = _CGROUPS / "memory" / of_memory[True]
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
         else:
-            folder, names = _CGROUPS / of_memory[False], ("memory.max", "memory.current")
+            folder = _CGROUPS / of_memory[False]
+            names = ("memory.max", "memory.current")
         limit, used = ((folder / name).read_text().strip() for name in names)
         statistics = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
         of_files = int(statistics.get("file") or statistics["cache"])

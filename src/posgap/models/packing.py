@@ -43,7 +43,9 @@ class _PackedLinear:
     """The forward pass of a linear layer. Where the weight was changed since, the layer multiplies by itself."""
 
     def __init__(self, layer: nn.Linear):
-        self.layer, self.weight, self.version = layer, layer.weight, layer.weight._version
+        self.layer = layer
+        self.weight = layer.weight
+        self.version = layer.weight._version
         self.packed: Any = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:

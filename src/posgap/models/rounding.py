@@ -34,7 +34,8 @@ class UpdateRetention:
         """Counts one tensor in: as the base has it, as trained (in float32), and as stored."""
         for parts in zip(*(tensor.flatten().split(_COUNTED_AT_ONCE) for tensor in (base, trained, stored))):
             before, after, written = (part.double() for part in parts)
-            update, left = after - before, written - before
+            update = after - before
+            left = written - before
             self.along += float((left * update).sum())
             self.whole += float((update * update).sum())
             moved = update != 0
@@ -83,7 +84,8 @@ def round_weights(
     before = base.state_dict()
     tied = getattr(base, "all_tied_weights_keys", None) or {}
     for way in ("nearest", "stochastic"):
-        kept, state = UpdateRetention(), {}
+        kept = UpdateRetention()
+        state = {}
         for name, tensor in before.items():
             if name in tied:
                 continue

@@ -32,7 +32,8 @@ class Architecture:
 
     def layers(self) -> list[RelativeAttention]:
         """The attention of each layer, L in all; layers whose positions count alike share their sums."""
-        n_layers, n_heads = len(self.lambdas), max(np.shape(self.slopes)[1], np.shape(self.diagonal)[1])
+        n_layers = len(self.lambdas)
+        n_heads = max(np.shape(self.slopes)[1], np.shape(self.diagonal)[1])
         slopes = np.broadcast_to(np.asarray(self.slopes, dtype=float), (n_layers, n_heads))
         diagonal = np.broadcast_to(np.asarray(self.diagonal, dtype=float), (n_layers, n_heads))
         masks = [self.mask] * n_layers if isinstance(self.mask, Mask) else self.mask

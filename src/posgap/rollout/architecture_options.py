@@ -55,7 +55,8 @@ def _encoding(
     kind: str = config.encoding
     facts: Mapping[str, Any] = {}
     if measured and kind == "measured":
-        kind, facts = measured.encoding["kind"], measured.encoding
+        kind = measured.encoding["kind"]
+        facts = measured.encoding
     if kind != "rope" and config.rope_factors:
         raise PosgapError("rope_factors: they divide RoPE's positions: give `encoding` rope, or leave them out")
     if kind != "rope" and config.rope_theta != config.default("rope_theta"):
@@ -78,10 +79,13 @@ def _encoding(
 def _rotation(config: RolloutPredictConfig, facts: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
     """RoPE's scores by distance, of each layer; None of a layer without positions. Layers of the same angles share a
     function, so that they are computed once."""
-    bases, size, by = config.rope_theta, facts.get("head_size", HEAD_SIZE), "rope_theta"
+    bases = config.rope_theta
+    size = facts.get("head_size", HEAD_SIZE)
+    by = "rope_theta"
     if min(bases, default=-1) < 0:
         raise PosgapError("rope_theta: give one that is not negative, for all layers or for each")
-    factors, seen = config.rope_factors or facts.get("factors", []), facts.get("frequencies", [])
+    factors = config.rope_factors or facts.get("factors", [])
+    seen = facts.get("frequencies", [])
     if _has_rows(factors):
         raise PosgapError(
             "encoding: the measured model has a RoPE factor per head, but a prediction takes one per layer: give "
@@ -89,7 +93,9 @@ def _rotation(config: RolloutPredictConfig, facts: Mapping[str, Any], n_layers: 
         )
     if seen and None not in seen and len(bases) == 1 and not config.rope_factors:
         # As the layers were seen to turn, with whatever base, scaling or factors.
-        angles, factors, by = seen, [], "the measured encoding"
+        angles = seen
+        factors = []
+        by = "the measured encoding"
     else:
         bases = bases if len(bases) > 1 else [facts.get("theta", bases[0])]
         angles = [rope_angles(base, size) if base else [] for base in bases]
@@ -97,7 +103,8 @@ def _rotation(config: RolloutPredictConfig, facts: Mapping[str, Any], n_layers: 
         angles = [angles[0]] * n_layers  # alike, they are those of any number of layers
     _require_each_layer(by, angles, n_layers)
     divisors = _require_each_layer("rope_factors", factors, n_layers) if factors else [1.0] * n_layers
-    scores, by_angles = [], dict[tuple[float, ...], Any]()
+    scores = []
+    by_angles = dict[tuple[float, ...], Any]()
     for turned, divisor in zip(angles, divisors):
         key = tuple(np.asarray(turned, dtype=float) / divisor)
         scores.append(by_angles.setdefault(key, partial(rotation_scores, angles=key) if any(key) else None))

@@ -60,17 +60,21 @@ class RelativeAttention:
     """
 
     def __init__(self, mask: Mask, kernel: Kernel, totals: np.ndarray, groups: np.ndarray, diagonal: np.ndarray):
-        self.mask, self.kernel, self.groups = mask, kernel, groups
+        self.mask = mask
+        self.kernel = kernel
+        self.groups = groups
         # The greater of the two scores (the diagonal's, and 0 for the others) is subtracted from both, against
         # overflow. The least score keeps a token that sees only itself from underflowing to weight 0.
         diagonal = np.maximum(diagonal, MIN_SCORE)
         greatest = np.maximum(diagonal, 0.0)
-        self.others, self.own = np.exp(-greatest), np.exp(diagonal - greatest) * kernel.own[groups]
+        self.others = np.exp(-greatest)
+        self.own = np.exp(diagonal - greatest) * kernel.own[groups]
         self.totals = totals
 
     def carry(self, row: np.ndarray) -> np.ndarray:
         """The product `row @ A`, [N] to [N]."""
-        u, received = np.zeros((len(self.kernel.own), len(row))), np.zeros(len(row))
+        u = np.zeros((len(self.kernel.own), len(row)))
+        received = np.zeros(len(row))
         # Head by head: an array over all heads would be the largest of the whole computation.
         for group, others, own in zip(self.groups, self.others, self.own):
             spread = row / len(self.groups) / (others * self.totals[group] + own)

@@ -19,14 +19,16 @@ class HeadOutputs:
 
     def __init__(self, values: Tensor, matrix: Tensor):
         self.values = values.float()
-        groups, size = values.shape[1], values.shape[3]
+        groups = values.shape[1]
+        size = values.shape[3]
         self.matrix = matrix.float().reshape(groups, -1, size, matrix.shape[1])  # [K, H / K, d, D]
         self.products = self._products()
 
     def _products(self) -> Tensor:
         """The products of all pairs of heads' vectors of a token, [B, N, H, H], from a few tokens' vectors at once."""
         texts, groups, tokens, _ = self.values.shape
-        heads, width = groups * self.matrix.shape[1], self.matrix.shape[3]
+        heads = groups * self.matrix.shape[1]
+        width = self.matrix.shape[3]
         rows = max(1, AT_ONCE // (texts * heads * width))
         products = self.values.new_empty(texts, tokens, heads, heads)
         for first in range(0, tokens, rows):

@@ -23,7 +23,8 @@ def compare_distributions(predicted: np.ndarray, texts: np.ndarray, rng: np.rand
     measured = texts.mean(axis=0)
     weights = rng.multinomial(len(texts), np.full(len(texts), 1 / len(texts)), size=RESAMPLES)
     resampled = weights @ texts / len(texts)
-    correlations, distance = spearman(resampled, predicted), float(wasserstein(measured, predicted))
+    correlations = spearman(resampled, predicted)
+    distance = float(wasserstein(measured, predicted))
     return {
         "spearman": _if_defined(spearman(measured, predicted)),
         "spearman_ci95": None if np.isnan(correlations).any() else percentile_interval(correlations),
@@ -40,7 +41,8 @@ def _if_defined(figure: np.ndarray) -> float | None:
 def predicted_shares(predicted: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Returns each document's share [n] of what a predicted distribution [N] puts on all of them,
     averaged over prompts whose documents begin and end at these `edges` [E, 2 n], shares of a prompt's length."""
-    sums, length = np.concatenate([[0.0], np.cumsum(predicted)]), len(predicted)
+    sums = np.concatenate([[0.0], np.cumsum(predicted)])
+    length = len(predicted)
     at = np.interp(edges * length, np.arange(length + 1), sums).reshape(len(edges), -1, 2)
     of_documents = at[:, :, 1] - at[:, :, 0]
     return (of_documents / of_documents.sum(axis=1, keepdims=True)).mean(axis=0)
@@ -48,7 +50,8 @@ def predicted_shares(predicted: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 def comparison_text(figures: Mapping, what: str, of: str, n: int) -> str:
     """One sentence on whether the prediction describes the measured influence `what`, over n places `of` the prompt."""
-    rank, subject = figures["spearman"], "the prediction"
+    rank = figures["spearman"]
+    subject = "the prediction"
     if rank is not None and rank < DESCRIBES:
         subject = f"the prediction does not describe this model (Spearman below {DESCRIBES:g}): it"
     return (

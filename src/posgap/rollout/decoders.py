@@ -79,7 +79,8 @@ class Decoder:
         # Llama 4 without its pictures takes itself for its base.
         self.base = getattr(model, "model", model) if model.base_model is model else model.base_model
         config = model.config.get_text_config()
-        self.n_all, self.n_heads = config.num_hidden_layers, n_heads(model.config)
+        self.n_all = config.num_hidden_layers
+        self.n_heads = n_heads(model.config)
         self.numbers, self.layers, self.attentions = self._layers()
         self.n_layers = len(self.layers)
         self.adding: list[_Adding | None] = [None] * self.n_layers
@@ -97,7 +98,9 @@ class Decoder:
         kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
         for module in self.model.modules():
             if isinstance(module, nn.ModuleList) and len(module) == self.n_all:
-                numbers, layers, attentions = [], [], []
+                numbers = []
+                layers = []
+                attentions = []
                 for number, layer in enumerate(module, start=1):
                     within = [part for part in layer.modules() if type(part).__name__.endswith("Attention")]
                     kind = kinds[number - 1] if len(kinds) == self.n_all else ""
@@ -115,7 +118,8 @@ class Decoder:
     def mixing(self) -> str:
         """Names what mixes tokens in the model beside the attention that is read, in words; empty where nothing
         does."""
-        words, beside = [], []
+        words = []
+        beside = []
         if self.n_layers < self.n_all:
             words.append(f"of {self.n_all} layers these have attention: {', '.join(map(str, self.numbers))}")
         for number, layer, attention in zip(self.numbers, self.layers, self.attentions):
@@ -150,8 +154,9 @@ class Decoder:
             AttentionInterface.register(name, usual)
 
     @torch.no_grad()
-    def record_calls(self, ids: Tensor) -> list[Call]:
-        """Runs the model on `ids [B, N]` and returns the arguments that each layer was called with."""
+    def record_calls(self, ids: Tensor) -> tuple[list[Call], Tensor]:
+        """Runs the model on `ids [B, N]`. Returns the arguments that each layer was called with, and the last states
+        `[B, N, D]`."""
         calls: list[Call] = []
 
         def before(layer: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -160,14 +165,14 @@ class Decoder:
         with ExitStack() as hooks:
             for layer in self.layers:
                 hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
-            self.states = self.base(input_ids=ids, use_cache=False)[0]
-        return calls
+            states = self.base(input_ids=ids, use_cache=False)[0]
+        return calls, states
 
     @torch.no_grad()
-    def require_usual_states(self, ids: Tensor) -> None:
-        """`PosgapError` unless the usual attention leads to the states of the last `record_calls`, of `ids [B, N]`."""
+    def require_usual_states(self, ids: Tensor, states: Tensor) -> None:
+        """Raises `BadModel` unless the usual attention leads from `ids [B, N]` to the `states` of `record_calls`."""
         usual = self.base(input_ids=ids, use_cache=False)[0]
-        off = float((self.states - usual).double().norm() / usual.double().norm())
+        off = float((states - usual).double().norm() / usual.double().norm())
         if not off < _OTHERWISE:
             raise PosgapError(
                 f"{type(self.model).__name__}: attention that returns its matrices leads elsewhere than the model's "
@@ -188,7 +193,8 @@ class Decoder:
     def _find(self, layer: int, call: Call, seen: _Seen) -> None:
         """Keeps what is found out of a layer once: what it turns by, and how it adds its attention to the stream."""
         self.frequencies[layer] = self._frequencies(layer, call, seen)
-        self.adding[layer], self.projections[layer] = self._adding(layer, call, seen), seen.projection
+        self.adding[layer] = self._adding(layer, call, seen)
+        self.projections[layer] = seen.projection
 
     @torch.no_grad()
     def attend(self, layer: int, call: Call, take: Take) -> LayerReading:
@@ -205,9 +211,11 @@ class Decoder:
         adding = self.adding[layer]
         assert adding is not None
         none = self._call_layer(layer, call, 0.0)
-        whole, without = seen.at(adding.reader), none.at(adding.reader)
+        whole = seen.at(adding.reader)
+        without = none.at(adding.reader)
         assert whole is not None and without is not None
-        a, x = (whole.float() - without.float()).norm(dim=-1), without.float().norm(dim=-1)
+        a = (whole.float() - without.float()).norm(dim=-1)
+        x = without.float().norm(dim=-1)
         heads = seen.heads
         if heads is not None:
             heads = None if heads.numel() % a.numel() else heads.reshape(*a.shape, -1)[:, -1]
@@ -225,7 +233,8 @@ class Decoder:
                 "cannot tell the two apart"
             )
         self.adding[layer] = _Adding(one.writers[-1], None)
-        none, two = self._call_layer(layer, call, 0.0), self._call_layer(layer, call, 2.0)
+        none = self._call_layer(layer, call, 0.0)
+        two = self._call_layer(layer, call, 2.0)
         self.adding[layer] = None
         for reader in (*one.read, None):
             sums = [seen.at(reader) for seen in (none, one, two)]
@@ -237,7 +246,8 @@ class Decoder:
             if float(added.norm()) <= least or float(without.norm()) <= least:
                 continue  # it reads none of the attention's output, or nothing else
             off = _ROUNDING * float(added.norm()) + least
-            linear, normalised = float((twice - whole - added).norm()) <= off, float((twice - whole).norm()) <= off
+            linear = float((twice - whole - added).norm()) <= off
+            normalised = float((twice - whole).norm()) <= off
             if linear or normalised:
                 return _Adding(one.writers[-1], reader)
             break
@@ -249,7 +259,9 @@ class Decoder:
     def _call_layer(self, layer: int, call: Call, times: float, take: Take | None = None, alone: bool = True) -> _Seen:
         """Calls a layer with `times` what its attention makes and, where that is to be `alone`, nothing of what else
         it adds to the stream."""
-        block, attention, adding = self.layers[layer], self.attentions[layer], self.adding[layer]
+        block = self.layers[layer]
+        attention = self.attentions[layer]
+        adding = self.adding[layer]
         args, kwargs = call
         shape = (args[0] if args else kwargs["hidden_states"]).shape  # of the stream, [B, N, D]
         blocks = _Blocks(take, shape, type(attention).__name__) if take else None
@@ -272,7 +284,9 @@ class Decoder:
         tables = seen.tables
         still: Any
         if isinstance(tables, Tensor) and tables.is_complex():
-            cos, sin, still = tables.real, tables.imag, (tables.abs() + 0 * tables)
+            cos = tables.real
+            sin = tables.imag
+            still = tables.abs() + 0 * tables
         elif isinstance(tables, tuple | list) and len(tables) == 2 and all(isinstance(each, Tensor) for each in tables):
             cos, sin = tables
             still = (torch.hypot(cos, sin), torch.zeros_like(sin))
@@ -310,10 +324,14 @@ class _Blocks:
     """Hands blocks of attention to `take`, checked: `queries` counts those that were handed over."""
 
     def __init__(self, take: Take, shape: torch.Size, name: str):
-        self.take, self.shape, self.name, self.queries = take, shape, name, 0
+        self.take = take
+        self.shape = shape
+        self.name = name
+        self.queries = 0
 
     def __call__(self, first: int, weights: Tensor, mask: Tensor | None = None, values: Tensor | None = None) -> None:
-        n, weights = self.shape[-2], weights.float()
+        n = self.shape[-2]
+        weights = weights.float()
         if weights.shape[-1] != n or len(weights) != self.shape[0] or first + weights.shape[2] > n:
             return  # no weights of tokens on tokens
         sums = weights.sum(dim=-1)
@@ -336,9 +354,13 @@ class _LayerHooks:
     def __init__(
         self, attention: nn.Module, shape: torch.Size, blocks: _Blocks | None, scaled: nn.Module | None, times: float
     ):
-        self.attention, self.shape, self.blocks = attention, shape, blocks
-        self.scaled, self.times = scaled, times
-        self.seen, self.is_behind_attention = _Seen(), False
+        self.attention = attention
+        self.shape = shape
+        self.blocks = blocks
+        self.scaled = scaled
+        self.times = times
+        self.seen = _Seen()
+        self.is_behind_attention = False
 
     @contextmanager
     def attach(self, layer: nn.Module, alone: bool) -> Iterator[None]:
@@ -367,7 +389,8 @@ class _LayerHooks:
         self.seen.writers.append(module)
         self.seen.written = output
         if not _passes(module):
-            self.seen.projection, self.seen.heads = module, args[0] if args and isinstance(args[0], Tensor) else None
+            self.seen.projection = module
+            self.seen.heads = args[0] if args and isinstance(args[0], Tensor) else None
         return self.times * output if module is self.scaled and self.times != 1 else None
 
     def _leave_attention(self, module: nn.Module, args: tuple, output: Any) -> None:
@@ -385,7 +408,8 @@ class _LayerHooks:
 def _other_parts(layer: nn.Module, attention: nn.Module) -> list[nn.Module]:
     """The modules beside a layer's attention that make something of their own; none of its normalisations, with the
     gates in them, and none that only holds others."""
-    norms, around = set[nn.Module](), set[nn.Module]()
+    norms = set[nn.Module]()
+    around = set[nn.Module]()
     for module in layer.modules():
         parts = set(module.modules())
         if "Norm" in type(module).__name__:
@@ -415,8 +439,10 @@ def _by_blocks(
             "rollout measure"
         )
     batch, heads, n = query.shape[:3]
-    m, rows = key.shape[2], max(1, WEIGHTS_AT_ONCE // (batch * heads * key.shape[2]))
-    outputs, take = [], getattr(module, _TAKE, None)
+    m = key.shape[2]
+    rows = max(1, WEIGHTS_AT_ONCE // (batch * heads * key.shape[2]))
+    outputs = []
+    take = getattr(module, _TAKE, None)
     for first in range(0, n, rows):
         part = query[:, :, first : first + rows]
         mask = attention_mask
@@ -472,7 +498,8 @@ def n_heads(config: PretrainedConfig) -> int:
 def position_encoding(config: PretrainedConfig) -> dict:
     """A model's position encoding as `predict` takes it: its `kind` and, for ALiBi or RoPE, the parameters."""
     config = config.get_text_config()
-    heads, of_layer = n_heads(config), getattr(config, "per_layer_config", None)
+    heads = n_heads(config)
+    of_layer = getattr(config, "per_layer_config", None)
     # Where layers have sizes of their own, the first one's.
     size = getattr(of_layer[0] if of_layer else config, "head_dim", None) or config.hidden_size // heads
     nested = getattr(config, "attn_config", None)

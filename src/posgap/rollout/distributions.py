@@ -9,7 +9,8 @@ from scipy.stats import rankdata
 from posgap.measurement.statistics import EACH_END
 
 RESAMPLES = 2000  # of a bootstrap, over texts or prompts
-END, STRETCH = 0.02, 0.1  # shares of the positions that make up one end, and a stretch between the ends
+END = 0.02
+STRETCH = 0.1  # shares of the positions that make up one end, and a stretch between the ends
 CLEARLY = 1.2  # a mean share is clearly greater than another from this ratio on
 
 
@@ -30,8 +31,10 @@ def bin_distribution(values: np.ndarray, bins: int) -> np.ndarray:
 
 def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Spearman's rank correlation over positions: `a [..., N]` with `b [N]`; nan where either is constant."""
-    x, y = rankdata(a, axis=-1), rankdata(b)
-    x, y = x - x.mean(axis=-1, keepdims=True), y - y.mean()
+    x = rankdata(a, axis=-1)
+    y = rankdata(b)
+    x = x - x.mean(axis=-1, keepdims=True)
+    y = y - y.mean()
     with np.errstate(invalid="ignore"):
         return (x @ y) / np.sqrt((x**2).sum(axis=-1) * (y**2).sum())
 
@@ -60,9 +63,11 @@ def profile(distribution: np.ndarray) -> dict[str, float]:
     stretches between them (10 %) with the smallest and the greatest share. The last token is left out: what it keeps
     through the residual connections is itself, and would make most curves rise at their end.
     """
-    uniform, distribution = 1 / len(distribution), distribution[:-1] if len(distribution) > 1 else distribution
+    uniform = 1 / len(distribution)
+    distribution = distribution[:-1] if len(distribution) > 1 else distribution
     n = len(distribution)
-    end, stretch = max(1, round(END * n)), max(1, round(STRETCH * n))
+    end = max(1, round(END * n))
+    stretch = max(1, round(STRETCH * n))
     between = distribution[end : n - end] if n > 2 * end else distribution
     stretch = min(stretch, len(between))
     sums = np.cumsum(np.concatenate([[0.0], between]))
@@ -78,7 +83,8 @@ def profile(distribution: np.ndarray) -> dict[str, float]:
 def shape(distribution: np.ndarray) -> str:
     """The name of the shape: U-shaped, primacy, recency, greatest in the middle, or flat; see `profile`."""
     shares = profile(distribution)
-    first, last = shares["first"] > CLEARLY * shares["trough"], shares["last"] > CLEARLY * shares["trough"]
+    first = shares["first"] > CLEARLY * shares["trough"]
+    last = shares["last"] > CLEARLY * shares["trough"]
     if shares["crest"] > CLEARLY * max(shares["first"], shares["last"]):
         return "greatest between the ends"
     if first and last:
@@ -90,7 +96,8 @@ def shape(distribution: np.ndarray) -> str:
 
 def describe_distribution(distribution: np.ndarray) -> dict:
     """The shape, and the shares that it was read from."""
-    n, shares = len(distribution), profile(distribution)
+    n = len(distribution)
+    shares = profile(distribution)
     return {
         "shape": shape(distribution),
         "first_token": float(distribution[0]),
@@ -104,7 +111,8 @@ def describe_distribution(distribution: np.ndarray) -> dict:
 
 def strengths_text(lambdas: np.ndarray) -> str:
     """How residual strengths `lambdas` [L] change over depth, in a clause."""
-    first, last = lambdas[0], lambdas[-1]
+    first = lambdas[0]
+    last = lambdas[-1]
     if abs(first - last) < 0.01:
         return f"residual strength {first:.2f} at the first layer and the last"
     return f"residual strength {'falls' if last < first else 'rises'} from {first:.2f} to {last:.2f} over depth"

@@ -97,9 +97,11 @@ def summarize_documents(
     there = np.unique(positions)
     rng = np.random.default_rng(seed)
     by_layer = np.take_along_axis(attention.mean(axis=2), (positions - 1)[:, None, None], axis=2)[..., 0]
-    measures, shares = {}, {}
+    measures = {}
+    shares = {}
     for name, rows in influence.items():
-        parts, among = np.stack(list(map(by_part, rows, asked))), np.stack(list(map(among_documents, rows, asked)))
+        parts = np.stack([by_part(row, prompt) for row, prompt in zip(rows, asked)])
+        among = np.stack([among_documents(row, prompt) for row, prompt in zip(rows, asked)])
         if parts[:, PARTS.index("documents")].mean() < MIN_DOCUMENTS or not np.isfinite(among).all():
             continue  # without residual connections nearly all of it can be on the first token
         gold = np.take_along_axis(among, (positions - 1)[:, None], axis=1)[:, 0]
@@ -136,7 +138,8 @@ def shape_of(shares: np.ndarray) -> dict[str, Any]:
     if shares.shape[1] < 3 or len(shares) < 2:
         return {}
     first, middle, last = regions([[i] for i in range(shares.shape[1])]).values()
-    p, of_middle = flatness_p(shares), shares[:, middle].mean(axis=1)
+    p = flatness_p(shares)
+    of_middle = shares[:, middle].mean(axis=1)
     before, first_side = _difference(shares[:, first].mean(axis=1) - of_middle)
     after, last_side = _difference(shares[:, last].mean(axis=1) - of_middle)
     return {
@@ -150,7 +153,8 @@ def shape_of(shares: np.ndarray) -> dict[str, Any]:
 def _difference(values: np.ndarray) -> tuple[list[float], int]:
     """The 95 % t-interval of the mean of `values [E]`, and the sign that it leaves no doubt about, or 0."""
     half = student.isf(EACH_END, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    low, high = float(values.mean() - half), float(values.mean() + half)
+    low = float(values.mean() - half)
+    high = float(values.mean() + half)
     return [low, high], int(low > 0) - int(high < 0)
 
 
@@ -159,9 +163,12 @@ def documents_text(documents: Mapping[str, Any], measure: str = "rollout") -> st
     measured = documents["measures"].get(measure)
     if not measured:
         return f"the documents draw nothing of the {measure}"
-    parts, gold, positions = measured["parts"], measured["gold"], documents["positions"]
+    parts = measured["parts"]
+    gold = measured["gold"]
+    positions = documents["positions"]
     said = ", ".join(f"{name} {100 * parts[name]:.1f} %" for name in PARTS)
-    least, most = int(np.argmin(gold)), int(np.argmax(gold))
+    least = int(np.argmin(gold))
+    most = int(np.argmax(gold))
     shape = f"; by position the documents' shares are {measured['shape']}" if "shape" in measured else ""
     tested = f" ({p_value(measured['flatness_p'])} if position has no effect)" if shape else ""
     return (

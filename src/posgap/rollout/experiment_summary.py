@@ -19,7 +19,9 @@ def summarize(rows: list[dict]) -> list[dict]:
         settings.setdefault(row["name"], []).append(row)
     summary = []
     for name, seeds in settings.items():
-        first, gaps, accuracy = seeds[0], {}, {}
+        first = seeds[0]
+        gaps = {}
+        accuracy = {}
         for pair in first["gaps"]:
             values = [row["gaps"][pair] for row in seeds]
             deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
@@ -58,7 +60,8 @@ def experiment_text(summary: list[dict]) -> str:
 
     A network counts as having learned the task where it is a tenth of the way from chance to a right answer each time.
     """
-    gaps, sinks = [], []
+    gaps = []
+    sinks = []
     for cell in summary:
         for pair, gap in cell["gaps"].items():
             gaps.append((gap["mean"], pair, cell["name"]))

@@ -18,7 +18,9 @@ from posgap.tasks.prompts import PromptBuilder
 
 SINK_THRESHOLD = 0.2  # attention above which a token counts as a sink (tau)
 BINS = 100  # stretches of a prompt, where prompts differ in length
-PREDICTION_FILE, MEASUREMENT_FILE, ARRAYS_FILE = "prediction.json", "measurement.json", "arrays.npz"
+PREDICTION_FILE = "prediction.json"
+MEASUREMENT_FILE = "measurement.json"
+ARRAYS_FILE = "arrays.npz"
 
 
 # Of a whole, give or take its rounding: what is far from one would overflow where it is drawn and described.

@@ -72,7 +72,8 @@ class InContextTask:
         """
         s = self.sizes
         m = s.items // s.burstiness
-        means, labels = self._vectors(rng, batch, m), distinct(batch, m, s.labels, rng)
+        means = self._vectors(rng, batch, m)
+        labels = distinct(batch, m, s.labels, rng)
         order = self._draw_order(batch, rng)
         if pair is None:
             item = torch.randint(s.items, (batch, 1), generator=rng, device=rng.device)
@@ -97,7 +98,8 @@ class InContextTask:
 
         `order` [batch, n] holds the class of each item, `query` [batch] that of the query.
         """
-        s, batch = self.sizes, len(order)
+        s = self.sizes
+        batch = len(order)
         of = torch.cat([order, query[:, None]], dim=1)
         noise = self._vectors(rng, batch, s.items + 1)
         items = means.gather(1, of[:, :, None].expand(-1, -1, s.size)) + s.spread * noise

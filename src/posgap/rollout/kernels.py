@@ -40,7 +40,9 @@ class ExponentialKernel:
     def _windows(self, u: np.ndarray, width: int) -> np.ndarray:
         """Sums over i = j .. j + width - 1: the rest of one block of `width` tokens and the head of the next."""
         n = u.shape[-1]
-        blocks, offsets, rates = -(-n // width) + 1, np.arange(width), self.rates[:, None, None]
+        blocks = -(-n // width) + 1
+        offsets = np.arange(width)
+        rates = self.rates[:, None, None]
         padded = np.zeros((len(u), blocks * width))
         padded[:, :n] = u
         padded = padded.reshape(len(u), blocks, width)
@@ -68,7 +70,8 @@ class TabulatedKernel:
         zero = len(weights) // 2
         self.own = weights[zero : zero + 1].copy()
         weights[zero] = 0.0
-        self.backward, self.forward = weights[zero:], weights[zero::-1]
+        self.backward = weights[zero:]
+        self.forward = weights[zero::-1]
 
     def back(self, u: np.ndarray, width: int) -> np.ndarray:
         return self._sums(u[0, ::-1], self.backward[:width])[None, ::-1]

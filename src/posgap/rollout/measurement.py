@@ -29,7 +29,10 @@ class Statistics:
     """
 
     def __init__(self, n_layers: int, n_heads: int, longest: int, slopes: Tensor, threshold: float):
-        self.longest, self.slopes, self.threshold, self.texts = longest, slopes, threshold, 0
+        self.longest = longest
+        self.slopes = slopes
+        self.threshold = threshold
+        self.texts = 0
         self.sums = {name: np.zeros((n_layers, n_heads)) for name in PER_HEAD}
         self.sums |= {name: np.zeros((n_layers, n_heads, longest)) for name in ("distance", "sink")}
         self.lambdas = np.zeros(n_layers)
@@ -60,7 +63,9 @@ class Statistics:
         sums[0][:, :n] += by_distance.cpu().numpy()
         sums[1][:, :n] += (a > self.threshold).sum(dim=(0, 2)).cpu().numpy()
         if not first:
-            a, distance, queries = a[:, :, 1:], distance[1:], queries[1:]
+            a = a[:, :, 1:]
+            distance = distance[1:]
+            queries = queries[1:]
         if not len(queries):
             return
         logs = torch.where(a > 0, a, 1.0).log()
@@ -122,7 +127,8 @@ class Visible:
     def window(self) -> int | None:
         """The number of tokens, itself included, that a token sees: those of the longest text where it sees all before
         it; None where what it sees is no window that ends with it."""
-        width, n = self.farthest + 1, len(self.by_key)
+        width = self.farthest + 1
+        n = len(self.by_key)
         whole = np.minimum(n - np.arange(n), width)
         return None if self.ahead or (self.by_key != whole).any() else width
 
@@ -157,7 +163,8 @@ def gradients(
         most_probable = logits.log_softmax(-1).max(-1).values.sum()
         embeddings = given[0]
         gradient, *of_written = torch.autograd.grad(most_probable, [embeddings, *(written[each] for each in writers)])
-    gradient, embeddings = gradient.float(), embeddings.detach().float()
+    gradient = gradient.float()
+    embeddings = embeddings.detach().float()
     return (gradient.norm(dim=-1), (gradient * embeddings).norm(dim=-1)), of_written
 
 
@@ -221,13 +228,14 @@ def measure_influence(
         of_inputs, of_written = gradients(model, ids, [] if no_value_norm else decoder.writers())
         by_measure = dict(zip(INFLUENCES, of_inputs))
         with decoder.capturing():
-            of_batch, last = _layer_by_layer(decoder, ids, statistics, None if no_value_norm else of_written)
+            calls, states = decoder.record_calls(ids)
+            of_batch, last = _layer_by_layer(decoder, calls, ids, statistics, None if no_value_norm else of_written)
         by_measure |= of_batch
         if asked:
             of_prompts = asked[sum(map(len, attention)) :][: len(ids)]
             attention.append(np.stack([by_document(rows, each.spans) for rows, each in zip(last, of_prompts)]))
         if not influence["rollout"]:
-            decoder.require_usual_states(ids)
+            decoder.require_usual_states(ids, states)
         for name in kept:
             kept[name].append(by_measure[name].sum(dim=1).cpu().numpy())
         for name, values in by_measure.items():
@@ -250,7 +258,8 @@ def _no_value_norm(decoder: Decoder, ids: Tensor, slopes: Tensor) -> str:
     statistics = Statistics(decoder.n_layers, decoder.n_heads, ids.shape[1], slopes, 1.0)
     try:
         with decoder.capturing():
-            _layer_by_layer(decoder, ids, statistics, [None] * decoder.n_layers)
+            calls, _ = decoder.record_calls(ids)
+            _layer_by_layer(decoder, calls, ids, statistics, [None] * decoder.n_layers)
     except (_Unreadable, PosgapError) as reason:  # the latter is said where all else is measured, too
         return str(reason)
     return ""
@@ -268,8 +277,12 @@ class _LayerRollouts:
     def __init__(
         self, layer: int, rows: Tensor, statistics: Statistics, projection: nn.Module | None, gradient: Tensor | None
     ):
-        self.layer, self.rows, self.statistics, self.into = layer, rows, statistics, torch.zeros_like(rows)
-        self.projection, self.gradient = projection, gradient
+        self.layer = layer
+        self.rows = rows
+        self.statistics = statistics
+        self.into = torch.zeros_like(rows)
+        self.projection = projection
+        self.gradient = gradient
         self.last = torch.empty(0)  # the last token's attention, [B, H, N]
         self.written: HeadOutputs | None = None
 
@@ -289,14 +302,14 @@ class _LayerRollouts:
 
 
 def _layer_by_layer(
-    decoder: Decoder, ids: Tensor, statistics: Statistics, gradients: Sequence[Tensor | None] | None
+    decoder: Decoder, calls: list[Call], ids: Tensor, statistics: Statistics, gradients: Sequence[Tensor | None] | None
 ) -> tuple[dict[str, Tensor], np.ndarray]:
     """The influence in a batch `ids [B, N]` by measure, [B, N] each, and the last token's attention [B, L, H, N].
 
     `gradients` [L] are those with respect to what each layer's attention writes; without any, `OF_VALUES` are left out.
-    Layers are called again from the last one down; what they say beside is added to `statistics`.
+    Layers are called again, with the `calls` of `record_calls`, from the last one down; what they say beside is added
+    to `statistics`.
     """
-    calls = decoder.record_calls(ids)
     statistics.add_texts(*ids.shape)
     of_values = gradients is not None
     rows = torch.zeros(4 if of_values else 2, *ids.shape, device=ids.device, dtype=torch.float64)

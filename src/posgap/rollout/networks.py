@@ -29,7 +29,8 @@ class Design:
 
     def bias(self, tokens: int) -> Tensor:
         """The bias on the scores [T, T]: -inf where the mask forbids, and a decay's loss by distance elsewhere."""
-        i, j = torch.arange(tokens)[:, None], torch.arange(tokens)[None, :]
+        i = torch.arange(tokens)[:, None]
+        j = torch.arange(tokens)[None, :]
         allowed = {
             "causal": j <= i,
             "window": (j <= i) & (i - j < self.width),

@@ -45,8 +45,9 @@ def document_panels(documents: Mapping[str, Any], agreement: Mapping[str, Any]) 
     (`documents.summary`, `agreement.agreement`)."""
     measures = documents["measures"]
     figure, ((whole, every), (gold, agreed)) = plt.subplots(2, 2, figsize=(10, 7.6), dpi=144, layout="constrained")
-    names = list(map(_in_words, measures))
-    left, shades = np.zeros(len(measures)), plt.get_cmap("viridis")(np.linspace(0, 0.95, len(PARTS)))
+    names = [_in_words(measure) for measure in measures]
+    left = np.zeros(len(measures))
+    shades = plt.get_cmap("viridis")(np.linspace(0, 0.95, len(PARTS)))
     for part, shade in zip(PARTS, shades):
         width = np.array([100 * measured["parts"][part] for measured in measures.values()])
         whole.barh(names, width, left=left, color=shade, label=part)
@@ -54,7 +55,8 @@ def document_panels(documents: Mapping[str, Any], agreement: Mapping[str, Any]) 
     style_axes(whole, title="what the parts of the prompt draw", xlabel="share of the influence, %", xlim=(0, 100))
     whole.invert_yaxis()
     whole.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16))
-    even, n = 100 / documents["n_docs"], documents["n_docs"]
+    even = 100 / documents["n_docs"]
+    n = documents["n_docs"]
     places = {"documents": (every, np.arange(1, n + 1)), "gold": (gold, np.array(documents["positions"]))}
     for key, (axes, x) in places.items():
         for (name, measured), color in zip(measures.items(), COLORS):

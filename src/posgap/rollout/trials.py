@@ -62,17 +62,19 @@ def run_trials(trials: Sequence[Trial], training: Training, work: Location) -> l
                 results = test_networks(stack, *train_networks(stack, training), training.tests)
                 for trial, result in zip(stack, results):
                     files.write_json(paths[trial], result)
-                kept.push(map(paths.__getitem__, stack))
+                kept.push(paths[trial] for trial in stack)
     finally:
         torch.set_num_threads(threads)
-    return list(map(files.read_json, map(paths.__getitem__, trials)))
+    return [files.read_json(paths[trial]) for trial in trials]
 
 
 def train_networks(stack: Sequence[Trial], training: Training) -> tuple[NetworkStack, list[InContextTask], list[float]]:
     """The stack after training, its tasks, and each trial's mean loss over the last tenth of the iterations."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sizes = stack[0].sizes
-    rngs, tasks, designs = [], [], []
+    rngs = []
+    tasks = []
+    designs = []
     for trial in stack:
         rngs.append(Generator(device).manual_seed(trial.seed))
         tasks.append(InContextTask(sizes, rngs[-1]))

@@ -63,11 +63,15 @@ class ForcedEvaluator:
         batch_tokens: int,
     ):
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model, self.scaling = on_device(model, self.device), layer_scaling(model)
-        self.questions, self.pad, self.batch_tokens = questions, pad_token_id, batch_tokens or BATCH_TOKENS
+        self.model = on_device(model, self.device)
+        self.scaling = layer_scaling(model)
+        self.questions = questions
+        self.pad = pad_token_id
+        self.batch_tokens = batch_tokens or BATCH_TOKENS
         self.reuse = can_reuse_prefixes(model)
         # Of each example: the order in which its placements are read, and the tokens of the longest of them.
-        self.orders, self.lengths = [], []
+        self.orders = []
+        self.lengths = []
         for row in questions:
             read = [question.token_ids for question in row]
             self.orders.append(reading_order(read))
@@ -81,7 +85,7 @@ class ForcedEvaluator:
         right = np.empty((len(pairs), len(self.questions[0])), dtype=bool)
         with meter(len(pairs), "scaling candidates", unit=len(self.questions)) as done:
             for rows in groups:
-                own, examples = zip(*map(pairs.__getitem__, rows))
+                own, examples = zip(*(pairs[row] for row in rows))
                 right[rows] = self._match(examples, factors[list(own)])
                 done(len(rows))
         self.forward_passes += right.size
@@ -91,7 +95,8 @@ class ForcedEvaluator:
     def _match(self, examples: Sequence[int], factors: torch.Tensor) -> np.ndarray:
         """Whether each of the examples [B], under its row of `factors [B, L]`, is answered with exactly the right
         response at each placement: [B, P]."""
-        cache, right = PrefixCache(len(examples), self.device), []
+        cache = PrefixCache(len(examples), self.device)
+        right = []
         with self.scaling.factors_by_row(factors.T.to(self.device)):
             for turn in range(len(self.questions[0])):
                 questions = [self.questions[example][self.orders[example][turn]] for example in examples]
@@ -135,8 +140,10 @@ class GenerationEvaluator:
         score: Callable[[str, Sequence[str]], float],
         sampling: Sampling,
     ):
-        self.generator, self.questions = generator, questions
-        self.score, self.sampling = score, sampling
+        self.generator = generator
+        self.questions = questions
+        self.score = score
+        self.sampling = sampling
         self.forward_passes = 0
 
     def correct(self, candidates: Sequence[Candidate]) -> np.ndarray:

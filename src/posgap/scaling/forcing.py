@@ -31,7 +31,8 @@ class SpontaneousAnswers(NamedTuple):
         It is sound where at least half as many responses begin with the forced tokens as are right, since a tie or two
         make no difference. Where none is right and none begins so, it is sound unless they share other first words.
         """
-        right, n = self.probe.right, len(self.probe.responses)
+        right = self.probe.right
+        n = len(self.probe.responses)
         if 2 * self.begin >= right and (self.begin or not self.probe.beginning):
             return ""
         where = f" ({self.probe.preamble})" if self.probe.preamble else ""
@@ -42,7 +43,7 @@ class SpontaneousAnswers(NamedTuple):
 def pick_few(questions: Sequence[Sequence[SearchQuestion]]) -> list[list[SearchQuestion]]:
     """The first `EXAMPLES` examples of `questions [E][P]` at the first, middle and last of their placements."""
     some = sorted({0, len(questions[0]) // 2, len(questions[0]) - 1})
-    return [list(map(row.__getitem__, some)) for row in questions[:EXAMPLES]]
+    return [[row[at] for at in some] for row in questions[:EXAMPLES]]
 
 
 def answer_freely(
@@ -55,7 +56,8 @@ def answer_freely(
     """Has the model answer a few of `questions [E][P]`. `target` is what right responses begin with, before the
     answer. Where the limit of tokens cuts most of them that is told."""
     asked = pick_few(questions)
-    begin, responses = 0, []
+    begin = 0
+    responses = []
     answered = complete_groups(generator, as_groups(asked), sampling)
     for which, completions in track(answered, len(asked), "whether the model answers at once"):
         for question, said in zip(asked[which], completions, strict=True):

@@ -31,7 +31,9 @@ class Genetic:
     """
 
     def __init__(self, curve: Curve, n_layers: int, population: int, seed: int):
-        self.curve, self.k, self.population = curve, curve.n_points(n_layers), population
+        self.curve = curve
+        self.k = curve.n_points(n_layers)
+        self.population = population
         self.elite = min(ELITE, population - 1)
         self.rng = np.random.default_rng(seed)
         self.ranked: list[np.ndarray] = []
@@ -46,13 +48,14 @@ class Genetic:
 
     def rank_points(self, points: Sequence[np.ndarray], fitness: Sequence[float]) -> None:
         """Takes the fitness of each of the `points` that `propose_points` last gave."""
-        self.ranked = list(map(points.__getitem__, np.argsort(-np.asarray(fitness), kind="stable")))
+        self.ranked = [points[at] for at in np.argsort(-np.asarray(fitness), kind="stable")]
 
     def _parent(self) -> np.ndarray:
         return self.ranked[self.rng.integers(len(self.ranked), size=TOURNAMENT).min()]
 
     def _child(self) -> np.ndarray:
-        first, second = self._parent(), self._parent()
+        first = self._parent()
+        second = self._parent()
         crossed = first + self.rng.random(self.k) * (second - first)
         moves = self.rng.random(self.k) < MUTATION_RATE
         moves[self.rng.integers(self.k)] = True
@@ -88,7 +91,8 @@ def search_genetically(
     `score` returns the fitness of each candidate, or where time is over, of the first ones alone, which ends the
     search. Of equally good candidates the first stays the best.
     """
-    best, since = BestCandidate(np.empty(0), (), -np.inf), 0
+    best = BestCandidate(np.empty(0), (), -np.inf)
+    since = 0
     reached: dict[Candidate, tuple[float, np.ndarray]] = {}
     for generation in range(1, generations + 1):
         proposed = strategy.propose_points()
@@ -98,7 +102,8 @@ def search_genetically(
         for points, candidate, fitness in zip(proposed, factors, scores):
             reached.setdefault(candidate, (fitness, points))
             if fitness > best.fitness:
-                best, since = BestCandidate(points, candidate, fitness, best.history), 0
+                best = BestCandidate(points, candidate, fitness, best.history)
+                since = 0
         if len(scores) < len(proposed):
             log.info("stopped: time is over, in generation %d", generation)
             break

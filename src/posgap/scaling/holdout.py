@@ -22,7 +22,7 @@ def hold_out(examples: Sequence[AnyExample]) -> tuple[list[AnyExample], list[Any
     Which these are follows from the digest of the examples' contents alone; those of the same content stay together. No
     example is kept aside where it would be fewer than `MIN_EXAMPLES`.
     """
-    of_each = list(map(content_key, examples))
+    of_each = [content_key(example) for example in examples]
     different = sorted(set(of_each))
     count = int(len(different) * SHARE)
     aside = set(different[:count]) if count >= MIN_EXAMPLES else set()

@@ -39,7 +39,8 @@ class ForcingCheck(Record):
     @classmethod
     def from_scores(cls, forced: np.ndarray, generated: np.ndarray) -> "ForcingCheck":
         """From scores of the same questions, in the same order: those by forcing, and those of what was generated."""
-        by_forcing, spoken = forced == 1, generated == 1
+        by_forcing = forced == 1
+        spoken = generated == 1
         return cls(
             prompts=forced.size,
             right=int(by_forcing.sum()),

@@ -38,7 +38,10 @@ class Scores:
         state: Path | None = None,
         identity: str = "",
     ):
-        self.evaluator, self.fitness, self.state, self.identity = evaluator, fitness, state, identity
+        self.evaluator = evaluator
+        self.fitness = fitness
+        self.state = state
+        self.identity = identity
         self.is_over: Callable[[], bool] | None = None  # asked before each candidate but the first two
         self.right: dict[Candidate, list[float]] = {}  # sums of scores [P] of each candidate over all examples
         if state is not None and state.exists():

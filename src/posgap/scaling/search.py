@@ -72,7 +72,9 @@ class FactorSearch:
         load: Callable[[], PreTrainedModel],
         aside: Sequence[AnyExample] = (),
     ):
-        self.config, self.builder, self.load = config, builder, load
+        self.config = config
+        self.builder = builder
+        self.load = load
         self.metric = config.metric or builder.task.metric
         self.score = partial(builder.task.score, metric=self.metric)
         weights = position_weights([placement.positions[0] for placement in placements], config.n_docs)
@@ -89,7 +91,8 @@ class FactorSearch:
             log.info("%s: %s; answers are generated", config.model, reason)
             self.forces = False
             questions = make_questions(builder, given, placements, self.metric, self.forces)
-        self.questions, self.others = questions[: len(examples)], questions[len(examples) :]
+        self.questions = questions[: len(examples)]
+        self.others = questions[len(examples) :]
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -138,7 +141,8 @@ class FactorSearch:
             # In 16 bits ties alone can make the two differ: then `choose_as_generated` follows, and no new search.
             if found.forced.unlike and not self.loses_ties:
                 log.info("that is more than %g %%: the search begins again, by generation", 100 * MAX_UNLIKE)
-                first, self.forces = found, False
+                first = found
+                self.forces = False
                 found = self._search(folder / STATES[1], identity, on_generation, is_over)
                 found.forced = first.forced
                 found.forward_passes += first.forward_passes
@@ -196,7 +200,8 @@ class FactorSearch:
         on_generation: Callable[[dict[str, float]], None],
         is_over: Callable[[], bool] | None,
     ) -> FoundFactors:
-        config, n_layers = self.config, len(self.ones)
+        config = self.config
+        n_layers = len(self.ones)
         evaluator = (self._forced_evaluator if self.forces else self._generation_evaluator)(self.questions)
         scores = Scores(evaluator, self.fitness, state, digest_of([identity, self.forces, self.config.backend]))
         scores([self.ones])

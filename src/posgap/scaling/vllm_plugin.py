@@ -140,7 +140,8 @@ def read_inner_factors(inner: Any) -> list[float]:
     """The factor of each layer of a model of transformers that vLLM runs, read off the tables that its rotary embedding
     makes for it at position 1."""
     config = inner.config.get_text_config()
-    rope, scaling = config.rope_parameters or {}, getattr(inner, "posgap_scaling", None)
+    rope = config.rope_parameters or {}
+    scaling = getattr(inner, "posgap_scaling", None)
     layer_types: Any = getattr(config, "layer_types", None)
     rotary = next(module for name, module in inner.named_modules() if "RotaryEmbedding" in type(module).__name__)
     takes_type = "layer_type" in inspect.signature(type(rotary).forward).parameters
@@ -174,7 +175,8 @@ def read_factors(model: nn.Module) -> list[float]:
 
 def _make_table(rotary: Any, factor: float) -> torch.Tensor:
     """A rotary embedding's table with its frequencies divided by `factor`."""
-    frequencies, now = type(rotary)._compute_inv_freq, rotary.cos_sin_cache
+    frequencies = type(rotary)._compute_inv_freq
+    now = rotary.cos_sin_cache
     rotary._compute_inv_freq = lambda *arguments: frequencies(rotary, *arguments) / factor
     with now.device:
         table = rotary._compute_cos_sin_cache()

@@ -65,7 +65,8 @@ class _Tries:
     def __init__(self, address: str):
         from botocore.retries.standard import RetryEventAdapter, StandardRetryConditions
 
-        self._adapter, self._conditions = RetryEventAdapter(), StandardRetryConditions(max_attempts=sys.maxsize)
+        self._adapter = RetryEventAdapter()
+        self._conditions = StandardRetryConditions(max_attempts=sys.maxsize)
         self._waits = Waits(f"S3 at {address}")
 
     def seconds_before_retry(self, **details: Any) -> float | None:

@@ -88,7 +88,8 @@ def publish_file(path: Path, uri: Location, force: bool) -> None:
         return
     if list_objects(uri):
         raise PosgapError(f"{uri}: is a folder; name a file")
-    there, sha256 = head(uri), files.digest_path(path)
+    there = head(uri)
+    sha256 = files.digest_path(path)
     if not there or stated_sha256(there) != sha256:
         if there and not force:
             raise PosgapError(f"{uri}: is there, and not what this command writes; --force replaces it")

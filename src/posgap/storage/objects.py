@@ -51,14 +51,16 @@ def head(uri: str) -> Object | None:
             if refusal(error) in ("404", "NoSuchKey"):
                 return None
             raise
-    name, version = key.rsplit("/", 1)[-1], answer.get("VersionId", "")
+    name = key.rsplit("/", 1)[-1]
+    version = answer.get("VersionId", "")
     return Object(bucket, key, name, answer["ContentLength"], answer["ETag"].strip('"'), version)
 
 
 def list_objects(uri: str) -> list[Object]:
     """The objects below `uri`, by name."""
     bucket, key = split_uri(uri)
-    prefix, objects = f"{key}/" if key else "", []
+    prefix = f"{key}/" if key else ""
+    objects = []
     with explain_errors(uri):
         for page in client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for entry in page.get("Contents", ()):

@@ -120,7 +120,8 @@ class Output:
             with contextlib.suppress(OSError):
                 self.home.rmdir()
         finally:
-            lock, self._lock = self._lock, None
+            lock = self._lock
+            self._lock = None
             lock.release()
 
     def _writer(self) -> str:
@@ -247,7 +248,8 @@ class File(Output):
 
     def __init__(self, config: Writing, force: bool, may_replace: Callable[[Path], bool] = lambda file: False):
         super().__init__(config)
-        self.force, self.may_replace = force, may_replace
+        self.force = force
+        self.may_replace = may_replace
 
     def __enter__(self) -> Self:
         self.claim()
@@ -285,7 +287,8 @@ def _acquire_lock(path: Path) -> Any:
     """The lock, held; None if another process has it."""
     from filelock import FileLock, Timeout
 
-    lock, end = FileLock(path), time.monotonic() + WAIT
+    lock = FileLock(path)
+    end = time.monotonic() + WAIT
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

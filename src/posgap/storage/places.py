@@ -96,7 +96,8 @@ def _given_locations(config: Any) -> Iterator[tuple[str, Role, Location]]:
     """The inputs, places and work folders of a config: field, role and location. What a server calls its model is no
     location."""
     for name, field in type(config).model_fields.items():
-        kind, value = role(field), getattr(config, name)
+        kind = role(field)
+        value = getattr(config, name)
         if kind in (Role.INPUT, Role.PLACE, Role.WORK) and value and not config.is_served(name):
             for location in value if isinstance(value, list) else [value]:
                 yield name, kind, location

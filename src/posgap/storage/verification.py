@@ -41,7 +41,8 @@ class Verification:
             return
         self.checked.add(place)
         log.info("verifying %s", place)
-        sizes, recorded_files = output.sizes(), file_records(manifest)
+        sizes = output.sizes()
+        recorded_files = file_records(manifest)
         hashed: Mapping[str, str]
         for name in sorted(recorded_files.keys() - sizes.keys()):
             self.faults.append(f"{place}/{name}: is missing")
@@ -63,7 +64,8 @@ class Verification:
 
     def _verify_input(self, output: str, field: str, was: Mapping[str, str]) -> None:
         """Compares an input with its recorded digest, and goes on with its own manifest if it is an output."""
-        path, sha256 = was.get("path", ""), was.get("sha256", "")
+        path = was.get("path", "")
+        sha256 = was.get("sha256", "")
         if not sha256:
             self.out_of_reach.setdefault(path, "known by its name alone")
             return
@@ -84,5 +86,6 @@ class Verification:
         place = str(there.location)
         if place not in self._hashed:
             self._hashed[place] = there.sha256s()
-            self.count, self.bytes = self.count + len(self._hashed[place]), self.bytes + sum(there.sizes().values())
+            self.count = self.count + len(self._hashed[place])
+            self.bytes = self.bytes + sum(there.sizes().values())
         return self._hashed[place]

@@ -39,7 +39,7 @@ class Version:
         """Dates stand apart from numbers; 1.10 comes after 1.9, and 1.2 before 1.2.0."""
         if _is_date(self.name):
             return True, [int(re.sub(r"\D", "", self.name).ljust(len("YYYYmmddHHMMSS"), "0"))]
-        return False, list(map(int, self.name.split(".")))
+        return False, [int(part) for part in self.name.split(".")]
 
     def is_complete(self) -> bool:
         return not self.is_folder or (
@@ -56,7 +56,8 @@ def newest(prefix: str) -> Version:
     """
     if is_address(prefix):
         return _itself(prefix)
-    names, beginning = list(_entries(prefix)), prefix.rpartition("/")[2]
+    names = list(_entries(prefix))
+    beginning = prefix.rpartition("/")[2]
     if beginning and f"{beginning}/" in names:
         return newest(f"{prefix}/")
     if beginning in names:
