@@ -17,7 +17,7 @@ from places import ROOT
 from posgap.cli import main as cli
 from posgap.cli.main import main
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import MissingPackage
 from posgap.foundation.extras import EXTRA_OF, how_to_install, import_extra
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -128,7 +128,7 @@ def test_a_module_of_nobody_s_extra_is_a_fault_of_posgap_s(monkeypatch, capsys, 
 def test_in_python_too_the_extra_is_named(monkeypatch):
     assert import_extra("json").loads("1") == 1
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(PosgapError, match=r"extra tables \(pandas is not.*posgap\[tables\]"):
+    with pytest.raises(MissingPackage, match=r"posgap\[tables\]"):
         import_extra("pandas")
 
 

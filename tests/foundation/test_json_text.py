@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from posgap.foundation import bounds, json_text
 from posgap.foundation.bounds import EXPANSION, MB
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, PosgapError, TooLarge, Unreadable
 from posgap.foundation.files import read_json, read_jsonl, read_rows
 from posgap.foundation.json_text import DEPTH, MAX_INTEGER, parse_json
 
@@ -52,7 +52,7 @@ def test_every_value_comes_back(value):
     ],
 )
 def test_what_is_no_ordinary_json_is_one_line(text, complaint):
-    with pytest.raises(PosgapError, match=f"^here: .*{complaint}") as told:
+    with pytest.raises(Malformed, match=f"^here: .*{complaint}") as told:
         parse_json(text, "here")
     assert len(str(told.value).splitlines()) == 1 and len(str(told.value)) < 200
 
@@ -132,7 +132,7 @@ def test_a_cut_or_damaged_archive_is_named(tmp_path):
     for name, content in broken.items():
         file = tmp_path / f"{name}.jsonl.gz"
         file.write_bytes(content)
-        with pytest.raises(PosgapError, match=rf"{name}.jsonl.gz"):
+        with pytest.raises(Unreadable, match=rf"{name}.jsonl.gz"):
             list(read_jsonl(file))
 
 
@@ -146,7 +146,7 @@ def test_an_archive_that_unpacks_to_too_much_takes_no_memory(tmp_path, monkeypat
                 file.write(unit)
         assert (tmp_path / name).stat().st_size < 8 * MB / EXPANSION
         tracemalloc.start()
-        with pytest.raises(PosgapError, match=f"{name}: unpacks to more than {EXPANSION} times its size"):
+        with pytest.raises(TooLarge, match=f"{name}: .*{EXPANSION}"):
             for _ in read_rows(tmp_path / name):
                 pass
         assert tracemalloc.get_traced_memory()[1] < 6 * MB
@@ -159,10 +159,10 @@ def test_a_line_an_item_and_a_document_have_a_largest_size(tmp_path, monkeypatch
     text = b'["' + b"x" * (4 * MB)
     for name in ("a.jsonl", "a.json"):
         (tmp_path / name).write_bytes(text)
-    with pytest.raises(PosgapError, match=r"a.jsonl:1: a line of more than 2 MB"):
+    with pytest.raises(TooLarge, match=r"a.jsonl:1: .*2 MB"):
         list(read_jsonl(tmp_path / "a.jsonl"))
-    with pytest.raises(PosgapError, match=r"a.json: more than 4 MB"):
+    with pytest.raises(TooLarge, match=r"a.json: .*4 MB"):
         read_json(tmp_path / "a.json")
     (tmp_path / "a.json").write_bytes(b"[" + text)
-    with pytest.raises(PosgapError, match=r"a.json:1: an item of more than 2 MB"):
+    with pytest.raises(TooLarge, match=r"a.json:1: .*2 MB"):
         list(read_rows(tmp_path / "a.json"))

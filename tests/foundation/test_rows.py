@@ -5,7 +5,7 @@ import gzip
 import pandas
 import pytest
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import NotFound, PosgapError
 from posgap.foundation.files import read_rows
 from posgap.foundation.rows import kind_of_table, table_rows
 
@@ -77,6 +77,6 @@ def test_broken_tables_are_named_in_a_line(tmp_path, name, content, complaint):
 
 
 def test_what_is_no_table_is_told_apart(tmp_path):
-    with pytest.raises(PosgapError, match="a folder without Parquet files"):
+    with pytest.raises(NotFound):
         list(table_rows(tmp_path))
     assert [kind_of_table(tmp_path / n) for n in ("a.jsonl.gz", "a.csv.gz", "a.parquet.gz")] == ["", ".csv", ""]

@@ -152,8 +152,6 @@ TAKES_OPTIONS = {
     "data",
     "measurement",
     "mitigations/search",
-    "rollout",
-    "scaling",
     "tracking",
 }
 

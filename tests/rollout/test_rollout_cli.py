@@ -11,6 +11,7 @@ from posgap.foundation.files import read_json
 from posgap.options.rollout_predict import RolloutPredictConfig
 from posgap.rollout.architecture_options import build_architecture
 from posgap.rollout.files import Measurement
+from posgap.verbs.rollout_predict import describe_architecture
 
 ROPE = ["--sequence-length", 8, "--layers", 2, "--heads", 2, "--encoding", "rope"]
 DECAY = [*ROPE[:-1], "decay"]
@@ -98,7 +99,7 @@ def test_predict_takes_numbers_for_each_layer_and_head(tmp_path, values, parts):
     options = RolloutPredictConfig(out=tmp_path, **{name: typed(value) for name, value in values.items()})
     in_file = RolloutPredictConfig(out=tmp_path, **values)
     assert in_file.parameter_values() == options.parameter_values()
-    architecture, heads = build_architecture(in_file, None)
+    architecture, heads = build_architecture(describe_architecture(in_file), None)
     assert architecture.rollout() == pytest.approx(twin(N, LAMBDAS, *parts), rel=1e-10) and heads == 2
 
 
@@ -116,13 +117,14 @@ def test_predict_takes_windows_and_angles_as_they_were_measured(tmp_path):
         config = RolloutPredictConfig(
             out=tmp_path, mask="measured", encoding="measured", residual=["measured"], sequence_length=n
         )
-        architecture, _ = build_architecture(config, measured)
+        architecture, _ = build_architecture(describe_architecture(config), measured)
         assert architecture.rollout() == pytest.approx(twin(n, LAMBDAS, scores, [[0.0] * 2] * 3, seen), rel=1e-10)
     bidirectional = measured.model_copy(update={"windows": [3, None, 4]})
     with pytest.raises(PosgapError, match="layer 2 of the measured model sees no window that ends with the token"):
-        build_architecture(config, bidirectional)
+        build_architecture(describe_architecture(config), bidirectional)
+    shorter = config.model_copy(update={"layers": 2, "mask": "causal", "residual": [0.5]})
     with pytest.raises(PosgapError, match="the measured encoding: 3 given for 2 layers"):
-        build_architecture(config.model_copy(update={"layers": 2, "mask": "causal", "residual": [0.5]}), measured)
+        build_architecture(describe_architecture(shorter), measured)
 
 
 def typed(value):

@@ -15,7 +15,7 @@ from places import ROOT
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.models.layer_scaling import layer_scaling
@@ -160,7 +160,7 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
 
 def test_a_broken_state_file_is_named(tmp_path):
     (tmp_path / "state.json").write_text("[]")
-    with pytest.raises(PosgapError, match=r"state.json: expected a JSON object; delete it"):
+    with pytest.raises(Malformed, match=r"state.json"):
         Scores(Table(3, names), np.mean, state=tmp_path / "state.json")
 
 

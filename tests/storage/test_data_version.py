@@ -10,7 +10,7 @@ from written_sweeps import copy_of, promotion, write_sweep
 from posgap.components.table import data_version as data_version_component
 from posgap.components.table import validate
 from posgap.data.reading import write_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import NotFound
 from posgap.foundation.files import digest_path, write_json
 from posgap.options.data_version import DataVersionConfig
 from posgap.pipelines.local import run_locally
@@ -53,7 +53,7 @@ def crown(tmp_path, model_folder):
 @pytest.mark.full
 def test_what_changed_since_the_champion(bucket, data, crown, tmp_path, model_folder):
     config = DataVersionConfig(data=f"{bucket}/data/train-", model=str(model_folder), name="tiny", out=tmp_path / "out")
-    with pytest.raises(PosgapError, match="no data version"):
+    with pytest.raises(NotFound):
         data_version(config)
     first, base = data("2026-11-20", 5), digest_path(model_folder)
 

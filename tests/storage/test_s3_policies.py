@@ -20,7 +20,7 @@ from places import ROOT
 from s3 import keys, put
 from written_sweeps import copy_of, promotion, write_sweep
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import PosgapError, Refused
 from posgap.foundation.locations import split_uri
 from posgap.storage.cache import fetch_location
 from posgap.storage.folders import announce, publish, publish_file
@@ -176,9 +176,9 @@ def test_a_pod_writes_its_outputs_and_neither_the_registrys_objects_nor_data(buc
         publish(folder(tmp_path), f"{bucket}/run/sweep")
         fetch_location(f"{bucket}/run/sweep")
         for place in ("mlflow/1/models/m-1/artifacts", "models/base", "data/v=2"):
-            with pytest.raises(PosgapError, match=f"^{bucket}/{place}/.*: access denied: these credentials may not"):
+            with pytest.raises(Refused, match=f"^{bucket}/{place}/"):
                 publish(folder(tmp_path), f"{bucket}/{place}")
-            with pytest.raises(PosgapError, match=f"^{bucket}/{place}.*: access denied: these credentials may not"):
+            with pytest.raises(Refused, match=f"^{bucket}/{place}"):
                 announce(f"{bucket}/{place}", "sweep")
     assert {key for key in keys(f"{bucket}/") if not key.endswith("/there")} == {
         "data/train-2026-11-20.jsonl",
@@ -223,7 +223,7 @@ def test_a_pod_promotes_through_mlflows_server_which_alone_writes(
         with has_role("posgap-data"):
             promote(promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "model"), base))
             enforce(os.environ["AWS_ENDPOINT_URL"], True)
-            with pytest.raises(PosgapError, match="access denied"):
+            with pytest.raises(Refused):
                 publish(folder(tmp_path), f"{bucket}/mlflow/0")
     assert any(key.endswith("/model.safetensors") for key in keys(f"{bucket}/mlflow/"))
 

@@ -13,7 +13,7 @@ import pytest
 from s3 import Killed, elsewhere, keys, put
 
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, NoServer, NotFound, PosgapError, Refused, Unreadable
 from posgap.foundation.locations import as_location, is_uri, s3_cache, split_uri, with_uris
 from posgap.foundation.retries import RetryPolicy
 from posgap.storage import client, transfer
@@ -176,7 +176,7 @@ def test_a_folder_whose_upload_broke_off_is_not_read(bucket, tmp_path, s3_calls)
     with pytest.raises(Killed):
         publish(folder, f"{bucket}/f")
     assert "f/manifest.json" not in keys(bucket)
-    with pytest.raises(PosgapError, match=f"{bucket}/f: incomplete"):
+    with pytest.raises(Unreadable, match=f"{bucket}/f: "):
         fetch_location(f"{bucket}/f")
     s3_calls.fail = lambda op, key: None
     sent_before = {key for op, key in s3_calls.made if op == "PutObject" and key in keys(bucket)}
@@ -190,7 +190,7 @@ def test_a_folder_whose_upload_broke_off_is_not_read(bucket, tmp_path, s3_calls)
 def test_an_announced_folder_is_not_complete(bucket):
     announce(f"{bucket}/f", "sweep")
     assert keys(bucket) == ["f/.incomplete"]
-    with pytest.raises(PosgapError, match="incomplete"):
+    with pytest.raises(Unreadable):
         fetch_location(f"{bucket}/f")
 
 
@@ -209,7 +209,7 @@ def test_the_name_of_a_stated_sha256_may_come_in_any_case(name, bucket, s3_calls
 
 def test_what_is_not_what_its_checksum_says_is_not_kept(bucket, tmp_path):
     put(f"{bucket}/model/weights", b"damaged", Metadata={"sha256": "0" * 64})
-    with pytest.raises(PosgapError, match=f"{bucket}/model/weights: checksum mismatch: the sha256 is [0-9a-f]{{64}}"):
+    with pytest.raises(Unreadable, match=f"{bucket}/model/weights: .* [0-9a-f]{{64}}"):
         fetch_location(f"{bucket}/model")
     assert not list((s3_cache() / "incoming").iterdir()) and not (s3_cache() / "blobs").exists()
 
@@ -224,14 +224,14 @@ def test_what_changes_while_it_is_read_is_not_mixed(bucket):
 
 def test_names_that_lead_out_of_the_folder_are_refused(bucket):
     put(f"{bucket}/f/../../etc/passwd")
-    with pytest.raises(PosgapError, match="no name for a file"):
+    with pytest.raises(Unreadable):
         fetch_location(f"{bucket}/f")
 
 
 def test_what_is_not_there_is_named(bucket):
-    with pytest.raises(PosgapError, match=f"^{bucket}/none: no such object or folder in S3$"):
+    with pytest.raises(NotFound, match=f"^{bucket}/none: "):
         fetch_location(f"{bucket}/none")
-    with pytest.raises(PosgapError, match="^s3://no-such-bucket/x: there is no such bucket$"):
+    with pytest.raises(NotFound, match="^s3://no-such-bucket/x: "):
         fetch_location("s3://no-such-bucket/x")
 
 
@@ -248,17 +248,17 @@ def test_a_version_of_an_object_is_known(bucket):
 def test_no_credentials(bucket, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(PosgapError, match=f"^{bucket}/x: no AWS credentials; set AWS_ACCESS_KEY_ID"):
+    with pytest.raises(Refused, match=f"^{bucket}/x: .*AWS_ACCESS_KEY_ID"):
         fetch_location(f"{bucket}/x")
 
 
 def test_an_unreachable_endpoint(bucket, monkeypatch):
     monkeypatch.setattr(client, "UNREACHED", RetryPolicy(tries=1, seconds=0))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(PosgapError, match=r'S3 cannot be reached \(.*"http://127.0.0.1:9/.*is AWS_ENDPOINT_URL right'):
+    with pytest.raises(NoServer, match=r'"http://127.0.0.1:9/.*AWS_ENDPOINT_URL'):
         fetch_location(f"{bucket}/x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "minio:9000")
-    with pytest.raises(PosgapError, match="S3: Invalid endpoint: minio:9000"):
+    with pytest.raises(BadOption, match="minio:9000"):
         fetch_location(f"{bucket}/x")
 
 
@@ -275,14 +275,14 @@ def test_access_denied(bucket, s3_endpoint, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
     require_rights(b"0")
     try:
-        with pytest.raises(PosgapError, match=f"^{bucket}/x: access denied"):
+        with pytest.raises(Refused, match=f"^{bucket}/x: "):
             fetch_location(f"{bucket}/x")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN")
-        with pytest.raises(PosgapError, match=f"^{bucket}/x: S3 does not know this access key"):
+        with pytest.raises(Refused, match=f"^{bucket}/x: .*AWS_ACCESS_KEY_ID"):
             announce(f"{bucket}/x", "sweep")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-        with pytest.raises(PosgapError, match=f"^{bucket}/x: the secret key is wrong"):
+        with pytest.raises(Refused, match=f"^{bucket}/x: .*secret"):
             announce(f"{bucket}/x", "sweep")
     finally:
         require_rights(b"inf")

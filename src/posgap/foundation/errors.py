@@ -93,6 +93,12 @@ class MissingPackage(PosgapError):
     code = "missing-package"
 
 
+class NoRoom(PosgapError):
+    """This machine has less memory or disk than is needed."""
+
+    code = "no-room"
+
+
 class NoServer(PosgapError):
     """A server (S3, MLflow, an endpoint, the hub, Kubernetes) did not answer in time, or answered with a fault."""
 

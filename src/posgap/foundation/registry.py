@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, S
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 
 log = logging.getLogger(__name__)
 SECRET = "secret"  # marks a field that is written down nowhere
@@ -125,7 +125,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         """The choice of that name; raises `PosgapError` that lists all names if there is none."""
         if name not in self._by_name:
-            raise PosgapError(f"unknown {self.kind} {name!r}: choose {self.names_as_text()}")
+            raise BadOption(f"unknown {self.kind} {name!r}: choose {self.names_as_text()}")
         return self._by_name[name]
 
     def takes(self, text: str) -> bool:

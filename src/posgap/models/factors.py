@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 
 if TYPE_CHECKING:
@@ -31,16 +31,14 @@ def require_rope(config: "PretrainedConfig", where: str) -> None:
     if not getattr(text, "rope_parameters", None):
         own = "its rotary positions cannot be scaled by layer: each attention makes its own tables"
         reason = own if getattr(text, "rotary_dim", None) else "no rotary position embedding to scale"
-        raise PosgapError(f"{where}: {reason}")
+        raise BadModel(f"{where}: {reason}")
 
 
 def check_factors(factors: Factors, n_layers: int, where: str) -> None:
     """`PosgapError` unless there is one positive number a layer, or one row of them."""
     if len(factors) != n_layers:
-        raise PosgapError(f"{where}: {len(factors)} RoPE factors for a model of {n_layers} layers; give one per layer")
+        raise BadModel(f"{where}: {len(factors)} RoPE factors for a model of {n_layers} layers; give one per layer")
     for layer, row in enumerate(factors):
         for factor in row if isinstance(row, list | tuple) else [row]:
             if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 0):
-                raise PosgapError(
-                    f"{where}: the RoPE factor of layer {layer} is {factor!r}; it must be a positive number"
-                )
+                raise BadModel(f"{where}: the RoPE factor of layer {layer} is {factor!r}; it must be a positive number")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from posgap.foundation.errors import PosgapError, first_line
+from posgap.foundation.errors import BadModel, PosgapError, first_line
 from posgap.models.layer_scaling import LayerScaling, Rungs, decoder_of, layer_scaling
 from posgap.models.patching import cached_length, forward_few_tokens, name_of, replace_attribute, without_cache
 
@@ -80,14 +80,14 @@ def scale_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> C
     scaling = layer_scaling(model)
     n_heads = model.config.get_text_config().num_attention_heads
     if [len(row) for row in factors] != [n_heads] * scaling.n_layers:
-        raise PosgapError(f"{name_of(model)}: per-head RoPE factors must be {scaling.n_layers} rows of {n_heads}")
+        raise BadModel(f"{name_of(model)}: per-head RoPE factors must be {scaling.n_layers} rows of {n_heads}")
     rungs = sorted({1.0}.union(*factors))
     groups = n_heads // n_key_heads(model)
     of_keys = []
     for row in factors:
         of_keys.append(row[::groups])
         if np.repeat(of_keys[-1], groups).tolist() != list(row):
-            raise PosgapError(f"{name_of(model)}: {_SHARED}")
+            raise BadModel(f"{name_of(model)}: {_SHARED}")
     with _give_tables(model, scaling, rungs) as (heads, undo):
         for each in heads:
             chosen = [rungs.index(factor) for factor in of_keys[each.layer]]
@@ -146,7 +146,7 @@ def _count_ranked(model: PreTrainedModel) -> int:
     """Returns how many heads of a layer are ranked; raises `PosgapError` where one would be alone."""
     n = n_key_heads(model)
     if n < 2:
-        raise PosgapError(
+        raise BadModel(
             f"{name_of(model)}: ms-poe: all heads of a layer share one key, so they would have one factor; take linear"
         )
     return n
@@ -181,7 +181,7 @@ class _ByHead(Tensor):
             table = args[0]
             dim = args[1] if len(args) > 1 else (kwargs or {})["dim"]
             if dim not in (1, 2):
-                raise PosgapError(_OTHERWISE)
+                raise BadModel(_OTHERWISE)
             return table if dim == 1 else table.transpose(1, 2)
         if func in _PRODUCTS:
             with torch._C.DisableTorchFunctionSubclass():
@@ -200,7 +200,7 @@ _PRODUCTS = {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul}
 def _match_heads(table: Tensor, x: Any) -> Tensor:
     """The table with each key head's entry once for every query head in `x`."""
     if not isinstance(x, Tensor) or x.ndim != 4:
-        raise PosgapError(_OTHERWISE)
+        raise BadModel(_OTHERWISE)
     for dim in (1, 2):
         if x.shape[dim] > table.shape[dim] > 1:
             table = table.repeat_interleave(x.shape[dim] // table.shape[dim], dim)
@@ -238,7 +238,7 @@ def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -
             ranks = 1 + _ranks(sensitivities)  # rung 0 is one
             state.chosen = ranks[0] if len(ranks) == 1 else ranks
     if state.chosen.ndim == 2 and len(state.chosen) != len(args[0] if args else kwargs["hidden_states"]):
-        raise PosgapError("ms-poe: a row of the batch has gone, or come, since its prompt was read")
+        raise BadModel("ms-poe: a row of the batch has gone, or come, since its prompt was read")
     return own(*args, **{**kwargs, "position_embeddings": _tables_by_head(given, state.chosen)})
 
 
@@ -249,7 +249,7 @@ def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: t
     plain = {**without_cache(kwargs), "position_embeddings": (torch.ones_like(cos), torch.zeros_like(cos))}
     config: Any = getattr(state.module, "config", None)
     if config is None:
-        raise PosgapError(_NO_FUNCTION.format(type(state.module).__name__))
+        raise BadModel(_NO_FUNCTION.format(type(state.module).__name__))
     before = config._attn_implementation_internal
     config._attn_implementation_internal = _RANKING
     try:
@@ -257,7 +257,7 @@ def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: t
     except _Seen as seen:
         by_query = seen.sensitivities
     else:
-        raise PosgapError(_NO_FUNCTION.format(type(state.module).__name__))
+        raise BadModel(_NO_FUNCTION.format(type(state.module).__name__))
     finally:
         config._attn_implementation_internal = before
     return by_query.unflatten(-1, (state.n_keys, -1)).mean(-1)
@@ -305,7 +305,7 @@ def _give_tables(
     raises, the model is as it was."""
     heads: list[_Heads] = []
     if scaling.rungs is not None:
-        raise PosgapError(f"{name_of(model)}: its heads are scaled already; take that back first")
+        raise BadModel(f"{name_of(model)}: its heads are scaled already; take that back first")
 
     def undo() -> None:
         scaling.rungs = None
@@ -329,18 +329,18 @@ def _give_tables(
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         undo()
         reason = first_line(error)
-        raise PosgapError(f"{name_of(model)}: its heads cannot be scaled: {reason}") from None
+        raise BadModel(f"{name_of(model)}: its heads cannot be scaled: {reason}") from None
     except PosgapError as error:
         undo()
         if str(error).startswith(name_of(model)):
             raise
-        raise PosgapError(f"{name_of(model)}: its heads cannot be scaled: {error}") from None
+        raise BadModel(f"{name_of(model)}: its heads cannot be scaled: {error}") from None
 
 
 def _require_by_head(model: PreTrainedModel, scaling: LayerScaling, heads: list[_Heads]) -> None:
     """`PosgapError` unless heads that all have a factor of 2 compute what layers with a factor of 2 do."""
     if not heads:
-        raise PosgapError("no attention that is given its rotary tables")
+        raise BadModel("no attention that is given its rotary tables")
     with scaling.factors_by_row(torch.full((scaling.n_layers, 1), 2.0)):
         by_layer = _forward_states(model)
     scaling.rungs = torch.tensor([2.0])
@@ -348,9 +348,9 @@ def _require_by_head(model: PreTrainedModel, scaling: LayerScaling, heads: list[
         with scaling.factors_by_row(torch.ones(scaling.n_layers, 1)):
             by_head = _forward_states(model)
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
-        raise PosgapError(f"{_OTHERWISE}: {str(error).partition(chr(10))[0]}") from None
+        raise BadModel(f"{_OTHERWISE}: {str(error).partition(chr(10))[0]}") from None
     if not _are_close(by_head, by_layer):
-        raise PosgapError(_OTHERWISE)
+        raise BadModel(_OTHERWISE)
 
 
 def _are_close(states: Tensor, wanted: Tensor) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posgap.foundation.errors import PosgapError, first_line
+from posgap.foundation.errors import BadModel, PosgapError, first_line
 from posgap.models.patching import forward_few_tokens, name_of, replace_attribute, undo_all
 from posgap.models.rope_lengths import KINDS
 
@@ -86,10 +86,10 @@ class LayerScaling:
     def _require_effect(self, decoder: nn.Module, unscaled: Tensor) -> None:
         """`PosgapError` unless ones leave the states of a few tokens as they were, `unscaled`, and twos do not."""
         if not torch.equal(_forward_states(decoder, self.name), unscaled):
-            raise PosgapError(f"{self.name}: factors of one change what it computes, so it cannot be scaled by layer")
+            raise BadModel(f"{self.name}: factors of one change what it computes, so it cannot be scaled by layer")
         with self.factors_by_row(torch.full((self.n_layers, 1), 2.0)):
             if torch.equal(_forward_states(decoder, self.name), unscaled):
-                raise PosgapError(f"{self.name}: {_NO_ROPE}")
+                raise BadModel(f"{self.name}: {_NO_ROPE}")
 
     @property
     def n_layers(self) -> int:
@@ -98,7 +98,7 @@ class LayerScaling:
     def set(self, factors: Sequence[float]) -> None:
         """Puts `factors [L]` in force; `PosgapError` where the model's RoPE cannot take them."""
         if self.length_dependent and min(factors) < 1:
-            raise PosgapError(f"{self.name}: a factor of {min(factors)} is below 1, which its dynamic RoPE cannot take")
+            raise BadModel(f"{self.name}: a factor of {min(factors)} is below 1, which its dynamic RoPE cannot take")
         self.factors = torch.tensor(factors, dtype=torch.float32)
 
     @contextmanager
@@ -150,7 +150,7 @@ def _forward_states(decoder: Any, name: str) -> Tensor:
         return forward_few_tokens(decoder).last_hidden_state
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         reason = first_line(error)
-        raise PosgapError(f"{name}: its rotary positions cannot be scaled by layer: {reason}") from None
+        raise BadModel(f"{name}: its rotary positions cannot be scaled by layer: {reason}") from None
 
 
 def _rope_parts(decoder: nn.Module, name: str) -> tuple[nn.ModuleList, list[nn.Module]]:
@@ -164,7 +164,7 @@ def _rope_parts(decoder: nn.Module, name: str) -> tuple[nn.ModuleList, list[nn.M
         return stacks[0], rotaries
     rotates = any("Rotary" in type(module).__name__ for module in decoder.modules())
     rotates = rotates or bool(getattr(decoder.config, "rotary_dim", None))
-    raise PosgapError(f"{name}: {_ELSEWHERE if rotates else _NO_ROPE}")
+    raise BadModel(f"{name}: {_ELSEWHERE if rotates else _NO_ROPE}")
 
 
 def _takes_tables(layer: nn.Module) -> bool:
@@ -215,7 +215,7 @@ def _make_tables(
     made = own(**arguments)
     if which is not None:
         if isinstance(made, Tensor):
-            raise PosgapError(f"{scaling.name}: its rotary tables are complex numbers, which heads have in common")
+            raise BadModel(f"{scaling.name}: its rotary tables are complex numbers, which heads have in common")
         cos, sin = (table.unflatten(-3, (copies, -1))[int(follows) :] for table in made)
         tables: Any = [Rungs((cos, sin), each) for each in which.reshape(len(layers), -1)]
     elif isinstance(made, Tensor):

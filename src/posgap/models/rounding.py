@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel
 
 MIN_KEPT = 0.9  # the least share of the update that is to be in what is stored
 _IN_WORDS = {"nearest": "to the nearest numbers", "stochastic": "up or down at random"}
@@ -95,7 +95,7 @@ def round_weights(
             is_rounded = way == "stochastic" and value.is_floating_point()
             state[name] = round_stochastically(value.float(), kind, seed, name) if is_rounded else value.to(kind)
             if value.is_floating_point() and not state[name].isfinite().all():
-                raise PosgapError(f"{dtype_name(kind)} cannot hold {name}")
+                raise BadModel(f"{dtype_name(kind)} cannot hold {name}")
             if name in after:
                 kept.add_tensor(tensor, value, state[name])
         if kept.update >= MIN_KEPT:

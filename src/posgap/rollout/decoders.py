@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel
 from posgap.models.loading import eager_attention
 from posgap.rollout.encodings import alibi_slopes
 
@@ -110,7 +110,7 @@ class Decoder:
                         attentions.append(within[0])
                 if numbers:
                     return numbers, layers, attentions
-        raise PosgapError(
+        raise BadModel(
             f"{type(self.model).__name__}: no list of {self.n_all} layers with attention modules, so there is nothing "
             "to measure; rollout measure reads decoders of transformers' usual structure"
         )
@@ -174,7 +174,7 @@ class Decoder:
         usual = self.base(input_ids=ids, use_cache=False)[0]
         off = float((states - usual).double().norm() / usual.double().norm())
         if not off < _OTHERWISE:
-            raise PosgapError(
+            raise BadModel(
                 f"{type(self.model).__name__}: attention that returns its matrices leads elsewhere than the model's "
                 f"own (by {100 * off:.0f} % of its last states), so that they would not be of the model that answers"
             )
@@ -225,10 +225,10 @@ class Decoder:
         """How the layer adds its attention to the stream, from calls with 0, 1 and 2 times what the attention makes."""
         where = f"{type(self.model).__name__}, layer {self.numbers[layer]}"
         if not one.writers or one.written is None:
-            raise PosgapError(f"{where}: no module writes what the attention adds, so there is no residual strength")
+            raise BadModel(f"{where}: no module writes what the attention adds, so there is no residual strength")
         whole_layer = self._call_layer(layer, call, 1.0, alone=False).written
         if whole_layer is None or not torch.allclose(one.written, whole_layer, rtol=_ROUNDING, atol=1e-3):
-            raise PosgapError(
+            raise BadModel(
                 f"{where}: what its attention reads is made in the layer by more than a normalisation; rollout measure "
                 "cannot tell the two apart"
             )
@@ -251,7 +251,7 @@ class Decoder:
             if linear or normalised:
                 return _Adding(one.writers[-1], reader)
             break
-        raise PosgapError(
+        raise BadModel(
             f"{where}: what its attention makes is not added to the stream, so that it has no residual strength; "
             "rollout measure reads decoders with residual connections"
         )
@@ -272,7 +272,7 @@ class Decoder:
             output = block(*args, **kwargs)
         hooks.seen.returned = output[0] if isinstance(output, tuple | list) else output
         if blocks and blocks.queries != shape[-2]:
-            raise PosgapError(
+            raise BadModel(
                 f"{type(attention).__name__}: returns no attention matrices, so there is nothing to "
                 "measure; its model cannot be read by rollout measure"
             )
@@ -336,7 +336,7 @@ class _Blocks:
             return  # no weights of tokens on tokens
         sums = weights.sum(dim=-1)
         if float(weights.min()) < 0 or float(sums.max()) > 1 + _ROUNDING:
-            raise PosgapError(
+            raise BadModel(
                 f"{self.name}: a token's attention is negative, or sums to {float(sums.max()):.2f} and not to 1, so "
                 "that it is no share; its model cannot be read by rollout measure"
             )
@@ -434,7 +434,7 @@ def _by_blocks(
     """The family's own eager attention, a block of queries at a time; hands each block's matrices out."""
     eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:
-        raise PosgapError(
+        raise BadModel(
             f"{type(module).__name__}: has no attention that returns its matrices; its model cannot be read by "
             "rollout measure"
         )
@@ -492,7 +492,7 @@ def n_heads(config: PretrainedConfig) -> int:
     heads = getattr(config.get_text_config(), "num_attention_heads", None)
     if heads:
         return heads
-    raise PosgapError(f"{config.model_type}: has no attention, so that there is nothing to measure")
+    raise BadModel(f"{config.model_type}: has no attention, so that there is nothing to measure")
 
 
 def position_encoding(config: PretrainedConfig) -> dict:

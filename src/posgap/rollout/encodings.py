@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption
 
 
 def alibi_slopes(n_heads: int) -> np.ndarray:
@@ -45,5 +45,5 @@ def require_lambdas(lambdas: Sequence[float] | np.ndarray) -> np.ndarray:
     outside = np.flatnonzero((values < 0) | (values > 1) | np.isnan(values))
     if len(outside):
         layer = outside[0]
-        raise PosgapError(f"residual strength {values[layer]:g} of layer {layer + 1}: must lie in [0, 1]")
+        raise BadOption(f"residual strength {values[layer]:g} of layer {layer + 1}: must lie in [0, 1]")
     return values

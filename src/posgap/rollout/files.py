@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, Malformed, Unreadable
 from posgap.foundation.files import Record, atomic, read_model
 from posgap.measurement.sweeps import read_sweep
 from posgap.rollout.agreement import Agreement
@@ -73,20 +73,20 @@ class Accuracy(Record):
     def of_sweep(cls, path: Path, builder: PromptBuilder | None, n_docs: int) -> Self:
         """Reads it from a sweep folder. Raises `PosgapError` where that did not ask the prompts of `builder`."""
         if not builder:
-            raise PosgapError("sweep: asked prompts: give the `task` and examples that it asked")
+            raise BadOption("sweep: asked prompts: give the `task` and examples that it asked")
         sweep = read_sweep(path)
         sweep.require_model_alone(path, "give a sweep without one, whose positions are those that the model reads")
         if sweep.categories:
-            raise PosgapError(
+            raise BadOption(
                 f"{path}: a sweep of pairs has no curve over positions; give one of a task with one gold document"
             )
         if (sweep.task, sweep.n_docs) != (builder.task.name, n_docs):
-            raise PosgapError(
+            raise BadOption(
                 f"{path}: asked {sweep.n_docs} documents of the task {sweep.task}, and not {n_docs} of "
                 f"{builder.task.name}; measure what was swept"
             )
         if sweep.prompt_digest != builder.digest():
-            raise PosgapError(
+            raise BadOption(
                 f"{path}: asked other prompts than are measured (another order, system message, template or "
                 "tokenizer); sweep the model by the task's own prompts"
             )
@@ -192,8 +192,8 @@ def _read_arrays(path: Path, names: Iterable[str], shape: tuple[int, int]) -> di
         with np.load(file) as arrays:
             influences = {name: arrays[name] for name in names}
     except (OSError, ValueError, EOFError, KeyError, MemoryError, BadZipFile, zlib.error) as error:
-        raise PosgapError(f"{file}: cannot be read: {str(error) or type(error).__name__}; measure again") from None
+        raise Unreadable(f"{file}: cannot be read: {str(error) or type(error).__name__}; measure again") from None
     for name, values in influences.items():
         if values.shape != shape or values.dtype.kind != "f" or not np.isfinite(values).all():
-            raise PosgapError(f"{file}: {name}: no finite numbers of shape {list(shape)}; measure again")
+            raise Malformed(f"{file}: {name}: no finite numbers of shape {list(shape)}; measure again")
     return influences

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posgap.data.reading import read_examples
 from posgap.foundation import bounds
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.foundation.progress import meter
 from posgap.rollout.documents import MeasuredPrompt
@@ -117,7 +117,7 @@ def _heads(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterato
     """The first `size` tokens of every text of a .jsonl file."""
     for number, row in read_jsonl(path):
         if not isinstance(row.get("text"), str):
-            raise PosgapError(f"{path}:{number}: field `text` is missing; to read examples, give their `task`")
+            raise Malformed(f"{path}:{number}: field `text` is missing; to read examples, give their `task`")
         ids = _tokenize(row["text"], tokenizer)
         if len(ids) >= size:
             yield ids[:size]

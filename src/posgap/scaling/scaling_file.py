@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import Record, parse_as, read_model, write_json
 from posgap.mitigations.applied import copy_with_mitigation, refuse_chosen_by
 from posgap.mitigations.lpes import LPES, LayerFactors
@@ -138,7 +138,7 @@ def read_scaling(path: Path) -> Scaling:
     for layer, factor in enumerate(scaling.factors):
         if not bounds.low <= factor <= bounds.high:
             side = f"below the bound {bounds.low:g}" if factor < bounds.low else f"above the bound {bounds.high:g}"
-            raise PosgapError(f"{path}: the factor of layer {layer}, {factor:g}, is {side}; search again")
+            raise Malformed(f"{path}: the factor of layer {layer}, {factor:g}, is {side}; search again")
     return scaling
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Malformed, PosgapError
 from posgap.foundation.files import Record, read_model, write_json
 from posgap.mitigations.curves import Candidate
 from posgap.scaling.fitness import Evaluator
@@ -80,7 +80,7 @@ class Scores:
         try:
             saved = read_model(_SearchState, state, state.name)
         except PosgapError as error:
-            raise PosgapError(f"{error}; delete it and search again") from None
+            raise Malformed(f"{error}; delete it and search again") from None
         if saved.identity == self.identity:
             for row in saved.scored:
                 self.right[tuple(row.factors)] = row.right

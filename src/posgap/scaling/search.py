@@ -15,18 +15,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, PosgapError
 from posgap.foundation.files import digest_of
-from posgap.generation.backends import BACKENDS, open_generator
-from posgap.generation.generator import LayerGenerator, Sampling
+from posgap.generation.generator import Generator, LayerGenerator, Sampling
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.probe import target_of
-from posgap.mitigations.curve_kinds import CURVES
 from posgap.mitigations.curves import Candidate, Curve
 from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import load_config
 from posgap.models.rope_lengths import RopeLengths
-from posgap.options.scale_search import ScaleSearchConfig
 from posgap.scaling.fitness import Evaluator, ForcedEvaluator, GenerationEvaluator, fitness, position_weights
 from posgap.scaling.forcing import answer_freely, pick_few
 from posgap.scaling.genetic import Genetic, search_genetically
@@ -39,6 +36,31 @@ from posgap.tasks.prompts import PromptBuilder
 
 log = logging.getLogger(__name__)
 STATES = ("search.json", "generated.json")  # scores of the search, and of a second one by generation
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How candidates vary, what is maximised, and how the model is asked. `backend` is what was asked for to generate
+    answers, which may be "auto"; an empty `metric` is the task's own."""
+
+    model: str
+    n_docs: int
+    metric: str
+    objective: str
+    curve: Curve
+    population: int
+    generations: int
+    seed: int
+    batch_tokens: int
+    backend: str
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What generates answers: its name, and what opens it; None if the model that is in memory generates them."""
+
+    name: str
+    open: Callable[[], Generator] | None
 
 
 @dataclass
@@ -59,36 +81,39 @@ class FoundFactors:
 class FactorSearch:
     """Searches RoPE factors, one per layer, under which a model answers examples best.
 
-    `config` says how candidates vary and what is maximised. `aside` are examples that the search is kept from, on which
-    its factors are judged. The model is loaded when it is first needed.
+    `aside` are examples that the search is kept from, on which its factors are judged. The model is loaded when it is
+    first needed, and `choose_backend` is called once answers are to be generated.
     """
 
     def __init__(
         self,
-        config: ScaleSearchConfig,
+        settings: SearchSettings,
         builder: PromptBuilder,
         examples: Sequence[AnyExample],
         placements: Sequence[Placement],
         load: Callable[[], PreTrainedModel],
+        choose_backend: Callable[[], Backend],
         aside: Sequence[AnyExample] = (),
     ):
-        self.config = config
+        self.settings = settings
         self.builder = builder
         self.load = load
-        self.metric = config.metric or builder.task.metric
+        self.choose_backend = choose_backend
+        self.backend = settings.backend
+        self.metric = settings.metric or builder.task.metric
         self.score = partial(builder.task.score, metric=self.metric)
-        weights = position_weights([placement.positions[0] for placement in placements], config.n_docs)
-        self.fitness = partial(fitness, weights=weights, objective=config.objective)
+        weights = position_weights([placement.positions[0] for placement in placements], settings.n_docs)
+        self.fitness = partial(fitness, weights=weights, objective=settings.objective)
         given = [*examples, *aside]
         # Whether right answers are forced. Turns False, here or in `find_factors`, where that misjudges the model.
         self.forces = one_right_response(builder, given, self.metric)
         questions = make_questions(builder, given, placements, self.metric, self.forces)
-        model = load_config(config.model)
+        model = load_config(settings.model)
         self.ones: Candidate = (1.0,) * model.get_text_config().num_hidden_layers  # changes nothing
         rope = RopeLengths.from_config(model)
         reason = unlike_generation(rope, questions) if self.forces else ""
         if reason:
-            log.info("%s: %s; answers are generated", config.model, reason)
+            log.info("%s: %s; answers are generated", settings.model, reason)
             self.forces = False
             questions = make_questions(builder, given, placements, self.metric, self.forces)
         self.questions = questions[: len(examples)]
@@ -103,17 +128,22 @@ class FactorSearch:
 
     @cached_property
     def generator(self) -> LayerGenerator:
-        """What generates answers: the model that others are forced upon, or where none are, the config's backend."""
+        """What generates answers: the model that others are forced upon, or where none are, the chosen backend."""
         if self.forces:
             log.info("right answers are forced upon a model of transformers, several candidates in a batch")
-        else:
-            self.config = self.config.resolve_backend()
-        if self.forces or BACKENDS[self.config.backend].in_memory:
-            return TransformersGenerator(self.model, self.builder.tokenizer, self.config.batch_tokens, pack=True)
-        opened = open_generator(self.config.access(), self.builder)
+        opening = None if self.forces else self._chosen.open
+        if opening is None:
+            return TransformersGenerator(self.model, self.builder.tokenizer, self.settings.batch_tokens, pack=True)
+        opened = opening()
         if not isinstance(opened, LayerGenerator):
-            raise PosgapError(f"backend {self.config.backend} cannot change factors; take transformers or vllm")
+            raise BadOption(f"backend {self.backend} cannot change factors; take transformers or vllm")
         return opened
+
+    @cached_property
+    def _chosen(self) -> Backend:
+        chosen = self.choose_backend()
+        self.backend = chosen.name
+        return chosen
 
     @property
     def loses_ties(self) -> bool:
@@ -173,7 +203,7 @@ class FactorSearch:
         return evaluator(self.others).correct(candidates)
 
     def _forced_evaluator(self, questions: Sequence[Sequence[SearchQuestion]]) -> Evaluator:
-        return ForcedEvaluator(self.model, questions, self.builder.tokenizer.pad_token_id, self.config.batch_tokens)
+        return ForcedEvaluator(self.model, questions, self.builder.tokenizer.pad_token_id, self.settings.batch_tokens)
 
     def _generation_evaluator(self, questions: Sequence[Sequence[SearchQuestion]]) -> Evaluator:
         return GenerationEvaluator(self.generator, questions, self.score, Sampling.for_builder(self.builder))
@@ -187,8 +217,8 @@ class FactorSearch:
             log.info(
                 "the model %s: its responses are generated, since teacher forcing misses such answers", said.hindrance
             )
-            self.forces, self.config = False, self.config.resolve_backend()
-            if not BACKENDS[self.config.backend].in_memory:
+            self.forces = False
+            if self._chosen.open:
                 del self.generator, self.model  # what answers from now on needs the memory
                 gc.collect()
                 torch.cuda.empty_cache()
@@ -200,19 +230,19 @@ class FactorSearch:
         on_generation: Callable[[dict[str, float]], None],
         is_over: Callable[[], bool] | None,
     ) -> FoundFactors:
-        config = self.config
+        settings = self.settings
         n_layers = len(self.ones)
         evaluator = (self._forced_evaluator if self.forces else self._generation_evaluator)(self.questions)
-        scores = Scores(evaluator, self.fitness, state, digest_of([identity, self.forces, self.config.backend]))
+        scores = Scores(evaluator, self.fitness, state, digest_of([identity, self.forces, self.backend]))
         scores([self.ones])
         if not scores.accuracy(self.ones).any():
             log.warning("%s; the search fails unless some factors change that", self._silence)
         scores.is_over = is_over
-        parameters = CURVES[config.curve].parameters.of(config).model_dump()
-        curve = Curve(config.curve, parameters, config.low, config.high)
-        strategy = Genetic(curve, n_layers, config.population, config.seed)
-        best = search_genetically(strategy, curve, n_layers, scores, config.generations, on_generation)
-        return FoundFactors(curve, scores, best.factors, best.finalists, best.history, evaluator.forward_passes)
+        strategy = Genetic(settings.curve, n_layers, settings.population, settings.seed)
+        best = search_genetically(strategy, settings.curve, n_layers, scores, settings.generations, on_generation)
+        return FoundFactors(
+            settings.curve, scores, best.factors, best.finalists, best.history, evaluator.forward_passes
+        )
 
     def _compare_with_generation(self, finalists: Sequence[Candidate]) -> ForcingCheck:
         """Compares what forcing says of the finalists with what they generate, at a few questions."""
@@ -230,4 +260,4 @@ class FactorSearch:
 
     @property
     def _silence(self) -> str:
-        return f"{self.config.model}: answers none of the questions correctly (train it)"
+        return f"{self.settings.model}: answers none of the questions correctly (train it)"

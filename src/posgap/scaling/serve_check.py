@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel, MissingPackage
 from posgap.foundation.printing import join_lines, show
 from posgap.mitigations.in_force import load_model
 from posgap.models import CONFIG_KEY
@@ -32,7 +32,7 @@ def serve_check(model: str | Path, backend: str = "auto") -> None:
     show(join_lines(lines), {"model": model, "backend": backend, "config": configured, "applied": real})
     unseen = all(factor is None for factor in real)
     if unseen or len(wanted) != len(real) or not all(map(_agree, wanted, real)):
-        raise PosgapError(f"{model}: {backend} does not apply the factors of its config; do not serve it")
+        raise BadModel(f"{model}: {backend} does not apply the factors of its config; do not serve it")
 
 
 def _format_factors(factor: float | list[float] | None) -> str:
@@ -62,7 +62,7 @@ def _factors_in_vllm(model: str) -> list[Any]:
     try:
         from vllm import LLM
     except ImportError:
-        raise PosgapError(
+        raise MissingPackage(
             "vLLM is not installed here: choose `backend` transformers, or run in vLLM's environment"
         ) from None
     try:
@@ -71,7 +71,7 @@ def _factors_in_vllm(model: str) -> list[Any]:
     except Exception as error:  # of all kinds, by what a model's code and its config have
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         told = next((line for line in lines if "posgap:" in line), lines[0])
-        raise PosgapError(f"{model}: vLLM does not load this model: {told}") from None
+        raise BadModel(f"{model}: vLLM does not load this model: {told}") from None
     (factors,) = served.apply_model(read_factors)
     return factors
 

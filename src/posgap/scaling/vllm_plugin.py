@@ -117,7 +117,7 @@ def _transformers_model(model: nn.Module) -> Any:
 
 
 def _scale_inner(inner: Any, factors: Sequence[float]) -> list[float]:
-    from posgap.foundation.errors import PosgapError
+    from posgap.foundation.errors import BadModel, PosgapError
     from posgap.models.layer_scaling import LayerScaling
 
     if any(isinstance(factor, list) for factor in factors):
@@ -126,9 +126,9 @@ def _scale_inner(inner: Any, factors: Sequence[float]) -> list[float]:
         # vLLM's attention works in vLLM alone, so nothing can be tried here; what is read below shows the effect.
         scaling = LayerScaling(inner, tried=False)
         if len(factors) != scaling.n_layers:
-            raise PosgapError(f"{CONFIG_KEY} has {len(factors)} factors, and the model has {scaling.n_layers} layers")
+            raise BadModel(f"{CONFIG_KEY} has {len(factors)} factors, and the model has {scaling.n_layers} layers")
         if scaling.length_dependent:
-            raise PosgapError("its RoPE follows the longest prompt of a batch, and vLLM batches prompts of all lengths")
+            raise BadModel("its RoPE follows the longest prompt of a batch, and vLLM batches prompts of all lengths")
         scaling.set(factors)
     except PosgapError as error:
         raise ValueError(f"posgap: vLLM cannot serve this model with {CONFIG_KEY}: {error}") from None

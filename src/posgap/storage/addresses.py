@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from posgap.foundation.errors import PosgapError, first_line
+from posgap.foundation.errors import BadOption, MissingPackage, NotFound, Unreadable, first_line
 from posgap.foundation.files import digest_path
 from posgap.foundation.locations import READERS, addressed_cache
 
@@ -29,13 +29,13 @@ def download_address(address: str) -> Path:
             system, place = fsspec.url_to_fs(address, skip_instance_cache=True)
             system.get_file(place, str(arrived))
         except ImportError:
-            raise PosgapError(f"{address}: to read {scheme}://, pip install {READERS[scheme]}") from None
+            raise MissingPackage(f"{address}: to read {scheme}://, pip install {READERS[scheme]}") from None
         except FileNotFoundError:
-            raise PosgapError(f"{address}: there is no such file, or these credentials may not see it") from None
+            raise NotFound(f"{address}: there is no such file, or these credentials may not see it") from None
         except Exception as error:  # every package raises errors of its own
-            raise PosgapError(f"{address}: cannot be read: {first_line(error)}") from None
+            raise Unreadable(f"{address}: cannot be read: {first_line(error)}") from None
         if not arrived.is_file():
-            raise PosgapError(f"{address}: is a folder; name a file in it")
+            raise BadOption(f"{address}: is a folder; name a file in it")
         here = addressed_cache() / digest_path(arrived)[:16] / scheme / rest
         here.parent.mkdir(parents=True, exist_ok=True)
         os.replace(arrived, here)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import NotFound, PosgapError, Unreadable
 from posgap.foundation.locations import Location, blobs, cache_folder, in_cache, is_address, is_uri, s3_cache
 from posgap.storage.addresses import download_address
 from posgap.storage.client import client
@@ -127,7 +127,7 @@ class Snapshot(Source):
     def fetch(self) -> Path:
         """The file or folder here, as links into the cache; not to be written to."""
         if self.is_incomplete:
-            raise PosgapError(
+            raise Unreadable(
                 f"{self.location}: incomplete: its upload is under way, or broke off; run what writes it again"
             )
         brought = _bring(self.location, self.objects)
@@ -151,7 +151,7 @@ class Snapshot(Source):
             manifest = files.read_object(file) if file else {}
         absent = set(manifest.get("files", ()) if "identity" in manifest else ()) - self.sizes().keys()
         if absent:
-            raise PosgapError(
+            raise Unreadable(
                 f"{self.location}: its manifest names {min(absent)}, which S3 does not list; try again, or make it anew"
             )
 
@@ -160,7 +160,7 @@ def take_snapshot(uri: str, must_exist: bool = True) -> Snapshot:
     """The objects that `uri` names now; `PosgapError` if there are none, unless it need not exist."""
     objects = find(uri)
     if must_exist and not objects:
-        raise PosgapError(f"{uri}: no such object or folder in S3")
+        raise NotFound(f"{uri}: no such object or folder in S3")
     return Snapshot(uri, tuple(objects))
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from posgap.foundation.errors import NoServer, PosgapError, first_line
+from posgap.foundation.errors import BadOption, NoServer, NotFound, PosgapError, Refused, first_line
 from posgap.foundation.retries import RetryPolicy, Waits
 
 RETRY_POLICY = RetryPolicy(seconds=60, longest_wait=15)  # of a request; a server that says SlowDown means minutes
@@ -32,7 +32,8 @@ _REFUSALS = {
     "PreconditionFailed": "it was changed while it was read; run the same command again",
     "412": "it was changed while it was read; run the same command again",
 }
-_LASTING = {"NoSuchBucket", "NoSuchKey", "404", "AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
+_MISSING = {"NoSuchBucket", "NoSuchKey", "404"}
+_LASTING = {"AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"}
 
 
 def client() -> Any:
@@ -50,7 +51,7 @@ def _client(environment: tuple) -> Any:
     try:
         made = Session().client("s3", config=Config(**once, read_timeout=READ_SECONDS, max_pool_connections=32))
     except (BotoCoreError, ValueError) as error:
-        raise PosgapError(f"S3: {_describe_error(error)}") from None
+        raise BadOption(f"S3: {_describe_error(error)}") from None
     made.meta.events.register_first("needs-retry.s3", _Tries(made.meta.endpoint_url).seconds_before_retry)
     return made
 
@@ -108,8 +109,10 @@ def _kind_of(error: Exception) -> type[PosgapError]:
     """The error to raise: S3 refuses some requests for good, and everything else may pass."""
     from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 
+    if refusal(error) in _MISSING:
+        return NotFound
     lacks_credentials = isinstance(error, NoCredentialsError | PartialCredentialsError)
-    return PosgapError if lacks_credentials or refusal(error) in _LASTING else NoServer
+    return Refused if lacks_credentials or refusal(error) in _LASTING else NoServer
 
 
 def refusal(error: Exception) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOutput
 from posgap.foundation.locations import Location, in_cache, is_uri
 from posgap.storage.cache import INCOMPLETE, MANIFEST, Snapshot, lock_mark, move_into_cache
 from posgap.storage.client import client
@@ -50,13 +50,13 @@ def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
     # Listed before `head`: only a refused list says what is wrong with the access key.
     there = Snapshot(uri, tuple(list_objects(uri)))
     if head(uri):
-        raise PosgapError(f"{uri}: is an object, and this writes a folder of that name; write elsewhere")
+        raise BadOutput(f"{uri}: is an object, and this writes a folder of that name; write elsewhere")
     # The mark of an unfinished upload says what it may replace.
     manifest = read_record(there.local_file(INCOMPLETE if there.is_incomplete else record))
     names = {stored.name for stored in there.objects}
     reason = "" if names == {INCOMPLETE} else why_not_ours(names, manifest, stage)
     if reason:
-        raise PosgapError(f"{uri}: is not replaced: {reason}; move it away, or write elsewhere")
+        raise BadOutput(f"{uri}: is not replaced: {reason}; move it away, or write elsewhere")
 
 
 def _mark_incomplete(uri: str, stage: str, names: Iterable[str]) -> None:
@@ -87,12 +87,12 @@ def publish_file(path: Path, uri: Location, force: bool) -> None:
     if not is_uri(uri):
         return
     if list_objects(uri):
-        raise PosgapError(f"{uri}: is a folder; name a file")
+        raise BadOutput(f"{uri}: is a folder; name a file")
     there = head(uri)
     sha256 = files.digest_path(path)
     if not there or stated_sha256(there) != sha256:
         if there and not force:
-            raise PosgapError(f"{uri}: is there, and not what this command writes; --force replaces it")
+            raise BadOutput(f"{uri}: is there, and not what this command writes; --force replaces it")
         upload_path(path, uri)
     move_into_cache(path, sha256)
 

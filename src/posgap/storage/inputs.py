@@ -9,7 +9,7 @@ from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadModel, BadOption, NotFound, Unreadable
 from posgap.foundation.files import parse_as
 from posgap.foundation.locations import Location, as_location, is_address, is_hub_name, is_uri
 from posgap.foundation.registry import Parameters, Registry
@@ -87,7 +87,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
     if a text cannot name a model on the hub, unless it `may_be_any_name`.
     """
     if str(location).lower().endswith(".gguf") and not may_be_any_name:  # a server may call a model so
-        raise PosgapError(
+        raise BadModel(
             f"{location}: is a GGUF file, which posgap does not load: serve it (llama-server --model FILE) and give "
             "the server's address, like http://127.0.0.1:8080/v1"
         )
@@ -104,12 +104,12 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
     if path.is_file():
         return OnDisk(path)
     if path.exists():
-        raise PosgapError(f"{location}: is neither a file nor a folder of its own; write what is to be read to a file")
+        raise Unreadable(f"{location}: is neither a file nor a folder of its own; write what is to be read to a file")
     if isinstance(location, str):
         if not (may_be_any_name or is_hub_name(location)):
-            raise PosgapError(f"{location}: no such folder, and no name of a model on the hub")
+            raise NotFound(f"{location}: no such folder, and no name of a model on the hub")
         return ByName(location)
-    raise PosgapError(f"{location}: no such file or folder")
+    raise NotFound(f"{location}: no such file or folder")
 
 
 def fetch_place(place: str | Path) -> Path:
@@ -117,7 +117,7 @@ def fetch_place(place: str | Path) -> Path:
     try:
         return Path(source(as_location(place)).fetch())
     except ValueError as error:
-        raise PosgapError(f"{place}: {error}") from None
+        raise BadOption(f"{place}: {error}") from None
 
 
 @with_config(ConfigDict(extra="allow"))

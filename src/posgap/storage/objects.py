@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Unreadable
 from posgap.foundation.files import digest_of
 from posgap.foundation.locations import SCHEME, split_uri
 from posgap.storage.client import client, explain_errors, refusal
@@ -68,7 +68,7 @@ def list_objects(uri: str) -> list[Object]:
                 if name.endswith("/") or not name:
                     continue  # a folder's placeholder
                 if name.startswith("/") or re.search(r"(^|/)\.\.?(/|$)|//", name):
-                    raise PosgapError(f"{SCHEME}{bucket}/{entry['Key']}: no name for a file; remove this object")
+                    raise Unreadable(f"{SCHEME}{bucket}/{entry['Key']}: no name for a file; remove this object")
                 objects.append(Object(bucket, entry["Key"], name, entry["Size"], entry["ETag"].strip('"')))
     return objects
 

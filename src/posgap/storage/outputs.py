@@ -27,7 +27,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOutput, PosgapError
 from posgap.foundation.locations import Location, with_uris
 from posgap.storage.cache import MANIFEST
 from posgap.storage.folders import local_copy
@@ -75,7 +75,7 @@ class Output:
         try:
             self._lock = _acquire_lock(self.home / "lock")
             if self._lock is None:
-                raise PosgapError(f"{self}: {self._writer()} is writing it; wait for its end, or write elsewhere")
+                raise BadOutput(f"{self}: {self._writer()} is writing it; wait for its end, or write elsewhere")
             self._clean_up()
             who = {"process": os.getpid(), "machine": socket.gethostname()}
             since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -83,7 +83,7 @@ class Output:
         except OSError as error:
             self._leave()
             where = f" ({error.filename})" if error.filename else ""
-            raise PosgapError(f"{self}: cannot be written: {error.strerror or error}{with_uris(where)}") from None
+            raise BadOutput(f"{self}: cannot be written: {error.strerror or error}{with_uris(where)}") from None
 
     def clear(self) -> bool:
         """Claims a complete output that something was left beside, and removes what a killed writer left; returns
@@ -262,7 +262,7 @@ class File(Output):
     def require_replaceable(self) -> None:
         """Raises `PosgapError` if a file is there that another one must not replace."""
         if self.out.exists() and not self.force and not self.may_replace(self.out):
-            raise PosgapError(f"{self}: is there, and not what this command writes; --force replaces it")
+            raise BadOutput(f"{self}: is there, and not what this command writes; --force replaces it")
 
     def take_place(self) -> None:
         """Moves the complete file `partial` to the output's place; `PosgapError` if another file must not be lost."""
@@ -315,4 +315,4 @@ def _no_folder(folder: Path) -> str:
 
 
 def _not_ours(place: Path, reason: str) -> PosgapError:
-    return PosgapError(f"{with_uris(str(place))}: is not replaced: {reason}; move it away, or write elsewhere")
+    return BadOutput(f"{with_uris(str(place))}: is not replaced: {reason}; move it away, or write elsewhere")

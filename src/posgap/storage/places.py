@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOutput
 from posgap.foundation.fields import Role, role
 from posgap.foundation.files import HOME_PREFIX, workspace
 from posgap.foundation.locations import Location, at_home, is_uri
@@ -31,10 +31,10 @@ def require_place(config: Writing) -> None:
     """
     out = config.out
     if any(unicodedata.category(character) in _UNPRINTABLE for character in str(out)):
-        raise PosgapError(f"{str(out)!a}: cannot be the output: its name holds characters that cannot be printed")
+        raise BadOutput(f"{str(out)!a}: cannot be the output: its name holds characters that cannot be printed")
     reason = _in_s3(out, config) if is_uri(out) else _bad_name(out) or _on_this_disk(out, config)
     if reason:
-        raise PosgapError(f"{out}: cannot be the output: {reason}")
+        raise BadOutput(f"{out}: cannot be the output: {reason}")
 
 
 def resolve_place(out: Path) -> Path:

@@ -5,7 +5,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Unreadable
 from posgap.foundation.files import digest_path
 from posgap.foundation.locations import split_uri
 from posgap.foundation.progress import meter
@@ -55,7 +55,7 @@ def require_sha256(stored: Object, path: Path, stated: str) -> str:
     """The sha256 of the file that arrived at `path`; `PosgapError` if the object's metadata state another."""
     sha256 = digest_path(path)
     if stated not in ("", sha256):
-        raise PosgapError(
+        raise Unreadable(
             f"{stored.uri}: checksum mismatch: the sha256 is {sha256}, and {stated} in its metadata; upload it again"
         )
     return sha256

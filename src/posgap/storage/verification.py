@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posgap.foundation import files
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import NotFound, PosgapError
 from posgap.foundation.locations import as_location
 from posgap.storage.cache import MANIFEST
 from posgap.storage.inputs import Source, source
@@ -29,9 +29,7 @@ class Verification:
         as far as they are at hand, and what those were made from. `PosgapError` where no stage wrote the folder."""
         manifest = read_record(folder.local_file(MANIFEST))
         if not file_records(manifest):
-            raise PosgapError(
-                f"{folder.location}: no {MANIFEST} here lists its files; name a folder that a stage wrote"
-            )
+            raise NotFound(f"{folder.location}: no {MANIFEST} here lists its files; name a folder that a stage wrote")
         self._verify_manifest(folder, manifest)
 
     def _verify_manifest(self, output: Source, manifest: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption, NotFound
 from posgap.foundation.locations import Location, as_location, is_address, is_uri, split_uri
 from posgap.storage.cache import INCOMPLETE, MANIFEST
 from posgap.storage.client import client, explain_errors
@@ -68,19 +68,19 @@ def newest(prefix: str) -> Version:
     series = {version.series for version in versions}
     if len(series) > 1:
         named = ", ".join(sorted(series))
-        raise PosgapError(f"{prefix}: versions of {len(series)} series ({named}): give the beginning of one's names")
+        raise BadOption(f"{prefix}: versions of {len(series)} series ({named}): give the beginning of one's names")
     if len({version.order[0] for version in versions}) > 1:
-        raise PosgapError(f"{prefix}: dates and numbers, which have no common order: name all versions one way")
+        raise BadOption(f"{prefix}: dates and numbers, which have no common order: name all versions one way")
     for version in sorted(versions, key=lambda version: version.order, reverse=True):
         if version.is_complete():
             same = [other for other in versions if other.order == version.order and other.is_complete()]
             if len(same) > 1:
                 named = " and ".join(sorted(str(other.location) for other in same))
-                raise PosgapError(f"{prefix}: {named} are one version: remove one, or give more of its name")
+                raise BadOption(f"{prefix}: {named} are one version: remove one, or give more of its name")
             return version
     named = "no file or folder there is named by a date or number" if names else "no file or folder begins so"
     reason = f"of {len(versions)} none is complete" if versions else named
-    raise PosgapError(f"{prefix}: no data version: {reason} ({' or '.join(COMPLETE)} completes a folder)")
+    raise NotFound(f"{prefix}: no data version: {reason} ({' or '.join(COMPLETE)} completes a folder)")
 
 
 def _itself(prefix: str) -> Version:
@@ -111,7 +111,7 @@ def _entries(prefix: str) -> Iterator[str]:
         folder, slash, beginning = prefix.rpartition("/")
         at = Path(folder + slash)
         if not at.is_dir():
-            raise PosgapError(f"{prefix}: no such folder")
+            raise NotFound(f"{prefix}: no such folder")
         for path in at.iterdir():
             if path.name.startswith(beginning):
                 yield path.name + ("/" if path.is_dir() else "")

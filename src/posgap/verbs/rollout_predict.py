@@ -15,7 +15,7 @@ from posgap.measurement.plots import save_picture
 from posgap.options.rollout_predict import RolloutPredictConfig
 from posgap.rollout.agreement import agreement_text
 from posgap.rollout.architecture import Architecture
-from posgap.rollout.architecture_options import build_architecture
+from posgap.rollout.architecture_options import Description, build_architecture
 from posgap.rollout.comparison import (
     compare_distributions,
     comparison_curves,
@@ -49,7 +49,7 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
     """Writes `prediction.json` and `prediction.png`; with a measurement whose longest text is as long as predicted for,
     also `comparison.json` and `comparison.png`."""
     measured = read_measurement(config.measurement) if config.measurement else None
-    architecture, n_heads = build_architecture(config, measured)
+    architecture, n_heads = build_architecture(describe_architecture(config), measured)
     prediction = _predict(config, architecture, n_heads)
     _write_prediction(prediction, out, run)
     if measured and measured.sequence_length == architecture.n:
@@ -65,6 +65,13 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
             architecture.n, measured.sequence_length,
         )  # fmt: skip
     run.artifact(out)
+
+
+def describe_architecture(config: RolloutPredictConfig) -> Description:
+    """Returns what the options say of the architecture."""
+    values = {each.name: getattr(config, each.name) for each in dataclasses.fields(Description) if each.name != "given"}
+    given = {name for name, value in values.items() if value != config.default(name)}
+    return Description(**values, given=frozenset(given))
 
 
 def _predict(config: RolloutPredictConfig, architecture: Architecture, n_heads: int) -> Prediction:

@@ -7,23 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from posgap.data.reading import examples_file, read_examples
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import BadOption
 from posgap.foundation.files import delete_path, digest_of, digest_path, work_folder
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
+from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Sampling
 from posgap.generation.setup import builder_of
+from posgap.mitigations.curve_kinds import CURVES
+from posgap.mitigations.curves import Curve
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import commit_on_hub
 from posgap.options.scale_search import ScaleSearchConfig
 from posgap.scaling.holdout import MIN_EXAMPLES, SHARE, hold_out, measure_gain
 from posgap.scaling.plots import write_plot
 from posgap.scaling.scaling_file import Holdout, Scaling, write_scaling
-from posgap.scaling.search import STATES, FactorSearch, FoundFactors
+from posgap.scaling.search import STATES, Backend, FactorSearch, FoundFactors, SearchSettings
 from posgap.tasks.content import content_keys, refuse_shared
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, swept_placements
+from posgap.tasks.prompts import PromptBuilder
 from posgap.tracking.runs import Run
 from posgap.verbs.frame import stage
 
@@ -39,14 +43,15 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     """
     examples, aside = _split_examples(config)
     placements = swept_placements(config.n_docs, 1, config.positions)
-    search = _open_search(config, examples, aside, placements)
-    searched_on = _describe_questions(search, examples, placements)
-    found = _find_factors(search, searched_on, run)
+    answering = Answering(config, builder_of(config.model, config.wording(), config.limits()))
+    search = _open_search(answering, examples, aside, placements)
+    searched_on = _describe_questions(config, search, examples, placements)
+    found = _find_factors(config, search, searched_on, run)
     scaling = Scaling(
         model=with_uris(config.model),
         objective=config.objective,
         weights="middle" if config.objective == "mean" else "uniform",
-        settings=search.config.parameter_values(),  # with the backend that it chose
+        settings=answering.config.parameter_values(),  # with the backend that it chose
         **searched_on,
         **_figures(search, found),
         **_gain_aside(search, found, aside),
@@ -57,23 +62,56 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     run.artifact(out)
 
 
+class Answering:
+    """What a search asks for answers: its options, whose backend is chosen once it is known whether answers are forced,
+    since that needs no other."""
+
+    def __init__(self, config: ScaleSearchConfig, builder: PromptBuilder):
+        self.config = config
+        self.builder = builder
+
+    def choose_backend(self) -> Backend:
+        """Chooses the backend, which `config` then names."""
+        self.config = self.config.resolve_backend()
+        if BACKENDS[self.config.backend].in_memory:
+            return Backend(self.config.backend, None)
+        return Backend(self.config.backend, lambda: open_generator(self.config.access(), self.builder))
+
+
+def search_settings(config: ScaleSearchConfig) -> SearchSettings:
+    """Returns what the options say of the search itself."""
+    parameters = CURVES[config.curve].parameters.of(config).model_dump()
+    own = ("model", "n_docs", "metric", "objective", "population", "generations", "seed", "batch_tokens", "backend")
+    return SearchSettings(
+        curve=Curve(config.curve, parameters, config.low, config.high), **{name: getattr(config, name) for name in own}
+    )
+
+
 def _open_search(
-    config: ScaleSearchConfig,
+    answering: Answering,
     examples: Sequence[AnyExample],
     aside: Sequence[AnyExample],
     placements: Sequence[Placement],
 ) -> FactorSearch:
-    builder = builder_of(config.model, config.wording(), config.limits())
+    config = answering.config
+    builder = answering.builder
     if builder.task.n_gold != 1:
-        raise PosgapError(f"task {config.task}: has two gold documents; search on a task with one gold document")
-    return FactorSearch(config, builder, examples, placements, lambda: load_model(config.model, config.dtype), aside)
+        raise BadOption(f"task {config.task}: has two gold documents; search on a task with one gold document")
+    return FactorSearch(
+        search_settings(config),
+        builder,
+        examples,
+        placements,
+        load=lambda: load_model(config.model, config.dtype),
+        choose_backend=answering.choose_backend,
+        aside=aside,
+    )
 
 
 def _describe_questions(
-    search: FactorSearch, examples: Sequence[AnyExample], placements: Sequence[Placement]
+    config: ScaleSearchConfig, search: FactorSearch, examples: Sequence[AnyExample], placements: Sequence[Placement]
 ) -> dict[str, Any]:
     """Returns what the factors are searched on, as fields of `Scaling`."""
-    config = search.config
     return {
         "task": config.task,
         "n_docs": config.n_docs,
@@ -86,9 +124,11 @@ def _describe_questions(
     }
 
 
-def _find_factors(search: FactorSearch, searched_on: Mapping[str, Any], run: Run) -> FoundFactors:
+def _find_factors(
+    config: ScaleSearchConfig, search: FactorSearch, searched_on: Mapping[str, Any], run: Run
+) -> FoundFactors:
     """Searches, from where an interrupted search was, and tracks each generation."""
-    config, folder = search.config, work_folder(search.config.out)
+    folder = work_folder(config.out)
     if config.force:
         for name in STATES:
             delete_path(folder / name)
@@ -149,7 +189,7 @@ def _gain_aside(search: FactorSearch, found: FoundFactors, aside: Sequence[AnyEx
     if not aside:
         return {}
     before, after = search.judge_aside([search.ones, found.factors])
-    gained, interval = measure_gain(after, before, search.fitness, search.config.seed)
+    gained, interval = measure_gain(after, before, search.fitness, search.settings.seed)
     holdout = Holdout(
         examples=len(aside),
         contents=content_keys(aside),

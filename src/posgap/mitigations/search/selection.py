@@ -8,7 +8,8 @@ from typing import cast
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.foundation.printing import format_count
-from posgap.mitigations.curves import Candidate
+from posgap.mitigations.curve_kinds import CURVES
+from posgap.mitigations.curves import Candidate, Curve
 from posgap.mitigations.mitigation import Mitigation, ModelMitigation, PromptMitigation, ProposalInput, Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.search.budget import SEARCHING, TRIALS
@@ -110,14 +111,28 @@ def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:
     assert load is not None
     shared = ScaleSearchConfig.model_fields.keys() & MitigateConfig.model_fields.keys()
     from posgap.models.layer_scaling import layer_scaling  # torch, which endpoints do without
-    from posgap.scaling.search import FactorSearch
+    from posgap.scaling.search import Backend, FactorSearch, SearchSettings
 
+    options = ScaleSearchConfig(**{name: getattr(config, name) for name in shared}, objective="uniform")
+    curve = Curve(options.curve, CURVES[options.curve].parameters.of(options).model_dump(), options.low, options.high)
     search = FactorSearch(
-        ScaleSearchConfig(**{name: getattr(config, name) for name in shared}, objective="uniform"),
+        SearchSettings(
+            model=options.model,
+            n_docs=options.n_docs,
+            metric=options.metric,
+            objective=options.objective,
+            curve=curve,
+            population=options.population,
+            generations=options.generations,
+            seed=options.seed,
+            batch_tokens=options.batch_tokens,
+            backend=options.backend,
+        ),
         cast(PromptBuilder, model.builder),
         comparison.splits.selection,
         model.trial_placements,
-        lambda: load,
+        load=lambda: load,
+        choose_backend=lambda: Backend(options.backend, None),  # the model is in memory
     )
     end = clock.seconds_spent + SEARCHING * (until - clock.seconds_spent)
     identity = digest_of([comparison.state.identity, len(comparison.splits.selection)])
