@@ -166,7 +166,7 @@ def test_a_model_is_loaded_beside_its_backend_only_to_force_answers(config, monk
         return TransformersGenerator(load_model(config.model, config.dtype), builder.tokenizer, 0, pack=True)
 
     monkeypatch.setattr("posgap.verbs.scale_search.load_model", load)
-    monkeypatch.setattr("posgap.scaling.search.open_generator", serve)
+    monkeypatch.setattr("posgap.verbs.scale_search.open_generator", serve)
     out = scale_search(config.model_copy(update={"backend": "vllm", "force": True}))
     assert len(alive) == loads and opened == ["vllm"] and same(out) == expected
     assert read_scaling(out).settings["backend"] == "vllm"
