@@ -73,7 +73,7 @@ def test_an_admission_says_what_is_certain(tmp_path):
 
 
 def test_want_of_evidence_says_how_many_examples_would_do(tmp_path):
-    verdict, sweeps = judged(tmp_path, NOISY)
+    verdict, sweeps = judged(tmp_path, NOISY, policy=Policy(mean_tolerance=2, advantageous_tolerance=5))
     assert verdict.outcome == "not enough evidence"
     assert verdict.needs > max(rule.needs for rule in verdict.rules if rule.needs) > 200
     text = said(decision_page(verdict, sweeps))

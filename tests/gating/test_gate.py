@@ -175,14 +175,16 @@ def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path
     tried = []
 
     def refuses(model, inputs, policy, examples, swept):
-        tried.append((digest_path(model), model == tmp_path / "one", swept, len(examples)))
+        predictions = digest_path(swept / "predictions.jsonl")
+        tried.append((digest_path(model), model == tmp_path / "one", predictions, len(examples)))
         raise PosgapError("only 1 of 4 responses are as its sweep recorded")
 
     with monkeypatch.context() as patch:
         patch.setattr("posgap.verbs.promote.require_answers", refuses)
         with pytest.raises(PosgapError, match=r"^models:/tiny/1: no alias was moved: only 1 of 4 responses are as its"):
             promote(config)
-    assert tried == [(digest_path(tmp_path / "one"), False, config.sweep, N)]
+    predictions = digest_path(config.sweep / "predictions.jsonl")
+    assert tried == [(digest_path(tmp_path / "one"), False, predictions, N)]
     assert not config.out.exists() and not mlflow.MlflowClient().get_registered_model("tiny").aliases
     # It is promoted once it answers, and is no second version.
     promote(config)

@@ -10,6 +10,7 @@ from posgap.measurement import power
 from posgap.options.plan_gate import PlanGateConfig
 from posgap.verbs.demanded import policy_of
 from posgap.verbs.inputs import with_local_paths
+from posgap.verbs.plan_sweep import assumptions_from_config
 
 log = logging.getLogger(__name__)
 CHECK = "check"  # the name of the rules that need no base, together
@@ -24,7 +25,7 @@ def plan_gate(config: PlanGateConfig) -> dict:
     which the policy's lies with 95 %, since the sweeps are drawn at random. `check` is of the rules that need no base,
     by which `posgap check` judges.
     """
-    assumed = power.assumptions_from_config(config)
+    assumed = assumptions_from_config(config)
     rules = asked_rules(policy_of(config))
     passing = PassRates(rules, assumed)
     needed = {name: passing.least(name, config.power) for name in passing.rule_names}
