@@ -356,7 +356,7 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
     try:
         yield run
     except BaseException as error:
-        words = f"{error or type(error).__name__}"
+        words = str(error) or type(error).__name__
         run.tags({ERROR_TAG: words[:ERROR_CHARACTERS]} | ({} if joins else {NOTE_TAG: words[:MAX_CHARACTERS]}))
         run.finish(KILLED if isinstance(error, KeyboardInterrupt) else "FAILED")
         raise
