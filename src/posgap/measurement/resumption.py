@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from posgap.data.reading import examples_file
 from posgap.foundation.errors import PosgapError
@@ -136,6 +136,15 @@ class PromptGrid:
         return missing
 
 
+class GridAnswers(NamedTuple):
+    """The completions of all prompts of a grid, in order, what an endpoint said of itself, and how fast it answered;
+    None for a model on this machine, and if nothing was left to ask."""
+
+    completions: list[Completion]
+    served: EndpointIdentity | None
+    pace: EndpointPace | None
+
+
 def generate_resumably(
     prompts: PromptGrid,
     title: str,
@@ -144,8 +153,8 @@ def generate_resumably(
     first_answers: FirstAnswers | None = None,
     token_ids: bool = False,
     answers_are_there: bool = False,
-) -> tuple[list[Completion], EndpointIdentity | None, EndpointPace | None]:
-    """Returns the completions of all prompts, in order, what an endpoint said of itself, and how fast it answered.
+) -> GridAnswers:
+    """Returns the answers to all prompts, asking for those that no earlier run has.
 
     They are kept beside the config's `out` as they come, with their token ids or without; those of an interrupted run
     are not asked for again. `on_completion` is called with all of them, those of before the interruption first, and may
@@ -155,91 +164,131 @@ def generate_resumably(
     it has no more than those: `PosgapError` says how many are missing, once all that is there is kept.
     """
     unfinished = Unfinished(work_folder(prompts.config.out), prompts.identity(), token_ids)
-    missing = prompts.list_missing(unfinished.completions)
-    pace: EndpointPace | None = None
-    n_missing = sum(map(len, missing.values()))
-    if first_answers:
-        pass  # one of many sweeps of a comparison, which says itself what it does
-    elif n_missing < prompts.count:
-        n_known = prompts.count - n_missing
-        log.info("%d of %d prompts were answered before the interruption", n_known, prompts.count)
-    else:
-        log.info("%s", prompts.describe())
-    for (example, number), completion in sorted(unfinished.completions.items()):
-        if example < len(prompts.examples):
-            on_completion(*prompts.question(example, number)[:2], completion)
-    for example in missing:
-        # What does not fit is said before anything is spent; other placements differ by a few tokens.
-        prompts.prompt(example, 0)
-    if missing:
-        sampling, builder = prompts.sampling, prompts.builder
-        if sampling.temperature and not answers_are_there:
-            # What goes on draws other samples than what was interrupted.
-            sampling = replace(sampling, seed=sampling.seed + prompts.count - n_missing)
-        generator = opens() if opens else open_generator(prompts.config.access(), builder)
-        costs_something = prompts.asks_endpoint and first_answers is None and not answers_are_there
-        tries_handful = costs_something and HANDFUL < n_missing == prompts.count
-        note_first = first_answers or FirstAnswers(builder, n_missing, prompts.config.metric)
-        seen = []
-
-        def ask(part: Mapping[int, Sequence[int]], words: str) -> None:
-            for example, number, completion in _stream(prompts, generator, unfinished, part, sampling, words):
-                asked = (*prompts.question(example, number)[:2], completion)
-                note_first(*asked)
-                on_completion(*asked)
-                seen.append(asked)
-
-        if tries_handful:
-            ask(prompts.first_handful(), f"{title}, the first {HANDFUL}")
-            _require_hope(prompts, seen)
-            missing = prompts.list_missing(unfinished.completions)
-        ask(missing, title)
+    work = _ResumableWork(prompts, unfinished, title, on_completion, first_answers)
+    if first_answers is None:  # else it is one of many sweeps of a comparison, which says itself what it does
+        work.say_how_much()
+    work.replay_known()
+    work.require_fit()
+    pace = None
+    if work.n_missing:
+        sampling = prompts.sampling if answers_are_there else work.fresh_sampling()
+        generator = opens() if opens else open_generator(prompts.config.access(), prompts.builder)
+        if not answers_are_there and work.is_worth_a_handful:
+            work.ask_handful(generator, sampling)
+        work.ask(generator, work.list_missing(), sampling, title)
         pace = generator.pace if isinstance(generator, PacedGenerator) else None
-    left = sum(map(len, prompts.list_missing(unfinished.completions).values()))
-    if left:
-        raise PosgapError(
-            f"{prompts.config.out}: {left:,} of {prompts.count:,} answers are missing; what was read is kept: give "
-            "--answers with the other files, or write requests for these alone: --requests FOLDER"
-        )
+    work.require_all()
     served = None if BACKENDS[prompts.config.backend].local else unfinished.served
-    kept = unfinished.completions
-    return [kept[at] for at in product(range(len(prompts.examples)), prompts.numbers)], served, pace
+    return GridAnswers(work.list_completions(), served, pace)
 
 
-def _require_hope(prompts: PromptGrid, seen: Sequence[tuple[AnyExample, Placement, Completion]]) -> None:
-    """Raises `PosgapError` where nothing can come of the other prompts by what the first answers are."""
-    why = why_hopeless(prompts.builder, seen, prompts.config.metric)
-    if why:
-        raise PosgapError(
-            f"{with_uris(prompts.config.model)}: {why}; the other {prompts.count - len(seen):,} prompts were not sent; "
-            "run the command again to send them all the same"
-        )
+class _ResumableWork:
+    """Prompts of which some may be answered already, and what is done with each answer as it comes. `n_missing` of them
+    were not answered when the work began."""
 
+    def __init__(
+        self,
+        prompts: PromptGrid,
+        unfinished: Unfinished,
+        title: str,
+        on_completion: OnCompletion,
+        first_answers: FirstAnswers | None,
+    ):
+        self.prompts, self.unfinished, self.title = prompts, unfinished, title
+        self.on_completion, self.first_answers = on_completion, first_answers
+        self.n_missing = sum(map(len, self.list_missing().values()))
+        self.note_first = first_answers or FirstAnswers(prompts.builder, self.n_missing, prompts.config.metric)
 
-def _stream(
-    prompts: PromptGrid,
-    generator: Generator,
-    unfinished: Unfinished,
-    missing: Mapping[int, Sequence[int]],
-    sampling: Sampling,
-    title: str,
-) -> Iterator[tuple[int, int, Completion]]:
-    """Asks the prompts that are `missing`, by example and number, and yields (example, number, completion).
+    def list_missing(self) -> dict[int, list[int]]:
+        """Returns the numbers of the prompts by example that are not answered yet."""
+        return self.prompts.list_missing(self.unfinished.completions)
 
-    Each completion is kept as it comes, with the seconds since the one before unless the generator says what it took,
-    and so is what an endpoint says of itself, which must go on from what it said before.
-    """
-    if isinstance(generator, EndpointGenerator):
-        generator.served = unfinished.served
-    sent = time.monotonic()
-    with meter(sum(map(len, missing.values())), title) as note_done:
-        for example, number, completion in prompts.complete(generator, missing, sampling):
-            usage = completion.usage or Usage()
-            if usage.seconds is None:
-                completion = completion._replace(usage=usage._replace(seconds=time.monotonic() - sent))
-            if isinstance(generator, EndpointGenerator):
-                unfinished.note(generator.served)
-            unfinished.add(example, number, completion)
-            yield example, number, completion
-            note_done(1)
-            sent = time.monotonic()
+    def list_completions(self) -> list[Completion]:
+        """Returns all completions, in the order of the prompts."""
+        every = product(range(len(self.prompts.examples)), self.prompts.numbers)
+        return [self.unfinished.completions[at] for at in every]
+
+    @property
+    def is_worth_a_handful(self) -> bool:
+        """Whether some prompts go first: an endpoint is asked all of them, and nobody else looks at its answers."""
+        is_new = HANDFUL < self.n_missing == self.prompts.count
+        return is_new and self.prompts.asks_endpoint and self.first_answers is None
+
+    def say_how_much(self) -> None:
+        """Says how many prompts there are, or how many of them were answered before an interruption."""
+        n_known = self.prompts.count - self.n_missing
+        if n_known:
+            log.info("%d of %d prompts were answered before the interruption", n_known, self.prompts.count)
+        else:
+            log.info("%s", self.prompts.describe())
+
+    def replay_known(self) -> None:
+        """Hands on what was answered before the interruption."""
+        for (example, number), completion in sorted(self.unfinished.completions.items()):
+            if example < len(self.prompts.examples):
+                self.on_completion(*self.prompts.question(example, number)[:2], completion)
+
+    def require_fit(self) -> None:
+        """Raises `PosgapError` before anything is spent if a prompt does not fit; an example's differ by few tokens."""
+        for example in self.list_missing():
+            self.prompts.prompt(example, 0)
+
+    def fresh_sampling(self) -> Sampling:
+        """Returns how prompts are answered: what goes on draws other samples than what was interrupted."""
+        sampling, n_known = self.prompts.sampling, self.prompts.count - self.n_missing
+        return replace(sampling, seed=sampling.seed + n_known) if sampling.temperature else sampling
+
+    def ask_handful(self, generator: Generator, sampling: Sampling) -> None:
+        """Asks some prompts. Raises `PosgapError` if nothing can come of the others by what these answers are."""
+        prompts = self.prompts
+        seen = self.ask(generator, prompts.first_handful(), sampling, f"{self.title}, the first {HANDFUL}")
+        why = why_hopeless(prompts.builder, seen, prompts.config.metric)
+        if why:
+            raise PosgapError(
+                f"{with_uris(prompts.config.model)}: {why}; the other {prompts.count - len(seen):,} prompts were not "
+                "sent; run the command again to send them all the same"
+            )
+
+    def ask(
+        self, generator: Generator, missing: Mapping[int, Sequence[int]], sampling: Sampling, title: str
+    ) -> list[tuple[AnyExample, Placement, Completion]]:
+        """Asks prompts by example and number, and hands on each answer as it comes; returns them."""
+        seen = []
+        for example, number, completion in self._keep(generator, missing, sampling, title):
+            asked = (*self.prompts.question(example, number)[:2], completion)
+            self.note_first(*asked)
+            self.on_completion(*asked)
+            seen.append(asked)
+        return seen
+
+    def _keep(
+        self, generator: Generator, missing: Mapping[int, Sequence[int]], sampling: Sampling, title: str
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """Yields (example, number, completion), and keeps each completion as it comes.
+
+        It has the seconds since the one before unless the generator says what it took. What an endpoint says of itself,
+        which must go on from what it said before, is kept too.
+        """
+        if isinstance(generator, EndpointGenerator):
+            generator.served = self.unfinished.served
+        sent = time.monotonic()
+        with meter(sum(map(len, missing.values())), title) as note_done:
+            for example, number, completion in self.prompts.complete(generator, missing, sampling):
+                usage = completion.usage or Usage()
+                if usage.seconds is None:
+                    completion = completion._replace(usage=usage._replace(seconds=time.monotonic() - sent))
+                if isinstance(generator, EndpointGenerator):
+                    self.unfinished.note(generator.served)
+                self.unfinished.add(example, number, completion)
+                yield example, number, completion
+                note_done(1)
+                sent = time.monotonic()
+
+    def require_all(self) -> None:
+        """Raises `PosgapError` if prompts are still not answered, as by files that have no answer to them."""
+        left = sum(map(len, self.list_missing().values()))
+        if left:
+            raise PosgapError(
+                f"{self.prompts.config.out}: {left:,} of {self.prompts.count:,} answers are missing; what was read is "
+                "kept: give --answers with the other files, or write requests for these alone: --requests FOLDER"
+            )

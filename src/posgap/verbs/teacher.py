@@ -106,7 +106,7 @@ def _generate_responses(config: TeacherConfig, prompts: PromptGrid) -> list[Comp
                 "correct; there is nothing to distil"
             )
 
-    return generate_resumably(prompts, "teacher responses", on_completion=require_any_right, token_ids=True)[0]
+    return generate_resumably(prompts, "teacher responses", on_completion=require_any_right, token_ids=True).completions
 
 
 def _score_responses(
