@@ -31,8 +31,8 @@ def sources(config: Config) -> dict[str, Source]:
             by_field[name] = ByName(value)
         if role(field) is not Role.INPUT or value is None:
             continue
-        several = {f"{name}.{i}": each for i, each in enumerate(value, start=1)} if isinstance(value, list) else {}
-        for key, location in (several or {name: value}).items():
+        several = {f"{name}.{i}": each for i, each in enumerate(value, start=1)} if isinstance(value, list) else None
+        for key, location in ({name: value} if several is None else several).items():
             is_served = config.is_served(name)
             if is_served and out and Path(location).absolute() == Path(out).absolute():
                 by_field[key] = ByName(location)  # what is there is the output, not the model that a server calls so
