@@ -132,9 +132,3 @@ def test_distill_learns_each_example_from_one_of_its_placements(method, config):
 def test_a_limit_counts_examples_of_which_one_response_is_learnt(config):
     out = distill(config.model_copy(update={"limit": 3, "epochs": 1}))
     assert read_json(out / "training_examples.json") == sorted(content_key(kv_example(i)) for i in range(3))
-
-
-def test_prompts_of_unlike_length_are_refused(config, tmp_path):
-    write_jsonl(tmp_path / "r.jsonl", [response(0, 1), response(1, 1, n_docs=4)])
-    with pytest.raises(PosgapError, match=r"r.jsonl: the prompts have 4 \(1 gold\) and 5 \(1 gold\) documents"):
-        distill(config)

@@ -134,13 +134,13 @@ def test_a_base_exchanged_after_its_digest_does_not_answer(tmp_path, model_folde
     monkeypatch.setattr(trial, "why_not_tried", lambda *_: "")
     base = copy_of(model_folder, tmp_path / "base-model")
     sweep = trial.Sweep.model_construct(model=str(base), model_digest=trial.digest_path(base))
-    there = trial._find_model(sweep, "base", tmp_path / "place")
+    there = trial._find_model(sweep, "base", tmp_path / "place", None)
     shutil.rmtree(base)
     assert trial.digest_path(there) == sweep.model_digest
     copy_of(model_folder, base)
     write_json(base / "config.json", read_json(base / "config.json") | {"rope_theta": 5.0})
     with pytest.raises(PosgapError, match="another model is there by now"):
-        trial._find_model(sweep, "base", tmp_path / "again")
+        trial._find_model(sweep, "base", tmp_path / "again", None)
 
 
 def test_errors_name_what_was_copied(tmp_path, base, capsys):

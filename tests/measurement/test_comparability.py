@@ -7,7 +7,7 @@ import pytest
 from written_sweeps import ASKED, N, write_sweep
 
 from posgap.foundation.errors import PosgapError
-from posgap.gating.evidence import ANCHOR, BASE
+from posgap.gating.evidence import ANCHOR, BASE, DISTRACTORS
 from posgap.gating.trial import REFERENCE_TRIAL, TRIAL
 from posgap.measurement.comparability import ALLOWABLE, align_comparable, list_differences
 from posgap.measurement.evidence import Evidence
@@ -80,7 +80,7 @@ def test_the_refusal_says_what_each_sweep_was_asked_and_how_to_mean_it(swept):
         f"{other.path} and {swept.path}: not asked alike: question (before, not after), shuffle (3, not 0); sweep both "
         "models in one way, or, where the difference is meant, allow it: --allow template,question,shuffle"
     )
-    of_asking = [name for name in ALLOWABLE if name not in (ANCHOR, BASE, TRIAL, REFERENCE_TRIAL)]
+    of_asking = [name for name in ALLOWABLE if name not in (ANCHOR, BASE, TRIAL, REFERENCE_TRIAL, DISTRACTORS)]
     with pytest.raises(PosgapError, match=f": --allow {','.join(of_asking)}$"):
         align_comparable(asked_otherwise(swept, *of_asking), swept)
     with pytest.raises(PosgapError) as refused:

@@ -8,7 +8,7 @@ import time
 from zlib import crc32
 
 import pytest
-from anyio._backends._asyncio import StreamProtocol
+from aiohttp.client_proto import ResponseHandler
 from endpoint import Endpoint, retrieve, served
 from examples import kv_example
 from warm import SERVER
@@ -84,14 +84,14 @@ def test_who_stops_a_sweep_is_told_that_it_goes_on(options, number, code, how):
 @pytest.mark.parametrize("moment", [0, 1, 4, 9])
 def test_a_signal_that_comes_as_an_answer_is_read_stops_the_sweep(options, monkeypatch, moment):
     """asyncio takes an `Exception` in a connection's callback for a broken connection, and goes on."""
-    received, parts = StreamProtocol.data_received, itertools.count()
+    received, parts = ResponseHandler.data_received, itertools.count()
 
     def data_received(self, data):
         if next(parts) == moment:
             signal.raise_signal(signal.SIGTERM)
         received(self, data)
 
-    monkeypatch.setattr(StreamProtocol, "data_received", data_received)
+    monkeypatch.setattr(ResponseHandler, "data_received", data_received)
     before = signal.getsignal(signal.SIGTERM)
     raise_on_termination()
     try:
@@ -129,7 +129,7 @@ def test_a_killed_process_loses_no_answer_that_was_finished(options, tmp_path):
 def test_an_endpoint_that_gives_up_is_gone_on_with_and_only_responses_count(options, tmp_path):
     with served(Endpoint()) as endpoint:
         endpoint.misbehave = lambda text, times: (503, {}, "") if endpoint.seen.total() > 3 * DOCS else None
-        with pytest.raises(PosgapError, match="gave up after 1 tries"):
+        with pytest.raises(PosgapError, match=r"gave up after \d tries"):
             sweep_model(SweepConfig(base_url=endpoint.url, **options))
         asked_before = {text for text, _ in endpoint.seen.items()}
         endpoint.misbehave, finished = lambda text, times: None, _finished(tmp_path)

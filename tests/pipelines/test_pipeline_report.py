@@ -265,7 +265,7 @@ def test_mlflow_is_linked_where_a_browser_finds_it_and_else_named(pipeline, repo
     assert "mlflow" not in outcome["links"] and outcome["mlflow_run"]
     assert outcome["mlflow_run"] in (tmp_path / "report" / "report.md").read_text()
     monkeypatch.setenv("POSGAP_MLFLOW_UI", "https://mlflow.example/")
-    outcome = reported(force=True)
+    outcome = reported()
     assert outcome["links"]["mlflow"] == f"https://mlflow.example/{outcome['mlflow_run']}"
 
 
