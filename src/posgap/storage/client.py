@@ -117,7 +117,8 @@ def _kind_of(error: Exception) -> type[PosgapError]:
 
 def refusal(error: Exception) -> str:
     """S3's code for what it refused; empty where it did not answer."""
-    return getattr(error, "response", {}).get("Error", {}).get("Code", "")
+    answer = getattr(error, "response", None) or {}  # a lost connection has none
+    return answer.get("Error", {}).get("Code", "")
 
 
 def _describe_error(error: Exception) -> str:
