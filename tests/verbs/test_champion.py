@@ -26,8 +26,6 @@ from posgap.verbs.merge import merge
 from posgap.verbs.promote import promote
 from posgap.verbs.sweep import sweep_model
 
-GRADED = "the means' bound knows skewness since 28 November 2026: these steps of the mean must be worked out anew"
-
 pytestmark = pytest.mark.usefixtures("mlflow_store")
 
 
@@ -243,10 +241,9 @@ def generation(tmp_path, model_folder, number, lost):
 
 
 @pytest.mark.full
-@pytest.mark.xfail(reason=GRADED)
 def test_no_row_of_champions_loses_the_tolerance_anew(tmp_path, base, model_folder, client):
-    """Each is 0.9 points worse than the one before it, and 2 may be lost."""
-    rules = {"mean_tolerance": 2.0, "name": "tiny"}
+    """Each is 0.9 points worse than the one before it, and 3 may be lost: of 0.9 points 2.5 may be, of 1.8 3.4."""
+    rules = {"mean_tolerance": 3.0, "name": "tiny"}
     step, admitted = round(0.009 * 5 * N), []
     for number in range(4):
         model, swept = generation(tmp_path, model_folder, number, number * step)
@@ -266,23 +263,22 @@ def test_no_row_of_champions_loses_the_tolerance_anew(tmp_path, base, model_fold
 
 
 @pytest.mark.full
-@pytest.mark.xfail(reason=GRADED)
 def test_the_best_champion_so_far_is_left_out_only_where_a_policy_says_so(tmp_path, base, model_folder):
     step = round(0.009 * 5 * N)
     for number in range(2):
         model, swept = generation(tmp_path, model_folder, number, number * step)
         promoted(
-            tmp_path, number, model, swept, gated(tmp_path, f"{number}", swept, base, mean_tolerance=2.0, name="tiny")
+            tmp_path, number, model, swept, gated(tmp_path, f"{number}", swept, base, mean_tolerance=3.0, name="tiny")
         )
     model, swept = generation(tmp_path, model_folder, 2, 2 * step)
     # A gate that was given the champion's sweep by hand has not compared with the best one.
-    by_hand = gated(tmp_path, "by-hand", swept, base, champion=tmp_path / "sweep-1", mean_tolerance=2.0, name="tiny")
+    by_hand = gated(tmp_path, "by-hand", swept, base, champion=tmp_path / "sweep-1", mean_tolerance=3.0, name="tiny")
     assert read_verdict(by_hand).passed
     with pytest.raises(
         PosgapError, match="does not compare the model with the best champion so far, tiny version 1; gate"
     ):
         promoted(tmp_path, "by-hand", model, swept, by_hand)
-    meant = gated(tmp_path, "meant", swept, base, mean_tolerance=2.0, name="tiny", allow=["anchor"])
+    meant = gated(tmp_path, "meant", swept, base, mean_tolerance=3.0, name="tiny", allow=["anchor"])
     verdict = read_verdict(meant)
     assert verdict.passed and verdict.asked_otherwise == ["anchor"] and "anchor" not in verdict.evidence
     assert "was not compared with the best champion so far, as was allowed" in markdown(verdict)
@@ -292,9 +288,8 @@ def test_the_best_champion_so_far_is_left_out_only_where_a_policy_says_so(tmp_pa
 
 
 @pytest.mark.full
-@pytest.mark.xfail(reason=GRADED)
 def test_a_champion_that_is_shown_to_be_better_is_the_best_so_far(tmp_path, base, model_folder):
-    for number, lost in enumerate((10, 16, 0)):
+    for number, lost in enumerate((30, 36, 0)):
         model, swept = generation(tmp_path, model_folder, number, lost)
         promoted(
             tmp_path, number, model, swept, gated(tmp_path, f"{number}", swept, base, mean_tolerance=3.0, name="tiny")
