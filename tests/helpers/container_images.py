@@ -4,10 +4,10 @@ import ast
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from container_engine import podman
 from places import ROOT
 
 STAND_INS = ROOT / "tests" / "containers"
@@ -36,32 +36,22 @@ def require() -> None:
         pytest.fail(f"missing: {', '.join(missing)}; apt-get install --no-install-recommends {packages}")
 
 
-def build_images(
-    folder: Path,
-    engine: str = "podman",
-    images: Sequence[str] = ("cpu", "mlflow"),
-    stand_ins: Sequence[str] = ("postgres", "s3"),
-) -> None:
-    """Builds images as `make images` does, and stand-ins for others, by podman or buildah; layers are kept."""
-    if subprocess.run([engine, "inspect", "--type=image", BASE], capture_output=True).returncode:
-        _build_base(folder, engine)
+def build_images(folder: Path) -> None:
+    """The images cpu and mlflow as `make images` builds them, and the stand-ins. Layers are kept for the next time."""
+    if subprocess.run(["podman", "image", "exists", BASE]).returncode:
+        _build_base(folder)
     flags = ["--network=host", *pip_flags(folder)]
-    for name in stand_ins:
+    for name in ("postgres", "s3"):
         file = STAND_INS / f"{name}.Dockerfile"
-        _build(engine, *flags, "--file", file, f"--tag=localhost/posgap-test-{name}", STAND_INS)
+        podman("build", *flags, "--file", file, f"--tag=localhost/posgap-test-{name}", STAND_INS)
     torch = os.environ.get("TORCH_INDEX_URL", "")
     flags += ["--layers", f"--build-arg=BASE={BASE}", f"--build-arg=TORCH_INDEX_URL={torch}"]
-    environment = os.environ | {"ENGINE": engine, "BUILD_FLAGS": " ".join(flags)}
+    environment = os.environ | {"ENGINE": "podman", "BUILD_FLAGS": " ".join(flags)}
     for verb in ("build", "check"):
-        subprocess.run([ROOT / "infra/images/images.sh", verb, *images], env=environment, check=True)
+        subprocess.run([ROOT / "infra/images/images.sh", verb, "cpu", "mlflow"], env=environment, check=True)
 
 
-def _build(engine: str, *words: object) -> None:
-    done = subprocess.run([engine, "build", *map(str, words)], capture_output=True, text=True)
-    assert done.returncode == 0, f"{engine} build {words}: {done.stdout[-2000:]}{done.stderr[-3000:]}"
-
-
-def _build_base(folder: Path, engine: str) -> None:
+def _build_base(folder: Path) -> None:
     rootfs = folder / "rootfs"
     command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", rootfs]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -70,7 +60,7 @@ def _build_base(folder: Path, engine: str) -> None:
         shutil.rmtree(rootfs / needless)
     subprocess.run(["tar", "-C", rootfs, "-cf", folder / "rootfs.tar", "."], check=True)
     shutil.rmtree(rootfs)
-    _build(engine, "--network=host", "--file", STAND_INS / "base.Dockerfile", f"--tag={BASE}", folder)
+    podman("build", "--network=host", "--file", STAND_INS / "base.Dockerfile", f"--tag={BASE}", folder)
 
 
 def pip_flags(folder: Path) -> list[str]:

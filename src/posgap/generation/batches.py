@@ -158,7 +158,7 @@ class _Record(NamedTuple):
 class AnswerFiles:
     """Answers prompts from files of a batch's answers, in whatever order; what is in no file is left out.
 
-    Files are those that OpenAI and Anthropic give back, lm-evaluation-harness' samples, or lines with `id` and `text`.
+    Files are those that OpenAI and Anthropic give back, or lines with `id` and `text`.
     Raises `PosgapError` if an id is there twice, or if models of several names answered and `identity` forbids that.
     """
 
@@ -224,8 +224,7 @@ def _completion(record: _Record, prompt: Prompt, sampling: Sampling) -> Completi
 def _read_record(row: Any, where: str) -> tuple[str, _Record]:
     """Returns the id and the record of a line."""
     fields = row if isinstance(row, Mapping) else {}
-    doc = fields.get("doc")
-    name = fields.get("custom_id") or (doc.get("id") if isinstance(doc, Mapping) else fields.get("id"))
+    name = fields.get("custom_id") or fields.get("id")
     if not isinstance(name, str) or not name:
         raise PosgapError(f"{where}: has no `custom_id` and no `id` of a request")
     body, fault = None, None
@@ -233,15 +232,13 @@ def _read_record(row: Any, where: str) -> tuple[str, _Record]:
         body, fault = _read_answer(fields)
     except (ValueError, LookupError, TypeError, AttributeError):
         raise PosgapError(
-            f"{where}: {name}: is no answer as OpenAI, Anthropic or lm-evaluation-harness writes it, and has no `text`"
+            f"{where}: {name}: is no answer as OpenAI or Anthropic writes it, and has no `text`"
         ) from None
     return name, _Record(where, body, fault)
 
 
 def _read_answer(fields: Mapping[str, Any]) -> tuple[Json | None, Fault | None]:
     """Returns the completion in a line, or what came in its place, of which one is None."""
-    if "resps" in fields:
-        return as_completion({"text": fields["resps"][0][0]}), None
     if "result" in fields:
         result = fields["result"]
         if result["type"] == "succeeded":
