@@ -53,7 +53,7 @@ def test_the_help_of_each_verb_shows_few_options_and_says_how_many_more_there_ar
 
 def test_help_says_what_an_argument_is():
     said = " ".join(shown("data make").split())
-    assert "Arguments:" in said and "kv: synthetic UUID records" in said
+    assert said.count("rguments:") == 1 and "kv: synthetic UUID records" in said
 
 
 def test_an_option_that_help_leaves_out_works_all_the_same(capsys, tmp_path):

@@ -179,6 +179,9 @@ class _VerbCommand(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*super().get_params(ctx), _HELP_ALL]
 
+    def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes nothing: `format_options` lists arguments, as click before 8.5 does not."""
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         in_full = ctx.meta.get(_IN_FULL)
         arguments: list[tuple[click.Parameter, tuple[str, str]]] = []
@@ -264,6 +267,7 @@ _MODEL = "--model"
 _SHORT = {"model": ("-m",), "out": ("-o",)}
 MAX_SHOWN = 30  # options of a verb in its help
 MAX_DESCRIBED = 4  # choices of an option in it
+MAX_SENTENCE = 200  # characters of a verb's first sentence
 _IN_FULL = "posgap.help_all"
 
 
@@ -423,14 +427,13 @@ class _Group(click.Group):
             formatter.write_text(f"{len(names) - len(FIRST)} more commands: {ctx.command_path} --help-all")
             return None
         width = max(map(len, names))
-        room = formatter.width - width - 6
         for heading, verbs in SECTIONS.items():
             with formatter.section(heading):
                 rows = list[tuple[str, str]]()
                 for name in dict.fromkeys(words.partition(" ")[0] for words in verbs):
                     command = self.get_command(ctx, name)
                     assert command is not None
-                    rows.append((name.ljust(width), command.get_short_help_str(room)))
+                    rows.append((name.ljust(width), command.get_short_help_str(limit=MAX_SENTENCE)))
                 formatter.write_dl(rows)
 
 
