@@ -9,13 +9,12 @@ from kfp.dsl.base_component import BaseComponent
 
 from posgap import __version__
 from posgap.foundation.fields import Role, plain_type, role
-from posgap.options.base import Config
 from posgap.options.cluster import ClusterConfig
 from posgap.options.table import stage_config
 
 CPU, TRAIN, SERVE = "cpu", "gpu-train", "gpu-serve"  # images, by what they are for
-SETTINGS, CACHE_KEY = "settings", "cache_key"
-_OURS = (SETTINGS, CACHE_KEY)  # parameters by name, as `preflight` has checked them; and what KFP's cache goes by
+SETTINGS = "settings"  # the parameter that holds others by name, as `preflight` has checked them
+CACHE_KEY = "cache_key"  # the parameter that KFP's cache goes by
 
 
 def image(kind: str, registry: str = ClusterConfig.default("registry")) -> str:
@@ -34,7 +33,6 @@ def make_component(
     image_kind: str = CPU,
     settings: bool = False,
     made_of: Mapping[str, Sequence[str]] | None = None,
-    config: type[Config] | None = None,
 ) -> BaseComponent:
     """Makes the KFP component that runs the verb whose files are called `name`.
 
@@ -48,11 +46,11 @@ def make_component(
     The component has no description: KFP shows none of a step, and Argo keeps copies of a step's component with each
     try, for which Kubernetes has a limit. Raises `TypeError` if an input is no field, or an artifact is missing.
     """
-    config, made_of = config or stage_config(name), made_of or {}
-    artifacts, replaced = {*inputs, *(optional or {}), *outputs}, set[str]()
-    for names in made_of.values():
-        replaced.update(names)
+    config = stage_config(name)
     fields = config.model_fields
+    made_of = made_of or {}
+    artifacts = {*inputs, *(optional or {}), *outputs}
+    replaced = {each for names in made_of.values() for each in names}
     parameters = [field for field in fields if field not in artifacts | {"force", *made_of}]
     wanted = {field for field in parameters if role(fields[field]) in (Role.INPUT, Role.OUTPUT)}
     unknown = ({*inputs, *(optional or {})} - replaced - fields.keys()) | wanted

@@ -5,6 +5,8 @@ import pytest
 from click.testing import CliRunner
 
 from posgap.cli.main import build, main
+from posgap.options.base import Config
+from posgap.options.table import VERBS, file_name, stage_config
 
 
 def run(capsys, *words) -> tuple[int, str]:
@@ -24,6 +26,12 @@ def below(group: click.Group) -> dict[str, click.Command]:
     """The commands of a group by name, each made."""
     context = click.Context(group)
     return {name: group.get_command(context, name) for name in group.list_commands(context)}
+
+
+def stage_configs() -> dict[str, type[Config]]:
+    """The options of every stage, by the name of its file and KFP component."""
+    names = [file_name(words) for words, verb in VERBS.items() if verb.is_stage]
+    return {name: stage_config(name) for name in names}
 
 
 def commands(group: click.Group) -> list[click.Command]:

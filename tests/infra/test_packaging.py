@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_line import stage_configs
 from mlflow import MlflowClient
 from places import ROOT
 from written_sweeps import write_sweep
 
 from posgap import __version__
 from posgap.gating.verdict import read_verdict
-from posgap.options.table import stage_configs
 from posgap.storage.inputs import read_manifest
 
 STAGES = stage_configs()

@@ -9,15 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import below
+from command_line import below, stage_configs
 from endpoint import Endpoint, served
 from examples import kv_example
 from kfp.dsl.base_component import BaseComponent
 from pydantic import Field
 
 from posgap.cli.main import build, main
-from posgap.components import table
-from posgap.components.making import make_component
+from posgap.components import making, table
 from posgap.data.reading import write_examples
 from posgap.foundation.fields import Role, role
 from posgap.kubeflow.form import STAGES as GIVEN_STAGES
@@ -25,7 +24,7 @@ from posgap.kubeflow.steps import STEPS
 from posgap.options.base import NO_PARAMETERS
 from posgap.options.promote import PromoteConfig
 from posgap.options.scale_search import ScaleSearchConfig
-from posgap.options.table import VERBS, file_name, stage_configs, work_of
+from posgap.options.table import VERBS, file_name, work_of
 from posgap.options.verb import Kind
 
 # Fields that a component makes itself of what KFP gives it.
@@ -76,8 +75,9 @@ def test_a_component_takes_a_field_that_its_config_gets_later(monkeypatch):
         stops: list[int] = Field(description="where to stop")
 
     artifacts = {"model": "Model", "gate": "Artifact", "sweep": "Artifact"}
-    more = {"optional": {"examples": "Artifact", "base": "Model"}, "settings": True, "config": Wider}
-    promote_fast = make_component("promote_fast", artifacts, {"out": "Artifact"}, **more)
+    more = {"optional": {"examples": "Artifact", "base": "Model"}, "settings": True}
+    monkeypatch.setattr(making, "stage_config", lambda name: Wider)
+    promote_fast = making.make_component("promote_fast", artifacts, {"out": "Artifact"}, **more)
     inputs = promote_fast.component_spec.inputs
     assert (inputs["speed"].type, inputs["speed"].default) == ("Float", 1.5)
     assert (inputs["stops"].type, inputs["stops"].optional) == ("List", False)
@@ -100,13 +100,14 @@ def test_a_component_takes_a_field_that_its_config_gets_later(monkeypatch):
     assert seen == [("promote_fast", every)] * 2
 
 
-def test_a_component_whose_artifacts_are_not_those_of_its_config_is_refused():
+def test_a_component_whose_artifacts_are_not_those_of_its_config_is_refused(monkeypatch):
+    monkeypatch.setattr(making, "stage_config", lambda name: ScaleSearchConfig)
     inputs, out = {"examples": "Dataset", "model": "Model"}, {"out": "Artifact"}
-    exclude = {"optional": {"exclude": "Dataset"}, "config": ScaleSearchConfig}
+    exclude = {"optional": {"exclude": "Dataset"}}
     with pytest.raises(TypeError, match=r"component other: artifacts differ from ScaleSearchConfig: \['speed'\]"):
-        make_component("other", {**inputs, "speed": "Dataset"}, out, **exclude)
+        making.make_component("other", {**inputs, "speed": "Dataset"}, out, **exclude)
     with pytest.raises(TypeError, match=r"component fewer: artifacts differ from ScaleSearchConfig: \['model'\]"):
-        make_component("fewer", {"examples": "Dataset"}, out, **exclude)
+        making.make_component("fewer", {"examples": "Dataset"}, out, **exclude)
 
 
 def test_preflight_returns_what_the_pipeline_gives_to_every_stage():

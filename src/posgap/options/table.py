@@ -54,29 +54,21 @@ def file_name(words: str) -> str:
 class _Verbs(Mapping[str, Verb]):
     """The verbs by what is typed for them."""
 
+    typed = tuple(words for verbs in SECTIONS.values() for words in verbs)
+
     def __getitem__(self, words: str) -> Verb:
-        if words not in self._words():
+        if words not in self.typed:
             raise KeyError(words)
         return importlib.import_module(f"posgap.options.{file_name(words)}").VERB
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._words())
+        return iter(self.typed)
 
     def __len__(self) -> int:
-        return len(self._words())
-
-    @staticmethod
-    def _words() -> list[str]:
-        return [words for verbs in SECTIONS.values() for words in verbs]
+        return len(self.typed)
 
 
 VERBS = _Verbs()
-
-
-def stage_configs() -> dict[str, type[Config]]:
-    """Returns the options of every stage, by the name of its file and KFP component."""
-    stages = {file_name(words): verb for words, verb in VERBS.items() if verb.is_stage}
-    return {name: verb.stage_config or verb.config for name, verb in stages.items()}
 
 
 def stage_config(name: str) -> type[Config]:
