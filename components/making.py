@@ -68,7 +68,8 @@ def make_component(
         parameter.description = None
         if each in parameters and not fields[each].is_required():
             # KFP has no null: an empty string is a path that was not given.
-            parameter.default, parameter.optional = config.default(each), True
+            parameter.default = config.default(each)
+            parameter.optional = True
     return made
 
 

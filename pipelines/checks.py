@@ -65,7 +65,8 @@ def _name_in_each(name: str, faults: Iterable[str]) -> list[str]:
 
 def form_complaints(parameters: Mapping[str, dict[str, Any]]) -> list[str]:
     """What makes the form hard to fill in, which KFP's UI draws from the parameters in the order of their names."""
-    names, faults = sorted(parameters), []
+    names = sorted(parameters)
+    faults = []
     required = [name for name in names if "defaultValue" not in parameters[name]]
     behind = [name for name in required if name not in names[: len(required)]]
     if behind:
@@ -107,7 +108,8 @@ def importer_complaints(compiled: CompiledYaml) -> list[str]:
 
 def complaints(step: Step) -> list[str]:
     """The probable faults of a step, each in a few words."""
-    requested, faults = resources(step), []
+    requested = resources(step)
+    faults = []
     if requested.on_accelerator and not (requested.pool or requested.affinity):
         faults.append("requests an accelerator, but selects no nodes")
     if requested.on_accelerator and not requested.tolerations:
@@ -144,7 +146,8 @@ def image_warnings(images: Iterable[str]) -> list[str]:
 
 def _share_complaints(requested: Resources) -> list[str]:
     """What is too little for each accelerator: a process of its own feeds it, which loads the model first."""
-    number, faults = requested.accelerators or 0, []
+    number = requested.accelerators or 0
+    faults = []
 
     def is_little(quantity: str, least: str) -> bool:
         return number > 1 and quantity not in ("", UNKNOWN) and amount(quantity) < number * amount(least)

@@ -29,7 +29,8 @@ class Client(kfp.Client):
     """
 
     def __init__(self, config: KfpConfig):
-        token, source = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+        source = TOKEN_VARIABLE
         file = Path(os.environ.get(kfp.client.KF_PIPELINES_SA_TOKEN_ENV) or kfp.client.KF_PIPELINES_SA_TOKEN_PATH)
         credentials = None
         if not token:

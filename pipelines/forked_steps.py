@@ -59,7 +59,8 @@ def forked_steps() -> Iterator[None]:
     from kfp.local import subprocess_task_handler as kfp_runner
 
     begin_server()
-    before, kfp_runner.run_local_subprocess = kfp_runner.run_local_subprocess, run
+    before = kfp_runner.run_local_subprocess
+    kfp_runner.run_local_subprocess = run
     try:
         with _stopped_by_sigterm():
             yield

@@ -38,7 +38,8 @@ class _LogStream:
     """
 
     def __init__(self, log: TextIO, show: Callable[[str], object]):
-        self.log, self.show = log, show
+        self.log = log
+        self.show = show
         self.errors: list[str] = []
         self.rest: dict[int, str] = {}  # an unfinished line per thread: KFP runs loop iterations in parallel
         self.turn = threading.RLock()
@@ -61,7 +62,9 @@ class _LogStream:
         return False
 
     def _show_line(self, line: str) -> None:
-        task, said, ended = _TASK.search(line), _EXECUTOR.search(line), _ENDED.search(line)
+        task = _TASK.search(line)
+        said = _EXECUTOR.search(line)
+        ended = _ENDED.search(line)
         if task and not task[1].startswith("importer"):
             self.show(f"{time.strftime('%H:%M:%S')} {task[1]}")
         elif said:
@@ -91,7 +94,8 @@ def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Pat
     )
     fields = pipeline.pipeline_spec.root.input_definitions.parameters
     arguments = fill_form(arguments, {n: [each.string_value for each in fields[n].literals] for n in fields})
-    terminal, before = sys.stderr, set(root.glob("*"))
+    terminal = sys.stderr
+    before = set(root.glob("*"))
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         open(log, "a", encoding="utf-8") as kept,
@@ -131,8 +135,10 @@ def _once(pipeline: Any) -> Any:
 @contextlib.contextmanager
 def _as_before() -> Iterator[None]:
     """Restores logging and `print`; KFP's local runner fails to after parallel loop iterations."""
-    root, print_before = logging.getLogger(), builtins.print
-    handlers, level = root.handlers[:], root.level
+    root = logging.getLogger()
+    print_before = builtins.print
+    handlers = root.handlers[:]
+    level = root.level
     try:
         yield
     finally:

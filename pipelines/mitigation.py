@@ -44,7 +44,8 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
     @form(FORMS["mitigation"], gpus_train=cluster.train.accelerators)
     def mitigation(**parameters: Any):
         """preflight -> validate -> sweep (base, champion) -> candidates: one a method -> sweep -> gate -> promote."""
-        model, name = parameters["base_model"], parameters["registered_name"]
+        model = parameters["base_model"]
+        name = parameters["registered_name"]
         pools = Pools(cluster, parameters["gpus_train"])
         ending = pools.report(report(registered_name=name)).set_caching_options(False)
         with dsl.ExitHandler(ending, name="mitigation"):
@@ -75,7 +76,8 @@ def _measure_and_mitigate(
     step has a digest of all that it goes back to as a parameter: `measured` where that is evaluation data and base
     model, `made` where it is the training data, too, and one of its own for the champion.
     """
-    measured, made = {"cache_key": data["eval_key"]}, {"cache_key": data["train_key"]}
+    measured = {"cache_key": data["eval_key"]}
+    made = {"cache_key": data["train_key"]}
     # None has a display name: KFP records an importer's artifact by that, and its consumers look for the task's key.
     base = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).output
     train_raw = dsl.importer(artifact_uri=data["uri"], artifact_class=dsl.Dataset).output

@@ -33,7 +33,8 @@ class Node:
         """Returns the node that Kubernetes describes so."""
         has = node["status"]["allocatable"]
         others = {name: int(amount(has[name])) for name in has if "/" in name}
-        labels, taints = node["metadata"].get("labels") or {}, node["spec"].get("taints") or []
+        labels = node["metadata"].get("labels") or {}
+        taints = node["spec"].get("taints") or []
         return cls(node["metadata"]["name"], labels, taints, amount(has["cpu"]), amount(has["memory"]), others)
 
     def can_hold(self, asked: Resources) -> bool:

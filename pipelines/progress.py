@@ -100,8 +100,11 @@ class Progress:
 
 def _state_of(step: str, pods: list[dict[str, Any]]) -> State | None:
     """What the last try of a step is doing; None of a pod that is being started."""
-    last, phase = pods[-1], pods[-1]["phase"]
-    why, began, ended = last.get("message") or "", _time(last, "startedAt"), _time(last, "finishedAt")
+    last = pods[-1]
+    phase = pods[-1]["phase"]
+    why = last.get("message") or ""
+    began = _time(last, "startedAt")
+    ended = _time(last, "finishedAt")
     if phase == "Pending":
         return None if _STARTING.search(why) else State(step, "waits", reason_of(why), len(pods))
     if phase == "Running":

@@ -37,7 +37,8 @@ class Resources:
 
 def resources(step: Step) -> Resources:
     """The resources that a step requests."""
-    limits, settings = step.container.get("resources", {}), step.settings
+    limits = step.container.get("resources", {})
+    settings = step.settings
     return Resources(
         step=step.name,
         image=step.container["image"],
@@ -59,7 +60,8 @@ def max_accelerators(group: Group) -> tuple[int, bool]:
     """The largest number of accelerators in use at once, over all orders in which the steps can run, and whether it is
     exact: it is not if the length of a loop, or a step's number of accelerators, will be known only at run time.
     """
-    weights, exact = {}, group.times is not None
+    weights = {}
+    exact = group.times is not None
     for name, member in group.members.items():
         weights[name], sure = max_accelerators(member) if isinstance(member, Group) else _weight(member)
         exact &= sure

@@ -22,8 +22,10 @@ def resumed_steps(cache: Path) -> Iterator[None]:
     from kfp.local import task_dispatcher
     from kfp.local.cache import LocalCache
 
-    places, missed = _Places(cache), threading.local()
-    look_up, run = LocalCache.get, task_dispatcher.run_single_task_implementation
+    places = _Places(cache)
+    missed = threading.local()
+    look_up = LocalCache.get
+    run = task_dispatcher.run_single_task_implementation
 
     def looked_up(self: LocalCache, key: str) -> dict[str, Any] | None:
         outputs = look_up(self, key)
@@ -31,16 +33,19 @@ def resumed_steps(cache: Path) -> Iterator[None]:
         return outputs
 
     def run_step(*, pipeline_root: str, pipeline_resource_name: str, **more: Any) -> Any:
-        key, missed.key = getattr(missed, "key", ""), ""
+        key = getattr(missed, "key", "")
+        missed.key = ""
         with places.place(key, Path(pipeline_root, pipeline_resource_name).absolute()) as folder:
             # KFP joins the two, and an absolute path goes before the root.
             return run(pipeline_root=pipeline_root, pipeline_resource_name=str(folder), **more)
 
-    LocalCache.get, task_dispatcher.run_single_task_implementation = looked_up, run_step
+    LocalCache.get = looked_up
+    task_dispatcher.run_single_task_implementation = run_step
     try:
         yield
     finally:
-        LocalCache.get, task_dispatcher.run_single_task_implementation = look_up, run
+        LocalCache.get = look_up
+        task_dispatcher.run_single_task_implementation = run
 
 
 class _Places:

@@ -144,7 +144,8 @@ def show_schedules(config: ScheduleConfig, schedules: list[RecurringRun]) -> Non
 
 
 def _schedule_row(schedule: RecurringRun) -> dict[str, str]:
-    mark, trigger = _MARK.fullmatch(schedule.description or ""), schedule.trigger and schedule.trigger.cron_schedule
+    mark = _MARK.fullmatch(schedule.description or "")
+    trigger = schedule.trigger and schedule.trigger.cron_schedule
     return {
         "name": schedule.display_name,
         "state": "enabled" if _is_enabled(schedule) else "paused",
@@ -161,7 +162,8 @@ def _is_enabled(schedule: RecurringRun) -> bool:
 
 def _next_run(schedule: RecurringRun) -> str:
     """The time of the schedule's next run; `?` if it does not run by cron."""
-    mark, trigger = _MARK.fullmatch(schedule.description or ""), schedule.trigger and schedule.trigger.cron_schedule
+    mark = _MARK.fullmatch(schedule.description or "")
+    trigger = schedule.trigger and schedule.trigger.cron_schedule
     if not trigger:
         return "?"
     zone = mark["zone"] if mark else "UTC"

@@ -60,7 +60,8 @@ def _known_outputs(compiled: CompiledYaml, scope: Mapping[str, Any]) -> dict[str
     step and output, joined with a dot, which no parameter's name has."""
     container = compiled.executors.get("exec-preflight", {}).get("container", {})
     environment = {each["name"]: each["value"] for each in container.get("env", [])}
-    pool, gpus = train_pool(environment.get(VARIABLE, "")), str(scope.get("gpus_train", ""))
+    pool = train_pool(environment.get(VARIABLE, ""))
+    gpus = str(scope.get("gpus_train", ""))
     if pool is None or not gpus.isdecimal():
         return {}
     asked = pool.times(int(gpus))

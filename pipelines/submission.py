@@ -47,7 +47,8 @@ def wait_for_end(
 ) -> None:
     """Polls until the run has ended, and logs what its steps do and why one waits. KFP's own wait would treat a
     cancelled run as one that is still running."""
-    until, state = time.monotonic() + timeout, ""
+    until = time.monotonic() + timeout
+    state = ""
     progress = Progress(compiled, values)
     while True:
         try:

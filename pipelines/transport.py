@@ -16,7 +16,9 @@ from posgap.options.pipelines import KfpConfig
 
 T = TypeVar("T")
 HOST_VARIABLES = ("KFP_HOST", "KF_PIPELINES_ENDPOINT")
-FIRST_WAIT, ANSWER_SECONDS, TRIES = RetryPolicy.first_wait, 30.0, 6  # waits in seconds; tries of a request
+FIRST_WAIT = RetryPolicy.first_wait  # seconds
+ANSWER_SECONDS = 30.0
+TRIES = 6  # of a request
 TRANSIENT = {408, 429, 500, 502, 503, 504}  # statuses of failures that may pass
 
 
@@ -97,7 +99,8 @@ class Transport(rest.RESTClientObject):
     def __init__(self, configuration: kfp_server_api.Configuration, token_source: str):
         configuration.retries = False  # urllib3's own retries do not wait, and follow redirects to login pages
         super().__init__(configuration)
-        self.host, self.token_source = configuration.host, token_source
+        self.host = configuration.host
+        self.token_source = token_source
         self.waits = Waits(self.host)
 
     def request(self, method: str, url: str, **options: object) -> rest.RESTResponse:

@@ -27,7 +27,8 @@ def upload(compiled: CompiledYaml, config: PipelineCompileConfig) -> None:
     version cannot be changed.
     """
     digest = digest_of([compiled.spec, compiled.platform])
-    name, version = compiled.name, config.version or f"{__version__}-{digest[:8]}"
+    name = compiled.name
+    version = config.version or f"{__version__}-{digest[:8]}"
     if version == LATEST:
         raise PosgapError(f"--version: {LATEST} stands for the newest version; give another name")
     client = connect(config)
@@ -44,7 +45,8 @@ def upload(compiled: CompiledYaml, config: PipelineCompileConfig) -> None:
             lambda: client.quietly_uploaded(package, version, pipeline, f"posgap {__version__} {digest}"),
             existing,
         )
-    done, url = "unchanged" if there else "uploaded", client.version_url(held)
+    done = "unchanged" if there else "uploaded"
+    url = client.version_url(held)
     show(
         f"{name} version {version}: {done}\n{url}", {"pipeline": name, "version": version, "outcome": done, "url": url}
     )
@@ -54,7 +56,8 @@ def fetch_uploaded(config: PipelineOnCluster) -> CompiledYaml:
     """The version that `config` names, as the server holds it. Raises `PosgapError` where there is none."""
     if config.file:
         raise PosgapError("--version: --file cannot change a version that was uploaded; leave one of them out")
-    client, name = connect(config), f"posgap-{config.pipeline}"
+    client = connect(config)
+    name = f"posgap-{config.pipeline}"
     pipeline = client.find_pipeline(config, name)
     if not pipeline:
         raise PosgapError(f"pipeline {name}: not found; `posgap pipeline compile --host` uploads it")

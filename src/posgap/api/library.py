@@ -166,7 +166,8 @@ def sweep(
             stack.enter_context(borrow_model(asked_of))
             asked = _in_memory(asked_of, tokenizer, config)
         refuse_searched_on(Path(asked.config.model), rows)
-        config, results = asked.config, list[SweepResult]()
+        config = asked.config
+        results = list[SweepResult]()
         for builder in at_lengths(config.lengths, config.depths, config.seed, asked.builder, everything):
             if builder.fill:
                 config = config.model_copy(update={"lengths": [builder.fill.length]})
@@ -318,10 +319,12 @@ class _Model(NamedTuple):
 def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -> _Model:
     if tokenizer is not None:
         raise PosgapError("posgap.sweep: a tokenizer goes with a model in memory; a name brings its own")
-    inputs, backend = sources(config), BACKENDS[config.backend]
+    inputs = sources(config)
+    backend = BACKENDS[config.backend]
     if backend.local:
         import_extra("torch")
-    config, factors = on_this_machine(config, inputs).resolve_auto(), None
+    config = on_this_machine(config, inputs).resolve_auto()
+    factors = None
     if backend.local:
         from posgap.models.loading import load_config
 

@@ -57,8 +57,11 @@ class SweepResult:
         examples: "Sequence[AnyExample]" = (),
         folder: Path | None = None,
     ):
-        self.figures, self.predictions = figures, list(predictions)
-        self._learnt, self._examples, self._folder = sorted(learnt), examples, folder
+        self.figures = figures
+        self.predictions = list(predictions)
+        self._learnt = sorted(learnt)
+        self._examples = examples
+        self._folder = folder
 
     @classmethod
     def read(cls, folder: str | Path) -> Self:
@@ -245,7 +248,8 @@ class ComparisonResult:
     """How one sweep differs from another. `figures` is all that `comparison.json` says of it."""
 
     def __init__(self, figures: Comparison, swept: Sequence[SweepToShow]):
-        self.figures, self._swept = figures, swept
+        self.figures = figures
+        self._swept = swept
 
     @property
     def gap(self) -> Estimate:

@@ -65,7 +65,8 @@ log = logging.getLogger(__name__)
 
 def _click_type(info: FieldInfo) -> dict[str, Any]:
     """How click takes a field: the type it checks; what pydantic parses itself stays text."""
-    annotation, registered = info.annotation, choices_of(info)
+    annotation = info.annotation
+    registered = choices_of(info)
     if registered:
         # MLproject has no way to leave a parameter out: an empty one leaves the choice open.
         names = registered.names() + ([""] if info.default == "" else [])
@@ -150,7 +151,8 @@ class _VerbCommand(click.Command):
     """
 
     def __init__(self, words: str, verb: Verb):
-        self.words, self.verb = words, verb
+        self.words = words
+        self.verb = verb
         super().__init__(
             words.rpartition(" ")[2],
             params=[*_parameters(verb.config), config_file.option(), *printing.output_options()],
@@ -161,7 +163,8 @@ class _VerbCommand(click.Command):
     def invoke(self, ctx: click.Context) -> None:
         """Does the verb's work. The file in its folder that is its result is kept to be printed as JSON, also that of a
         refusal, which is then raised."""
-        verb, config = self.verb, _to_config(self.verb.config, self.words, ctx)
+        verb = self.verb
+        config = _to_config(self.verb.config, self.words, ctx)
         place = str(getattr(config, "out", None) or "")
         with printing.result_alone():
             try:
@@ -303,7 +306,9 @@ def _parameters(config_type: type[Config]) -> list[click.Parameter]:
 
 
 def _option(config_type: type[Config], field: str, info: FieldInfo) -> _Option:
-    word, default, description = field.replace("_", "-"), info.default, info.description
+    word = field.replace("_", "-")
+    default = info.default
+    description = info.description
     more = _click_type(info)
     if info.is_required():
         more["required"] = config_type.must_be_said(field)
@@ -394,7 +399,8 @@ class _Group(click.Group):
         self.above = above
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        depth, names = len(self.above), dict[str, None]()
+        depth = len(self.above)
+        names = dict[str, None]()
         for words in VERBS:
             parts = tuple(words.split())
             if parts[:depth] == self.above:

@@ -34,7 +34,8 @@ def _gold_documents(examples: Iterable[Example]) -> list[Document]:
 def first_distractors(documents: Iterable[Document], example: Example, n_docs: int) -> list[Document] | None:
     """The first documents that are no gold ones and hold no answer, so many that a prompt has `n_docs` with the gold
     ones; None where there are too few."""
-    needed, found = n_docs - len(example.gold), list[Document]()
+    needed = n_docs - len(example.gold)
+    found = list[Document]()
     for document in documents:
         if len(found) >= needed:
             break
@@ -65,7 +66,8 @@ def with_ranked_distractors(examples: Sequence[Example], n_docs: int) -> Iterato
             chosen = sorted([*hard, *example.gold], key=lambda document: (-scores[place[document]], place[document]))
             passages = []
             for document in chosen:
-                score, relevant = float(scores[place[document]]), document in example.gold
+                score = float(scores[place[document]])
+                relevant = document in example.gold
                 passages.append(Passage(title=document.title, text=document.text, score=score, relevant=relevant))
             yield RankedExample(
                 id=example.id, question=example.question, answers=example.answers, passages=passages, relevance="label"

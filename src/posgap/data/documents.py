@@ -69,7 +69,8 @@ def split_around(text: str, quote: str) -> tuple[list[str], int]:
         where = f"{len(found)} times in the file; give a longer one" if found else "nowhere in the file"
         raise PosgapError(f"field `quote`: {shorten(repr(quote))} stands {where}")
     ((first, last),) = found
-    width, cuts = len(text) / PARTS, {0, len(text)}
+    width = len(text) / PARTS
+    cuts = {0, len(text)}
     borders = []
     for border in _BORDERS:
         found_ends = map(re.Match.end, re.finditer(border, text))

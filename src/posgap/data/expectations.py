@@ -91,7 +91,8 @@ def expectations(
     items of its example. Examples have `n_gold` gold documents, or any number."""
     import great_expectations.expectations as gxe
 
-    between, among = gxe.ExpectColumnValuesToBeBetween, gxe.ExpectColumnValuesToBeInSet
+    between = gxe.ExpectColumnValuesToBeBetween
+    among = gxe.ExpectColumnValuesToBeInSet
     golds = {"min_value": 1} if of_any_number else {"value_set": [n_gold]}
     return [
         gxe.ExpectColumnValuesToMatchRegex(column="question", regex=r"\S", description="the question is not blank"),
@@ -139,7 +140,8 @@ def run_expectations(table: "pd.DataFrame", suite: list) -> dict:
 
 def _outcome_of_rule(result, examples: int) -> dict:
     """What was expected of a column, and the rows that it fails in: id, line and value of each."""
-    config, details = result.expectation_config, result.to_json_dict()["result"]
+    config = result.expectation_config
+    details = result.to_json_dict()["result"]
     column = config.kwargs["column"]
     rows = details.get("unexpected_index_list") or []
     limits = {name: value for name, value in config.kwargs.items() if value is not None}
@@ -166,7 +168,8 @@ def _rule(limits: dict) -> str:
         return "not be blank"
     if "value_set" in limits:
         return "be " + " or ".join(map(str, limits["value_set"])).lower()
-    low, high = limits.get("min_value"), limits.get("max_value")
+    low = limits.get("min_value")
+    high = limits.get("max_value")
     if high is None:
         return f"be at least {low:g}"
     return f"be {high:g}" if low == high else f"be at most {high:g}"

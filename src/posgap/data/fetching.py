@@ -87,7 +87,8 @@ def _download(url: str, path: Path) -> None:
     import httpx2
 
     def once() -> None:
-        began, size = time.monotonic(), 0
+        began = time.monotonic()
+        size = 0
         try:
             with (
                 open(path, "wb") as file,

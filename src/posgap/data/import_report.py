@@ -51,7 +51,8 @@ class ImportReport:
 
     def log_summary(self, name: str) -> None:
         """Logs what the log that `name` names was taken for, and all counts; warns of what it left open."""
-        out, kept = self.left_out.total(), self.relevance.total()
+        out = self.left_out.total()
+        kept = self.relevance.total()
         for line in (*self.taken_for, *self.summary_lines()):
             log.log(
                 logging.WARNING if line.startswith("left out") and out > kept else logging.INFO, "%s: %s", name, line

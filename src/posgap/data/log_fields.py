@@ -292,7 +292,8 @@ class LogFields:
             return LoggedPassage(str(value[0]), " ".join(str(sentence).strip() for sentence in value[1]))
         if _is_pair(value):
             passage = self.passage(value[0], where)  # (document, score)
-            passage.numbers, passage.is_listed = {"score": float(value[1])}, True
+            passage.numbers = {"score": float(value[1])}
+            passage.is_listed = True
             return passage
         if isinstance(value, list) and value and all("role" in as_mapping(turn) for turn in value):
             return LoggedPassage("", "\n".join(f"{turn['role']}: {turn.get('content', '')}" for turn in value))
@@ -311,7 +312,8 @@ class LogFields:
         quoted = _QUOTED_TITLE.fullmatch(passage.text) if title is None and "contents" in inner else None
         passage.title = "" if title is None else str(title)
         if quoted:
-            passage.title, passage.text = quoted[1], quoted[2]
+            passage.title = quoted[1]
+            passage.text = quoted[2]
         for part in parts:
             for name in self.names["id"]:
                 cell = part.get(name)

@@ -138,7 +138,8 @@ def find_wrapped(row: Any) -> list[Any] | None:
     if not isinstance(row, Mapping):
         return None
     reader = LogFields()
-    names, data = row.get("columns"), row.get("data")
+    names = row.get("columns")
+    data = row.get("data")
     if isinstance(names, list) and isinstance(data, list):  # split
         return [dict(zip(names, cells)) for cells in data]
     columns = list(row.values())
@@ -239,7 +240,8 @@ def _join_rows(of_question: Sequence[tuple[LogRow, LoggedPassage]], log: LogRows
     passages = [passage for _, passage in of_question]
     log.fields.add_lists_beside(passages, common, first.where)
     entry = log.entry(first, common, passages)
-    entry.answers, entry.is_list = list(dict.fromkeys(answers)), False
+    entry.answers = list(dict.fromkeys(answers))
+    entry.is_list = False
     return entry
 
 
@@ -272,7 +274,8 @@ def _retrievals(row: Fields, queries: dict[str, Any], asked: Fields | None = Non
     """Yields the fields of all that may be retrievals in a trace's row. `queries` has those of LlamaIndex' events that
     have begun, by their id; `asked` is the question of the run that called this one, and what is right."""
     if "payload" in row and "event_type" in row:
-        payload, event = as_mapping(row["payload"]), str(row.get("id_", ""))
+        payload = as_mapping(row["payload"])
+        event = str(row.get("id_", ""))
         queries.setdefault(event, payload.get("query_str"))
         yield {"query": queries[event], **payload}
         return

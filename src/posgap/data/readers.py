@@ -56,7 +56,8 @@ def litm_kv_examples(
         raise PosgapError(f"{where}: `queries` is {queries}, but there are only {len(records)} records to ask for")
     for q, queried in enumerate([own, *others[: queries - 1]]):
         wanted, value = cut[queried]
-        keys, kept = {wanted}, []
+        keys = {wanted}
+        kept = []
         for i, (k, v) in enumerate(cut):
             if i == queried or k not in keys:
                 keys.add(k)
@@ -233,7 +234,8 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
         for title, sentences in item.context:
             titled.setdefault(_plain_title(title), []).append(len(documents))
             documents.append(Document(title=title, text=" ".join(map(str.strip, sentences))))
-        hops, holds = list[int](), list[bool]()
+        hops = list[int]()
+        holds = list[bool]()
         titles, _ = zip(*item.supporting_facts) if item.supporting_facts else ((), ())
         for title in dict.fromkeys(map(_plain_title, titles)):
             places = titled.get(title, [])
@@ -250,7 +252,8 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
             holds.append(bool(holding))
         if "comparison" not in item.type and holds == [True, False]:
             hops.reverse()
-        name, hops = item.id or f"hotpot-{number:05d}", hops if len(hops) == 2 else []
+        name = item.id or f"hotpot-{number:05d}"
+        hops = hops if len(hops) == 2 else []
         yield number, _build_example(name, item.question, [item.answer], documents, hops)
 
 
@@ -275,7 +278,8 @@ def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
             if idx is not None and item.paragraphs[place[idx]].is_supporting:
                 hops.append(place[idx])
         hops = hops if len(item.question_decomposition) == len(set(hops)) == 2 else []
-        answers, documents = [item.answer, *item.answer_aliases], _documents(item.paragraphs)
+        answers = [item.answer, *item.answer_aliases]
+        documents = _documents(item.paragraphs)
         yield number, _build_example(item.id, item.question, answers, documents, hops)
 
 

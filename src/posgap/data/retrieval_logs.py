@@ -197,10 +197,13 @@ class RetrievalLog:
             return f"{how}, as {'you say' if self.order else 'the format has it'}"
         if any(each.kind == "reranked" for each in readings):
             readings = [each for each in readings if each.kind in ("rank", "reranked")]
-        are_rows, by, words = not any(entry.is_list for entry in entries), None, "as the passages come"
+        are_rows = not any(entry.is_list for entry in entries)
+        by = None
+        words = "as the passages come"
         for each in readings if all(other.against for other in readings) else ():
             if (each.is_exact and (are_rows or each.turned)) or (are_rows and each.is_sure and not each.turned):
-                by, words = each, f"by `{each.name}`; the passages come otherwise in {each.against} questions"
+                by = each
+                words = f"by `{each.name}`; the passages come otherwise in {each.against} questions"
                 _sort(entries, each, report)
                 names = [reading.name for reading in readings]
                 readings = [other for other in _read_numbers(entries, fields) if other.name in names]
@@ -248,7 +251,8 @@ class RetrievalLog:
             told = {id(each) for each in retrieved if contains_answer(f"{each.title} {each.text}", entry.answers)}
         passages = _unique_passages(retrieved, told)
         _require_contrast(passages, entry, way)
-        name, way = entry.id or f"rag-{entry.number:06d}", cast(Relevance, way)
+        name = entry.id or f"rag-{entry.number:06d}"
+        way = cast(Relevance, way)
         return RankedExample(id=name, question=entry.question, answers=entry.answers, passages=passages, relevance=way)
 
 
@@ -290,7 +294,8 @@ def _read_numbers(entries: Sequence[LogEntry], fields: LogFields) -> list[_Readi
                 if name in each.numbers:
                     once.setdefault(each.text, each.numbers[name])
             lists += [[*once.values()]] if once else []
-        kind, is_sure = kinds.get(name, "distance" if "distance" in name else "score"), name not in _UNSURE
+        kind = kinds.get(name, "distance" if "distance" in name else "score")
+        is_sure = name not in _UNSURE
         are_whole = all(number % 1 == 0 and number >= 0 for numbers in lists for number in numbers)
         is_exact = are_whole and all(len(set(each)) == len(each) and max(each) <= len(each) for each in lists)
         if name == "position" and not is_exact:
@@ -326,14 +331,16 @@ def _show_both(entries: Sequence[LogEntry], reading: _Reading) -> str:
         passages = [each for each in entry.readable if reading.name in each.numbers]
         best = min(passages, key=lambda each: sign * each.numbers[reading.name], default=None)
         if best and best.numbers[reading.name] != passages[0].numbers[reading.name]:
-            comes, has = shorten(repr(passages[0].text[:60])), shorten(repr(best.text[:60]))
+            comes = shorten(repr(passages[0].text[:60]))
+            has = shorten(repr(best.text[:60]))
             return f"{entry.where}: {comes} comes first, {has} has the {first}"
     return ""
 
 
 def _describe(read: LogRows, entries: Sequence[LogEntry], order: str, id_name: str) -> list[str]:
     """What a log was taken for, in a few lines."""
-    sizes, empty = [], 0
+    sizes = []
+    empty = 0
     for entry in entries:
         sizes.append(len({passage.text for passage in entry.readable}))  # what comes twice counts once
         empty += sum(not p.text.strip() and bool(p.ids or entry.is_list) for p in entry.passages)
@@ -360,7 +367,8 @@ def _unique_passages(retrieved: Sequence[LoggedPassage], relevant: set[int]) -> 
     """Each passage once, marked as relevant if it is once."""
     passages: dict[tuple[str, str], Passage] = {}
     for each in retrieved:
-        name, score = next(iter(each.ids.values()), ""), each.score
+        name = next(iter(each.ids.values()), "")
+        score = each.score
         passage = Passage(title=each.title, text=each.text, score=score, relevant=id(each) in relevant, id=name)
         first = passages.setdefault((each.title, each.text), passage)
         if passage.relevant and not first.relevant:

@@ -34,7 +34,9 @@ def uuid_records(n_examples: int, n_docs: int, seed: int) -> Iterator[dict]:
 def uuid_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[KVExample]:
     """Yields the same records as examples."""
     for number, row in enumerate(uuid_records(n_examples, n_docs, seed), start=1):
-        key, value, records = row["key"], row["value"], row["ordered_kv_records"]
+        key = row["key"]
+        value = row["value"]
+        records = row["ordered_kv_records"]
         yield KVExample(id=f"kv-{number:05d}", question=key, answers=[value], key=key, value=value, records=records)
 
 
@@ -104,12 +106,15 @@ def two_hop_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Exampl
     if n_examples > math.perm(len(PEOPLE), n_docs) * math.factorial(n_docs - 2):
         raise PosgapError(f"n_examples={n_examples}: that many different examples need more than {n_docs} documents")
     rng = random.Random(seed)
-    drawn, asked = set[tuple](), set[tuple[str, str]]()
+    drawn = set[tuple]()
+    asked = set[tuple[str, str]]()
     while len(drawn) < n_examples:
         cycle = rng.sample(PEOPLE, n_docs)
         facts = list(zip(cycle, [*cycle[1:], cycle[0]]))
-        gold, distractors = facts[:2], rng.sample(facts[2:], n_docs - 2)
-        content, asks = (*gold, *distractors), (cycle[0], cycle[2])
+        gold = facts[:2]
+        distractors = rng.sample(facts[2:], n_docs - 2)
+        content = (*gold, *distractors)
+        asks = (cycle[0], cycle[2])
         if content in drawn or (asks in asked and len(asked) < math.perm(len(PEOPLE), 2)):
             continue
         drawn.add(content)
@@ -147,7 +152,8 @@ def animal_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example
     if n_examples > math.perm(len(YOUNG), n_docs) * (len(BEFORE) * len(AFTER)) ** n_docs // 2:
         raise PosgapError(f"n_examples={n_examples}: that many different examples need more than {n_docs} items")
     rng = random.Random(seed)
-    drawn, right = set[tuple[str, ...]](), set[str]()
+    drawn = set[tuple[str, ...]]()
+    right = set[str]()
     sentences = 2 * len(YOUNG) * len(BEFORE) * len(AFTER)
     while len(drawn) < n_examples:
         young = rng.random() < 0.5

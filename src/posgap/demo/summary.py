@@ -17,7 +17,8 @@ def steps(run: Path) -> dict[str, Path]:
     each one's manifest names its inputs.
     """
     (gate,) = run.glob("**/gate*/out")
-    candidate, base = _input(gate, "candidate"), _input(gate, "base")
+    candidate = _input(gate, "candidate")
+    base = _input(gate, "base")
     model = Path(read_sweep(candidate).model)
     sweep_base = _input(base, "sweeps.1")
     folders = {
@@ -62,7 +63,8 @@ def _sweep_figures(sweep: Sweep) -> dict[str, Any]:
 
 def table(summary: dict[str, Any]) -> str:
     """The summary as aligned text."""
-    base, candidate = summary["base"], summary["candidate"]
+    base = summary["base"]
+    candidate = summary["candidate"]
     shown = [position for position in (1, 5, 10, 15, 20) if position in base["positions"]]
 
     def figures_line(name: str, figures: dict[str, Any]) -> str:

@@ -124,7 +124,8 @@ def draw_batch(
         weights = torch.full((n,), 1 / n, dtype=torch.float64) if weights is None else weights
         query = torch.multinomial(weights, batch * questions, replacement=True, generator=rng)
         query = query.view(batch, questions)
-    key0, value0 = _ID[_KEYS[0]], _ID[_VALUES[0]]
+    key0 = _ID[_KEYS[0]]
+    value0 = _ID[_VALUES[0]]
 
     def column(token: str, like: torch.Tensor) -> torch.Tensor:
         return torch.full_like(like, _ID[token])
@@ -132,7 +133,8 @@ def draw_batch(
     records = torch.stack([key0 + keys // 16, key0 + keys % 16, value0 + values, column(_NEXT, keys)], dim=2).flatten(
         1
     )[:, :-1]
-    query_keys, query_values = keys.gather(1, query), values.gather(1, query)
+    query_keys = keys.gather(1, query)
+    query_values = values.gather(1, query)
     turns = torch.stack(
         [
             column(_QUESTION, query),
@@ -162,7 +164,8 @@ class _PositionJitter:
     """
 
     def __init__(self, model: TinyModel, rng: torch.Generator):
-        self.model, self.rng = model, rng
+        self.model = model
+        self.rng = rng
         self.handles = [
             layer.register_forward_pre_hook(self._rescale, with_kwargs=True) for layer in model.model.layers
         ]

@@ -166,7 +166,9 @@ class Collator:
     """
 
     def __init__(self, pairs: Sequence[Pair], builder: PromptBuilder):
-        self.pairs, self.builder, self.pad = pairs, builder, builder.tokenizer.pad_token_id
+        self.pairs = pairs
+        self.builder = builder
+        self.pad = builder.tokenizer.pad_token_id
         self._built: dict[TrainingPrompt, list[int]] = {}
 
     def token_ids(self, row: TrainingPrompt) -> tuple[list[int], list[int]]:
@@ -203,7 +205,8 @@ class Collator:
     def __call__(self, rows: Sequence[TrainingPrompt]) -> Batch:
         read = [self.input_tokens(row) for row in rows]
         width = max(map(len, read))
-        padded, ends = [], []
+        padded = []
+        ends = []
         for number, ids in enumerate(read):
             padded.append(ids + [self.pad] * (width - len(ids)))
             ends.append(number * width + len(ids))
@@ -213,7 +216,8 @@ class Collator:
         """A batch of all rows of `bundles`, in their order: what a row has in common with the one before it in its
         bundle is read once."""
         rows: list[TrainingPrompt] = []
-        prompts, own = [], []
+        prompts = []
+        own = []
         for bundle in bundles:
             rows += bundle
             prompts.append([self.input_tokens(row) for row in bundle])

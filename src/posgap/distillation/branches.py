@@ -55,7 +55,8 @@ class Branches(tuple[Branch, ...]):
         """The layout on a device, made once for all layers; the host does not wait for the copies."""
         if self._flash_layout is None:
             columns: list[np.ndarray] = []
-            queries, keys = [0], [0]
+            queries = [0]
+            keys = [0]
             for (start, end), path in self:
                 columns += [np.arange(*span) for span in path]
                 queries.append(end - start)
@@ -150,7 +151,8 @@ def _by_flash(
 def _over_branches(query: Tensor, key: Tensor, value: Tensor, branches: Branches, **options: Any) -> Tensor:
     """Attention `[1, S, H, D]` of `query [1, H, S, D]`: of each branch's own tokens over its whole path."""
     branches.layers += 1
-    window, scale = options.get("sliding_window"), options.get("scaling")
+    window = options.get("sliding_window")
+    scale = options.get("scaling")
     if torch.is_autocast_enabled(query.device.type):  # as torch's own attention does
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (each.to(dtype) for each in (query, key, value))
@@ -161,13 +163,15 @@ def _over_branches(query: Tensor, key: Tensor, value: Tensor, branches: Branches
         keys, values = (torch.cat([each[:, :, start:end] for start, end in path], 2) for each in (key, value))
         last = keys.shape[2] - own.shape[2]  # so many tokens stand in front of its own
         if (groups := query.shape[1] // keys.shape[1]) > 1:  # once, rather than for each run of queries
-            keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+            keys = keys.repeat_interleave(groups, 1)
+            values = values.repeat_interleave(groups, 1)
         if not last and not (window and window < keys.shape[2]):  # what shares nothing needs no mask
             out = F.scaled_dot_product_attention(own, keys, values, is_causal=True, scale=scale)
             outputs.append(out.transpose(1, 2))
             continue
         for queries in own.split(QUERIES_AT_ONCE, 2):
-            first, last = last, last + queries.shape[2]
+            first = last
+            last = last + queries.shape[2]
             mask = torch.ones(last - first, last, dtype=torch.bool, device=query.device).tril(first)
             if window:
                 mask = mask.triu(first - window + 1)

@@ -71,7 +71,8 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Ends when what was saved is written; raises `PosgapError` where it could not be."""
-        writing, self.writing = self.writing, None
+        writing = self.writing
+        self.writing = None
         if writing:
             writing.result()
 
@@ -112,8 +113,10 @@ class Checkpoints:
         self.writing = self.writer.submit(self._write, step, state, _random_states(), list(history))
 
     def _write(self, step: int, state: State, random_states: dict, history: History) -> None:
-        partial, complete = self.folder / f".partial-{step}", self.folder / f"step-{step}"
-        rank, group = rank_and_world()[0], self._group
+        partial = self.folder / f".partial-{step}"
+        complete = self.folder / f"step-{step}"
+        rank = rank_and_world()[0]
+        group = self._group
         try:
             if first_of_its_node():
                 last = max((earlier for earlier in self._here() if earlier != step), default=0)
@@ -156,7 +159,8 @@ class Checkpoints:
         """Uploads this process's share of the files; the list of all goes last, from the first process."""
         if not self.kept.uri:
             return
-        (rank, _), failed = rank_and_world(), ""
+        (rank, _) = rank_and_world()
+        failed = ""
         try:
             if rank == 0:
                 self.kept.drop([f"{complete.name}/{FILES}"])
@@ -224,7 +228,8 @@ class Checkpoints:
 
         Returns an empty history, and changes nothing, where there is no checkpoint.
         """
-        step, (rank, _) = self._sound(), rank_and_world()
+        step = self._sound()
+        (rank, _) = rank_and_world()
         if not step:
             return []
         folder = self.folder / f"step-{step}"

@@ -70,7 +70,9 @@ class NotFinite(PosgapError):
 
     def __init__(self, message: str, step: int, rows: Sequence[TrainingPrompt], losses: Sequence[float]):
         super().__init__(message)
-        self.step, self.rows, self.losses = step, rows, losses
+        self.step = step
+        self.rows = rows
+        self.losses = losses
 
 
 def train(
@@ -118,7 +120,8 @@ def train(
     gradient = Gradient(accelerator, wrapped, optimizer, MAX_GRAD_NORM)
     if not gradient.by_deepspeed:
         add_gradients_in_place(student.model, student.head)
-    rest, speed = range(len(history), len(steps)), Speed.for_model(student.model, rank_and_world()[1])
+    rest = range(len(history), len(steps))
+    speed = Speed.for_model(student.model, rank_and_world()[1])
     with (
         attention_over_branches(student.model) as shares_prefixes,
         deferred_termination() as termination,
@@ -132,7 +135,8 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = rate
             collate.build_prompts(steps[step])
-            started, tokens = time.perf_counter(), sum(len(collate.input_tokens(row)) for row in steps[step])
+            started = time.perf_counter()
+            tokens = sum(len(collate.input_tokens(row)) for row in steps[step])
             figures = train_step.run(step + 1, steps[step])  # which ends with figures that the device has computed
             speed.steps.append((tokens, time.perf_counter() - started))
             history.append({"step": step + 1, **figures, "learning_rate": rate, **first})
@@ -160,7 +164,9 @@ class Step:
     """
 
     def __init__(self, number: int, rows: Sequence[TrainingPrompt], layout: BatchLayout, device: torch.device):
-        self.number, self.rows, self.layout = number, rows, layout
+        self.number = number
+        self.rows = rows
+        self.layout = layout
         self.losses = torch.zeros(len(rows), dtype=torch.float64, device=device)  # [N], equal on all processes
         self.is_known = [False] * len(rows)
         self.weights = torch.zeros_like(self.losses)  # [N], 0 until weighed
@@ -177,7 +183,8 @@ class Step:
 
     def reweigh(self, objective: Objective) -> Tensor | float:
         """Weighs all rows whose losses are known; returns the factor by which those in the gradient now weigh more."""
-        before, self.weights = self.weights, objective.weights(self.rows, self.losses, self.is_known)
+        before = self.weights
+        self.weights = objective.weights(self.rows, self.losses, self.is_known)
         if not self.in_gradient:
             return 1.0
         index = index_on(self.losses.device, self.in_gradient)
@@ -216,10 +223,15 @@ class TrainStep:
         micro_batch_tokens: int,
         shares_prefixes: bool = False,  # whether prompts may share what they have in common
     ):
-        self.model, self.gradient, self.objective, self.collate = model, gradient, objective, collate
-        self.device, self.micro_batch_tokens = device, micro_batch_tokens or START_TOKENS
+        self.model = model
+        self.gradient = gradient
+        self.objective = objective
+        self.collate = collate
+        self.device = device
+        self.micro_batch_tokens = micro_batch_tokens or START_TOKENS
         self.may_grow = not micro_batch_tokens and device.type != "cpu" and not gradient.by_deepspeed
-        self.shares_prefixes, self.sharing_is_checked = shares_prefixes, False
+        self.shares_prefixes = shares_prefixes
+        self.sharing_is_checked = False
         self.rank, self.world = rank_and_world()
         self.exhausted = False  # whether this process has run out of memory in this step
 
@@ -283,7 +295,8 @@ class TrainStep:
             same = same_states(read, torch.cat(alone), together.branches, tolerance)
         if any(gather(self.exhausted)):
             return  # and checked again with the next micro-batch
-        self.sharing_is_checked, self.shares_prefixes = True, all(gather(same))
+        self.sharing_is_checked = True
+        self.shares_prefixes = all(gather(same))
         if not self.shares_prefixes:
             log.info("what prompts have in common is read for each: this model does not read it once as it should")
 

@@ -35,5 +35,6 @@ def keep_in_bfloat16(model: PreTrainedModel) -> None:
         # Of a planner's weights, which have no numbers, the caller knows.
         if layer.weight.is_meta or torch.equal(rounded.to(layer.weight.dtype), layer.weight):
             frozen = _InBfloat16(layer.in_features, layer.out_features, bias=False, device="meta")
-            frozen.weight, frozen.bias = nn.Parameter(rounded, requires_grad=False), layer.bias
+            frozen.weight = nn.Parameter(rounded, requires_grad=False)
+            frozen.bias = layer.bias
             module.base_layer = frozen

@@ -23,7 +23,10 @@ class Gradient:
     """
 
     def __init__(self, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer, max_norm: float):
-        self.accelerator, self.model, self.optimizer, self.max_norm = accelerator, model, optimizer, max_norm
+        self.accelerator = accelerator
+        self.model = model
+        self.optimizer = optimizer
+        self.max_norm = max_norm
         self.by_deepspeed = by_deepspeed(accelerator)  # then each pass adds up the processes' gradients
         self.factor: Tensor | float = 1.0  # the gradient so far is what is accumulated, times this
         self.least_factor: Tensor | float = 1.0

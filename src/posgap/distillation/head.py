@@ -25,7 +25,8 @@ _FACTORS: dict[str, Callable[[Any], float]] = {
 # The names of soft caps in the configurations of Gemma and NanoChat, RecurrentGemma, and xLSTM.
 _SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 # Numbers of a product that are held at once: 32 MiB in float32, and 256 MiB on a GPU, where parts are launches.
-NUMBERS_AT_ONCE, ON_A_GPU = 1 << 23, 8
+NUMBERS_AT_ONCE = 1 << 23
+ON_A_GPU = 8
 
 
 class Head:
@@ -37,7 +38,9 @@ class Head:
     in_place = False  # whether `losses` adds the weight's gradient to the one that is there, rather than return another
 
     def __init__(self, linear: nn.Linear, factor: float = 1.0, soft_cap: float | None = None):
-        self.linear, self.factor, self.soft_cap = linear, factor, soft_cap
+        self.linear = linear
+        self.factor = factor
+        self.soft_cap = soft_cap
 
     @classmethod
     def from_model(cls, model: PreTrainedModel) -> "Head":
@@ -70,7 +73,8 @@ class Head:
 
     def project(self, states: Tensor) -> Tensor:
         """The linear layer's outputs `[M, V]`."""
-        weight, bias = self.linear.weight, self.linear.bias
+        weight = self.linear.weight
+        bias = self.linear.bias
         parts = []
         if _is_on_gpu(weight) and states.dtype == weight.dtype and weight.dtype.itemsize == 2:
             outputs = torch.mm(states, weight.T, out_dtype=torch.float32)  # in which products of 16 bits are exact
@@ -110,7 +114,8 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, head: Head, loss: Any, hidden: Tensor, *tensors: Any) -> Tensor:  # type: ignore[override]
         _, _, *per_token = tensors  # weight and bias, which are read where ZeRO-3 has them at the time
-        ctx.head, ctx.loss = head, loss
+        ctx.head = head
+        ctx.loss = loss
         ctx.save_for_backward(hidden, *per_token)
         losses = []
         for part in _chunks(hidden, head):
@@ -119,8 +124,10 @@ class _Losses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        head, (hidden, *per_token) = ctx.head, ctx.saved_tensors
-        weight, bias = head.linear.weight, head.linear.bias
+        head = ctx.head
+        (hidden, *per_token) = ctx.saved_tensors
+        weight = head.linear.weight
+        bias = head.linear.bias
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[2] else None
         to_weight = head.gradient_of(weight) if ctx.needs_input_grad[3] else None
         to_bias = head.gradient_of(bias) if ctx.needs_input_grad[4] else None

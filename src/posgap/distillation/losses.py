@@ -21,7 +21,8 @@ def index_on(device: torch.device, numbers: Sequence[int]) -> Tensor:
 
 def token_kl(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
     """KL(teacher || student) of each token over the full vocabulary: `[M, V], [M, V]` to `[M]`."""
-    a, b = teacher_logits.float(), student_logits.float()
+    a = teacher_logits.float()
+    b = student_logits.float()
     over = torch.logsumexp(b, -1) - torch.logsumexp(a, -1)
     return (torch.softmax(a, -1) * (a - b)).sum(-1) + over
 
@@ -55,6 +56,8 @@ def alignment_weights(losses: Tensor, positions: Sequence[Hashable], alignment: 
     number = {position: index for index, position in enumerate(dict.fromkeys(positions))}
     bins = index_on(losses.device, [number[position] for position in positions])
     zeros = losses.new_zeros(len(number))
-    total, count = zeros.index_add(0, bins, losses), zeros.index_add(0, bins, torch.ones_like(losses))
-    between, largest = torch.softmax(total / count, 0), zeros.scatter_reduce(0, bins, losses, "amax")
+    total = zeros.index_add(0, bins, losses)
+    count = zeros.index_add(0, bins, torch.ones_like(losses))
+    between = torch.softmax(total / count, 0)
+    largest = zeros.scatter_reduce(0, bins, losses, "amax")
     return between[bins] * losses / largest[bins].clamp_min(torch.finfo(losses.dtype).tiny)

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 # The run of the paper: 94 updates at 3e-6, which falls linearly, on models of 7B, whose layers are 4,096 wide.
-_PAPER_REACH, _PAPER_WIDTH = 3e-6 * 95 / 2, 4096
+_PAPER_REACH = 3e-6 * 95 / 2
+_PAPER_WIDTH = 4096
 _PAPER_RATE, _PAPER_PARAMETERS = 3e-6, 7e9
 # 8e-4 to 3e-3 closed the demo's gap (85,000 parameters), which are exponents of 0.49 to 0.61. At 135M 5e-5 was seen to
 # move SmolLM2, an exponent of 0.71; the 3e-5 of this one was not tried there.

@@ -78,7 +78,9 @@ class R1(Objective):
 
     def __init__(self, advantageous: Sequence[Positions], alignment: str, anchoring: float, n_docs: Sequence[int] = ()):
         self.anchors = advantageous if anchoring else None
-        self.alignment, self.anchoring, self.n_docs = alignment, anchoring, n_docs
+        self.alignment = alignment
+        self.anchoring = anchoring
+        self.n_docs = n_docs
 
     def draw_prompts(self, draws: Sequence[Draw]) -> list[TrainingPrompt]:
         prompts = []
@@ -104,7 +106,8 @@ class R1(Objective):
             # alpha is a softmax over positions: over those whose losses are there, it is the same but for a factor.
             others = [index for index in others if is_known[index]]
         if others:
-            places, depths = index_on(losses.device, others), [self._depth(rows[index]) for index in others]
+            places = index_on(losses.device, others)
+            depths = [self._depth(rows[index]) for index in others]
             weights[places] = alignment_weights(losses[places], depths, self.alignment)
         return weights
 
@@ -121,7 +124,9 @@ class R1(Objective):
         counted = [figures["effective_rows"] for figures in history if "effective_rows" in figures]
         if self.alignment == "none" or not counted:
             return ""
-        least, median, most = min(counted), statistics.median(counted), max(counted)
+        least = min(counted)
+        median = statistics.median(counted)
+        most = max(counted)
         line = (
             f"alignment: beside the anchors, a step's prompts weighed like {median:.1f} equal ones in the median step"
         )
@@ -138,7 +143,8 @@ class R1(Objective):
 
     def _split_anchors(self, rows: Sequence[TrainingPrompt]) -> tuple[list[int], list[int]]:
         """The indices of the anchors, the rows at their pair's advantageous placement, and those of the others."""
-        anchors, others = [], []
+        anchors = []
+        others = []
         for index, row in enumerate(rows):
             is_anchor = self.anchors is not None and row.positions == self.anchors[row.pair]
             (anchors if is_anchor else others).append(index)

@@ -12,12 +12,14 @@ from posgap.distillation.speed import PEAK_TFLOPS
 log = logging.getLogger(__name__)
 GB = 1e9
 USABLE = 0.92  # of a GPU's memory; the rest is the driver's, and lost between blocks. As much of a CPU's.
-H100_GB, H100_TFLOPS = 80.0, PEAK_TFLOPS["H100"]
+H100_GB = 80.0
+H100_TFLOPS = PEAK_TFLOPS["H100"]
 # The share of these that training reaches, and of a CPU's products of matrices: 0.8 was seen of SmolLM2 on one thread.
 MFU, MFU_OF_CPU = 0.35, 0.7
 LORA_RANK = 16
 # DeepSpeed's defaults, in numbers of two bytes: two buckets of gradients, and of parameters those gathered at a time.
-_BUCKETS, _GATHERED = 2 * 5e8 * 2, 1e9 * 2
+_BUCKETS = 2 * 5e8 * 2
+_GATHERED = 1e9 * 2
 _PROCESS = 0.4e9  # bytes that python and libraries take before there is a model
 
 
@@ -77,7 +79,9 @@ class Need:
 def standing(way: Way, size: Size, gpus: int) -> float:
     """The bytes on each GPU of parameters, gradients, Adam's two means and the teacher's head; of several processes
     also what they exchange gradients through."""
-    parameters, trained, head = size.parameters, size.trained, way.bytes_kept * size.head
+    parameters = size.parameters
+    trained = size.trained
+    head = way.bytes_kept * size.head
     if way.strategy == "zero3":
         return (2 * parameters + (2 + 4 + 4 + 8) * trained) / gpus + _GATHERED + _BUCKETS + head
     if way.strategy == "zero2":
@@ -147,7 +151,8 @@ def _most_rows(taken: Callable[[int], int], most: int, free: float) -> tuple[int
     Where one takes more, 0, and the bytes of that one. The number is the largest to an eighth of it; its bytes are
     measured, since they do not grow by the same with each row: another phase has the peak at few rows than at many.
     """
-    fits, above = (1, taken(1)), (most, taken(most))
+    fits = (1, taken(1))
+    above = (most, taken(most))
     if fits[1] > free:
         return 0, fits[1]
     if above[1] <= free:

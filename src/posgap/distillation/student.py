@@ -24,7 +24,10 @@ class Student(nn.Module):
 
     def __init__(self, model: PreTrainedModel, objective: Objective, teacher: Teacher | None = None):
         super().__init__()
-        self.model, self.head, self.objective, self.teacher = model, Head.from_model(model), objective, teacher
+        self.model = model
+        self.head = Head.from_model(model)
+        self.objective = objective
+        self.teacher = teacher
         self.head_losses = HeadLosses(self.head)
         self.rope = RopeLengths.from_config(model.config) or None
         self.is_checked = False

@@ -48,7 +48,8 @@ class TeacherStates:
 
     def __init__(self, folder: ResumableFolder | Path, identity: dict[str, str]):
         self.kept = folder if isinstance(folder, ResumableFolder) else ResumableFolder(folder)
-        self.folder, self.identity = self.kept.folder, identity
+        self.folder = self.kept.folder
+        self.identity = identity
         self.where: dict[str, tuple[Path, int, int]] = {}
         self.open: dict[Path, Any] = {}  # the shards as opened by safe_open
         self.index_shards()
@@ -64,7 +65,8 @@ class TeacherStates:
         try:
             self.open[shard] = safe_open(shard, framework="pt")
             about = self.open[shard].metadata() or {}
-            identity, rows = json.loads(about["identity"]), json.loads(about["rows"])
+            identity = json.loads(about["identity"])
+            rows = json.loads(about["rows"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise PosgapError(f"{shard}: not a file of teacher states ({error}); delete it") from None
         differing = [name for name in self.identity if identity.get(name) != self.identity[name]]
@@ -99,7 +101,10 @@ class Teacher:
     """
 
     def __init__(self, states: TeacherStates, head: Head, collate: Collator, temperature: float = 1.0):
-        self.states, self.head, self.collate, self.temperature = states, head, collate, temperature
+        self.states = states
+        self.head = head
+        self.collate = collate
+        self.temperature = temperature
         self.keys = [collate.digest(row) for row in teacher_prompts(collate.pairs)]
         self.on_card: dict[int, Tensor] = {}  # states of pairs that a GPU keeps, up to `CARD_BYTES`
 

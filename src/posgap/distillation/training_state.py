@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from posgap.distillation.optimizers import initial_state
 from posgap.foundation.errors import PosgapError
 
-PARAMETERS, MEANS = "parameters", ("exp_avg", "exp_avg_sq")
+PARAMETERS = "parameters"
+MEANS = ("exp_avg", "exp_avg_sq")
 KINDS = (PARAMETERS, *MEANS, "step")  # as the first part of a name
 State = dict[str, Tensor]
 # What ZeRO's stages and its optimizer for bfloat16 call their flat partitions.
@@ -153,7 +154,8 @@ def _full_tensor(tensor: Tensor) -> Tensor:
 
 def _partition(whole: Tensor, parameter: Any) -> Tensor:
     """This process's part of a parameter as ZeRO-3 parts it: in order, equally long, the last one filled up."""
-    size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()
+    size = parameter.ds_tensor.numel()
+    rank = torch.distributed.get_rank()
     part = torch.zeros(size, dtype=whole.dtype, device=whole.device)
     own = whole.flatten()[rank * size : (rank + 1) * size]
     part[: len(own)] = own

@@ -30,7 +30,8 @@ def explored_roles(judged: Mapping[str, Path | None]) -> PageExamples:
 def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep], explored: PageExamples | None = None) -> str:
     """The page as text; it needs nothing beside itself. `sweeps` has those of `candidate`, and of `base` and `champion`
     where there are any; `explored` is what the page holds of their examples."""
-    candidate, shown = sweeps["candidate"], list(sweeps.values())
+    candidate = sweeps["candidate"]
+    shown = list(sweeps.values())
     if len(sweeps) > 1:
         shown = [sweep.model_copy(update={"label": label_with_role(role, sweep)}) for role, sweep in sweeps.items()]
     return render_page(
@@ -93,7 +94,8 @@ def label_with_role(role: str, sweep: Sweep) -> str:
 
 
 def _broken(ruling: Ruling) -> str:
-    rule, (low, high) = GATE_RULES[ruling.name], ruling.interval
+    rule = GATE_RULES[ruling.name]
+    (low, high) = ruling.interval
     certain = f"at least {low:.1f} for certain" if ruling.claim == "at most" else f"at most {high:.1f} for certain"
     found = f"{ruling.estimate:.1f}" if ruling.is_counted else certain
     figures = f"{ruling.meaning}: {found}, and {ruling.claim} {ruling.threshold:g} is allowed"

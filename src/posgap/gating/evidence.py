@@ -58,7 +58,8 @@ def anchor_beside(champion: Path | None) -> Path | None:
 
 def sweep_record(evidence: Evidence) -> SweepRecord:
     """The record of a sweep."""
-    folder, sweep = folder_of(evidence.path), evidence.sweep
+    folder = folder_of(evidence.path)
+    sweep = evidence.sweep
     return SweepRecord(
         **sweep.model_dump(include={"label", "model", "model_digest", "examples_digest"}),
         settings_digest=digest_of(sweep.settings),
@@ -85,7 +86,8 @@ def read_gate_inputs(
     responses, where the sweeps were not asked alike, where the candidate was not made from the base, where an example
     is there twice, and where candidate or champion learnt one of the examples.
     """
-    judged, allowed = _read_evidence(candidate), set(allow)
+    judged = _read_evidence(candidate)
+    allowed = set(allow)
     twice = len(judged.contents) - len(set(judged.contents))
     if twice:
         raise PosgapError(f"{candidate}: {twice} examples are there twice, and count once; sweep each once")
@@ -99,7 +101,8 @@ def read_gate_inputs(
         otherwise = [*otherwise, BASE]
     best, best_otherwise = align_comparable(_read_evidence(champion), judged, allowed) if champion else (None, [])
     if anchor and ANCHOR in allowed:
-        anchor, otherwise = None, [*otherwise, ANCHOR]
+        anchor = None
+        otherwise = [*otherwise, ANCHOR]
     before, before_otherwise = align_comparable(_read_evidence(anchor), judged, allowed) if anchor else (None, [])
     for learner in (judged, best):
         if learner:
@@ -148,7 +151,8 @@ def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
         swept = sorted({1 - most, *positions, sweep.n_docs + most})
         holes = [(before, after) for before, after in pairwise(swept) if after - before > most]
         if holes:
-            low, high = max(1, holes[0][0]), min(sweep.n_docs, holes[0][1])
+            low = max(1, holes[0][0])
+            high = min(sweep.n_docs, holes[0][1])
             complaints.append(f"nothing is known between positions {low} and {high} of {sweep.n_docs}")
             break
     return complaints
@@ -177,7 +181,9 @@ def unknown_copies(candidate: Evidence, policy: Policy) -> list[str]:
 
 def wrong_figure(evidence: Evidence) -> str:
     """The first figure of a sweep that its predictions do not give, in words; empty where they give all."""
-    sweep, seed, categories = evidence.sweep, evidence.sweep.settings.get("seed"), evidence.sweep.categories
+    sweep = evidence.sweep
+    seed = evidence.sweep.settings.get("seed")
+    categories = evidence.sweep.categories
     if sweep.definition or sweep.task in TASKS.names():  # else it is a task of a package that is not installed here
         categories = sweep.asked_task.categories([Placement(tuple(p), sweep.n_docs) for p in sweep.placements])
     seed = seed if isinstance(seed, int) else 0
@@ -231,7 +237,8 @@ def _contradiction(sweep: Sweep) -> str:
     for name, value in said.items():
         if sweep.settings.get(name) and sweep.settings[name] != value:
             return f"asked.{name} is {value}, and settings.{name} is {sweep.settings[name]}"
-    task, scored = sweep.settings.get("task", ""), sweep.definition or sweep.task
+    task = sweep.settings.get("task", "")
+    scored = sweep.definition or sweep.task
     if task and task != scored:
         return f"settings.task is {shorten(task)}, and the responses are scored as those of {shorten(scored)}"
     if sweep.settings.get("temperature") and sweep.asked.decoding == "greedy":

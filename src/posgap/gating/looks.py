@@ -22,7 +22,8 @@ def attempt_number(sweep: Sweep) -> int | None:
     """
     if not is_counted(sweep):
         return None
-    before, question = _refused_questions(sweep), _question(sweep)
+    before = _refused_questions(sweep)
+    question = _question(sweep)
     return before.index(question) + 1 if question in before else len(before) + 1
 
 
@@ -31,7 +32,8 @@ def record_attempt(verdict: Verdict, sweep: Sweep) -> None:
     if verdict.passed or verdict.evidence_gaps or not is_counted(sweep):
         return
     with lock_mark(f"looks-{_model_key(sweep)}"):
-        before, question = _refused_questions(sweep), _question(sweep)
+        before = _refused_questions(sweep)
+        question = _question(sweep)
         if question not in before:
             write_json(cache_folder() / "looks" / f"{_model_key(sweep)}.json", [*before, question])
 

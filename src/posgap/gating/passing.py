@@ -68,7 +68,8 @@ class PassRates:
         while self.pass_rate(name, numbers[high]) < share:
             if high == last:
                 return None
-            low, high = high, min(high + 70, last)
+            low = high
+            high = min(high + 70, last)
         return numbers[bisect_left(range(high), share, low, key=lambda at: self.pass_rate(name, numbers[at]))]
 
     def margin(self, name: str, n: int) -> float:

@@ -121,10 +121,12 @@ def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> 
     policy asks for that, with the best champion so far. `folder` is the verdict's, for the error. `before` is what an
     earlier call returned, if there was one: a champion without a digest is not downloaded again.
     """
-    champion, judged = registry.to_beat(name), verdict.evidence.get("champion")
+    champion = registry.to_beat(name)
+    judged = verdict.evidence.get("champion")
     if champion is None:
         return ""
-    version, held = str(champion.version), champion.tags.get(registry.DIGEST)
+    version = str(champion.version)
+    held = champion.tags.get(registry.DIGEST)
     if held == verdict.model_digest:
         return version
     if judged and held == judged.model_digest:
@@ -149,7 +151,8 @@ def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> 
 def _require_the_best(verdict: Verdict, champion: "ModelVersion", folder: Path) -> None:
     """Raises `OutdatedVerdict` where a verdict does not compare its candidate with the best champion so far, as the
     policy of the registered name asks, or else its own."""
-    best, compared = anchor_of(champion), verdict.evidence.get(ANCHOR)
+    best = anchor_of(champion)
+    compared = verdict.evidence.get(ANCHOR)
     known = {verdict.model_digest, compared.model_digest if compared else ""}
     policy = registered_policy(champion.name) or verdict.policy
     if best and ANCHOR not in policy.allow and best.tags.get(registry.DIGEST) not in known:

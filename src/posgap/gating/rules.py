@@ -265,7 +265,8 @@ class Advantageous(GateRule):
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
         """The reference's best placement is chosen on one half of the examples, and both are compared there on the
         other."""
-        reference, role = inputs.reference, inputs.reference_role
+        reference = inputs.reference
+        role = inputs.reference_role
         differences = inputs.candidate.correct - reference.correct
         estimate, interval, chosen = statistics.difference_at_best(differences, reference.correct, inputs.error)
         where = " or ".join(format_positions(reference.sweep.placements[column]) for column in chosen)
@@ -274,7 +275,8 @@ class Advantageous(GateRule):
         return self.rule_at_least(0.0 - limits.advantageous_tolerance, meaning, estimate, interval)
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":
-        differences, least = sweeps.candidate - sweeps.reference, -limits.advantageous_tolerance / 100
+        differences = sweeps.candidate - sweeps.reference
+        least = -limits.advantageous_tolerance / 100
         return statistics.difference_at_best_reaches(differences, sweeps.reference, least, sweeps.error)
 
 
@@ -299,7 +301,8 @@ class Useful(GateRule):
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
         """The ruling on the claim that comes off worst: that the mean reaches a number, or what a sweep answered
         without documents. All of these claims must hold, so that none needs a stricter level (intersection-union)."""
-        sweep, means = inputs.candidate.sweep, inputs.candidate.correct.mean(axis=1)
+        sweep = inputs.candidate.sweep
+        means = inputs.candidate.correct.mean(axis=1)
         chance = 100 * sweep.asked_task.chance(sweep.filled.documents if sweep.filled else sweep.n_docs)
         interval = statistics.mean_interval(means, inputs.error).tolist()
         least = max(limits.min_mean, chance)

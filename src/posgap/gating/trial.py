@@ -77,7 +77,8 @@ def require_references(
     it stands in for a champion, from the folder `base` if one is given. Raises `PosgapError` where a sweep is another,
     or the model answers otherwise: who makes a champion worse displaces it.
     """
-    versions, is_tried = registry.versions(name), not {TRIAL, REFERENCE_TRIAL} & {*policy.allow}
+    versions = registry.versions(name)
+    is_tried = not {TRIAL, REFERENCE_TRIAL} & {*policy.allow}
     for role in ("champion", "anchor") if inputs.champion else ("base",):
         evidence = getattr(inputs, role)
         if evidence is None:
@@ -153,7 +154,8 @@ def _require_base_of_record(inputs: GateInputs, champion: "ModelVersion | None")
     record = record_of(champion) if champion and inputs.base else None
     if record is None or inputs.base is None:
         return
-    judged, then = sweep_record(inputs.base), record.sweeps.get("base", {})
+    judged = sweep_record(inputs.base)
+    then = record.sweeps.get("base", {})
     was_same = (then.get("model"), then.get("examples"), then.get("settings")) == (
         judged.model_digest,
         judged.examples_digest,
@@ -229,9 +231,12 @@ class DecidingEdits:
     """
 
     def __init__(self, inputs: GateInputs, rules: Sequence[tuple[GateRule, Parameters]], role: str = "candidate"):
-        self.inputs, self.rules, self.role = inputs, rules, role
+        self.inputs = inputs
+        self.rules = rules
+        self.role = role
         self.evidence: Evidence = getattr(inputs, role)
-        self.made_right, self.made_wrong = self._least_numbers(0.0), self._least_numbers(1.0)
+        self.made_right = self._least_numbers(0.0)
+        self.made_wrong = self._least_numbers(1.0)
 
     def draw(self, rows: Sequence[Prediction]) -> tuple[list[Prediction], list[Prediction]]:
         """Splits the rows, in their order, into those to ask again and the others that have a part in the verdict.
@@ -244,7 +249,9 @@ class DecidingEdits:
             wanted[self._kind(row)] += 1
         for kind, count in wanted.items():
             wanted[kind] = math.ceil(count * self._share(kind))
-        drawn, others, spare = list[Prediction](), list[Prediction](), list[Prediction]()
+        drawn = list[Prediction]()
+        others = list[Prediction]()
+        spare = list[Prediction]()
         for row in rows:
             kind = self._kind(row)
             # Drawn while more of its kind are wanted; else among the others, or spare if its kind decides nothing.
@@ -272,14 +279,16 @@ class DecidingEdits:
 
     def _with_scores(self, scores: np.ndarray) -> GateInputs:
         edited = copy.copy(self.evidence)
-        edited.scores, edited.correct = scores, edited.sample.average(scores)
+        edited.scores = scores
+        edited.correct = edited.sample.average(scores)
         sweeps: dict[str, Any] = {self.role: edited}
         return replace(self.inputs, **sweeps)
 
     def _least_numbers(self, truth: float) -> list[float]:
         """The least number of edited rows at each placement, or anywhere, if `truth` is their score."""
         able = self.evidence.scores != truth
-        anywhere, least = self._least(able, truth), list[float]()
+        anywhere = self._least(able, truth)
+        least = list[float]()
         for column in range(able.shape[1]):
             there = able & (np.arange(able.shape[1]) == column)
             least.append(min(anywhere, self._least(there, truth)))
@@ -345,9 +354,11 @@ def _require_clean(
 ) -> None:
     """Raises `PosgapError` if more than an eighth of the rows are recorded as whole answers of their own, and now are
     none, repeat the prompt or are cut: by edits of responses whose scores stay."""
-    repeats, hidden = echo_finder(sweep), []
+    repeats = echo_finder(sweep)
+    hidden = []
     for row, completion in zip(rows, completions, strict=True):
-        at, text = Placement(tuple(row["placement"]), sweep.n_docs), completion.text
+        at = Placement(tuple(row["placement"]), sweep.n_docs)
+        text = completion.text
         is_clean = text.strip() and not completion.cut and not repeats(text, examples[row["content"]], at)
         if not is_clean and outcome_of(row) == "answered" and not row.get("cut") and not row.get("echo"):
             hidden.append((row, text))

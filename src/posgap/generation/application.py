@@ -108,7 +108,8 @@ class Application:
     """
 
     def __init__(self, function: Callable, name: str = ""):
-        self.function, self.name = function, name or name_of(function)
+        self.function = function
+        self.name = name or name_of(function)
         try:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError):  # of a function that is not written in Python
@@ -210,7 +211,9 @@ class ApplicationGenerator:
         self._has_answered = True
         if len(firsts) < MIN_LOOKED_AT:
             return own
-        same, unmoved, complete = 0, 0, partial(self._complete, sampling=sampling)
+        same = 0
+        unmoved = 0
+        complete = partial(self._complete, sampling=sampling)
         for begin in range(0, len(firsts), LOOKED_AT):
             part = firsts[begin : begin + LOOKED_AT]
             own |= {(i, n): completion for i, n, completion in self._ask(iter(part[not begin :]), complete)}
@@ -281,7 +284,8 @@ class ApplicationGenerator:
     def _ask(self, prompts: Iterator[Numbered], answer: Callable[[Prompt], T]) -> Iterator[tuple[int, int, T]]:
         """Yields what `answer` makes of these prompts, `concurrency` at a time, as it comes."""
         answers: queue.Queue[tuple[int, int, T] | BaseException | None] = queue.Queue()
-        taking, is_over = threading.Lock(), threading.Event()
+        taking = threading.Lock()
+        is_over = threading.Event()
 
         def work() -> None:
             try:

@@ -63,7 +63,8 @@ class Backend:
         """The builder of the backend's prompts: with token ids for a local model, else as text."""
         if self.local:
             return builder_of(access.model, wording, limits)
-        task, template = TASKS[wording.task], self.template(access)
+        task = TASKS[wording.task]
+        template = self.template(access)
         longest = limits.max_new_tokens or task.max_new_tokens
         self.require_framing(access, wording.framing)
         stop = limits.stop_strings(() if template else task.stop_of_base(wording.metric))
@@ -112,7 +113,8 @@ class _VLLM(Backend):
         from posgap.models.loading import load_config
         from posgap.models.rope_lengths import RopeLengths
 
-        local, gpus = cast(PromptBuilder, builder), access.parameters_of(VLLMParameters).tensor_parallel_size
+        local = cast(PromptBuilder, builder)
+        gpus = access.parameters_of(VLLMParameters).tensor_parallel_size
         # By itself vLLM takes for these another length, and with it other frequencies.
         context = local.context if RopeLengths.from_config(load_config(access.model)) else None
         return VLLMGenerator(

@@ -79,7 +79,9 @@ class RequestWriter:
     files: list[Path] = field(default_factory=list)
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
-        limits, lines, size = FORMATS[self.format], list[str](), 0
+        limits = FORMATS[self.format]
+        lines = list[str]()
+        size = 0
         for group in groups:
             for prompt in group:
                 request = self.maker.request(prompt, sampling)
@@ -89,7 +91,8 @@ class RequestWriter:
                 line = json.dumps(_FORMS[self.format](request), ensure_ascii=False)
                 if lines and (len(lines) == limits.max_requests or size + len(line.encode()) + 64 > limits.max_bytes):
                     self._write_file(lines)
-                    lines, size = [], 0
+                    lines = []
+                    size = 0
                 lines.append(line)
                 size += len(line.encode()) + 2
         if lines:

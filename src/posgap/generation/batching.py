@@ -39,10 +39,11 @@ def group_batches(groups: Iterable[Group], new_tokens: int, max_tokens: int) -> 
         lengths.append(max((len(prompt.token_ids) for prompt in group), default=0) + new_tokens)
         if sum(lengths) >= LOOK_AHEAD * max_tokens:
             for batch in batches(lengths, max_tokens):
-                yield list(map(window.__getitem__, batch))
-            window, lengths = [], []
+                yield [window[at] for at in batch]
+            window = []
+            lengths = []
     for batch in batches(lengths, max_tokens):
-        yield list(map(window.__getitem__, batch))
+        yield [window[at] for at in batch]
 
 
 def shared_lengths(prompts: Sequence[Sequence[int]]) -> np.ndarray:
@@ -67,7 +68,8 @@ def reading_order(prompts: Sequence[Sequence[int]]) -> list[int]:
     if not prompts:
         return []
     shared = shared_lengths(prompts)
-    order, left = [int(shared.sum(axis=1).argmax())], set(range(len(prompts)))
+    order = [int(shared.sum(axis=1).argmax())]
+    left = set(range(len(prompts)))
     left.remove(order[0])
     while left:
         order.append(max(sorted(left), key=lambda i: shared[order[-1], i]))

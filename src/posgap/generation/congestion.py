@@ -54,7 +54,9 @@ class Window:
     """
 
     def __init__(self, largest: int, longest_wait: float = math.inf, clock: Callable[[], float] = time.monotonic):
-        self.largest, self.longest_wait, self.clock = largest, longest_wait, clock
+        self.largest = largest
+        self.longest_wait = longest_wait
+        self.clock = clock
         self.size = 1.0
         self.limit = math.inf
         self.under_way = self.admitted = 0
@@ -152,7 +154,8 @@ class Window:
         """Chooses the next size by the rate at this one."""
         late = self._waits[len(self._waits) // 2 :]  # the early waits are those of the size before
         now = _Level(self.room, max(fmean(late), 1e-9))
-        before, self._before = self._before, now
+        before = self._before
+        self._before = now
         if self._step is _FIRST:
             self._move(_START, min(START, max(1.0, self.longest_wait / now.wait), self.largest))
         elif self.settled:  # long waits come late in a round, so that only levels with a round each compare
@@ -184,11 +187,13 @@ class Window:
             self._move(step, doubled)
 
     def _move(self, step: str, size: float) -> None:
-        self._step, self.settled = step, False
+        self._step = step
+        self.settled = False
         self._resize(max(1.0, float(int(size))))
 
     def _settle(self, level: "_Level") -> None:
-        self.settled, self._settled_wait = True, level.wait
+        self.settled = True
+        self._settled_wait = level.wait
         self._resize(float(level.size))
 
     def _resize(self, size: float) -> None:

@@ -33,10 +33,13 @@ class ResponseStream:
     have a limit of their own, after either limit: then nothing more is scored."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", end_ids: Collection[int], sampling: Sampling):
-        self.tokenizer, self.end_ids, self.sampling = tokenizer, end_ids, sampling
+        self.tokenizer = tokenizer
+        self.end_ids = end_ids
+        self.sampling = sampling
         self.ids: list[int] = []
         self.over = self.cut = False
-        self._thinking, self._decided = bool(sampling.opened), False
+        self._thinking = bool(sampling.opened)
+        self._decided = False
         self._thought_end = 0  # tokens of thoughts, with their tags
 
     def take(self, token: int) -> bool:

@@ -170,7 +170,8 @@ class EndpointClient:
 
 
 async def _read_body(response: aiohttp.ClientResponse) -> bytes:
-    parts, size = [], 0
+    parts = []
+    size = 0
     async for part in response.content.iter_any():
         parts.append(part)
         size += len(part)
@@ -218,7 +219,8 @@ class PausingLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._away, self._left_at = 0.0, super().time()
+        self._away = 0.0
+        self._left_at = super().time()
 
     def time(self) -> float:
         """Seconds in which it ran."""

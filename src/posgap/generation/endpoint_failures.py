@@ -15,7 +15,9 @@ class FailureCount:
 
     def note_answer(self, now: float) -> None:
         """Notes a prompt that was answered at `now`."""
-        self.answered, self.answered_at, self.consecutive = self.answered + 1, now, 0
+        self.answered = self.answered + 1
+        self.answered_at = now
+        self.consecutive = 0
 
     def note_failure(self) -> bool:
         """Notes a prompt that failed; returns whether too many have in a row."""

@@ -50,7 +50,9 @@ def only_model(address: str, header: Mapping[str, str]) -> str:
 def _fetch_names(address: str, header: Mapping[str, str]) -> list[str]:
     import httpx2
 
-    url, shown, headers = endpoint_url(address, "models"), redact(address), headers_of(header)
+    url = endpoint_url(address, "models")
+    shown = redact(address)
+    headers = headers_of(header)
     try:
         answer = httpx2.get(url, headers=headers, timeout=_TIMEOUT, verify=tls())
     except (httpx2.HTTPError, httpx2.InvalidURL, ImportError, ValueError) as fault:

@@ -48,7 +48,8 @@ class Completion(NamedTuple):
         cls, text: str, token_ids: list[int], cut: bool, thoughts: str = "", usage: Usage | None = None
     ) -> Self:
         """Returns a completion whose outcome follows from its text, and from whether the limit of tokens cut it off."""
-        text, thoughts = text.strip(), thoughts.strip()
+        text = text.strip()
+        thoughts = thoughts.strip()
         if text:
             return cls(text, token_ids, thoughts=thoughts, cut=cut, usage=usage)
         if cut:

@@ -38,7 +38,8 @@ from posgap.tasks.prompts import Prompt
 log = logging.getLogger(__name__)
 RETRIES_VARIABLE = "POSGAP_RETRIES"  # of a request, before its prompt counts as failed
 RETRIES, MAX_RETRIES = 8, 1000
-FIRST_WAIT, MAX_WAIT = RetryPolicy.first_wait, 120.0  # seconds between tries
+FIRST_WAIT = RetryPolicy.first_wait  # seconds between tries
+MAX_WAIT = 120.0  # seconds between tries
 WRONG_KEY_STATUSES = {401, 403}
 WRONG_ADDRESS_STATUSES = {*range(300, 400), 404, 405}  # 404 may mean the model's name as well
 FATAL_STATUSES = WRONG_KEY_STATUSES | WRONG_ADDRESS_STATUSES | {402}  # no other prompt would change them
@@ -101,7 +102,8 @@ class OpenAIGenerator:
     @property
     def pace(self) -> EndpointPace:
         """How fast the endpoint has answered so far."""
-        window, same = self.window, self.same
+        window = self.window
+        same = self.same
         more = {"refusals": window.refusals, "repeated": same.repeated, "differing": same.differing}
         return self.stopwatch.pace().model_copy(update={"at_once": window.room, **more})
 
@@ -160,8 +162,11 @@ class OpenAIGenerator:
             arrived.set()
 
     async def _answer_prompt(self, prompt: Prompt, sampling: Sampling, is_probe: bool = False) -> Completion:
-        failures, clock = self.failures, asyncio.get_running_loop().time
-        tries, began, stop = 0, clock(), sampling.stop
+        failures = self.failures
+        clock = asyncio.get_running_loop().time
+        tries = 0
+        began = clock()
+        stop = sampling.stop
         while True:
             answered = failures.answered
             try:
@@ -206,7 +211,8 @@ class OpenAIGenerator:
 
     async def _retry(self, prompt: Prompt, sampling: Sampling, is_probe: bool) -> Completion:
         """Tries until a try raises no `TransientError`, or the policy allows no more; then that is raised."""
-        policy, tries = self.retry_policy, 0
+        policy = self.retry_policy
+        tries = 0
         while True:
             try:
                 return await self._try(prompt, sampling, is_probe)
@@ -226,7 +232,8 @@ class OpenAIGenerator:
             try:
                 while (pause := self.resume_at - clock()) > 0:
                     await asyncio.sleep(pause)
-                request, started = self.fields.fields(prompt, sampling), clock()
+                request = self.fields.fields(prompt, sampling)
+                started = clock()
                 try:
                     response = await self.client.post(request)
                     answer = self._read(response, sampling.opened, prompt.text)
@@ -277,7 +284,9 @@ class OpenAIGenerator:
 
     def _read(self, response: Response, opened: str | None, asked: str) -> EndpointAnswer | Fault:
         """What came back; raises `TransientError` if that may be another thing the next time."""
-        hide, status, body = self.client.hide, response.status, response.body
+        hide = self.client.hide
+        status = response.status
+        body = response.body
         self.window.note_limits(response.headers)
         if response.is_success:
             try:

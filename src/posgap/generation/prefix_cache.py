@@ -59,7 +59,8 @@ class PrefixCache:
         if len(rows) == len(self.prompts):
             return
         self.states.batch_select_indices(torch.tensor(rows, device=self.mask.device))
-        self.mask, self.prompts = self.mask[rows], list(map(self.prompts.__getitem__, rows))
+        self.mask = self.mask[rows]
+        self.prompts = [self.prompts[row] for row in rows]
 
     def advance(self, prompts: Sequence[Sequence[int]], pad: int, outputs: int = 1) -> tuple[Tensor, Tensor]:
         """Prepares the cache for each row's next prompt; returns `input_ids` and mask, `[rows, columns]` each.
@@ -67,7 +68,8 @@ class PrefixCache:
         A row keeps the common beginning of its last prompt and the next one, but never the next one's last `outputs`
         tokens, whose outputs are needed. In kept columns `input_ids` holds padding, since they are not read again.
         """
-        kept, rest = [], []
+        kept = []
+        rest = []
         for old, new in zip(self.prompts, prompts):
             kept.append(min(shared_length(old, new), max(0, len(new) - outputs)))
             rest.append(list(new[kept[-1] :]))
@@ -84,7 +86,8 @@ class PrefixCache:
 
     def forget_last(self) -> None:
         """Has each row's prompt end before its last token, of which `states` has no keys and values yet."""
-        self.mask, self.prompts = self.mask[:, :-1], [prompt[:-1] for prompt in self.prompts]
+        self.mask = self.mask[:, :-1]
+        self.prompts = [prompt[:-1] for prompt in self.prompts]
 
     def _cut(self, kept: Tensor) -> int:
         """Keeps the first `kept [rows]` tokens of each row, and returns the number of columns that are left."""
@@ -122,7 +125,8 @@ class Pool:
     ) -> tuple[Tensor, Tensor, DynamicCache]:
         """`input_ids` and mask of the rows' prompts, `[rows, columns]` each, with `before` columns of padding beside
         what the lengths need, and their states, which lack the last column. The pool is empty afterwards."""
-        width, states = before + max(map(len, prompts)), DynamicCache()
+        width = before + max(map(len, prompts))
+        states = DynamicCache()
         for number in sorted(self._layers):
             rows = self._layers.pop(number)
             keys, values = zip(*rows)
@@ -132,7 +136,8 @@ class Pool:
 
 def _pad_prompts(prompts: Sequence[Sequence[int]], width: int, pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """`input_ids` and mask of prompts, `[rows, width]` each, padded on the left."""
-    ids, mask = [], []
+    ids = []
+    mask = []
     for prompt in prompts:
         before = width - len(prompt)
         ids.append([pad] * before + list(prompt))

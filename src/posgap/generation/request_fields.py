@@ -29,7 +29,10 @@ class RequestFields:
     """
 
     def __init__(self, model: str, is_chat: bool, framing: Framing, body: Mapping[str, Any], served: ServedModel):
-        self.model, self.is_chat, self.framing, self.served = model, is_chat, framing, served
+        self.model = model
+        self.is_chat = is_chat
+        self.framing = framing
+        self.served = served
         self.body = with_variables(dict(body))
         arguments = {"chat_template_kwargs": dict(framing.arguments)} if framing.arguments else {}
         self.asked_for = self.body | arguments

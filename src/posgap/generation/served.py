@@ -26,7 +26,8 @@ class EndpointChanged(PosgapError):
         super().__init__(
             f"{line}; what was answered is kept: --identity {allowed_by} goes on with both, another --out begins anew"
         )
-        self.line, self.allowed_by = line, allowed_by
+        self.line = line
+        self.allowed_by = allowed_by
 
 
 class EndpointIdentity(Record):
@@ -52,7 +53,8 @@ class EndpointIdentity(Record):
     @classmethod
     def combine(cls, parts: Iterable["EndpointIdentity | None"]) -> "EndpointIdentity | None":
         """All that the parts of a sweep say, in their order, each once; None where none says anything."""
-        there, said = list(filter(None, parts)), {}
+        there = list(filter(None, parts))
+        said = {}
         for name in cls.model_fields:
             said[name] = tuple(dict.fromkeys(chain(*map(attrgetter(name), there))))
         return cls(**said) if there else None
@@ -75,7 +77,9 @@ class ServedModel:
     """
 
     def __init__(self, shown: str, asked: str, must_stay: str, identity: EndpointIdentity | None = None):
-        self.shown, self.asked, self.must_stay = shown, asked, must_stay
+        self.shown = shown
+        self.asked = asked
+        self.must_stay = must_stay
         self.identity = identity or EndpointIdentity()
 
     def note(self, model: str, fingerprint: str) -> None:

@@ -64,7 +64,8 @@ def split_thoughts(response: str, opened: str | None = "", asked: str = "") -> S
         if tag not in TAGS:  # a model ends a thought that it did not begin
             rest = rest.removeprefix(tag).lstrip()
             continue
-        opened, rest = "", rest.removeprefix(tag)
+        opened = ""
+        rest = rest.removeprefix(tag)
         end = _end_of_tag(rest, tag)
         if end is None:
             return SplitResponse("\n".join([*thoughts, rest.strip()]).strip(), "", ended=False)
@@ -109,7 +110,8 @@ def _end_of_tag(text: str, tag: str) -> int | None:
         if found[0] == tag:
             depth += 1
             continue
-        depth, last = depth - 1, found.start()
+        depth = depth - 1
+        last = found.start()
         if not depth:
             break
     return last

@@ -71,7 +71,8 @@ class TransformersGenerator:
         self.model: Any = on_device(model, self.device)  # the type lacks `generate`
         if pack:
             pack_weights(model)
-        self.tokenizer, self.on_gpu = tokenizer, is_gpu(self.device)
+        self.tokenizer = tokenizer
+        self.on_gpu = is_gpu(self.device)
         self.batch_tokens = batch_tokens or (tokens_that_fit(model, self.device) if self.on_gpu else BATCH_TOKENS)
         self.lengths = RopeLengths.from_config(model.config)
         self.one_by_one = model.config.model_type in READS_PADDING or needs_own_batch(model)
@@ -115,7 +116,8 @@ class TransformersGenerator:
             if self.on_gpu:
                 left.sort(key=_PendingPrompt.__len__, reverse=True)  # rows of one length need no mask
             while left:
-                together, left = left[: room.n_rows], left[room.n_rows :]
+                together = left[: room.n_rows]
+                left = left[room.n_rows :]
                 yield from self._read_whole(together, sampling)
                 room.answered += len(together)
             return
@@ -124,7 +126,8 @@ class TransformersGenerator:
         while following < len(groups):
             # Of few groups at a time, more prompts can wait to be answered together.
             count = room.n_rows // 4 if several and room.n_rows >= 8 else room.n_rows
-            first, following = following, min(following + count, len(groups))
+            first = following
+            following = min(following + count, len(groups))
             yield from self._read_shared(dict(list(enumerate(groups))[first:following]), room, sampling)
 
     def _read_shared(
@@ -134,14 +137,15 @@ class TransformersGenerator:
         orders = {}
         for row, group in groups.items():
             orders[row] = reading_order([prompt.token_ids for prompt in group])
-        cache, rows = PrefixCache(len(groups), self.device), list(groups)
+        cache = PrefixCache(len(groups), self.device)
+        rows = list(groups)
         waiting: list[_PendingPrompt] = []
         pool = Pool()
         turns = max(map(len, orders.values()))
         for turn in range(turns):
             going_on = [place for place, row in enumerate(rows) if turn < len(orders[row])]
             cache.select(going_on)
-            rows = list(map(rows.__getitem__, going_on))
+            rows = [rows[at] for at in going_on]
             pending = []
             for row in rows:
                 at = orders[row][turn]
@@ -163,7 +167,8 @@ class TransformersGenerator:
                 columns = pool.lay_out([each.prompt.token_ids for each in waiting], *self._padding())
                 yield from self._write_responses(_Batch(waiting, *columns), sampling)
                 room.answered += len(waiting)
-                waiting, pool = [], Pool()
+                waiting = []
+                pool = Pool()
 
     def _padding(self) -> tuple[int, int]:
         """The id of padding, and how many columns of it stand before the longest row of a batch.
@@ -211,9 +216,12 @@ class TransformersGenerator:
         Rows that are over leave the batch if they are `droppable`. Without states all are written in one piece.
         """
         sampled = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
-        ids, mask, states = batch.ids, batch.mask, batch.states
+        ids = batch.ids
+        mask = batch.mask
+        states = batch.states
         rows = [(each, ResponseStream(self.tokenizer, self.end_ids, sampling)) for each in batch.prompts]
-        left, written = rows, 0
+        left = rows
+        written = 0
         look_after = LOOK_AFTER if self.on_gpu else 1
         while True:
             streams = [stream for _, stream in rows]
@@ -237,12 +245,15 @@ class TransformersGenerator:
             left = [] if ended else [(each, stream) for each, stream in left if not stream.over]
             if not left or states is None:
                 return
-            ids, mask = output, torch.cat([mask, mask.new_ones(len(mask), new)], dim=1)
+            ids = output
+            mask = torch.cat([mask, mask.new_ones(len(mask), new)], dim=1)
             if droppable:
                 going_on = torch.tensor(
                     [row for row, (_, stream) in enumerate(rows) if not stream.over], device=ids.device
                 )
-                ids, mask, rows = ids[going_on], mask[going_on], left
+                ids = ids[going_on]
+                mask = mask[going_on]
+                rows = left
                 states.batch_select_indices(going_on)
 
 
@@ -274,7 +285,9 @@ class _Room:
     the most that fit; at least one."""
 
     def __init__(self, most: int, first: int):
-        self.most, self.first, self.answered = most, first, 0
+        self.most = most
+        self.first = first
+        self.answered = 0
 
     @property
     def n_rows(self) -> int:
@@ -285,7 +298,8 @@ class _Room:
 def borrow_model(model: PreTrainedModel) -> Iterator[None]:
     """While this lasts somebody's model generates; afterwards it, and the random numbers of its training, are as
     before."""
-    config, training = model.generation_config, {module: module.training for module in model.modules()}
+    config = model.generation_config
+    training = {module: module.training for module in model.modules()}
     try:
         model.eval()
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
@@ -303,7 +317,9 @@ class _Over(StoppingCriteria):
     """
 
     def __init__(self, streams: Sequence[ResponseStream], enough: int, seen: int, after: int):
-        self.streams, self.seen, self.after = streams, seen, after
+        self.streams = streams
+        self.seen = seen
+        self.after = after
         self.at_most = self._count() + enough
         self.stopped = False  # a GPU goes on for some steps, which are then undone
         self.rows: Any = None  # which are over, as was last seen

@@ -47,7 +47,8 @@ class VLLMGenerator:
                 "backend vllm: vllm is not installed here; install posgap in an environment with vllm, serve the model "
                 "elsewhere and give its address as --model, or choose --backend transformers"
             ) from None
-        self.tokenizer, folder = tokenizer, model_folder(model)
+        self.tokenizer = tokenizer
+        folder = model_folder(model)
         require_finite_files(folder)  # vLLM itself refuses weights that are missing
         # Only whole blocks are found in the cache, and on a CPU vLLM's own are of 128 tokens.
         blocks = {"block_size": 32} if current_platform.is_cpu() else {}

@@ -105,7 +105,8 @@ class TruncationProbe:
     """
 
     def __init__(self, shown: str, ask: Callable[[str, int], Awaitable[Completion]]):
-        self.shown, self.ask = shown, ask
+        self.shown = shown
+        self.ask = ask
         self.verified_bytes: float = MAX_UNCHECKED  # of the longest prompt that is known to be read whole
         self.rate: ReadingRate | None = None
         self._checking: asyncio.Lock | None = None
@@ -167,7 +168,8 @@ class TruncationProbe:
         """Returns whether the code at the start is found, and that in the middle, each planted so many times; and the
         tokens read of the last prompt."""
         marked, codes = mark_text(text, times)
-        found, told = [], 0
+        found = []
+        told = 0
         for marker, code in codes.items():
             said = await self.ask(marker_question(marked, marker), limit)
             found.append(code in said.text)

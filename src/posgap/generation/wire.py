@@ -111,7 +111,9 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Endp
     )
     if not isinstance(message, dict) or not (has_message or (message and finish not in _USUAL)):
         raise ValueError("its first choice has no message")
-    text, thoughts, refusal = "", "", _text_or_empty(message.get("refusal"))
+    text = ""
+    thoughts = ""
+    refusal = _text_or_empty(message.get("refusal"))
     for kind, part in _content_parts(message.get("content", message.get("text"))):
         if kind == "thinking":
             thoughts += part
@@ -122,7 +124,8 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Endp
     parted = split_thoughts(text, opened, asked)
     own = filter(None, map(_text_or_empty, map(message.get, _THOUGHTS)))
     thoughts = "\n".join(filter(None, (next(own, thoughts).strip(), parted.thoughts)))
-    usage, unknown = _usage(document.get("usage")), ""
+    usage = _usage(document.get("usage"))
+    unknown = ""
     if finish in _BROKEN and not text:
         raise ValueError(f"finish_reason {finish}")
     is_usual = finish in _USUAL or finish in _BROKEN
@@ -170,7 +173,8 @@ def read_fault(status: int, body: bytes, document: dict[str, Any] | None = None)
     error = error if isinstance(error, dict) else {}
     details = error.get("detail")
     if isinstance(details, list):  # of FastAPI: a list of what is wrong, each with its place
-        said, named_parameters = [], []
+        said = []
+        named_parameters = []
         for detail in details:
             if isinstance(detail, dict):
                 place = list(map(str, detail["loc"])) if isinstance(detail.get("loc"), list) else []

@@ -37,7 +37,8 @@ def _here(value: Any, is_input: bool) -> Any:
         return [_here(item, is_input) for item in value]
     if is_function(value):
         raise PosgapError(f"{value}: a function is called only where somebody types it, and not on a cluster")
-    path, uri = getattr(value, "path", value), getattr(value, "uri", "")
+    path = getattr(value, "path", value)
+    uri = getattr(value, "uri", "")
     scheme, separator, rest = str(uri).partition("://")
     if separator and rest and str(path).endswith(f"/{rest}"):
         # A place of this pod alone: what a stage records must name it so that other pods find it.

@@ -155,7 +155,8 @@ def show_model(out: Any, **metadata: Any) -> None:
 def show_training(out: Any, metrics: Any) -> None:
     """Shows a trained model, with the loss of its first and last step."""
     steps = list(read_jsonl(Path(out.path) / "history.jsonl"))
-    (_, first), (_, last) = steps[0], steps[-1]
+    (_, first) = steps[0]
+    (_, last) = steps[-1]
     show_model(out, steps=len(steps))
     measure(metrics, first_loss=first["loss"], last_loss=last["loss"], steps=len(steps))
 

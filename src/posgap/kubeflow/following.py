@@ -63,7 +63,9 @@ class _Cluster:
     """The TrainJob client, with retries."""
 
     def __init__(self, client: "TrainerClient", termination: Termination):
-        self.client, self.termination, self.answered = client, termination, 0.0
+        self.client = client
+        self.termination = termination
+        self.answered = 0.0
 
     def get_state(self, name: str) -> "TrainJob | None":
         """The job's present state, or None if there is no such job; retries while the cluster does not answer."""
@@ -202,7 +204,9 @@ def why_it_failed(client: "TrainerClient", job: "TrainJob", in_cluster: JobInClu
 
     It reads pods, conditions and events, which are gone as soon as the job is deleted.
     """
-    workers, there, pods = [], [], in_cluster.pods()
+    workers = []
+    there = []
+    pods = in_cluster.pods()
     for pod in pods:
         worker = Worker.from_pod(pod)
         there.append(worker.name)

@@ -52,7 +52,8 @@ _ELSEWHERE = PreflightConfig.model_fields.keys() - set(OF_RUN)
 def commonly() -> list[str]:
     """The methods that are asked for most, in whole, which a form can offer: each alone, and with mitigations beside or
     on top of it."""
-    trained, both = list(filter(_trains, _methods())), []
+    trained = list(filter(_trains, _methods()))
+    both = []
     for name in trained:
         both += [f"{name}+{MITIGATE.name}", f"{name} then {MITIGATE.name}"]
     return [*trained, MITIGATE.name, *both]
@@ -129,7 +130,8 @@ def _parse_methods(methods: str) -> tuple[list[str], list[str]]:
     first, *later = re.split(r"\s+then\s+", methods.strip())
     if len(later) > 1:
         raise ValueError(f"methods: {methods!r} says then twice; mitigations can be put on top of a trained model once")
-    chosen, on_top = _parse_names(first), _parse_names(later[0]) if later else []
+    chosen = _parse_names(first)
+    on_top = _parse_names(later[0]) if later else []
     for name in filter(_trains, on_top):
         raise ValueError(f"methods: {name} trains; after then name mitigations, or {MITIGATE.name}")
     if on_top and not any(map(_trains, chosen)):
@@ -178,7 +180,9 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
     form, said = with_run_settings(form), flat_settings(form.settings)
     from_form = {name: getattr(form, field) for name, field in FORM_FIELDS.items()}
     from_form["gpus_per_node"] = form.gpus_train
-    tried, layered, made = dict[str, list[str]](), False, 1
+    tried = dict[str, list[str]]()
+    layered = False
+    made = 1
     with suppress(ValueError):  # which `complaints` reports
         layered = has_on_top(form.methods)
         made = count_candidates(form.methods)
@@ -275,7 +279,8 @@ def _open(config: type[Config]) -> dict[str, FieldInfo]:
 
 def settable() -> list[str]:
     """The names that settings may hold: of the run, of stages' parameters, and of one stage's."""
-    plain, of_one_stage = dict[str, None](), list[str]()
+    plain = dict[str, None]()
+    of_one_stage = list[str]()
     for stage, config in STAGES.items():
         for name in _open(config):
             plain[name] = None

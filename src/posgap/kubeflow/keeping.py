@@ -58,7 +58,8 @@ class _Mirror:
     """The unfinished work below a folder, and its copy at an address in S3."""
 
     def __init__(self, folder: Path, place: str):
-        self.folder, self.place = folder, place
+        self.folder = folder
+        self.place = place
         self.there = ResumableFolder(folder)
         self.there.uri = place
         self._sent: dict[Path, tuple[int, int]] = {}

@@ -29,7 +29,10 @@ from posgap.tasks.registry import TASKS
 # the bytes of a pipeline, of each model that it judges, and of each part of a sweep. They were estimated from compiled
 # pipelines (tests/helpers/workflow_size.py), and are within 3 % of what KFP 2.17's own compiler and driver made of four
 # runs. A tenth is left for long addresses.
-_PIPELINE, _MODEL, _PART, _MAX_WORKFLOW = 365_000, 65_500, 7_900, 2**20 * 9 // 10
+_PIPELINE = 365_000
+_MODEL = 65_500
+_PART = 7_900
+_MAX_WORKFLOW = 2**20 * 9 // 10
 _SMALL = (".json", ".txt", ".model", ".jinja")  # endings of a model folder's files other than its weights
 
 
@@ -70,7 +73,8 @@ def _check_model(form: PreflightConfig) -> str:
     from posgap.models.loading import load_config, load_tokenizer
 
     folder, names = _without_weights(form.base_model)
-    config, tokenizer = load_config(folder).get_text_config(), load_tokenizer(folder)
+    config = load_config(folder).get_text_config()
+    tokenizer = load_tokenizer(folder)
     if names and not any(name.endswith(".safetensors") for name in names):
         raise PosgapError(f"{form.base_model}: no weights in safetensors; convert the model with save_pretrained")
     if len(tokenizer) > config.vocab_size:
@@ -134,7 +138,8 @@ def _require_small_workflow(methods: str, shards: int) -> None:
 def _check_prompts(form: PreflightConfig) -> str:
     """Checks that a prompt can be made of the evaluation data, and fits into the model's context with its response, as
     the sweep asks and as the teacher does."""
-    (folder, _), longest = _without_weights(form.base_model), 0
+    (folder, _) = _without_weights(form.base_model)
+    longest = 0
     example = first_example(fetch_location(as_location(str(newest(form.data_eval).location))))
     for stage in ("sweep", "teacher"):
         try:

@@ -61,7 +61,8 @@ class Worker:
     @classmethod
     def from_pod(cls, pod: Any) -> "Worker":
         """Returns the worker of a pod, without its log."""
-        labels, status = pod.metadata.labels or {}, pod.status
+        labels = pod.metadata.labels or {}
+        status = pod.status
         ended = [each.state.terminated for each in status.container_statuses or () if each.state]
         failed = next((each for each in ended if each and each.exit_code), None)
         limits = (pod.spec.containers[0].resources.limits if pod.spec.containers[0].resources else None) or {}
@@ -121,8 +122,10 @@ class JobInCluster:
 
     def __init__(self, client: "TrainerClient", name: str):
         backend: Any = getattr(client, "backend", None)
-        self.core, self.custom = getattr(backend, "core_api", None), getattr(backend, "custom_api", None)
-        self.namespace, self.name = getattr(backend, "namespace", ""), name
+        self.core = getattr(backend, "core_api", None)
+        self.custom = getattr(backend, "custom_api", None)
+        self.namespace = getattr(backend, "namespace", "")
+        self.name = name
         self.unreadable = set[str]()  # which was said already
 
     def pods(self) -> list[Any]:

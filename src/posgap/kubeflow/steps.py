@@ -87,7 +87,8 @@ def run_step(name: str, arguments: Arguments) -> Any:
     """Runs the verb whose files are called `name` with a step's arguments, and returns what the component returns."""
     step = STEPS[name]
     work = getattr(importlib.import_module(f"posgap.verbs.{name}"), step.function or name)
-    out, below = arguments["out"], step.work_below() if step.work_below else None
+    out = arguments["out"]
+    below = step.work_below() if step.work_below else None
     with keep_work(out, below) if step.keeps_work else nullcontext("") as place:
         kept = {"work": place} if "work" in arguments and place and not arguments["work"] else {}
         config = to_config(stage_config(name), {**arguments, **kept}, **step.values(arguments))

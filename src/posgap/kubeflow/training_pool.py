@@ -46,7 +46,8 @@ def require_room(model: str, parameters: int, trained: int, pool: PoolConfig) ->
     Each process loads the model in float32 on the CPU first. The disk holds two checkpoints, of what is trained and of
     Adam's two means of it in float32, and the model that is read and the one that is written (`posgap plan distill`).
     """
-    memory, disk = 4 * parameters, 2 * 3 * 4 * trained + 2 * 2 * parameters
+    memory = 4 * parameters
+    disk = 2 * 3 * 4 * trained + 2 * 2 * parameters
     for what, need, has, unit in (
         ("memory", memory, pool.memory, " for each GPU"),
         ("scratch", disk, pool.scratch, " of disk"),

@@ -36,7 +36,8 @@ def reason_of(message: str) -> str:
 
 def failed_tasks(workflow: Mapping[str, Any]) -> dict[str, str]:
     """Returns why each task's last pod failed, by the task's name in the pipeline."""
-    nodes, last = nodes_of(workflow), dict[str, dict[str, Any]]()
+    nodes = nodes_of(workflow)
+    last = dict[str, dict[str, Any]]()
     for node in sorted(nodes.values(), key=lambda each: str(each.get("startedAt") or "")):
         if node["type"] == "Pod":
             # A step's pod is called `executor` within its task; an importer's, or a driver's, has the task's name.

@@ -76,7 +76,8 @@ def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = (), toge
     Intervals hold for one model with 95 %; `together` for all of them at once (Bonferroni).
     """
     reference, *others = evidence
-    models, differences = len(others) if together else 1, []
+    models = len(others) if together else 1
+    differences = []
     for other in others:
         paired, otherwise = align_comparable(other, reference, allow)
         differences.append(_difference(paired, reference, otherwise, models))
@@ -92,11 +93,14 @@ def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = (), toge
 
 
 def _difference(candidate: Evidence, reference: Evidence, asked_otherwise: list[str], models: int) -> Difference:
-    new, old, placements = candidate.correct, reference.correct, reference.sweep.placements
+    new = candidate.correct
+    old = reference.correct
+    placements = reference.sweep.placements
     error = statistics.EACH_END / models
     mean, mean_ci95 = statistics.paired_difference(new, old, error)
     gap, gap_ci95 = statistics.gap_difference(new, old, error)
-    better, worse = [], []
+    better = []
+    worse = []
     for placement, (low, high) in zip(placements, statistics.placement_differences(new, old, len(placements) * models)):
         if low > 0:
             better.append(placement)
@@ -135,7 +139,8 @@ def _word_mitigations(candidate: Sweep, reference: Sweep) -> str:
 
 def _word_verdict(figures: dict, reference: str, placements: list[list[int]]) -> str:
     """What the intervals say, in words."""
-    label, apart = figures["label"], bool(figures["better"] or figures["worse"])
+    label = figures["label"]
+    apart = bool(figures["better"] or figures["worse"])
     # What differs at a placement can be told from the reference, whatever the means say.
     unsure = f"{label} may be as good as {reference}" if apart else f"{label} cannot be told from {reference}"
     means = _direction(figures["mean_ci95"], ("is better than", "is worse than"))

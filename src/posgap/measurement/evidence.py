@@ -22,7 +22,8 @@ def _scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> t
     scores: dict[str, list[float | None]] = {}  # of every placement and sample
     contents: dict[str, str] = {}
     for row in swept_rows(predictions):
-        where, sample = tuple(row["placement"]), row.get("sample", 0)
+        where = tuple(row["placement"])
+        sample = row.get("sample", 0)
         of_example = scores.setdefault(row["id"], [None] * (len(column) * samples))
         if where not in column or sample >= samples or of_example[column[where] * samples + sample] is not None:
             fault = "was predicted twice" if where in column and sample < samples else "is no placement of this sweep"
@@ -72,7 +73,9 @@ class Evidence:
         order = np.empty(len(self.contents), dtype=int)
         order[np.argsort(reference.contents, kind="stable")] = np.argsort(self.contents, kind="stable")
         ordered = copy.copy(self)
-        ordered.ids, ordered.contents = [self.ids[i] for i in order], reference.contents
-        ordered.sample, ordered.scores = reference.sample, self.scores[order]
+        ordered.ids = [self.ids[i] for i in order]
+        ordered.contents = reference.contents
+        ordered.sample = reference.sample
+        ordered.scores = self.scores[order]
         ordered.baselines = {name: each._replace(scores=each.scores[order]) for name, each in self.baselines.items()}
         return ordered

@@ -52,7 +52,10 @@ class Fill:
     """
 
     def __init__(self, length: str, tokens: int, depths: Sequence[float], seed: int, examples: Sequence[AnyExample]):
-        self.length, self.tokens, self.depths, self.seed = length, tokens, list(depths), seed
+        self.length = length
+        self.tokens = tokens
+        self.depths = list(depths)
+        self.seed = seed
         self._examples = examples
         # Of the last example, since its prompts come together.
         self._last: tuple[PromptBuilder, str, list[list[Document]]] | None = None
@@ -127,7 +130,8 @@ class Fill:
         """The filler that an example may have, more than fits or all there is, and after how many tokens of documents,
         each as the task writes it alone, each of its borders comes."""
         own = shuffle_documents(list(dict.fromkeys(example.distractors)), example, builder.order.shuffle)
-        pool, ends = list[Document](), [0]
+        pool = list[Document]()
+        ends = [0]
         for document in chain(own, self._draw(example, {*own, *example.gold})):
             if ends[-1] > 2 * self.tokens:  # among others a document has fewer tokens than alone, but not by half
                 break

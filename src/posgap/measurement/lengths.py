@@ -100,7 +100,8 @@ class LengthMap(Record):
 
     def summary_text(self) -> list[str]:
         """Sentences with the figures that matter."""
-        worst, most = int(np.argmax(self.gap)), max(high for _, high in self.gap_ci95)
+        worst = int(np.argmax(self.gap))
+        most = max(high for _, high in self.gap_ci95)
         return [
             self.effective.sentence(self.tokens),
             f"It is largest at {self.tokens[worst]:,} tokens: {self.gap[worst]:.1f} points (95 % interval of that "
@@ -122,7 +123,8 @@ def effective_length(tokens: Sequence[int], correct: Sequence[np.ndarray], most_
     gaps = [statistics.gap(statistics.accuracy(scores)) for scores in correct]
     highs = [statistics.gap_upper_end(scores) for scores in correct]
     lows = [statistics.gap_lower_bound(scores, statistics.LEVEL / pairs) for scores in correct]
-    low, high = _longest(tokens, highs, most_gap), _longest(tokens, lows, most_gap)
+    low = _longest(tokens, highs, most_gap)
+    high = _longest(tokens, lows, most_gap)
     return EffectiveLength(most_gap=most_gap, tokens=_longest(tokens, gaps, most_gap), low=low, high=high)
 
 
@@ -136,7 +138,8 @@ def length_map(evidence: Sequence[Evidence], context: int, most_gap: float) -> L
     """The map of sweeps at several lengths, the shortest first, of a model that reads `context` tokens."""
     sweeps = [each.sweep for each in evidence]
     fills = [sweep.filled for sweep in sweeps if sweep.filled]
-    first, tokens = sweeps[0], [fill.tokens for fill in fills]
+    first = sweeps[0]
+    tokens = [fill.tokens for fill in fills]
     by_length: dict[str, list] = {}
     for name in ("accuracy", "ci95", "mean", "mean_ci95", "gap", "gap_ci95", "gap_noise"):
         by_length[name] = [getattr(sweep, name) for sweep in sweeps]

@@ -98,7 +98,8 @@ def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
 def _require_alike(first: Evidence, other: Evidence) -> None:
     names = [name for name in _ALIKE if getattr(first.sweep, name) != getattr(other.sweep, name)]
     names += list_differences(first.sweep, other.sweep)
-    settings, others = first.sweep.settings, other.sweep.settings
+    settings = first.sweep.settings
+    others = other.sweep.settings
     names += [name for name in settings if name not in _WITHOUT_EFFECT and settings[name] != others.get(name)]
     names += _endpoint_differences(first.sweep, other.sweep)
     if (first.ids, first.contents) != (other.ids, other.contents):
@@ -114,7 +115,8 @@ def _endpoint_differences(sweep: Sweep, other: Sweep) -> list[str]:
         return []
     names = []
     for what in MUST_STAY.get(sweep.settings.get("identity", ""), ()):
-        one, another = set(sweep.served.values_of(what)), set(other.served.values_of(what))
+        one = set(sweep.served.values_of(what))
+        another = set(other.served.values_of(what))
         if one and another and one != another:
             names.append(f"the endpoint's {what}")
     return names

@@ -56,8 +56,10 @@ def measure_option_bias(
 ) -> OptionBias:
     """The choices of the responses to these examples at these placements, an example's one after the other, each with
     as many samples as the others; documents are ordered by the seed `shuffle`."""
-    said, prompts = list(responses), list(product(examples, placements))
-    samples, n_docs = len(said) // len(prompts), placements[0].n_docs
+    said = list(responses)
+    prompts = list(product(examples, placements))
+    samples = len(said) // len(prompts)
+    n_docs = placements[0].n_docs
     orders = [task.slots.arrange(example, placement, shuffle) for example, placement in prompts]
     slots = np.array([task.chosen_slot(said[i], orders[i // samples]) for i in range(len(said))])
     items = [orders[i // samples][slot - 1] if slot else None for i, slot in enumerate(slots)]

@@ -46,7 +46,8 @@ class OutcomeCounts(Record):
     @classmethod
     def count(cls, endings: Iterable[Ending]) -> Self:
         """The counts of prompts that ended so."""
-        counts, is_known = Counter[str](), True
+        counts = Counter[str]()
+        is_known = True
         for ending in endings:
             counts[ending.outcome] += 1
             if ending.outcome != "answered":

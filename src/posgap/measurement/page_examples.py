@@ -63,7 +63,8 @@ def pack_examples(sweeps: Sequence[SweepToShow]) -> PageExamples:
     for of_sweep in cells:
         scores.append([list(map(_mean_score, of_example)) for of_example in of_sweep])
     order = sorted(range(len(cells[0])), key=lambda at: _is_flat(scores, at))
-    answers, size = [], 0
+    answers = []
+    size = 0
     for at in order:
         own = [of_sweep[at] for of_sweep in cells]
         asked = next(filter(None, (each.texts.get(of[0][0]["id"]) for each, of in zip(sweeps, own))), None)
@@ -142,7 +143,8 @@ def _map(
 ) -> dict[str, Any]:
     """Scores from 0 to 1 by example and placement, and which prompts were not answered: (example, placement, how), by
     the first such sample."""
-    sweep, models = sweeps[0].sweep, []
+    sweep = sweeps[0].sweep
+    models = []
     for each, of_sweep, of_model in zip(sweeps, cells, scores):
         unanswered: list[tuple[int, int, str]] = []
         for at, of_example in enumerate(of_sweep):

@@ -26,7 +26,8 @@ def position_curves(sweeps: Sequence[Sweep]) -> Figure:
         # Labels stand side by side, since baselines may be as good as each other.
         for at, (name, baseline) in enumerate(sweep.baselines.items()):
             axes.axhline(baseline.accuracy, color=color, linestyle=":", linewidth=1)
-            of_axes, place = axes.get_yaxis_transform(), 0.99 - 0.11 * at
+            of_axes = axes.get_yaxis_transform()
+            place = 0.99 - 0.11 * at
             axes.text(place, baseline.accuracy, name, transform=of_axes, ha="right", fontsize=7, color=color)
     n_docs = max(sweep.n_docs for sweep in sweeps)
     axes.set(
@@ -92,7 +93,8 @@ def _legend(sweep: Sweep) -> str:
 def placement_differences(comparison: Comparison) -> Figure:
     """Each model minus the reference at each placement, with its 95 % interval."""
     figure, axes = plt.subplots(figsize=(8, 3.4), dpi=144, layout="constrained")
-    names, models = comparison.placement_names, comparison.differences
+    names = comparison.placement_names
+    models = comparison.differences
     for i, (model, color) in enumerate(zip(models, COLORS[1:] + COLORS * len(models))):
         x = [at + 0.5 * ((i + 0.5) / len(models) - 0.5) for at in range(len(names))]
         low, high = zip(*model.ci95)

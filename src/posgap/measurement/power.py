@@ -69,7 +69,8 @@ def examples_for_difference(difference: float, variance: float, power: float, gr
     (`statistics.chance_of_less`).
     """
     z = scipy.special.ndtri(0.5 + CONFIDENCE / 2) + scipy.special.ndtri(power)
-    spread, lost = z * math.sqrt(variance), 1 + difference if graded else 0.0
+    spread = z * math.sqrt(variance)
+    lost = 1 + difference if graded else 0.0
     return math.ceil(((spread + math.sqrt(spread**2 + 4 * difference * lost)) / (2 * difference)) ** 2)
 
 
@@ -96,7 +97,8 @@ def assumptions_from_pair(correct: np.ndarray, reference: np.ndarray) -> Assumpt
 
 def _share_of_examples(correct: np.ndarray) -> float:
     """The share of the variance of examples' means, of `correct [E, P]`, that is the examples' (Spearman-Brown)."""
-    correlation, placements = correlation_of_placements(correct), correct.shape[1]
+    correlation = correlation_of_placements(correct)
+    placements = correct.shape[1]
     return placements * correlation / (1 + (placements - 1) * correlation)
 
 

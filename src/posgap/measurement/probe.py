@@ -162,7 +162,8 @@ class Probe:
     def findings(self, limit: int) -> dict[str, str]:
         """What somebody should know before the figures, by a name each: nothing where all is as it should be. `limit`
         is the most tokens of a response."""
-        n, said = len(self.responses), dict[str, str]()
+        n = len(self.responses)
+        said = dict[str, str]()
         echoes = self.count(lambda each: each.echo)
         refusals = self.count(lambda each: not each.right and bool(_REFUSAL.match(each.text.strip())))
         if 2 * echoes >= n:
@@ -221,7 +222,8 @@ def why_hopeless(
 ) -> str:
     """Returns why nothing can come of a sweep that begins with these answers, and what to do; empty where it may: all
     are empty, cut before a right answer, or of one wording to several questions."""
-    n, limit = len(seen), builder.max_new_tokens + builder.max_thinking_tokens
+    n = len(seen)
+    limit = builder.max_new_tokens + builder.max_thinking_tokens
     if all(completion.outcome == "empty" for _, _, completion in seen):
         return f"all of the first {n} responses are empty: see what the server says to one prompt"
     probe = Probe([observe(builder, *each, metric) for each in seen if each[2].outcome in ("answered", "truncated")])

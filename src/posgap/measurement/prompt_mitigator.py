@@ -44,7 +44,10 @@ class PromptMitigator:
     """
 
     def __init__(self, builder: TextPromptBuilder, mitigation: "PromptMitigation", settings: "Settings", seed: int):
-        self.builder, self.mitigation, self.settings, self.seed = builder, mitigation, settings, seed
+        self.builder = builder
+        self.mitigation = mitigation
+        self.settings = settings
+        self.seed = seed
 
     @classmethod
     def for_name(
@@ -110,7 +113,8 @@ class PromptMitigator:
             number = 0
             question = under_way[index][number]
             while at >= len(question.asked.prompts):
-                at, number = at - len(question.asked.prompts), number + 1
+                at = at - len(question.asked.prompts)
+                number = number + 1
                 question = under_way[index][number]
             question.completions[at] = completion
             count = len(question.asked.prompts)

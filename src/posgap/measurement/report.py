@@ -72,7 +72,7 @@ def page(
         below=f"{models}: task {sweeps[0].task}, {sweeps[0].sample_text}" if comparison else "",
         comparison=comparison,
         baselines=in_order(chain.from_iterable(sweep.baselines for sweep in sweeps)),
-        categories=list(filter(common.__contains__, sweeps[0].by_category)),
+        categories=[each for each in sweeps[0].by_category if each in common],
         difference_axes=_difference_axes(comparison) if comparison else [],
     )
 
@@ -81,7 +81,8 @@ def render_page(
     package: str, template: str, sweeps: Sequence[Sweep], explored: PageExamples | None, **more: Any
 ) -> str:
     """The page that a template of a package makes of `sweeps`, with its curves, tabs and examples."""
-    page, scripts = templates(package).get_template(template), _scripts(bool(explored))
+    page = templates(package).get_template(template)
+    scripts = _scripts(bool(explored))
     return page.render(
         sweeps=sweeps,
         explored=explored,
@@ -160,7 +161,8 @@ def _difference_axes(comparison: Comparison) -> list[tuple[int, int, list[int]]]
     ends: list[float] = []
     for model in comparison.differences:
         ends.extend(chain.from_iterable(model.ci95))
-    least, most = min(0.0, *ends), max(0.0, *ends)
+    least = min(0.0, *ends)
+    most = max(0.0, *ends)
     step = next(step for step in _STEPS if 6 * step >= most - least)
     room = 36 if len(comparison.placements[0]) == 1 else 60
     lines = [step * i for i in range(math.floor(least / step), max(1, math.ceil(most / step)) + 1)]

@@ -37,7 +37,8 @@ def swept_examples(
     Raises `PosgapError` if they are not at hand, or are others than those that were swept.
     """
     evidence = Evidence(folder)
-    sweep, place = evidence.sweep, given or examples_of(manifest_of or folder)
+    sweep = evidence.sweep
+    place = given or examples_of(manifest_of or folder)
     try:
         # What a log was taken for was said by the sweep.
         examples = read_examples(fetch_location(place), ImportReport()) if place else []
@@ -69,7 +70,8 @@ def require_scores(evidence: Evidence, examples: Mapping[str, AnyExample]) -> No
     Raises `PosgapError` that names the first row whose score is another, or that hides an echo, or where other examples
     count as a group.
     """
-    path, sweep = evidence.path, evidence.sweep
+    path = evidence.path
+    sweep = evidence.sweep
     if find_groups(examples.values()) != sweep.groups:
         raise PosgapError(f"{path}: the examples hang together in other groups than it says; sweep again")
     scored = metric_scorer(sweep)

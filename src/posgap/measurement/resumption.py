@@ -79,7 +79,8 @@ class PromptGrid:
         generate: Callable = generator.generate
         make: Callable = self.prompt
         if self.mitigator:
-            generate, make = partial(self.mitigator.generate, generator), self.question
+            generate = partial(self.mitigator.generate, generator)
+            make = self.question
         by_example = list(missing.items())
         groups = (list(map(partial(make, example), numbers)) for example, numbers in by_example)
         for which, at, completion in generate(groups, sampling):
@@ -97,7 +98,8 @@ class PromptGrid:
 
     def describe(self) -> str:
         """Like "2,000 prompts: 100 examples, each at 20 placements"; of an endpoint with tokens, by some prompts."""
-        n_examples, often = len(self.examples), f", {self.samples} times" if self.samples > 1 else ""
+        n_examples = len(self.examples)
+        often = f", {self.samples} times" if self.samples > 1 else ""
         each = (
             f"{format_count(n_examples, 'example')}, each at {format_count(len(self.placements), 'placement')}{often}"
         )
@@ -194,8 +196,11 @@ class _ResumableWork:
         on_completion: OnCompletion,
         first_answers: FirstAnswers | None,
     ):
-        self.prompts, self.unfinished, self.title = prompts, unfinished, title
-        self.on_completion, self.first_answers = on_completion, first_answers
+        self.prompts = prompts
+        self.unfinished = unfinished
+        self.title = title
+        self.on_completion = on_completion
+        self.first_answers = first_answers
         self.n_missing = sum(map(len, self.list_missing().values()))
         self.note_first = first_answers or FirstAnswers(prompts.builder, self.n_missing, prompts.config.metric)
 
@@ -235,7 +240,8 @@ class _ResumableWork:
 
     def fresh_sampling(self) -> Sampling:
         """Returns how prompts are answered: what goes on draws other samples than what was interrupted."""
-        sampling, n_known = self.prompts.sampling, self.prompts.count - self.n_missing
+        sampling = self.prompts.sampling
+        n_known = self.prompts.count - self.n_missing
         return replace(sampling, seed=sampling.seed + n_known) if sampling.temperature else sampling
 
     def ask_handful(self, generator: Generator, sampling: Sampling) -> None:

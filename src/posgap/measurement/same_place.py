@@ -45,7 +45,10 @@ def find_same_place(
         return None
     by_id: Mapping[str, AnyExample] = {example.id: example for example in examples}
     at = {tuple(placement.positions): placement for placement in placements}
-    places, answers, last, texts = Counter[int](), 0, "", dict[str, str]()
+    places = Counter[int]()
+    answers = 0
+    last = ""
+    texts = dict[str, str]()
     for id, positions, response in wrong:
         example = by_id[id]
         if id != last:  # the answers to an example follow one another

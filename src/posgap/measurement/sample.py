@@ -18,7 +18,7 @@ class Sample:
         for group in groups:
             first.update(dict.fromkeys(group, group[0]))
         self._draws: dict[str, list[int]] = {}
-        for at in sorted(range(len(contents)), key=contents.__getitem__):
+        for at in sorted(range(len(contents)), key=lambda at: contents[at]):
             self._draws.setdefault(first.get(contents[at], contents[at]), []).append(at)
 
     @classmethod

@@ -47,7 +47,8 @@ def regions(placements: Sequence[Sequence[int]], categories: Sequence[str] = ())
         for column, name in enumerate(categories):
             columns[name].append(column)
         return columns
-    order, ends = np.argsort([placement[0] for placement in placements]).tolist(), len(placements) // 3
+    order = np.argsort([placement[0] for placement in placements]).tolist()
+    ends = len(placements) // 3
     thirds = {"beginning": order[:ends], "middle": order[ends : len(order) - ends], "end": order[len(order) - ends :]}
     return {name: columns for name, columns in thirds.items() if columns}
 

@@ -34,7 +34,8 @@ def simulate_sweeps(assumed: Assumptions, n: int, pieces: int) -> Iterator[Simul
     They are made of the bits that a generator gives, which are the same everywhere and in every version of numpy: a
     verdict says what follows from them, and is judged again elsewhere.
     """
-    chances, placements = _chances(assumed), assumed.placements
+    chances = _chances(assumed)
+    placements = assumed.placements
     agreement = round(assumed.agreement * _WHOLE)
     for piece in range(pieces):
         difficulty, other, alike, *answers = (
@@ -57,7 +58,8 @@ def _bits(bits: np.random.PCG64, n: int, *shape: int) -> np.ndarray:
 
 def _chances(assumed: Assumptions) -> np.ndarray:
     """Quantiles of examples' chances to be right, in 2^-32: below so much a random number means a right answer."""
-    mean, correlation = assumed.mean, assumed.correlation
+    mean = assumed.mean
+    correlation = assumed.correlation
     at = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     if correlation > 1 - 1e-9:
         chances = (at > 1 - mean).astype(float)

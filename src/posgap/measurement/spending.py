@@ -33,7 +33,8 @@ class TokenTotals(Record):
     @classmethod
     def from_usages(cls, usages: Iterable[Usage | None]) -> Self | None:
         """Returns the sum of these; None where no tokens were counted."""
-        sums, seconds = Counter[str](), 0.0
+        sums = Counter[str]()
+        seconds = 0.0
         for usage in usages:
             if not usage or (usage.prompt is None and usage.completion is None):
                 continue

@@ -52,7 +52,8 @@ def mean_interval(scores: np.ndarray, error: float = EACH_END) -> np.ndarray:
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     # The exact bounds at 0 and 1 are 0 and 1, from which rounding strays.
-    low, high = np.minimum(centre - half, share).clip(0), np.maximum(centre + half, share).clip(max=1)
+    low = np.minimum(centre - half, share).clip(0)
+    high = np.maximum(centre + half, share).clip(max=1)
     return 100 * np.stack([low, high], axis=-1)
 
 
@@ -68,7 +69,8 @@ def tango_bound(more: np.ndarray, fewer: np.ndarray, n: np.ndarray | float, erro
     for _ in range(40):  # halvings, to the twelfth digit
         middle = (low + high) / 2
         refuted = tango_refutes(middle, more, fewer, n, error)
-        low, high = np.where(refuted, low, middle), np.where(refuted, middle, high)
+        low = np.where(refuted, low, middle)
+        high = np.where(refuted, middle, high)
     return high
 
 
@@ -140,16 +142,20 @@ def chance_of_less(values: np.ndarray, counts: np.ndarray, mean: float) -> np.nd
     """
     seen = np.concatenate([np.broadcast_to(values, counts.shape), np.full_like(counts[:1], -1, dtype=float)]) - mean
     weights = np.concatenate([counts, np.ones_like(counts[:1])]).astype(float)
-    largest, least = np.where(weights > 0, seen, -np.inf).max(axis=0), np.where(weights > 0, seen, np.inf).min(axis=0)
+    largest = np.where(weights > 0, seen, -np.inf).max(axis=0)
+    least = np.where(weights > 0, seen, np.inf).min(axis=0)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        low, high = (1 - 1e-12) / least, (1 - 1e-12) / largest
+        low = (1 - 1e-12) / least
+        high = (1 - 1e-12) / largest
         tilt = np.zeros_like(low)
         for _ in range(_STEPS):  # Newton's, or a halving where that would leave what is left of the interval
             shares = seen / (1 - tilt * seen)
             slope = (weights * shares).sum(axis=0)
-            low, high = np.where(slope < 0, tilt, low), np.where(slope < 0, high, tilt)
+            low = np.where(slope < 0, tilt, low)
+            high = np.where(slope < 0, high, tilt)
             step = tilt - slope / (weights * shares**2).sum(axis=0)
-            before, tilt = tilt, np.where((low < step) & (step < high), step, (low + high) / 2)
+            before = tilt
+            tilt = np.where((low < step) & (step < high), step, (low + high) / 2)
             if not (abs(tilt - before) > 1e-11 * abs(tilt)).any():
                 break
         rest = 1 - tilt * seen
@@ -199,7 +205,8 @@ def gap_ends_by(right: np.ndarray, most: float, error: float = LEVEL) -> np.ndar
     if most >= 1:
         return np.ones(runs, bool)
     by_sweep = np.ascontiguousarray(right.transpose(1, 2, 0))
-    both, totals = by_sweep @ by_sweep.transpose(0, 2, 1), by_sweep.sum(axis=2)
+    both = by_sweep @ by_sweep.transpose(0, 2, 1)
+    totals = by_sweep.sum(axis=2)
     more = (totals[:, :, None] - both).astype(float)  # right at the row's placement, and not at the column's
     refuted = tango_refutes(most, more, more.transpose(0, 2, 1), len(right), upper_error(placements, error))
     return np.asarray((refuted | np.eye(placements, dtype=bool)).all(axis=(1, 2)))
@@ -235,7 +242,8 @@ def pair_bounds(
     difference of differences is bounded, and may reach from -200 to 200. An example's difference has `more_variance`
     than is seen.
     """
-    scores, placements = np.asarray(correct, np.float64), correct.shape[1]
+    scores = np.asarray(correct, np.float64)
+    placements = correct.shape[1]
     taken_off, scale = (0.0, 1.0) if less is None else (less[:, None], 2.0)
     above, below, squares = np.empty((3, placements, placements))
     for i in range(placements):
@@ -266,7 +274,8 @@ def gap_interval(correct: np.ndarray, error: float = LEVEL) -> tuple[float, floa
     that accuracy is the same everywhere. With two placements each end is wrong in half of `error` (`upper_error`).
     One placement says nothing of a gap: 0 to 100.
     """
-    placements, high = correct.shape[1], gap_upper_end(correct, error)
+    placements = correct.shape[1]
+    high = gap_upper_end(correct, error)
     if placements < 2 or flatness_p(correct) >= error:
         return 0.0, high
     return gap_lower_bound(correct, error / (placements * (placements - 1))), high
@@ -301,7 +310,9 @@ def flatness_p(correct: np.ndarray) -> float:
     if rounding < 1e-21:
         return 1.0
     seen = (contrasts.sum(axis=0) ** 2).sum()
-    rng, larger, alike = np.random.default_rng(0), 0, 1
+    rng = np.random.default_rng(0)
+    larger = 0
+    alike = 1
     for start in range(0, FLIPS, 256):  # which keeps memory small
         signs = 2.0 * rng.integers(0, 2, (min(256, FLIPS - start), len(contrasts))) - 1
         flipped = ((signs @ contrasts) ** 2).sum(axis=1)
@@ -362,7 +373,8 @@ def difference_at_best(
     ends are medians over `SPLITS` splits.
     """
     chosen, _ = _sums_at_best(differences, np.asarray(chooser, np.float64))
-    half, splits = split_halves(len(differences)), np.arange(SPLITS)[:, None]
+    half = split_halves(len(differences))
+    splits = np.arange(SPLITS)[:, None]
     there = differences[np.arange(len(differences)), chosen[half, splits]]  # of each example at the other half's choice
     low, high = np.median(difference_interval(there.T, error), axis=0).tolist()
     return float(100 * np.median(there.mean(axis=1))), (low, high), sorted(set(chosen.ravel().tolist()))
@@ -393,8 +405,10 @@ def gap_difference(
     """
     if candidate.shape[1] < 2:
         return 0.0, (-100.0, 100.0)
-    new, old = np.asarray(candidate, np.float64), np.asarray(reference, np.float64)
-    rows, found = np.arange(len(new)), []
+    new = np.asarray(candidate, np.float64)
+    old = np.asarray(reference, np.float64)
+    rows = np.arange(len(new))
+    found = []
     # The halves are not independent: the noise of each decides what it chooses and what is seen at the other's choice.
     # That adds 2 / pi to the variance of a held-out gap. With more placements the largest bound is high enough.
     added = 2 / math.pi if new.shape[1] == 2 else 0.0

@@ -42,7 +42,8 @@ def summary_text(sweep: Sweep) -> list[str]:
     sentences.append(position_sentence(sweep))
     shape = sweep.named_shape
     if shape:
-        first, last = ends(shape.beginning_over_middle_ci95, SIGNED), ends(shape.end_over_middle_ci95, SIGNED)
+        first = ends(shape.beginning_over_middle_ci95, SIGNED)
+        last = ends(shape.end_over_middle_ci95, SIGNED)
         sentences.append(
             f"The curve is {shape.name}: against the middle ({_positions(shape.middle)}), the beginning "
             f"({_positions(shape.ends)}) differs by {shape.beginning_over_middle:+.1f} points ({first}), and the end "

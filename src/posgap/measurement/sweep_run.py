@@ -114,7 +114,8 @@ class SweepRun:
     @property
     def digests(self) -> dict[str, str]:
         """The digests of the model, and of all that makes the prompts, by their names in `Sweep`."""
-        prompts, mitigator = self.builder.digest(), self.mitigator
+        prompts = self.builder.digest()
+        mitigator = self.mitigator
         if mitigator:
             prompts = digest_of([prompts, mitigator.applied_mitigation.model_dump()])
         return {"model_digest": self.model_digest, "prompt_digest": prompts}
@@ -140,7 +141,8 @@ class SweepRun:
     def shortfall(self) -> str:
         """Why there are no figures, in words: at some placement more prompts went unanswered than `max_unanswered`
         allows. Empty where enough was answered."""
-        outcomes, most = self.outcomes, self.config.max_unanswered
+        outcomes = self.outcomes
+        most = self.config.max_unanswered
         if outcomes.worst_share <= most:
             return ""
         at = f" at {self.builder.fill.tokens:,} tokens" if self.builder.fill else ""
@@ -189,7 +191,8 @@ class SweepRun:
     def take_over(self, earlier: Evidence) -> int:
         """Keeps the answers of an earlier sweep of the first of these examples, so that they are not asked again, and
         returns their number: 0 if that sweep asked another model, other examples or in another way."""
-        known, config = earlier.sweep, self.config
+        known = earlier.sweep
+        config = self.config
         number_of = {(at.positions, at.baseline): number for number, at in enumerate(self.all_placements)}
         alike = [name for name in config.cache_key_fields() if name not in ("limit", "label")]
         now = config.parameter_values()
@@ -230,7 +233,8 @@ class SweepRun:
 
     def _score(self, completions: Sequence[Completion]) -> None:
         """Makes the predictions of these completions, which come in the order of the prompts."""
-        task, config = self.builder.task, self.config
+        task = self.builder.task
+        config = self.config
         asked = product(zip(self.examples, content_keys(self.examples)), self.all_placements, range(config.samples))
         self.predictions = []
         for ((example, content), placement, sample), completion in zip(asked, completions, strict=True):
@@ -244,8 +248,12 @@ class SweepRun:
     def summarize(self, label: str, factors: Sequence | None = None, device: str = "") -> Sweep:
         """Returns the figures of `sweep.json`: of the model that `label` names, whose config names these RoPE factors,
         if any. `device` is that of a model in memory."""
-        config, builder, examples, placements = self.config, self.builder, self.examples, self.placements
-        rows, mitigator = swept_rows(self.predictions), self.mitigator
+        config = self.config
+        builder = self.builder
+        examples = self.examples
+        placements = self.placements
+        rows = swept_rows(self.predictions)
+        mitigator = self.mitigator
         correct = np.array([row["correct"] for row in rows], dtype=float)
         correct = correct.reshape(len(examples), len(placements), config.samples).mean(axis=2)
         sample = Sample.from_examples(examples)
@@ -287,7 +295,8 @@ class SweepRun:
 
     def _prompt_settings(self, device: str) -> PromptSettings:
         """Returns how prompts were made and answered, as `Sweep.asked` keeps it."""
-        config, backend = self.config, BACKENDS[self.config.backend]
+        config = self.config
+        backend = BACKENDS[self.config.backend]
         body = {} if backend.local else config.redacted_dump()["body"]
         decoding = backend.decoding(config.access(), self.served)
         if config.temperature:
@@ -360,7 +369,8 @@ def _watch(config: SweepConfig, prompts: PromptGrid, thoughts: FirstThoughts | N
     of it any more, and looks at the `thoughts` of the first answers."""
     n_prompts = prompts.count
     unanswered: Counter[Placement] = Counter()
-    most, is_said = config.max_unanswered / 100 * n_prompts / len(prompts.placements), False
+    most = config.max_unanswered / 100 * n_prompts / len(prompts.placements)
+    is_said = False
 
     def watch(example: AnyExample, placement: Placement, completion: Completion) -> None:
         nonlocal is_said

@@ -44,7 +44,9 @@ class FirstThoughts:
     """Looks at the first answers as they come. Raises `UnfinishedThoughts` where at least half end within thoughts."""
 
     def __init__(self, total: int):
-        self.look, self.count, self.unfinished = min(LOOK, total), 0, 0
+        self.look = min(LOOK, total)
+        self.count = 0
+        self.unfinished = 0
 
     @classmethod
     def for_config(cls, config: GenerationConfig, total: int) -> "FirstThoughts":

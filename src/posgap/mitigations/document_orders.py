@@ -259,5 +259,9 @@ class PermutationVote(PromptMitigation):
         return _VOTE.format(orders=settings.orders)
 
 
-REVERSED, REORDERING, FEWER, PERMUTATION = ReversedOrder(), RelevanceOrder(), FewerDocuments(), PermutationVote()
-REPEATED, QUOTED = RepeatedDocuments(), QuotedFirst()
+REVERSED = ReversedOrder()
+REORDERING = RelevanceOrder()
+FEWER = FewerDocuments()
+PERMUTATION = PermutationVote()
+REPEATED = RepeatedDocuments()
+QUOTED = QuotedFirst()

@@ -111,4 +111,5 @@ class StaticMsPoE(ModelMitigation):
         return {**config_json, CONFIG_KEY: settings.factors}
 
 
-MS_POE, MS_POE_STATIC = MsPoE(), StaticMsPoE()
+MS_POE = MsPoE()
+MS_POE_STATIC = StaticMsPoE()

@@ -164,7 +164,8 @@ def _remake_rotaries(
 ) -> Undo:
     """Makes the rotary embeddings of a model anew, from its configuration with a factor; returns what undoes it."""
     config: Any = model.config.get_text_config()
-    where, before = f"{name_of(model)}: {name}", getattr(config, "rope_parameters", None)
+    where = f"{name_of(model)}: {name}"
+    before = getattr(config, "rope_parameters", None)
     try:
         wanted = _change_parameters(config, where, change, factor)
         if wanted == before:
@@ -186,7 +187,8 @@ def _remake_rotaries(
 def _become(module: "nn.Module", new: "nn.Module") -> Undo:
     """Gives a rotary embedding the tables of a new one. It stays the same module, whose `forward` may be wrapped."""
     device = next(module.buffers()).device
-    before, tables = _public(module), dict(module._buffers)
+    before = _public(module)
+    tables = dict(module._buffers)
     _set(module, before, _public(new), {key: _on(table, device) for key, table in new._buffers.items()})
     return lambda: _set(module, _public(module), before, tables)
 

@@ -173,4 +173,6 @@ def _change_yarn(
     return {**parameters, "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
 
 
-LINEAR, NTK, YARN = Linear(), Ntk(), Yarn()
+LINEAR = Linear()
+NTK = Ntk()
+YARN = Yarn()

@@ -108,7 +108,8 @@ def _hashed(folder: Path) -> Iterator[tuple[StoredTensor, str]]:
 
 
 def _digest_of_bytes(opened: Any, tensor: StoredTensor) -> str:
-    sha, left = hashlib.sha256(), tensor.end - tensor.begin
+    sha = hashlib.sha256()
+    left = tensor.end - tensor.begin
     opened.seek(tensor.begin)
     while left > 0:
         block = opened.read(min(left, _BLOCK))

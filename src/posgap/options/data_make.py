@@ -38,7 +38,8 @@ class MakeConfig(*GENERATORS.bases(), FileConfig):  # type: ignore[misc]  # mypy
 
     @model_validator(mode="after")
     def _takes_what_is_given(self) -> Self:
-        kind, common = GENERATORS[self.kind], ("kind", *FileConfig.model_fields)
+        kind = GENERATORS[self.kind]
+        common = ("kind", *FileConfig.model_fields)
         for name in sorted(self.model_fields_set - {*common, *kind.takes()}):
             taking = [each.name for each in GENERATORS if name in each.takes()]
             raise ValueError(f"`{name}` is an option of {', '.join(taking)}, not of {kind.name}")

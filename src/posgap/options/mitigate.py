@@ -30,7 +30,8 @@ def _duration(text: str) -> str:
 
 def seconds_of(duration: str) -> float:
     """A time like 30m in seconds."""
-    number, unit = duration[:-1], duration[-1]
+    number = duration[:-1]
+    unit = duration[-1]
     return float(number) * _UNITS[unit]
 
 

@@ -98,7 +98,8 @@ def comparison_curves(curves: Mapping[str, np.ndarray], sweep: Accuracy | None) 
     figure = distribution_curves(curves, "share of influence")
     if sweep is None:
         return figure
-    (shares,), n = figure.axes, len(next(iter(curves.values())))
+    (shares,) = figure.axes
+    n = len(next(iter(curves.values())))
     axes = shares.twinx()
     x = (np.array(sweep.positions) - 0.5) / sweep.n_docs * n + 0.5
     label = f"accuracy, {sweep.label}"

@@ -55,7 +55,8 @@ def find_groups(examples: Iterable[AnyExample], contents: Iterable[str] = ()) ->
     for example, content in zip(examples, contents or content_keys(examples)):
         groups.setdefault(content, [content])
         for tie in _list_ties(example):
-            group, other = groups[content], groups[owners.setdefault(tie, content)]
+            group = groups[content]
+            other = groups[owners.setdefault(tie, content)]
             if group is not other:
                 group += other
                 groups.update(dict.fromkeys(other, group))
@@ -116,7 +117,8 @@ def refuse_shared(examples: Iterable[AnyExample], others: Iterable[AnyExample], 
 
 
 def _prompt_content(example: AnyExample, n_docs: int, shuffle: int) -> list:
-    gold, distractors = gold_texts(example), distractor_texts(example)
+    gold = gold_texts(example)
+    distractors = distractor_texts(example)
     used = distractors[: n_docs - len(gold)] if n_docs else distractors
     documents = [{"title": title, "text": text} for title, text in gold + used]
     asked = [example.question, sorted(example.answers), len(gold), documents, example.id if shuffle else ""]

@@ -69,7 +69,8 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokenizer: "PreTrainedTokenizerBase", framing: Framing):
-        self.source, self.framing = source, framing
+        self.source = source
+        self.framing = framing
         for name in framing.arguments:
             if name in _OURS:
                 raise PosgapError(f"template_args: {name} is not for choice; leave it out")
@@ -78,7 +79,8 @@ class ChatTemplate:
         self._values = {**tokenizer.special_tokens_map, **framing.arguments}
         self._template: Template = _run_in_limits(lambda: _environment().from_string(source))
         self._render([{"role": "user", "content": _PROBE}])
-        asked, empty = self._with_system(), self("")
+        asked = self._with_system()
+        empty = self("")
         if asked == empty:
             raise PosgapError("the chat template: it leaves out what is asked")
         # What both end in, since a template may rewrite the text.

@@ -150,7 +150,8 @@ def f1(response: str, answers: Sequence[str]) -> float:
     scripts without spaces each character is a word."""
     best = 0.0
     for answer, simplified in _comparable(response, answers):
-        said, wanted = _tokens(simplified), _tokens(answer)
+        said = _tokens(simplified)
+        wanted = _tokens(answer)
         best = max(best, 2 * (Counter(said) & Counter(wanted)).total() / (len(said) + len(wanted)))
     return best
 
@@ -169,7 +170,8 @@ def is_sentence(answer: str) -> bool:
 def key_words(response: str, answers: Sequence[str]) -> float:
     """The share of an answer's key words that the response has, for the answer of which it has most: for answers that
     are sentences. Key words are all but articles, pronouns, prepositions and auxiliaries of English."""
-    best, said = 0.0, set(_tokens(normalize(response)))
+    best = 0.0
+    said = set(_tokens(normalize(response)))
     for answer in answers:
         words = set(_tokens(normalize(answer)))
         words = words - _FUNCTION_WORDS or words
@@ -230,7 +232,8 @@ def _places(answer: str, response: str) -> Iterator[int]:
     start = response.find(answer)
     while start >= 0:
         end = start + len(answer)
-        before, after = response[start - 1 : start] if start else "", response[end : end + 1]
+        before = response[start - 1 : start] if start else ""
+        after = response[end : end + 1]
         if not (_cuts_word(answer[0], before) or _cuts_word(answer[-1], after)):
             yield start
         start = response.find(answer, start + 1)

@@ -33,7 +33,8 @@ def final_answer(response: str) -> str:
 
 def _first_sentence(line: str) -> str:
     for stop in _STOP.finditer(line):
-        last, following = (line[: stop.start()].split() or [""])[-1].lstrip("\"'“‘*("), stop[1].strip("\"'“”‘’*()`.,")
+        last = (line[: stop.start()].split() or [""])[-1].lstrip("\"'“‘*(")
+        following = stop[1].strip("\"'“”‘’*()`.,")
         shortened = line[stop.start()] == "." and (_INITIALS.fullmatch(last) or last in _ABBREVIATIONS)
         if not (following[:1].islower() or (shortened and following not in _OPENERS)):
             return line[: stop.start()]

@@ -35,7 +35,7 @@ class Placement:
         than documents.
         """
         scale = (n_docs - 1) / max(self.n_docs - 1, 1)
-        order = sorted(range(len(self.positions)), key=self.positions.__getitem__)
+        order = sorted(range(len(self.positions)), key=lambda at: self.positions[at])
         found = list(self.positions)
         for rank, at in enumerate(order):
             least = found[order[rank - 1]] + 1 if rank else 1

@@ -161,7 +161,9 @@ class PromptBuilder(TextPromptBuilder):
             raise PosgapError(f"{names}: the model has no chat template to take it; give one with --template")
         template = digest_of(source) if source else ""
         super().__init__(task, max_new_tokens, order, template, framing, stop, max_thinking_tokens, chat=chat)
-        self.tokenizer, self.context, self.special = tokenizer, context, special_tokens(tokenizer)
+        self.tokenizer = tokenizer
+        self.context = context
+        self.special = special_tokens(tokenizer)
 
     def __call__(self, example: AnyExample, placement: Placement) -> list[int]:
         """The prompt's token ids; raises `PosgapError` if prompt and response would exceed the context."""
@@ -218,7 +220,8 @@ class PromptBuilder(TextPromptBuilder):
             ids = self._ids(text)
         else:
             before = self.text(example, placement)
-            prompt, together = self.token_ids(before), self.token_ids(f"{before} {text}")
+            prompt = self.token_ids(before)
+            together = self.token_ids(f"{before} {text}")
             if together[: len(prompt)] != prompt:
                 raise PosgapError(
                     f"example {example.id}: the tokenizer joins the prompt's end and the response into one token, so "

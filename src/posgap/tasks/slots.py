@@ -21,7 +21,8 @@ def insert_gold(example: AnyExample, placement: Placement, shuffle: int = 0) -> 
         raise PosgapError(
             f"example {example.id}: {len(gold)} gold documents for {len(placement.positions)} position(s)"
         )
-    others, needed = example.distractors, placement.n_docs - len(gold)
+    others = example.distractors
+    needed = placement.n_docs - len(gold)
     if len(others) < needed:
         raise PosgapError(
             f"example {example.id}: {len(others)} distractors, but {placement.n_docs} documents need {needed}; give "

@@ -170,7 +170,8 @@ class Task:
 
     def chosen_slot(self, response: str, items: Sequence[Document]) -> int:
         """The slot, counted from 1, whose name the response gives, among those of `items`; 0 where it gives none."""
-        names, name = self.slot_names[: len(items)], self.extract(response)
+        names = self.slot_names[: len(items)]
+        name = self.extract(response)
         return names.index(name) + 1 if name and name in names else 0
 
 
@@ -182,7 +183,8 @@ def document_writer(form: str, between: str = "\n") -> Callable[[Sequence[Docume
     def write(documents: Sequence[Document]) -> str:
         written = []
         for number, document in enumerate(documents, start=1):
-            letter, own = chr(ord("@") + number), form if document.title.strip() else untitled
+            letter = chr(ord("@") + number)
+            own = form if document.title.strip() else untitled
             written.append(own.format(number=number, letter=letter, title=document.title, text=document.text))
         return between.join(written)
 

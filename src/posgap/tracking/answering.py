@@ -70,7 +70,8 @@ class SweptAnswers:
 
     def __init__(self, sweep: Sweep, model: Path, examples: Mapping[str, AnyExample]):
         config = _as_asked(sweep, model)
-        self.sweep, self.examples = sweep, examples
+        self.sweep = sweep
+        self.examples = examples
         builder = builder_of(config.model, config.wording(), config.limits())
         _require_asked(sweep, PromptSettings.from_builder(builder))
         pool = list(examples.values())
@@ -90,7 +91,8 @@ class SweptAnswers:
 def _require_asked(sweep: Sweep, prompts: PromptSettings) -> None:
     """Raises `PosgapError` where `asked` says otherwise than the prompts that the settings of a sweep make."""
     for name in _OF_PROMPTS:
-        said, made = getattr(sweep.asked, name), getattr(prompts, name)
+        said = getattr(sweep.asked, name)
+        made = getattr(prompts, name)
         if said != made:
             raise PosgapError(
                 f"its sweep says that it asked with the {name} {shorten(repr(said))}, and its settings make "
@@ -101,7 +103,8 @@ def _require_asked(sweep: Sweep, prompts: PromptSettings) -> None:
 def require_kept_alike(model: Path, sweep: Sweep) -> None:
     """`PosgapError` if the version in whose folder the model lies is served otherwise than a sweep asked, since another
     sweep of the same model came with it when it was registered."""
-    kept, asked = _registered_settings(model), json.loads(json.dumps(as_swept(sweep)))
+    kept = _registered_settings(model)
+    asked = json.loads(json.dumps(as_swept(sweep)))
     others = [name for name in _SERVED_BY if name in kept and kept[name] != asked[name]]
     if others:
         raise PosgapError(

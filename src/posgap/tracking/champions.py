@@ -122,7 +122,9 @@ def repair(lease: Lease) -> Change | None:
     for alias, version in _overwritten(lease, model).items():
         lease.set_alias(alias, version)
     model = lease.read_model()
-    champion, previous, recorded = alias_version(model, CHAMPION), alias_version(model, PREVIOUS), changes(model)
+    champion = alias_version(model, CHAMPION)
+    previous = alias_version(model, PREVIOUS)
+    recorded = changes(model)
     last = str(recorded[-1].get("version", "")) if recorded else ""
     if not champion and last and previous and not _is_there(lease.name, last):
         log.warning("%s: its champion, version %s, was deleted; version %s follows", lease.name, last, previous)
@@ -176,7 +178,8 @@ def _complete(lease: Lease, change: Change) -> None:
 
 def _overwritten(lease: Lease, model: "RegisteredModel") -> dict[str, str]:
     """The recorded versions of aliases that this process may have overwritten after it lost the lease."""
-    recorded, overwritten = changes(model) if lease.stale else [], {}
+    recorded = changes(model) if lease.stale else []
+    overwritten = {}
     for alias, key in ((CHAMPION, "version"), (PREVIOUS, "previous")):
         if recorded and key in recorded[-1] and alias in lease.stale:
             meant = str(recorded[-1][key])

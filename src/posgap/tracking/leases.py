@@ -65,7 +65,8 @@ class Lease:
     """
 
     def __init__(self, name: str, stale: Mapping[str, str] | None = None, quiet_at: float = 0.0):
-        self.name, self.seconds = name, read_number(VARIABLE, SECONDS, MIN_SECONDS, MAX_SECONDS)
+        self.name = name
+        self.seconds = read_number(VARIABLE, SECONDS, MIN_SECONDS, MAX_SECONDS)
         self.stale = dict(stale or {})
         self.aliases: dict[str, str] = {}  # as this process last wrote them
         # A database on this machine does nothing after it has failed to answer. A server may still carry out a request
@@ -77,7 +78,8 @@ class Lease:
         self._flag, self._beats, self._holds_until = "", 0, 0.0
         self._others: dict[str, tuple[str, float]] = {}
         self._awaited: set[str] = set()
-        self._writing, self._over = threading.Lock(), threading.Event()
+        self._writing = threading.Lock()
+        self._over = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     def read_model(self) -> "RegisteredModel":
@@ -113,7 +115,8 @@ class Lease:
 
     def acquire(self) -> None:
         """Returns when this process has the lease; `PosgapError` if that takes too long."""
-        until, choosing = now() + WAIT, f"{FLAG}{CHOOSING}{self._own}"
+        until = now() + WAIT
+        choosing = f"{FLAG}{CHOOSING}{self._own}"
         self._raise(choosing)
         self._beating.start()
         numbers = [_number(flag) for flag in self._flags()]
@@ -211,7 +214,8 @@ class Lease:
         """Writes the flag, with another value than before."""
         self._beats += 1
         value = json.dumps({"by": _process(), "seconds": self.seconds, "beat": self._beats})
-        sent, flag = now(), self._flag
+        sent = now()
+        flag = self._flag
         self._send_request(
             lambda client: client.set_registered_model_tag(self.name, flag, value), retry_policy, seconds
         )
@@ -235,7 +239,8 @@ class Lease:
         tags = self._fetch_model().tags
         flags = {flag: value for flag, value in tags.items() if flag.startswith(FLAG)}
         flags = {flag: value for flag, value in flags.items() if not self._is_own(flag)}
-        before, self._others = self._others, {}
+        before = self._others
+        self._others = {}
         for flag, value in flags.items():
             value_before, since = before.get(flag, ("", 0.0))
             if value_before == value and now() - since > _holder(value)[1]:

@@ -51,7 +51,9 @@ def outcome(
     The last try of a step counts.
     """
     last = list({step.name: step for step in stages}.values())
-    failed, candidates, skipped = [], [], ""
+    failed = []
+    candidates = []
+    skipped = ""
     for step in last:
         if step.status != "FINISHED":
             failed.append({"step": step.name, "error": step.error or (_BY_HAND if is_ended_by_hand else _KILLED)})
@@ -126,7 +128,8 @@ def _champion(name: str, pipeline_run: str) -> dict[str, Any] | None:
 
 
 def _links(pipeline_run: str, run_id: str) -> dict[str, str]:
-    kfp, mlflow = os.environ.get("POSGAP_KFP_UI", "").rstrip("/"), ""
+    kfp = os.environ.get("POSGAP_KFP_UI", "").rstrip("/")
+    mlflow = ""
     seen_at = os.environ.get(MLFLOW_UI, "").rstrip("/")
     # The address by which pods reach MLflow is known to no browser.
     if run_id and (seen_at or "KUBERNETES_SERVICE_HOST" not in os.environ):

@@ -39,7 +39,8 @@ def parent_of(client: "MlflowClient", experiment_id: str, pipeline_run: str, tag
         if ids == [own]:
             break
         if not there:
-            now, tags = int(1000 * time.time()), tags | {PIPELINE_TAG: pipeline_run, STAGE_TAG: PIPELINE}
+            now = int(1000 * time.time())
+            tags = tags | {PIPELINE_TAG: pipeline_run, STAGE_TAG: PIPELINE}
             own = client.create_run(experiment_id, now, tags, f"pipeline {pipeline_run[:13]}").info.run_id
         elif look:
             time.sleep(_BETWEEN_LOOKS)

@@ -114,7 +114,9 @@ def close_killed(pipeline_run: str) -> bool:
 
 
 def _stage_run(run: Any) -> StageRun:
-    tags, parameters, info = run.data.tags, run.data.params, run.info
+    tags = run.data.tags
+    parameters = run.data.params
+    info = run.info
     label = parameters.get("label") or tags.get(LABEL_TAG) or parameters.get("method", "")
     return StageRun(
         stage=tags.get(STAGE_TAG, info.run_name),

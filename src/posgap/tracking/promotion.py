@@ -87,7 +87,10 @@ def promote_version(promotion: Promotion) -> Standing:
     of the name. Candidates of one run come side by side. Each is compared with all that were registered before it
     (`candidates.best_candidate`). The last one sees all of them, so the result does not depend on the order.
     """
-    name, run, digest, sweep = promotion.name, promotion.run, promotion.tags[DIGEST], promotion.sweep
+    name = promotion.name
+    run = promotion.run
+    digest = promotion.tags[DIGEST]
+    sweep = promotion.sweep
     run_id = run.required_id()
     uri = "" if find_versions(name, DIGEST, digest) else _log_model(promotion.model, digest, name, run, promotion.asked)
     if sweep:
@@ -104,7 +107,8 @@ def promote_version(promotion: Promotion) -> Standing:
 def _choose_champion(lease: Lease, promotion: Promotion, version: str) -> Standing:
     """Makes `version` a candidate of its run, and the best candidate the champion, or the challenger where it needs
     approval. The champion before the run becomes `previous`."""
-    name, despite_rollback = promotion.name, promotion.despite_rollback
+    name = promotion.name
+    despite_rollback = promotion.despite_rollback
     _promote_approved(lease)
     promotion.require_current()
     if not despite_rollback:
@@ -230,7 +234,7 @@ def _tag(lease: Lease, version: str, tags: Mapping[str, str]) -> None:
     there = get_version(lease.name, version).tags
     missing = [key for key in tags if there.get(key) != tags[key]]
     # The tags that make it a candidate come last: a comparison reads the others.
-    for key in sorted(missing, key=_OF_CANDIDATES.__contains__):
+    for key in sorted(missing, key=lambda key: key in _OF_CANDIDATES):
         lease.send_change(methodcaller("set_model_version_tag", lease.name, version, key, tags[key]))
 
 
@@ -267,7 +271,8 @@ def _log_model(model: Path, digest: str, name: str, run: Run, asked: Mapping[str
     size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
 
     # MLflow takes every registered name as that of a logged model, except for dots.
-    logged_name, tags = name.replace(".", "-"), {DIGEST: digest, PROMOTION_RUN: run.required_id()}
+    logged_name = name.replace(".", "-")
+    tags = {DIGEST: digest, PROMOTION_RUN: run.required_id()}
 
     def upload(client: "MlflowClient") -> str:
         there = _uploaded(client, tags)

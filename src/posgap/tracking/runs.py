@@ -104,7 +104,8 @@ class UnloggedRun:
     """A run in the folder that keeps what MLflow does not have of it; the folder's name is its key on the server."""
 
     def __init__(self, folder: Path, record: RunRecord):
-        self.folder, self.record = folder, record
+        self.folder = folder
+        self.record = record
         self._files = folder / "files"
         # How often the server was asked to create it; it may be there after one try, and twice after two.
         self.tries = 2 if (folder / "run.json").exists() else 0
@@ -160,7 +161,8 @@ class UnloggedRun:
         if there:
             return there[0]
         self.tries += 1
-        experiment, about = experiment_id(client), record.about | record.tags
+        experiment = experiment_id(client)
+        about = record.about | record.tags
         pipeline = about.get(PIPELINE_TAG)
         if pipeline and PARENT_TAG not in about:
             about |= {PARENT_TAG: parent_of(client, experiment, pipeline, record.about)}
@@ -183,7 +185,9 @@ class UnloggedRun:
         """Logs all but files; parameters that the run has already (as under `mlflow run`) stay as they are."""
         from mlflow.entities import Metric, Param, RunTag
 
-        record, data, metrics = self.record, self.record.measured_on, []
+        record = self.record
+        data = self.record.measured_on
+        metrics = []
         for name, value, moment, step, model in record.metrics:
             of_model = (model, data.name, data.digest) if model and data else (model or None, None, None)
             metrics.append(Metric(name, value, moment, step, *of_model))
@@ -286,7 +290,8 @@ class Run:
         kept, and so is a run that may have been created twice: the next command deletes the one that came late."""
         if not (self._unlogged and self._record):
             return
-        self._record.end, self._record.ended = status, milliseconds()
+        self._record.end = status
+        self._record.ended = milliseconds()
         if self._send(last=True) and self._unlogged.tries < 2:
             self._unlogged.delete()
         else:
@@ -297,7 +302,8 @@ class Run:
         """Sends what is pending, unless the server failed before, or once more at the end; whether nothing is left."""
         if not (self._unlogged and (self._answers or last)):
             return False
-        began, has_metrics = time.monotonic(), bool(self._unlogged.record.metrics)
+        began = time.monotonic()
+        has_metrics = bool(self._unlogged.record.metrics)
         try:
             self._unlogged.send(STAGE if self._answers else ONCE)
         except TrackingError as error:
@@ -376,7 +382,8 @@ def log_unlogged(out: Path) -> None:
             files.delete_path(folder)
             continue
         if not record.end:
-            record.end, record.ended = KILLED, int(1000 * file.stat().st_mtime)
+            record.end = KILLED
+            record.ended = int(1000 * file.stat().st_mtime)
         unlogged = UnloggedRun(folder, record)
         try:
             unlogged.send(STAGE)

@@ -78,7 +78,8 @@ def anchor_of(version: "ModelVersion") -> "ModelVersion | None":
 def judged_sweep(version: "ModelVersion", folder: Path) -> Path | None:
     """The sweep with which a version was admitted, in `folder`, to which it is downloaded if need be; None if MLflow
     does not have the files that were judged."""
-    there, record = folder / registry.PROMOTED_SWEEP, record_of(version)
+    there = folder / registry.PROMOTED_SWEEP
+    record = record_of(version)
     if record is None:
         return None
     if not there.is_dir():

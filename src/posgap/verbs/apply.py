@@ -100,7 +100,8 @@ def _from_mitigate(found: Path, config: ApplyConfig) -> Chosen:
 
 
 def _from_search(found: Path, config: ApplyConfig) -> Chosen:
-    scaling, text_config = read_scaling(found), load_config(config.model).get_text_config()
+    scaling = read_scaling(found)
+    text_config = load_config(config.model).get_text_config()
     if config.mitigation not in ("", LPES.name):
         raise PosgapError(f"{found}: has factors of {LPES.name}, and not {config.mitigation}; leave `mitigation` out")
     require_rope(text_config, config.model)

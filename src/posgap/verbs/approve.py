@@ -11,7 +11,8 @@ log = logging.getLogger(__name__)
 
 def approve(config: ApproveConfig) -> None:
     """Makes the challenger the champion, and records who approved it."""
-    name, version = config.name, str(config.version)
+    name = config.name
+    version = str(config.version)
     approve_challenger(name, version)
     set_result({"name": name, "champion": version})
     log.log(RESULT, "%s: version %s is the champion", name, version)

@@ -48,7 +48,8 @@ def read_answers(config: SweepVerbConfig) -> AnswerFiles:
 
 def require_asked(answers: AnswerFiles, sweep_run: SweepRun) -> None:
     """Raises `PosgapError` if an answer is to no prompt of the sweep."""
-    prompts, asked = sweep_run.prompts, RequestIds(answers.maker)
+    prompts = sweep_run.prompts
+    asked = RequestIds(answers.maker)
     for _ in prompts.complete(asked, prompts.list_missing(()), prompts.sampling):
         pass
     answers.require_asked(asked.ids)

@@ -120,7 +120,8 @@ def sweep_like(version: "ModelVersion", like: Location, examples: Location | Non
 
 
 def _sweep_one_like(version: "ModelVersion", like: Location, examples: Location | None) -> Location:
-    asked, promoted = read_sweep(fetch_location(like)), _promoted_with(version)
+    asked = read_sweep(fetch_location(like))
+    promoted = _promoted_with(version)
     if promoted and not list_differences(read_sweep(promoted), asked):
         log.info("the champion's sweep is at hand: it was promoted with one that asked the same")
         return promoted
@@ -151,7 +152,8 @@ def _folder(version: "ModelVersion") -> Path:
 
 def _promoted_with(version: "ModelVersion") -> Path | None:
     """The sweep with which a version was promoted, as MLflow keeps it; None where it is not there, or was changed."""
-    folder, run = _folder(version), version.tags.get(registry.PROMOTION_RUN, "")
+    folder = _folder(version)
+    run = version.tags.get(registry.PROMOTION_RUN, "")
     kept = folder / f"sweep-{digest_of(run)[:16]}"
     with lock_mark(folder.name):
         for _ in range(2):  # what is there may be of a download that broke off

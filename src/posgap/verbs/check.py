@@ -115,7 +115,8 @@ def _judge_sweep(swept: Path, policy: Policy, given: Location, look: int) -> tup
     """The verdict on a sweep, at this look of a check, or a later one if more were counted; and its figures."""
     with private_sweeps({"candidate": swept}) as copies:
         copy = copies["candidate"]
-        figures, examples = read_sweep(copy), swept_examples(copy, given)
+        figures = read_sweep(copy)
+        examples = swept_examples(copy, given)
         number = attempt_number(figures)
         if policy.most_examples:  # the next look of this check has less of the error, even if nobody counts others
             number = max(number or 1, look)
@@ -128,7 +129,8 @@ def _sweep_config(config: CheckConfig, policy: Policy, output: RunFolder, folder
     shared = {name: getattr(config, name) for name in SweepConfig.model_fields if name in CheckConfig.model_fields}
     examples = config.examples
     if examples is None:
-        examples, number = output.out / MADE_FILE, max(config.n_examples, policy.most_examples)
+        examples = output.out / MADE_FILE
+        number = max(config.n_examples, policy.most_examples)
         write_examples(examples, made_examples(TASKS[config.task], number, config.n_docs, config.seed))
     own = {"out": folder, "examples": examples, "max_unanswered": policy.max_unanswered}
     if policy.most_examples:

@@ -34,8 +34,10 @@ def _write_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     for KFP's cache, which knows artifacts by their names only: `eval` of evaluation data and base model, `train` of
     these and the training data, `champion` of evaluation data, base model, recipe and champion.
     """
-    version, held_out = newest(config.data), newest(config.data_eval) if config.data_eval else None
-    champion, to_beat = registry.champion(config.name), registry.to_beat(config.name)
+    version = newest(config.data)
+    held_out = newest(config.data_eval) if config.data_eval else None
+    champion = registry.champion(config.name)
+    to_beat = registry.to_beat(config.name)
     places = {"data": version.location, "base model": config.model} if config.only_new else {}
     digests = {what: _input_digest(place) for what, place in places.items() if place}
     changed = _find_changes(config, digests, champion) if config.only_new else []

@@ -19,7 +19,8 @@ def policy_of(config: GateConfig | CheckConfig | PlanGateConfig) -> Policy:
         return options
     policy = read_policy(config.policy)
     for name in options.model_fields_set:
-        value, demanded = getattr(options, name), getattr(policy, name)
+        value = getattr(options, name)
+        demanded = getattr(policy, name)
         if value not in (config.default(name), demanded):
             raise PosgapError(
                 f"`{name}` {value}: {config.policy} says {demanded}, which nothing beside it changes; leave that out, "

@@ -60,7 +60,8 @@ def demo(config: DemoConfig) -> None:
 
 
 def _demo(config: DemoConfig, output: RunFolder) -> None:
-    started, out = time.monotonic(), output.out
+    started = time.monotonic()
+    out = output.out
     track_at(f"sqlite:///{out}/mlflow.db")
     # Results are reused only while the code that made them is unchanged.
     work = out / f"{'smoke' if config.smoke else 'seed'}-{config.seed}-{_code_digest()[:8]}"
@@ -84,7 +85,8 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
         folders = steps(ran)
         summary = summarize(folders, parameters["registered_name"], {"tiny_model": seconds})
         files.write_json(out / "summary.json", summary)
-        base, candidate = Evidence(folders["merge_base"]), Evidence(folders["merge_candidate"])
+        base = Evidence(folders["merge_base"])
+        candidate = Evidence(folders["merge_candidate"])
         candidate.sweep = candidate.sweep.model_copy(update={"label": CANDIDATE})
         sweeps = [base.sweep, candidate.sweep]
         title = f"Position gap before and after {CANDIDATE}"

@@ -1,7 +1,7 @@
 """distill: train the model with its own answers from its best position."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from posgap.data.reading import read_examples
 from posgap.distillation import processes, rounding_floor
 from posgap.distillation.batches import (
     Collator,
+    Draw,
     Pair,
     TrainingPrompt,
     drawable_placements,
@@ -134,7 +135,8 @@ def _write_records(config: DistillConfig, pairs: list[Pair], history: History, o
     write_training_examples(out, training_examples(config.model).union(learnt))
     write_jsonl(out / "history.jsonl", history)
     run.artifact(out / "history.jsonl")
-    first, final = history[0]["loss"], history[-1]["loss"]
+    first = history[0]["loss"]
+    final = history[-1]["loss"]
     log.log(RESULT, "loss %.4f at the first of %d steps, %.4f at the last", first, len(history), final)
 
 
@@ -209,14 +211,21 @@ def _require_rope_of_length(config: DistillConfig, collate: Collator) -> None:
             raise PosgapError(f"{with_uris(config.model)}: {reason}; it cannot be distilled on prompts of such lengths")
 
 
+def _own_prompts(pairs: Sequence[Pair], draws: Sequence[Draw]) -> list[TrainingPrompt]:
+    """The prompts of a step in which each response is learnt where it was given."""
+    return teacher_prompts(pairs, [draw.pair for draw in draws])
+
+
 def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[TrainingPrompt]], Objective]:
     """The method: what each step draws, and how it weighs it."""
     method = METHODS[config.method]
     objective = method.objective(method.parameters.of(config), pairs)
-    k, rows = config.k, objective.draw_prompts
+    k = config.k
+    rows = objective.draw_prompts
     if TASKS[config.task].slot_names:
         # Which letter is right depends on the order, and so each response is learnt in its own.
-        k, rows = 0, lambda draws: teacher_prompts(pairs, [draw.pair for draw in draws])
+        k = 0
+        rows = partial(_own_prompts, pairs)
     placements = drawable_placements(pairs, objective.anchors)
     steps = plan_steps(placements, rows, k, config.epochs, config.batch_size, config.seed)
     if not steps:
@@ -253,7 +262,8 @@ def _require_memory(config: DistillConfig, model: PreTrainedModel) -> None:
     instead = "" if config.lora_rank else f"train adapters (--lora-rank {LORA_RANK}), "
     beside = 4  # gradients
     if config.save_steps:
-        beside, instead = CHECKPOINT, f"{instead}keep no checkpoint (--save-steps 0), "
+        beside = CHECKPOINT
+        instead = f"{instead}keep no checkpoint (--save-steps 0), "
     needed_bytes = (BYTES_KEPT + beside) * trained
     require_memory(config.model, needed_bytes, "training it", f"{instead}take a smaller model")
 

@@ -52,7 +52,8 @@ def choose_first_look(config: SweepVerbConfig) -> tuple[SweepConfig, Generator |
         raise PosgapError("--out: made examples are written beside it: write to this machine, or give --examples")
     if config.task == "kv" and "max_new_tokens" not in config.model_fields_set:
         config = config.model_copy(update={"max_new_tokens": ANSWER})
-    file, generator = Path(f"{config.out}.examples.jsonl.gz"), None
+    file = Path(f"{config.out}.examples.jsonl.gz")
+    generator = None
     examples = _find_made(config, file)
     if not examples:
         if not config.force and (Path(config.out) / MANIFEST).exists():

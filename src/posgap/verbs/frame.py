@@ -99,7 +99,8 @@ def run_stage(name: str, config: C, get_work: Callable[[], Work[C]]) -> Location
         if not is_main_process():
             get_work()(here.resolve_auto(), output.home / f"process-{os.getpid()}", Run())
             return config.out
-        clear, alone = None, launch_rank_and_size()[1] == 1
+        clear = None
+        alone = launch_rank_and_size()[1] == 1
         # Only a single process may finish what was made: others would go on to the work, and wait for it there.
         if not (alone and not config.force and _finish(output, config.out, identity)):
             if reason != NOTHING:
@@ -127,13 +128,16 @@ def _finish(output: Folder, out: Location, identity: str) -> bool:
 
 def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, Any]) -> Callable[[], None] | None:
     """Does the work within an MLflow run, and completes the manifest that begins with `about`."""
-    name, partial = about["stage"], output.partial
+    name = about["stage"]
+    partial = output.partial
     log.info("%s: started", name)
-    given, here = here, here.resolve_auto()
+    given = here
+    here = here.resolve_auto()
     before = given.parameter_values()
     decided = {field: value for field, value in here.parameter_values().items() if before[field] != value}
     about |= {"settled": decided} if decided else {}
-    started, clock = datetime.now(UTC), time.monotonic()
+    started = datetime.now(UTC)
+    clock = time.monotonic()
     files.delete_path(partial)
     with start_run(name, _lineage(about["inputs"]), output.out) as run:
         partial.mkdir()
@@ -260,7 +264,9 @@ def _refuse_to_replace(out: Location, name: str, config: StageConfig, inputs: di
     manifest = read_record(_output_at(out).local_file(MANIFEST))
     if manifest.get("stage") != name:
         return  # which the output itself refuses to replace
-    wanted, made, changes = config.redacted_dump(), manifest.get("config", {}), list[tuple[str, str]]()
+    wanted = config.redacted_dump()
+    made = manifest.get("config", {})
+    changes = list[tuple[str, str]]()
     for field in config.cache_key_fields():
         if made.get(field) != wanted[field]:
             changes.append((f"{field} {made.get(field)}", str(wanted[field])))

@@ -94,7 +94,8 @@ def _load_model(config: MitigateConfig, splits: Splits) -> ComparedModel:
 def _sweep_held_out(comparison: Comparison, finalists: Sequence[MitigationOutcome], out: Path) -> list[Evidence]:
     """Returns the sweeps of the model as it is and of the finalists, of which those after the first end with the
     budget."""
-    evidence, clock = [comparison.sweep_held_out(BASE, None, out / BASE)], comparison.clock
+    evidence = [comparison.sweep_held_out(BASE, None, out / BASE)]
+    clock = comparison.clock
     for each in finalists:
         seconds = comparison.seconds_to_sweep(each.name, each.parsed_settings) * len(comparison.splits.held_out)
         if len(evidence) == 1 or clock.seconds_spent + seconds <= (1 - TIMING) * clock.budget:
@@ -109,7 +110,10 @@ def _summarize(
     evidence: Sequence[Evidence],
 ) -> MitigateResult:
     """Returns what came of all sweeps together, each beside that of the model as it is."""
-    model, config, base, splits = comparison.model, comparison.model.config, evidence[0].sweep, comparison.splits
+    model = comparison.model
+    config = comparison.model.config
+    base = evidence[0].sweep
+    splits = comparison.splits
     differences = {each.label: each for each in compare_sweeps(evidence, together=True).differences}
     swept = {each.sweep.label: each for each in evidence}
     measured = [
@@ -156,7 +160,9 @@ def _measure(
     n_measured: int,
 ) -> MitigationOutcome:
     """Returns a mitigation with the figures of its sweep, what an answer costs, and how to have it."""
-    model, held_out, sweep = comparison.model, comparison.splits.held_out, mitigated.sweep
+    model = comparison.model
+    held_out = comparison.splits.held_out
+    sweep = mitigated.sweep
     asked_by = model.prompt_mitigator(found.name, found.parsed_settings)
     tokens = None
     if sweep.spent and base.sweep.spent and base.sweep.spent.prompt_tokens:
@@ -205,7 +211,8 @@ def _record(result: MitigateResult, run: Run) -> None:
 def _say(result: MitigateResult, config: MitigateConfig) -> None:
     """Says what came of the comparison: cost and answer, the other mitigations, how to have what helps, and where the
     page will be."""
-    held_out, n_questions = result.examples["held_out"], sum(result.examples.values())
+    held_out = result.examples["held_out"]
+    n_questions = sum(result.examples.values())
     if result.seconds < seconds_of(config.budget) / 2:
         used = f"{result.seconds:.0f} s of {config.budget}"
         log.info(

@@ -25,7 +25,8 @@ def pipeline_run(config: PipelineRunConfig) -> None:
     chosen = pipeline(config.pipeline)
     with RunFolder(config, "pipeline_run") as output:
         begin_server()
-        values, out = arguments(config, parse(compiled_text(chosen), chosen.name).parameters), output.out
+        values = arguments(config, parse(compiled_text(chosen), chosen.name).parameters)
+        out = output.out
         # Promotion needs a registry, and the next run the champion that is in it.
         track_at(f"sqlite:///{Path.cwd()}/mlflow.db")
         folder = run_locally(chosen, values, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")

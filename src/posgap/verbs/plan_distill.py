@@ -139,7 +139,9 @@ def _with_machine(config: PlanDistillConfig) -> PlanDistillConfig:
 def measured_tflops(width: int = 1024, seconds: float = 0.3) -> float:
     """Returns what products of matrices in float32 reach on this machine's CPU, in TFLOP/s: the quickest of those that
     fit into so many seconds."""
-    a, quickest, end = torch.ones(width, width), inf, time.perf_counter() + seconds
+    a = torch.ones(width, width)
+    quickest = inf
+    end = time.perf_counter() + seconds
     while time.perf_counter() < end or quickest == inf:
         start = time.perf_counter()
         a @ a

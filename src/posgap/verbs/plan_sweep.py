@@ -25,8 +25,10 @@ def plan_sweep(config: PlanConfig) -> dict[str, int]:
     assumed = assumptions_from_config(config)
     if not 0 < assumed.mean < 1 or assumed.own_variance < 1e-9:
         raise PosgapError("a mean of 0 or 100, or a correlation of 1, leaves nothing to chance: one example is enough")
-    size, between_models = config.detect / 100, assumed.between_models
-    at_one, over_all = 2 * assumed.own_variance, 2 * assumed.own_variance / assumed.placements
+    size = config.detect / 100
+    between_models = assumed.between_models
+    at_one = 2 * assumed.own_variance
+    over_all = 2 * assumed.own_variance / assumed.placements
     needed = {
         "gap": examples_for_gap(size, assumed, config.power),
         "mean_difference": examples_for_difference(

@@ -35,7 +35,9 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
 
     Raises `Rejection` with all faults in one line. Earlier results are never reused, since the world may have changed.
     """
-    wrong, results, said = list(complaints(config)), {}, redact_value(flat_settings(config.settings))
+    wrong = list(complaints(config))
+    results = {}
+    said = redact_value(flat_settings(config.settings))
     for name, value in said.items():
         log.info("settings: %s: %s", name, json.dumps(value))
     config = with_run_settings(config)

@@ -26,7 +26,8 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
     if config.iterations:
         training = dataclasses.replace(training, iterations=config.iterations)
     seeds = range(config.seed, config.seed + chosen.seeds)
-    names, trials = [], []
+    names = []
+    trials = []
     for name, design in chosen.designs.items():
         names += [name] * chosen.seeds
         trials += [Trial(design, chosen.sizes, seed) for seed in seeds]

@@ -45,12 +45,14 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     builder = prompt_builder(config.task, config.model, 0) if config.task else None
     swept = Accuracy.of_sweep(config.sweep, builder, config.n_docs) if config.sweep else None
     positions = swept.positions if swept else []
-    sequences, label = _sequences(config, builder, positions), config.label or last_name(config.model)
+    sequences = _sequences(config, builder, positions)
+    label = config.label or last_name(config.model)
     model = _load_model(config, sequences.longest)
     measured, encoding = _measure(model, sequences, label)
     shortest = min(map(len, measured.influence["rollout"]))
     influence = _bin_influence(measured, places(shortest, sequences.longest))
-    documents, shares = None, dict[str, np.ndarray]()
+    documents = None
+    shares = dict[str, np.ndarray]()
     if measured.documents is not None:
         documents, shares = summarize_documents(sequences.asked, measured.influence, measured.documents, config.seed)
     agreement = measure_agreement(shares or influence, "documents" if shares else "tokens", config.seed)

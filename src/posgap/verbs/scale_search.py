@@ -167,7 +167,8 @@ def _figures(search: FactorSearch, found: FoundFactors) -> dict[str, Any]:
     reached = search.fitness(accuracy), search.fitness(unscaled)
     best, base = reached
     if found.generated:
-        best, base = found.generated.fitness, found.generated.unscaled_fitness
+        best = found.generated.fitness
+        base = found.generated.unscaled_fitness
     return {
         "curve": found.curve.as_record(),
         "control_points": found.finalists[found.factors].tolist(),

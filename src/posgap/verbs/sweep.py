@@ -73,10 +73,14 @@ def show_sweep(place: Location, *more: str) -> None:
     folder = fetch_location(place)
     if is_of_lengths(folder):
         lengths = read_lengths(folder)
-        words, result, page = join_lines(lengths.summary_text()), lengths.model_dump(mode="json"), LENGTHS_PAGE
+        words = join_lines(lengths.summary_text())
+        result = lengths.model_dump(mode="json")
+        page = LENGTHS_PAGE
     else:
         swept = read_sweep(folder)
-        words, result, page = sweep_text(swept), swept.model_dump(mode="json", exclude_defaults=True), SWEEP_PAGE
+        words = sweep_text(swept)
+        result = swept.model_dump(mode="json", exclude_defaults=True)
+        page = SWEEP_PAGE
     show("\n".join([words, f"page: {page_address(place, page)}", *(["", *more] if more else [])]), result)
 
 
@@ -125,7 +129,8 @@ def _write_sweeps(
     """
     examples = read_examples(config.examples)
     refuse_searched_on(Path(config.model), examples[: config.limit or None])
-    builder, evidence = config.builder(), list[Evidence]()
+    builder = config.builder()
+    evidence = list[Evidence]()
     opens = (lambda: generator) if generator else open_once(config, builder)
     builders = at_lengths(config.lengths, config.depths, config.seed, builder, examples)
     for builder in builders:
@@ -153,7 +158,8 @@ def _write_sweeps(
 def _write_figures(sweep_run: SweepRun, place: Path, out: Path, run: Run) -> Sweep:
     """Writes the folder `place` of a sweep, and returns its figures. Where too little is answered, `out` keeps what
     is."""
-    config, predictions = sweep_run.config, sweep_run.predictions
+    config = sweep_run.config
+    predictions = sweep_run.predictions
     label = config.label or label_of(config.model, config.mitigation)
     step = sweep_run.builder.fill.tokens if sweep_run.builder.fill else 0
     if sweep_run.spent:
@@ -203,7 +209,8 @@ def _estimate(config: SweepConfig) -> str:
     backend = BACKENDS[config.backend]
     lines = []
     for builder in at_lengths(config.lengths, config.depths, config.seed, config.builder(), everything):
-        sweep_run, tokens = SweepRun.plan(config, builder, examples), list[int]()
+        sweep_run = SweepRun.plan(config, builder, examples)
+        tokens = list[int]()
         mitigator = sweep_run.mitigator
         for example, placement in product(examples, sweep_run.all_placements):
             if mitigator:

@@ -95,7 +95,8 @@ def _is_right(
 def _generate_responses(config: TeacherConfig, prompts: PromptGrid) -> list[Completion]:
     """Returns the model's responses, an example's after the other's. Raises `PosgapError` as soon as `MAX_WRONG` of
     them are wrong and none is right."""
-    results, thoughts = list[bool](), FirstThoughts.for_config(config, prompts.count)
+    results = list[bool]()
+    thoughts = FirstThoughts.for_config(config, prompts.count)
 
     def require_any_right(example: AnyExample, placement: Placement, completion: Completion) -> None:
         thoughts(completion)
@@ -174,7 +175,8 @@ def _record(summary: Mapping[str, float], placements: Sequence[Placement], outco
     asked = summary["examples"] * len(placements)
     log.log(RESULT, "%d of %d responses at %s are correct", summary["correct"], asked, _in_words(placements))
     if len(placements) > 1:
-        kept, examples = summary["examples_kept"], summary["examples"]
+        kept = summary["examples_kept"]
+        examples = summary["examples"]
         log.log(RESULT, "%d of %d examples have a response to learn", kept, examples)
     if outcomes.n_unanswered:
         prompts = format_count(outcomes.n_unanswered, "prompt")

@@ -33,12 +33,14 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     """
     import_extra("great_expectations")
     numbered = numbered_examples(config.examples)[: config.limit or None]
-    lines, examples = [line for line, _ in numbered], [example for _, example in numbered]
+    lines = [line for line, _ in numbered]
+    examples = [example for _, example in numbered]
     builder = builder_of(config.model, config.wording(), config.limits())
     excluded = set(content_keys(read_examples(config.exclude))) if config.exclude else set()
     table = example_table(examples, builder, config.n_docs, excluded, lines)
     # The longest prompt is what the model's context leaves beside the response.
-    longest, task = builder.context - builder.max_new_tokens, builder.task
+    longest = builder.context - builder.max_new_tokens
+    task = builder.task
     of_choices = bool(task.slot_names)
     suite = expectations(config.n_docs, longest, task.n_gold, of_choices, task.slots.of_any_number)
     answering = answering_distractors([] if of_choices else examples, task.metric)

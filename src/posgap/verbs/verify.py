@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 def verify(config: VerifyConfig) -> None:
     """Verifies the folders, and judges again where one is of a gate. Prints a line for each fault; raises `Findings`
     where there is one."""
-    verification, verdicts = Verification(), dict[str, str]()
+    verification = Verification()
+    verdicts = dict[str, str]()
     for folder in config.folders:
         there = source(folder)
         verification.verify(there)

@@ -92,7 +92,8 @@ def rows(top: Path) -> Iterator[Row]:
     check, a verdict or a mitigation is on its page already. What cannot be read is said and left out."""
     seen: set[str] = set()
     for place, folders, names in os.walk(top):
-        folder, name = Path(place), os.path.relpath(place, top)
+        folder = Path(place)
+        name = os.path.relpath(place, top)
         folders[:] = sorted(each for each in folders if not each.startswith((".", "mlartifacts")))
         for file in READERS.keys() & set(names):
             if file != SWEEP_FILE:

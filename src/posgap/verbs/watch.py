@@ -61,7 +61,8 @@ def watch(config: WatchConfig) -> Location:
 @functools.partial(stage, name="watch")
 def _judge_champion(config: WatchConfig, out: Path, run: Run) -> None:
     swept = read_model(SweptVersion, config.champion, CHAMPION_FILE)
-    name, number = swept.name, swept.version
+    name = swept.name
+    number = swept.version
     if number is None:
         note = f"{name} has no champion"
         write_json(out / WATCH_FILE, {"name": name, "version": None, "outcome": "no champion", "note": note})
@@ -100,7 +101,8 @@ def _fallen(sweep: Sweep, swept: SweptVersion, tolerance: float) -> str:
     more than the tolerance: the intervals are those of two samples, so nothing is paired."""
     if swept.promoted_mean_ci95 is None:
         return ""
-    (low, high), (before, _) = sweep.mean_ci95, swept.promoted_mean_ci95
+    (low, high) = sweep.mean_ci95
+    (before, _) = swept.promoted_mean_ci95
     if high >= before - tolerance:
         return ""
     return f"mean {sweep.mean:.1f} ({low:.1f} to {high:.1f}), and at least {before:.1f} when it was promoted"

@@ -15,7 +15,9 @@ class Clock:
     """The seconds spent of a budget; those before an interruption are added."""
 
     def __init__(self, budget: float, now: Callable[[], float] = time.monotonic):
-        self.budget, self.now, self.began = budget, now, now()
+        self.budget = budget
+        self.now = now
+        self.began = now()
 
     def add_earlier(self, seconds: float) -> None:
         """Adds seconds that were spent before."""

@@ -66,7 +66,11 @@ class Comparison:
     time."""
 
     def __init__(self, model: ComparedModel, splits: Splits, clock: Clock, model_digest: str):
-        self.model, self.all, self.splits, self.clock, self.model_digest = model, splits, splits, clock, model_digest
+        self.model = model
+        self.all = splits
+        self.splits = splits
+        self.clock = clock
+        self.model_digest = model_digest
         self.folder = work_folder(model.config.out)
         self.folder.mkdir(parents=True, exist_ok=True)
         for half, examples in splits._asdict().items():
@@ -82,12 +86,14 @@ class Comparison:
         left out."""
         if self.has_tried(BASE):
             return self.try_settings(BASE)
-        size, asked = self.state.sizes.get("selection", MIN_EXAMPLES), 0
+        size = self.state.sizes.get("selection", MIN_EXAMPLES)
+        asked = 0
         began = self.state.began.setdefault(_trial_key(BASE, None), self.clock.seconds_spent)
         while asked < size:
             self._take("selection", size)
             sweep_run, _ = self._answer_half("selection", BASE, None)
-            spent, asked = self.clock.seconds_spent, size
+            spent = self.clock.seconds_spent
+            asked = size
             size = fit_examples(asked, len(self.all.selection), (spent - began) / asked, until - spent)
         if asked < len(self.all.selection):
             log.warning(
@@ -107,7 +113,8 @@ class Comparison:
 
     def _note(self, name: str, settings: Settings | None, sweep_run: SweepRun) -> Trial:
         """Returns the trial that a sweep of the selection's examples is, and keeps it."""
-        key, scores = _trial_key(name, settings), [row["correct"] for row in sweep_run.predictions]
+        key = _trial_key(name, settings)
+        scores = [row["correct"] for row in sweep_run.predictions]
         seconds = self.clock.seconds_spent - self.state.began[key]
         trial = Trial(name=name, settings=_dump_settings(settings), mean=100 * float(np.mean(scores)), seconds=seconds)
         self.state.trials[key] = trial
@@ -130,7 +137,8 @@ class Comparison:
         if "held_out" in self.state.sizes:
             return
         self._hold_out_the_rest()
-        n, left = len(self.all.held_out), FILLED * self.clock.seconds_left
+        n = len(self.all.held_out)
+        left = FILLED * self.clock.seconds_left
         each = self.seconds_to_sweep(BASE) + sum(
             self.seconds_to_sweep(one.name, one.parsed_settings) for one in finalists
         )
@@ -146,7 +154,8 @@ class Comparison:
     def sweep_held_out(self, name: str, settings: Settings | None, out: Path) -> Evidence:
         """Sweeps the held-out examples under a mitigation, or with the model as it is, into the folder `out`."""
         sweep_run, factors = self._answer_half("held_out", name, settings)
-        sweep, predictions = sweep_run.summarize(name, factors), sweep_run.predictions
+        sweep = sweep_run.summarize(name, factors)
+        predictions = sweep_run.predictions
         out.mkdir(parents=True)
         seen = set(content_keys(self.splits.selection)) if settings else set()
         explored = pack_sweep(sweep, predictions, sweep_run.examples)
@@ -161,7 +170,8 @@ class Comparison:
 
     def _identify(self) -> str:
         """Returns a digest of all that decides the answers."""
-        config, builder = self.model.config, self.model.builder
+        config = self.model.config
+        builder = self.model.builder
         settings = {name: value for name, value in config.parameter_values().items() if name not in _WITHOUT_EFFECT}
         asked = [config.metric or builder.task.metric, [at.name for at in self.model.trial_placements]]
         return digest_of([settings, self.model_digest, builder.digest(), *asked, *map(content_keys, self.all)])
@@ -196,7 +206,9 @@ class Comparison:
     def _answer_half(self, half: str, name: str, settings: Settings | None) -> tuple[SweepRun, Sequence | None]:
         """Sweeps a half of the examples under a mitigation, or with the model as it is. Returns that, and the RoPE
         factors that are then in force."""
-        config, model, examples = self._sweep_config(half, name, settings), self.model, getattr(self.splits, half)
+        config = self._sweep_config(half, name, settings)
+        model = self.model
+        examples = getattr(self.splits, half)
         placements = model.trial_placements if half == "selection" else model.placements
         model_digest = self._model_digest(name, settings)
         sweep_run = SweepRun(config, model.builder, examples, placements, model_digest)
@@ -216,7 +228,8 @@ class Comparison:
 
     def _sweep_config(self, half: str, name: str, settings: Settings | None) -> SweepConfig:
         """Returns the config of a sweep of a half of the examples, whose answers are kept in a folder of its own."""
-        config, shared = self.model.config, MitigateConfig.model_fields.keys() & SweepConfig.model_fields.keys()
+        config = self.model.config
+        shared = MitigateConfig.model_fields.keys() & SweepConfig.model_fields.keys()
         changes: dict[str, Any] = {field: getattr(config, field) for field in shared - _OWN}
         if self.model.as_retrieved and half == "held_out":
             changes["baselines"] = [self.model.as_retrieved.name]
@@ -236,7 +249,8 @@ class Comparison:
         would count for or against a mitigation."""
         most = self.model.config.max_unanswered  # type: ignore[attr-defined]  # a registered rule's parameter
         unanswered = Counter(str(row["placement"]) for row in sweep_run.predictions if "outcome" in row)
-        n, worst = len(getattr(self.splits, half)), max(unanswered.values(), default=0)
+        n = len(getattr(self.splits, half))
+        worst = max(unanswered.values(), default=0)
         if 100 * worst > most * n:
             raise PosgapError(
                 f"{self.model.config.model}: {name}: {worst} of {n} questions at a placement are not answered, most "
@@ -246,7 +260,8 @@ class Comparison:
 
     def _require_same(self, now: EndpointIdentity) -> None:
         """Raises `EndpointChanged` where an endpoint says that it is another than it said before."""
-        config, before = self.model.config, self.state.served
+        config = self.model.config
+        before = self.state.served
         for name in MUST_STAY[config.identity]:  # type: ignore[attr-defined]  # a registered backend's parameter
             others = set(now.values_of(name)).difference(before.values_of(name))
             if before.values_of(name) and others:

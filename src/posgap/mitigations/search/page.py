@@ -47,6 +47,7 @@ def gain_rows(result: MitigateResult) -> list[GainRow]:
 
 def gain_ticks(shown: Sequence[GainRow]) -> list[float]:
     """Round numbers of points that span these rows, 0 among them."""
-    lows, highs = [row.interval[0] for row in shown], [row.interval[1] for row in shown]
+    lows = [row.interval[0] for row in shown]
+    highs = [row.interval[1] for row in shown]
     values = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(min([-1.0, *lows]), max([1.0, *highs]))
     return [round(float(value), 6) for value in values]

@@ -142,7 +142,8 @@ class MitigationOutcome(Record):
         assert m
         gain = f"{m.gain:+.1f} points ({m.gain_ci95[0]:+.1f} to {m.gain_ci95[1]:+.1f})"
         if m.over_retrieved:
-            won, lost = format_count(m.over_retrieved.won, "question"), m.over_retrieved.lost
+            won = format_count(m.over_retrieved.won, "question")
+            lost = m.over_retrieved.lost
             gain += f" over as retrieved, {won} won and {lost} lost"
         else:
             d = m.difference
@@ -267,7 +268,8 @@ class MitigateResult(Record):
             return f"nothing that was measured helps for certain ({names}): leave it as it is"
         best = max(open_ones, key=lambda each: each.measured.gain if each.measured else 0.0)
         assert best.measured
-        gain, (low, high) = best.measured.gain, best.measured.gain_ci95
+        gain = best.measured.gain
+        (low, high) = best.measured.gain_ci95
         # An interval narrows with the root of the number, and settings are chosen on as many others again.
         needed = 10 * ceil(sum(self.examples.values()) * ((gain - low) / gain) ** 2 / 10)
         return (
@@ -306,7 +308,8 @@ def blank_outcome(mitigation: Mitigation) -> MitigationOutcome:
 def usage_command(found: MitigationOutcome, config: MitigateConfig) -> str:
     """The command that makes a mitigation's use possible, where there is one: it writes a model folder that has it, or
     where only posgap can ask so, sweeps the model by it."""
-    name, model = found.name, with_uris(config.model)
+    name = found.name
+    model = with_uris(config.model)
     if MITIGATIONS[name].of_model:
         parts = ["posgap", "apply", "--model", model, "--found", str(config.out), "--mitigation", name]
         return shlex.join([*parts, "--out", f"model-{name}"])

@@ -16,7 +16,8 @@ from posgap.tasks.task import AS_RETRIEVED
 def compare_to_retrieved(mitigated: Evidence, base: Evidence, measured: int) -> RetrievedGain:
     """Compares a mitigation with the model as it is, both as retrieved, on the same examples in the same order. The
     interval is one of `measured` that hold together (Bonferroni)."""
-    new, old = mitigated.baselines[AS_RETRIEVED.name].scores, base.baselines[AS_RETRIEVED.name].scores
+    new = mitigated.baselines[AS_RETRIEVED.name].scores
+    old = base.baselines[AS_RETRIEVED.name].scores
     won = base.sample.average(new - old)
     gain, gain_ci95 = statistics.paired_difference(won, np.zeros_like(won), statistics.EACH_END / measured)
     return RetrievedGain(
@@ -30,7 +31,8 @@ def compare_to_retrieved(mitigated: Evidence, base: Evidence, measured: int) -> 
 
 def summarize_retrieved(base: Evidence, examples: Sequence[AnyExample], n_docs: int) -> RetrievedOrder:
     """Returns the model's figures in the retriever's order, and which of the examples position costs."""
-    scores, figures = base.baselines[AS_RETRIEVED.name].scores, base.sweep.baselines[AS_RETRIEVED.name]
+    scores = base.baselines[AS_RETRIEVED.name].scores
+    figures = base.sweep.baselines[AS_RETRIEVED.name]
     said = {row["id"]: row["response"] for row in read_predictions(base.path) if row.get("baseline")}
     moved = []
     for example, by_placement, score in zip(examples, base.scores, scores, strict=True):

@@ -60,7 +60,8 @@ def _choose(
     mitigation: Mitigation, comparison: Comparison, base: Trial, until: float, is_first: bool
 ) -> MitigationOutcome:
     """Returns the best settings of a mitigation, or why there are none."""
-    about, reason = blank_outcome(mitigation), comparison.model.why_not(mitigation)
+    about = blank_outcome(mitigation)
+    reason = comparison.model.why_not(mitigation)
     if reason:
         return about.model_copy(update={"reason": reason})
     try:
@@ -81,7 +82,9 @@ def _choose(
 def _try_settings(mitigation: Mitigation, comparison: Comparison, until: float, is_first: bool) -> list[Trial]:
     """Tries the settings of a mitigation that fit into its time, which ends at `until`: one in any case, if that has
     not ended yet, or if it is the first of all mitigations."""
-    clock, tried, name = comparison.clock, list[Trial](), mitigation.name
+    clock = comparison.clock
+    tried = list[Trial]()
+    name = mitigation.name
     if clock.seconds_spent >= until and not is_first and not comparison.has_tried(name):
         return tried
     for settings in _propose(mitigation, comparison, until):
@@ -96,7 +99,8 @@ def _propose(mitigation: Mitigation, comparison: Comparison, until: float) -> Se
     """Returns the settings of a mitigation to try."""
     if isinstance(mitigation, PromptMitigation):
         return mitigation.list_settings()
-    model, builder = comparison.model, cast(PromptBuilder, comparison.model.builder)
+    model = comparison.model
+    builder = cast(PromptBuilder, comparison.model.builder)
     assert model.in_memory is not None
     prompts = [builder(example, model.middle) for example in comparison.splits.selection[:_PROMPTS]]
     proposal = ProposalInput(model.in_memory, prompts, search_factors=partial(_search_factors, comparison, until))
@@ -106,7 +110,9 @@ def _propose(mitigation: Mitigation, comparison: Comparison, until: float) -> Se
 def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:
     """Searches RoPE factors on the selection's examples as `scale search` does by default, all placements counting
     alike, and returns the best but those that change nothing. It leaves time to try them."""
-    model, config, clock = comparison.model, comparison.model.config, comparison.clock
+    model = comparison.model
+    config = comparison.model.config
+    clock = comparison.clock
     load = model.in_memory
     assert load is not None
     shared = ScaleSearchConfig.model_fields.keys() & MitigateConfig.model_fields.keys()

@@ -31,7 +31,8 @@ def measure_cost(
 ) -> Cost:
     """Measures what a mitigation costs on some questions with the gold in the middle, asked with it and without in
     turns until these seconds are over, and at least once."""
-    ratios, began = list[tuple[float, float, float, float]](), _now()
+    ratios = list[tuple[float, float, float, float]]()
+    began = _now()
     for example in examples[:QUESTIONS]:
         for turn in range(ROUNDS + 1):
             if ratios and _now() - began > seconds:
@@ -51,7 +52,8 @@ def measure_cost(
 
 def _measure_once(model: ComparedModel, name: str, settings: Settings | None, question: Question) -> _QuestionCost:
     """Measures what the prompts of a question take, one after the other."""
-    spent, mitigated = _QuestionCost(), model.prompt_mitigator(name, settings)
+    spent = _QuestionCost()
+    mitigated = model.prompt_mitigator(name, settings)
     prompts: Sequence[Prompt] = [model.builder.prompt(question.example, question.placement)]
     if mitigated:
         prompts = mitigated.build_variants(question).prompts
