@@ -39,9 +39,9 @@ def test_the_table_has_first_middle_and_last_with_gap_and_mean():
         ["20 documents", "90, 30, 75 (90; 40)", "100, 95, 100 (10; 95)", "+55.0 (+40.0 to +60.0)"],
         ["40 documents", "46, 96, 58 (50; 60)", "20, 94, 66 (74; 68)", "+8.0 (+2.0 to +12.0)"],
     ]
-    assert found.losses() == ["At 40 documents r1 is worse than base: 1."]
+    assert found.losses() == ["At 40 documents r1 is worse than base for certain at position 1."]
 
 
 def test_a_lower_mean_is_a_loss_only_if_its_interval_is_below_0():
     lengths = [at_length("5", [90, 90], [80, 80], (-20.0, -1.0)), at_length("9", [90, 90], [80, 80], (-20.0, 0.0))]
-    assert LengthComparison(reference="base", lengths=lengths).losses() == ["At 5 r1 is worse than base: in the mean."]
+    assert LengthComparison(reference="base", lengths=lengths).losses() == ["At 5 r1 is worse than base for certain in the mean."]

@@ -72,13 +72,11 @@ class LengthComparison(Record):
         sentences = []
         for at in self.lengths:
             for difference in at.comparison.differences:
-                where = [format_positions(placement) for placement in difference.worse]
-                if difference.mean_ci95[1] < 0:
-                    where.insert(0, "in the mean")
+                where = ["in the mean"] if difference.mean_ci95[1] < 0 else []
+                where += [f"at position {format_positions(placement)}" for placement in difference.worse]
                 if where:
-                    sentences.append(
-                        f"At {at.length} {difference.label} is worse than {self.reference}: {', '.join(where)}."
-                    )
+                    worse = f"{difference.label} is worse than {self.reference} for certain"
+                    sentences.append(f"At {at.length} {worse} {', '.join(where)}.")
         return sentences
 
 
