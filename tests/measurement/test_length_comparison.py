@@ -44,4 +44,5 @@ def test_the_table_has_first_middle_and_last_with_gap_and_mean():
 
 def test_a_lower_mean_is_a_loss_only_if_its_interval_is_below_0():
     lengths = [at_length("5", [90, 90], [80, 80], (-20.0, -1.0)), at_length("9", [90, 90], [80, 80], (-20.0, 0.0))]
-    assert LengthComparison(reference="base", lengths=lengths).losses() == ["At 5 r1 is worse than base for certain in the mean."]
+    found = LengthComparison(reference="base", lengths=lengths)
+    assert found.losses() == ["At 5 r1 is worse than base for certain in the mean."]
