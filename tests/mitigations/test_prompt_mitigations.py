@@ -225,11 +225,11 @@ class Rule:
                 yield index, at, said if isinstance(said, Completion) else Completion(said, [1], usage=Usage(10, 2))
 
 
-def answers(rule, mitigation, questions, settings=None, task="kv"):
+def answers(rule, mitigation, questions, settings=None, task="kv", temperature=0.0):
     """The answers to groups of questions by number, and the generator."""
     generator = Rule(rule)
     mitigated = PromptMitigator(TextPromptBuilder(TASKS[task], 9), mitigation, settings or mitigation.settings(), 0)
-    given = mitigated.generate(generator, questions, Sampling(9))
+    given = mitigated.generate(generator, questions, Sampling(9, temperature=temperature))
     return {(group, number): completion for group, number, completion in given}, generator
 
 
@@ -258,8 +258,19 @@ def test_a_vote_over_all_orders_is_right_wherever_most_orders_are():
     said, generator = answers(
         lost_in_the_middle, MITIGATIONS["permutation"], [at_every_place(example)], Orders(orders=6)
     )
-    assert len(generator.prompts) == 18 and [said[0, i].text for i in range(3)] == [example.value] * 3
+    assert len(generator.prompts) == 6 and [said[0, i].text for i in range(3)] == [example.value] * 3
     assert said[0, 0].usage == Usage(60, 12, None, None, 6)
+
+
+def test_a_prompt_that_placements_share_is_sent_once_unless_answers_are_drawn():
+    questions = [at_every_place(example) for example in kv_examples(2)]
+    reordering = MITIGATIONS["reordering"]
+    said, generator = answers(first_record, reordering, questions)
+    drawn, of_drawn = answers(first_record, reordering, questions, temperature=1.0)
+    assert [len(generator.prompts), len(of_drawn.prompts)] == [2, 6]
+    assert len(said) == 6 and said == drawn, "a question's usage is that of its own prompts"
+    samples = [[question._replace(sample=sample) for question in group for sample in (0, 1)] for group in questions]
+    assert len(answers(first_record, reordering, samples)[1].prompts) == 4
 
 
 def test_what_is_no_answer_has_no_vote_and_what_failed_fails_the_whole():
@@ -351,7 +362,7 @@ def test_a_sweep_pays_for_all_that_is_asked_and_asks_baselines_as_they_are(endpo
     examples = kv_examples(2)
     three = {"mitigation": "permutation", "mitigation_settings": {"orders": 6}}
     result = asked_of(endpoint, examples, baselines=["oracle"], **three)
-    assert result.figures.accuracy == [100, 100, 100] and endpoint.seen.total() == 2 * 3 * 6 + 2
+    assert result.figures.accuracy == [100, 100, 100] and endpoint.seen.total() == 2 * 6 + 2
     spent = result.figures.spent
     assert (spent.prompts, spent.prompt_tokens, spent.completion_tokens) == (38, 3800, 760)
     write_examples(tmp_path / "e.jsonl", examples)
@@ -396,7 +407,7 @@ def test_an_interrupted_sweep_asks_all_orders_of_what_failed_again_and_nothing_e
     endpoint.failing = ""
     endpoint.seen.clear()
     result = read_sweep(sweep_model(config))
-    assert endpoint.seen.total() == 2 * 6, "both placements of the one example"
+    assert endpoint.seen.total() == 6, "all orders of the one example"
     assert result.accuracy == [100, 100] and result.spent.prompts == 3 * 2 * 6
 
 

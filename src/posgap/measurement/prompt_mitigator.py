@@ -2,7 +2,6 @@
 one is the answer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posgap.foundation.errors import PosgapError
@@ -101,25 +100,39 @@ class PromptMitigator:
     def generate(
         self, generator: Generator, groups: Iterable[Sequence[Question]], sampling: Sampling
     ) -> Iterator[tuple[int, int, Completion]]:
-        """Yields (index of a group, index of a question within it, its answer), as `Generator.generate` does."""
-        under_way: dict[int, list[_PendingQuestion]] = {}
+        """Yields (index of a group, index of a question within it, its answer), as `Generator.generate` does.
+
+        A prompt that several questions of a group share, as where documents are put in one order from all placements,
+        is sent once at temperature 0.
+        """
+        under_way: dict[int, list[list[_Part]]] = {}
 
         def list_prompts() -> Iterator[list[Prompt]]:
             for index, group in enumerate(groups):
-                under_way[index] = [_PendingQuestion(self.build_variants(question), {}) for question in group]
-                yield list(chain.from_iterable(each.asked.prompts for each in under_way[index]))
+                prompts, under_way[index] = self._share_prompts(group, is_greedy=not sampling.temperature)
+                yield prompts
 
         for index, at, completion in generator.generate(list_prompts(), sampling):
-            number = 0
-            question = under_way[index][number]
-            while at >= len(question.asked.prompts):
-                at = at - len(question.asked.prompts)
-                number = number + 1
-                question = under_way[index][number]
-            question.completions[at] = completion
-            count = len(question.asked.prompts)
-            if len(question.completions) == count:
-                yield index, number, self.reduce(question.asked, [question.completions[i] for i in range(count)])
+            for part in under_way[index][at]:
+                part.question.completions[part.variant] = completion
+                count = len(part.question.asked.prompts)
+                if len(part.question.completions) == count:
+                    completions = [part.question.completions[variant] for variant in range(count)]
+                    yield index, part.number, self.reduce(part.question.asked, completions)
+
+    def _share_prompts(self, group: Sequence[Question], is_greedy: bool) -> tuple[list[Prompt], list[list["_Part"]]]:
+        """Returns the prompts of these questions, each once if it would be answered alike (`is_greedy`), and for each
+        prompt the parts of questions that its answer serves."""
+        parts: dict[Any, list[_Part]] = {}
+        prompts = []
+        for number, question in enumerate(group):
+            pending = _PendingQuestion(self.build_variants(question), {})
+            for variant, prompt in enumerate(pending.asked.prompts):
+                key = (prompt.text, prompt.sample) if is_greedy else (number, variant)
+                if key not in parts:
+                    prompts.append(prompt)
+                parts.setdefault(key, []).append(_Part(pending, number, variant))
+        return prompts, list(parts.values())
 
     def reduce(self, asked: PromptVariants, completions: Sequence[Completion]) -> Completion:
         """The answer to a question from the completions of its prompts: the one that the mitigation chooses among those
@@ -160,6 +173,14 @@ class _PendingQuestion(NamedTuple):
 
     asked: PromptVariants
     completions: dict[int, Completion]
+
+
+class _Part(NamedTuple):
+    """What a prompt is asked for: a variant of the question that has this number in its group."""
+
+    question: _PendingQuestion
+    number: int
+    variant: int
 
 
 def _together(usages: Sequence[Usage | None]) -> Usage | None:
