@@ -217,7 +217,11 @@ def test_a_prompt_without_any_usable_answer_has_failed_and_the_others_are_answer
 
 @pytest.mark.parametrize("status", [400, 422])
 def test_one_prompt_tells_that_the_model_s_name_or_the_key_is_wrong(status):
-    with served(Endpoint(shouted, lambda text, times: (status, {}, "Invalid model name"))) as endpoint:
+    def refuse_slowly(text, times):
+        time.sleep(0.05 if text == "Hello" else 0)
+        return status, {}, "Invalid model name"
+
+    with served(Endpoint(shouted, refuse_slowly)) as endpoint:
         with pytest.raises(PosgapError, match=f"{status} .*: Invalid model name; .*check the model's name and the key"):
             ask(endpoint, [str(i) for i in range(100)])
         assert endpoint.seen == {"0": 1, "Hello": 1}

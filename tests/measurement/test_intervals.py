@@ -7,7 +7,8 @@ from scipy import special, stats
 
 from posgap.foundation.errors import PosgapError
 from posgap.measurement import statistics
-from posgap.measurement.power import Assumptions, correlation_of_placements, examples_for_gap
+from posgap.measurement.power import Assumptions, correlation_of_placements
+from posgap.measurement.simulated_sweeps import examples_for_gap
 from posgap.options.plan_sweep import PlanConfig
 from posgap.verbs.plan_sweep import plan_sweep
 
@@ -312,10 +313,12 @@ def test_where_nothing_varies_nothing_is_uneven():
     assert statistics.flatness_p(np.ones((5, 1))) == 1
 
 
-def test_the_planned_number_of_examples_finds_the_gap_as_often_as_promised():
-    rng, gap, power = np.random.default_rng(5), 0.15, 0.8
-    n = examples_for_gap(gap, Assumptions(6, 0.7, 0.4, 1.0), power)
-    accuracy = 0.7 + np.array([gap / 2, -gap / 2, 0, 0, 0, 0])
+@pytest.mark.parametrize(("mean", "gap"), [(0.7, 0.15), (0.97, 0.1)])
+def test_the_planned_number_of_examples_finds_the_gap_as_often_as_promised(mean, gap):
+    rng, power = np.random.default_rng(5), 0.8
+    n = examples_for_gap(gap, Assumptions(6, mean, 0.4, 1.0), power)
+    best = min(mean + gap / 2, 1.0)
+    accuracy = np.array([best, best - gap, *[mean] * 4])
     found = [statistics.flatness_p(outcomes(accuracy, n, 0.4, rng)[0]) < 0.05 for _ in range(600)]
     assert np.mean(found) == pytest.approx(power, abs=0.05)
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from written_sweeps import write_sweep
 from posgap.foundation.errors import PosgapError
 from posgap.measurement import power
 from posgap.measurement.power import Assumptions
+from posgap.measurement.simulated_sweeps import examples_for_gap
 from posgap.options.plan_sweep import PlanConfig
 from posgap.verbs.plan_sweep import assumptions_from_config, plan_sweep
 
@@ -23,7 +25,7 @@ def test_the_number_of_examples_for_a_gap_is_the_least_with_the_power_of_cochran
     def found(n: int) -> float:
         return stats.ncx2.sf(stats.chi2.isf(0.05, df), df, n * 2 * (gap / 2) ** 2 / own)
 
-    n = power.examples_for_gap(gap, assumed, 0.8)
+    n = math.ceil(power.examples_by_cochran(gap, assumed, 0.8))
     assert found(n - 1) < 0.8 <= found(n)
 
 
@@ -50,7 +52,7 @@ def test_a_plan_has_the_least_numbers_and_says_what_it_rests_on(capsys, caplog):
     own, shared = 0.24 * 0.6, 2 * 0.24 * 0.4 * 0.3
     z = stats.norm.isf(0.025) + stats.norm.isf(0.1)
     assert needed == {
-        "gap": power.examples_for_gap(0.1, Assumptions(4, 0.6, 0.4, 0.7), 0.9),
+        "gap": examples_for_gap(0.1, Assumptions(4, 0.6, 0.4, 0.7), 0.9),
         "mean_difference": power.examples_for_difference(0.1, shared + 2 * own / 4, 0.9, graded=True),
         "placement_difference": int(np.ceil(z**2 * (shared + 2 * own) / 0.01)),
     }

@@ -242,12 +242,15 @@ class OpenAIGenerator:
                     raise
             finally:
                 self.window.release()
+            if isinstance(answer, EndpointAnswer):
+                completion = self._take(answer, clock() - response.sent, prompt, sampling, is_probe)
+            elif self.fields.learn_from(answer, self.client.hide(str(answer)), request):
+                continue
+            else:  # others wait until it is known that not all of them will be refused
+                completion = await self._completion_of(answer)
             if not is_probe:
                 self.window.note_answer(response.sent)
-            if isinstance(answer, EndpointAnswer):
-                return self._take(answer, clock() - response.sent, prompt, sampling, is_probe)
-            if not self.fields.learn_from(answer, self.client.hide(str(answer)), request):
-                return await self._completion_of(answer)
+            return completion
 
     def _note_fault(self, fault: TransientError, started: float) -> None:
         """Lowers the number of requests at a time if the endpoint had no time for this one."""

@@ -50,16 +50,16 @@ class Assumptions(NamedTuple):
         return 2 * self.shared_variance * (1 - self.agreement)
 
 
-def examples_for_gap(gap: float, assumed: Assumptions, power: float) -> int:
-    """Examples for which the flatness test finds a gap (0 to 1) with this power, at the 5 % level.
+def examples_by_cochran(gap: float, assumed: Assumptions, power: float) -> float:
+    """Examples for which Cochran's Q finds a gap (0 to 1) with this power, at the 5 % level, by the noncentral
+    chi-squared distribution: one placement is half of the gap above all others, and one half of it below."""
+    return noncentrality(assumed.placements, power) * assumed.own_variance / (gap**2 / 2)
 
-    Counted for the gap that is hardest to see: one placement half of it above and one half of it
-    below all others. There the test is about as powerful as Cochran's Q, which is then noncentral chi-squared, where
-    any two placements are equally alike. Where near ones are more alike than far ones it finds less.
-    """
-    df = assumed.placements - 1
-    needed = scipy.special.chndtrinc(scipy.special.chdtri(df, 1 - CONFIDENCE), df, 1 - power)
-    return math.ceil(needed * assumed.own_variance / (gap**2 / 2))
+
+def noncentrality(placements: int, power: float) -> float:
+    """The noncentrality at which Cochran's Q of so many placements is significant at the 5 % level so often."""
+    df = placements - 1
+    return float(scipy.special.chndtrinc(scipy.special.chdtri(df, 1 - CONFIDENCE), df, 1 - power))
 
 
 def examples_for_difference(difference: float, variance: float, power: float, graded: bool = False) -> int:

@@ -6,17 +6,21 @@ of `agreement` the other model has the example's chance too, else one of its own
 correlate by just that much.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import scipy
 
-from posgap.measurement.power import Assumptions
+from posgap.measurement.power import Assumptions, examples_by_cochran, noncentrality
+from posgap.measurement.statistics import CONFIDENCE, flatness_p
 
 BATCH = 32  # sweeps that are drawn in one piece
 _QUANTILES = 4096  # of the chances
 _WHOLE = 2**32
+_GAPS = 400  # sweeps that are drawn to see how often a gap is found
+_MOST = 20_000  # outcomes of a sweep, from which on Cochran's number of examples is taken as it is
 
 
 class SimulatedSweeps(NamedTuple):
@@ -48,6 +52,39 @@ def simulate_sweeps(assumed: Assumptions, n: int, pieces: int) -> Iterator[Simul
             for bits, of_example in zip(answers, (own, shared), strict=True)
         )
         yield SimulatedSweeps(candidate, reference, assumed.error)
+
+
+def examples_for_gap(gap: float, assumed: Assumptions, power: float) -> int:
+    """Returns the examples for which the flatness test finds a gap (0 to 1) with this power, at the 5 % level.
+
+    Counted for the gap that is hardest to see: one placement half of it above and one half of it below all others, or
+    as much above as there is room. Cochran's Q gives a number, and simulated sweeps show how often the test finds the
+    gap with so many; the noncentrality that this is worth corrects the number, three times. Where near placements are
+    more alike than far ones the test finds less.
+    """
+    n = examples_by_cochran(gap, assumed, power)
+    for _ in range(3):
+        if n * assumed.placements > _MOST:
+            break
+        found = sum(flatness_p(correct) < 1 - CONFIDENCE for correct in _simulate_gap(gap, assumed, math.ceil(n)))
+        share = min(max(found, 1) / _GAPS, 1 - 1 / _GAPS)
+        missing = noncentrality(assumed.placements, power) / noncentrality(assumed.placements, max(share, 0.06))
+        n *= missing**0.7  # since a whole step swings to and fro where few outcomes differ
+    return math.ceil(n)
+
+
+def _simulate_gap(gap: float, assumed: Assumptions, n: int) -> Iterator[np.ndarray]:
+    """Yields sweeps `[n, P]` of a model whose first placement is better than its last by the gap: there an answer that
+    would be wrong is right, or the other way round, whichever example it is."""
+    mean = assumed.mean
+    above = min(gap / 2, 1 - mean)
+    chances = _chances(assumed)
+    for sweep in range(_GAPS):
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([sweep, 5])))
+        correct = rng.integers(0, _WHOLE, (n, assumed.placements)) < chances[rng.integers(0, _QUANTILES, (n, 1))]
+        correct[:, 0] |= rng.random(n) < above / (1 - mean)
+        correct[:, -1] &= rng.random(n) >= min((gap - above) / mean, 1.0)
+        yield correct.astype(float)
 
 
 def _bits(bits: np.random.PCG64, n: int, *shape: int) -> np.ndarray:

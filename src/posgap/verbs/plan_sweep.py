@@ -10,9 +10,9 @@ from posgap.measurement.power import (
     Assumptions,
     correlation_of_placements,
     examples_for_difference,
-    examples_for_gap,
     log_assumptions,
 )
+from posgap.measurement.simulated_sweeps import examples_for_gap
 from posgap.options.plan_sweep import ExpectedConfig, PlanConfig
 from posgap.verbs.inputs import with_local_paths
 
