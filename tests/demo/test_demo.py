@@ -137,7 +137,8 @@ def test_every_stage_is_a_run_below_the_demo(demo, tracked):
     stages = sorted(run.data.tags["posgap.stage"] for run in children)
     assert stages == [
         *("champion", "compare", "data_version", "distill", "gate", "merge", "merge", "preflight", "promote", "report"),
-        *("sweep", "sweep", "teacher", "validate", "validate"),
+        *["sweep"] * 8,  # base and candidate, at the demo's length and at three others
+        *("teacher", "validate", "validate"),
     ]
     assert all(run.info.status == "FINISHED" for run in runs)
     for folder in demo.run.glob("**/out"):

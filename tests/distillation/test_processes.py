@@ -47,7 +47,6 @@ def launch(config: DistillConfig, launcher: list | None) -> None:
 def require_the_same_training(one: Path, two: Path, base: Path) -> None:
     alone, shared = history(one), history(two)
     assert len(alone) == len(shared)
-    assert shared[0]["anchoring_kl"] < 1e-6  # the student begins as the teacher
     for mine, theirs in zip(alone, shared):
         assert mine.keys() == theirs.keys()
         for figure in mine:
