@@ -8,10 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from report_pages import sweep_of
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.retries import RetryPolicy
 from posgap.tracking import registry, server
+from posgap.tracking.presentation import short_tags
 from posgap.tracking.registry import bring
 
 NAMES = ["../escaped", "../../escaped", "a/../../../escaped", "/tmp/escaped", "..%2f..%2fescaped", "%2e%2e/escaped",
@@ -69,3 +71,10 @@ def test_no_name_of_an_artifact_leads_out_of_the_folder(listing, tmp_path, monke
         found = [Path(at) / each for at, _, files in os.walk(tmp_path / str(number)) for each in files]
         assert all(file.is_relative_to(place) for file in found), (name, found)
     assert not Path("/tmp/escaped").exists() and not Path("/escaped").exists()
+
+
+def test_a_version_s_tags_show_what_others_named_with_escapes():
+    sweep = sweep_of([[1], [2]], [90, 80])
+    tags = short_tags(sweep.model_copy(update={"task": "kv\x1b[2J"}), "r1\n::set-output::", "admitted", "default")
+    assert all(value.isprintable() for value in tags.values())
+    assert tags["gap"].startswith("10.0 (") and tags["data"].startswith("kv\\x1b[2J, ")

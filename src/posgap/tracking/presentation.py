@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from posgap.foundation.locations import MODELS
+from posgap.foundation.printing import printable
 from posgap.measurement.model_card import position_gap, write_model_card
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions
@@ -27,8 +28,8 @@ The alias `champion` is the one to use: `posgap.load_model("models:/{name}@champ
 
 def short_tags(sweep: Sweep, method: str, outcome: str, policy: str) -> dict[str, str]:
     """A version's tags for people; `outcome` is the gate's, `policy` names the one that admitted it. Figures are in
-    points, with their 95 % intervals."""
-    return {
+    points, with their 95 % intervals. What others named has escapes for what is not to be printed."""
+    tags = {
         METHOD: method or "none",
         GAP: _with_interval(sweep.gap, sweep.gap_ci95),
         MEAN: _with_interval(sweep.mean, sweep.mean_ci95),
@@ -37,6 +38,7 @@ def short_tags(sweep: Sweep, method: str, outcome: str, policy: str) -> dict[str
         POLICY: policy,
         DATA: f"{sweep.task}, {sweep.sample_text}, {sweep.examples_digest[:12]}",
     }
+    return {name: printable(value) for name, value in tags.items()}
 
 
 def write_pages(sweep: Sweep, out: Path) -> None:
