@@ -279,7 +279,7 @@ def main() -> None:
     if options.write:
         device = torch.cuda.get_device_name() if options.device == "cuda" else f"{options.threads} CPU threads"
         text = TEXT.format(table=table, date=date.today(), where=device, json=json.dumps(figures), **vars(options))
-        write_section("results", f"distill-step-{options.device}", text)
+        write_section(f"distill-step-{options.device}", text)
     else:
         print(table)
     print(json.dumps(figures))

@@ -138,7 +138,7 @@ def main() -> None:
     figures = {name: run(name, PARTS[name], options.quick) for name in chosen}
     lines = [f"| {name} | `{json.dumps(found)}` |" for name, found in figures.items()]
     text = "\n".join([f"On {date.today()}: {versions()}.", "", "| part | figures |", "|---|---|", *lines])
-    write_section("results", "gpu", text) if options.write else print(text)
+    write_section("gpu", text) if options.write else print(text)
     print(json.dumps(figures))
 
 

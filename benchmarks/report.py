@@ -18,19 +18,11 @@ TABLES = ROOT / "benchmarks" / "tables"
 _COLUMNS = ("section", "command", "takes", "date", "machine", "spread")
 
 
-def write_section(page: str, name: str, text: str) -> None:
-    """Puts `text` under the section `name` of docs/<page>.md, in place of what was there.
-
-    Figures of docs/results.md go to `WRITTEN`, with day and machine: a person takes over what that page says.
-    """
-    if page == "results":
-        WRITTEN.mkdir(parents=True, exist_ok=True)
-        path, new = WRITTEN / f"{name}.md", f"{date.today()}, {machine()}\n\n{text.strip()}\n"
-    else:
-        path, section = ROOT / "docs" / f"{page}.md", f"<!-- {name} -->\n{text.strip()}\n<!-- /{name} -->\n"
-        new = re.sub(rf"<!-- {name} -->\n.*?<!-- /{name} -->\n", lambda _: section, path.read_text(), flags=re.DOTALL)
-    with atomic(path) as partial:
-        partial.write_text(new)
+def write_section(name: str, text: str) -> None:
+    """Writes figures of docs/results.md to `WRITTEN`, with day and machine: a person takes over what that page says."""
+    WRITTEN.mkdir(parents=True, exist_ok=True)
+    with atomic(WRITTEN / f"{name}.md") as partial:
+        partial.write_text(f"{date.today()}, {machine()}\n\n{text.strip()}\n")
     print(text.strip())
 
 
@@ -56,12 +48,12 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {models[0] if models else platform.machine()}, load {os.getloadavg()[2]:.1f}"
 
 
-def conclude(name: str, text: str, lines: Sequence[str], figures: dict, write: bool, page: str = "results") -> None:
+def conclude(name: str, text: str, lines: Sequence[str], figures: dict, write: bool) -> None:
     """Prints what a benchmark saw, its figures as JSON last; `write` puts them under `text` (`write_section`)."""
     said = "\n".join(lines)
     if write:
         seen = said if said.startswith("|") else f"```\n{said}\n```"
-        write_section(page, name, f"{text.strip().format(date=date.today())}\n\n{seen}\n\n`{json.dumps(figures)}`")
+        write_section(name, f"{text.strip().format(date=date.today())}\n\n{seen}\n\n`{json.dumps(figures)}`")
     else:
         print(said)
     print(json.dumps(figures))

@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
-from report import write_section
+from report import write_table
 from scipy import optimize, special
 
 from posgap.foundation.tables import markdown
@@ -744,7 +744,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*SIMULATIONS, []], metavar="NAME", help=", ".join(SIMULATIONS))
     parser.add_argument("--quick", action="store_true", help="a few cells of each: under a minute on two cores")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/statistics.md")
+    parser.add_argument("--write", action="store_true", help="keep the tables, for `make tables`")
     parser.add_argument("--runs", type=int, default=400, help="simulated models a cell")
     options = parser.parse_args()
     all_figures = {}
@@ -753,7 +753,7 @@ def main() -> None:
         section, figures = work(options.quick, few if options.quick else options.runs)
         if options.write:
             json_line = "" if name == "flatness" else f"\n\n`{json.dumps(figures)}`"
-            write_section("statistics", name, section + json_line)
+            write_table(name, section + json_line)
         else:
             print(section)
         all_figures[name] = figures

@@ -294,7 +294,7 @@ def main() -> None:
         vllm = importlib.import_module("vllm").__version__ if served else "not installed"
         fields = {"table": table, "date": date.today(), "where": where, "vllm": vllm, "same": same}
         fields["asked"] = (KV if options.model else RANDOM).format(**vars(options) | {"model": name})
-        write_section("results", f"sweep-{name}", TEXT.format(**fields, **vars(options)))
+        write_section(f"sweep-{name}", TEXT.format(**fields, **vars(options)))
     else:
         print(table)
     print(json.dumps(figures))

@@ -1,18 +1,22 @@
 """Runs the console blocks of pages again, one after another, and puts what they print now into the pages.
 
     python benchmarks/transcripts.py first-look first-log first-gate --wheel WHEEL --model FOLDER [--write]
+    python benchmarks/transcripts.py distillation gate registry --demo runs/demo [--write]
     python benchmarks/transcripts.py pretrained [--write]
 
 With `--wheel` a shell runs them in an empty folder, and posgap is what the page's own first command installs of the
-wheel; `--model` stands in for a model of the hub, under the name `small`. Commands that name a file below `~/` stay as
-they are. Without it all run in this clone.
+wheel; `--model` stands in for a model of the hub, under the name `small`. With `--demo` they run in a folder that has
+the demo's model as `small` and its examples as `train.jsonl.gz` and `eval.jsonl.gz`. Commands that name a file below
+`~/` or an address of a server stay as they are. With neither option all run in this clone.
 
 The page says what is shown. A block with `...` shows the lines that it has, with new figures; of others all lines, or
 the first and last of many. Blocks of `csv` and `python` are files, whose name the text before them gives. Where a
 command no longer prints a line of the page, that is said, and `--write` ends with exit code 1 and leaves the page.
+Without `--write` any other line is such a difference too, unless figures alone differ.
 """
 
 import argparse
+import difflib
 import os
 import re
 import shutil
@@ -40,6 +44,7 @@ def main() -> None:
     parser.add_argument("pages", nargs="+", help="names of pages in docs/, whose commands run in one folder")
     parser.add_argument("--wheel", type=Path, help="posgap as the first command installs it")
     parser.add_argument("--model", type=Path, help="folder of the model that the page calls `small`")
+    parser.add_argument("--demo", type=Path, help="the demo's folder, whose model and examples the page uses")
     parser.add_argument("--only", default="", help="run only commands in which this stands; the page's date stays")
     parser.add_argument("--write", action="store_true", help="write the page, rather than show it")
     arguments = parser.parse_args()
@@ -57,13 +62,19 @@ def main() -> None:
             for page in pages:
                 for name, text in FILE.findall(page.read_text(encoding="utf-8")):
                     (work / name).write_text(text, encoding="utf-8")
+        if arguments.demo:
+            work = workspace(arguments.demo, Path(folder) / "work")
+            environment["POSGAP_CACHE"] = folder
         environment["PATH"] = f"{programs}:{os.defpath}"
-        leave = "~/" if arguments.wheel else ""
+        leave = ("~/", "http://", "s3://", "...") if work != ROOT else ()
         is_stale = False
         for page in pages:
-            text, missing = again(page.read_text(encoding="utf-8"), work, environment, arguments.only, leave)
+            before = page.read_text(encoding="utf-8")
+            text, missing = again(before, work, environment, arguments.only, leave)
+            if not arguments.write:
+                missing += [line for line in difflib.unified_diff(form(before), form(text), n=0) if line[0] in "+-"]
             for line in missing:
-                print(f"{page.name}: no longer printed: {line}", file=sys.stderr)
+                print(f"{page.name}: differs: {line}", file=sys.stderr)
             is_stale = is_stale or bool(missing)
             if not arguments.write:
                 print(text)
@@ -74,16 +85,37 @@ def main() -> None:
         raise SystemExit("a page shows lines that posgap no longer prints: take them out, or mend what prints them")
 
 
+def workspace(demo: Path, work: Path) -> Path:
+    """Copies the demo's model and examples into a new folder under the names that pages use."""
+    work.mkdir()
+    (seed,) = demo.glob("seed-0-*")
+    shutil.copytree(seed / "model", work / "small")
+    for name in ("train", "eval"):
+        shutil.copy(next(seed.glob(f"{name}-*.jsonl.gz")), work / f"{name}.jsonl.gz")
+    return work
+
+
+def form(page: str) -> list[str]:
+    """Returns what the commands of a page print, without the figures of a run, and their exit codes."""
+    lines = []
+    for command, said, ended in BLOCK.findall(page):
+        lines += [f"$ {command}", *(like(line) for line in said.splitlines()), ended.partition("exit code")[2].strip()]
+    return lines
+
+
 def again(
-    page: str, work: Path, environment: Mapping[str, str], only: str = "", leave: str = ""
+    page: str, work: Path, environment: Mapping[str, str], only: str = "", leave: Sequence[str] = ()
 ) -> tuple[str, list[str]]:
-    """The page, with what its commands print now, and those of its lines that they no longer print; commands in which
-    `leave` stands are not run. Its date is that of today unless `only` some were run."""
+    """Runs the commands of a page, except those with a text of `leave`, and returns the page with what they print now.
+
+    Also returns lines of blocks with `...` that are no longer printed. The page's date becomes today's, unless `only`
+    some commands were run.
+    """
     gone: list[str] = []
 
     def run(block: re.Match[str]) -> str:
         command, before, ended = block.groups()
-        if only not in command or (leave and leave in command):
+        if only not in command or any(text in command for text in leave):
             return block[0]
         print(f"$ {command}", file=sys.stderr, flush=True)
         began = time.monotonic()

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from report import write_section
+from report import write_table
 from simulations import Gated, curve, outcomes
 
 from posgap.foundation.files import write_json, write_jsonl
@@ -121,7 +121,7 @@ def tried(n: int, placements: int, runs: int, folder: Path) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the smallest sweep alone")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/registry.md")
+    parser.add_argument("--write", action="store_true", help="keep the table, for `make tables`")
     parser.add_argument("--runs", type=int, default=20, help="sweeps of a size")
     options = parser.parse_args()
     figures, rows = {}, []
@@ -134,7 +134,7 @@ def main() -> None:
     columns = ["sweep, 97 % right", "edits that turn it", "asked again", "forged rows found", "forged verdicts found"]
     table = markdown(columns, rows)
     if options.write:
-        write_section("registry", "trial", table)
+        write_table("trial", table)
     else:
         print(table)
     print(json.dumps(figures))

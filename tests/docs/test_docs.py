@@ -214,13 +214,9 @@ def test_figures_that_are_measured_again_are_written_with_the_day_and_the_machin
 
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(report, "WRITTEN", tmp_path / "results")
-    report.write_section("results", "one", "## One")
+    report.write_section("one", "## One")
     written = (tmp_path / "results/one.md").read_text(encoding="utf-8")
     assert written == f"{date.today()}, {report.machine()}\n\n## One\n"
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/gate.md").write_text("a\n<!-- one -->\nold\n<!-- /one -->\nb\n", encoding="utf-8")
-    report.write_section("gate", "one", "new")
-    assert (tmp_path / "docs/gate.md").read_text(encoding="utf-8") == "a\n<!-- one -->\nnew\n<!-- /one -->\nb\n"
 
 
 @pytest.fixture

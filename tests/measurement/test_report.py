@@ -93,7 +93,7 @@ def test_a_sweep_is_read_out_in_words():
     )
     assert summary_text(SINGLE.model_copy(update={"shape": shape})) == [
         "Accuracy (sub_em, in percent) is highest with the gold document at 1 (90.0) and lowest at 10 (50.0): a gap of "
-        "40.0 points (95 % interval 30.0 to 50.0), where a model without position bias would show about 9.5 by chance.",
+        "40.0 points (95 % interval 30.0 to 50.0). A model without position bias would show about 9.5 by chance.",
         "The mean over 3 placements is 60.0 (55.0 to 65.0), of 50 examples.",
         "Position matters (sign-flip test, p < 0.001).",
         "The curve is U-shaped: against the middle (1 position), the beginning (1 position) differs by +40.0 points "
@@ -106,7 +106,7 @@ def test_a_sweep_is_read_out_in_words():
         not in " ".join(summary_text(flat)) + page([flat], "t").split("No shape is named")[0].split("U-shaped:")[0]
     )
     assert '<th scope="row">shape</th><td>–</td>' in page([flat], "t")
-    assert summary_text(flat)[2:] == ["Whether position matters cannot be told (sign-flip test, p = 0.368)."]
+    assert summary_text(flat)[2:] == ["There is no evidence that position matters (sign-flip test, p = 0.368)."]
     assert "with the gold documents at 1+2 (70.0)" in summary_text(PAIRS)[0]
     assert summary_text(PAIRS)[0].replace("'", "&#39;") in page([PAIRS], "t")
 

@@ -59,11 +59,11 @@ class ImportReport:
             )
         if self.left_open:
             what = "; ".join(f"in {format_count(number, 'question')} {what}" for what, number in self.left_open.items())
-            log.warning("%s: %s (docs/rag.md)", name, what)
+            log.warning("%s: %s (docs/log-fields.md)", name, what)
         if self.elsewhere >= _FEW and 2 * self.elsewhere >= self.told:
             log.warning(
                 "%s: in %d of %d questions no relevant passage holds an answer, and another one does: are the ids of "
-                "relevant passages those of these passages, and none off by one? (docs/rag.md)",
+                "relevant passages those of these passages, and none off by one? (docs/log-fields.md)",
                 name, self.elsewhere, self.told,
             )  # fmt: skip
 

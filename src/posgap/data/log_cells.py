@@ -92,7 +92,7 @@ def parse_grade(label: Any, where: str) -> Grade:
         number = parse_number(written.rstrip("%"), where)
     except PosgapError:
         what = f"{shorten(repr(label))} does not say whether the passage is relevant: write true or false, or a grade"
-        raise Malformed(f"{what}; rename the field if it is something else (docs/rag.md)", at=where) from None
+        raise Malformed(f"{what}; rename the field if it is something else (docs/log-fields.md)", at=where) from None
     number = number or 0.0
     return Grade(number, "%" in written or number % 1 != 0 or number > MAX_GRADE)
 

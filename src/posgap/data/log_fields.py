@@ -241,7 +241,7 @@ class LogFields:
             value = [text.strip() for text in _NUMBERED.split(value) if text.strip()]
         elif isinstance(value, str) and not is_list(value):
             what = 'a text and no list of passages: write them as JSON, ["...", "..."], or one passage a row'
-            raise Malformed(f"{what} (docs/rag.md)", at=here)
+            raise Malformed(f"{what} (docs/log-fields.md)", at=here)
         passages = self._listed(value, here)
         texts = [passage.text for passage in passages]
         for other in self.names["passages"] if name not in TABLE["weak_passages"] else ():

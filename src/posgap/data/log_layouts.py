@@ -78,7 +78,7 @@ class LogRows:
             raise Malformed(
                 f"{leading[0].where}: no retrieved passages: expected a field {what} with its `text` (also: "
                 f"{', '.join(FIELDS['text'][1:])}); found {list_names(row.fields)}; --columns names others, like "
-                "text=Content (docs/rag.md)"
+                "text=Content (docs/log-fields.md)"
             )
         self.require_no_faults()
         return entries

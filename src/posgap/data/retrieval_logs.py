@@ -131,7 +131,7 @@ class RetrievalLog:
         """Raises `Ambiguous` with the readings of the log, and the options that decide."""
         command = f"`posgap data import --format rag --input {self.name} --out examples.jsonl.gz`"
         choices = "` or `".join(options)
-        what = f"{what}; say which is right, by {command} with `{choices}` (docs/rag.md)"
+        what = f"{what}; say which is right, by {command} with `{choices}` (docs/log-fields.md)"
         raise Ambiguous(what, at=where or self.name)
 
     def _decide_labels(self, entries: Sequence[LogEntry], report: ImportReport) -> None:

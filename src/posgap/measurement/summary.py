@@ -15,8 +15,8 @@ def summary_text(sweep: Sweep) -> list[str]:
     sentences = [
         f"Accuracy ({sweep.metric}, in percent) is highest with the {place} at {format_positions(sweep.advantageous)} "
         f"({max(sweep.accuracy):.1f}) and lowest at {format_positions(sweep.worst.placement)} "
-        f"({sweep.worst.accuracy:.1f}): a gap of {sweep.gap:.1f} points (95 % interval {ends(sweep.gap_ci95)}), where "
-        f"a model without position bias would show about {sweep.gap_noise:.1f} by chance.",
+        f"({sweep.worst.accuracy:.1f}): a gap of {sweep.gap:.1f} points (95 % interval {ends(sweep.gap_ci95)}). "
+        f"A model without position bias would show about {sweep.gap_noise:.1f} by chance.",
         f"The mean over {len(sweep.placements)} placements is {sweep.mean:.1f} ({ends(sweep.mean_ci95)}), "
         f"of {sweep.sample_text}{precision}.",
     ]
@@ -57,12 +57,12 @@ def summary_text(sweep: Sweep) -> list[str]:
 
 
 def position_sentence(sweep: Sweep) -> str:
-    """Whether position matters, and whether more than that can be told from the examples."""
+    """Says whether position matters, and if the examples are too few to say by how much."""
     test = f"(sign-flip test, {p_value(sweep.flatness.p)})"
     if not sweep.flatness.is_refuted:
-        return f"Whether position matters cannot be told {test}."
-    how_much = f"; how much cannot be told from {sweep.sample_text}" if sweep.gap_ci95[0] <= 0 else ""
-    return f"Position matters {test}{how_much}."
+        return f"There is no evidence that position matters {test}."
+    too_few = f", but {sweep.sample_text} are too few to say by how much" if sweep.gap_ci95[0] <= 0 else ""
+    return f"Position matters {test}{too_few}."
 
 
 def _positions(number: int) -> str:

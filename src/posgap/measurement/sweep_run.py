@@ -327,7 +327,7 @@ def warn_of_sentences(examples: Sequence[AnyExample], metric: str) -> None:
     if 2 * wordy > len(examples) and METRICS[metric].right_after:
         log.warning(
             "in %d of %d examples the right answer is a sentence, and the metric %s asks for it word for word, which "
-            "no model writes: give short answers, or --metric key_words (docs/rag.md)",
+            "no model writes: give short answers, or --metric key_words (docs/log-fields.md)",
             wordy, len(examples), metric,
         )  # fmt: skip
 
