@@ -147,22 +147,12 @@ def test_no_file_depends_on_itself_through_others():
     assert not circle({module: arrows(module) for module in files()})
 
 
-# Rooms that still take a verb's options; each is to lose them, and none is to be added.
-TAKES_OPTIONS = {
-    "data",
-    "measurement",
-    "mitigations/search",
-    "tracking",
-}
-
-
 def test_every_arrow_points_down():
     upward = {
         f"{module} names {other}"
         for module in files()
         for other in arrows(module)
         if room(module) and room(other) and FLOORS.index(room(other)) > FLOORS.index(room(module))
-        if room(module) not in TAKES_OPTIONS or room(other) != "options"
     }
     assert not upward
 

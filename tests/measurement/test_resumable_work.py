@@ -42,7 +42,7 @@ def run(tmp_path):
     def ask(generator, how=None, **options):
         places = {"examples": file, "out": tmp_path / "out", "base_url": "http://localhost/v1"}
         config = SweepConfig(model="m", n_docs=DOCS, **places, **options)
-        sweep_run = SweepRun.plan(config, config.builder(), read_examples(file))
+        sweep_run = SweepRun.plan(config.sweep_settings(), config.builder(), read_examples(file))
         sweep_run.run(lambda: generator, "go on", **how or {})
         return sweep_run.predictions
 

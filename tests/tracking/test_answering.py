@@ -6,6 +6,7 @@ from examples import kv_example
 from posgap.data.reading import write_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, write_json
+from posgap.generation.backends import BACKENDS
 from posgap.measurement.predictions import read_predictions, swept_rows
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import read_sweep
@@ -99,6 +100,12 @@ def test_why_it_cannot_be_tried_is_said(monkeypatch, swept, model_folder):
     changes = [({"backend": "somebody's"}, unknown), ({"speed": 2}, unknown), ({"temperature": 0.5}, drawn)]
     for change, why in [*changes, ({"backend": "openai"}, "an endpoint answered")]:
         assert why_not_tried(told.model_copy(update={"settings": told.settings | change}), model_folder) == why
+
+
+def test_all_settings_of_a_sweep_are_known():
+    backends = set().union(*(backend.parameters.model_fields for backend in BACKENDS))
+    known = answering._AskedSettings.model_fields.keys() | answering._OTHERS | backends
+    assert known == SweepConfig.parameters().keys()
 
 
 def test_memory_is_that_of_the_weights_in_their_precision_and_of_a_container_s_limit(

@@ -182,7 +182,7 @@ def _sweep_prompts(
     asked: "_Model", config: SweepConfig, builder: TextPromptBuilder, rows: Sequence[AnyExample]
 ) -> SweepResult:
     """Sweeps a model by prompts of this builder."""
-    sweep_run = SweepRun.plan(config, builder, rows, asked.digest)
+    sweep_run = SweepRun.plan(config.sweep_settings(), builder, rows, asked.digest)
     sweep_run.run(asked.opens)
     if sweep_run.shortfall:
         raise PosgapError(f"{sweep_run.shortfall} (max_unanswered)")
@@ -330,7 +330,7 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
 
         factors = config_factors(load_config(config.model))
     builder = config.builder()
-    return _Model(config, builder, factors, inputs["model"].digest(), open_once(config, builder))
+    return _Model(config, builder, factors, inputs["model"].digest(), open_once(config.access(), builder))
 
 
 def _application(application: Application, config: SweepConfig) -> _Model:

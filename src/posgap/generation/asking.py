@@ -9,6 +9,7 @@ from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.task import AS_GIVEN, PromptOrder
 
 P = TypeVar("P", bound=Parameters)
+NO_STOP = "none"  # asks for no stop string, if there are usual ones
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class ResponseLimits:
     max_new_tokens: int = 0
     max_thinking_tokens: int = 0
     stop: tuple[str, ...] | None = None
+
+    @staticmethod
+    def parse_stop(words: Sequence[str]) -> tuple[str, ...] | None:
+        """Returns `stop` from the words of the option: none for the usual strings, or `NO_STOP` for no string."""
+        return None if not words else () if list(words) == [NO_STOP] else tuple(words)
 
     def stop_strings(self, usual: Sequence[str]) -> tuple[str, ...]:
         """The strings that end a response, where these are the usual ones."""

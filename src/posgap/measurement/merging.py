@@ -1,6 +1,6 @@
 """One sweep of its parts: sweeps of one model on the same examples, each of other placements."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 
 import numpy as np
@@ -16,14 +16,12 @@ from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.predictions import Prediction, read_predictions, swept_rows
 from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweeps import Sweep
-from posgap.options.sweep import SweepConfig
 from posgap.tasks.fields import Shard
 from posgap.tasks.positions import format_positions, parse_shard
 
 _ALIKE = ("groups", "label", "model_digest", "ancestors", "prompt_digest")  # beside what is asked
 _TAKEN_OVER = {*_ALIKE[1:], "model", "scaling", "task", "metric", "n_docs", "examples_digest"}
 _TAKEN_OVER |= {"asked", "filled", "mitigation", "definition"}
-_WITHOUT_EFFECT = SweepConfig.parameters().keys() - SweepConfig.cache_key_fields()
 _APART = {"placements", "shard", "positions"}  # in which parts differ
 
 
@@ -40,15 +38,16 @@ def _read_settings(part: Evidence) -> _PartSettings:
     return parse_as(_PartSettings, part.sweep.settings, f"{part.path}: settings")
 
 
-def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
+def merge_sweeps(parts: Sequence[Evidence], without_effect: Collection[str] = ()) -> tuple[Sweep, list[Prediction]]:
     """The whole sweep and its predictions, in the order in which it would have been swept at once.
 
+    Parts may differ in settings `without_effect` on figures.
     Raises `PosgapError` where the parts are not of one sweep, overlap, or are not all there.
     """
     parts = _in_order(parts)
     first, *others = parts
     for other in others:
-        _require_alike(first, other)
+        _require_alike(first, other, without_effect)
     most_unanswered = max(_read_settings(part).max_unanswered for part in parts)
     settings = first.sweep.settings | {"shard": "", "positions": _positions(parts), "max_unanswered": most_unanswered}
     placements: list[list[int]] = []
@@ -95,12 +94,12 @@ def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
     return [part for _, part in sorted(numbered.items(), key=lambda item: item[0])]
 
 
-def _require_alike(first: Evidence, other: Evidence) -> None:
+def _require_alike(first: Evidence, other: Evidence, without_effect: Collection[str]) -> None:
     names = [name for name in _ALIKE if getattr(first.sweep, name) != getattr(other.sweep, name)]
     names += list_differences(first.sweep, other.sweep)
     settings = first.sweep.settings
     others = other.sweep.settings
-    names += [name for name in settings if name not in _WITHOUT_EFFECT and settings[name] != others.get(name)]
+    names += [name for name in settings if name not in without_effect and settings[name] != others.get(name)]
     names += _endpoint_differences(first.sweep, other.sweep)
     if (first.ids, first.contents) != (other.ids, other.contents):
         names.append("examples")

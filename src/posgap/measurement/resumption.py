@@ -14,24 +14,20 @@ from posgap.foundation.files import digest_path, work_folder
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import format_count
 from posgap.foundation.progress import meter
-from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.backends import open_generator
 from posgap.generation.generator import Completion, Generator, Sampling, Usage
 from posgap.generation.pace import EndpointPace, PacedGenerator
 from posgap.generation.served import EndpointGenerator, EndpointIdentity
 from posgap.measurement.probe import FirstAnswers, why_hopeless
 from posgap.measurement.prompt_mitigator import PromptMitigator, Question
+from posgap.measurement.settings import AskingSettings
 from posgap.measurement.spending import estimated_tokens
 from posgap.measurement.unfinished import Unfinished
-from posgap.options.generation import BackendConfig
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
 
 log = logging.getLogger(__name__)
-# Of a stage's parameters those that change no response, beside those that change no result at all.
-# What prompts are filled with, and how they are mitigated, stands in their digest.
-_IN_DIGEST = {"lengths", "depths", "most_gap", "mitigation", "mitigation_settings"}
-_WITHOUT_EFFECT = {"metric", "limit", "label", "keep_incorrect"} | _IN_DIGEST
 HANDFUL = 16  # first prompts to an endpoint, whose answers decide whether the others are sent
 OnCompletion = Callable[[AnyExample, Placement, Completion], None]
 OpensGenerator = Callable[[], Generator]
@@ -41,17 +37,17 @@ OpensGenerator = Callable[[], Generator]
 class PromptGrid:
     """Examples at placements, each asked `samples` times, and how prompts are made and answered.
 
-    `cache_key` holds what the responses depend on beside the config's parameters and the examples' file. A prompt's
-    number among those of its example is its placement's times `samples`, and its sample's. With `n_docs`, an example's
-    prompts have that many documents, and the placements are at the same depths among them.
+    `digests` are what the responses depend on beside the settings and the examples' file. A prompt's number among those
+    of its example is its placement's times `samples`, and its sample's. With `n_docs`, an example's prompts have that
+    many documents, and the placements are at the same depths among them.
     """
 
-    config: BackendConfig
+    settings: AskingSettings
     builder: TextPromptBuilder
     examples: Sequence[AnyExample]
     placements: Sequence[Placement]
     sampling: Sampling
-    cache_key: Mapping[str, Any]
+    digests: Mapping[str, Any]
     samples: int = 1
     mitigator: PromptMitigator | None = None
     n_docs: Sequence[int] = ()
@@ -89,12 +85,10 @@ class PromptGrid:
 
     def identity(self) -> dict[str, Any]:
         """Returns all that the responses depend on."""
-        names = [name for name in self.config.cache_key_fields() if name not in _WITHOUT_EFFECT]
-        identity = {name: getattr(self.config, name) for name in names}
-        identity["stop"] = list(self.builder.stop)  # which may come from the metric
+        asked = {"model": self.settings.model, "stop": list(self.builder.stop)}  # which may come from the metric
         # Responses are kept by the place of their example in its file, of which another `limit` takes more.
-        digest_of_file = digest_path(examples_file(self.config.examples))
-        return identity | {"model": self.config.model, "examples_digest": digest_of_file} | dict(self.cache_key)
+        digest_of_file = digest_path(examples_file(self.settings.examples))
+        return {**self.settings.response_key, **asked, "examples_digest": digest_of_file, **self.digests}
 
     def describe(self) -> str:
         """Like "2,000 prompts: 100 examples, each at 20 placements"; of an endpoint with tokens, by some prompts."""
@@ -114,7 +108,7 @@ class PromptGrid:
     @property
     def asks_endpoint(self) -> bool:
         """Whether an endpoint is asked by prompts of no mitigation, each of which may cost something."""
-        return not BACKENDS[self.config.backend].local and self.mitigator is None
+        return not self.settings.is_local and self.mitigator is None
 
     @property
     def numbers(self) -> range:
@@ -158,14 +152,14 @@ def generate_resumably(
 ) -> GridAnswers:
     """Returns the answers to all prompts, asking for those that no earlier run has.
 
-    They are kept beside the config's `out` as they come, with their token ids or without; those of an interrupted run
+    They are kept beside the settings' `out` as they come, with their token ids or without; those of an interrupted run
     are not asked for again. `on_completion` is called with all of them, those of before the interruption first, and may
     raise; `first_answers`, or another of its kind, with the others; without it no more than a handful is sent to an
     endpoint whose first answers say that nothing can come of it. `title` names the work where its progress is shown.
-    Where something is missing `opens`, or the config's backend, gives what answers. If `answers_are_there`, in files,
+    Where something is missing `opens`, or the settings' backend, gives what answers. If `answers_are_there`, in files,
     it has no more than those: `PosgapError` says how many are missing, once all that is there is kept.
     """
-    unfinished = Unfinished(work_folder(prompts.config.out), prompts.identity(), token_ids)
+    unfinished = Unfinished(work_folder(prompts.settings.out), prompts.identity(), token_ids)
     work = _ResumableWork(prompts, unfinished, title, on_completion, first_answers)
     if first_answers is None:  # else it is one of many sweeps of a comparison, which says itself what it does
         work.say_how_much()
@@ -174,13 +168,13 @@ def generate_resumably(
     pace = None
     if work.n_missing:
         sampling = prompts.sampling if answers_are_there else work.fresh_sampling()
-        generator = opens() if opens else open_generator(prompts.config.access(), prompts.builder)
+        generator = opens() if opens else open_generator(prompts.settings.access, prompts.builder)
         if not answers_are_there and work.is_worth_a_handful:
             work.ask_handful(generator, sampling)
         work.ask(generator, work.list_missing(), sampling, title)
         pace = generator.pace if isinstance(generator, PacedGenerator) else None
     work.require_all()
-    served = None if BACKENDS[prompts.config.backend].local else unfinished.served
+    served = None if prompts.settings.is_local else unfinished.served
     return GridAnswers(work.list_completions(), served, pace)
 
 
@@ -202,7 +196,7 @@ class _ResumableWork:
         self.on_completion = on_completion
         self.first_answers = first_answers
         self.n_missing = sum(map(len, self.list_missing().values()))
-        self.note_first = first_answers or FirstAnswers(prompts.builder, self.n_missing, prompts.config.metric)
+        self.note_first = first_answers or FirstAnswers(prompts.builder, self.n_missing, prompts.settings.metric)
 
     def list_missing(self) -> dict[int, list[int]]:
         """Returns the numbers of the prompts by example that are not answered yet."""
@@ -248,10 +242,10 @@ class _ResumableWork:
         """Asks some prompts. Raises `PosgapError` if nothing can come of the others by what these answers are."""
         prompts = self.prompts
         seen = self.ask(generator, prompts.first_handful(), sampling, f"{self.title}, the first {HANDFUL}")
-        why = why_hopeless(prompts.builder, seen, prompts.config.metric)
+        why = why_hopeless(prompts.builder, seen, prompts.settings.metric)
         if why:
             raise PosgapError(
-                f"{with_uris(prompts.config.model)}: {why}; the other {prompts.count - len(seen):,} prompts were not "
+                f"{with_uris(prompts.settings.model)}: {why}; the other {prompts.count - len(seen):,} prompts were not "
                 "sent; run the command again to send them all the same"
             )
 
@@ -295,6 +289,6 @@ class _ResumableWork:
         left = sum(map(len, self.list_missing().values()))
         if left:
             raise PosgapError(
-                f"{self.prompts.config.out}: {left:,} of {self.prompts.count:,} answers are missing; what was read is "
-                "kept: give --answers with the other files, or write requests for these alone: --requests FOLDER"
+                f"{self.prompts.settings.out}: {left:,} of {self.prompts.count:,} answers are missing; what was read "
+                "is kept: give --answers with the other files, or write requests for these alone: --requests FOLDER"
             )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from posgap.foundation.errors import PosgapError, shorten
 from posgap.foundation.files import digest_of, work_folder
 from posgap.foundation.interruption import RESUMES
 from posgap.foundation.locations import with_uris
+from posgap.generation.asking import ModelAccess
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.pace import EndpointPace
@@ -29,12 +30,12 @@ from posgap.measurement.prompt_mitigator import PromptMitigator
 from posgap.measurement.resumption import OnCompletion, OpensGenerator, PromptGrid, generate_resumably
 from posgap.measurement.same_place import find_same_place
 from posgap.measurement.sample import Sample
+from posgap.measurement.settings import SweepSettings
 from posgap.measurement.spending import TokenTotals
 from posgap.measurement.sweeps import PromptSettings, Sweep
-from posgap.measurement.thinking import FirstThoughts, Retry, UnfinishedThoughts, refuses_switch, thinking_retries
+from posgap.measurement.thinking import FirstThoughts, Retry, UnfinishedThoughts, thinking_retries, turns_off
 from posgap.measurement.unfinished import Unfinished
 from posgap.models.precision import device_class
-from posgap.options.sweep import SweepConfig
 from posgap.storage.lineage import ancestors
 from posgap.tasks.answering_distractors import describe_answering
 from posgap.tasks.content import content_keys, examples_digest, require_different
@@ -61,11 +62,11 @@ class SweepRun:
     """One sweep: what to ask, what came back, and what it shows.
 
     `predictions` are an example's after the other's, in the order of its placements, each with all its samples, and
-    then those of baselines. `config` and `builder` are those by which the model was asked in the end, since `run`
+    then those of baselines. `settings` and `builder` are those by which the model was asked in the end, since `run`
     exchanges them where its thoughts do not end.
     """
 
-    config: SweepConfig
+    settings: SweepSettings
     builder: TextPromptBuilder
     examples: Sequence[AnyExample]
     placements: Sequence[Placement]
@@ -77,39 +78,40 @@ class SweepRun:
 
     @classmethod
     def plan(
-        cls, config: SweepConfig, builder: TextPromptBuilder, examples: Sequence[AnyExample], model_digest: str = ""
+        cls, settings: SweepSettings, builder: TextPromptBuilder, examples: Sequence[AnyExample], model_digest: str = ""
     ) -> "SweepRun":
-        """Plans a sweep of the config's part of the examples and placements. Examples that a retriever ranked are asked
-        as it ranked them too, unless the config names other baselines. Raises `PosgapError` where an example is there
-        twice, and what `require_distractors` does."""
-        as_retrieved = order_of_retriever(builder.task, examples, config.n_docs)
-        if as_retrieved and not config.baselines and not builder.fill:
-            config = config.model_copy(update={"baselines": [as_retrieved.name]})
-        placements = list_placements(builder, config.n_docs, config.positions, config.shard)
-        plan = cls(config, builder, examples[: config.limit or None], placements, model_digest)
+        """Plans a sweep of the settings' part of the examples and placements. Examples that a retriever ranked are
+        asked as it ranked them too, unless the settings name other baselines. Raises `PosgapError` where an example is
+        there twice, and what `require_distractors` does."""
+        as_retrieved = order_of_retriever(builder.task, examples, settings.n_docs)
+        if as_retrieved and not settings.baselines and not builder.fill:
+            settings = settings.with_parameters(baselines=[as_retrieved.name])
+        placements = list_placements(builder, settings.n_docs, settings.positions, settings.shard)
+        plan = cls(settings, builder, examples[: settings.limit or None], placements, model_digest)
         require_different(plan.examples)
         require_distractors(plan.examples, builder, placements)
-        warn_of_sentences(plan.examples, config.metric or builder.task.metric)
+        warn_of_sentences(plan.examples, settings.metric or builder.task.metric)
         answering = describe_answering(plan.examples, builder.task, 0 if builder.fill else placements[0].n_docs)
         if answering:
             log.warning("%s: a model that reads one part of the prompt alone can seem to have no gap", answering)
-        if not BACKENDS[config.backend].local:
+        if not settings.is_local:
             _warn_of_special_tokens(plan.examples)
         return plan
 
     @property
     def all_placements(self) -> list[Placement]:
-        """The placements, and the config's baselines."""
-        config = self.config
-        is_first = not config.shard or parse_shard(config.shard)[0] == 1  # the first part of a sweep has them alone
-        baselines = self.builder.task.baselines(config.baselines, config.n_docs) if is_first else []
+        """The placements, and the baselines."""
+        settings = self.settings
+        is_first = not settings.shard or parse_shard(settings.shard)[0] == 1  # the first part of a sweep has them alone
+        baselines = self.builder.task.baselines(settings.baselines, settings.n_docs) if is_first else []
         return [*self.placements, *baselines]
 
     @property
     def mitigator(self) -> PromptMitigator | None:
-        """What asks by the config's mitigation of prompts, if it has one."""
-        config = self.config
-        return PromptMitigator.for_name(config.mitigation, config.mitigation_settings, config.seed, self.builder)
+        """What asks by the mitigation of prompts, if there is one."""
+        settings = self.settings
+        seed = settings.access.seed
+        return PromptMitigator.for_name(settings.mitigation, settings.mitigation_settings, seed, self.builder)
 
     @property
     def digests(self) -> dict[str, str]:
@@ -142,13 +144,13 @@ class SweepRun:
         """Why there are no figures, in words: at some placement more prompts went unanswered than `max_unanswered`
         allows. Empty where enough was answered."""
         outcomes = self.outcomes
-        most = self.config.max_unanswered
+        most = self.settings.max_unanswered
         if outcomes.worst_share <= most:
             return ""
         at = f" at {self.builder.fill.tokens:,} tokens" if self.builder.fill else ""
         phrase = outcomes.phrase([placement.positions for placement in self.placements])
         often = f"; most often: {self.most_frequent_reason}" if self.most_frequent_reason else ""
-        return f"{with_uris(self.config.model)}{at}: no figures: {phrase}, and {most:g} % is allowed{often}"
+        return f"{with_uris(self.settings.model)}{at}: no figures: {phrase}, and {most:g} % is allowed{often}"
 
     def run(
         self,
@@ -159,21 +161,22 @@ class SweepRun:
     ) -> None:
         """Asks every example at every placement, and scores the responses.
 
-        `opens` opens what answers, where something is left to ask; without it each try opens the config's backend.
+        `opens` opens what answers, where something is left to ask; without it each try opens the settings' backend.
         Where the first answers end within thoughts all is asked anew as `thinking_retries` say, or `UnfinishedThoughts`
         is raised. Raises `PosgapError` early where an endpoint fails, or where so many answers are missing that there
-        will be no figures. Responses are kept beside the config's `out` as they come; if `answers_are_there`, in files,
-        all of them, whatever they say.
+        will be no figures. Responses are kept beside the settings' `out` as they come; if `answers_are_there`, in
+        files, all of them, whatever they say.
         """
         retries: list[Retry] = []
         if on_unfinished_thoughts == "retry":
-            retries = list(thinking_retries(self.config, self.builder, self.examples[0], self.placements[0]))
+            retries = list(thinking_retries(self.builder, self.examples[0], self.placements[0]))
+        plan = self.settings
         while True:
             must_end = bool(retries) or on_unfinished_thoughts == "raise"
             prompts = self.prompts
-            watch = _watch(self.config, prompts, FirstThoughts(prompts.count) if must_end else None)
+            watch = _watch(self.settings, prompts, FirstThoughts(prompts.count) if must_end else None)
             watch = watch if not answers_are_there else lambda example, placement, completion: None
-            title = f"sweep of {self.config.label or 'the model'}"
+            title = f"sweep of {self.settings.label or 'the model'}"
             try:
                 completions, self.served, self.pace = generate_resumably(
                     prompts, title, opens, watch, first_answers, answers_are_there=answers_are_there
@@ -181,10 +184,13 @@ class SweepRun:
                 break
             except PosgapError as error:
                 is_unfinished = isinstance(error, UnfinishedThoughts)
-                if not retries or not (is_unfinished or refuses_switch(self.config)):
+                # An endpoint may not take the switch; a template of this machine was looked at.
+                may_refuse = turns_off(self.builder) and not self.settings.is_local
+                if not retries or not (is_unfinished or may_refuse):
                     raise
                 why = f"{error.seen}, at the limit of tokens" if isinstance(error, UnfinishedThoughts) else error
-                self.config, self.builder, words = retries.pop(0)
+                changed, self.builder, words = retries.pop(0)
+                self.settings = plan.with_parameters(**changed)
                 log.warning("%s: asked again, %s", why, words)
         self._score(completions)
 
@@ -192,20 +198,19 @@ class SweepRun:
         """Keeps the answers of an earlier sweep of the first of these examples, so that they are not asked again, and
         returns their number: 0 if that sweep asked another model, other examples or in another way."""
         known = earlier.sweep
-        config = self.config
+        settings = self.settings
         number_of = {(at.positions, at.baseline): number for number, at in enumerate(self.all_placements)}
-        alike = [name for name in config.cache_key_fields() if name not in ("limit", "label")]
-        now = config.parameter_values()
         is_same = known.model_digest == self.model_digest and known.prompt_digest == self.digests["prompt_digest"]
-        is_same = is_same and all(known.settings.get(name) == now.get(name) for name in alike if name in now)
+        is_same = is_same and known.metric == (settings.metric or self.builder.task.metric)
+        is_same = is_same and all(known.settings.get(name) == settings.recorded[name] for name in settings.response_key)
         index = {content: at for at, content in enumerate(content_keys(self.examples))}
         if not is_same or not index.keys() >= set(earlier.contents):
             return 0
-        unfinished = Unfinished(work_folder(config.out), self.prompts.identity())
+        unfinished = Unfinished(work_folder(settings.out), self.prompts.identity())
         taken = 0
         for row in read_predictions(earlier.path):
             place = number_of.get((tuple(row["placement"]), row.get("baseline", "")))
-            at = index[row["content"]], (place or 0) * config.samples + row.get("sample", 0)
+            at = index[row["content"]], (place or 0) * settings.samples + row.get("sample", 0)
             outcome = row.get("outcome", "answered")
             if place is None or outcome == "failed" or at in unfinished.completions:
                 continue
@@ -219,98 +224,117 @@ class SweepRun:
     @property
     def prompts(self) -> PromptGrid:
         """All that is asked."""
-        config = self.config
+        settings = self.settings
         return PromptGrid(
-            config,
+            settings,
             self.builder,
             self.examples,
             self.all_placements,
-            Sampling.for_builder(self.builder, config.temperature, config.seed),
+            Sampling.for_builder(self.builder, settings.temperature, settings.access.seed),
             self.digests,
-            config.samples,
+            settings.samples,
             self.mitigator,
         )
 
     def _score(self, completions: Sequence[Completion]) -> None:
         """Makes the predictions of these completions, which come in the order of the prompts."""
         task = self.builder.task
-        config = self.config
-        asked = product(zip(self.examples, content_keys(self.examples)), self.all_placements, range(config.samples))
+        samples = range(self.settings.samples)
+        asked = product(zip(self.examples, content_keys(self.examples)), self.all_placements, samples)
         self.predictions = []
         for ((example, content), placement, sample), completion in zip(asked, completions, strict=True):
             right = task.right_answers(example, placement)
             copies = find_copying(partial(self.builder.text, example, placement), completion.text, right)
-            score = task.score(completion.text, right, config.metric)
+            score = task.score(completion.text, right, self.settings.metric)
             self.predictions.append(make_prediction(example, content, placement, sample, completion, score, copies))
         self.predictions.sort(key=lambda row: "baseline" in row)
         self.spent = TokenTotals.from_usages(completion.usage for completion in completions)
 
     def summarize(self, label: str, factors: Sequence | None = None, device: str = "") -> Sweep:
-        """Returns the figures of `sweep.json`: of the model that `label` names, whose config names these RoPE factors,
-        if any. `device` is that of a model in memory."""
-        config = self.config
-        builder = self.builder
-        examples = self.examples
-        placements = self.placements
+        """Returns what `sweep.json` says of the model, which is called `label`, and whose config names these RoPE
+        factors, if any. `device` is that of a model in memory."""
         rows = swept_rows(self.predictions)
-        mitigator = self.mitigator
         correct = np.array([row["correct"] for row in rows], dtype=float)
-        correct = correct.reshape(len(examples), len(placements), config.samples).mean(axis=2)
-        sample = Sample.from_examples(examples)
-        choices = habit = None
-        # At some of the placements alone items would not stand in every slot equally often.
-        if builder.task.slot_names and len(placements) == config.n_docs:
-            responses = [row["response"] for row in rows]
-            choices = measure_option_bias(builder.task, examples, placements, responses, config.shuffle)
-        if mitigator is None:  # else the model may have read the documents in another order than they were given in
-            wrong = [row for row in rows if not row["correct"] and "outcome" not in row]
-            said = [(row["id"], row["placement"], row["response"]) for row in wrong]
-            habit = find_same_place(builder, examples, placements, said)
-        baselines = baseline_scores(self.predictions, [example.id for example in examples], config.samples, config.out)
-        positions = [list(placement.positions) for placement in placements]
+        correct = correct.reshape(len(self.examples), len(self.placements), self.settings.samples).mean(axis=2)
+        sample = Sample.from_examples(self.examples)
+        positions = [list(placement.positions) for placement in self.placements]
+        categories = self.builder.task.categories(self.placements)
         return Sweep(
-            task=builder.task.name,
-            definition=config.task if is_definition(config.task) else "",
-            model=with_uris(config.model),
             label=label,
             scaling={"factors": factors} if factors else None,
-            metric=config.metric or builder.task.metric,
-            n_docs=placements[0].n_docs,
-            **summarize(correct, positions, config.seed, builder.task.categories(placements), sample),
-            outcomes=self.outcomes,
-            choices=choices,
-            same_place=habit,
-            baselines=baselines_of(baselines, sample.average(correct), sample),
-            examples_digest=examples_digest(examples, 0 if builder.fill else config.n_docs, config.shuffle),
-            **self.digests,
-            ancestors=ancestors(config.model),
             asked=self._prompt_settings(device),
-            settings=config.parameter_values(),
-            served=self.served,
-            pace=self.pace,
-            spent=self.spent,
-            filled=builder.fill.make_record(builder, examples[0]) if isinstance(builder.fill, Fill) else None,
-            mitigation=mitigator.applied_mitigation if mitigator else None,
+            **self._describe_questions(),
+            **self._describe_answers(rows, correct, sample),
+            **summarize(correct, positions, self.settings.access.seed, categories, sample),
         )
+
+    def _describe_questions(self) -> dict[str, Any]:
+        """Returns what was asked of which model, as fields of `Sweep`."""
+        settings = self.settings
+        builder = self.builder
+        fill = builder.fill
+        mitigator = self.mitigator
+        n_docs = 0 if fill else settings.n_docs
+        return {
+            "task": builder.task.name,
+            "definition": settings.task if is_definition(settings.task) else "",
+            "model": with_uris(settings.model),
+            "metric": settings.metric or builder.task.metric,
+            "n_docs": self.placements[0].n_docs,
+            "examples_digest": examples_digest(self.examples, n_docs, builder.order.shuffle),
+            **self.digests,
+            "ancestors": ancestors(settings.model),
+            "settings": settings.as_recorded,
+            "filled": fill.make_record(builder, self.examples[0]) if isinstance(fill, Fill) else None,
+            "mitigation": mitigator.applied_mitigation if mitigator else None,
+        }
+
+    def _describe_answers(self, rows: Sequence[Prediction], correct: np.ndarray, sample: Sample) -> dict[str, Any]:
+        """Returns what came of the answers beside the figures, as fields of `Sweep`, from the `rows` of predictions at
+        the placements, and their mean scores `correct [E, P]`."""
+        settings = self.settings
+        task = self.builder.task
+        choices = habit = None
+        # At some of the placements alone items would not stand in every slot equally often.
+        if task.slot_names and len(self.placements) == settings.n_docs:
+            responses = [row["response"] for row in rows]
+            choices = measure_option_bias(task, self.examples, self.placements, responses, self.builder.order.shuffle)
+        if (
+            not settings.mitigation
+        ):  # else the model may have read the documents in another order than they were given in
+            wrong = [row for row in rows if not row["correct"] and "outcome" not in row]
+            said = [(row["id"], row["placement"], row["response"]) for row in wrong]
+            habit = find_same_place(self.builder, self.examples, self.placements, said)
+        ids = [example.id for example in self.examples]
+        baselines = baseline_scores(self.predictions, ids, settings.samples, settings.out)
+        return {
+            "outcomes": self.outcomes,
+            "choices": choices,
+            "same_place": habit,
+            "baselines": baselines_of(baselines, sample.average(correct), sample),
+            "served": self.served,
+            "pace": self.pace,
+            "spent": self.spent,
+        }
 
     def _prompt_settings(self, device: str) -> PromptSettings:
         """Returns how prompts were made and answered, as `Sweep.asked` keeps it."""
-        config = self.config
-        backend = BACKENDS[self.config.backend]
-        body = {} if backend.local else config.redacted_dump()["body"]
-        decoding = backend.decoding(config.access(), self.served)
-        if config.temperature:
-            decoding = f"temperature {config.temperature:g}" if decoding == "greedy" else decoding
-            decoding += f", {config.samples} samples" if config.samples > 1 else ""
-        here = {"dtype": config.dtype, "device": device or device_class()} if backend.local else {}
-        settings = PromptSettings.from_builder(self.builder, decoding, body)
-        return settings.model_copy(update={"samples": config.samples, "dtype": "", "device": "", **here})
+        settings = self.settings
+        access = settings.access
+        body = {} if settings.is_local else settings.recorded["body"]
+        decoding = BACKENDS[access.backend].decoding(access, self.served)
+        if settings.temperature:
+            decoding = f"temperature {settings.temperature:g}" if decoding == "greedy" else decoding
+            decoding += f", {settings.samples} samples" if settings.samples > 1 else ""
+        here = {"dtype": access.dtype, "device": device or device_class()} if settings.is_local else {}
+        asked = PromptSettings.from_builder(self.builder, decoding, body)
+        return asked.model_copy(update={"samples": settings.samples, "dtype": "", "device": "", **here})
 
 
-def open_once(config: SweepConfig, builder: TextPromptBuilder) -> OpensGenerator | None:
-    """Returns what opens the config's model at its first call, and gives that again; None for an endpoint, which is
-    asked anew by each try of a sweep, as that has it."""
-    return cache(partial(open_generator, config.access(), builder)) if BACKENDS[config.backend].local else None
+def open_once(access: ModelAccess, builder: TextPromptBuilder) -> OpensGenerator | None:
+    """Returns a function that loads the model once and then reuses it; None for an endpoint: each try of a sweep opens
+    its own client."""
+    return cache(partial(open_generator, access, builder)) if BACKENDS[access.backend].local else None
 
 
 def list_placements(
@@ -364,12 +388,12 @@ def require_distractors(
         log.warning("%s", why)
 
 
-def _watch(config: SweepConfig, prompts: PromptGrid, thoughts: FirstThoughts | None) -> OnCompletion:
+def _watch(settings: SweepSettings, prompts: PromptGrid, thoughts: FirstThoughts | None) -> OnCompletion:
     """Returns a callback that warns when a placement exceeds `max_unanswered`, ends the sweep when no figures can come
     of it any more, and looks at the `thoughts` of the first answers."""
     n_prompts = prompts.count
     unanswered: Counter[Placement] = Counter()
-    most = config.max_unanswered / 100 * n_prompts / len(prompts.placements)
+    most = settings.max_unanswered / 100 * n_prompts / len(prompts.placements)
     is_said = False
 
     def watch(example: AnyExample, placement: Placement, completion: Completion) -> None:
@@ -383,9 +407,9 @@ def _watch(config: SweepConfig, prompts: PromptGrid, thoughts: FirstThoughts | N
             return
         if unanswered.total() >= _UNANSWERED:
             raise PosgapError(
-                f"{with_uris(config.model)}: {unanswered.total()} of {n_prompts:,} prompts were not answered already, "
-                f"the last: {completion.reason}; no figures can come of this, since no more than "
-                f"{config.max_unanswered:g} % at a placement may go without an answer; "
+                f"{with_uris(settings.model)}: {unanswered.total()} of {n_prompts:,} prompts were not answered "
+                f"already, the last: {completion.reason}; no figures can come of this, since no more than "
+                f"{settings.max_unanswered:g} % at a placement may go without an answer; "
                 f"{_MORE_ANSWERS.get(completion.outcome, 'a higher --max-unanswered allows it')}"
             )
         if not is_said and (thoughts is None or thoughts.is_over):
@@ -393,7 +417,7 @@ def _watch(config: SweepConfig, prompts: PromptGrid, thoughts: FirstThoughts | N
             log.warning(
                 "more than the %g %% of prompts that --max-unanswered allows are not answered with the gold at "
                 "%s: there will be no figures (%s: %s)",
-                config.max_unanswered, placement.name, completion.outcome, completion.reason,
+                settings.max_unanswered, placement.name, completion.outcome, completion.reason,
             )  # fmt: skip
 
     return watch

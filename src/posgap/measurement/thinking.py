@@ -4,13 +4,10 @@ needs answers as a sweep's were, a teacher or a comparison of mitigations, ends.
 import logging
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from posgap.foundation.errors import PosgapError
-from posgap.generation.backends import BACKENDS
 from posgap.generation.generator import Completion
-from posgap.options.generation import GenerationConfig
-from posgap.options.sweep import SweepConfig
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
@@ -33,9 +30,9 @@ class UnfinishedThoughts(PosgapError):
 
 
 class Retry(NamedTuple):
-    """How a model is asked whose thoughts did not end, and this in words."""
+    """How a model is asked whose thoughts did not end: the changed parameter, what makes prompts then, and words."""
 
-    config: SweepConfig
+    changed: dict[str, Any]
     builder: TextPromptBuilder
     words: str
 
@@ -49,9 +46,9 @@ class FirstThoughts:
         self.unfinished = 0
 
     @classmethod
-    def for_config(cls, config: GenerationConfig, total: int) -> "FirstThoughts":
+    def for_prompts(cls, builder: TextPromptBuilder, total: int) -> "FirstThoughts":
         """Looks at the first of so many answers; at none where somebody has decided on the model's thoughts."""
-        return cls(0 if _is_decided(config) else total)
+        return cls(0 if _is_decided(builder) else total)
 
     @property
     def is_over(self) -> bool:
@@ -67,34 +64,30 @@ class FirstThoughts:
             raise UnfinishedThoughts(f"{self.unfinished} of the first {self.look} answers end within thoughts")
 
 
-def thinking_retries(
-    config: SweepConfig, builder: TextPromptBuilder, example: AnyExample, placement: Placement
-) -> Iterator[Retry]:
+def thinking_retries(builder: TextPromptBuilder, example: AnyExample, placement: Placement) -> Iterator[Retry]:
     """In which other ways a model can be asked whose thoughts do not end: first without any, where a switch of its chat
     template is known, then with a limit of their own, as far as the context has room for it.
 
     There are none where somebody has decided on the model's thoughts.
     """
-    if _is_decided(config):
+    if _is_decided(builder):
         return
     if _has_switch(builder):
-        arguments = {**config.template_args, SWITCH: False}
-        off = config.model_copy(update={"template_args": arguments})
+        arguments = {**builder.framing.arguments, SWITCH: False}
         yield Retry(
-            off,
+            {"template_args": arguments},
             builder.with_template_args(arguments),
             f'thinking is turned off (--template-args {{"{SWITCH}": false}})',
         )
     room = _room(builder, example, placement)
     if room >= MIN_BUDGET:
-        limited = config.model_copy(update={"max_thinking_tokens": room})
         words = f"thoughts get {room:,} tokens beside those of the answer (--max-thinking-tokens {room})"
-        yield Retry(limited, builder.with_attributes(max_thinking_tokens=room), words)
+        yield Retry({"max_thinking_tokens": room}, builder.with_attributes(max_thinking_tokens=room), words)
 
 
-def _is_decided(config: GenerationConfig) -> bool:
+def _is_decided(builder: TextPromptBuilder) -> bool:
     """Whether somebody has decided on the model's thoughts, by a limit of their own or by the switch."""
-    return bool(config.max_thinking_tokens) or SWITCH in config.template_args
+    return bool(builder.max_thinking_tokens) or turns_off(builder)
 
 
 def _has_switch(builder: TextPromptBuilder) -> bool:
@@ -113,6 +106,6 @@ def _room(builder: TextPromptBuilder, example: AnyExample, placement: Placement)
     return min(BUDGET, builder.context - builder.max_new_tokens - tokens)
 
 
-def refuses_switch(config: SweepConfig) -> bool:
-    """Whether it may be the switch that an endpoint does not take; a template of this machine was looked at."""
-    return SWITCH in config.template_args and not BACKENDS[config.backend].local
+def turns_off(builder: TextPromptBuilder) -> bool:
+    """Whether the switch is among the arguments of the chat template."""
+    return SWITCH in builder.framing.arguments

@@ -9,9 +9,10 @@ from pydantic import AfterValidator, Field, model_validator
 
 from posgap.foundation.fields import RARE, StopStrings, is_endpoint
 from posgap.foundation.registry import WITHOUT_EFFECT
-from posgap.generation.asking import ModelAccess, ResponseLimits, Wording
+from posgap.generation.asking import NO_STOP, ModelAccess, ResponseLimits, Wording
 from posgap.generation.backends import AUTO, BACKENDS, LOCAL_BACKENDS, OPENAI, resolve_backend, resolve_dtype
 from posgap.generation.endpoint_names import with_endpoint
+from posgap.measurement.settings import AskingSettings
 from posgap.options.base import SeededConfig
 from posgap.options.prompts import PromptConfig
 from posgap.tasks.fields import OptionalMetricName
@@ -20,7 +21,9 @@ from posgap.tasks.metrics import METRICS
 if TYPE_CHECKING:
     from posgap.tasks.prompts import TextPromptBuilder
 
-NO_STOP = "none"  # asks for no stop string, where there are usual ones
+# Parameters that decide results but no response, and those of filling and mitigation, which the prompts' digest has.
+_NOT_OF_RESPONSES = {"metric", "limit", "label", "keep_incorrect"}
+_NOT_OF_RESPONSES |= {"lengths", "depths", "most_gap", "mitigation", "mitigation_settings"}
 
 
 class GenerationConfig(PromptConfig, SeededConfig):
@@ -55,7 +58,7 @@ class GenerationConfig(PromptConfig, SeededConfig):
         return replace(super().wording(), metric=self.metric)
 
     def limits(self) -> ResponseLimits:
-        stop = None if not self.stop else () if self.stop == [NO_STOP] else tuple(self.stop)
+        stop = ResponseLimits.parse_stop(self.stop)
         return replace(super().limits(), max_thinking_tokens=self.max_thinking_tokens, stop=stop)
 
 
@@ -109,6 +112,14 @@ class BackendConfig(GenerationConfig):
             vllm_options=self.vllm_options,
             why_in_memory=self.why_in_memory(),
         )
+
+    def response_key(self) -> dict[str, Any]:
+        """The parameters that decide responses, but those that show in the prompts' digest."""
+        return {name: getattr(self, name) for name in self.cache_key_fields() if name not in _NOT_OF_RESPONSES}
+
+    def asking(self) -> AskingSettings:
+        """Who answers, and what names the answers."""
+        return AskingSettings(self.access(), self.metric, self.examples, self.out, self.response_key())
 
     def builder(self) -> "TextPromptBuilder":
         """Returns the builder of the prompts that are asked."""

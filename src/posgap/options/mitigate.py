@@ -1,6 +1,7 @@
 """Options of `mitigate`."""
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -9,10 +10,13 @@ from posgap.foundation.fields import ModelName, OptionalInputPath
 from posgap.foundation.registry import split_commas
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.max_unanswered import MaxUnanswered
+from posgap.measurement.settings import SweepSettings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.options.generation import BackendConfig
-from posgap.options.sweep import SWEPT_MODEL
+from posgap.options.scale_search import ScaleSearchConfig
+from posgap.options.sweep import SWEPT_MODEL, SweepConfig
 from posgap.options.verb import Kind, Verb
+from posgap.scaling.search_settings import SearchSettings
 from posgap.tasks.fields import Placements
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -83,6 +87,22 @@ class MitigateConfig(
     def why_in_memory(self) -> str:
         changing = [name for name in self.methods or MITIGATIONS.names() if MITIGATIONS[name].of_model]
         return f"a model in memory is changed by {', '.join(changing)}, and all are compared there" if changing else ""
+
+    def comparison_key(self) -> dict[str, Any]:
+        """The parameters that decide answers."""
+        without_effect = {"budget", "methods", *(self.parameters().keys() - {*self.cache_key_fields()})}
+        return {name: value for name, value in self.parameter_values().items() if name not in without_effect}
+
+    def sweep_settings(self) -> SweepSettings:
+        """What a sweep of all examples without a mitigation is told."""
+        shared = type(self).model_fields.keys() & SweepConfig.model_fields.keys() - {"force", "limit"}
+        return SweepConfig(**{name: getattr(self, name) for name in shared}).sweep_settings()
+
+    def search_settings(self) -> SearchSettings:
+        """What the search of RoPE factors is told: as `scale search` does by default, all placements counting alike."""
+        shared = type(self).model_fields.keys() & ScaleSearchConfig.model_fields.keys() - {"backend"}
+        searching = ScaleSearchConfig(**{name: getattr(self, name) for name in shared}, objective="uniform")
+        return replace(searching.search_settings(), backend=self.backend)  # an endpoint's model is not searched
 
     def parameter_values(self) -> dict[str, Any]:
         """The plain parameters; those of endpoints only where one answers."""

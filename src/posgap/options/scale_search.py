@@ -1,6 +1,7 @@
 """Options of `scale search`."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -11,6 +12,7 @@ from posgap.models import OWN_TABLES_KEY
 from posgap.models.precision import device_class
 from posgap.options.generation import LocalBackendConfig
 from posgap.options.verb import Kind, Verb
+from posgap.scaling.search_settings import SearchSettings
 from posgap.tasks.fields import Placements
 
 
@@ -50,6 +52,12 @@ class ScaleSearchConfig(*CURVES.bases(), LocalBackendConfig):  # type: ignore[mi
         if high < info.data.get("low", high):
             raise ValueError(f"the highest factor must not be below the lowest, {info.data['low']:g}")
         return high
+
+    def search_settings(self) -> SearchSettings:
+        """What the search is told."""
+        parameters = CURVES[self.curve].parameters.of(self).model_dump()
+        own = [each.name for each in fields(SearchSettings) if each.name in type(self).model_fields]
+        return SearchSettings(curve_parameters=parameters, **{name: getattr(self, name) for name in own})
 
     def resolve_auto(self) -> Self:
         """Returns this config with its dtype. The search chooses the backend, once it knows whether answers are forced.

@@ -1,6 +1,7 @@
 """Options of `sweep`."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -19,6 +20,7 @@ from posgap.foundation.locations import Location
 from posgap.foundation.registry import Parameters
 from posgap.generation.backends import BACKENDS, OPENAI
 from posgap.measurement.max_unanswered import MaxUnanswered
+from posgap.measurement.settings import SweepSettings
 from posgap.mitigations.registry import PROMPT_MITIGATIONS, PromptMitigationName
 from posgap.options.generation import BackendConfig
 from posgap.options.verb import Kind, Verb
@@ -128,6 +130,16 @@ class SweepConfig(
         as before there were mitigations."""
         known = super().parameter_values()
         return known if self.mitigation else {n: v for n, v in known.items() if n not in Mitigating.model_fields}
+
+    def sweep_settings(self) -> SweepSettings:
+        """What the sweep is told."""
+        own = {
+            each.name: getattr(self, each.name)
+            for each in fields(SweepSettings)
+            if each.name in type(self).model_fields
+        }
+        recorded = super().parameter_values()
+        return SweepSettings(access=self.access(), response_key=self.response_key(), recorded=recorded, **own)
 
     @classmethod
     def cache_key_fields(cls) -> list[str]:

@@ -30,29 +30,13 @@ from posgap.scaling.genetic import Genetic, search_genetically
 from posgap.scaling.questions import SearchQuestion, make_questions, one_right_response, unlike_generation
 from posgap.scaling.scaling_file import MAX_UNLIKE, ForcingCheck, GeneratedFitness
 from posgap.scaling.scores import Scores
+from posgap.scaling.search_settings import SearchSettings
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
 
 log = logging.getLogger(__name__)
 STATES = ("search.json", "generated.json")  # scores of the search, and of a second one by generation
-
-
-@dataclass(frozen=True)
-class SearchSettings:
-    """How candidates vary, what is maximised, and how the model is asked. `backend` is what was asked for to generate
-    answers, which may be "auto"; an empty `metric` is the task's own."""
-
-    model: str
-    n_docs: int
-    metric: str
-    objective: str
-    curve: Curve
-    population: int
-    generations: int
-    seed: int
-    batch_tokens: int
-    backend: str
 
 
 @dataclass(frozen=True)
@@ -238,11 +222,10 @@ class FactorSearch:
         if not scores.accuracy(self.ones).any():
             log.warning("%s; the search fails unless some factors change that", self._silence)
         scores.is_over = is_over
-        strategy = Genetic(settings.curve, n_layers, settings.population, settings.seed)
-        best = search_genetically(strategy, settings.curve, n_layers, scores, settings.generations, on_generation)
-        return FoundFactors(
-            settings.curve, scores, best.factors, best.finalists, best.history, evaluator.forward_passes
-        )
+        curve = Curve(settings.curve, dict(settings.curve_parameters), settings.low, settings.high)
+        strategy = Genetic(curve, n_layers, settings.population, settings.seed)
+        best = search_genetically(strategy, curve, n_layers, scores, settings.generations, on_generation)
+        return FoundFactors(curve, scores, best.factors, best.finalists, best.history, evaluator.forward_passes)
 
     def _compare_with_generation(self, finalists: Sequence[Candidate]) -> ForcingCheck:
         """Compares what forcing says of the finalists with what they generate, at a few questions."""

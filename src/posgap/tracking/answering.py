@@ -5,12 +5,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field
 
 from posgap.foundation.errors import PosgapError, shorten
-from posgap.foundation.files import read_object
+from posgap.foundation.files import Record, parse_as, read_object
+from posgap.generation.asking import ResponseLimits, Wording
 from posgap.generation.backends import BACKENDS, TRANSFORMERS
 from posgap.generation.generator import Completion, Sampling, complete
 from posgap.generation.setup import builder_of, prompt_builder
@@ -20,11 +21,12 @@ from posgap.measurement.sweeps import PromptSettings, Sweep
 from posgap.mitigations.in_force import load_model
 from posgap.models.memory import available_bytes, needed_bytes
 from posgap.models.precision import warn_of_device
-from posgap.options.sweep import SweepConfig
 from posgap.tasks.examples import AnyExample
+from posgap.tasks.fields import Depths, Lengths, OptionalMetricName, QuestionPlace, TaskName
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.placements import Placement
-from posgap.tasks.prompts import Prompt
+from posgap.tasks.prompts import Prompt, PromptBuilder
+from posgap.tasks.task import PromptOrder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,12 +39,46 @@ _OF_PROMPTS = ("prompt", "template", "question", "shuffle", "max_new_tokens", "m
 _SERVED_BY = (*_FRAMED, "stop", "dtype", "max_new_tokens", "max_thinking_tokens")
 
 
-def _as_asked(sweep: Sweep, model: Path) -> SweepConfig:
-    """The settings of a sweep for this model. Transformers generates, which answers as vLLM does, since a promotion has
-    no vLLM. `examples` and `out` are placeholders."""
-    return SweepConfig(
-        **sweep.settings | {"model": str(model), "examples": model, "out": model, "backend": TRANSFORMERS.name}
-    )
+# Settings that have no part in a prompt at a placement, beside those of backends.
+_OTHERS = {"backend", "batch_tokens", "positions", "shard", "baselines", "limit", "label", "samples", "max_unanswered"}
+_OTHERS |= {"mitigation", "mitigation_settings", "most_gap"}
+
+
+class _AskedSettings(Record):
+    """The settings of a sweep that make its prompts again."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    task: TaskName = "kv"
+    n_docs: int = Field(20, ge=1)
+    metric: OptionalMetricName = ""
+    question: QuestionPlace = "after"
+    shuffle: int = Field(0, ge=0)
+    system: str = ""
+    template: str = ""
+    template_args: dict[str, Any] = Field({})
+    max_new_tokens: int = Field(0, ge=0)
+    max_thinking_tokens: int = Field(0, ge=0)
+    stop: list[str] = Field([])
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    seed: int = Field(0, ge=0)
+    temperature: float = Field(0.0, ge=0)
+    lengths: Lengths = Field([])
+    depths: Depths = "5"
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> Self:
+        """Reads those of a sweep; raises `PosgapError` for settings that this posgap does not know."""
+        others = _OTHERS.union(*(backend.parameters.model_fields for backend in BACKENDS))
+        asked = {name: value for name, value in sweep.settings.items() if name not in others}
+        return parse_as(cls, asked, "settings")
+
+    def builder(self, model: Path) -> PromptBuilder:
+        """Returns what makes the prompts of `n_docs` documents."""
+        framing = Framing(self.system, self.template, self.template_args)
+        wording = Wording(self.task, PromptOrder(self.question, self.shuffle), framing, self.metric)
+        stop = ResponseLimits.parse_stop(self.stop)
+        return builder_of(str(model), wording, ResponseLimits(self.max_new_tokens, self.max_thinking_tokens, stop))
 
 
 def why_not_tried(sweep: Sweep, model: Path) -> str:
@@ -50,10 +86,11 @@ def why_not_tried(sweep: Sweep, model: Path) -> str:
     try:
         if not BACKENDS[sweep.settings.get("backend", TRANSFORMERS.name)].local:
             return "an endpoint answered"
-        if _as_asked(sweep, model).temperature:
+        asked = _AskedSettings.of(sweep)
+        if asked.temperature:
             return "its responses were drawn, and are others each time"
-        needed = needed_bytes(model, _as_asked(sweep, model).dtype)
-    except (ValidationError, PosgapError):
+        needed = needed_bytes(model, asked.dtype)
+    except PosgapError:
         return "its sweep has settings that this posgap does not know"
     available = available_bytes()
     if needed > available:
@@ -69,14 +106,14 @@ class SweptAnswers:
     """
 
     def __init__(self, sweep: Sweep, model: Path, examples: Mapping[str, AnyExample]):
-        config = _as_asked(sweep, model)
+        asked = _AskedSettings.of(sweep)
         self.sweep = sweep
         self.examples = examples
-        builder = builder_of(config.model, config.wording(), config.limits())
+        builder = asked.builder(model)
         _require_asked(sweep, PromptSettings.from_builder(builder))
         pool = list(examples.values())
-        (self.builder,) = at_lengths(config.lengths, config.depths, config.seed, builder, pool)
-        self.n_slots = len(self.builder.fill.placements) if self.builder.fill else config.n_docs
+        (self.builder,) = at_lengths(asked.lengths, asked.depths, asked.seed, builder, pool)
+        self.n_slots = len(self.builder.fill.placements) if self.builder.fill else asked.n_docs
         self.answering = Answering(str(model), as_swept(sweep))
 
     def answer(self, rows: Sequence[Prediction]) -> list[Completion]:
@@ -147,7 +184,7 @@ class Answering:
         self.builder.max_thinking_tokens = asked.get("max_thinking_tokens", 0)
         warn_of_device("the model", asked.get("device", ""))
         self.model = load_model(folder, asked.get("dtype") or "auto")
-        self.generator = TransformersGenerator(self.model, self.builder.tokenizer, SweepConfig.default("batch_tokens"))
+        self.generator = TransformersGenerator(self.model, self.builder.tokenizer, batch_tokens=0)
 
     def predict(self, model_input: "pd.DataFrame", params: Mapping[str, Any] | None = None) -> list[str]:
         """The model's answers, greedily decoded, in at most `max_new_tokens` tokens each, and without its thoughts.

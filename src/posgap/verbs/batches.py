@@ -28,7 +28,7 @@ def write_requests(config: SweepVerbConfig) -> None:
     asked = config.with_examples(_examples(config))
     asked = on_this_machine(asked, sources(asked))
     builder = asked.builder()
-    prompts = SweepRun.plan(asked, builder, read_examples(asked.examples)).prompts
+    prompts = SweepRun.plan(asked.sweep_settings(), builder, read_examples(asked.examples)).prompts
     missing = prompts.list_missing(Unfinished(work_folder(asked.out), prompts.identity()).completions)
     writer = RequestWriter(_maker(asked, builder), config.batch_format, folder)
     folder.mkdir(parents=True, exist_ok=True)

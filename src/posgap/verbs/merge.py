@@ -9,6 +9,7 @@ from posgap.measurement.merging import merge_sweeps
 from posgap.measurement.page_examples import ExampleTexts, SweepToShow, pack_examples, read_texts
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.options.merge import MergeConfig
+from posgap.options.sweep import SweepConfig
 from posgap.storage.cache import MANIFEST
 from posgap.storage.lineage import training_examples
 from posgap.tracking.runs import Run
@@ -25,7 +26,8 @@ def merge(config: MergeConfig, out: Path, run: Run) -> None:
     The questions on the page are those on the pages of the parts.
     """
     parts = [Evidence(path) for path in config.sweeps]
-    sweep, predictions = merge_sweeps(parts)
+    without_effect = SweepConfig.parameters().keys() - SweepConfig.cache_key_fields()
+    sweep, predictions = merge_sweeps(parts, without_effect)
     if len(parts) == 1 and config.sweeps[0].is_dir() and sweep == parts[0].sweep:
         shutil.copytree(config.sweeps[0], out, ignore=shutil.ignore_patterns(MANIFEST, ".*"), dirs_exist_ok=True)
     else:

@@ -59,13 +59,14 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
         from posgap.models.loading import commit_on_hub  # torch, which endpoints do without
 
         model_digest = commit_on_hub(config.model)
-    comparison = Comparison(model, splits, clock, model_digest)
+    key = config.comparison_key()
+    comparison = Comparison(model, splits, clock, model_digest, key, config.search_settings())
 
     found = choose_settings([MITIGATIONS[name] for name in config.methods] or list(MITIGATIONS), comparison)
     finalists = pick_finalists(found)
     comparison.fit_held_out(finalists)
     evidence = _sweep_held_out(comparison, finalists, out / "sweeps")
-    result = _summarize(comparison, found, finalists, evidence)
+    result = _summarize(config, comparison, found, finalists, evidence)
 
     write_json(out / MITIGATE_FILE, result.model_dump(mode="json"))
     write_examples(out / "held_out.jsonl", comparison.splits.held_out)
@@ -88,7 +89,7 @@ def _load_model(config: MitigateConfig, splits: Splits) -> ComparedModel:
     examples = [*splits.selection, *splits.held_out]
     placements = list_placements(builder, config.n_docs, config.positions)
     require_distractors(examples, builder, placements)
-    return ComparedModel.open_model(config, builder, placements, examples)
+    return ComparedModel.open_model(config.sweep_settings(), builder, placements, examples)
 
 
 def _sweep_held_out(comparison: Comparison, finalists: Sequence[MitigationOutcome], out: Path) -> list[Evidence]:
@@ -104,6 +105,7 @@ def _sweep_held_out(comparison: Comparison, finalists: Sequence[MitigationOutcom
 
 
 def _summarize(
+    config: MitigateConfig,
     comparison: Comparison,
     found: Sequence[MitigationOutcome],
     finalists: Sequence[MitigationOutcome],
@@ -111,7 +113,6 @@ def _summarize(
 ) -> MitigateResult:
     """Returns what came of all sweeps together, each beside that of the model as it is."""
     model = comparison.model
-    config = comparison.model.config
     base = evidence[0].sweep
     splits = comparison.splits
     differences = {each.label: each for each in compare_sweeps(evidence, together=True).differences}
@@ -187,8 +188,8 @@ def _measure(
         update={
             "measured": measured,
             "order_free": asked_by is not None and asked_by.is_order_free(held_out, model.placements),
-            "command": usage_command(found, model.config),
-            "code": usage_code(found, model.config.model),
+            "command": usage_command(found, model.settings),
+            "code": usage_code(found, model.settings.model),
         }
     )
 

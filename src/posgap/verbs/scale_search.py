@@ -15,15 +15,13 @@ from posgap.foundation.printing import RESULT
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Sampling
 from posgap.generation.setup import builder_of
-from posgap.mitigations.curve_kinds import CURVES
-from posgap.mitigations.curves import Curve
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import commit_on_hub
 from posgap.options.scale_search import ScaleSearchConfig
 from posgap.scaling.holdout import MIN_EXAMPLES, SHARE, hold_out, measure_gain
 from posgap.scaling.plots import write_plot
 from posgap.scaling.scaling_file import Holdout, Scaling, write_scaling
-from posgap.scaling.search import STATES, Backend, FactorSearch, FoundFactors, SearchSettings
+from posgap.scaling.search import STATES, Backend, FactorSearch, FoundFactors
 from posgap.tasks.content import content_keys, refuse_shared
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, swept_placements
@@ -78,15 +76,6 @@ class Answering:
         return Backend(self.config.backend, lambda: open_generator(self.config.access(), self.builder))
 
 
-def search_settings(config: ScaleSearchConfig) -> SearchSettings:
-    """Returns what the options say of the search itself."""
-    parameters = CURVES[config.curve].parameters.of(config).model_dump()
-    own = ("model", "n_docs", "metric", "objective", "population", "generations", "seed", "batch_tokens", "backend")
-    return SearchSettings(
-        curve=Curve(config.curve, parameters, config.low, config.high), **{name: getattr(config, name) for name in own}
-    )
-
-
 def _open_search(
     answering: Answering,
     examples: Sequence[AnyExample],
@@ -98,7 +87,7 @@ def _open_search(
     if builder.task.n_gold != 1:
         raise BadOption(f"task {config.task}: has two gold documents; search on a task with one gold document")
     return FactorSearch(
-        search_settings(config),
+        config.search_settings(),
         builder,
         examples,
         placements,

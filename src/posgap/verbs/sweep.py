@@ -131,7 +131,7 @@ def _write_sweeps(
     refuse_searched_on(Path(config.model), examples[: config.limit or None])
     builder = config.builder()
     evidence = list[Evidence]()
-    opens = (lambda: generator) if generator else open_once(config, builder)
+    opens = (lambda: generator) if generator else open_once(config.access(), builder)
     builders = at_lengths(config.lengths, config.depths, config.seed, builder, examples)
     for builder in builders:
         place = out
@@ -139,7 +139,7 @@ def _write_sweeps(
             config = config.model_copy(update={"lengths": [builder.fill.length]})
             place = folder_at(out, builder.fill.tokens)
             place.mkdir()
-        sweep_run = SweepRun.plan(config, builder, examples, config.digest("model"))
+        sweep_run = SweepRun.plan(config.sweep_settings(), builder, examples, config.digest("model"))
         if earlier and len(builders) == 1:
             log.info("%d answers of an earlier look are kept", sweep_run.take_over(Evidence(earlier)))
         if isinstance(generator, AnswerFiles):
@@ -158,9 +158,10 @@ def _write_sweeps(
 def _write_figures(sweep_run: SweepRun, place: Path, out: Path, run: Run) -> Sweep:
     """Writes the folder `place` of a sweep, and returns its figures. Where too little is answered, `out` keeps what
     is."""
-    config = sweep_run.config
+    settings = sweep_run.settings
+    model = settings.model
     predictions = sweep_run.predictions
-    label = config.label or label_of(config.model, config.mitigation)
+    label = settings.label or label_of(model, settings.mitigation)
     step = sweep_run.builder.fill.tokens if sweep_run.builder.fill else 0
     if sweep_run.spent:
         run.metrics(sweep_run.spent.metrics(), step=step)
@@ -169,13 +170,13 @@ def _write_figures(sweep_run: SweepRun, place: Path, out: Path, run: Run) -> Swe
         run.metrics(sweep_run.outcomes.metrics, step=step)
         write_jsonl(out / PREDICTIONS_FILE, predictions)
         raise Rejection(
-            f"{sweep_run.shortfall}. See {config.out}.rejected/{PREDICTIONS_FILE}. The answers are kept: the same "
+            f"{sweep_run.shortfall}. See {settings.out}.rejected/{PREDICTIONS_FILE}. The answers are kept: the same "
             "command asks again for what failed alone (for a batch, --requests FOLDER writes that), and with a higher "
             "--max-unanswered makes do with these"
         )
-    figures = sweep_run.summarize(label, _read_factors(config))
+    figures = sweep_run.summarize(label, _read_factors(model) if settings.is_local else None)
     explored = pack_sweep(figures, predictions, sweep_run.examples)
-    write_sweep(figures, predictions, training_examples(config.model), place, explored)
+    write_sweep(figures, predictions, training_examples(model), place, explored)
     return figures
 
 
@@ -191,13 +192,11 @@ def _write_lengths(
     log_lengths(lengths, run)
 
 
-def _read_factors(config: SweepConfig) -> Sequence | None:
-    """Returns the RoPE factors that the model's config names; an endpoint does not tell its own."""
-    if not BACKENDS[config.backend].local:
-        return None
+def _read_factors(model: str) -> Sequence | None:
+    """Returns the RoPE factors that the config of a model on this machine names."""
     from posgap.models.loading import load_config
 
-    return config_factors(load_config(config.model))
+    return config_factors(load_config(model))
 
 
 @with_local_paths
@@ -209,7 +208,7 @@ def _estimate(config: SweepConfig) -> str:
     backend = BACKENDS[config.backend]
     lines = []
     for builder in at_lengths(config.lengths, config.depths, config.seed, config.builder(), everything):
-        sweep_run = SweepRun.plan(config, builder, examples)
+        sweep_run = SweepRun.plan(config.sweep_settings(), builder, examples)
         tokens = list[int]()
         mitigator = sweep_run.mitigator
         for example, placement in product(examples, sweep_run.all_placements):

@@ -49,9 +49,9 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     placements = advantageous_placements(config, builder.task.n_gold)
     positions = [list(placement.positions) for placement in placements]
     n_docs = _draw_n_docs(config, examples)
-    cache_key = {"model_digest": config.digest("model"), "prompt_digest": builder.digest(), "placements": positions}
+    digests = {"model_digest": config.digest("model"), "prompt_digest": builder.digest(), "placements": positions}
     sampling = Sampling.for_builder(builder)
-    prompts = PromptGrid(config, builder, examples, placements, sampling, cache_key, n_docs=n_docs)
+    prompts = PromptGrid(config.asking(), builder, examples, placements, sampling, digests, n_docs=n_docs)
     completions = _generate_responses(config, prompts)
     outcomes = OutcomeCounts.count(Ending(completion.outcome, completion.cut) for completion in completions)
     rows = _score_responses(config, prompts, completions)
@@ -96,7 +96,7 @@ def _generate_responses(config: TeacherConfig, prompts: PromptGrid) -> list[Comp
     """Returns the model's responses, an example's after the other's. Raises `PosgapError` as soon as `MAX_WRONG` of
     them are wrong and none is right."""
     results = list[bool]()
-    thoughts = FirstThoughts.for_config(config, prompts.count)
+    thoughts = FirstThoughts.for_prompts(prompts.builder, prompts.count)
 
     def require_any_right(example: AnyExample, placement: Placement, completion: Completion) -> None:
         thoughts(completion)

@@ -193,8 +193,8 @@ def test_an_interrupted_comparison_goes_on_and_ends_as_if_it_had_not_been(config
     interruptions = [("lpes", "selection"), ("ms-poe", "selection"), ("base", "held_out"), ("reversed", "held_out")]
 
     def interrupted(sweep_run, *more):
-        config, digests = sweep_run.config, sweep_run.digests
-        asked = config.label, config.examples.stem
+        settings, digests = sweep_run.settings, sweep_run.digests
+        asked = settings.label, settings.examples.stem
         again = (asked, digests) in over and asked[0] != "base"
         assert not again or asked[1] == "held_out", "what was tried is not tried again"
         if interruptions and asked == interruptions[0]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, cast
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator
 from posgap.measurement.prompt_mitigator import PromptMitigator, Question
+from posgap.measurement.settings import SweepSettings
 from posgap.mitigations.in_force import apply_mitigation, load_model, remove_mitigation
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation, Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
-from posgap.options.mitigate import MitigateConfig
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
@@ -28,11 +28,11 @@ BASE = "base"  # the model as it is
 class ComparedModel:
     """A model with what makes its prompts: one `in_memory`, or one that only answers prompts, `elsewhere`.
 
-    Where examples have an order of their own, that of a retriever, `as_retrieved` asks them in it, and mitigations are
-    to gain over that.
+    `settings` are those of its sweep on all examples, without a mitigation. Where examples have an order of their own,
+    that of a retriever, `as_retrieved` asks them in it, and mitigations are to gain over that.
     """
 
-    config: MitigateConfig
+    settings: SweepSettings
     builder: TextPromptBuilder
     placements: Sequence[Placement]
     as_retrieved: Placement | None
@@ -42,17 +42,18 @@ class ComparedModel:
     @classmethod
     def open_model(
         cls,
-        config: MitigateConfig,
+        settings: SweepSettings,
         builder: TextPromptBuilder,
         placements: Sequence[Placement],
         examples: Sequence[AnyExample],
     ) -> "ComparedModel":
         """Loads the model, or opens what asks it elsewhere."""
         as_retrieved = order_of_retriever(builder.task, examples, placements[0].n_docs)
-        is_here = BACKENDS[config.backend].in_memory
-        in_memory = load_model(config.model, config.dtype) if is_here else None
-        elsewhere = None if is_here else open_generator(config.access(), builder)
-        return cls(config, builder, placements, as_retrieved, in_memory, elsewhere)
+        access = settings.access
+        is_here = BACKENDS[access.backend].in_memory
+        in_memory = load_model(access.model, access.dtype) if is_here else None
+        elsewhere = None if is_here else open_generator(access, builder)
+        return cls(settings, builder, placements, as_retrieved, in_memory, elsewhere)
 
     @property
     def trial_placements(self) -> Sequence[Placement]:
@@ -77,7 +78,7 @@ class ComparedModel:
     def why_not(self, mitigation: Mitigation) -> str:
         """Returns why a mitigation is not for where the model is, or not for these examples; empty where it is."""
         if mitigation.of_model and self.in_memory is None:
-            return f"changes the model itself, and backend {self.config.backend} only takes prompts"
+            return f"changes the model itself, and backend {self.settings.access.backend} only takes prompts"
         if isinstance(mitigation, PromptMitigation) and mitigation.needs_ranks and not self.as_retrieved:
             return "goes by the order of a retriever, which these examples do not have"
         return ""
@@ -87,7 +88,8 @@ class ComparedModel:
         if name == BASE or MITIGATIONS[name].of_model:
             return None
         assert settings is not None
-        return PromptMitigator(self.builder, cast(PromptMitigation, MITIGATIONS[name]), settings, self.config.seed)
+        seed = self.settings.access.seed
+        return PromptMitigator(self.builder, cast(PromptMitigation, MITIGATIONS[name]), settings, seed)
 
     @contextmanager
     def with_mitigation(self, name: str, settings: Settings | None) -> Iterator[Generator]:
@@ -101,7 +103,7 @@ class ComparedModel:
         undo = self._put_in_force(self.in_memory, name, settings)
         try:
             tokenizer = cast(PromptBuilder, self.builder).tokenizer
-            yield TransformersGenerator(self.in_memory, tokenizer, self.config.batch_tokens, pack=True)
+            yield TransformersGenerator(self.in_memory, tokenizer, self.settings.access.batch_tokens, pack=True)
         finally:
             undo()
 

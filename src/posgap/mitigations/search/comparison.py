@@ -4,7 +4,8 @@ are kept beside the output as they come, so that who was interrupted goes on."""
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from posgap.generation.served import MUST_STAY, EndpointChanged, EndpointIdentit
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.page_examples import pack_sweep
 from posgap.measurement.probe import FirstAnswers
+from posgap.measurement.settings import SweepSettings
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweep_run import SweepRun
 from posgap.measurement.thinking import LOOK, FirstThoughts
@@ -29,15 +31,11 @@ from posgap.mitigations.search.compared_model import BASE, ComparedModel
 from posgap.mitigations.search.report import MitigationOutcome, format_figures
 from posgap.mitigations.search.splits import MIN_EXAMPLES, Splits
 from posgap.models.factors import config_factors
-from posgap.options.mitigate import MitigateConfig
-from posgap.options.sweep import SweepConfig
+from posgap.scaling.search_settings import SearchSettings
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import content_keys
 
 log = logging.getLogger(__name__)
-# What has no effect on answers: how many are asked for, and what of endpoints `cache_key_fields` leaves out.
-_WITHOUT_EFFECT = {"budget", "methods", *(MitigateConfig.parameters().keys() - {*MitigateConfig.cache_key_fields()})}
-_OWN = {"out", "force", "examples", "limit", "label"}  # fields of a sweep that are not those of the comparison
 
 
 class Trial(Record):
@@ -63,22 +61,34 @@ class _State(Record):
 
 class Comparison:
     """The comparison of a model's mitigations within the time of a clock. `splits` are the examples for which there is
-    time."""
+    time.
 
-    def __init__(self, model: ComparedModel, splits: Splits, clock: Clock, model_digest: str):
+    `key` has the parameters that decide answers, and `search` says how LPES searches its factors.
+    """
+
+    def __init__(
+        self,
+        model: ComparedModel,
+        splits: Splits,
+        clock: Clock,
+        model_digest: str,
+        key: Mapping[str, Any],
+        search: SearchSettings,
+    ):
         self.model = model
         self.all = splits
         self.splits = splits
         self.clock = clock
         self.model_digest = model_digest
-        self.folder = work_folder(model.config.out)
+        self.search = search
+        self.folder = work_folder(model.settings.out)
         self.folder.mkdir(parents=True, exist_ok=True)
         for half, examples in splits._asdict().items():
             write_examples(self._half_file(half), examples)
         self._state_file = self.folder / "tried.json"
         total = len(splits.selection) * len(model.trial_placements)
-        self._first_answers = FirstAnswers(model.builder, total, model.config.metric)
-        self.state = _State(identity=self._identify())
+        self._first_answers = FirstAnswers(model.builder, total, model.settings.metric)
+        self.state = _State(identity=self._identify(key))
         self._resume()
 
     def try_base(self, until: float) -> Trial:
@@ -159,7 +169,7 @@ class Comparison:
         out.mkdir(parents=True)
         seen = set(content_keys(self.splits.selection)) if settings else set()
         explored = pack_sweep(sweep, predictions, sweep_run.examples)
-        write_sweep(sweep, predictions, training_examples(sweep_run.config.model) | seen, out, explored)
+        write_sweep(sweep, predictions, training_examples(sweep_run.settings.model) | seen, out, explored)
         log.info("%s, held-out examples: %s", name, format_figures(sweep))
         return Evidence(out, sweep, predictions)
 
@@ -168,13 +178,11 @@ class Comparison:
         state = self.state.model_copy(update={"seconds": self.clock.seconds_spent})
         write_json(self._state_file, state.model_dump(mode="json"))
 
-    def _identify(self) -> str:
+    def _identify(self, key: Mapping[str, Any]) -> str:
         """Returns a digest of all that decides the answers."""
-        config = self.model.config
         builder = self.model.builder
-        settings = {name: value for name, value in config.parameter_values().items() if name not in _WITHOUT_EFFECT}
-        asked = [config.metric or builder.task.metric, [at.name for at in self.model.trial_placements]]
-        return digest_of([settings, self.model_digest, builder.digest(), *asked, *map(content_keys, self.all)])
+        asked = [self.model.settings.metric or builder.task.metric, [at.name for at in self.model.trial_placements]]
+        return digest_of([key, self.model_digest, builder.digest(), *asked, *map(content_keys, self.all)])
 
     def _resume(self) -> None:
         if not self._state_file.exists():
@@ -206,15 +214,15 @@ class Comparison:
     def _answer_half(self, half: str, name: str, settings: Settings | None) -> tuple[SweepRun, Sequence | None]:
         """Sweeps a half of the examples under a mitigation, or with the model as it is. Returns that, and the RoPE
         factors that are then in force."""
-        config = self._sweep_config(half, name, settings)
         model = self.model
         examples = getattr(self.splits, half)
         placements = model.trial_placements if half == "selection" else model.placements
         model_digest = self._model_digest(name, settings)
-        sweep_run = SweepRun(config, model.builder, examples, placements, model_digest)
+        asked = self._sweep_settings(half, name, settings)
+        sweep_run = SweepRun(asked, model.builder, examples, placements, model_digest)
         # Where nobody has decided on a model's thoughts, its first answers must not end within them.
         are_first = half == "selection" and name == BASE and len(examples) * len(placements) >= LOOK
-        must_end = are_first and not FirstThoughts.for_config(config, LOOK).is_over
+        must_end = are_first and not FirstThoughts.for_prompts(model.builder, LOOK).is_over
         try:
             with model.with_mitigation(name, settings) as generator:
                 sweep_run.run(lambda: generator, "raise" if must_end else "go on", self._first_answers)
@@ -226,17 +234,15 @@ class Comparison:
             self._require_answers(name, half, sweep_run)
         return sweep_run, factors
 
-    def _sweep_config(self, half: str, name: str, settings: Settings | None) -> SweepConfig:
-        """Returns the config of a sweep of a half of the examples, whose answers are kept in a folder of its own."""
-        config = self.model.config
-        shared = MitigateConfig.model_fields.keys() & SweepConfig.model_fields.keys()
-        changes: dict[str, Any] = {field: getattr(config, field) for field in shared - _OWN}
+    def _sweep_settings(self, half: str, name: str, settings: Settings | None) -> SweepSettings:
+        """Returns the settings of a sweep of a half of the examples, whose answers are kept in a folder of its own."""
+        changes: dict[str, Any] = {"label": name}
         if self.model.as_retrieved and half == "held_out":
             changes["baselines"] = [self.model.as_retrieved.name]
         if settings and not MITIGATIONS[name].of_model:
             changes |= {"mitigation": name, "mitigation_settings": _dump_settings(settings)}
-        out = self.folder / half / name
-        return SweepConfig(**changes, examples=self._half_file(half), label=name, out=out)
+        asked = self.model.settings.with_parameters(**changes)
+        return replace(asked, examples=self._half_file(half), out=self.folder / half / name)
 
     def _model_digest(self, name: str, settings: Settings | None) -> str:
         """Returns the digest of the model, which under a mitigation of models is another than the one in the folder."""
@@ -247,26 +253,26 @@ class Comparison:
     def _require_answers(self, name: str, half: str, sweep_run: SweepRun) -> None:
         """Raises `PosgapError` where an endpoint left more unanswered at a placement than may be: as wrong answers they
         would count for or against a mitigation."""
-        most = self.model.config.max_unanswered  # type: ignore[attr-defined]  # a registered rule's parameter
+        most = self.model.settings.max_unanswered
         unanswered = Counter(str(row["placement"]) for row in sweep_run.predictions if "outcome" in row)
         n = len(getattr(self.splits, half))
         worst = max(unanswered.values(), default=0)
         if 100 * worst > most * n:
             raise PosgapError(
-                f"{self.model.config.model}: {name}: {worst} of {n} questions at a placement are not answered, most "
+                f"{self.model.settings.model}: {name}: {worst} of {n} questions at a placement are not answered, most "
                 f"often: {sweep_run.most_frequent_reason}; no more than {most:g} % may be (--max-unanswered). What was "
                 f"answered is kept: {RESUMES}"
             )
 
     def _require_same(self, now: EndpointIdentity) -> None:
         """Raises `EndpointChanged` where an endpoint says that it is another than it said before."""
-        config = self.model.config
+        access = self.model.settings.access
         before = self.state.served
-        for name in MUST_STAY[config.identity]:  # type: ignore[attr-defined]  # a registered backend's parameter
+        for name in MUST_STAY[access.parameters["identity"]]:
             others = set(now.values_of(name)).difference(before.values_of(name))
             if before.values_of(name) and others:
                 raise EndpointChanged(
-                    f"{config.model}: is no longer what it was: its {name} was {before.values_of(name)[-1]}, and is "
+                    f"{access.model}: is no longer what it was: its {name} was {before.values_of(name)[-1]}, and is "
                     f"{min(others)} now",
                     "model" if name == "fingerprint" else "any",
                 )

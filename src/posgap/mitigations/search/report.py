@@ -13,10 +13,10 @@ from posgap.foundation.files import Record, read_model
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import format_count
 from posgap.measurement.comparison import Difference
+from posgap.measurement.settings import SweepSettings
 from posgap.measurement.sweeps import Sweep
 from posgap.mitigations.mitigation import Mitigation, Settings
 from posgap.mitigations.registry import MITIGATIONS, PROMPT_MITIGATIONS
-from posgap.options.mitigate import MitigateConfig
 
 MITIGATE_FILE, MITIGATE_PAGE = "mitigate.json", "mitigate.html"
 
@@ -305,19 +305,19 @@ def blank_outcome(mitigation: Mitigation) -> MitigationOutcome:
     )
 
 
-def usage_command(found: MitigationOutcome, config: MitigateConfig) -> str:
+def usage_command(found: MitigationOutcome, settings: SweepSettings) -> str:
     """The command that makes a mitigation's use possible, where there is one: it writes a model folder that has it, or
     where only posgap can ask so, sweeps the model by it."""
     name = found.name
-    model = with_uris(config.model)
+    model = with_uris(settings.model)
     if MITIGATIONS[name].of_model:
-        parts = ["posgap", "apply", "--model", model, "--found", str(config.out), "--mitigation", name]
+        parts = ["posgap", "apply", "--model", model, "--found", str(settings.out), "--mitigation", name]
         return shlex.join([*parts, "--out", f"model-{name}"])
     if usage_code(found):
         return ""
-    parts = ["posgap", "sweep", "--model", model, "--task", config.task, "--n-docs", str(config.n_docs)]
+    parts = ["posgap", "sweep", "--model", model, "--task", settings.task, "--n-docs", str(settings.n_docs)]
     parts += ["--mitigation", name, "--mitigation-settings", json.dumps(found.settings)]
-    return shlex.join([*parts, "--examples", with_uris(str(config.examples)), "--out", f"sweep-{name}"])
+    return shlex.join([*parts, "--examples", with_uris(str(settings.examples)), "--out", f"sweep-{name}"])
 
 
 def usage_code(found: MitigationOutcome, model: str = "") -> str:

@@ -8,15 +8,12 @@ from typing import cast
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.foundation.printing import format_count
-from posgap.mitigations.curve_kinds import CURVES
-from posgap.mitigations.curves import Candidate, Curve
+from posgap.mitigations.curves import Candidate
 from posgap.mitigations.mitigation import Mitigation, ModelMitigation, PromptMitigation, ProposalInput, Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.search.budget import SEARCHING, TRIALS
 from posgap.mitigations.search.comparison import Comparison, Trial
 from posgap.mitigations.search.report import MitigationOutcome, blank_outcome
-from posgap.options.mitigate import MitigateConfig
-from posgap.options.scale_search import ScaleSearchConfig
 from posgap.tasks.prompts import PromptBuilder
 
 log = logging.getLogger(__name__)
@@ -41,7 +38,7 @@ def choose_settings(mitigations: Sequence[Mitigation], comparison: Comparison) -
         found.append(_choose(mitigation, comparison, base, until, is_first=not any(each.tried for each in found)))
     if not any(each.tried for each in found):
         reasons = "; ".join(f"{each.name}: {each.reason}" for each in found)
-        raise PosgapError(f"{comparison.model.config.model}: can have none of the mitigations: {reasons}")
+        raise PosgapError(f"{comparison.model.settings.model}: can have none of the mitigations: {reasons}")
     return found
 
 
@@ -111,34 +108,19 @@ def _search_factors(comparison: Comparison, until: float) -> list[Candidate]:
     """Searches RoPE factors on the selection's examples as `scale search` does by default, all placements counting
     alike, and returns the best but those that change nothing. It leaves time to try them."""
     model = comparison.model
-    config = comparison.model.config
     clock = comparison.clock
     load = model.in_memory
     assert load is not None
-    shared = ScaleSearchConfig.model_fields.keys() & MitigateConfig.model_fields.keys()
     from posgap.models.layer_scaling import layer_scaling  # torch, which endpoints do without
-    from posgap.scaling.search import Backend, FactorSearch, SearchSettings
+    from posgap.scaling.search import Backend, FactorSearch
 
-    options = ScaleSearchConfig(**{name: getattr(config, name) for name in shared}, objective="uniform")
-    curve = Curve(options.curve, CURVES[options.curve].parameters.of(options).model_dump(), options.low, options.high)
     search = FactorSearch(
-        SearchSettings(
-            model=options.model,
-            n_docs=options.n_docs,
-            metric=options.metric,
-            objective=options.objective,
-            curve=curve,
-            population=options.population,
-            generations=options.generations,
-            seed=options.seed,
-            batch_tokens=options.batch_tokens,
-            backend=options.backend,
-        ),
+        comparison.search,
         cast(PromptBuilder, model.builder),
         comparison.splits.selection,
         model.trial_placements,
         load=lambda: load,
-        choose_backend=lambda: Backend(options.backend, None),  # the model is in memory
+        choose_backend=lambda: Backend(comparison.search.backend, None),  # the model is in memory
     )
     end = clock.seconds_spent + SEARCHING * (until - clock.seconds_spent)
     identity = digest_of([comparison.state.identity, len(comparison.splits.selection)])
