@@ -1,6 +1,7 @@
 """A KFP step that is tried again on another node goes on from its unfinished work, which S3 keeps."""
 
 import logging
+import re
 import signal
 import time
 from dataclasses import replace
@@ -22,6 +23,7 @@ from posgap.foundation.errors import TerminationSignal
 from posgap.foundation.files import work_folder
 from posgap.kubeflow import keeping, steps
 from posgap.kubeflow.keeping import keep_work
+from posgap.kubeflow.steps import STEPS
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.unfinished import Unfinished
 from posgap.pipelines.compilation import load
@@ -168,4 +170,5 @@ def test_training_has_its_checkpoints_below_the_pipeline_root(bucket, tmp_path, 
 def test_every_long_step_keeps_its_work():
     steps = [step for name in ("mitigation", "watch") for step in tree(load(None, name), {}).steps()]
     long = {step.name: " ".join(step.container["command"]) for step in steps if resources(step).on_accelerator}
-    assert len(long) == 9 and all("with keep_work(out" in program for program in long.values())
+    verbs = {name: re.search(r'run_step\("(\w+)"', program)[1] for name, program in long.items()}
+    assert len(verbs) == 9 and all(STEPS[verb].keeps_work for verb in verbs.values())

@@ -29,7 +29,6 @@ from posgap.gating.verdict import GATE_FILE, Verdict, digests, read_verdict
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.rescoring import swept_examples
 from posgap.measurement.sweeps import Sweep
-from posgap.models.registrable import require_registrable
 from posgap.models.tensors import digest_of_tensors
 from posgap.options.gate import GateConfig
 from posgap.options.promote import PromoteConfig
@@ -92,6 +91,8 @@ def _register(config: PromoteConfig, out: Path, run: Run) -> None:
 
 def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Run) -> None:
     """Promotes by copies of gate and sweep that nobody else can change; `manifest_of` is where the sweep lies."""
+    from posgap.models.registrable import require_registrable  # torch
+
     verdict = replay_verdict(config.gate)
     swept = _judged_sweep(config, verdict)
     run.label(swept.label)
