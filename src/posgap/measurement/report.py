@@ -4,19 +4,20 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from importlib import resources
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posgap import __version__
 from posgap.foundation.files import atomic
 from posgap.generation.backends import in_use
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.page_examples import PageExamples
-from posgap.measurement.summary import p_value, summary_text
+from posgap.measurement.statistics import ends
+from posgap.measurement.summary import SIGNED, p_value, summary_text
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.placements import in_order
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _SOURCE_MAP = re.compile(r"//# sourceMappingURL=\S+\s*$")
 _MAP = ("embedded", "saving", "filters", "map", "cell", "explorer")  # scripts, each of which knows those before it
+NOTHING = "–"  # in a cell
 _WIDTHS = (720, 340)  # of a chart in pixels, on a wide screen and on a narrow one
 
 
@@ -62,7 +64,6 @@ def page(
     """The page as text, with examples to explore and the differences to the first sweep; it needs nothing beside
     itself."""
     models = ", ".join(dict.fromkeys(sweep.display_name for sweep in sweeps))
-    common = set(sweeps[0].by_category).intersection(*(sweep.by_category for sweep in sweeps))
     return render_page(
         "posgap.measurement",
         "report.html.j2",
@@ -71,10 +72,80 @@ def page(
         title=title,
         below=f"{models}: task {sweeps[0].task}, {sweeps[0].sample_text}" if comparison else "",
         comparison=comparison,
-        baselines=in_order(chain.from_iterable(sweep.baselines for sweep in sweeps)),
-        categories=[each for each in sweeps[0].by_category if each in common],
+        facts=_list_facts(sweeps),
+        category_heads=[head for sweep in sweeps for head in (sweep.label, "gap within")],
+        categories=_list_categories(sweeps),
+        differences_by_position=_list_differences(comparison) if comparison else [],
         difference_axes=_difference_axes(comparison) if comparison else [],
     )
+
+
+class Cell(NamedTuple):
+    """A cell of a table: its text, and what follows in small letters."""
+
+    text: str
+    small: str = ""
+
+
+def _with_interval(value: float, ci95: Sequence[float], form: str = ".1f") -> Cell:
+    return Cell(f"{value:{form}}", ends(ci95, form))
+
+
+Row = tuple[str, Sequence[Cell]]  # of a table: its name, and a cell for each sweep
+
+
+def _list_facts(sweeps: Sequence[Sweep]) -> list[Row]:
+    """Returns the rows below "Gap and mean"; those of shapes and mitigations only if a sweep has one."""
+    cells: dict[str, Callable[[Sweep], Cell]] = {
+        "gap": lambda sweep: _with_interval(sweep.gap, sweep.gap_ci95),
+        "gap of a flat model": lambda sweep: Cell(f"{sweep.gap_noise:.1f}"),
+        "mean": lambda sweep: _with_interval(sweep.mean, sweep.mean_ci95),
+        "best position": lambda sweep: Cell(f"{format_positions(sweep.advantageous)}: {max(sweep.accuracy):.1f}"),
+        "worst position": lambda sweep: Cell(f"{format_positions(sweep.worst.placement)}: {sweep.worst.accuracy:.1f}"),
+    }
+    for name in in_order(chain.from_iterable(sweep.baselines for sweep in sweeps)):
+        cells[name] = partial(_describe_baseline, name)
+    cells["flatness"] = lambda sweep: Cell(p_value(sweep.flatness.p))
+    if any(sweep.shape for sweep in sweeps):
+        cells["shape"] = lambda sweep: Cell(sweep.named_shape.name if sweep.named_shape else NOTHING)
+    if any(sweep.mitigation for sweep in sweeps):
+        cells["asked by"] = lambda sweep: Cell(sweep.mitigation.phrase if sweep.mitigation else NOTHING)
+    cells["examples"] = lambda sweep: Cell(sweep.sample_text)
+    return [(name, [cell_of(sweep) for sweep in sweeps]) for name, cell_of in cells.items()]
+
+
+def _describe_baseline(name: str, sweep: Sweep) -> Cell:
+    """Returns the accuracy of a baseline, and how it differs from the mean and the best position."""
+    asked = sweep.baselines.get(name)
+    if asked is None:
+        return Cell(NOTHING)
+    parts = [ends(asked.ci95), f"{asked.over_mean:+.1f} to the mean, {ends(asked.over_mean_ci95, SIGNED)}"]
+    if asked.best_over_ci95:
+        parts.append(f"best position {asked.best_over:+.1f} to it, {ends(asked.best_over_ci95, SIGNED)}")
+    return Cell(f"{asked.accuracy:.1f}", "; ".join(parts))
+
+
+def _list_categories(sweeps: Sequence[Sweep]) -> list[Row]:
+    """Returns the rows below "Accuracy by category": two cells for each sweep."""
+    common = set(sweeps[0].by_category).intersection(*(sweep.by_category for sweep in sweeps))
+    rows = []
+    for name in (each for each in sweeps[0].by_category if each in common):
+        figures = [sweep.by_category[name] for sweep in sweeps]
+        pairs = ((_with_interval(each.accuracy, each.ci95), Cell(f"{each.gap:.1f}")) for each in figures)
+        rows.append((name, list(chain.from_iterable(pairs))))
+    return rows
+
+
+def _list_differences(comparison: Comparison) -> list[Row]:
+    """Returns the rows below "Differences by position": a cell for each model."""
+    models = comparison.differences
+    rows = [
+        ("mean", [_with_interval(each.mean, each.mean_ci95, SIGNED) for each in models]),
+        ("gap", [_with_interval(each.gap, each.gap_ci95, SIGNED) for each in models]),
+    ]
+    for at, name in enumerate(comparison.placement_names):
+        rows.append((name, [_with_interval(each.accuracy[at], each.ci95[at], SIGNED) for each in models]))
+    return rows
 
 
 def render_page(
@@ -132,7 +203,7 @@ def templates(package: str) -> "jinja2.Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"positions": format_positions, "summary": summary_text, "p_value": p_value}
+    environment.filters |= {"positions": format_positions, "summary": summary_text}
     environment.filters["in_use"] = in_use
     environment.filters["metric_help"] = lambda name: METRICS[name].help if name in METRICS.names() else "scores"
     return environment
@@ -140,12 +211,13 @@ def templates(package: str) -> "jinja2.Environment":
 
 def charts(sweeps: Sequence[Sweep]) -> dict[str, list]:
     """What pages show of `sweeps`: for the template `accuracy.html.j2` the axes of curves, or the grids of pairs; and,
-    where all have the same placements, name, accuracy and interval of each sweep by placement."""
+    where all have the same placements, the rows of "Accuracy by position"."""
     most_docs = max((sweep.n_docs for sweep in sweeps), default=1)
     axes = [(width, _ticks(most_docs, width)) for width in _WIDTHS]
-    curves = [zip(sweep.placement_names, sweep.accuracy, sweep.ci95) for sweep in sweeps]
-    are_alike = len({tuple(sweep.placement_names) for sweep in sweeps}) == 1
-    by_placement = list(zip(*curves)) if are_alike else []
+    by_placement: list[Row] = []
+    if len({tuple(sweep.placement_names) for sweep in sweeps}) == 1:
+        for at, name in enumerate(sweeps[0].placement_names):
+            by_placement.append((name, [_with_interval(sweep.accuracy[at], sweep.ci95[at]) for sweep in sweeps]))
     return {"axes": axes, "grids": [_grid(sweep) for sweep in sweeps if sweep.categories], "by_placement": by_placement}
 
 

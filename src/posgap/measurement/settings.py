@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Self
 
-from posgap.foundation.locations import Location
 from posgap.generation.asking import ModelAccess
 from posgap.generation.backends import BACKENDS
 
@@ -19,8 +19,8 @@ class AskingSettings:
 
     access: ModelAccess
     metric: str
-    examples: Location
-    out: Location
+    examples: Path
+    out: Path
     response_key: Mapping[str, Any]
 
     @property
