@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
-from posgap.gating.evidence import FILES, folder_of
+from posgap.gating.evidence import folder_of, judged_files
 
 ROLES = ("candidate", "base", "champion", "anchor")
 
@@ -46,8 +46,9 @@ def private_verdict(folder: Path, names: tuple[str, ...]) -> Iterator[Path]:
 def copy_sweep(sweep: Path, folder: Path) -> Path:
     """Copies of a sweep what a verdict rests on into a new folder, which it returns."""
     folder.mkdir(parents=True)
-    for name in FILES:
+    for name in judged_files(folder_of(sweep)):
         if (folder_of(sweep) / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder_of(sweep) / name, folder / name)
     return folder
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from posgap.gating.rules import GATE_RULES, Ruling
+from posgap.gating.guards import rule_named
+from posgap.gating.rules import Ruling
 from posgap.gating.verdict import MORE, Verdict, share_of_error
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.page_examples import PageExamples, pack_folders
@@ -57,13 +58,13 @@ def explain_verdict(verdict: Verdict, candidate: Sweep) -> str:
         broken = [_broken(ruling) for ruling in verdict.rules if ruling.outcome == "fail"]
         return f"{name} was refused, because {_join_clauses(broken)}."
     if verdict.outcome == "admitted":
-        holding = [GATE_RULES[ruling.name].help for ruling in verdict.rules]
+        holding = [rule_named(ruling.name).help for ruling in verdict.rules]
         return f"{name} was admitted: it is certain that {_join_clauses(holding)}."
     if verdict.evidence_gaps:
         return (
             f"{name} was not admitted, because there is too little to judge by: {_join_clauses(verdict.evidence_gaps)}."
         )
-    open_questions = [f"whether {GATE_RULES[r.name].help}" for r in verdict.rules if r.outcome == "unsure"]
+    open_questions = [f"whether {rule_named(r.name).help}" for r in verdict.rules if r.outcome == "unsure"]
     return f"{name} was not admitted, because it cannot be told {_join_clauses(open_questions) or 'anything'}."
 
 
@@ -94,10 +95,11 @@ def label_with_role(role: str, sweep: Sweep) -> str:
 
 
 def _broken(ruling: Ruling) -> str:
-    rule = GATE_RULES[ruling.name]
+    rule = rule_named(ruling.name)
     (low, high) = ruling.interval
-    certain = f"at least {low:.1f} for certain" if ruling.claim == "at most" else f"at most {high:.1f} for certain"
-    found = f"{ruling.estimate:.1f}" if ruling.is_counted else certain
+    certain = f"at least {ruling.text(low)}" if ruling.claim == "at most" else f"at most {ruling.text(high)}"
+    certain += " for certain"
+    found = ruling.text(ruling.estimate) if ruling.is_counted else certain
     figures = f"{ruling.meaning}: {found}, and {ruling.claim} {ruling.threshold:g} is allowed"
     return f"{rule.broken or f'it does not hold that {rule.help}'} ({figures})"
 
@@ -113,15 +115,19 @@ def _ruling_row(ruling: Ruling) -> dict[str, Any]:
     at_most = ruling.claim == "at most"
     spare = ruling.threshold - high if at_most else low - ruling.threshold
     excess = low - ruling.threshold if at_most else ruling.threshold - high
+    unit = "points" if ruling.digits == 1 else "nats a token"
     results = {
-        "pass": f"holds, with {spare:.1f} points to spare",
-        "fail": f"broken by at least {excess:.1f} points",
+        "pass": f"holds, with {ruling.text(spare)} {unit} to spare",
+        "fail": f"broken by at least {ruling.text(excess)} {unit}",
         "unsure": "cannot be told",
     }
-    return ruling.model_dump(include={"estimate", "interval", "outcome"}) | {
-        "asks": GATE_RULES[ruling.name].help,
+    return {
+        "outcome": ruling.outcome,
+        "estimate": ruling.text(ruling.estimate),
+        "interval": f"{ruling.text(low)} to {ruling.text(high)}",
+        "asks": rule_named(ruling.name).help,
         "measured": ruling.meaning,
-        "allowed": f"{ruling.claim} {round(ruling.threshold, 1):g}",
+        "allowed": f"{ruling.claim} {round(ruling.threshold, ruling.digits):g}",
         "result": results[ruling.outcome],
     }
 

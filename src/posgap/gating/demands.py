@@ -1,18 +1,20 @@
 """What a gate demands of a candidate: thresholds of its rules, least numbers, and what else a policy file can say."""
 
+from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from posgap.foundation.fields import ALLOW, NO_OPTION, Allowed
+from posgap.foundation.fields import ALLOW, NO_OPTION, Allowed, parse_settings
 from posgap.foundation.registry import Parameters
 from posgap.gating.rules import GATE_RULES
-from posgap.tasks.fields import OptionalMetricName, OptionalTaskName
+from posgap.tasks.fields import MAX_DOCS, OptionalMetricName, OptionalTaskName, Placements
 
 PUBLIC_KEY = r"^(ed25519:[A-Za-z0-9+/]{43}=)?$"
 
 
 MOST_EXAMPLES = 10**9
+MAX_NATS = 0.5  # a token: a text that lost more counts as this
 
 
 class MinimumEvidence(Parameters):
@@ -35,8 +37,72 @@ class MinimumEvidence(Parameters):
     )
 
 
+class Guard(Parameters):
+    """What a candidate must not lose beside what it is judged on: accuracy on other examples, or plain text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    examples: str = Field("", description="file of other examples; empty: those of the sweep itself")
+    text: str = Field("", description="file of plain texts, JSON lines with a field `text`, in place of examples")
+    task: OptionalTaskName = Field("", description="task of the examples; empty: that of the sweep")
+    n_docs: int = Field(0, ge=0, le=MAX_DOCS, description="documents in a prompt; 0: twice those of the sweep")
+    positions: Placements = Field(
+        [], description="placements; empty: the first, middle and last, or pairs of all kinds"
+    )
+    limit: int = Field(300, ge=1, description="examples, or texts, that are asked at most")
+    tolerance: float | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="points that may be lost at a placement, or nats a token of plain text (at most 0.5); not given: "
+        "what was lost is shown, and decides nothing",
+    )
+    sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="sha256 of the file; empty: any")
+
+    @property
+    def place(self) -> str:
+        """Where its examples or texts are; empty if they are those of the sweep."""
+        return self.examples or self.text
+
+    @property
+    def where_possible(self) -> bool:
+        """Whether it is left out if the examples of the sweep do not have enough documents."""
+        return not (self.place or self.task or self.n_docs)
+
+    @model_validator(mode="after")
+    def _is_one_kind(self) -> Self:
+        asked = [name for name in ("examples", "task", "n_docs", "positions") if getattr(self, name)]
+        if self.text and asked:
+            raise ValueError(f"`{asked[0]}`: is of examples, and `text` is given; make two guards of it")
+        if self.text and self.tolerance is not None and self.tolerance > MAX_NATS:
+            raise ValueError(f"`tolerance`: of plain text is in nats a token, at most {MAX_NATS:g}")
+        if self.sha256 and not self.place:
+            raise ValueError("`sha256`: is of a file; give `examples` or `text`")
+        return self
+
+
+def _guards(value: Any) -> Any:
+    """Guards by name: as they are, as YAML, or in a YAML file, which may be a whole policy."""
+    if isinstance(value, Path) or (isinstance(value, str) and value and not {"{", "\n"} & {*value}):
+        try:
+            value = Path(value).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"neither guards, like {{longer: {{n_docs: 40}}}}, nor a file of them: {error}") from None
+    named = parse_settings(value) if isinstance(value, str) else value
+    return named.get("guards", named) if isinstance(named, dict) else named
+
+
+GuardName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")]
+Guards = Annotated[dict[GuardName, Guard], BeforeValidator(_guards)]
+GUARDS = (
+    "what must not be lost elsewhere, as YAML or a file of it, which may be a policy: by name `examples` (or `text`), "
+    "`task`, `n_docs` and `tolerance`"
+)
+
+
 class GateThresholds(MinimumEvidence):
     allow: Allowed = Field([], description=ALLOW)
+    guards: Annotated[Guards, NO_OPTION] = Field({}, description=GUARDS)
 
 
 def _as_text(value: Any) -> Any:

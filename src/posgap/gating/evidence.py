@@ -27,6 +27,9 @@ from posgap.tasks.registry import TASKS
 
 # Of a sweep's folder, what a verdict rests on.
 FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE)
+GUARDS = "guards"  # the folder beside them that has one for each guard
+GUARD_FILE, TEXT_FILE = "guard.json", "text.json"
+_OF_A_GUARD = (GUARD_FILE, TEXT_FILE, *FILES)
 SPACING = 0.25  # largest share of the documents that may lie between two neighbouring positions of a sweep
 BASE = "base"  # in `allow`: the candidate need not be made from the base
 DISTRACTORS = "distractors"  # in `allow`: distractors may hold answers
@@ -50,6 +53,13 @@ def folder_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
+def judged_files(folder: Path) -> list[str]:
+    """The names of the files of a sweep's folder that a verdict rests on, some of which may be missing: its own, and
+    those of the guards that were measured beside it."""
+    guards = sorted(file.relative_to(folder).as_posix() for file in folder.glob(f"{GUARDS}/*/*"))
+    return [*FILES, *(name for name in guards if Path(name).name in _OF_A_GUARD)]
+
+
 def anchor_beside(champion: Path | None) -> Path | None:
     """The sweep of the best champion so far, which lies in that of today's champion where it is another one."""
     folder = folder_of(champion) / ANCHOR if champion else None
@@ -63,7 +73,7 @@ def sweep_record(evidence: Evidence) -> SweepRecord:
     return SweepRecord(
         **sweep.model_dump(include={"label", "model", "model_digest", "examples_digest"}),
         settings_digest=digest_of(sweep.settings),
-        files={name: digest_path(folder / name) if (folder / name).is_file() else "" for name in FILES},
+        files={name: digest_path(folder / name) if (folder / name).is_file() else "" for name in judged_files(folder)},
     )
 
 

@@ -6,17 +6,24 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from posgap.foundation.bounds import read_bytes
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import atomic, digest_of, parse_as
 from posgap.foundation.locations import cache_folder
 from posgap.foundation.yaml_text import Quoted, parse_yaml
-from posgap.gating.demands import Policy
+from posgap.gating.demands import Guard, Policy
 from posgap.tracking import registry
 
 log = logging.getLogger(__name__)
 _NUMBER, _YES_OR_NO = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?", "true|false"
-_WRITTEN: dict[Any, str] = {int: _NUMBER, float: _NUMBER, bool: _YES_OR_NO}  # how a policy writes values of a type
+_WRITTEN: dict[Any, str] = {
+    int: _NUMBER,
+    float: _NUMBER,
+    float | None: _NUMBER,
+    bool: _YES_OR_NO,
+}  # how a policy writes values of a type
 MAX_BYTES = 16_384  # of a policy file; the longest sensible one has a tenth
 
 
@@ -36,14 +43,18 @@ def parsed_policy(data: bytes, where: str) -> Policy:
             f"{where}: {unknown[0][:60]!r} is nothing that a policy says; there are {', '.join(Policy.model_fields)}"
         )
     for name, value in values.items():
-        _require_plain(name, value, where)
+        _require_plain(Policy, name, value, where)
+    guards = values.get("guards")
+    for guard in guards.values() if isinstance(guards, dict) else ():
+        for name, value in guard.items() if isinstance(guard, dict) else ():
+            _require_plain(Guard, name, value, where)
     return parse_as(Policy, values, where)
 
 
-def _require_plain(name: str, value: object, where: str) -> None:
+def _require_plain(kind: type[BaseModel], name: str, value: object, where: str) -> None:
     """Raises `PosgapError` if a number or a yes or no is written so that it could be read as something else: in quotes,
     as octal (010), or with separators (1_0)."""
-    written = _WRITTEN.get(Policy.model_fields[name].annotation)
+    written = _WRITTEN.get(kind.model_fields[name].annotation) if name in kind.model_fields else None
     if written and (isinstance(value, Quoted) or not re.fullmatch(written, str(value))):
         expected = "true or false" if written == _YES_OR_NO else "a number, like 5 or 0.5"
         raise PosgapError(f"{where}: field `{name}`: {str(value)[:40]!r} is not {expected}, without quotes")
@@ -51,8 +62,14 @@ def _require_plain(name: str, value: object, where: str) -> None:
 
 def policy_text(policy: Policy) -> str:
     """The policy as YAML, a line a value, each below what it means."""
-    fields = Policy.model_fields.items()
-    return "\n".join(f"# {field.description}\n{name}: {json.dumps(getattr(policy, name))}" for name, field in fields)
+    values = policy.model_dump(mode="json")
+    values["guards"] = {
+        name: guard.model_dump(mode="json", exclude_defaults=True) for name, guard in policy.guards.items()
+    }
+    lines = []
+    for name, field in Policy.model_fields.items():
+        lines.append(f"# {field.description}\n{name}: {json.dumps(values[name])}")
+    return "\n".join(lines)
 
 
 def policy_digest(policy: Policy) -> str:

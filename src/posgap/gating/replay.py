@@ -12,7 +12,8 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_path, read_json
 from posgap.gating.copies import ROLES
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import ANCHOR, DISTRACTORS, FILES, first_difference, read_gate_inputs
+from posgap.gating.evidence import ANCHOR, DISTRACTORS, first_difference, judged_files, read_gate_inputs
+from posgap.gating.guards import Sources
 from posgap.gating.looks import is_counted
 from posgap.gating.policy import registered_policy
 from posgap.gating.rules import GateInputs
@@ -42,7 +43,7 @@ def replay_verdict(folder: Path) -> Verdict:
     for role, record in recorded.evidence.items():
         if role not in ROLES:
             raise PosgapError(f"{folder / GATE_FILE}: evidence of {role!r}: there are {', '.join(ROLES)}")
-        for name in FILES:
+        for name in sorted({*judged_files(folder / role), *record.files}):
             file = folder / role / name
             if (digest_path(file) if file.is_file() else "") != record.files.get(name, ""):
                 raise PosgapError(f"{file}: not the file that was judged; gate again")
@@ -66,9 +67,14 @@ def read_kept_inputs(policy: Policy, verdict: Verdict, folder: Path) -> GateInpu
 
 
 def judge_again(
-    policy: Policy, verdict: Verdict, folder: Path, examples: Mapping[str, AnyExample] | None = None
+    policy: Policy,
+    verdict: Verdict,
+    folder: Path,
+    examples: Mapping[str, AnyExample] | None = None,
+    guarded_by: Sources | None = None,
 ) -> Verdict:
-    """What a policy says of the evidence that lies beside a verdict; from `examples` every response is scored again."""
+    """What a policy says of the evidence that lies beside a verdict; from `examples`, and `guarded_by` of guards, every
+    response is scored again."""
     kept = {role: folder / role for role in verdict.evidence}
     is_known = verdict.look > 1 or is_counted(read_sweep(folder / "candidate"))
     look = verdict.look if is_known else None
@@ -81,6 +87,7 @@ def judge_again(
         look=look,
         candidates=verdict.candidates,
         anchor=kept.get(ANCHOR),
+        guarded_by=guarded_by,
     )
     # What cannot be found again from what was kept: the anchor's sweep, and the examples.
     left_out = {ANCHOR, DISTRACTORS} & {*verdict.asked_otherwise} & {*policy.allow}

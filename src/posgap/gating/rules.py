@@ -8,7 +8,7 @@ stands in docs/statistics.md. Where several verdicts share the error, each has a
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import Field, computed_field
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from posgap.measurement import statistics
-    from posgap.measurement.evidence import Evidence
     from posgap.measurement.simulated_sweeps import SimulatedSweeps
 else:
     statistics = LazyModule("posgap.measurement.statistics")  # which loads numpy, and the rules' options do not
@@ -36,7 +35,7 @@ class Ruling(Record):
     name: str = Field(description="of the rule")
     meaning: str = Field(description="what the figure is")
     claim: Literal["at most", "at least"] = Field(description="at most or at least")
-    threshold: float = Field(description="in points")
+    threshold: float = Field(description="in points, or nats a token of plain text")
     estimate: float = Field(description="the figure")
     interval: tuple[float, float] = Field(
         description="its one-sided bounds, of 95 % where the verdict has all of the error"
@@ -47,6 +46,12 @@ class Ruling(Record):
     would_do: dict[str, float] = Field(
         {}, description="of an unsure rule: the threshold by its name, with which these examples would have passed"
     )
+
+    digits: int = Field(1, description="after the point, that are shown of its figures")
+
+    def text(self, figure: float) -> str:
+        """A figure as it is shown."""
+        return f"{figure:.{self.digits}f}"
 
     @property
     def is_counted(self) -> bool:
@@ -82,19 +87,22 @@ class Ruling(Record):
         return f"{self.meaning}: {self.claim} {self.threshold:g}{certainty}"
 
 
-@dataclass(frozen=True)
-class GateInputs:
-    """The sweeps that a gate judges. Where there is no champion, the base stands in for it; a check has neither.
+E = TypeVar("E")
 
-    `anchor` is the best champion that there has been, where that is not the champion of today. Rules take every figure
-    from the scores, and none that a file says of them. `share` is the part of the error of 5 %
-    that this verdict may spend, where it is one of several (`verdict.share_of_error`).
+
+@dataclass(frozen=True)
+class Judged(Generic[E]):
+    """What is known of the models that a gate judges by. Where there is no champion, the base stands in for it; a check
+    has neither.
+
+    `anchor` is the best champion that there has been, where that is not the champion of today. `share` is the part of
+    the error of 5 % that this verdict may spend, where it is one of several (`verdict.share_of_error`).
     """
 
-    candidate: "Evidence"
-    base: "Evidence | None" = None
-    champion: "Evidence | None" = None
-    anchor: "Evidence | None" = None
+    candidate: E
+    base: E | None = None
+    champion: E | None = None
+    anchor: E | None = None
     share: float = 1.0
 
     @property
@@ -103,7 +111,7 @@ class GateInputs:
         return statistics.LEVEL * self.share
 
     @property
-    def reference(self) -> "Evidence":
+    def reference(self) -> E:
         """The champion, else the base; raises `PosgapError` where there is neither."""
         reference = self.champion or self.base
         if reference is None:
@@ -114,6 +122,15 @@ class GateInputs:
     def reference_role(self) -> str:
         """What the candidate is compared with, in a word."""
         return "champion" if self.champion else "base"
+
+    @property
+    def references(self) -> dict[str, E]:
+        """What the candidate must not be worse than, by role: the champion, else the base, and the best champion."""
+        return {self.reference_role: self.reference} | ({"best champion so far": self.anchor} if self.anchor else {})
+
+
+class GateInputs(Judged["Evidence"]):
+    """The sweeps that a gate judges. Rules take every figure from the scores, and none that a file says of them."""
 
 
 class GateRule:
@@ -225,11 +242,8 @@ class Mean(GateRule):
     def judge(self, limits: Limits, inputs: GateInputs) -> Ruling:
         """The worse of the rulings against reference and anchor, since both must hold: beside a champion alone each
         successor could lose the tolerance anew."""
-        references = {inputs.reference_role: inputs.reference}
-        if inputs.anchor:
-            references["best champion so far"] = inputs.anchor
         rulings = []
-        for role, reference in references.items():
+        for role, reference in inputs.references.items():
             differences = (inputs.candidate.correct - reference.correct).mean(axis=-1)
             meaning = f"mean against the {role}"
             rulings.append(self.rule_on_loss(meaning, differences, limits.mean_tolerance, inputs.error))
@@ -237,8 +251,7 @@ class Mean(GateRule):
 
     def is_passed(self, limits: Limits, inputs: GateInputs) -> bool:
         least = -limits.mean_tolerance / 100
-        references = [inputs.reference, *([inputs.anchor] if inputs.anchor else [])]
-        differences = [(inputs.candidate.correct - each.correct).mean(axis=-1) for each in references]
+        differences = [(inputs.candidate.correct - each.correct).mean(axis=-1) for each in inputs.references.values()]
         return all(bool(statistics.difference_reaches(each, least, inputs.error)) for each in differences)
 
     def simulate(self, limits: Limits, sweeps: "SimulatedSweeps") -> "np.ndarray":

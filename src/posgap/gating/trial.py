@@ -8,6 +8,7 @@ them (`DecidingEdits`). So many prompts are asked again that an edited one is am
 """
 
 import copy
+import functools
 import logging
 import math
 import random
@@ -18,20 +19,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from posgap.foundation.errors import PosgapError, shorten
-from posgap.foundation.files import digest_path
+from posgap.foundation.files import digest_of, digest_path, read_model
 from posgap.foundation.registry import Parameters
-from posgap.gating.demands import Policy
-from posgap.gating.evidence import BASE, sweep_record
-from posgap.gating.rules import GateInputs, GateRule
+from posgap.gating.demands import Guard, Policy
+from posgap.gating.evidence import BASE, GUARDS, TEXT_FILE, sweep_record
+from posgap.gating.guards import GuardRule, Sources, binding
+from posgap.gating.rules import GateInputs, GateRule, Judged
 from posgap.gating.verdict import against, asked_rules
 from posgap.generation.generator import Completion
 from posgap.measurement.comparability import list_differences
 from posgap.measurement.evidence import Evidence
+from posgap.measurement.plain_text import TextScores, score_model
 from posgap.measurement.predictions import PREDICTIONS_FILE, Prediction, outcome_of, read_predictions, swept_rows
 from posgap.measurement.rescoring import echo_finder, metric_scorer
 from posgap.measurement.sweeps import Sweep, read_sweep
@@ -69,13 +72,14 @@ def require_references(
     policy: Policy,
     examples: Mapping[str, AnyExample],
     base: Path | None = None,
+    guards: "Sequence[TriedGuard]" = (),
 ) -> None:
     """Holds the sweeps that a candidate was compared with against what the registry knows of the model `name`.
 
     A sweep with which a version was promoted must be that very one, by its sha256. Where a champion was swept
     otherwise, on newer examples perhaps, its version answers again as `require_answers` has it; so does the base where
     it stands in for a champion, from the folder `base` if one is given. Raises `PosgapError` where a sweep is another,
-    or the model answers otherwise: who makes a champion worse displaces it.
+    or the model answers otherwise: who makes a champion worse displaces it. The same holds for their `guards`.
     """
     versions = registry.versions(name)
     is_tried = not {TRIAL, REFERENCE_TRIAL} & {*policy.allow}
@@ -86,12 +90,20 @@ def require_references(
         version = _version_of(evidence, versions)
         with tempfile.TemporaryDirectory() as place:
             recorded = judged_sweep(version, Path(place)) if version else None
+
+            @functools.cache
+            def model(version=version, role=role, place=Path(place), sweep=evidence.sweep) -> Path:
+                return _bring(version, place) if version else _find_model(sweep, role, place, base)
+
             if version and recorded and not list_differences(read_sweep(recorded), evidence.sweep):
                 _require_promoted_by(recorded, evidence, f"{name} version {version.version}")
             elif is_tried:
-                model = _bring(version, Path(place)) if version else None
-                model = model or _find_model(evidence.sweep, role, Path(place), base)
-                _require_reference_answers(model, inputs, policy, examples, role)
+                _require_reference_answers(model(), inputs, policy, examples, role)
+            for guard in guards:
+                if recorded and guard.is_kept_in(recorded, role):
+                    continue
+                if is_tried:
+                    _require_believable(guard, model(), policy, role)
     if inputs.champion:
         _require_base_of_record(inputs, registry.to_beat(name))
 
@@ -104,6 +116,68 @@ def _require_reference_answers(
         require_answers(model, inputs, policy, examples, swept, role)
     except PosgapError as error:
         raise PosgapError(f"{swept}: the sweep of the {role} cannot be believed: {error}") from None
+
+
+class TriedGuard(NamedTuple):
+    """A guard that binds, with what is known of it, and its examples by content, or its texts."""
+
+    name: str
+    guard: Guard
+    judged: Judged[Any]
+    source: Mapping[str, AnyExample] | list[str]
+
+    @property
+    def rule(self) -> GuardRule:
+        return GuardRule(self.name)
+
+    def is_kept_in(self, sweep: Path, role: str) -> bool:
+        """Whether a version's own sweep has this very guard beside it."""
+        kept = sweep / GUARDS / self.name
+        known = getattr(self.judged, role)
+        if isinstance(known, TextScores):
+            return (kept / TEXT_FILE).is_file() and read_model(TextScores, kept, TEXT_FILE) == known
+        file = kept / PREDICTIONS_FILE
+        return file.is_file() and digest_path(file) == digest_path(known.path / PREDICTIONS_FILE)
+
+
+def tried_guards(judged: Mapping[str, Judged[Any]], policy: Policy, sources: Sources) -> list[TriedGuard]:
+    """The guards that bind, to be tried."""
+    return [TriedGuard(name, policy.guards[name], judged[name], sources[name]) for name in binding(policy, judged)]
+
+
+def require_guards(model: Path, guards: Sequence[TriedGuard], policy: Policy, role: str = "candidate") -> None:
+    """Has the model in a folder answer prompts of its guards again, as `require_answers` does, and computes plain text
+    anew. Raises `PosgapError` where the policy does not admit a model with what it says now."""
+    for guard in guards:
+        rules: list[tuple[GateRule, Parameters]] = [(guard.rule, guard.guard)]
+        known = getattr(guard.judged, role)
+        try:
+            if TRIAL in policy.allow:
+                continue
+            if isinstance(guard.source, list):
+                _require_texts(model, guard, role)
+            elif known is not None:
+                require_answers(model, guard.judged, policy, guard.source, known.path, role, rules)  # type: ignore[arg-type]
+        except PosgapError as error:
+            raise PosgapError(f"guard {guard.name}: {error}") from None
+
+
+def _require_texts(model: Path, guard: TriedGuard, role: str) -> None:
+    known: TextScores = getattr(guard.judged, role)
+    assert isinstance(guard.source, list)
+    texts = [text for text in guard.source if digest_of(text) in known.scores]
+    again = known.model_copy(update={"scores": score_model(str(model), known.dtype, texts)})
+    ruling = guard.rule.judge(guard.guard, replace(guard.judged, **{role: again}))
+    log.info("%s: plain text is at %.4f nats a token, and was recorded at %.4f", role, again.mean, known.mean)
+    if not ruling.passed:
+        raise PosgapError(f"the {role} has other log-probabilities than recorded, and with these: {against(ruling)}")
+
+
+def _require_believable(guard: TriedGuard, model: Path, policy: Policy, role: str) -> None:
+    try:
+        require_guards(model, [guard], policy, role)
+    except PosgapError as error:
+        raise PosgapError(f"what was measured of the {role} cannot be believed: {error}") from None
 
 
 def _bring(version: "ModelVersion", place: Path) -> Path:
@@ -175,13 +249,14 @@ def require_answers(
     examples: Mapping[str, AnyExample],
     swept: Path,
     role: str = "candidate",
+    rules: Sequence[tuple[GateRule, Parameters]] | None = None,
 ) -> None:
     """Has the model in a folder answer prompts of its sweep, drawn so that nobody can foretell which.
 
     `swept` is the folder of that sweep, `examples` are its examples by their content, and `inputs` what was judged by
-    `policy`, the model in this `role`. Responses need not all agree, since another processor decides near-ties
-    otherwise. Where the score of one is another, all that have a part in the verdict are asked again, and it is judged
-    by these.
+    `policy`, the model in this `role`, or by these `rules` alone. Responses need not all agree, since another processor
+    decides near-ties otherwise. Where the score of one is another, all that have a part in the verdict are asked
+    again, and it is judged by these.
 
     Raises `PosgapError` where the model cannot be tried and the policy does not allow that, where fewer than half of
     the responses are those of the sweep, where more than an eighth are no clean answers any more, where more than an
@@ -194,7 +269,7 @@ def require_answers(
         return
     rows = swept_rows(read_predictions(swept))
     random.SystemRandom().shuffle(rows)
-    edits = DecidingEdits(inputs, asked_rules(policy), role)
+    edits = DecidingEdits(inputs, asked_rules(policy) if rules is None else rules, role)
     drawn, others = edits.draw(rows)
     answers = SweptAnswers(sweep, model, examples)
     completions = answers.answer(drawn)

@@ -24,6 +24,7 @@ from posgap.gating.evidence import (
     unanswered_references,
     unknown_copies,
 )
+from posgap.gating.guards import GuardFigure, Sources, is_of_guard, judge_guards, scope
 from posgap.gating.passing import POLICY, PassRates
 from posgap.gating.policy import policy_digest
 from posgap.gating.rules import CHECK_RULES, GATE_RULES, GateInputs, GateRule, Ruling
@@ -75,6 +76,8 @@ class Verdict(Record):
         description="of candidate, base, champion and anchor (the best champion so far)"
     )
     rules: list[Ruling] = Field(description="a row a rule")
+    measured: str = Field("", description="what it speaks of: task, documents in a prompt, and guards")
+    guards: list[GuardFigure] = Field([], description="what was lost at each guard; those that bind are rules, too")
     needs: int | None = Field(
         None,
         description="where no rule is broken: examples with which a flat model would be admitted in 80 %",
@@ -150,7 +153,8 @@ def wish(ruling: Ruling) -> str:
 def against(ruling: Ruling) -> str:
     """The rule's name, figure, bounds and threshold, in a phrase."""
     low, high = ruling.interval
-    return f"{ruling.name} {ruling.estimate:.1f} ({low:.1f} to {high:.1f}), threshold {ruling.threshold:g}"
+    figures = f"{ruling.text(ruling.estimate)} ({ruling.text(low)} to {ruling.text(high)})"
+    return f"{ruling.name} {figures}, threshold {ruling.threshold:g}"
 
 
 def judge(
@@ -163,14 +167,15 @@ def judge(
     look: int | None = None,
     candidates: int = 1,
     anchor: Path | None = None,
+    guarded_by: Sources | None = None,
 ) -> Verdict:
     """Applies the rules, with the thresholds of the policy, to the sweeps at these paths.
 
     Without a base, those rules alone that need no reference, as `posgap check` does. `anchor` is the sweep of the best
     champion so far, where that is not the champion. From `examples` (`rescoring.swept_examples`) every response is
-    scored again first; without them the recorded scores are taken. At a later look at the model, or with other
-    candidates in its run, the bounds are stricter (`share_of_error`). Without a `look` nobody counts them: this one has
-    all of the error, and so has the next.
+    scored again first, and those of guards from `guarded_by`; without them the recorded scores are taken. At a later
+    look at the model, or with other candidates in its run, the bounds are stricter (`share_of_error`). Without a `look`
+    nobody counts them: this one has all of the error, and so has the next.
     """
     rules = GATE_RULES if base else CHECK_RULES
     inputs, otherwise = read_gate_inputs(candidate, base, champion, policy.allow, examples=examples, anchor=anchor)
@@ -182,19 +187,25 @@ def judge(
         *unknown_copies(inputs.candidate, policy),
         *unanswered_references(inputs, policy),
     ]
+    guarded = judge_guards(inputs, policy, guarded_by) if base else None
+    gaps += guarded.gaps if guarded else []
     # The next look has as much of the error as this one where this one is not counted, or could not have admitted.
     needed = examples_needed(asked, inputs, 1.0 if gaps or look is None else LATER)
     rulings = [_with_need(rule, rule.judge(limits, inputs), needed) for rule, limits in asked]
+    figures = guarded.figures if guarded else []
+    needs = _needed_for_all(rulings, len(inputs.candidate.correct), policy.least_examples, needed)
     return Verdict(
         model_digest=inputs.candidate.sweep.model_digest,
         evidence_gaps=gaps,
         asked_otherwise=otherwise,
         policy=policy,
         evidence={role: sweep_record(sweep) for role, sweep in sweeps.items() if sweep},
-        rules=rulings,
+        rules=[*rulings, *(guarded.rulings if guarded else ())],
+        measured=scope(inputs, figures),
+        guards=figures,
         look=look or 1,
         candidates=candidates,
-        needs=_needed_for_all(rulings, len(inputs.candidate.correct), policy.least_examples, needed),
+        needs=needs,
     )
 
 
@@ -246,6 +257,8 @@ def next_number(verdict: Verdict, swept: Sweep, available: int) -> int:
     """Returns how many examples another look takes, if the policy has the gate go on by itself, and `available` are
     there; 0 if it does not: the verdict is final, or no more examples would help."""
     most = min(verdict.policy.most_examples, available)
+    if all(ruling.passed for ruling in verdict.rules if not is_of_guard(ruling)):
+        return 0  # guards are measured on examples of their own
     lacks_examples_alone = swept.n_independent < verdict.policy.least_examples or not verdict.evidence_gaps
     if verdict.outcome != "not enough evidence" or swept.n_examples >= most or not lacks_examples_alone:
         return 0
@@ -286,10 +299,10 @@ def markdown(verdict: Verdict) -> str:
         [
             words[r.outcome],
             r.sentence,
-            f"{r.value:.1f}",
+            r.text(r.value),
             f"{r.threshold:g}",
-            f"{r.estimate:.1f}",
-            f"{r.interval[0]:.1f} to {r.interval[1]:.1f}",
+            r.text(r.estimate),
+            f"{r.text(r.interval[0])} to {r.text(r.interval[1])}",
             str(r.needs or ""),
         ]
         for r in verdict.rules
@@ -308,4 +321,6 @@ def markdown(verdict: Verdict) -> str:
         note += "\nDistractors hold answers, as was allowed.\n"
     sentence = shared_error(verdict)
     shared = f"\n{sentence}\n" if sentence else ""
-    return f"# {verdict.outcome.capitalize()}\n\n{table}\n{little}{more}{shared}{note}"
+    lost = "".join(f"- {guard.text}\n" for guard in verdict.guards if not guard.binds)
+    beside = f"\nThis verdict was {verdict.measured}.\n" + (f"\nShown, and not asked for:\n\n{lost}" if lost else "")
+    return f"# {verdict.outcome.capitalize()}\n\n{table}\n{little}{more}{shared}{note}{beside}"

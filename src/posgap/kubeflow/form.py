@@ -11,8 +11,9 @@ from pydantic.fields import FieldInfo
 from posgap import __version__
 from posgap.distillation.methods import METHODS, MITIGATE
 from posgap.foundation.errors import PosgapError, faults, suggestion
-from posgap.foundation.fields import IN_SETTINGS, Role, parse_settings, registered_name, role
+from posgap.foundation.fields import IN_SETTINGS, Role, parse_settings, registered_name, role, settings_text
 from posgap.foundation.files import digest_of
+from posgap.gating.demands import Policy
 from posgap.kubeflow.training_pool import amount, requests
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.options.base import Config
@@ -41,7 +42,9 @@ STAGES: dict[str, type[Config]] = {
 }
 JUDGING = ("compare", "gate")  # stages that change no model
 # The form's fields that are passed on to stages, by the stages' names for them.
-FORM_FIELDS = {"task": "task", "n_docs": "n_docs", "seed": "seed", "max_gap": "max_gap", "backend": "inference_backend"}
+FORM_FIELDS = {name: name for name in ("task", "n_docs", "seed", "max_gap", "guards")} | {
+    "backend": "inference_backend"
+}
 # What `settings` may say of the run itself, rather than of a stage: methods and tasks that no dropdown offers, too.
 _SAID = [name for name, field in PreflightConfig.model_fields.items() if IN_SETTINGS in field.metadata]
 OF_RUN = [*_SAID, "methods", "task"]
@@ -204,6 +207,12 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
                     own[name] = said[words]
         by_stage[stage] = TrainJobConfig.nest(own) if config is TrainJobConfig else own
     return by_stage
+
+
+def with_guards(form: PreflightConfig, policy: Policy) -> PreflightConfig:
+    """The form with the guards of the registered model's policy, too, which alone says what they are."""
+    own = {name: guard.model_dump(mode="json", exclude_defaults=True) for name, guard in policy.guards.items()}
+    return form.model_copy(update={"guards": settings_text(parse_settings(form.guards) | own)})
 
 
 def _of_a_node(form: PreflightConfig) -> dict[str, Any]:

@@ -91,6 +91,10 @@ class Config(BaseModel):
         """Whether the input of this name is a model that a server elsewhere calls so, in whatever way."""
         return False
 
+    def further_inputs(self) -> dict[str, str]:
+        """Places of inputs by name that are no fields themselves, but stand within one."""
+        return {}
+
     def redacted_dump(self) -> dict[str, Any]:
         """All fields as JSON values, as manifests keep them: without secrets."""
         plain = self.model_dump(mode="json")

@@ -54,6 +54,11 @@ class PreflightConfig(PlacedConfig):
         "vllm", description=f"backend that generates: {PIPELINE_BACKENDS.names_as_text()}"
     )
     max_gap: float = Field(GateConfig.default("max_gap"), description="largest gap that the gate admits, in points")
+    guards: SettingsText = Field(
+        "{longer: {}}",
+        description="what must not be lost elsewhere, as a policy has it, like {facts: {examples: s3://..., task: qa, "
+        "n_docs: 10, tolerance: 10}}: base and candidates are measured on each; one without a tolerance is only shown",
+    )
     gpus_train: str = Field(ClusterConfig().train.accelerators, description="number of GPUs of a training step")
     settings: SettingsText = Field(
         "{}",  # KFP's form takes an empty default for a value that is missing

@@ -18,6 +18,7 @@ from posgap.foundation.fields import (
 )
 from posgap.foundation.locations import Location
 from posgap.foundation.registry import Parameters
+from posgap.gating.demands import GUARDS, Guards
 from posgap.generation.backends import BACKENDS, OPENAI
 from posgap.measurement.max_unanswered import MaxUnanswered
 from posgap.measurement.settings import SweepSettings
@@ -91,6 +92,7 @@ class SweepConfig(
         description="baselines, like closed-book,oracle: other ways in which every example is asked once more; "
         f"{BASELINES.help_text()}; empty: as-retrieved for a retrieval log, else none",
     )
+    guards: Guards = Field({}, description=f"{GUARDS}; they are measured beside the sweep, for `gate`")
     estimate: bool = Field(False, description="only say how many prompts and tokens the sweep has")
 
     @model_validator(mode="after")
@@ -108,6 +110,10 @@ class SweepConfig(
                 "`mitigation`: asks in other orders, in which the gold document leaves its depth: give `n_docs` in "
                 "place of `lengths`"
             )
+        if self.guards and (self.lengths or self.mitigation):
+            raise ValueError("`guards`: are measured beside a sweep of n_docs documents without a mitigation")
+        if not BACKENDS[self.backend].local and any(guard.text for guard in self.guards.values()):
+            raise ValueError("`guards`: plain text takes a model on this machine, whose log-probabilities can be read")
         if self.lengths and self.baselines:
             raise ValueError("`baselines` are of n_docs documents: leave them out with `lengths`")
         return self
@@ -126,10 +132,14 @@ class SweepConfig(
         return self
 
     def parameter_values(self) -> dict[str, Any]:
-        """The plain parameters; those of a mitigation only where there is one, so that a sweep without any is the same
-        as before there were mitigations."""
+        """The plain parameters; those of a mitigation, and guards, only if there are any, so that a sweep without them
+        is the same as before these existed."""
         known = super().parameter_values()
-        return known if self.mitigation else {n: v for n, v in known.items() if n not in Mitigating.model_fields}
+        without = {*([] if self.mitigation else Mitigating.model_fields), *([] if self.guards else ["guards"])}
+        return {name: value for name, value in known.items() if name not in without}
+
+    def further_inputs(self) -> dict[str, str]:
+        return {f"guards.{name}": guard.place for name, guard in self.guards.items() if guard.place}
 
     def sweep_settings(self) -> SweepSettings:
         """What the sweep is told."""
@@ -139,6 +149,7 @@ class SweepConfig(
             if each.name in type(self).model_fields
         }
         recorded = super().parameter_values()
+        del recorded["guards"]  # on which none of its figures depends
         return SweepSettings(access=self.access(), response_key=self.response_key(), recorded=recorded, **own)
 
     @classmethod
@@ -185,6 +196,8 @@ class SweepVerbConfig(SweepConfig):
         backend = BACKENDS[self.backend]
         if (self.requests or self.answers) and (backend.local or not backend.is_model):
             raise ValueError(f"`requests` and `answers`: are an endpoint's, and backend {backend.name} answers itself")
+        if (self.requests or self.answers) and self.guards:
+            raise ValueError("`guards`: are asked beside a sweep, and not by `requests` and `answers`")
         return self
 
     def with_examples(self, file: Location, **chosen: object) -> SweepConfig:

@@ -19,12 +19,12 @@ def examples_of(swept: Location) -> Location | None:
     for field in ("examples", "sweeps.1"):
         path = inputs.get(field, {}).get("path")
         if path:
-            place = _found_from(path, Path(folder))
+            place = find_from(path, Path(folder))
             return place if field == "examples" else examples_of(place)
     return None
 
 
-def _found_from(location: str, folder: Path) -> Location:
+def find_from(location: str, folder: Path) -> Location:
     """A location that the manifest of `folder` names.
 
     A relative path that leads nowhere from here is looked for from the folders above `folder`, in one of which the

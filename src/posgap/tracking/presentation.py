@@ -16,8 +16,10 @@ from posgap.tracking.server import MAX_CHARACTERS, TrackingError, call_mlflow
 from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
-SHOWN = METHOD, GAP, MEAN, WORST, GATE, POLICY, DATA = "method", "gap", "mean", "worst", "gate", "policy", "data"
-OF_RUN = METHOD, GATE, POLICY, DATA  # those that the run gets too; it has the figures as metrics
+SHOWN = METHOD, GAP, MEAN, WORST, GATE, POLICY, DATA, GUARDS = (
+    "method", "gap", "mean", "worst", "gate", "policy", "data", "guards",
+)  # fmt: skip
+OF_RUN = METHOD, GATE, POLICY, DATA, GUARDS  # those that the run gets too; it has the figures as metrics
 CARD_FILE, CURVE_FILE = "model_card.md", "curve.png"
 # MLflow's pages keep the line breaks.
 _ABOUT = """Models that posgap's gate admitted: their accuracy depends little on where in the prompt the answer lies.
@@ -49,16 +51,16 @@ def write_pages(sweep: Sweep, out: Path) -> None:
     write_model_card(sweep, out / CARD_FILE)
 
 
-def describe_version(name: str, version: str, sweep: Sweep, run: Run) -> None:
+def describe_version(name: str, version: str, sweep: Sweep, run: Run, judged_on: str) -> None:
     """Gives a version its description, and logs the sweep's figures for its logged model and for the run that promoted
-    it. A registered model without a description gets one.
+    it. A registered model without a description gets one. `judged_on` says on what the version was judged.
 
     The run has the files of `write_pages`. If MLflow does not answer, it only warns.
     """
     # Lists of versions show the first line, as it is.
     head = f"Gap {_with_interval(sweep.gap, sweep.gap_ci95)}, mean {_with_interval(sweep.mean, sweep.mean_ci95)}."
     picture = f"![Accuracy at each position](get-artifact?run_uuid={run.id}&path={CURVE_FILE})"
-    text = f"{head}\n\n{position_gap(sweep)}\n{picture}\n"[:MAX_CHARACTERS]
+    text = f"{head}\n\nThe verdict was {judged_on}.\n\n{position_gap(sweep)}\n{picture}\n"[:MAX_CHARACTERS]
     source = ""
     try:
         source = call_mlflow(lambda client: client.update_model_version(name, version, text)).source or ""

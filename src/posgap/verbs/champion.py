@@ -15,18 +15,21 @@ from posgap import __version__
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.foundation.files import Record, atomic, delete_path, digest_of, digest_path, read_model, write_json
 from posgap.foundation.locations import MODELS, Location
-from posgap.gating.evidence import ANCHOR, FILES
+from posgap.gating.evidence import ANCHOR, GUARD_FILE, GUARDS, TEXT_FILE
+from posgap.gating.guards import MeasuredGuard
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparability import list_differences
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.page_examples import pack_folders
+from posgap.measurement.plain_text import TextScores, read_texts, score_model
 from posgap.measurement.sweep_folder import write_readable
 from posgap.measurement.sweeps import SWEEP_FILE, Sweep, read_sweep
+from posgap.models.precision import device_class
 from posgap.options.champion import ChampionConfig
 from posgap.options.sweep import SweepConfig
 from posgap.storage.cache import MANIFEST, fetch_location, lock_mark
 from posgap.storage.inputs import source
-from posgap.storage.lineage import examples_of
+from posgap.storage.lineage import examples_of, find_from
 from posgap.tracking import registry
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep
@@ -93,39 +96,82 @@ def says_there_is_none(folder: Location) -> bool:
 
 
 def sweep_like(version: "ModelVersion", like: Location, examples: Location | None = None) -> Location:
-    """A sweep of a registered version that was asked as another sweep: the one it was promoted with, or a new one.
+    """A sweep of a registered version that was asked as another sweep: the one it was promoted with, or a new one; and
+    so of its guards.
 
     Where the best champion up to that version is another one, its sweep lies in the folder, as `anchor`. `examples` are
     those of the other sweep, where its manifest does not say where they are.
     """
-    own = _sweep_one_like(version, like, examples)
+    parts = _sweep_with_guards(version, like, examples)
     best = anchor_of(version)
-    if best is None:
-        return own
-    log.info("the best champion so far is version %s: it is compared with, too", best.version)
-    anchor = fetch_location(_sweep_one_like(best, like, examples))
-    both = (
-        _folder(version)
-        / f"beside-{digest_of([digest_path(each / SWEEP_FILE) for each in (fetch_location(own), anchor)])[:16]}"
-    )
+    if best is not None:
+        log.info("the best champion so far is version %s: it is compared with, too", best.version)
+        for name, folder in _sweep_with_guards(best, like, examples).items():
+            parts[f"{ANCHOR}/{name}"] = folder
+    if len(parts) == 1:
+        return parts[""]
+    digests = [
+        digest_path(next(filter(Path.is_file, (folder / SWEEP_FILE, folder / TEXT_FILE)))) for folder in parts.values()
+    ]
+    both = _folder(version) / f"beside-{digest_of([*parts, *digests])[:16]}"
     with lock_mark(_folder(version).name):
         if not both.is_dir():
             with atomic(both) as partial:
-                shutil.copytree(fetch_location(own), partial, ignore=shutil.ignore_patterns(MANIFEST, ".*"))
-                partial.joinpath(ANCHOR).mkdir()
-                for name in FILES:
-                    if (anchor / name).is_file():
-                        shutil.copyfile(anchor / name, partial / ANCHOR / name)
+                for name, folder in parts.items():
+                    own = partial / name if name else partial
+                    shutil.copytree(
+                        folder, own, ignore=shutil.ignore_patterns(MANIFEST, ".*", GUARDS), dirs_exist_ok=True
+                    )
     return both
 
 
-def _sweep_one_like(version: "ModelVersion", like: Location, examples: Location | None) -> Location:
-    asked = read_sweep(fetch_location(like))
+def _sweep_with_guards(version: "ModelVersion", like: Location, examples: Location | None) -> dict[str, Path]:
+    """The folders of a version's sweep like another one, by "", and of its guards, by their places below that."""
+    there = Path(fetch_location(like))
+    examples = examples or examples_of(like)
     promoted = _promoted_with(version)
+    folders = {"": Path(fetch_location(_sweep_one_like(version, there, examples, promoted)))}
+    for guard in sorted(there.glob(f"{GUARDS}/*")):
+        name = f"{GUARDS}/{guard.name}"
+        kept = promoted / name if promoted and (promoted / name).is_dir() else None
+        place = read_model(MeasuredGuard, guard, GUARD_FILE).place
+        if not (guard / TEXT_FILE).is_file():
+            at = find_from(place, there) if place else examples
+            folders[name] = Path(fetch_location(_sweep_one_like(version, guard, at, kept)))
+        else:
+            folders[name] = _score_texts_like(version, guard, kept, find_from(place, there))
+    return folders
+
+
+def _score_texts_like(version: "ModelVersion", like: Path, kept: Path | None, place: Location) -> Path:
+    """The folder of a version's scores of the plain texts that another model was asked, which lie at `place`."""
+    asked = read_model(TextScores, like, TEXT_FILE)
+    known = read_model(TextScores, kept, TEXT_FILE) if kept and (kept / TEXT_FILE).is_file() else None
+    if kept and known and known.scores.keys() == asked.scores.keys() and known.dtype == asked.dtype:
+        return kept
+    out = _folder(version) / f"texts-{digest_of([__version__, sorted(asked.scores), asked.dtype])[:16]}"
+    with lock_mark(_folder(version).name):
+        if out.is_dir():
+            return out
+        texts = [text for text in read_texts(Path(fetch_location(place))) if digest_of(text) in asked.scores]
+        if len(texts) < len(asked.scores):
+            raise PosgapError(f"{place}: not the texts that {like} is of; sweep the candidate again")
+        with atomic(out) as partial:
+            partial.mkdir()
+            model = registry.bring_model(f"{MODELS}{version.name}/{version.version}", partial / "model")
+            scores = score_model(str(model), asked.dtype, texts)
+            told = {"label": "champion", "model": f"{MODELS}{version.name}/{version.version}", "scores": scores}
+            told |= {"model_digest": digest_path(model), "device": device_class()}
+            delete_path(partial / "model")
+            write_json(partial / TEXT_FILE, asked.model_copy(update=told).model_dump(mode="json"))
+    return out
+
+
+def _sweep_one_like(version: "ModelVersion", like: Path, examples: Location | None, promoted: Path | None) -> Location:
+    asked = read_sweep(like)
     if promoted and not list_differences(read_sweep(promoted), asked):
         log.info("the champion's sweep is at hand: it was promoted with one that asked the same")
         return promoted
-    examples = examples or examples_of(like)
     if examples is None:
         raise PosgapError(
             f"{version.name} version {version.version}: was not swept on the candidate's examples, and {like} does not "

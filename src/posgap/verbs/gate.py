@@ -15,6 +15,7 @@ from posgap.foundation.printing import RESULT, colour_word
 from posgap.gating.copies import copy_sweep, private_sweeps
 from posgap.gating.decision_page import GATE_PAGE, decision_page, explored_roles
 from posgap.gating.evidence import anchor_beside
+from posgap.gating.guards import guard_sources
 from posgap.gating.looks import attempt_number, record_attempt
 from posgap.gating.policy import policy_line
 from posgap.gating.signature import public_key, sign, signing_key
@@ -110,6 +111,7 @@ def _judge_copies(
         )
     examples = swept_examples(copies["candidate"], config.examples, config.candidate)
     policy = policy_of(config)
+    guarded_by = guard_sources(copies["candidate"], policy, config.examples, config.candidate)
     verdict = judge(
         copies["candidate"],
         copies["base"],
@@ -119,6 +121,7 @@ def _judge_copies(
         look=attempt_number(swept),
         candidates=config.candidates,
         anchor=copies.get("anchor"),
+        guarded_by=guarded_by,
     )
     record_attempt(verdict, swept)
     judged_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -142,7 +145,12 @@ def _judge_copies(
 
 def _say_rulings(verdict: Verdict) -> None:
     for rule in verdict.rules:
-        log.log(RESULT, "%s %s (%.1f): %s", colour_word(rule.outcome, sys.stderr), rule.name, rule.value, rule.sentence)
+        outcome = colour_word(rule.outcome, sys.stderr)
+        log.log(RESULT, "%s %s (%s): %s", outcome, rule.name, rule.text(rule.value), rule.sentence)
+    for guard in verdict.guards:
+        if not guard.binds:
+            log.log(RESULT, "shown, and not asked for: guard %s", guard.text)
+    log.info("the verdict was %s", verdict.measured)
     shared = shared_error(verdict)
     if shared:
         log.info("%s", shared)

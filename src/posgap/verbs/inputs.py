@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import Role, role
-from posgap.foundation.locations import is_address, is_uri
+from posgap.foundation.locations import as_location, is_address, is_uri
 from posgap.options.base import Config
 from posgap.storage.cache import Source
 from posgap.storage.folders import local_copy
@@ -43,6 +43,11 @@ def sources(config: Config) -> dict[str, Source]:
                 missing.append(f"{key}: {error}")
                 if is_uri(location) or is_address(location):  # a server that does not answer is waited for once
                     raise PosgapError("; ".join(missing)) from None
+    for key, place in config.further_inputs().items():
+        try:
+            by_field[key] = source(as_location(place))
+        except PosgapError as error:
+            missing.append(f"{key}: {error}")
     if missing:
         raise PosgapError("; ".join(missing))
     return by_field

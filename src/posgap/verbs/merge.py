@@ -4,6 +4,7 @@ import logging
 import shutil
 from pathlib import Path
 
+from posgap.gating.evidence import GUARDS
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.merging import merge_sweeps
 from posgap.measurement.page_examples import ExampleTexts, SweepToShow, pack_examples, read_texts
@@ -36,5 +37,8 @@ def merge(config: MergeConfig, out: Path, run: Run) -> None:
             texts |= read_texts(part)
         page = pack_examples([SweepToShow(sweep, predictions, texts)])
         write_sweep(sweep, predictions, set().union(*map(training_examples, config.sweeps)), out, page)
+        guarded = next((part / GUARDS for part in config.sweeps if (part / GUARDS).is_dir()), None)
+        if guarded:
+            shutil.copytree(guarded, out / GUARDS)
     log_sweep(sweep, run)
     run.artifact(out)

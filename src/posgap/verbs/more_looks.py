@@ -9,6 +9,7 @@ from posgap.data.import_report import ImportReport
 from posgap.data.reading import read_examples
 from posgap.foundation.errors import PosgapError, first_fault
 from posgap.foundation.locations import Location, below
+from posgap.gating.guards import measured_guards
 from posgap.gating.looks import is_counted
 from posgap.gating.verdict import Verdict, next_number
 from posgap.measurement.sweeps import read_sweep
@@ -54,6 +55,7 @@ def _sweep_more(before: Location, examples: Location, number: int, out: Location
     if source(swept.model).digest() != swept.model_digest:
         raise PosgapError(f"{swept.model}: another model is there by now than {before} is of; sweep that again")
     given = {"model": swept.model, "examples": examples, "limit": number, "label": swept.label, "out": out}
+    given |= {"guards": measured_guards(folder)}
     try:
         config = SweepConfig(**swept.settings | given)
     except ValidationError as error:

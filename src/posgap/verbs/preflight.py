@@ -9,6 +9,7 @@ from posgap.foundation.files import read_json, write_json
 from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT
 from posgap.foundation.redaction import redact_value
+from posgap.gating.policy import registered_policy
 from posgap.kubeflow.form import (
     candidates,
     complaints,
@@ -17,6 +18,7 @@ from posgap.kubeflow.form import (
     recipe,
     settings,
     shards,
+    with_guards,
     with_run_settings,
 )
 from posgap.kubeflow.prerequisites import prerequisites
@@ -41,12 +43,20 @@ def preflight(config: PreflightConfig, out: Path, run: Run) -> None:
     for name, value in said.items():
         log.info("settings: %s: %s", name, json.dumps(value))
     config = with_run_settings(config)
+    policy = None
+    try:
+        policy = registered_policy(config.registered_name)
+    except PosgapError as error:
+        wrong.append(str(error))
+    given = settings(with_guards(config, policy) if policy else config)
+    if policy:
+        del given["gate"]["guards"]  # which the policy decides
     for name, check in prerequisites(config).items():
         try:
             results[name] = check()
         except PosgapError as error:
             wrong += {str(error)} - {*wrong}  # of what is not there several checks say the same
-    plan: dict[str, object] = {"found": results, "wrong": wrong, "given": said, "settings": settings(config)}
+    plan: dict[str, object] = {"found": results, "wrong": wrong, "given": said, "settings": given}
     if not wrong:
         plan |= {"candidates": candidates(config.methods), "layered": has_on_top(config.methods)}
         plan |= {"parts": shards(config.shards), "recipe": recipe(config)}

@@ -13,6 +13,7 @@ from posgap.foundation.printing import RESULT
 from posgap.gating.copies import copy_sweep, private_sweeps, private_verdict
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import sweep_record
+from posgap.gating.guards import guard_sources, judge_guards
 from posgap.gating.policy import as_file, policy_digest, policy_line, registered_policy
 from posgap.gating.replay import (
     JUDGED_FILES,
@@ -24,7 +25,7 @@ from posgap.gating.replay import (
     require_valid,
 )
 from posgap.gating.signature import require_signed
-from posgap.gating.trial import require_answers, require_references, require_triable
+from posgap.gating.trial import require_answers, require_guards, require_references, require_triable, tried_guards
 from posgap.gating.verdict import GATE_FILE, Verdict, digests, read_verdict
 from posgap.measurement.evidence import Evidence
 from posgap.measurement.rescoring import swept_examples
@@ -38,7 +39,7 @@ from posgap.storage.lineage import ancestors, training_examples
 from posgap.tracking import registry
 from posgap.tracking.answering import as_swept, require_kept_alike
 from posgap.tracking.champions import CHALLENGER, CHAMPION
-from posgap.tracking.presentation import OF_RUN, describe_version, short_tags, write_pages
+from posgap.tracking.presentation import GUARDS, OF_RUN, describe_version, short_tags, write_pages
 from posgap.tracking.promotion import Promotion, Standing, promote_version
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
 from posgap.tracking.version_record import VersionRecord, anchor_of, store_record
@@ -46,6 +47,7 @@ from posgap.verbs.frame import stage
 from posgap.verbs.gate import admit
 
 log = logging.getLogger(__name__)
+_MAX_TAG = 1000  # characters of what people read in MLflow
 PROMOTION_FILE = "promotion.json"
 _OUTCOMES = {
     CHAMPION: "is the champion",
@@ -100,7 +102,8 @@ def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Ru
     examples = swept_examples(config.sweep, config.examples, manifest_of)
     policies = [verdict.policy, *filter(None, [registered_policy(config.name)])]
     policy = policies[-1]  # the registered one counts
-    again = judge_again(policy, verdict, config.gate, examples)
+    guarded_by = guard_sources(config.sweep, policy, config.examples, manifest_of)
+    again = judge_again(policy, verdict, config.gate, examples, guarded_by)
     _require_admitted(again, f"{config.model} by the policy of {config.name}", run)
     _require_lasting(verdict, config, policies)
     _require_swept_model(config, verdict, swept)
@@ -108,7 +111,8 @@ def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Ru
     require_triable(swept, Path(config.model), policy)
     beaten = champion_of(verdict, config.name, config.gate)
     inputs = read_kept_inputs(policy, verdict, config.gate)
-    require_references(config.name, inputs, policy, examples, config.base)
+    guards = tried_guards(judge_guards(inputs, policy).judged, policy, guarded_by)
+    require_references(config.name, inputs, policy, examples, config.base, guards)
     tags = _version_tags(config, again, swept, policy, run, out)
 
     def try_out(stored: Path) -> None:
@@ -119,6 +123,7 @@ def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Ru
             raise PosgapError("MLflow gives back other weights than it was given; promote again")
         require_kept_alike(stored, swept)
         require_answers(stored, inputs, policy, examples, config.sweep)
+        require_guards(stored, guards, policy)
 
     promotion = Promotion(
         config.name,
@@ -134,7 +139,7 @@ def _promote_judged(config: PromoteConfig, manifest_of: Path, out: Path, run: Ru
     )
     standing = promote_version(promotion)
     _log_promotion(config.name, standing, tags, out, run)
-    describe_version(config.name, standing.version, swept, run)
+    describe_version(config.name, standing.version, swept, run, tags[GUARDS])
 
 
 def _judged_sweep(config: PromoteConfig, verdict: Verdict) -> Sweep:
@@ -202,6 +207,7 @@ def _version_tags(
     write_pages(swept, out)
     copy_sweep(config.sweep, out / registry.PROMOTED_SWEEP)
     shown = short_tags(swept, method_of(config.model), verdict.outcome, policy_line(policy))
+    shown |= {GUARDS: "; ".join([verdict.measured, *(guard.text for guard in verdict.guards)])[:_MAX_TAG]}
     optional = {
         PIPELINE_TAG: pipeline_run(),
         registry.RECIPE: config.recipe,

@@ -12,7 +12,9 @@ from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.files import read_model, write_jsonl
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import Location, page_address
-from posgap.foundation.printing import join_lines, show
+from posgap.foundation.printing import RESULT, join_lines, show
+from posgap.gating.evidence import GUARDS
+from posgap.gating.guards import describe
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.batches import AnswerFiles
 from posgap.generation.generator import Generator
@@ -23,8 +25,9 @@ from posgap.measurement.lengths import LENGTHS_PAGE, folder_at, is_of_lengths, l
 from posgap.measurement.page_examples import pack_sweep
 from posgap.measurement.predictions import PREDICTIONS_FILE
 from posgap.measurement.prompt_mitigator import Question
+from posgap.measurement.resumption import OpensGenerator
 from posgap.measurement.spending import estimate, estimated_tokens
-from posgap.measurement.sweep_folder import write_sweep
+from posgap.measurement.sweep_folder import write_evidence, write_sweep
 from posgap.measurement.sweep_run import SweepRun, open_once
 from posgap.measurement.sweeps import SWEEP_FILE, SWEEP_PAGE, Sweep, read_sweep
 from posgap.measurement.text_curve import sweep_text
@@ -34,12 +37,14 @@ from posgap.scaling.scaling_file import refuse_searched_on
 from posgap.storage.cache import fetch_location
 from posgap.storage.inputs import source
 from posgap.storage.lineage import training_examples
+from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_lengths, log_sweep
 from posgap.verbs.batches import read_answers, require_asked, write_requests
 from posgap.verbs.first_look import RELIABLE, choose_first_look, reliable_commands
 from posgap.verbs.frame import is_complete, run_stage
+from posgap.verbs.guards import guard_config, is_first_part, measure_texts, why_not_asked, write_guard
 from posgap.verbs.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
@@ -127,10 +132,14 @@ def _write_sweeps(
 
     Responses are kept beside `out` as they come; a sweep that was interrupted goes on from there.
     """
+    asked = config
+    config = config.model_copy(update={"guards": {}})  # which its figures do not depend on
     examples = read_examples(config.examples)
     refuse_searched_on(Path(config.model), examples[: config.limit or None])
     builder = config.builder()
     evidence = list[Evidence]()
+    if is_first_part(config):
+        measure_texts(asked, out / GUARDS)  # before a backend takes all of a GPU's memory
     opens = (lambda: generator) if generator else open_once(config.access(), builder)
     builders = at_lengths(config.lengths, config.depths, config.seed, builder, examples)
     for builder in builders:
@@ -152,7 +161,49 @@ def _write_sweeps(
         _write_lengths(evidence, builders[0], config.most_gap, out, run)
     else:
         log_sweep(evidence[0].sweep, run)
+    if is_first_part(config):
+        _sweep_guards(asked, config, examples, opens, earlier, out, run)
     run.artifact(out)
+
+
+def _sweep_guards(
+    asked: SweepConfig,
+    config: SweepConfig,
+    examples: Sequence[AnyExample],
+    opens: OpensGenerator | None,
+    earlier: Path | None,
+    out: Path,
+    run: Run,
+) -> None:
+    """Sweeps the guards on examples that were `asked` for, each into a folder of its own."""
+    for name, guard in asked.guards.items():
+        if guard.text:
+            continue
+        factors = _read_factors(config.model) if BACKENDS[config.backend].local else None
+        of_guard = guard_config(config, name, guard)
+        others = read_examples(of_guard.examples) if guard.examples else examples
+        builder = of_guard.builder()
+        why_not = why_not_asked(builder, of_guard, others)
+        if why_not:
+            if not guard.where_possible:
+                raise PosgapError(f"guard {name}: {why_not}")
+            log.warning("guard %s is left out: %s", name, why_not)
+            continue
+        sweep_run = SweepRun.plan(of_guard.sweep_settings(), builder, others, asked.digest("model"))
+        before = earlier / GUARDS / name if earlier else None
+        if before and before.is_dir():
+            sweep_run.take_over(Evidence(before))
+        sweep_run.run(opens)
+        if sweep_run.shortfall:
+            raise Rejection(f"guard {name}: {sweep_run.shortfall}")
+        place = out / GUARDS / name
+        place.mkdir(parents=True)
+        figures = sweep_run.summarize(config.label or label_of(config.model, ""), factors)
+        write_evidence(figures, sweep_run.predictions, training_examples(config.model), place)
+        write_guard(place, guard)
+        run.metrics({f"guard_{name}_mean": figures.mean, f"guard_{name}_gap": figures.gap})
+        shown = ", ".join(f"{accuracy:.1f}" for accuracy in figures.accuracy)
+        log.log(RESULT, "guard %s: %s: %s at %s", name, describe(figures), shown, ", ".join(figures.placement_names))
 
 
 def _write_figures(sweep_run: SweepRun, place: Path, out: Path, run: Run) -> Sweep:
