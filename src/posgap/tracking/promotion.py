@@ -242,9 +242,11 @@ def _upload_sweep(client: "MlflowClient", run: str, sweep: Path) -> None:
     """Uploads a sweep to the files of a run, and checks that it arrived: MLflow's client takes a log-in page for
     success."""
     client.log_artifacts(run, str(sweep), PROMOTED_SWEEP)
-    there = {Path(file.path).name: file.file_size for file in client.list_artifacts(run, PROMOTED_SWEEP)}
-    if there != {file.name: file.stat().st_size for file in sweep.iterdir()}:
-        raise ConnectionError("it took the sweep, and does not have it")
+    for folder in (sweep, *(each for each in sweep.rglob("*") if each.is_dir())):
+        listed = client.list_artifacts(run, (Path(PROMOTED_SWEEP) / folder.relative_to(sweep)).as_posix())
+        there = {Path(file.path).name: file.file_size for file in listed if not file.is_dir}
+        if there != {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}:
+            raise ConnectionError("it took the sweep, and does not have it")
 
 
 def _require_stored(name: str, version: str, model_digest: str, try_out: Callable[[Path], None]) -> None:
