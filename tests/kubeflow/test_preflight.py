@@ -14,6 +14,7 @@ from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError, Rejection
 from posgap.foundation.fields import settings_text
 from posgap.foundation.locations import split_uri
+from posgap.gating.demands import Guard, Policy
 from posgap.kubeflow.form import as_config, candidates, complaints, recipe, remedies, settings, shards
 from posgap.kubeflow.training_pool import VARIABLE, amount, requests, require_room
 from posgap.models.loading import load_tokenizer, save_model
@@ -22,6 +23,7 @@ from posgap.options.preflight import PreflightConfig
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.registry import TASKS
+from posgap.tracking import registry
 from posgap.verbs.preflight import preflight, read_plan
 
 
@@ -47,7 +49,7 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
     prompts = {"task": "kv", "n_docs": 4, "seed": 3}
     assert plan["settings"] == {
         "validate": {"task": "kv", "n_docs": 4, "limit": 9},
-        "sweep": prompts | {"backend": "transformers", "dtype": "float32", "limit": 5},
+        "sweep": prompts | {"backend": "transformers", "dtype": "float32", "limit": 5, "guards": "{longer: {}}"},
         "teacher": prompts | {"backend": "transformers", "dtype": "float32", "limit": 9},
         "distill": {"task": "kv", "seed": 3, "limit": 9, "dtype": "float32", "epochs": 1},
         "train_job": {
@@ -56,9 +58,19 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
         },
         "mitigate": prompts | {"dtype": "float32", "limit": 9, "methods": ["lpes"]},
         "compare": {},
-        "gate": {"max_gap": 12.0, "candidates": 2},
+        "gate": {"max_gap": 12.0, "candidates": 2, "guards": "{longer: {}}"},
     }
     assert as_config("sweep", plan["settings"]["sweep"]).limit == 5
+
+
+def test_the_policy_of_the_name_decides_what_its_guards_are(form):
+    policy = Policy(guards={"longer": {"n_docs": 9, "tolerance": 5}})
+    registry.set_policy(form.registered_name, policy.model_dump_json())
+    plan = read_plan(preflight(form.model_copy(update={"guards": "{longer: {tolerance: 90}, wide: {n_docs: 6}}"})))
+    asked = as_config("sweep", plan["settings"]["sweep"]).guards
+    assert asked == {"longer": policy.guards["longer"], "wide": Guard(n_docs=6)}
+    assert "guards" not in plan["settings"]["gate"]
+    assert "guards: longer.tolerance: " in refused(form, guards="{longer: {tolerance: -1}}", registered_name="other")
 
 
 @pytest.mark.parametrize("task", TASKS.names())
