@@ -19,6 +19,7 @@ OVERRIDES = {
 PARAMETERS: dict[str, Any] = {
     "task": "kv",
     "n_docs": 20,
+    "methods": "r1",
     "inference_backend": "transformers",
     "registered_name": "posgap-demo",
     "settings": OVERRIDES,

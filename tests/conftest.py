@@ -362,5 +362,10 @@ def form(tmp_path, model_folder, mlflow_store):
         write_examples(tmp_path / f"{name}.jsonl", [kv_example(i) for i in range(3)])
     data = {"data_train": str(tmp_path / "train.jsonl"), "data_eval": str(tmp_path / "eval.jsonl")}
     return PreflightConfig(
-        **data, base_model=str(model_folder), n_docs=4, inference_backend="transformers", out=tmp_path / "out"
+        **data,
+        base_model=str(model_folder),
+        n_docs=4,
+        methods="r1",
+        inference_backend="transformers",
+        out=tmp_path / "out",
     )

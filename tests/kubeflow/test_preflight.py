@@ -70,7 +70,7 @@ def test_the_policy_of_the_name_decides_what_its_guards_are(form):
     asked = as_config("sweep", plan["settings"]["sweep"]).guards
     assert asked == {"longer": policy.guards["longer"], "wide": Guard(n_docs=6)}
     assert "guards" not in plan["settings"]["gate"]
-    assert "guards: longer.tolerance: " in refused(form, guards="{longer: {tolerance: -1}}", registered_name="other")
+    assert "longer.tolerance: " in refused(form, guards="{longer: {tolerance: -1}}", registered_name="other")
 
 
 @pytest.mark.parametrize("task", TASKS.names())

@@ -53,10 +53,10 @@ _ELSEWHERE = PreflightConfig.model_fields.keys() - set(OF_RUN)
 
 
 def commonly() -> list[str]:
-    """The methods that are asked for most, in whole, which a form can offer: each alone, and with mitigations beside or
-    on top of it."""
+    """The methods that are asked for most, in whole, which a form can offer: the default, each alone, and with
+    mitigations beside or on top of it."""
     trained = list(filter(_trains, _methods()))
-    both = []
+    both = [PreflightConfig.default("methods")]
     for name in trained:
         both += [f"{name}+{MITIGATE.name}", f"{name} then {MITIGATE.name}"]
     return [*trained, MITIGATE.name, *both]

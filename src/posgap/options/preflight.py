@@ -44,7 +44,7 @@ class PreflightConfig(PlacedConfig):
     task: GivenTask = Field(SweepConfig.default("task"), description=WORDED)
     n_docs: int = Field(SweepConfig.default("n_docs"), description="documents in a prompt")
     methods: str = Field(
-        "r1",
+        "r1+seqkd",
         description=f"methods to try, joined like r1+lpes: "
         f"{', '.join(n for n in METHODS.names() if n not in MITIGATIONS.names())}, and mitigations by name, of which "
         "the best is tried; mitigations after `then`, like r1 then lpes, are tried on the trained model; the best "
