@@ -10,6 +10,7 @@ from pydantic import Field
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, digest_of, read_jsonl
 from posgap.mitigations.in_force import load_model
+from posgap.models.precision import device_class
 
 TOKENS = 256  # of a text, from its beginning
 
@@ -48,11 +49,9 @@ def score_model(model: str, dtype: str, texts: Sequence[str]) -> dict[str, float
     """Returns the mean log-probability, in nats, of a token in the beginning of each text, by the text's sha256, as
     transformers computes it with the model of a folder."""
     from posgap.models.loading import load_tokenizer  # late: it needs torch
-    from posgap.models.precision import device_class
 
     network = load_model(model, dtype)
-    device = device_class()
-    means = log_probabilities(network.to(device), load_tokenizer(model), texts)
+    means = log_probabilities(network.to(device_class()), load_tokenizer(model), texts)
     return dict(zip(map(digest_of, texts), means, strict=True))
 
 
